@@ -1,0 +1,152 @@
+// The wording of the checks in check.h, and how shapes are printed in it.
+// Slow paths only: a rule that holds costs a few comparisons.
+#include "check.h"
+
+#include <cmath>
+
+namespace infini {
+
+namespace {
+
+std::string list_of(const int64_t *values, int n) {
+    std::string text = "[";
+    for (int i = 0; i < n; ++i) {
+        text += (i ? ", " : "") + std::to_string(values[i]);
+    }
+    return text + "]";
+}
+
+bool is_empty(const TensorView &view) {
+    return view.numel() == 0;
+}
+
+// First and one past the last byte that the view touches.
+void extent(const TensorView &view, const char *&begin, const char *&end) {
+    int64_t low = 0, high = 0;
+    for (int i = 0; i < view.ndim; ++i) {
+        const int64_t reach = (view.shape[i] - 1) * view.strides[i];
+        (reach < 0 ? low : high) += reach;
+    }
+    const auto bytes = static_cast<int64_t>(size_of(view.dtype));
+    begin = view.as<const char>() + low * bytes;
+    end = view.as<const char>() + (high + 1) * bytes;
+}
+
+bool same_elements(const TensorView &a, const TensorView &b) {
+    if (a.data != b.data || a.dtype != b.dtype || a.ndim != b.ndim) {
+        return false;
+    }
+    for (int i = 0; i < a.ndim; ++i) {
+        if (a.shape[i] != b.shape[i] || (a.shape[i] > 1 && a.strides[i] != b.strides[i])) {
+            return false;
+        }
+    }
+    return true;
+}
+
+} // namespace
+
+std::string shape_of(const TensorView &view) {
+    return list_of(view.shape, view.ndim);
+}
+
+std::string strides_of(const TensorView &view) {
+    return list_of(view.strides, view.ndim);
+}
+
+void Checker::fail(infiniStatus_t status, const char *argument, const std::string &rule,
+                   const std::string &came) const {
+    throw Error(status, message("infini::", op_, ": ", argument, " must ", rule, ", got ", came));
+}
+
+void Checker::rank(const char *argument, const TensorView &view, int low, int high) const {
+    high = high < 0 ? low : high;
+    if (view.ndim < low || view.ndim > high) {
+        const std::string wanted = low == high ? std::to_string(low) : message(low, " to ", high);
+        fail(INFINI_STATUS_BAD_TENSOR_SHAPE, argument,
+             message("have ", wanted, wanted == "1" ? " dimension" : " dimensions"),
+             message(view.ndim, " (shape ", shape_of(view), ")"));
+    }
+}
+
+void Checker::dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const {
+    std::string names;
+    size_t left = allowed.size();
+    for (const infiniDtype_t dtype : allowed) {
+        if (view.dtype == dtype) {
+            return;
+        }
+        --left;
+        names += message(name_of(dtype), left == 0 ? "" : left == 1 ? " or " : ", ");
+    }
+    fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument, "be " + names, name_of(view.dtype));
+}
+
+void Checker::same_dtype(const char *argument, const TensorView &view, const char *other, const TensorView &as) const {
+    if (view.dtype != as.dtype) {
+        fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument, message("have the dtype of ", other, ", ", name_of(as.dtype)),
+             name_of(view.dtype));
+    }
+}
+
+void Checker::shape(const char *argument, const TensorView &view, std::initializer_list<int64_t> wanted,
+                    Reason why) const {
+    bool equal = view.ndim == static_cast<int>(wanted.size());
+    for (int i = 0; equal && i < view.ndim; ++i) {
+        equal = view.shape[i] == wanted.begin()[i];
+    }
+    if (!equal) {
+        fail(INFINI_STATUS_BAD_TENSOR_SHAPE, argument,
+             message("have shape ", list_of(wanted.begin(), static_cast<int>(wanted.size())), " ", why),
+             shape_of(view));
+    }
+}
+
+void Checker::same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const {
+    bool equal = view.ndim == as.ndim;
+    for (int i = 0; equal && i < view.ndim; ++i) {
+        equal = view.shape[i] == as.shape[i];
+    }
+    if (!equal) {
+        fail(INFINI_STATUS_BAD_TENSOR_SHAPE, argument, message("have the shape of ", other, ", ", shape_of(as)),
+             shape_of(view));
+    }
+}
+
+void Checker::dense_last(const char *argument, const TensorView &view) const {
+    if (view.ndim > 0 && view.size(-1) > 1 && view.stride(-1) != 1 && !is_empty(view)) {
+        fail(INFINI_STATUS_BAD_TENSOR_STRIDES, argument,
+             "have stride 1 in its last dimension (call .contiguous() on it)", message("strides ", strides_of(view)));
+    }
+}
+
+void Checker::writable(const char *argument, const TensorView &view) const {
+    for (int i = 0; i < view.ndim; ++i) {
+        if (view.shape[i] > 1 && view.strides[i] == 0 && !is_empty(view)) {
+            fail(INFINI_STATUS_BAD_TENSOR_STRIDES, argument, "not be a broadcast view, for it is written to",
+                 message("strides ", strides_of(view)));
+        }
+    }
+}
+
+void Checker::no_partial_overlap(const char *argument, const TensorView &out, const char *other,
+                                 const TensorView &in) const {
+    if (is_empty(out) || is_empty(in) || same_elements(out, in)) {
+        return;
+    }
+    const char *out_begin, *out_end, *in_begin, *in_end;
+    extent(out, out_begin, out_end);
+    extent(in, in_begin, in_end);
+    if (out_begin < in_end && in_begin < out_end) {
+        fail(INFINI_STATUS_BAD_PARAM, argument, message("be ", other, " itself or share no memory with it"),
+             "a tensor that overlaps it");
+    }
+}
+
+void Checker::range(const char *argument, double value, double low, double high, const char *rule) const {
+    if (!(value >= low && value <= high)) {
+        fail(INFINI_STATUS_BAD_PARAM, argument, rule, message(value));
+    }
+}
+
+} // namespace infini

@@ -1,0 +1,48 @@
+// The rules that an op's arguments must keep, each one line to state and one sentence when broken:
+// which op, which argument, the rule, what came. "infini::rms_norm: weight must have shape [4096] ..., got [4095]".
+// A check file names the op once (Checker rule("rms_norm")) and then states its rules.
+#pragma once
+
+#include <initializer_list>
+#include <string>
+
+#include "status.h"
+#include "tensor_view.h"
+
+namespace infini {
+
+// A sentence's "... to match the last dimension of x": where a required size comes from.
+using Reason = const char *;
+
+class Checker {
+public:
+    explicit constexpr Checker(const char *op) : op_(op) {}
+
+    // Throws "infini::<op>: <argument> must <rule>, got <what came>".
+    [[noreturn]] void fail(infiniStatus_t status, const char *argument, const std::string &rule,
+                           const std::string &came) const;
+
+    // low <= ndim <= high.
+    void rank(const char *argument, const TensorView &view, int low, int high = -1) const;
+    void dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const;
+    // The same dtype as another argument.
+    void same_dtype(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
+    void shape(const char *argument, const TensorView &view, std::initializer_list<int64_t> wanted, Reason why) const;
+    void same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
+    // Innermost stride 1 (any stride where the dimension has at most one element).
+    void dense_last(const char *argument, const TensorView &view) const;
+    // A tensor that is written may not overlap itself (a stride of 0).
+    void writable(const char *argument, const TensorView &view) const;
+    // Reading `in` while writing `out`: the two are the same elements, or share none.
+    void no_partial_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const;
+    // A number in [low, high]; NaN is refused too.
+    void range(const char *argument, double value, double low, double high, const char *rule) const;
+
+private:
+    const char *op_;
+};
+
+// The dtypes most ops serve.
+#define INFINI_FLOATS {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16}
+
+} // namespace infini

@@ -1,0 +1,55 @@
+// Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level below; the
+// level is chosen once from cpuid, and the environment variable INFINI_CPU_CAPABILITY can only lower it.
+// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one.
+#pragma once
+
+#include "infinicore.h"
+
+namespace infini {
+
+enum CpuCapability : int {
+    kBaseline = 0,   // whatever the compiler takes for granted (SSE2 on x86-64, NEON on AArch64)
+    kAvx2 = 1,       // AVX2, FMA, F16C
+    kAvx512 = 2,     // AVX-512 F, BW, DQ, VL
+    kAvx512Bf16 = 3, // AVX-512 with BF16 and VNNI
+    kCpuCapabilities
+};
+
+const char *name_of(CpuCapability capability); // "baseline", "avx2", "avx512", "avx512_bf16"
+CpuCapability highest_cpu_capability();        // what this processor runs and this build has
+CpuCapability cpu_capability();                // what is in use
+
+// Lowers (or raises again, up to the highest) the level in use; throws Error for a name that is unknown or out of
+// reach.
+void set_cpu_capability(const char *name);
+
+} // namespace infini
+
+#if defined(__x86_64__)
+#define INFINI_CPU_KERNEL(name, ...)                                                                                   \
+    namespace baseline {                                                                                               \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    namespace avx2 {                                                                                                   \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    namespace avx512 {                                                                                                 \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    namespace avx512_bf16 {                                                                                            \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    inline void name(const __VA_ARGS__ &args) {                                                                        \
+        constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name, avx512::name,                   \
+                                                           avx512_bf16::name};                                         \
+        levels[cpu_capability()](args);                                                                                \
+    }
+#else
+#define INFINI_CPU_KERNEL(name, ...)                                                                                   \
+    namespace baseline {                                                                                               \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    inline void name(const __VA_ARGS__ &args) {                                                                        \
+        baseline::name(args);                                                                                          \
+    }
+#endif

@@ -1,0 +1,42 @@
+// TensorView: all a kernel knows of a tensor: address, element type, shape and strides (in elements).
+// It owns nothing. Every op's check, C ABI, CPU kernel and CUDA kernel speak in TensorViews.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "dtype.h"
+
+// For small functions that files of several instruction sets share: inlined, they leave no copy for the linker to pick.
+#define INFINI_ALWAYS_INLINE __attribute__((always_inline)) inline
+
+namespace infini {
+
+constexpr int kMaxDims = 8;
+
+struct TensorView {
+    void *data = nullptr;
+    infiniDtype_t dtype = INFINI_DTYPE_INVALID;
+    int ndim = 0;
+    int64_t shape[kMaxDims] = {};
+    int64_t strides[kMaxDims] = {};
+
+    // Negative indices count from the last dimension, as in Python.
+    INFINI_ALWAYS_INLINE int64_t size(int dim) const { return shape[dim < 0 ? ndim + dim : dim]; }
+    INFINI_ALWAYS_INLINE int64_t stride(int dim) const { return strides[dim < 0 ? ndim + dim : dim]; }
+
+    INFINI_ALWAYS_INLINE int64_t numel() const {
+        int64_t n = 1;
+        for (int i = 0; i < ndim; ++i) {
+            n *= shape[i];
+        }
+        return n;
+    }
+
+    template <typename T> INFINI_ALWAYS_INLINE T *as() const { return static_cast<T *>(data); }
+};
+
+std::string shape_of(const TensorView &view);   // "[2, 4096]"
+std::string strides_of(const TensorView &view); // "[4096, 1]"
+
+} // namespace infini

@@ -1,0 +1,364 @@
+// SIMD for the CPU kernels: VecF holds kLanes floats; load and store convert from and to float, bf16 and f16.
+// Included only by *_cpu.cpp files, which are compiled once for every instruction set: all of it lives in an anonymous
+// namespace inside the level's own, so that the linker can never pick one level's copy of a function for another.
+#pragma once
+
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+#include "dtype.h"
+#include "level.h"
+
+namespace infini {
+namespace INFINI_LEVEL {
+namespace {
+
+// ---- the vector types: GCC's and Clang's own, so + - * / and comparisons are built in -----------------------------
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+typedef float VecF __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
+typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
+
+inline VecF splat(float x) {
+    return VecF{} + x;
+}
+
+// a * b + c, with one rounding where the machine has it.
+inline VecF fma(VecF a, VecF b, VecF c) {
+#if defined(__AVX512F__)
+    return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+    return _mm256_fmadd_ps(a, b, c);
+#else
+    return a * b + c;
+#endif
+}
+
+inline VecF select(VecI mask, VecF yes, VecF no) {
+    return (VecF)((mask & (VecI)yes) | (~mask & (VecI)no));
+}
+
+// A NaN in either argument gives the second one.
+inline VecF max(VecF a, VecF b) {
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_max_ps(a, b);
+#else
+    return select(a > b, a, b);
+#endif
+}
+
+inline VecF min(VecF a, VecF b) {
+#if defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#elif defined(__AVX2__)
+    return _mm256_min_ps(a, b);
+#else
+    return select(a < b, a, b);
+#endif
+}
+
+// ---- one value: the same roundings as the vector forms ------------------------------------------------------------
+
+inline uint32_t bits_of(float x) {
+    uint32_t u;
+    std::memcpy(&u, &x, 4);
+    return u;
+}
+
+inline float float_of(uint32_t u) {
+    float x;
+    std::memcpy(&x, &u, 4);
+    return x;
+}
+
+// ---- bf16: the upper half of a float; rounding is to nearest even, a NaN stays one --------------------------------
+
+inline VecF widen_bf16(VecH h) {
+    return (VecF)(__builtin_convertvector(h, VecU) << 16);
+}
+
+inline VecH narrow_bf16(VecF x) {
+#if defined(__AVX512BF16__)
+    // Rounds as below, but takes denormal floats (below 1.2e-38) for zero.
+    return (VecH)_mm512_cvtneps_pbh(x);
+#else
+    const VecU u = (VecU)x;
+    const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
+    const VecU nan = (u >> 16) | 0x40u;
+    const VecU is_nan = (VecU)(x != x);
+    return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), VecH);
+#endif
+}
+
+// ---- f16: in hardware, or by integer arithmetic where the baseline has none ----------------------------------------
+
+inline VecF widen_f16(VecH h) {
+#if defined(__AVX512F__)
+    return _mm512_cvtph_ps((__m256i)h);
+#elif defined(__AVX2__)
+    return _mm256_cvtph_ps((__m128i)h);
+#else
+    // Shift exponent and mantissa into place, then multiply by 2^112 to move the bias: exact, denormals included.
+    const VecU u = __builtin_convertvector(h, VecU);
+    const VecU magnitude = (u & 0x7fffu) << 13;
+    const VecF scaled = (VecF)magnitude * splat(0x1p112f);
+    const VecI special = (VecI)(magnitude >= 0x0f800000u); // infinity or NaN: the exponent is all ones
+    const VecF value = select(special, (VecF)(magnitude | 0x7f800000u), scaled);
+    return (VecF)((VecU)value | ((u & 0x8000u) << 16));
+#endif
+}
+
+inline VecH narrow_f16(VecF x) {
+#if defined(__AVX512F__)
+    return (VecH)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__AVX2__)
+    return (VecH)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+#else
+    const VecU u = (VecU)x;
+    const VecU sign = (u >> 16) & 0x8000u;
+    const VecU magnitude = u & 0x7fffffffu;
+    // Normal results: move the bias, round the 13 bits that go to nearest even; the carry may reach infinity.
+    const VecU normal = (magnitude - 0x38000000u + 0xfffu + ((magnitude >> 13) & 1u)) >> 13;
+    // Results below 2^-14: adding 0.5 lines the mantissa up with float's last bit, and the addition rounds.
+    const VecU tiny = (VecU)((VecF)magnitude + splat(0.5f)) - 0x3f000000u;
+    const VecU is_tiny = (VecU)(magnitude < 0x38800000u);
+    const VecU is_large = (VecU)(magnitude >= 0x477ff000u); // rounds to 65536 or more: infinity
+    const VecU is_nan = (VecU)(magnitude > 0x7f800000u);
+    VecU half = (is_tiny & tiny) | (~is_tiny & normal);
+    half = (is_large & 0x7c00u) | (~is_large & half);
+    half = (is_nan & 0x7e00u) | (~is_nan & half);
+    return __builtin_convertvector(half | sign, VecH);
+#endif
+}
+
+// ---- load and store: all lanes, or the first n (the others read as 0 and are not written) ---------------------------
+
+inline VecF load(const float *p) {
+    VecF v;
+    std::memcpy(&v, p, sizeof v);
+    return v;
+}
+
+inline VecF load(const bf16 *p) {
+    VecH h;
+    std::memcpy(&h, p, sizeof h);
+    return widen_bf16(h);
+}
+
+inline VecF load(const f16 *p) {
+    VecH h;
+    std::memcpy(&h, p, sizeof h);
+    return widen_f16(h);
+}
+
+inline void store(float *p, VecF v) {
+    std::memcpy(p, &v, sizeof v);
+}
+
+inline void store(bf16 *p, VecF v) {
+    const VecH h = narrow_bf16(v);
+    std::memcpy(p, &h, sizeof h);
+}
+
+inline void store(f16 *p, VecF v) {
+    const VecH h = narrow_f16(v);
+    std::memcpy(p, &h, sizeof h);
+}
+
+#if defined(__AVX512F__)
+
+inline VecF load(const float *p, int n) {
+    return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << n) - 1), p);
+}
+
+inline VecH load_halves(const void *p, int n) {
+    return (VecH)_mm256_maskz_loadu_epi16(static_cast<__mmask16>((1u << n) - 1), p);
+}
+
+inline void store(float *p, VecF v, int n) {
+    _mm512_mask_storeu_ps(p, static_cast<__mmask16>((1u << n) - 1), v);
+}
+
+inline void store_halves(void *p, VecH h, int n) {
+    _mm256_mask_storeu_epi16(p, static_cast<__mmask16>((1u << n) - 1), (__m256i)h);
+}
+
+#else
+
+inline VecF load(const float *p, int n) {
+    VecF v = {};
+    std::memcpy(&v, p, static_cast<size_t>(n) * 4);
+    return v;
+}
+
+inline VecH load_halves(const void *p, int n) {
+    VecH h = {};
+    std::memcpy(&h, p, static_cast<size_t>(n) * 2);
+    return h;
+}
+
+inline void store(float *p, VecF v, int n) {
+    std::memcpy(p, &v, static_cast<size_t>(n) * 4);
+}
+
+inline void store_halves(void *p, VecH h, int n) {
+    std::memcpy(p, &h, static_cast<size_t>(n) * 2);
+}
+
+#endif
+
+inline VecF load(const bf16 *p, int n) {
+    return widen_bf16(load_halves(p, n));
+}
+
+inline VecF load(const f16 *p, int n) {
+    return widen_f16(load_halves(p, n));
+}
+
+inline void store(bf16 *p, VecF v, int n) {
+    store_halves(p, narrow_bf16(v), n);
+}
+
+inline void store(f16 *p, VecF v, int n) {
+    store_halves(p, narrow_f16(v), n);
+}
+
+inline float widen(float x) {
+    return x;
+}
+
+inline float widen(bf16 x) {
+    return float_of(static_cast<uint32_t>(x.bits) << 16);
+}
+
+inline float widen(f16 x) {
+    return load(&x, 1)[0];
+}
+
+// x rounded to T and back: the value that a T would hold.
+template <typename T> inline VecF round_to(VecF x);
+
+template <> inline VecF round_to<float>(VecF x) {
+    return x;
+}
+
+template <> inline VecF round_to<bf16>(VecF x) {
+    return widen_bf16(narrow_bf16(x));
+}
+
+template <> inline VecF round_to<f16>(VecF x) {
+    return widen_f16(narrow_f16(x));
+}
+
+// ---- across the lanes: always in the same order, so the same input gives the same bits ------------------------------
+
+inline float sum(VecF v) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &v, sizeof v);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) {
+            lanes[i] += lanes[i + half];
+        }
+    }
+    return lanes[0];
+}
+
+inline float max(VecF v) {
+    float lanes[kLanes];
+    std::memcpy(lanes, &v, sizeof v);
+    for (int half = kLanes / 2; half > 0; half /= 2) {
+        for (int i = 0; i < half; ++i) {
+            lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+        }
+    }
+    return lanes[0];
+}
+
+// ---- functions ------------------------------------------------------------------------------------------------------
+
+// e^x to within 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes), and n
+// added to the exponent in two steps so that results reach down to the denormals and up to infinity. A NaN stays one.
+inline VecF exp(VecF x) {
+    const VecF clamped = min(max(x, splat(-104.0f)), splat(89.0f)); // also keeps the conversion to int in range
+    const VecF shifted = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f));
+    const VecF n = shifted - splat(0x1.8p23f); // rounded to an integer by the addition
+    VecF r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440e-4f), r);
+    VecF p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p * r, r, r) + splat(1.0f);
+    const VecI whole = __builtin_convertvector(n, VecI);
+    const VecI first = whole >> 1;
+    const VecF low = (VecF)((first + 127) << 23), high = (VecF)((whole - first + 127) << 23);
+    return select(x != x, x, p * low * high);
+}
+
+// 1 / (1 + e^-x); no overflow for any x.
+inline VecF sigmoid(VecF x) {
+    return splat(1.0f) / (splat(1.0f) + exp(-x));
+}
+
+// Calls body(i, n) along a row: n == kLanes for full vectors, fewer for the last one. `body` gets a compile-time
+// constant for the full ones, so load(p, n) there costs no mask: write load_at(p, i, n).
+struct Full {
+    constexpr operator int() const { return kLanes; }
+};
+
+template <typename T> inline VecF load_at(const T *p, int64_t i, Full) {
+    return load(p + i);
+}
+
+template <typename T> inline VecF load_at(const T *p, int64_t i, int n) {
+    return load(p + i, n);
+}
+
+template <typename T> inline void store_at(T *p, int64_t i, VecF v, Full) {
+    store(p + i, v);
+}
+
+template <typename T> inline void store_at(T *p, int64_t i, VecF v, int n) {
+    store(p + i, v, n);
+}
+
+template <typename Body> inline void for_each_vector(int64_t size, const Body &body) {
+    int64_t i = 0;
+    for (; i + kLanes <= size; i += kLanes) {
+        body(i, Full{});
+    }
+    if (i < size) {
+        body(i, static_cast<int>(size - i));
+    }
+}
+
+// Calls body(T{}) with the C++ type of a floating dtype; the checks have let no other through.
+template <typename Body> inline void with_float_type(infiniDtype_t dtype, const Body &body) {
+    if (dtype == INFINI_DTYPE_BF16) {
+        body(bf16{});
+    } else if (dtype == INFINI_DTYPE_F16) {
+        body(f16{});
+    } else {
+        body(float{});
+    }
+}
+
+} // namespace
+} // namespace INFINI_LEVEL
+} // namespace infini

@@ -1,0 +1,57 @@
+// The rules of rms_norm and add_rms_norm, and the way to their kernel.
+#include "rms_norm.h"
+
+#include <limits>
+
+#include "check.h"
+
+namespace infini::rms_norm {
+
+infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding rounding) {
+    return rounding == Rounding::kLlama && weight == INFINI_DTYPE_F32 ? INFINI_DTYPE_F32 : x;
+}
+
+void run(const char *op, const Args &args) {
+    const Checker rule(op);
+    const TensorView &x = args.x, &weight = args.weight, &y = args.y;
+    const auto rounding = static_cast<int>(args.rounding);
+    if (rounding < 0 || rounding > 2) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "rounding", "be 0 (once), 1 (llama) or 2 (gemma)", std::to_string(rounding));
+    }
+    rule.range("eps", args.eps, 0, std::numeric_limits<float>::max(), "be a finite number of at least 0");
+    rule.rank("x", x, 1, kMaxDims);
+    rule.dtype("x", x, INFINI_FLOATS);
+    rule.dense_last("x", x);
+    rule.shape("weight", weight, {x.size(-1)}, "to match the last dimension of x");
+    if (weight.dtype != x.dtype && weight.dtype != INFINI_DTYPE_F32) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "weight", message("be ", name_of(x.dtype), " as x is, or float32"),
+                  name_of(weight.dtype));
+    }
+    rule.dense_last("weight", weight);
+
+    const auto check_output = [&](const char *name, const TensorView &out, infiniDtype_t dtype) {
+        rule.same_shape(name, out, "x", x);
+        rule.dtype(name, out, {dtype});
+        rule.dense_last(name, out);
+        rule.writable(name, out);
+        rule.no_partial_overlap(name, out, "x", x);
+        rule.no_partial_overlap(name, out, "weight", weight);
+    };
+    check_output(args.h.dtype ? "out0" : "out", y, output_dtype(x.dtype, weight.dtype, args.rounding));
+    if (args.h.dtype) {
+        rule.same_shape("residual", args.residual, "x", x);
+        rule.same_dtype("residual", args.residual, "x", x);
+        rule.dense_last("residual", args.residual);
+        check_output("out1", args.h, x.dtype);
+        rule.no_partial_overlap("out0", y, "residual", args.residual);
+        rule.no_partial_overlap("out1", args.h, "residual", args.residual);
+        if (x.numel() > 0 && y.data == args.h.data) {
+            rule.fail(INFINI_STATUS_BAD_PARAM, "out0", "not be out1, for both are written", "the same tensor");
+        }
+    }
+    if (x.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::rms_norm

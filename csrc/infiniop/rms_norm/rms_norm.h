@@ -1,0 +1,37 @@
+// rms_norm:     y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension of x [..., n], weight [n].
+// add_rms_norm: the same of h = x + residual, which it also returns (the residual stream of a transformer layer).
+// One kernel serves both; arithmetic in float, the sum of squares in a fixed order.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::rms_norm {
+
+// Where the value is rounded to the dtype of x. Hugging Face's families differ, and the same tokens need the same
+// order.
+enum class Rounding : int {
+    kOnce = 0,  // y = round(x * r * w): Infini; also "fp32 weight" as in Olmo 2 and 3
+    kLlama = 1, // y = w * round(x * r), in the wider dtype of x and w: Llama, Mistral, Qwen
+    kGemma = 2, // y = round(x * r * (1 + w)): Gemma 1 to 3
+};
+
+struct Args {
+    TensorView y;        // [..., n], the dtype of x; with kLlama and a float32 weight: float32
+    TensorView h;        // [..., n], out: round(x + residual); data == nullptr: plain rms_norm
+    TensorView x;        // [..., n]
+    TensorView residual; // [..., n]
+    TensorView weight;   // [n], the dtype of x or float32
+    double eps = 0;
+    Rounding rounding = Rounding::kOnce;
+};
+
+// The dtype of y.
+infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding rounding);
+
+// Checks the arguments against the rules above, then computes y (and h). y or h may be x or residual themselves.
+void run(const char *op, const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::rms_norm

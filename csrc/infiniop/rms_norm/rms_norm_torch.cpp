@@ -1,0 +1,64 @@
+// torch.ops.infini.rms_norm and add_rms_norm, functional and out; declared in torch_infini/ops/{,add_}rms_norm.py.
+#include "../../torch/tensor.h"
+#include "rms_norm.h"
+
+namespace infini::rms_norm {
+namespace {
+
+constexpr Checker kNorm("rms_norm"), kAddNorm("add_rms_norm");
+
+Args norm_args(const Checker &rule, const Tensor &x, const Tensor &weight, double eps, int64_t rounding) {
+    Args args;
+    args.x = view(rule, "x", x);
+    args.weight = view(rule, "weight", weight);
+    args.eps = eps;
+    args.rounding = static_cast<Rounding>(rounding);
+    return args;
+}
+
+infiniDtype_t output_dtype(const Args &args) {
+    return output_dtype(args.x.dtype, args.weight.dtype, args.rounding);
+}
+
+Tensor rms_norm(const Tensor &x, const Tensor &weight, double eps, int64_t rounding) {
+    Args args = norm_args(kNorm, x, weight, eps, rounding);
+    Tensor y = empty_like(args.x, output_dtype(args));
+    args.y = view(kNorm, "out", y);
+    run("rms_norm", args);
+    return y;
+}
+
+Tensor rms_norm_out(const Tensor &x, const Tensor &weight, double eps, int64_t rounding, Tensor out) {
+    Args args = norm_args(kNorm, x, weight, eps, rounding);
+    args.y = view(kNorm, "out", out);
+    run("rms_norm", args);
+    return out;
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm_out(const Tensor &x, const Tensor &residual, const Tensor &weight, double eps,
+                                            int64_t rounding, Tensor out0, Tensor out1) {
+    Args args = norm_args(kAddNorm, x, weight, eps, rounding);
+    args.residual = view(kAddNorm, "residual", residual);
+    args.y = view(kAddNorm, "out0", out0);
+    args.h = view(kAddNorm, "out1", out1);
+    run("add_rms_norm", args);
+    return {out0, out1};
+}
+
+std::tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual, const Tensor &weight, double eps,
+                                        int64_t rounding) {
+    const Args args = norm_args(kAddNorm, x, weight, eps, rounding);
+    return add_rms_norm_out(x, residual, weight, eps, rounding, empty_like(args.x, output_dtype(args)),
+                            empty_like(args.x));
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("rms_norm", TORCH_BOX(&rms_norm));
+    m.impl("rms_norm.out", TORCH_BOX(&rms_norm_out));
+    m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
+    m.impl("add_rms_norm.out", TORCH_BOX(&add_rms_norm_out));
+}
+
+} // namespace infini::rms_norm

@@ -1,0 +1,36 @@
+// One growing block of scratch memory for each thread.
+#include "scratch.h"
+
+#include <cstdlib>
+
+#include "status.h"
+
+namespace infini::cpu {
+
+namespace {
+
+struct Block {
+    void *data = nullptr;
+    size_t bytes = 0;
+    ~Block() { std::free(data); }
+};
+
+thread_local Block block;
+
+} // namespace
+
+void *scratch(size_t bytes) {
+    if (bytes > block.bytes) {
+        const size_t rounded = (bytes + 4095) / 4096 * 4096;
+        void *grown = std::aligned_alloc(64, rounded);
+        if (grown == nullptr) {
+            throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: no memory for ", bytes, " bytes of scratch"));
+        }
+        std::free(block.data);
+        block.data = grown;
+        block.bytes = rounded;
+    }
+    return block.data;
+}
+
+} // namespace infini::cpu

@@ -1,0 +1,124 @@
+// TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
+#include "tensor.h"
+
+namespace infini {
+
+namespace {
+
+infiniDtype_t dtype_of(const Checker &rule, const char *argument, const Tensor &tensor) {
+    using torch::headeronly::ScalarType;
+    switch (tensor.scalar_type()) {
+    case ScalarType::Float:
+        return INFINI_DTYPE_F32;
+    case ScalarType::BFloat16:
+        return INFINI_DTYPE_BF16;
+    case ScalarType::Half:
+        return INFINI_DTYPE_F16;
+    case ScalarType::Double:
+        return INFINI_DTYPE_F64;
+    case ScalarType::Bool:
+        return INFINI_DTYPE_BOOL;
+    case ScalarType::Byte:
+        return INFINI_DTYPE_U8;
+    case ScalarType::Char:
+        return INFINI_DTYPE_I8;
+    case ScalarType::Short:
+        return INFINI_DTYPE_I16;
+    case ScalarType::Int:
+        return INFINI_DTYPE_I32;
+    case ScalarType::Long:
+        return INFINI_DTYPE_I64;
+    default:
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument,
+                  "be float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits",
+                  message("torch.ScalarType ", static_cast<int>(tensor.scalar_type())));
+    }
+}
+
+const char *device_name(const Tensor &tensor) {
+    int32_t type = -1;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
+    return type == aoti_torch_device_type_cuda() ? "cuda" : type == aoti_torch_device_type_meta() ? "meta" : "another";
+}
+
+} // namespace
+
+TensorView view(const Checker &rule, const char *argument, const Tensor &tensor) {
+    TensorView view;
+    if (!tensor.is_cpu()) {
+        rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument, "be on the device of the other arguments, cpu",
+                  device_name(tensor));
+    }
+    view.dtype = dtype_of(rule, argument, tensor);
+    const auto sizes = tensor.sizes();
+    const auto strides = tensor.strides();
+    view.ndim = static_cast<int>(sizes.size());
+    if (view.ndim > kMaxDims) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, argument, message("have at most ", kMaxDims, " dimensions"),
+                  message(view.ndim));
+    }
+    view.data = tensor.data_ptr();
+    for (int i = 0; i < view.ndim; ++i) {
+        view.shape[i] = sizes[i];
+        view.strides[i] = strides[i];
+    }
+    return view;
+}
+
+namespace {
+
+int32_t torch_number_of(infiniDtype_t dtype) {
+    switch (dtype) {
+    case INFINI_DTYPE_F32:
+        return aoti_torch_dtype_float32();
+    case INFINI_DTYPE_BF16:
+        return aoti_torch_dtype_bfloat16();
+    case INFINI_DTYPE_F16:
+        return aoti_torch_dtype_float16();
+    case INFINI_DTYPE_F64:
+        return aoti_torch_dtype_float64();
+    case INFINI_DTYPE_I64:
+        return aoti_torch_dtype_int64();
+    case INFINI_DTYPE_I32:
+        return aoti_torch_dtype_int32();
+    case INFINI_DTYPE_I16:
+        return aoti_torch_dtype_int16();
+    case INFINI_DTYPE_I8:
+        return aoti_torch_dtype_int8();
+    case INFINI_DTYPE_U8:
+        return aoti_torch_dtype_uint8();
+    case INFINI_DTYPE_BOOL:
+        return aoti_torch_dtype_bool();
+    default:
+        throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: no output can be made in ", name_of(dtype)));
+    }
+}
+
+Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
+    int64_t strides[kMaxDims];
+    int64_t step = 1;
+    for (int i = ndim - 1; i >= 0; --i) {
+        strides[i] = step;
+        step *= shape[i] > 1 ? shape[i] : 1; // torch's own rule for dimensions of size 0
+    }
+    AtenTensorHandle handle = nullptr;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype),
+                                                    aoti_torch_device_type_cpu(), 0, &handle));
+    return Tensor(handle);
+}
+
+} // namespace
+
+Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype) {
+    return contiguous(shape.begin(), static_cast<int>(shape.size()), dtype);
+}
+
+Tensor empty_like(const TensorView &like) {
+    return contiguous(like.shape, like.ndim, like.dtype);
+}
+
+Tensor empty_like(const TensorView &like, infiniDtype_t dtype) {
+    return contiguous(like.shape, like.ndim, dtype);
+}
+
+} // namespace infini

@@ -1,0 +1,161 @@
+"""Builds torch_infini/lib/libtorch_infini.so with ninja: in parallel, and only what changed.
+
+Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_torch.cpp against the
+LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
+"""
+
+import importlib.util
+import os
+import platform
+import runpy
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+ROOT = Path(__file__).resolve().parent
+PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; on PyPI mirrors without CPU builds see README.md
+OLDEST_TORCH = "2.11"
+STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
+
+X86_LEVELS = {
+    "baseline": "",
+    "avx2": "-mavx2 -mfma -mf16c",
+    "avx512": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl",
+    "avx512_bf16": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni",
+}
+
+
+def find_torch() -> Path | None:
+    """Folder of the torch to build against: this interpreter's, also from inside pip's isolated build."""
+    spec = importlib.util.find_spec("torch")
+    places = [Path(spec.origin).parent] if spec and spec.origin else []
+    places += [Path(sysconfig.get_path(name)) / "torch" for name in ("platlib", "purelib")]
+    return next((place for place in places if (place / "version.py").is_file()), None)
+
+
+def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
+    """(nvcc or None, the reason in words)."""
+    home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
+    nvcc = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc")
+    if os.environ.get("FORCE_CUDA") == "1":
+        if not nvcc:
+            sys.exit("torch_infini: FORCE_CUDA=1, but no nvcc was found: put it on PATH or set CUDA_HOME.")
+        return nvcc, "FORCE_CUDA=1"
+    if not torch_cuda:
+        return None, "this torch has no CUDA"
+    return (nvcc, f"torch has CUDA {torch_cuda}, nvcc is {nvcc}") if nvcc else (None, "no nvcc found")
+
+
+class NinjaBuild(build_ext):
+    """Writes build/native/build.ninja and runs it."""
+
+    def get_ext_filename(self, fullname: str) -> str:
+        return str(Path(*fullname.split("."))) + ".so"  # a plain library: it knows no Python
+
+    def build_extension(self, ext: Extension) -> None:
+        torch = find_torch()
+        if torch is None:
+            sys.exit(f"torch_infini: building needs torch >= {OLDEST_TORCH}: run `pip install {PINNED_TORCH}` first.")
+        version = runpy.run_path(str(torch / "version.py"))
+        if tuple(int(part) for part in version["__version__"].split(".")[:2]) < tuple(
+            map(int, OLDEST_TORCH.split("."))
+        ):
+            sys.exit(
+                f"torch_infini: building needs torch >= {OLDEST_TORCH}, found {version['__version__']}: "
+                f"run `pip install {PINNED_TORCH}`."
+            )
+        nvcc, reason = choose_cuda(version.get("cuda"))
+        print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
+        build = ROOT / "build" / "native"
+        build.mkdir(parents=True, exist_ok=True)
+        library = build / "libtorch_infini.so"
+        (build / "build.ninja").write_text(ninja_file(torch, nvcc, library))
+        ninja = shutil.which("ninja")
+        command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
+        jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+        result = subprocess.run([*command, "-C", str(build), "--quiet", *jobs])
+        if result.returncode:
+            sys.exit("torch_infini: the build failed; the compiler's messages are above.")
+        target = Path(self.get_ext_fullpath(ext.name))
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if not target.exists() or target.stat().st_mtime < library.stat().st_mtime:
+            # Replaced, not overwritten: a process that has the old library mapped keeps it.
+            shutil.copy2(library, f"{target}.new")
+            os.replace(f"{target}.new", target)
+
+
+def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
+    """The text of build.ninja."""
+    include = " ".join(f"-I{ROOT / 'csrc' / name}" for name in ("include", "common"))
+    torch_flags = f"-isystem {torch / 'include'} -DTORCH_TARGET_VERSION={STABLE_ABI}"
+    levels = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ""}
+    archs = os.environ.get("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX").replace(" ", ";").split(";")
+    lines = [
+        f"cxx = {os.environ.get('CXX', 'g++')}",
+        f"nvcc = {nvcc}",
+        "cxxflags = -std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra"
+        # GCC 12 sees uninitialised values inside its own AVX-512 headers.
+        " -Wno-maybe-uninitialized -Wno-uninitialized"
+        f" -Wno-psabi -fno-math-errno -fno-trapping-math -ffp-contract=off {include} {os.environ.get('CXXFLAGS', '')}",
+        f"cudaflags = -std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden {NVCC_FLAGS} {include} {gencode(archs)}",
+        f"ldflags = -shared -fopenmp -L{torch / 'lib'} -ltorch_cpu -Wl,-soname,{library.name} -Wl,--exclude-libs,ALL"
+        f" {os.environ.get('LDFLAGS', '')}",
+        "rule cxx\n  command = $cxx $cxxflags $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
+        "\n  description = CXX $out",
+        "rule nvcc\n  command = $nvcc $cudaflags -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
+        "\n  description = NVCC $out",
+        "rule link\n  command = $cxx $in -o $out $ldflags\n  description = LINK $out",
+    ]
+    objects: list[str] = []
+
+    def compile_(rule: str, source: Path, suffix: str = "", flags: str = "") -> None:
+        name = str(source.relative_to(ROOT / "csrc").with_suffix("")).replace(os.sep, ".") + suffix + ".o"
+        lines.append(f"build {name}: {rule} {source}\n  flags = {flags}")
+        objects.append(name)
+
+    for source in sorted((ROOT / "csrc").rglob("*.cpp")):
+        if source.stem.endswith("_cpu"):
+            for level, flags in levels.items():
+                compile_("cxx", source, f".{level}", flags)
+        else:
+            compile_("cxx", source, flags=torch_flags if source.stem.endswith("_torch") else "")
+    if nvcc:
+        for source in sorted((ROOT / "csrc").rglob("*.cu")):
+            compile_("nvcc", source, ".cuda")
+    lines.append(f"build {library.name}: link {' '.join(objects)}")
+    return "\n".join(lines) + "\n"
+
+
+# The flags that torch's own CUDAExtension passes: what compiles here compiles in any build against torch.
+NVCC_FLAGS = " ".join(
+    f"-D__CUDA_NO_{name}__"
+    for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+)
+
+
+def gencode(archs: list[str]) -> str:
+    """nvcc's -gencode flags for a TORCH_CUDA_ARCH_LIST such as ["8.0", "9.0+PTX"]."""
+    flags = []
+    for arch in filter(None, archs):
+        number = arch.removesuffix("+PTX").replace(".", "")
+        flags.append(f"-gencode arch=compute_{number},code=sm_{number}")
+        if arch.endswith("+PTX"):
+            flags.append(f"-gencode arch=compute_{number},code=compute_{number}")
+    return " ".join(flags)
+
+
+if __name__ == "__main__":
+    has_torch = find_torch() is not None
+    setup(
+        ext_modules=[Extension("torch_infini.lib.libtorch_infini", sources=[])],
+        cmdclass={"build_ext": NinjaBuild},
+        # Without a torch, pip's build gets the pinned release, and so does the installation.
+        setup_requires=[] if has_torch else [PINNED_TORCH],
+        install_requires=[f"torch>={OLDEST_TORCH}" if has_torch else PINNED_TORCH],
+        options={"bdist_wheel": {"py_limited_api": "cp310"}},
+    )

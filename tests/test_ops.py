@@ -1,0 +1,187 @@
+"""Every registered op, by its own description: nothing here names one.
+
+Against the float64 reference on each instruction set the machine has, in other layouts, with other thread counts;
+out and in-place forms; opcheck; torch.compile; every error's text; completeness of the description.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any
+
+import pytest
+import torch
+
+import torch_infini
+from torch_infini.ops import OpSpec, Sample, all_ops
+from torch_infini.testing import LAYOUTS, check_against_reference, cpu_capability_set_to, relayout, threads_set_to
+
+OPS = list(all_ops())
+CAPABILITIES = torch_infini.cpu_capabilities()
+
+
+def names(value: Any) -> str | None:
+    """Test ids: the op's name, the dtype's name."""
+    return value.name if isinstance(value, OpSpec) else str(value).removeprefix("torch.")
+
+
+def op_dtype_pairs() -> list[tuple[OpSpec, torch.dtype]]:
+    return [(spec, dtype) for spec in OPS for dtype in spec.dtypes]
+
+
+def all_samples(spec: OpSpec, dtype: torch.dtype) -> list[Sample]:
+    return list(spec.samples(dtype))
+
+
+def call(spec: OpSpec, sample: Sample) -> Any:
+    return spec.op(*sample.args, **sample.kwargs)
+
+
+def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    pairs = list(zip(tensors_of(a), tensors_of(b), strict=True))
+    return all(x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs)
+
+
+def clone(sample: Sample) -> Sample:
+    copy = lambda v: v.clone() if isinstance(v, torch.Tensor) else v  # noqa: E731
+    return Sample(sample.name, tuple(map(copy, sample.args)), {k: copy(v) for k, v in sample.kwargs.items()})
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
+def test_reference(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
+    with cpu_capability_set_to(capability):
+        for sample in all_samples(spec, dtype):
+            actual = call(spec, sample)
+            assert all(t.is_contiguous() for t in tensors_of(actual)), sample.name
+            check_against_reference(spec, sample, dtype, actual)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
+def test_layouts(spec: OpSpec, dtype: torch.dtype, capability: str, layout: str) -> None:
+    """Every layout gives the bits of the contiguous one; those that need not be served are refused in words."""
+    must_serve = LAYOUTS[layout][1]
+    with cpu_capability_set_to(capability):
+        for sample in all_samples(spec, dtype):
+            expected = call(spec, sample)
+            moved = Sample(
+                sample.name,
+                tuple(relayout(layout, a) for a in sample.args),
+                {k: relayout(layout, v) for k, v in sample.kwargs.items()},
+            )
+            try:
+                actual = call(spec, moved)
+            except RuntimeError as error:
+                assert not must_serve, f"{sample.name}: {error}"
+                assert f"infini::{spec.name}: " in str(error) and " must " in str(error), str(error)
+                continue
+            assert same_bits(actual, expected), f"{sample.name}: other bits than from contiguous input"
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
+def test_threads(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
+    with cpu_capability_set_to(capability):
+        for sample in all_samples(spec, dtype):
+            with threads_set_to(1):
+                one = call(spec, sample)
+            for count in (2, 3):
+                with threads_set_to(count):
+                    assert same_bits(call(spec, sample), one), f"{sample.name}: {count} threads"
+
+
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
+def test_out(spec: OpSpec, dtype: torch.dtype) -> None:
+    """The out form writes into its arguments (dense or strided), returns them, and gives the functional form's bits."""
+    for sample in all_samples(spec, dtype):
+        expected = tensors_of(call(spec, sample))
+        for make in (torch.clone, lambda t: relayout("strided rows", t)):
+            outs = [make(torch.full_like(t, 55)) for t in expected]
+            returned = spec.out(*sample.args, **sample.kwargs, **dict(zip(spec.out_names, outs, strict=True)))
+            for got, out, want in zip(tensors_of(returned), outs, expected, strict=True):
+                assert got.data_ptr() == out.data_ptr(), sample.name
+                assert same_bits(out.contiguous(), want), sample.name
+
+
+@pytest.mark.parametrize(("spec", "dtype"), [(s, d) for s, d in op_dtype_pairs() if s.inplace], ids=names)
+def test_inplace(spec: OpSpec, dtype: torch.dtype) -> None:
+    position = list(inspect.signature(spec.fake).parameters).index(spec.inplace)
+    inplace = getattr(torch.ops.infini, f"{spec.name}_").default
+    for sample in all_samples(spec, dtype):
+        expected = call(spec, sample)
+        for make in (torch.clone, lambda t: relayout("strided rows", t)):
+            args = list(sample.args)
+            args[position] = make(args[position])
+            assert inplace(*args, **sample.kwargs) is None
+            assert same_bits(args[position].contiguous(), expected), sample.name
+
+
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
+def test_inputs_survive(spec: OpSpec, dtype: torch.dtype) -> None:
+    for sample in all_samples(spec, dtype):
+        before = clone(sample)
+        call(spec, sample)
+        for left, right in zip((*before.args, *before.kwargs.values()), (*sample.args, *sample.kwargs.values())):
+            if isinstance(left, torch.Tensor):
+                assert same_bits(left.contiguous(), right.contiguous()), sample.name
+
+
+@pytest.mark.parametrize("spec", OPS, ids=names)
+def test_opcheck(spec: OpSpec) -> None:
+    """torch's own checks: schema, fake against real, registration, and AOT autograd with static and dynamic shapes."""
+    for dtype in spec.dtypes:
+        for sample in all_samples(spec, dtype)[:4]:
+            torch.library.opcheck(spec.op, sample.args, sample.kwargs)
+            outs = dict(zip(spec.out_names, map(torch.empty_like, tensors_of(call(spec, sample))), strict=True))
+            checks = ("test_schema", "test_faketensor")
+            torch.library.opcheck(spec.out, sample.args, {**sample.kwargs, **outs}, test_utils=checks)
+
+
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+@pytest.mark.parametrize("spec", OPS, ids=names)
+def test_compile(spec: OpSpec, dynamic: bool) -> None:
+    """One graph, no break; with dynamic shapes one graph serves several sizes."""
+    dtype = spec.dtypes[0]
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda args, kwargs: spec.op(*args, **kwargs), fullgraph=True, dynamic=dynamic, backend="inductor"
+    )
+    for sample in all_samples(spec, dtype)[: 3 if dynamic else 1]:
+        with torch.no_grad():
+            assert same_bits(compiled(sample.args, sample.kwargs), call(spec, sample)), sample.name
+
+
+@pytest.mark.parametrize("spec", OPS, ids=names)
+def test_errors(spec: OpSpec) -> None:
+    cases = list(spec.errors())
+    assert cases, f"{spec.name} describes no call that it refuses"
+    for case in cases:
+        op = spec.out if any(name in case.kwargs for name in spec.out_names) else spec.op
+        with pytest.raises(RuntimeError) as caught:
+            op(*case.args, **case.kwargs)
+        assert str(caught.value) == case.message, case.name
+
+
+@pytest.mark.parametrize("spec", OPS, ids=names)
+def test_complete(spec: OpSpec) -> None:
+    doc = inspect.getdoc(spec.function) or ""
+    for part in ("Args:", "Returns:", "Raises:", "Equivalent to:", "Source:"):
+        assert part in doc, f"{spec.name}: the docstring has no '{part}'"
+    for parameter in inspect.signature(spec.function).parameters:
+        assert f"{parameter}:" in doc, f"{spec.name}: the docstring does not explain {parameter}"
+    assert list(inspect.signature(spec.fake).parameters) == list(inspect.signature(spec.reference).parameters)
+    assert "cpu" in spec.backends
+    for dtype in spec.dtypes:
+        assert dtype in spec.tolerances
+        samples, bench = all_samples(spec, dtype), next(iter(spec.bench(dtype)), None)
+        assert len({s.name for s in samples}) == len(samples) >= 4
+        assert bench is not None
+        for sample in samples:
+            assert spec.cost(*sample.args, **sample.kwargs).bytes >= 0
+            spec.peer(*sample.args, **sample.kwargs)

@@ -1,0 +1,10 @@
+"""torch_infini: the Infini kernels for LLaMA-type inference, as torch ops and behind the doors built on them.
+
+torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
+"""
+
+from . import ops
+from ._library import cpu_capabilities, cpu_capability
+
+__version__ = "0.1.0"
+__all__ = ["cpu_capabilities", "cpu_capability", "ops"]

@@ -1,0 +1,69 @@
+"""Finds and loads libtorch_infini.so: after this module is imported, every op has its kernels.
+
+What does not fit (torch, processor, a missing build) ends in one ImportError sentence that says what to do.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+from pathlib import Path
+
+import torch
+
+OLDEST_TORCH = (2, 11)
+PATH = Path(__file__).parent / "lib" / "libtorch_infini.so"
+
+
+def check_torch(version: str) -> None:
+    """Raise ImportError unless this release of torch can run the library."""
+    if tuple(int(part) for part in version.split(".")[:2]) < OLDEST_TORCH:
+        oldest = ".".join(map(str, OLDEST_TORCH))
+        raise ImportError(
+            f"torch_infini needs torch >= {oldest}, found {version}: run `pip install 'torch>={oldest}'` "
+            "(nothing has to be rebuilt)."
+        )
+
+
+def load(path: Path) -> ctypes.CDLL:
+    """Load the library into torch and return it, its C functions declared."""
+    if not path.is_file():
+        raise ImportError(
+            f"torch_infini is not built: {path.name} is missing; run `make build` in a checkout, or `pip install .`."
+        )
+    try:
+        torch.ops.load_library(str(path))
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ImportError(
+            f"torch_infini's library cannot be loaded on {platform.machine()} with torch {torch.__version__} "
+            f"({error}): rebuild it here with `pip install --force-reinstall --no-deps .`."
+        ) from error
+    for name in ("infiniGetLastErrorMessage", "infinirtCpuCapability", "infinirtCpuHighestCapability"):
+        getattr(library, name).restype = ctypes.c_char_p
+    if library.infinirtCpuCapability() is None:  # INFINI_CPU_CAPABILITY names none
+        raise ImportError(library.infiniGetLastErrorMessage().decode())
+    return library
+
+
+check_torch(torch.__version__)
+LIBRARY = load(PATH)
+
+CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16")
+
+
+def cpu_capability() -> str:
+    """The instruction set that the CPU kernels use now; INFINI_CPU_CAPABILITY lowers it at import."""
+    return LIBRARY.infinirtCpuCapability().decode()
+
+
+def cpu_capabilities() -> list[str]:
+    """The instruction sets that this machine and this build have, lowest first."""
+    highest = LIBRARY.infinirtCpuHighestCapability().decode()
+    return list(CPU_CAPABILITIES[: CPU_CAPABILITIES.index(highest) + 1])
+
+
+def set_cpu_capability(name: str) -> None:
+    """Use another instruction set from now on, for tests and measurements; ValueError if the machine lacks it."""
+    if LIBRARY.infinirtCpuSetCapability(name.encode()):
+        raise ValueError(LIBRARY.infiniGetLastErrorMessage().decode())

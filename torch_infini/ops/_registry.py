@@ -1,0 +1,198 @@
+"""OpSpec: all that is known of an op, written once and used by its schema, wrapper, fake, tests, docs and benchmarks.
+
+Each file of this folder that does not begin with an underscore describes one op: a public function with the docstring,
+and SPEC, an OpSpec. `register` makes torch.ops.infini.<name> of it; nothing else has to be edited to add an op.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+# (relative, absolute) error that one rounding to the dtype, or float arithmetic over a few thousand terms, may cause.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float32: (2e-6, 2e-6),
+    torch.bfloat16: (2**-8, 1e-6),
+    torch.float16: (2**-11, 1e-6),
+}
+
+
+def torch_release() -> tuple[int, int]:
+    """(major, minor) of the running torch."""
+    major, minor = torch.__version__.split(".")[:2]
+    return int(major), int(minor)
+
+
+_library = torch.library.Library("infini", "DEF")
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Arguments of one call, made for a dtype; `name` tells in test ids what is special about them."""
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ErrorCase:
+    """A call that must raise, and the whole text of its message."""
+
+    name: str
+    args: tuple[Any, ...]
+    message: str
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one call must do at least: bytes read and written, floating-point operations."""
+
+    bytes: int
+    flops: int = 0
+
+
+def nbytes(*tensors: torch.Tensor | None) -> int:
+    """Bytes that the tensors' elements take."""
+    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
+
+
+@dataclass(frozen=True)
+class OpSpec:
+    """One op.
+
+    Attributes:
+        name: torch.ops.infini.<name>.
+        schema: Arguments and results as torch writes them, without a name: "(Tensor x, float eps=1e-6) -> Tensor".
+        function: The public Python function; carries the documentation.
+        fake: Takes the op's arguments and returns empty outputs: shape and dtype, nothing else. Outputs are contiguous.
+        reference: Takes the op's arguments and returns the result in float64, computed from the inputs as they are.
+        samples: For a dtype, the calls that the generic tests make.
+        errors: The calls that must be refused.
+        cost: Takes the op's arguments; the least work a call can do.
+        bench: For a dtype, the calls that the benchmarks time.
+        peer: What a user would write in plain torch (takes the op's arguments); the benchmarks' rival and the
+            docstring's "equivalent to".
+        dtypes: The dtypes that samples and bench are called with.
+        tolerances: (relative, absolute) for each of them.
+        inplace: Argument that the in-place form `name_` overwrites with the result; None: there is no such form.
+        compare: Replaces the comparison with the reference, for results that are not determined by it (sampling):
+            takes (actual, sample), raises AssertionError.
+    """
+
+    name: str
+    schema: str
+    function: Callable[..., Any]
+    fake: Callable[..., Any]
+    reference: Callable[..., Any]
+    samples: Callable[[torch.dtype], Iterable[Sample]]
+    errors: Callable[[], Iterable[ErrorCase]]
+    cost: Callable[..., Cost]
+    bench: Callable[[torch.dtype], Iterable[Sample]]
+    peer: Callable[..., Any]
+    dtypes: Sequence[torch.dtype] = FLOATS
+    tolerances: dict[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
+    inplace: str | None = None
+    compare: Callable[[Any, Sample], None] | None = None
+
+    @property
+    def op(self) -> torch._ops.OpOverload:
+        """The functional overload, torch.ops.infini.<name>.default."""
+        return getattr(torch.ops.infini, self.name).default
+
+    @property
+    def out(self) -> torch._ops.OpOverload:
+        """The out overload, torch.ops.infini.<name>.out."""
+        return getattr(torch.ops.infini, self.name).out
+
+    @property
+    def outputs(self) -> int:
+        """How many tensors the op returns."""
+        return self.schema.split("->")[1].count("Tensor")
+
+    @property
+    def out_names(self) -> list[str]:
+        """The out overload's keyword arguments: out, or out0, out1, ..."""
+        return ["out"] if self.outputs == 1 else [f"out{i}" for i in range(self.outputs)]
+
+    @property
+    def backends(self) -> list[str]:
+        """Devices that have a kernel."""
+        names = {"CPU": "cpu", "CUDA": "cuda"}
+        has = torch._C._dispatch_has_kernel_for_dispatch_key
+        return [device for key, device in names.items() if has(f"infini::{self.name}", key)]
+
+
+REGISTRY: dict[str, OpSpec] = {}
+
+
+def out_schema(spec: OpSpec) -> str:
+    """Schema of the out overload, from the functional one: the outputs become keyword-only arguments."""
+    arguments = spec.schema[1 : spec.schema.index(") ->")]
+    marks = [f"Tensor({chr(ord('a') + i)}!)" for i in range(spec.outputs)]
+    outs = ", ".join(f"{mark} {name}" for mark, name in zip(marks, spec.out_names, strict=True))
+    separator = ", " if "*," in arguments else ", *, "
+    result = marks[0] if spec.outputs == 1 else f"({', '.join(marks)})"
+    return f"({arguments}{separator}{outs}) -> {result}"
+
+
+def inplace_schema(spec: OpSpec) -> str:
+    """Schema of the in-place form: the overwritten argument is marked, and nothing is returned."""
+    marked, count = re.subn(rf"Tensor {spec.inplace}\b", f"Tensor(a!) {spec.inplace}", spec.schema)
+    assert count == 1, f"{spec.name}: no argument Tensor {spec.inplace} in {spec.schema}"
+    return f"{marked.split('->')[0]}-> ()"
+
+
+def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake, behind a check that all tensors are on one device.
+
+    The dispatcher sends a call with a single meta tensor to the fake, which must not answer for the real ones.
+    """
+    names = [argument.split("=")[0].split()[-1] for argument in spec.schema[1 : spec.schema.index(") ->")].split(", ")]
+
+    def checked(*args: Any, **kwargs: Any) -> Any:
+        named = [*zip(names, args, strict=False), *kwargs.items()]
+        tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+        for name, tensor in tensors[1:]:
+            if tensor.device != tensors[0][1].device:
+                raise RuntimeError(
+                    f"infini::{spec.name}: {name} must be on the device of {tensors[0][0]}, {tensors[0][1].device}, "
+                    f"got {tensor.device}"
+                )
+        return fake(*args, **kwargs)
+
+    return checked
+
+
+def register(spec: OpSpec) -> None:
+    """Define the op's overloads and their fakes; their kernels come from the library that is loaded afterwards."""
+    assert spec.name not in REGISTRY, f"two descriptions of {spec.name}"
+    _library.define(spec.name + spec.schema)
+    torch.library.register_fake(f"infini::{spec.name}", same_device(spec, spec.fake), lib=_library)
+    # With this tag Inductor lets the out variant write into buffers that it has planned. torch 2.13 knows the tag too,
+    # but fails on dynamic shapes there (pytorch issue 185503).
+    tags = (torch.Tag.out,) if torch_release() >= (2, 14) else ()
+    _library.define(f"{spec.name}.out{out_schema(spec)}", tags=tags)
+
+    def fake_out(*args: Any, **kwargs: Any) -> Any:
+        outs = tuple(kwargs[name] for name in spec.out_names)
+        return outs[0] if len(outs) == 1 else outs
+
+    torch.library.register_fake(f"infini::{spec.name}.out", same_device(spec, fake_out), lib=_library)
+    if spec.inplace:
+        _library.define(f"{spec.name}_{inplace_schema(spec)}")
+        fake_ = same_device(spec, lambda *args, **kwargs: None)
+        torch.library.register_fake(f"infini::{spec.name}_", fake_, lib=_library)
+    REGISTRY[spec.name] = spec
+
+
+def all_ops() -> Iterator[OpSpec]:
+    """Every registered op, by name."""
+    return iter(sorted(REGISTRY.values(), key=lambda spec: spec.name))

@@ -1,0 +1,165 @@
+"""rms_norm: root mean square normalisation over the last dimension, with a scale for each column.
+
+The kernel is csrc/infiniop/rms_norm; add_rms_norm shares it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ._registry import TOLERANCES, Cost, ErrorCase, OpSpec, Sample, nbytes
+
+# Where the value is rounded to the dtype of x; the numbers are those of the op's schema.
+ROUNDINGS = {"once": 0, "llama": 1, "gemma": 2}
+
+
+def rounding_number(op: str, rounding: str) -> int:
+    """The schema's number for a rounding mode; ValueError for a name that is none."""
+    if rounding not in ROUNDINGS:
+        raise ValueError(f"infini::{op}: rounding must be 'once', 'llama' or 'gemma', got {rounding!r}")
+    return ROUNDINGS[rounding]
+
+
+def rms_norm(
+    x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: str = "once", *, out: Tensor | None = None
+) -> Tensor:
+    """Normalise the rows of x by their root mean square and scale the columns.
+
+    y = x / sqrt(mean(x^2) + eps) * weight, in float32; `rounding` tells where the value goes back to the dtype of x.
+
+    Args:
+        x: [..., n] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
+        weight: [n], of x's dtype or float32.
+        eps: Added to the mean of squares; at least 0.
+        rounding: "once": at the end (Infini, Olmo 2). "llama": before the product with weight, as Hugging Face's
+            Llama, Mistral and Qwen do; a float32 weight then gives a float32 result. "gemma": at the end, and the
+            scale is 1 + weight.
+        out: Written and returned instead of a new tensor; may be x itself.
+
+    Returns:
+        [..., n], contiguous; of x's dtype, or float32 (see "llama").
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or a negative or NaN eps.
+        ValueError: For an unknown rounding.
+
+    Equivalent to:
+        >>> x32 = x.float()
+        >>> y = (x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, arXiv:1910.07467.
+    """
+    number = rounding_number("rms_norm", rounding)
+    if out is None:
+        return torch.ops.infini.rms_norm.default(x, weight, eps, number)
+    return torch.ops.infini.rms_norm.out(x, weight, eps, number, out=out)
+
+
+def output_dtype(x: Tensor, weight: Tensor, rounding: int) -> torch.dtype:
+    return weight.dtype if rounding == ROUNDINGS["llama"] else x.dtype
+
+
+def fake(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
+    return x.new_empty(x.shape, dtype=output_dtype(x, weight, rounding))
+
+
+def reference(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
+    x64 = x.double()
+    value = x64 * torch.rsqrt(x64.pow(2).mean(-1, keepdim=True) + eps)
+    if rounding == ROUNDINGS["llama"]:
+        return value.to(x.dtype).double() * weight.double()
+    return value * (weight.double() + (rounding == ROUNDINGS["gemma"]))
+
+
+def peer(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
+    """As Hugging Face writes it."""
+    x32 = x.float()
+    x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
+    return weight * x32.to(x.dtype)
+
+
+def norm_inputs(dtype: torch.dtype, *shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
+    """(x, weight) as a trained model has them: x with a spread of 3 and a few large columns, weight around 1."""
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(shape, generator=g) * 3
+    x[..., ::97] *= 20
+    weight = 1 + 0.1 * torch.randn(shape[-1], generator=g)
+    return x.to(dtype), weight.to(dtype)
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    for n in (1, 7, 769, 5125):
+        yield Sample(f"{n} columns", norm_inputs(dtype, 3, n))
+    yield Sample("one dimension", norm_inputs(dtype, 64))
+    yield Sample("four dimensions", norm_inputs(dtype, 2, 3, 4, 32))
+    yield Sample("no rows", norm_inputs(dtype, 0, 16))
+    yield Sample("no columns", norm_inputs(dtype, 4, 0))
+    yield Sample("large", norm_inputs(dtype, 300, 2048))
+    for rounding, number in ROUNDINGS.items():
+        x, weight = norm_inputs(dtype, 5, 100)
+        yield Sample(rounding, (x, weight, 1e-5, number))
+        yield Sample(f"{rounding}, float32 weight", (x, weight.float(), 1e-5, number))
+    yield Sample("zeros", (torch.zeros(2, 33, dtype=dtype), torch.ones(33, dtype=dtype)))
+
+
+def errors() -> Iterator[ErrorCase]:
+    x, weight = norm_inputs(torch.float32, 2, 16)
+    op = "infini::rms_norm: "
+    yield ErrorCase("scalar", (x[0, 0], weight), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
+    yield ErrorCase(
+        "weight too short",
+        (x, weight[:15]),
+        op + "weight must have shape [16] to match the last dimension of x, got [15]",
+    )
+    yield ErrorCase("float64", (x.double(), weight), op + "x must be float32, bfloat16 or float16, got float64")
+    yield ErrorCase(
+        "weight dtype", (x.half(), weight.bfloat16()), op + "weight must be float16 as x is, or float32, got bfloat16"
+    )
+    yield ErrorCase(
+        "transposed",
+        (x.t(), weight[:2]),
+        op + "x must have stride 1 in its last dimension (call .contiguous() on it), got strides [1, 16]",
+    )
+    yield ErrorCase("negative eps", (x, weight, -1.0), op + "eps must be a finite number of at least 0, got -1")
+    yield ErrorCase("NaN eps", (x, weight, float("nan")), op + "eps must be a finite number of at least 0, got nan")
+    yield ErrorCase("rounding", (x, weight, 1e-6, 3), op + "rounding must be 0 (once), 1 (llama) or 2 (gemma), got 3")
+    yield ErrorCase("meta weight", (x, weight.to("meta")), op + "weight must be on the device of x, cpu, got meta")
+    yield ErrorCase(
+        "out shape", (x, weight), op + "out must have the shape of x, [2, 16], got [2, 15]", {"out": torch.empty(2, 15)}
+    )
+    yield ErrorCase(
+        "out overlaps",
+        (x[:1], weight),
+        op + "out must be x itself or share no memory with it, got a tensor that overlaps it",
+        {"out": x.view(-1)[1:17].view(1, 16)},
+    )
+
+
+def cost(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Cost:
+    out = x.numel() * (weight if rounding == ROUNDINGS["llama"] else x).element_size()
+    return Cost(bytes=nbytes(x, weight) + out, flops=4 * x.numel())
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("512x4096", (*norm_inputs(dtype, 512, 4096), 1e-6, ROUNDINGS["llama"]))
+    yield Sample("16384x4096", (*norm_inputs(dtype, 16384, 4096), 1e-6, ROUNDINGS["llama"]))
+    yield Sample("1x2048", (*norm_inputs(dtype, 1, 2048), 1e-6, ROUNDINGS["llama"]))
+
+
+SPEC = OpSpec(
+    name="rms_norm",
+    schema="(Tensor x, Tensor weight, float eps=1e-6, int rounding=0) -> Tensor",
+    function=rms_norm,
+    fake=fake,
+    reference=reference,
+    samples=samples,
+    errors=errors,
+    cost=cost,
+    bench=bench,
+    peer=peer,
+    # "llama" may round the other way where the float64 value lies at a tie: one unit of the dtype more.
+    tolerances={d: (rtol if d == torch.float32 else 2 * rtol, atol) for d, (rtol, atol) in TOLERANCES.items()},
+)

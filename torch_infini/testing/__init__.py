@@ -1,0 +1,14 @@
+"""Tools that tests, benchmarks and the self-check share: choosing an instruction set, comparing, other layouts."""
+
+from .compare import assert_close, check_against_reference
+from .layouts import LAYOUTS, relayout
+from .machine import cpu_capability_set_to, threads_set_to
+
+__all__ = [
+    "LAYOUTS",
+    "assert_close",
+    "check_against_reference",
+    "cpu_capability_set_to",
+    "relayout",
+    "threads_set_to",
+]

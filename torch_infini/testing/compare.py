@@ -1,0 +1,42 @@
+"""Comparison with the float64 reference: |actual - expected| <= absolute + relative * |expected|, and what differs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..ops import OpSpec, Sample
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def assert_close(actual: Tensor, expected: Tensor, relative: float, absolute: float, what: str = "result") -> None:
+    """Raise AssertionError that shows the worst element unless all are close; NaN and infinity must agree."""
+    assert actual.shape == expected.shape, f"{what}: shape {list(actual.shape)}, expected {list(expected.shape)}"
+    got, want = actual.double(), expected.double()
+    allowed = absolute + relative * want.abs()
+    same = (got == want) | (got.isnan() & want.isnan())
+    excess = torch.where(same, -1.0, ((got - want).abs() / allowed).nan_to_num(nan=torch.inf))
+    if excess.numel() and excess.max() > 1:
+        worst = int(excess.argmax())
+        raise AssertionError(
+            f"{what}: {int((excess > 1).sum())} of {excess.numel()} elements are off; element {worst} is "
+            f"{got.flatten()[worst].item()!r}, expected {want.flatten()[worst].item()!r} "
+            f"({excess.max().item():.3g} times the tolerance)"
+        )
+
+
+def check_against_reference(spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any) -> None:
+    """Raise AssertionError unless `actual` is what the op's description says for this sample."""
+    if spec.compare:
+        spec.compare(actual, sample)
+        return
+    expected = as_tuple(spec.reference(*sample.args, **sample.kwargs))
+    relative, absolute = spec.tolerances[dtype]
+    assert len(as_tuple(actual)) == len(expected)
+    for i, (got, want) in enumerate(zip(as_tuple(actual), expected, strict=True)):
+        assert_close(got, want, relative, absolute, f"{spec.name} ({sample.name}), output {i}")

@@ -1,0 +1,52 @@
+"""Other memory layouts of the same values: what callers pass who slice, transpose and reinterpret."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def strided_rows(t: Tensor) -> Tensor:
+    """A slice of a wider tensor: rows lie apart, as q, k and v do in a fused product."""
+    if t.dim() == 0:
+        return t
+    wide = torch.full((*t.shape[:-1], t.shape[-1] + 24), 77, dtype=t.dtype)
+    wide[..., 8 : 8 + t.shape[-1]] = t
+    return wide[..., 8 : 8 + t.shape[-1]]
+
+
+def misaligned(t: Tensor) -> Tensor:
+    """One element behind the start of its storage: aligned for no vector load."""
+    moved = torch.full((t.numel() + 1,), 77, dtype=t.dtype)[1:].view(t.shape)
+    return moved.copy_(t)
+
+
+def permuted_rows(t: Tensor) -> Tensor:
+    """The first two dimensions lie in memory the other way round (their last dimension stays dense)."""
+    return t.transpose(0, 1).contiguous().transpose(0, 1) if t.dim() > 2 else t
+
+
+def strided_columns(t: Tensor) -> Tensor:
+    """Every second element of a tensor twice as wide: stride 2 in the last dimension."""
+    if t.dim() == 0:
+        return t
+    wide = torch.full((*t.shape, 2), 77, dtype=t.dtype)
+    wide[..., 0] = t
+    return wide[..., 0]
+
+
+# name: (layout, whether every op must serve it); the others may be refused, in words.
+LAYOUTS: dict[str, tuple[Callable[[Tensor], Tensor], bool]] = {
+    "strided rows": (strided_rows, True),
+    "misaligned": (misaligned, True),
+    "permuted rows": (permuted_rows, True),
+    "strided columns": (strided_columns, False),
+}
+
+
+def relayout(name: str, value: Any) -> Any:
+    """The value, with tensors in the named layout."""
+    return LAYOUTS[name][0](value) if isinstance(value, Tensor) else value
