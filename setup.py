@@ -8,16 +8,20 @@ import importlib.util
 import os
 import platform
 import runpy
+import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
+import tempfile
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+BUILD = ROOT / "build" / "native"
+CSRC = "../../csrc"  # as seen from BUILD, where every command runs: no absolute path gets into the library
 PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; on PyPI mirrors without CPU builds see README.md
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
@@ -38,8 +42,14 @@ def find_torch() -> Path | None:
     return next((place for place in places if (place / "version.py").is_file()), None)
 
 
+def cuda_sources() -> list[Path]:
+    return sorted((ROOT / "csrc").rglob("*.cu"))
+
+
 def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
     """(nvcc or None, the reason in words)."""
+    if not cuda_sources():
+        return None, "there are no CUDA kernels yet"
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
     nvcc = str(Path(home) / "bin" / "nvcc") if home else shutil.which("nvcc")
     if os.environ.get("FORCE_CUDA") == "1":
@@ -71,14 +81,13 @@ class NinjaBuild(build_ext):
             )
         nvcc, reason = choose_cuda(version.get("cuda"))
         print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
-        build = ROOT / "build" / "native"
-        build.mkdir(parents=True, exist_ok=True)
-        library = build / "libtorch_infini.so"
-        (build / "build.ninja").write_text(ninja_file(torch, nvcc, library))
+        BUILD.mkdir(parents=True, exist_ok=True)
+        library = BUILD / "libtorch_infini.so"
+        (BUILD / "build.ninja").write_text(ninja_file(torch, nvcc, library))
         ninja = shutil.which("ninja")
         command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
         jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-        result = subprocess.run([*command, "-C", str(build), "--quiet", *jobs])
+        result = subprocess.run([*command, "-C", str(BUILD), "--quiet", *jobs])
         if result.returncode:
             sys.exit("torch_infini: the build failed; the compiler's messages are above.")
         target = Path(self.get_ext_fullpath(ext.name))
@@ -89,10 +98,36 @@ class NinjaBuild(build_ext):
             os.replace(f"{target}.new", target)
 
 
+class CheckCuda(Command):
+    """Compiles every CUDA source with nvcc alone, with the build's flags; fails on errors and on spilled registers."""
+
+    user_options: list = []
+
+    def initialize_options(self) -> None: ...
+
+    def finalize_options(self) -> None: ...
+
+    def run(self) -> None:
+        sources, nvcc = cuda_sources(), shutil.which("nvcc")
+        if not sources or not nvcc:
+            print(f"check_cuda: {'no nvcc on PATH' if sources else 'there are no CUDA sources'}: nothing was compiled")
+            return
+        BUILD.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory() as folder:
+            for source in sources:
+                command = [nvcc, *cuda_flags(["8.0", "9.0"]).split(), "-Xptxas", "-v", "-c", str(source)]
+                result = subprocess.run([*command, "-o", f"{folder}/out.o"], cwd=BUILD, capture_output=True, text=True)
+                spills = [
+                    line for line in result.stderr.splitlines() if "spill" in line and " 0 bytes spill" not in line
+                ]
+                if result.returncode or spills:
+                    sys.exit(f"check_cuda: {source.relative_to(ROOT)} failed:\n{result.stderr}")
+                print(f"check_cuda: {source.relative_to(ROOT)} compiles for sm_80 and sm_90, no spills")
+
+
 def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
     """The text of build.ninja."""
-    include = " ".join(f"-I{ROOT / 'csrc' / name}" for name in ("include", "common"))
-    torch_flags = f"-isystem {torch / 'include'} -DTORCH_TARGET_VERSION={STABLE_ABI}"
+    torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}"
     levels = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ""}
     archs = os.environ.get("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX").replace(" ", ";").split(";")
     lines = [
@@ -101,10 +136,10 @@ def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
         "cxxflags = -std=c++17 -O3 -fPIC -fopenmp -fvisibility=hidden -fvisibility-inlines-hidden -Wall -Wextra"
         # GCC 12 sees uninitialised values inside its own AVX-512 headers.
         " -Wno-maybe-uninitialized -Wno-uninitialized"
-        f" -Wno-psabi -fno-math-errno -fno-trapping-math -ffp-contract=off {include} {os.environ.get('CXXFLAGS', '')}",
-        f"cudaflags = -std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden {NVCC_FLAGS} {include} {gencode(archs)}",
-        f"ldflags = -shared -fopenmp -L{torch / 'lib'} -ltorch_cpu -Wl,-soname,{library.name} -Wl,--exclude-libs,ALL"
-        f" {os.environ.get('LDFLAGS', '')}",
+        f" -Wno-psabi -fno-math-errno -fno-trapping-math -ffp-contract=off {INCLUDE} {os.environ.get('CXXFLAGS', '')}",
+        f"cudaflags = {cuda_flags(archs)}",
+        f"ldflags = -shared -fopenmp -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -Wl,-soname,{library.name}"
+        f" -Wl,--version-script={CSRC}/exports.map {os.environ.get('LDFLAGS', '')}",
         "rule cxx\n  command = $cxx $cxxflags $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = CXX $out",
         "rule nvcc\n  command = $nvcc $cudaflags -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
@@ -114,8 +149,9 @@ def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
     objects: list[str] = []
 
     def compile_(rule: str, source: Path, suffix: str = "", flags: str = "") -> None:
-        name = str(source.relative_to(ROOT / "csrc").with_suffix("")).replace(os.sep, ".") + suffix + ".o"
-        lines.append(f"build {name}: {rule} {source}\n  flags = {flags}")
+        path = source.relative_to(ROOT / "csrc")
+        name = str(path.with_suffix("")).replace(os.sep, ".") + suffix + ".o"
+        lines.append(f"build {name}: {rule} {CSRC}/{path}\n  flags = {flags}")
         objects.append(name)
 
     for source in sorted((ROOT / "csrc").rglob("*.cpp")):
@@ -125,17 +161,20 @@ def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
         else:
             compile_("cxx", source, flags=torch_flags if source.stem.endswith("_torch") else "")
     if nvcc:
-        for source in sorted((ROOT / "csrc").rglob("*.cu")):
+        for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
     lines.append(f"build {library.name}: link {' '.join(objects)}")
     return "\n".join(lines) + "\n"
 
 
-# The flags that torch's own CUDAExtension passes: what compiles here compiles in any build against torch.
-NVCC_FLAGS = " ".join(
-    f"-D__CUDA_NO_{name}__"
-    for name in ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
-)
+INCLUDE = f"-I{CSRC}/include -I{CSRC}/common"
+
+
+def cuda_flags(archs: list[str]) -> str:
+    """What every CUDA source is compiled with; the defines are those of torch's own CUDAExtension."""
+    halves = ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
+    defines = " ".join(f"-D__CUDA_NO_{name}__" for name in halves)
+    return f"-std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden {defines} {INCLUDE} {gencode(archs)}"
 
 
 def gencode(archs: list[str]) -> str:
@@ -153,7 +192,7 @@ if __name__ == "__main__":
     has_torch = find_torch() is not None
     setup(
         ext_modules=[Extension("torch_infini.lib.libtorch_infini", sources=[])],
-        cmdclass={"build_ext": NinjaBuild},
+        cmdclass={"build_ext": NinjaBuild, "check_cuda": CheckCuda},
         # Without a torch, pip's build gets the pinned release, and so does the installation.
         setup_requires=[] if has_torch else [PINNED_TORCH],
         install_requires=[f"torch>={OLDEST_TORCH}" if has_torch else PINNED_TORCH],

@@ -47,7 +47,7 @@ def add_rms_norm(
 
     Equivalent to:
         >>> h = x + residual
-        >>> y = torch_infini.ops.rms_norm(h, weight, eps, rounding)
+        >>> y, h = torch_infini.ops.rms_norm(h, weight, eps, rounding), h
 
     Source: the pre-norm transformer layer as in Touvron et al., LLaMA, 2023, arXiv:2302.13971.
     """

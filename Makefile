@@ -1,0 +1,62 @@
+# make demo: the two-command start. make test: all tests. Both set .venv up first; a second call does nothing twice.
+# PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
+PYTHON ?= python3
+VENV := .venv
+PY := $(VENV)/bin/python
+TORCH := 2.13.0
+
+.PHONY: demo test build bench format check-format check-cuda clean
+.DELETE_ON_ERROR:
+
+demo: build
+	$(PY) -m torch_infini demo
+
+test: build
+	$(PY) -m pytest -q
+
+bench: build
+	$(PY) benchmarks/run.py
+
+build: $(VENV)/.ready
+	@$(PY) setup.py -q build_ext --inplace
+
+$(VENV)/.ready: pyproject.toml .ci/constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info; \
+	  v >= (3, 10) or sys.exit("torch_infini needs Python >= 3.10, got %d.%d: make PYTHON=python3.12" % v[:2])'
+	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
+	  echo "set-up: using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
+	else \
+	  echo "set-up: installing torch $(TORCH), the CPU build"; $(PYTHON) -m venv $(VENV); fi
+	@# uv knows where PyTorch keeps its CPU builds; pip finds one only where an index that has it is configured.
+	@$(PY) -c 'import torch' 2>/dev/null \
+	  || $(PY) -m pip install -q 'torch==$(TORCH)+cpu' 2>/dev/null \
+	  || { $(PY) -m pip install -q uv && $(PY) -m uv pip install -q --python $(PY) --torch-backend cpu torch==$(TORCH); } \
+	  || { echo "set-up: no CPU build of torch $(TORCH) could be installed: install any torch >= 2.11 for $(PYTHON)" \
+	       "(see pytorch.org) and call make again"; exit 1; }
+	@# What is there already is enough (no registry is asked); what is missing is installed as pinned.
+	@for what in 'setuptools>=77 wheel ninja' '--no-build-isolation -e .[test]'; do \
+	  $(PY) -m pip install -q --no-index $$what 2>/dev/null \
+	    || $(PY) -m pip install -q -c .ci/constraints.txt $$what || exit 1; done
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.ready
+	@$(PY) -m pip install -q -c .ci/constraints.txt ruff clang-format
+	@touch $@
+
+SOURCES = $(shell git ls-files '*.h' '*.hpp' '*.cpp' '*.cu' '*.cuh' '*.c')
+
+format: $(VENV)/.dev
+	$(PY) -m ruff format .
+	$(PY) -m ruff check --fix .
+	$(VENV)/bin/clang-format -i $(SOURCES)
+
+check-format: $(VENV)/.dev
+	$(PY) -m ruff format --check .
+	$(PY) -m ruff check .
+	$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
+
+check-cuda: $(VENV)/.ready
+	$(PY) setup.py -q check_cuda
+
+clean:
+	rm -rf build dist *.egg-info torch_infini/lib

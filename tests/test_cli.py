@@ -1,0 +1,139 @@
+"""python -m torch_infini: what the commands print, and the sentence that each bad input gets."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torch_infini.__main__ import main
+from torch_infini.commands import doctor
+from torch_infini.ops import REGISTRY
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    status = main(list(arguments))
+    out, err = capsys.readouterr()
+    return status, out, err
+
+
+def test_env(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "env")
+    assert status == 0
+    assert "cpu_capability" in out
+    status, out, _ = run(capsys, "env", "--json")
+    facts = json.loads(out)
+    assert status == 0
+    assert facts["cpu_capability"] in facts["cpu_capabilities"]
+    assert facts["torch_infini"]
+
+
+def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "ops")
+    assert [line.split()[0] for line in out.splitlines()[1:]] == sorted(REGISTRY)
+    _, out, _ = run(capsys, "ops", "--json")
+    assert {row["op"]: row["schema"] for row in json.loads(out)} == {n: s.schema for n, s in REGISTRY.items()}
+
+
+def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = run(capsys, "doctor", "--verbose")
+    assert status == 0, out
+    assert "rms_norm on cpu, baseline" in out
+    assert ", 0 failed" in out
+
+
+def test_doctor_finds_faults(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail() -> None:
+        raise AssertionError("off by one")
+
+    monkeypatch.setattr(doctor, "checks", lambda: iter([("good", lambda: None), ("bad", fail)]))
+    status, out, _ = run(capsys, "doctor")
+    assert status == 1
+    assert "FAILED  bad: off by one" in out
+    assert "1 checks passed, 1 failed" in out
+
+
+def test_unknown_command() -> None:
+    done = subprocess.run([sys.executable, "-m", "torch_infini", "fly"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 2
+    assert "invalid choice: 'fly'" in done.stderr
+
+
+class TestDemo:
+    """The main job, on the model that comes with the package."""
+
+    def test_equal_tokens(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status, out, _ = run(capsys, "demo", "--max-new-tokens", "24", "--runs", "1")
+        assert status == 0, out
+        assert "tokens equal   yes" in out
+        assert "of the memory-bandwidth limit" in out
+        unpatched, patched = out.split("--- unpatched ---")[1].split("tokens equal")[0].split("--- patched ---")
+        assert unpatched.strip() == patched.strip()
+        assert unpatched.strip().startswith("The with statement")
+        assert len(unpatched.split()) > 8
+
+    def test_bfloat16(self, capsys: pytest.CaptureFixture[str]) -> None:
+        _, out, _ = run(capsys, "demo", "--max-new-tokens", "4", "--runs", "1", "--dtype", "bfloat16")
+        assert "bfloat16" in out
+
+    @pytest.mark.parametrize(
+        ("arguments", "sentence"),
+        [
+            (["--prompt", "  "], "--prompt must not be empty"),
+            (["--max-new-tokens", "0"], "--max-new-tokens must be at least 1, got 0"),
+            (["--runs", "-1"], "--runs must be at least 1, got -1"),
+            (["--model", "no/such"], "--model must be a folder, got no/such, which does not exist"),
+        ],
+    )
+    def test_bad_input(self, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str) -> None:
+        status, _, err = run(capsys, "demo", *arguments)
+        assert status == 2
+        assert err == f"torch_infini demo: {sentence}\n"
+
+    def test_too_many_tokens(self, capsys: pytest.CaptureFixture[str]) -> None:
+        status, _, err = run(capsys, "demo", "--max-new-tokens", "1000000")
+        assert status == 2
+        assert "--max-new-tokens must be at most" in err
+
+    def test_folder_without_config(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        status, _, err = run(capsys, "demo", "--model", str(tmp_path))
+        assert status == 2
+        rule = "--model must be a Hugging Face model folder"
+        assert err == f"torch_infini demo: {rule}, got {tmp_path}, which has no config.json\n"
+
+    def test_another_family(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
+        status, _, err = run(capsys, "demo", "--model", str(tmp_path))
+        assert status == 2
+        assert err == f"torch_infini demo: --model must be of the llama family, got gpt2 in {tmp_path}\n"
+
+    def test_broken_config(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text("{")
+        status, _, err = run(capsys, "demo", "--model", str(tmp_path))
+        assert status == 2
+        assert err.startswith("torch_infini demo: --model must have a readable config.json, got ")
+
+    def test_no_weights(self, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+        (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}))
+        status, _, err = run(capsys, "demo", "--model", str(tmp_path))
+        assert status == 2
+        assert err.startswith("torch_infini demo: --model must hold weights and a tokenizer, got ")
+
+
+def test_module_runs() -> None:
+    """As a user types it, in a process of its own."""
+    done = subprocess.run(
+        [sys.executable, "-m", "torch_infini", "env", "--json"],
+        capture_output=True,
+        text=True,
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["library"] == "libtorch_infini.so"

@@ -1,0 +1,80 @@
+"""What the files and docstrings promise: every source says what it is for, every example does what its op does."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import subprocess
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import torch_infini
+from torch_infini.ops import OpSpec, all_ops
+from torch_infini.testing import assert_close
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def sources(*suffixes: str) -> list[Path]:
+    """The project's own files."""
+    folders = ("csrc", "torch_infini", "tests", "benchmarks")
+    found = [p for folder in folders for p in (ROOT / folder).rglob("*") if p.suffix in suffixes]
+    return sorted(p for p in [*found, *ROOT.glob("*.py")] if p.suffix in suffixes)
+
+
+@pytest.mark.parametrize("path", sources(".py"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_python_files_say_what_they_are_for(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    assert ast.get_docstring(tree), "the file does not open with a docstring"
+
+
+@pytest.mark.parametrize("path", sources(".h", ".cpp", ".cu", ".cuh", ".hpp"), ids=lambda p: str(p.relative_to(ROOT)))
+def test_native_files_say_what_they_are_for(path: Path) -> None:
+    assert path.read_text().startswith(("// ", "/* ")), "the file does not open with a comment"
+
+
+def example_of(spec: OpSpec) -> str:
+    """The code under "Equivalent to:" in the op's docstring."""
+    doc = inspect.getdoc(spec.function) or ""
+    lines = doc.split("Equivalent to:")[1].split("Source:")[0].splitlines()
+    code = [line.strip()[4:] for line in lines if line.strip().startswith((">>> ", "... "))]
+    return textwrap.dedent("\n".join(code))
+
+
+@pytest.mark.parametrize("spec", [s for s in all_ops() if s.compare is None], ids=lambda s: s.name)
+def test_examples(spec: OpSpec) -> None:
+    """The example's last assignment gives what the op gives, for a call with default attributes."""
+    code = example_of(spec)
+    last = ast.parse(code).body[-1]
+    assert isinstance(last, ast.Assign), "the example must end in an assignment of the result"
+    dtype = spec.dtypes[0]
+    plain = [s for s in spec.samples(dtype) if not s.kwargs and all(torch.is_tensor(a) or a is None for a in s.args)]
+    sample = next(s for s in plain if all(a is None or a.numel() > 1 for a in s.args))
+    bound = inspect.signature(spec.function).bind(*sample.args)
+    bound.apply_defaults()
+    names = {**bound.arguments, "torch": torch, "F": F, "torch_infini": torch_infini}
+    exec(code, names)  # our own docstring
+    result = eval(ast.unparse(last.targets[0]), names)
+    actual = spec.function(*sample.args)
+    relative, absolute = spec.tolerances[dtype]
+    for got, want in zip(
+        actual if isinstance(actual, tuple) else (actual,), result if isinstance(result, tuple) else (result,)
+    ):
+        # The example computes in the op's dtype too: both may be off.
+        assert_close(got, want, 4 * relative, 4 * absolute, spec.name)
+
+
+def test_no_paths_of_one_machine() -> None:
+    tracked = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True)
+    if tracked.returncode:
+        pytest.skip("not a git checkout")
+    for name in tracked.stdout.split():
+        path = ROOT / name
+        if path.is_file() and path.suffix in {".py", ".md", ".cpp", ".h", ".json", ".toml", ".csv", ""}:
+            text = path.read_text(errors="ignore")
+            assert str(Path.home()) + "/" not in text, name
+            assert str(ROOT) not in text, name

@@ -1,0 +1,133 @@
+"""The native library: what it exports, what its objects share, how loading it fails, and the choice of kernels."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import pytest
+import torch
+
+import torch_infini
+from torch_infini._library import PATH, check_torch, load, set_cpu_capability
+from torch_infini.testing import cpu_capability_set_to, threads_set_to
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def nm(*arguments: str) -> list[list[str]]:
+    lines = subprocess.run(["nm", *arguments], capture_output=True, text=True, check=True).stdout.splitlines()
+    return [line.split() for line in lines if line.strip()]
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+
+
+def test_exports_nothing_but_the_c_functions() -> None:
+    assert {fields[-1] for fields in nm("-D", "--defined-only", str(PATH))} == {
+        "infiniGetLastErrorMessage",
+        "infinirtCpuCapability",
+        "infinirtCpuHighestCapability",
+        "infinirtCpuSetCapability",
+    }
+
+
+def test_instruction_sets_share_no_symbol() -> None:
+    """Or the linker might pick one level's copy of a function for every machine."""
+    owners = defaultdict(set)
+    objects = sorted((ROOT / "build" / "native").glob("*_cpu.*.o"))
+    assert objects, "build/native holds no kernel objects: run make build"
+    for path in objects:
+        level = path.name.split(".")[-2]
+        for fields in nm(str(path)):
+            if fields[-2] in "WVu":
+                owners[fields[-1]].add(level)
+    shared = {name: levels for name, levels in owners.items() if len(levels) > 1}
+    assert not shared
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+def test_environment_lowers_the_capability(capability: str) -> None:
+    done = python("import torch_infini; print(torch_infini.cpu_capability())", INFINI_CPU_CAPABILITY=capability)
+    assert done.stdout.strip() == capability, done.stderr
+
+
+def test_environment_above_the_machine_is_lowered() -> None:
+    done = python("import torch_infini; print(torch_infini.cpu_capability())", INFINI_CPU_CAPABILITY="avx512_bf16")
+    assert done.stdout.strip() == torch_infini.cpu_capabilities()[-1], done.stderr
+
+
+def test_unknown_capability() -> None:
+    done = python("import torch_infini", INFINI_CPU_CAPABILITY="sse9")
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: infini: INFINI_CPU_CAPABILITY must be baseline, avx2, avx512 or avx512_bf16, got 'sse9'"
+    )
+    with pytest.raises(ValueError, match="must be baseline, avx2, avx512 or avx512_bf16, got 'mmx'"):
+        set_cpu_capability("mmx")
+
+
+def test_capability_scope() -> None:
+    before = torch_infini.cpu_capability()
+    with cpu_capability_set_to("baseline"):
+        assert torch_infini.cpu_capability() == "baseline"
+    assert torch_infini.cpu_capability() == before
+
+
+def test_torch_too_old() -> None:
+    with pytest.raises(ImportError) as caught:
+        check_torch("2.10.1+cpu")
+    assert str(caught.value) == (
+        "torch_infini needs torch >= 2.11, found 2.10.1+cpu: run `pip install 'torch>=2.11'` "
+        "(nothing has to be rebuilt)."
+    )
+    check_torch("2.11.0")
+    check_torch("3.0.0a0+git1234")
+
+
+def test_not_built(tmp_path: Path) -> None:
+    with pytest.raises(ImportError) as caught:
+        load(tmp_path / "libtorch_infini.so")
+    assert str(caught.value) == (
+        "torch_infini is not built: libtorch_infini.so is missing; run `make build` in a checkout, or `pip install .`."
+    )
+
+
+def test_foreign_library(tmp_path: Path) -> None:
+    broken = tmp_path / "libtorch_infini.so"
+    broken.write_bytes(b"\x7fELF of another machine")
+    with pytest.raises(ImportError, match="cannot be loaded on .* rebuild it here with `pip install --force-reinstall"):
+        load(broken)
+
+
+def test_import_does_not_import_transformers() -> None:
+    done = python("import sys, torch_infini; print('transformers' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="counts threads in /proc")
+def test_one_thread_pool_with_torch() -> None:
+    """Our regions run on torch's OpenMP threads: using both leaves no more threads than torch alone."""
+    code = (
+        "import os, torch, torch_infini\n"
+        "torch.set_num_threads(2)\n"
+        "x, w = torch.randn(4096, 4096), torch.ones(4096)\n"
+        "torch.ops.aten.silu(x)\n"
+        "alone = len(os.listdir('/proc/self/task'))\n"
+        "torch.ops.infini.rms_norm(x, w)\n"
+        "print(alone, len(os.listdir('/proc/self/task')))"
+    )
+    alone, both = python(code, OMP_NUM_THREADS="2").stdout.split()
+    assert alone == both
+
+
+def test_more_threads_than_rows() -> None:
+    x, w = torch.randn(2, 100_000), torch.ones(100_000)
+    with threads_set_to(8):
+        many = torch.ops.infini.rms_norm(x, w)
+    with threads_set_to(1):
+        assert torch.equal(torch.ops.infini.rms_norm(x, w), many)

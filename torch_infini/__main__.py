@@ -1,0 +1,29 @@
+"""python -m torch_infini: env, ops, doctor and demo on the command line.
+
+Each command is a module of torch_infini/commands with HELP, add_arguments(parser) and run(arguments) -> exit status.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .commands import COMMANDS, CommandError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; 2 for bad input, after one sentence on stderr."""
+    parser = argparse.ArgumentParser(prog="python -m torch_infini", description="Infini kernels for PyTorch.")
+    subparsers = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
+    for name, module in COMMANDS.items():
+        module.add_arguments(subparsers.add_parser(name, help=module.HELP, description=module.HELP))
+    arguments = parser.parse_args(argv)
+    try:
+        return COMMANDS[arguments.command].run(arguments)
+    except CommandError as error:
+        print(f"torch_infini {arguments.command}: {error}", file=sys.stderr)
+        return 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,8 @@
+"""The commands of python -m torch_infini, by name."""
+
+from . import demo, doctor, env, ops
+from .errors import CommandError
+
+COMMANDS = {"demo": demo, "doctor": doctor, "env": env, "ops": ops}
+
+__all__ = ["COMMANDS", "CommandError"]

@@ -1,0 +1,25 @@
+"""demo: one prompt through a LLaMA as it is and patched: both texts, whether the tokens are equal, and the speeds."""
+
+from __future__ import annotations
+
+import argparse
+
+HELP = "generate with a small LLaMA, unpatched and patched, and compare texts and speeds"
+
+DTYPES = ("float32", "bfloat16", "float16")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model", metavar="PATH", help="a local Hugging Face LLaMA folder (default: the small one here)"
+    )
+    parser.add_argument("--prompt", default="The with statement", help="the text to continue")
+    parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="tokens to generate (default: 96)")
+    parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what to compute in (default: float32)")
+    parser.add_argument("--runs", type=int, default=5, metavar="N", help="timed runs of each, interleaved (default: 5)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..demo import run_demo  # transformers takes seconds to import: only this command pays
+
+    return run_demo(arguments)

@@ -1,0 +1,94 @@
+"""doctor: does this installation work? Every op on every backend present against its float64 reference, and the rest.
+
+On the CPU with each instruction set that the machine has; then threads, and a patched model. Exit status 1 on failure.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from pathlib import Path
+
+import torch
+
+from .._library import cpu_capabilities
+from ..ops import OpSpec, all_ops
+from ..testing import check_against_reference, cpu_capability_set_to
+
+HELP = "check every op on every backend present, and the installation"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--verbose", action="store_true", help="a line for each op, backend and instruction set")
+
+
+def check_op(spec: OpSpec, capability: str) -> None:
+    with cpu_capability_set_to(capability), torch.no_grad():
+        for dtype in spec.dtypes:
+            for sample in spec.samples(dtype):
+                check_against_reference(spec, sample, dtype, spec.op(*sample.args, **sample.kwargs))
+
+
+def check_threads() -> None:
+    """One OpenMP runtime in the process, or the thread count set in torch would not be ours."""
+    try:
+        maps = Path("/proc/self/maps").read_text()
+    except OSError:
+        return
+    runtimes = {line.split()[-1] for line in maps.splitlines() if "libgomp" in line or "libiomp5" in line}
+    assert len(runtimes) <= 1, f"two OpenMP runtimes are loaded, so torch.set_num_threads may not reach us: {runtimes}"
+
+
+def check_patched_model() -> None:
+    """A small random LLaMA gives the logits it gave before."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from .. import patch_model
+
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64,
+        intermediate_size=160,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        vocab_size=128,
+        max_position_embeddings=64,
+    )
+    model = LlamaForCausalLM(config).eval()
+    ids = torch.randint(0, 128, (2, 16))
+    with torch.no_grad():
+        before = model(ids).logits
+        patch_model(model)
+        difference = (model(ids).logits - before).abs().max().item()
+    assert difference < 1e-4, f"the patched model's logits differ by {difference}"
+
+
+def checks() -> Iterator[tuple[str, Callable[[], None]]]:
+    for spec in all_ops():
+        for backend in spec.backends:
+            if backend == "cpu":
+                for capability in cpu_capabilities():
+                    yield f"{spec.name} on cpu, {capability}", lambda s=spec, c=capability: check_op(s, c)
+    yield "one OpenMP runtime", check_threads
+    if find_spec("transformers"):
+        yield "patch_model on a small LLaMA", check_patched_model
+
+
+def run(arguments: argparse.Namespace) -> int:
+    failed = passed = 0
+    for name, check in checks():
+        try:
+            check()
+        except Exception as error:  # whatever it is, it is the finding
+            failed += 1
+            print(f"FAILED  {name}: {error}")
+        else:
+            passed += 1
+            if arguments.verbose:
+                print(f"ok      {name}")
+    if not find_spec("transformers"):
+        print("skipped patch_model: transformers is not installed (pip install 'torch_infini[hf]')")
+    print(f"doctor: {passed} checks passed, {failed} failed ({', '.join(cpu_capabilities())})")
+    return 1 if failed else 0

@@ -1,0 +1,153 @@
+"""Generates from one prompt with a LLaMA as it is and patched, in turns, and prints texts, equality and speeds.
+
+The share of the memory-bandwidth limit is the bytes of weights that each token must read, over the measured bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import Tensor
+from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils import logging as transformers_logging
+
+from .. import patch_model, unpatch_model
+from .._library import cpu_capability
+from ..commands.errors import CommandError
+from ..testing.bandwidth import read_bandwidth
+
+SMALL_MODEL = Path(__file__).parent / "model"
+
+
+@dataclass
+class Runs:
+    """What one form of the model generated, and the seconds that each timed run took."""
+
+    tokens: Tensor | None = None
+    seconds: list[float] = field(default_factory=list)
+
+    @property
+    def per_second(self) -> float:
+        assert self.tokens is not None
+        return self.tokens.numel() / statistics.median(self.seconds)
+
+
+def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
+    """The model and tokenizer of a local folder; CommandError for what is not a LLaMA's folder."""
+    if not folder.is_dir():
+        raise CommandError(f"--model must be a folder, got {folder}, which does not exist")
+    if not (folder / "config.json").is_file():
+        raise CommandError(f"--model must be a Hugging Face model folder, got {folder}, which has no config.json")
+    try:
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--model must have a readable config.json, got {folder}: {first_line(error)}") from error
+    if config.model_type != "llama":
+        raise CommandError(f"--model must be of the llama family, got {config.model_type} in {folder}")
+    try:
+        model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--model must hold weights and a tokenizer, got {folder}: {first_line(error)}") from error
+    return model.eval(), tokenizer
+
+
+def first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
+
+
+def generate(model: PreTrainedModel, ids: Tensor, count: int) -> Tensor:
+    """Greedy: exactly `count` new tokens, so that every run does the same work."""
+    out = model.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        do_sample=False,
+        min_new_tokens=count,
+        max_new_tokens=count,
+        pad_token_id=0,
+    )
+    return out[0, ids.shape[1] :]
+
+
+def time_in_turns(model: PreTrainedModel, ids: Tensor, count: int, runs: int) -> tuple[Runs, Runs]:
+    """(as it is, patched), measured in turns so that a busy neighbour slows both alike; the model is left unpatched."""
+    plain, patched = Runs(), Runs()
+    for turn in range(runs + 1):  # the first turn warms up
+        for form in (plain, patched):
+            if form is patched:
+                patch_model(model)
+            start = time.perf_counter()
+            form.tokens = generate(model, ids, count)
+            if turn > 0:
+                form.seconds.append(time.perf_counter() - start)
+            if form is patched:
+                unpatch_model(model)
+    return plain, patched
+
+
+def bytes_per_token(model: PreTrainedModel) -> int:
+    """Bytes of weights that one token reads: all but the embedding table, of which it reads one row."""
+    table = model.get_input_embeddings().weight
+    tied = model.get_output_embeddings().weight is table
+    every = sum(p.numel() * p.element_size() for p in model.parameters())
+    return every - (0 if tied else table.numel() * table.element_size())
+
+
+def divergence(model: PreTrainedModel, ids: Tensor, plain: Tensor, patched: Tensor) -> str:
+    """Where two continuations part, and how close the model's two best logits are there."""
+    at = int((plain != patched).nonzero()[0])
+    with torch.no_grad():
+        logits = model(torch.cat([ids[0], plain[:at]])[None], logits_to_keep=1).logits[0, -1].float()
+    best = logits.topk(2).values
+    return f"no: they part at token {at + 1}, where the two best logits are {best[0] - best[1]:.4f} apart"
+
+
+def run_demo(arguments: argparse.Namespace) -> int:
+    """Print the comparison; 0 if the tokens are equal, 1 if not."""
+    count = arguments.max_new_tokens
+    if not arguments.prompt.strip():
+        raise CommandError("--prompt must not be empty")
+    for name, value in (("--max-new-tokens", count), ("--runs", arguments.runs)):
+        if value < 1:
+            raise CommandError(f"{name} must be at least 1, got {value}")
+    transformers_logging.set_verbosity_error()
+    transformers_logging.disable_progress_bar()
+    folder = Path(arguments.model) if arguments.model else SMALL_MODEL
+    model, tokenizer = load(folder, getattr(torch, arguments.dtype))
+    ids = tokenizer(arguments.prompt, return_tensors="pt").input_ids
+    room = model.config.max_position_embeddings - ids.shape[1]
+    if count > room:
+        raise CommandError(
+            f"--max-new-tokens must be at most {room} (the model has {model.config.max_position_embeddings} positions, "
+            f"the prompt takes {ids.shape[1]}), got {count}"
+        )
+    report = patch_model(model)
+    unpatch_model(model)
+    plain, patched = time_in_turns(model, ids, count, arguments.runs)
+    assert plain.tokens is not None
+    assert patched.tokens is not None
+
+    size = sum(p.numel() for p in model.parameters())
+    print(f"model      {'the small LLaMA of this package' if arguments.model is None else folder}")
+    print(f"           {size / 1e6:.1f} M parameters, {arguments.dtype}, batch 1, greedy, {count} tokens")
+    print(f"machine    {cpu_capability()} kernels, {torch.get_num_threads()} threads, torch {torch.__version__}")
+    print(f"replaced   {len(report.replaced)} modules, {len(report.left)} left as they were")
+    for name, form in (("unpatched", plain), ("patched", patched)):
+        print(f"\n--- {name} ---\n{arguments.prompt}{tokenizer.decode(form.tokens)}")
+    equal = torch.equal(plain.tokens, patched.tokens)
+    print(f"\ntokens equal   {'yes' if equal else divergence(model, ids, plain.tokens, patched.tokens)}")
+    bandwidth, weights = read_bandwidth(), bytes_per_token(model)
+    for name, form in (("unpatched", plain), ("patched", patched)):
+        share = form.per_second * weights / bandwidth
+        print(f"{name:14} {form.per_second:8.1f} tokens/s, {share:6.1%} of the memory-bandwidth limit")
+    print(f"ratio          {patched.per_second / plain.per_second:8.2f}")
+    print(
+        f"(medians of {arguments.runs} runs in turns; each token reads {weights / 1e6:.1f} MB of weights, "
+        f"this machine reads {bandwidth / 1e9:.1f} GB/s: at most {bandwidth / weights:.0f} tokens/s from memory)"
+    )
+    return 0 if equal else 1
