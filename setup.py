@@ -34,12 +34,27 @@ X86_LEVELS = {
 }
 
 
-def find_torch() -> Path | None:
-    """Folder of the torch to build against: this interpreter's, also from inside pip's isolated build."""
-    spec = importlib.util.find_spec("torch")
-    places = [Path(spec.origin).parent] if spec and spec.origin else []
-    places += [Path(sysconfig.get_path(name)) / "torch" for name in ("platlib", "purelib")]
+def installed_torch() -> Path | None:
+    """Folder of the torch that the environment has into which we are to be installed.
+
+    Looked up by path, for pip's isolated builds hide that environment from `import`.
+    """
+    bases = [sys.prefix]
+    config = Path(sys.prefix) / "pyvenv.cfg"
+    if config.is_file() and "include-system-site-packages = true" in config.read_text():
+        bases.append(sys.base_prefix)
+    places = [
+        Path(sysconfig.get_path(name, vars={"base": base, "platbase": base})) / "torch"
+        for base in bases
+        for name in ("platlib", "purelib")
+    ]
     return next((place for place in places if (place / "version.py").is_file()), None)
+
+
+def find_torch() -> Path | None:
+    """Folder of the torch to build against: the environment's, else one that pip brought for this build."""
+    spec = importlib.util.find_spec("torch")
+    return installed_torch() or (Path(spec.origin).parent if spec and spec.origin else None)
 
 
 def cuda_sources() -> list[Path]:
@@ -189,7 +204,7 @@ def gencode(archs: list[str]) -> str:
 
 
 if __name__ == "__main__":
-    has_torch = find_torch() is not None
+    has_torch = installed_torch() is not None
     setup(
         ext_modules=[Extension("torch_infini.lib.libtorch_infini", sources=[])],
         cmdclass={"build_ext": NinjaBuild, "check_cuda": CheckCuda},
