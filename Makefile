@@ -23,10 +23,13 @@ build: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 10) or sys.exit("torch_infini needs Python >= 3.10, got %d.%d: make PYTHON=python3.12" % v[:2])'
+	@$(PYTHON) -m venv $(VENV)
+	@# A path file lends .venv the packages of an interpreter that has torch, be it a virtual environment itself or not.
 	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
-	  echo "set-up: using the torch of $(PYTHON)"; $(PYTHON) -m venv --system-site-packages $(VENV); \
-	else \
-	  echo "set-up: installing torch $(TORCH), the CPU build"; $(PYTHON) -m venv $(VENV); fi
+	  echo "set-up: using the torch of $(PYTHON)"; \
+	  $(PYTHON) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
+	    > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base-interpreter.pth"; \
+	else echo "set-up: installing torch $(TORCH), the CPU build"; fi
 	@# uv knows where PyTorch keeps its CPU builds; pip finds one only where an index that has it is configured.
 	@$(PY) -c 'import torch' 2>/dev/null \
 	  || $(PY) -m pip install -q 'torch==$(TORCH)+cpu' 2>/dev/null \
@@ -34,9 +37,11 @@ $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	  || { echo "set-up: no CPU build of torch $(TORCH) could be installed: install any torch >= 2.11 for $(PYTHON)" \
 	       "(see pytorch.org) and call make again"; exit 1; }
 	@# What is there already is enough (no registry is asked); what is missing is installed as pinned.
-	@for what in 'setuptools>=77 wheel ninja' '--no-build-isolation -e .[test]'; do \
-	  $(PY) -m pip install -q --no-index $$what 2>/dev/null \
-	    || $(PY) -m pip install -q -c .ci/constraints.txt $$what || exit 1; done
+	@$(PY) -c 'import setuptools' 2>/dev/null || $(PY) -m pip install -q -c .ci/constraints.txt setuptools wheel
+	@command -v ninja >/dev/null || $(PY) -c 'import ninja' 2>/dev/null \
+	  || $(PY) -m pip install -q -c .ci/constraints.txt ninja
+	@$(PY) -m pip install -q --no-index --no-build-isolation -e '.[test]' 2>/dev/null \
+	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-build-isolation -e '.[test]'
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
