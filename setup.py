@@ -37,8 +37,12 @@ X86_LEVELS = {
 def installed_torch() -> Path | None:
     """Folder of the torch that the environment has into which we are to be installed.
 
-    Looked up by path, for pip's isolated builds hide that environment from `import`.
+    pip's isolated builds hide that environment from `import` (and may show a torch of their own): there it is looked up
+    by path.
     """
+    spec = importlib.util.find_spec("torch")
+    if spec and spec.origin and "pip-build-env" not in spec.origin:
+        return Path(spec.origin).parent
     bases = [sys.prefix]
     config = Path(sys.prefix) / "pyvenv.cfg"
     if config.is_file() and "include-system-site-packages = true" in config.read_text():
@@ -52,7 +56,7 @@ def installed_torch() -> Path | None:
 
 
 def find_torch() -> Path | None:
-    """Folder of the torch to build against: the environment's, else one that pip brought for this build."""
+    """Folder of the torch to build against: the environment's, else the one that pip brought for this build."""
     spec = importlib.util.find_spec("torch")
     return installed_torch() or (Path(spec.origin).parent if spec and spec.origin else None)
 
