@@ -40,8 +40,9 @@ $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	@$(PY) -c 'import setuptools' 2>/dev/null || $(PY) -m pip install -q -c .ci/constraints.txt setuptools wheel
 	@command -v ninja >/dev/null || $(PY) -c 'import ninja' 2>/dev/null \
 	  || $(PY) -m pip install -q -c .ci/constraints.txt ninja
-	@$(PY) -m pip install -q --no-index --no-build-isolation -e '.[test]' 2>/dev/null \
-	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-build-isolation -e '.[test]'
+	@offline=$$($(PY) -m pip install -q --no-index --no-build-isolation -e '.[test]' 2>&1) \
+	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-build-isolation -e '.[test]' \
+	  || { echo "set-up: without a registry pip said: $$offline"; exit 1; }
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready

@@ -109,6 +109,8 @@ class NinjaBuild(build_ext):
         result = subprocess.run([*command, "-C", str(BUILD), "--quiet", *jobs])
         if result.returncode:
             sys.exit("torch_infini: the build failed; the compiler's messages are above.")
+        # An editable install copies to the source tree as well, into a folder that has to be there.
+        (ROOT / "torch_infini" / "lib").mkdir(exist_ok=True)
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.stat().st_mtime < library.stat().st_mtime:
