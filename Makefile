@@ -18,7 +18,7 @@ bench: build
 	$(PY) benchmarks/run.py
 
 build: $(VENV)/.ready
-	@$(PY) setup.py -q build_ext --inplace
+	@$(PY) -W ignore setup.py -q build_ext --inplace
 
 $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
@@ -62,7 +62,7 @@ check-format: $(VENV)/.dev
 	$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
 
 check-cuda: $(VENV)/.ready
-	$(PY) setup.py -q check_cuda
+	$(PY) -W ignore setup.py -q check_cuda
 
 clean:
 	rm -rf build dist *.egg-info torch_infini/lib
