@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import re
 import subprocess
 import textwrap
 from pathlib import Path
@@ -78,3 +79,27 @@ def test_no_paths_of_one_machine() -> None:
             text = path.read_text(errors="ignore")
             assert str(Path.home()) + "/" not in text, name
             assert str(ROOT) not in text, name
+
+
+def test_readme_examples() -> None:
+    """The README's Python blocks run as they stand, one after the other."""
+    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
+    assert len(blocks) >= 2
+    names: dict[str, object] = {}
+    for block in blocks:
+        exec(block.split("```")[0], names)  # our own page
+
+
+def test_readme_lists_every_op() -> None:
+    page = (ROOT / "README.md").read_text()
+    missing = [spec.name for spec in all_ops() if f"`{spec.name}`" not in page]
+    assert not missing
+
+
+def test_readme_lists_every_setting() -> None:
+    """Environment variables that the sources read, against the README's table."""
+    page = (ROOT / "README.md").read_text()
+    text = "\n".join(p.read_text() for p in sources(".py", ".cpp", ".h") if "tests" not in p.parts)
+    read = set(re.findall(r'(?:getenv\(|environ(?:\.get\(|\[))"(\w+)"', text))
+    assert "INFINI_CPU_CAPABILITY" in read
+    assert not {name for name in read if f"`{name}`" not in page}
