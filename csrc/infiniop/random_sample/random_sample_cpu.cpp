@@ -210,26 +210,33 @@ template <typename T> double sum_of_weights(const T *x, int64_t n, const Weights
     constexpr int64_t kChunk = 32 * kLanes;
     double total = 0;
     for (int64_t begin = 0; begin < n; begin += kChunk) {
-        VecF part[2] = {};
+        VecF part = {};
         for_each_vector(n - begin < kChunk ? n - begin : kChunk, [&](int64_t i, auto lanes) {
-            VecF &p = part[(i / kLanes) & 1];
-            p = p + weights.weight(weights.distance(load_or(x + begin, i, lanes, -kInfinity)));
+            part = part + weights.weight(weights.distance(load_or(x + begin, i, lanes, -kInfinity)));
         });
-        total += sum(part[0] + part[1]);
+        total += sum(part);
     }
     return total;
 }
 
-// The sum of the weights in each bucket.
+// The sum of the weights in each bucket. Weights and buckets of a chunk are stored before they are added up one by one:
+// a load of one lane straight after the store of its vector would wait for it.
 template <typename T> void fill_histogram(const T *x, int64_t n, const Weights &weights, double *sums) {
-    for_each_vector(n, [&](int64_t i, auto lanes) {
-        const VecF distance = weights.distance(load_at(x, i, lanes));
-        const VecF weight = weights.weight(distance);
-        const VecI bucket = weights.bucket(distance);
-        for (int lane = 0; lane < lanes; ++lane) {
-            sums[bucket[lane]] += weight[lane];
+    constexpr int64_t kChunk = 1024;
+    float weight[kChunk];
+    int32_t bucket[kChunk];
+    for (int64_t begin = 0; begin < n; begin += kChunk) {
+        const int64_t size = n - begin < kChunk ? n - begin : kChunk;
+        for_each_vector(size, [&](int64_t i, auto lanes) {
+            const VecF distance = weights.distance(load_at(x + begin, i, lanes));
+            const VecI buckets = weights.bucket(distance);
+            store(weight + i, weights.weight(distance)); // lanes beyond the row fit in and are not read
+            std::memcpy(bucket + i, &buckets, sizeof buckets);
+        });
+        for (int64_t i = 0; i < size; ++i) {
+            sums[bucket[i]] += weight[i];
         }
-    });
+    }
 }
 
 struct Settings {
@@ -246,17 +253,15 @@ template <typename T> float maximum(const T *x, int64_t n, int64_t group, const 
     VecI good = (VecI)(top == top);
     float *maxima = b.maxima;
     for (int64_t begin = 0; begin < n; begin += group * kLanes) {
-        VecF group_max[2] = {splat(-kInfinity), splat(-kInfinity)};
+        VecF group_max = splat(-kInfinity);
         for_each_vector(n - begin < group * kLanes ? n - begin : group * kLanes, [&](int64_t i, auto lanes) {
             const VecF v = load_or(x + begin, i, lanes, -kInfinity);
-            VecF &m = group_max[(i / kLanes) & 1];
             good &= v < splat(kInfinity);
-            m = max(m, v);
+            group_max = max(group_max, v);
         });
-        const VecF m = max(group_max[0], group_max[1]);
-        store(maxima, m);
+        store(maxima, group_max);
         maxima += kLanes;
-        top = max(top, m);
+        top = max(top, group_max);
     }
     const uint32_t all = lanes_of((VecI)(splat(0) == splat(0)));
     return lanes_of(good) == all ? max(top) : std::numeric_limits<float>::quiet_NaN();
