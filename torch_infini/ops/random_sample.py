@@ -211,8 +211,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     # All logits equal: the token tells all bits of u, and each is the reference's.
     yield Sample("equal logits", (torch.full((20, 4096), -2.5, dtype=dtype), *settings_for(20)))
     yield Sample("equal logits, top-k", (torch.full((20, 4096), -2.5, dtype=dtype), *settings_for(20, 1.0, 1000)))
+    signed = torch.where(logits_of(dtype, 20, 4096) < 0, -0.0, 0.0).to(dtype)
+    yield Sample("signed zeros", (signed, *settings_for(20)))
+    yield Sample("signed zeros, top-k", (signed, *settings_for(20, 1.0, 1000)))
     ties = logits_of(dtype, 20, 3000).round()
-    ties[ties == 0] *= -1  # -0 and 0 are equal
     yield Sample("ties", (ties, *settings_for(20, 2.0)))
     yield Sample("ties, top-k", (ties, *settings_for(20, 2.0, 300, 0.99)))
 
