@@ -43,7 +43,10 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
 
 def same_bits(a: Any, b: Any) -> bool:
     pairs = list(zip(tensors_of(a), tensors_of(b), strict=True))
-    return all(x.dtype == y.dtype and torch.equal(x.view(torch.uint8), y.view(torch.uint8)) for x, y in pairs)
+    return all(
+        x.dtype == y.dtype and torch.equal(x.flatten().view(torch.uint8), y.flatten().view(torch.uint8))
+        for x, y in pairs
+    )
 
 
 def clone(sample: Sample) -> Sample:

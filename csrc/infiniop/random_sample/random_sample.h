@@ -1,0 +1,31 @@
+// random_sample: one token id for each row of logits [rows, n], by temperature, top-k and top-p, each row with settings
+// and a Philox stream of its own: a row's token depends on nothing but that row.
+// Weights exp((x - max) / temperature) in float, their sums in double, in an order fixed by n alone.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::random_sample {
+
+// u has 24 bits: of more columns some could never be drawn.
+constexpr int64_t kMaxColumns = int64_t{1} << 24;
+
+struct Args {
+    TensorView out;         // [rows] int64, or [] where logits is [n]; all below likewise
+    TensorView logits;      // [rows, n] or [n], float32, bfloat16 or float16; -infinity masks a token
+    TensorView temperature; // [rows] float32; 0: the first maximum
+    TensorView top_k;       // [rows] int64; 1: the first maximum; 0 or less: no limit
+    TensorView top_p;       // [rows] float32; 0: the first maximum; 1 or more: no limit
+    TensorView seed;        // [rows] int64, the 64 bits of the key
+    TensorView offset;      // [rows] int64, the low 64 bits of the counter
+};
+
+// Checks the arguments against the rules above, then draws the tokens. `out` may be top_k, seed or offset itself.
+void run(const char *op, const Args &args);
+
+// A row that cannot be sampled gets -1 - c as its token: c is the first column with a NaN or +infinity, or n where
+// every logit is -infinity. `run` makes a sentence of it (threads cannot throw).
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::random_sample

@@ -1,0 +1,376 @@
+// The CPU kernel of random_sample: no sort. A pass finds the maximum; a histogram of the weights, or for top-k a bound
+// on the k-th value, leaves few candidates; a radix selection among these finds where their running sum meets the
+// limit. Limit: memory bandwidth for the first maximum; one exponential for each logit where all weights are summed.
+#include "parallel.h"
+#include "philox.h"
+#include "random_sample.h"
+#include "vec.h"
+
+#include <cmath>
+#include <limits>
+
+#include "../../infinirt/cpu/scratch.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using random_sample::Args;
+
+constexpr float kInfinity = std::numeric_limits<float>::infinity();
+
+// A row costs up to 0.5 ns for each byte: less traffic than elsewhere pays for a second thread.
+constexpr int64_t kParallelSampleBytes = 64 * 1024;
+
+// Vectors whose maxima are kept together where top-k asks for none.
+constexpr int64_t kGroup = 64;
+
+// Maxima to keep for each token of top-k: with 8 about 7 % more candidates than needed pass the bound.
+constexpr int64_t kMaximaPerToken = 8;
+
+// The histogram over (max - x) / temperature; the last bucket takes all from 64 on, where weights are below 2e-28.
+constexpr int kBuckets = 1024;
+constexpr float kBucketsPerUnit = 16.0f;
+
+// Bit i is set where lane i of the comparison is true.
+inline uint32_t lanes_of(VecI mask) {
+#if defined(__AVX512F__)
+    return _mm512_movepi32_mask((__m512i)mask);
+#elif defined(__AVX2__)
+    return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
+#else
+    uint32_t bits = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        bits |= static_cast<uint32_t>(mask[i] & 1) << i;
+    }
+    return bits;
+#endif
+}
+
+inline uint32_t first_lanes(Full) {
+    return ~uint32_t{0};
+}
+
+inline uint32_t first_lanes(int n) {
+    return (uint32_t{1} << n) - 1;
+}
+
+// Lanes from n on are `fill`.
+template <typename T> inline VecF load_or(const T *p, int64_t i, Full lanes, float) {
+    return load_at(p, i, lanes);
+}
+
+template <typename T> inline VecF load_or(const T *p, int64_t i, int n, float fill) {
+    float values[kLanes];
+    const VecF v = load_at(p, i, n);
+    std::memcpy(values, &v, sizeof v);
+    for (int lane = n; lane < kLanes; ++lane) {
+        values[lane] = fill;
+    }
+    return load(values);
+}
+
+// Unsigned integers in the order of the floats; -0 and 0 are the same.
+inline VecU key_of(VecF x) {
+    const VecU bits = (VecU)(x + splat(0.0f));
+    return bits ^ ((VecU)((VecI)bits >> 31) | 0x80000000u);
+}
+
+inline float value_of(uint32_t key) {
+    return float_of(key & 0x80000000u ? key ^ 0x80000000u : ~key);
+}
+
+// One row's weights: exp(-distance), where distance = (max - x) / temperature. Both fall or stay with x.
+struct Weights {
+    VecF max, inverse;
+
+    Weights(float top, float temperature)
+        : max(splat(top)),
+          // Bounded so that neither 0 nor infinity times it is a NaN.
+          inverse(splat(std::fmin(std::fmax(1.0f / temperature, std::numeric_limits<float>::min()),
+                                  std::numeric_limits<float>::max()))) {}
+
+    VecF distance(VecF x) const { return (max - x) * inverse; }
+    VecF weight(VecF distance) const { return exp(-distance); }
+    VecI bucket(VecF distance) const {
+        return __builtin_convertvector(min(distance * splat(kBucketsPerUnit), splat(kBuckets - 1)), VecI);
+    }
+};
+
+// A thread's scratch. Candidates are in the order of their columns, so the first of equal values comes first.
+struct Buffers {
+    float *maxima;     // lane by lane, of each group of vectors
+    uint32_t *keys;    // of the candidates; before that their values, or the keys of the maxima
+    uint32_t *columns; // of the candidates
+    float *weights;    // of the candidates
+
+    explicit Buffers(int64_t n) {
+        const int64_t padded = (n + kLanes - 1) / kLanes * kLanes;
+        maxima = static_cast<float *>(cpu::scratch(static_cast<size_t>(padded) * 16));
+        keys = reinterpret_cast<uint32_t *>(maxima + padded);
+        columns = keys + padded;
+        weights = reinterpret_cast<float *>(columns + padded);
+    }
+};
+
+// Where the running sum of weight(i), in descending order of the keys, reaches the limit: returns the key there and
+// takes all that lies above it from the limit. Each round cuts the range of keys into 256 and keeps one part.
+// Keys without weight are never chosen.
+template <typename Weight>
+uint32_t select_key(const uint32_t *keys, int64_t count, const Weight &weight, double &limit) {
+    uint32_t low = ~uint32_t{0}, high = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        low = keys[i] < low ? keys[i] : low;
+        high = keys[i] > high ? keys[i] : high;
+    }
+    while (low < high) {
+        const uint32_t range = high - low;
+        const int width = 32 - __builtin_clz(range), shift = width > 8 ? width - 8 : 0;
+        double sums[256] = {};
+        for (int64_t i = 0; i < count; ++i) {
+            const uint32_t below = high - keys[i]; // wraps to a large number above the range
+            if (below <= range) {
+                sums[below >> shift] += weight(i);
+            }
+        }
+        uint32_t part = 0;
+        double reached = 0, above = 0;
+        for (uint32_t i = 0; i < 256 && (i == 0 || reached < limit || reached == 0); ++i) {
+            if (sums[i] > 0) { // the last of these where rounding keeps the sum below the limit
+                part = i;
+                above = reached;
+                reached += sums[i];
+            }
+        }
+        limit -= above;
+        high -= part << shift;
+        const uint32_t last = (uint32_t{1} << shift) - 1;
+        low = high - low > last ? high - last : low;
+    }
+    return high;
+}
+
+// The column where the running sum of the candidates' weights reaches the limit.
+int64_t select_column(const Buffers &b, int64_t count, double limit) {
+    const uint32_t key = select_key(b.keys, count, [&](int64_t i) { return b.weights[i]; }, limit);
+    int64_t column = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (b.keys[i] == key) {
+            column = b.columns[i];
+            limit -= b.weights[i];
+            if (limit <= 0) {
+                break;
+            }
+        }
+    }
+    return column;
+}
+
+// Columns with test(x) become candidates; their values take the place of the keys.
+template <typename T, typename Test> int64_t collect(const T *x, int64_t n, const Buffers &b, const Test &test) {
+    int64_t count = 0;
+    for_each_vector(n, [&](int64_t i, auto lanes) {
+        const VecF v = load_at(x, i, lanes);
+        for (uint32_t left = lanes_of(test(v)) & first_lanes(lanes); left; left &= left - 1) {
+            const int lane = __builtin_ctz(left);
+            b.keys[count] = bits_of(v[lane]);
+            b.columns[count] = static_cast<uint32_t>(i + lane);
+            ++count;
+        }
+    });
+    return count;
+}
+
+// The candidates' weights and keys from their values.
+void weigh(const Buffers &b, int64_t count, const Weights &weights) {
+    for_each_vector(count, [&](int64_t i, auto lanes) {
+        auto *values = reinterpret_cast<float *>(b.keys);
+        const VecF x = load_at(values, i, lanes);
+        store_at(b.weights, i, weights.weight(weights.distance(x)), lanes);
+        store_at(values, i, (VecF)key_of(x), lanes);
+    });
+}
+
+// Leaves the k largest of the candidates, of equal ones those in the lower columns.
+void keep_largest(const Buffers &b, int64_t count, int64_t k) {
+    auto equal = static_cast<double>(k);
+    const uint32_t smallest = select_key(b.keys, count, [](int64_t) { return 1.0; }, equal);
+    int64_t kept = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        if (b.keys[i] > smallest || (b.keys[i] == smallest && equal-- > 0)) {
+            b.keys[kept] = b.keys[i];
+            b.columns[kept] = b.columns[i];
+            b.weights[kept] = b.weights[i];
+            ++kept;
+        }
+    }
+}
+
+// The sum of all weights: in float over a few vectors, beyond that in double.
+template <typename T> double sum_of_weights(const T *x, int64_t n, const Weights &weights) {
+    constexpr int64_t kChunk = 32 * kLanes;
+    double total = 0;
+    for (int64_t begin = 0; begin < n; begin += kChunk) {
+        VecF part = {};
+        for_each_vector(n - begin < kChunk ? n - begin : kChunk, [&](int64_t i, auto lanes) {
+            part = part + weights.weight(weights.distance(load_or(x + begin, i, lanes, -kInfinity)));
+        });
+        total += sum(part);
+    }
+    return total;
+}
+
+// The sum of the weights in each bucket. Weights and buckets of a chunk are stored before they are added up one by one:
+// a load of one lane straight after the store of its vector would wait for it.
+template <typename T> void fill_histogram(const T *x, int64_t n, const Weights &weights, double *sums) {
+    constexpr int64_t kChunk = 1024;
+    float weight[kChunk];
+    int32_t bucket[kChunk];
+    for (int64_t begin = 0; begin < n; begin += kChunk) {
+        const int64_t size = n - begin < kChunk ? n - begin : kChunk;
+        for_each_vector(size, [&](int64_t i, auto lanes) {
+            const VecF distance = weights.distance(load_at(x + begin, i, lanes));
+            const VecI buckets = weights.bucket(distance);
+            store(weight + i, weights.weight(distance)); // lanes beyond the row fit in and are not read
+            std::memcpy(bucket + i, &buckets, sizeof buckets);
+        });
+        for (int64_t i = 0; i < size; ++i) {
+            sums[bucket[i]] += weight[i];
+        }
+    }
+}
+
+struct Settings {
+    float temperature;
+    int64_t top_k;
+    float top_p;
+    float u;
+};
+
+// The largest value, and the maxima of each lane over groups of vectors: b.maxima [groups * kLanes]. A NaN or +infinity
+// anywhere gives a NaN.
+template <typename T> float maximum(const T *x, int64_t n, int64_t group, const Buffers &b) {
+    VecF top = splat(-kInfinity);
+    VecI good = (VecI)(top == top);
+    float *maxima = b.maxima;
+    for (int64_t begin = 0; begin < n; begin += group * kLanes) {
+        VecF group_max = splat(-kInfinity);
+        for_each_vector(n - begin < group * kLanes ? n - begin : group * kLanes, [&](int64_t i, auto lanes) {
+            const VecF v = load_or(x + begin, i, lanes, -kInfinity);
+            good &= v < splat(kInfinity);
+            group_max = max(group_max, v);
+        });
+        store(maxima, group_max);
+        maxima += kLanes;
+        top = max(top, group_max);
+    }
+    const uint32_t all = lanes_of((VecI)(splat(0) == splat(0)));
+    return lanes_of(good) == all ? max(top) : std::numeric_limits<float>::quiet_NaN();
+}
+
+// The first column with the value `top`, found in the first group that has it.
+template <typename T> int64_t first_maximum(const T *x, int64_t n, int64_t group, const Buffers &b, float top) {
+    int64_t i = 0;
+    while (b.maxima[i] != top) {
+        ++i;
+    }
+    int64_t column = i / kLanes * group * kLanes;
+    while (column < n - 1 && widen(x[column]) != top) {
+        ++column;
+    }
+    return column;
+}
+
+// What stands for a token in a row that has none; see random_sample.h.
+template <typename T> int64_t refusal(const T *x, int64_t n) {
+    int64_t column = 0;
+    while (column < n && widen(x[column]) < kInfinity) {
+        ++column;
+    }
+    return -1 - column;
+}
+
+template <typename T> int64_t sample_row(const T *x, int64_t n, const Settings &s, const Buffers &b) {
+    const bool greedy = s.temperature == 0 || s.top_k == 1 || s.top_p == 0;
+    const bool limited = !greedy && s.top_k > 0 && s.top_k < n;
+    // Top-k: as many maxima as are wanted or more, so that the k-th largest of them bounds the k-th value from below.
+    // Where that were nearly all values, every column is a candidate.
+    const int64_t vectors = (n + kLanes - 1) / kLanes;
+    const int64_t groups = limited ? (s.top_k * kMaximaPerToken + kLanes - 1) / kLanes : 0;
+    const bool bounded = groups > 0 && groups * 2 <= vectors;
+    const int64_t group = bounded ? vectors / groups : kGroup;
+    const float top = maximum(x, n, group, b);
+    if (!(top > -kInfinity)) {
+        return refusal(x, n);
+    }
+    if (greedy) {
+        return first_maximum(x, n, group, b, top);
+    }
+    const Weights weights(top, s.temperature);
+    const double p = s.top_p < 1 ? s.top_p : 1;
+    if (limited) {
+        VecF bound = splat(-kInfinity);
+        if (bounded) {
+            const int64_t maxima = (vectors + group - 1) / group * kLanes;
+            for (int64_t i = 0; i < maxima; i += kLanes) {
+                store(reinterpret_cast<float *>(b.keys) + i, (VecF)key_of(load(b.maxima + i)));
+            }
+            auto k = static_cast<double>(s.top_k);
+            bound = splat(value_of(select_key(b.keys, maxima, [](int64_t) { return 1.0; }, k)));
+        }
+        const int64_t count = collect(x, n, b, [&](VecF v) { return v >= bound; });
+        weigh(b, count, weights);
+        keep_largest(b, count, s.top_k);
+        double total = 0;
+        for (int64_t i = 0; i < s.top_k; ++i) {
+            total += b.weights[i];
+        }
+        if (p < 1) {
+            total = std::fmin(total, p * sum_of_weights(x, n, weights));
+        }
+        return select_column(b, s.top_k, s.u * total);
+    }
+    double sums[kBuckets] = {};
+    fill_histogram(x, n, weights, sums);
+    double total = 0;
+    for (const double sum : sums) {
+        total += sum;
+    }
+    // The bucket in which the limit lies: as in select_key.
+    double limit = s.u * p * total;
+    int bucket = 0;
+    while (bucket < kBuckets - 1 && sums[bucket] < limit) {
+        limit -= sums[bucket++];
+    }
+    const int64_t count = collect(x, n, b, [&](VecF v) { return weights.bucket(weights.distance(v)) == bucket; });
+    weigh(b, count, weights);
+    return select_column(b, count, limit);
+}
+
+template <typename T> void sample_rows(const Args &a) {
+    const int64_t n = a.logits.size(-1), rows = a.logits.ndim == 1 ? 1 : a.logits.size(0);
+    const int64_t row_stride = a.logits.ndim == 1 ? 0 : a.logits.stride(0);
+    const auto *logits = a.logits.as<const T>();
+    const int64_t bytes = a.logits.numel() * static_cast<int64_t>(sizeof(T));
+    const auto sample = [&](int64_t begin, int64_t end) {
+        const Buffers buffers(n);
+        for (int64_t row = begin; row < end; ++row) {
+            const auto seed = static_cast<uint64_t>(a.seed.as<const int64_t>()[row * a.seed.strides[0]]);
+            const auto offset = static_cast<uint64_t>(a.offset.as<const int64_t>()[row * a.offset.strides[0]]);
+            Settings s;
+            s.temperature = a.temperature.as<const float>()[row * a.temperature.strides[0]];
+            s.top_k = a.top_k.as<const int64_t>()[row * a.top_k.strides[0]];
+            s.top_p = a.top_p.as<const float>()[row * a.top_p.strides[0]];
+            s.u = random_sample::uniform(seed, offset);
+            a.out.as<int64_t>()[row * a.out.strides[0]] = sample_row(logits + row * row_stride, n, s, buffers);
+        }
+    };
+    parallel_for(rows, bytes, sample, kParallelSampleBytes);
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::random_sample::INFINI_LEVEL::cpu_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.logits.dtype, [&](auto x) { sample_rows<decltype(x)>(args); });
+}

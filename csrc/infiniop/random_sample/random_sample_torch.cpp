@@ -1,0 +1,39 @@
+// torch.ops.infini.random_sample, functional and out; declared in torch_infini/ops/random_sample.py.
+#include "../../torch/tensor.h"
+#include "random_sample.h"
+
+namespace infini::random_sample {
+namespace {
+
+constexpr Checker kRule("random_sample");
+
+Tensor random_sample_out(const Tensor &logits, const Tensor &temperature, const Tensor &top_k, const Tensor &top_p,
+                         const Tensor &seed, const Tensor &offset, Tensor out) {
+    Args args;
+    args.logits = view(kRule, "logits", logits);
+    args.temperature = view(kRule, "temperature", temperature);
+    args.top_k = view(kRule, "top_k", top_k);
+    args.top_p = view(kRule, "top_p", top_p);
+    args.seed = view(kRule, "seed", seed);
+    args.offset = view(kRule, "offset", offset);
+    args.out = view(kRule, "out", out);
+    run("random_sample", args);
+    return out;
+}
+
+Tensor random_sample(const Tensor &logits, const Tensor &temperature, const Tensor &top_k, const Tensor &top_p,
+                     const Tensor &seed, const Tensor &offset) {
+    TensorView rows = view(kRule, "logits", logits); // less its last dimension: the shape of the result
+    kRule.rank("logits", rows, 1, 2);
+    --rows.ndim;
+    return random_sample_out(logits, temperature, top_k, top_p, seed, offset, empty_like(rows, INFINI_DTYPE_I64));
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("random_sample", TORCH_BOX(&random_sample));
+    m.impl("random_sample.out", TORCH_BOX(&random_sample_out));
+}
+
+} // namespace infini::random_sample
