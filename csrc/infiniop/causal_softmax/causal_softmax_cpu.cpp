@@ -28,52 +28,78 @@ inline VecF first_lanes(VecF v, int n, float rest) {
     return select(lane < n, v, splat(rest));
 }
 
-// y = softmax(x) over n columns; exps [n] may be y. Four accumulators hide the latency; their order is fixed by n.
+// y = softmax(x) over n columns; exps [n] may be y. The order of the additions is fixed by n alone.
 template <typename T> void softmax_row(T *y, const T *x, float *exps, int64_t n) {
     constexpr float kLowest = -std::numeric_limits<float>::infinity();
-    VecF highest[4] = {splat(kLowest), splat(kLowest), splat(kLowest), splat(kLowest)};
+    VecF highest = splat(kLowest);
     for_each_vector(n, [&](int64_t i, auto lanes) {
-        VecF &part = highest[(i / kLanes) & 3];
-        part = max(first_lanes(load_at(x, i, lanes), lanes, kLowest), part);
+        // A NaN is passed over here; its exponential makes the sum, and so the row, NaN.
+        highest = max(first_lanes(load_at(x, i, lanes), lanes, kLowest), highest);
     });
-    // A NaN is passed over here; its exponential makes the sum, and so the row, NaN.
-    const VecF top = splat(max(max(max(highest[0], highest[1]), max(highest[2], highest[3]))));
-    VecF sums[4] = {};
+    const VecF top = splat(max(highest));
+    VecF total = {};
     for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecF e = exp(load_at(x, i, lanes) - top);
         store_at(exps, i, e, lanes);
-        VecF &part = sums[(i / kLanes) & 3];
-        part = part + first_lanes(e, lanes, 0.0f);
+        total = total + first_lanes(e, lanes, 0.0f);
     });
-    const VecF scale = splat(1.0f / sum((sums[0] + sums[1]) + (sums[2] + sums[3])));
+    const VecF scale = splat(1.0f / sum(total));
     for_each_vector(n, [&](int64_t i, auto lanes) { store_at(y, i, load_at(exps, i, lanes) * scale, lanes); });
 }
+
+// Splits the rows of matrices [q, k] by the work they are: in each, row i sees k - q + 1 + i columns.
+class Triangle {
+public:
+    Triangle(int64_t q, int64_t k, int64_t rows) : q_(q), hidden_(k - q), rows_(rows) {}
+
+    int64_t seen(int64_t row) const { return hidden_ + 1 + row % q_; }
+    // The columns that all rows before this one see.
+    int64_t before(int64_t row) const {
+        const int64_t i = row % q_;
+        return row / q_ * sum_of(q_) + sum_of(i);
+    }
+    // The first row before which at least `columns` are seen.
+    int64_t row_at(int64_t columns) const {
+        int64_t low = 0, high = rows_;
+        while (low < high) {
+            const int64_t middle = low + (high - low) / 2;
+            if (before(middle) < columns) {
+                low = middle + 1;
+            } else {
+                high = middle;
+            }
+        }
+        return low;
+    }
+
+private:
+    int64_t sum_of(int64_t i) const { return i * hidden_ + i * (i + 1) / 2; }
+    int64_t q_, hidden_, rows_;
+};
 
 template <typename T> void softmax_rows(const causal_softmax::Args &a) {
     const int64_t q = a.x.size(-2), k = a.x.size(-1);
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
+    const Triangle triangle(q, k, rows.count());
     const int64_t bytes = a.x.numel() * 2 * static_cast<int64_t>(sizeof(T));
     const auto body = [&](int64_t begin, int64_t end) {
         float *const exps = std::is_same_v<T, float>
                                 ? nullptr
                                 : static_cast<float *>(cpu::scratch(static_cast<size_t>(k) * sizeof(float)));
-        for (int64_t i = begin; i < end; ++i) {
-            // Rows in the order 0, q-1, 1, q-2, ...: a short one with a long one, so that threads get equal work.
-            const int64_t step = i % q, query = step % 2 ? q - 1 - step / 2 : step / 2;
-            const int64_t row = i - step + query, seen = k - q + query + 1;
-            rows.visit(row, row + 1, [&](const int64_t *at) {
-                T *const y = a.y.as<T>() + at[1];
-                if constexpr (std::is_same_v<T, float>) {
-                    softmax_row(y, a.x.as<const T>() + at[0], y, seen);
-                } else {
-                    softmax_row(y, a.x.as<const T>() + at[0], exps, seen);
-                }
-                std::memset(static_cast<void *>(y + seen), 0, static_cast<size_t>(k - seen) * sizeof(T));
-            });
-        }
+        int64_t row = triangle.row_at(begin);
+        rows.visit(row, triangle.row_at(end), [&](const int64_t *at) {
+            const int64_t seen = triangle.seen(row++);
+            T *const y = a.y.as<T>() + at[1];
+            if constexpr (std::is_same_v<T, float>) {
+                softmax_row(y, a.x.as<const T>() + at[0], y, seen);
+            } else {
+                softmax_row(y, a.x.as<const T>() + at[0], exps, seen);
+            }
+            std::memset(static_cast<void *>(y + seen), 0, static_cast<size_t>(k - seen) * sizeof(T));
+        });
     };
-    parallel_for(rows.count(), bytes, body, kSoftmaxParallelBytes);
+    parallel_for(triangle.before(rows.count()), bytes, body, kSoftmaxParallelBytes);
 }
 
 } // namespace
