@@ -293,7 +293,8 @@ inline float max(VecF v) {
 // e^x to within 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes), and n
 // added to the exponent in two steps so that results reach down to the denormals and up to infinity. A NaN stays one.
 inline VecF exp(VecF x) {
-    const VecF clamped = min(max(x, splat(-104.0f)), splat(89.0f)); // also keeps the conversion to int in range
+    // Also keeps the conversion to int in range. In this order of the arguments a NaN stays one.
+    const VecF clamped = min(splat(89.0f), max(splat(-104.0f), x));
     const VecF shifted = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f));
     const VecF n = shifted - splat(0x1.8p23f); // rounded to an integer by the addition
     VecF r = fma(n, splat(-0.693359375f), clamped);
@@ -305,10 +306,14 @@ inline VecF exp(VecF x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p * r, r, r) + splat(1.0f);
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(p, n);
+#else
     const VecI whole = __builtin_convertvector(n, VecI);
     const VecI first = whole >> 1;
     const VecF low = (VecF)((first + 127) << 23), high = (VecF)((whole - first + 127) << 23);
-    return select(x != x, x, p * low * high);
+    return p * low * high;
+#endif
 }
 
 // 1 / (1 + e^-x); no overflow for any x.
