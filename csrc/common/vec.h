@@ -237,6 +237,58 @@ inline void store(f16 *p, VecF v, int n) {
     store_halves(p, narrow_f16(v), n);
 }
 
+// ---- stores past the cache, for results larger than it: the old contents are not read first -------------------------
+// p must be a multiple of kLanes elements of its type (as an address), and stream_end() comes before anyone reads them.
+
+#if defined(__AVX512F__)
+
+inline void stream(float *p, VecF v) {
+    _mm512_stream_ps(p, v);
+}
+
+inline void stream_halves(void *p, VecH h) {
+    _mm256_stream_si256(static_cast<__m256i *>(p), (__m256i)h);
+}
+
+#elif defined(__AVX2__)
+
+inline void stream(float *p, VecF v) {
+    _mm256_stream_ps(p, v);
+}
+
+inline void stream_halves(void *p, VecH h) {
+    _mm_stream_si128(static_cast<__m128i *>(p), (__m128i)h);
+}
+
+#else
+
+inline void stream(float *p, VecF v) {
+    store(p, v);
+}
+
+inline void stream_halves(void *p, VecH h) {
+    std::memcpy(p, &h, sizeof h);
+}
+
+#endif
+
+inline void stream(bf16 *p, VecF v) {
+    stream_halves(p, narrow_bf16(v));
+}
+
+inline void stream(f16 *p, VecF v) {
+    stream_halves(p, narrow_f16(v));
+}
+
+inline void stream_end() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
+// ---- one value and one rounding
+// --------------------------------------------------------------------------------------
+
 inline float widen(float x) {
     return x;
 }
