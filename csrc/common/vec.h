@@ -237,6 +237,58 @@ inline void store(f16 *p, VecF v, int n) {
     store_halves(p, narrow_f16(v), n);
 }
 
+// ---- stores past the cache, for results larger than it: the old contents are not read first -------------------------
+// p must be a multiple of kLanes elements of its type (as an address), and stream_end() comes before anyone reads them.
+
+#if defined(__AVX512F__)
+
+inline void stream(float *p, VecF v) {
+    _mm512_stream_ps(p, v);
+}
+
+inline void stream_halves(void *p, VecH h) {
+    _mm256_stream_si256(static_cast<__m256i *>(p), (__m256i)h);
+}
+
+#elif defined(__AVX2__)
+
+inline void stream(float *p, VecF v) {
+    _mm256_stream_ps(p, v);
+}
+
+inline void stream_halves(void *p, VecH h) {
+    _mm_stream_si128(static_cast<__m128i *>(p), (__m128i)h);
+}
+
+#else
+
+inline void stream(float *p, VecF v) {
+    store(p, v);
+}
+
+inline void stream_halves(void *p, VecH h) {
+    std::memcpy(p, &h, sizeof h);
+}
+
+#endif
+
+inline void stream(bf16 *p, VecF v) {
+    stream_halves(p, narrow_bf16(v));
+}
+
+inline void stream(f16 *p, VecF v) {
+    stream_halves(p, narrow_f16(v));
+}
+
+inline void stream_end() {
+#if defined(__AVX2__)
+    _mm_sfence();
+#endif
+}
+
+// ---- one value and one rounding
+// --------------------------------------------------------------------------------------
+
 inline float widen(float x) {
     return x;
 }
@@ -293,7 +345,8 @@ inline float max(VecF v) {
 // e^x to within 2 units in the last place: x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes), and n
 // added to the exponent in two steps so that results reach down to the denormals and up to infinity. A NaN stays one.
 inline VecF exp(VecF x) {
-    const VecF clamped = min(max(x, splat(-104.0f)), splat(89.0f)); // also keeps the conversion to int in range
+    // Also keeps the conversion to int in range. In this order of the arguments a NaN stays one.
+    const VecF clamped = min(splat(89.0f), max(splat(-104.0f), x));
     const VecF shifted = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f));
     const VecF n = shifted - splat(0x1.8p23f); // rounded to an integer by the addition
     VecF r = fma(n, splat(-0.693359375f), clamped);
@@ -305,10 +358,14 @@ inline VecF exp(VecF x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p * r, r, r) + splat(1.0f);
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(p, n);
+#else
     const VecI whole = __builtin_convertvector(n, VecI);
     const VecI first = whole >> 1;
     const VecF low = (VecF)((first + 127) << 23), high = (VecF)((whole - first + 127) << 23);
-    return select(x != x, x, p * low * high);
+    return p * low * high;
+#endif
 }
 
 // 1 / (1 + e^-x); no overflow for any x.

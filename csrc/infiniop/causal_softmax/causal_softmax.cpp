@@ -1,0 +1,28 @@
+// The rules of causal_softmax, and the way to its kernel.
+#include "causal_softmax.h"
+
+#include "check.h"
+
+namespace infini::causal_softmax {
+
+void run(const char *op, const Args &args) {
+    const Checker rule(op);
+    const TensorView &x = args.x, &y = args.y;
+    rule.rank("x", x, 2, kMaxDims);
+    rule.dtype("x", x, INFINI_FLOATS);
+    if (x.size(-2) > x.size(-1)) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "x", "have at most as many rows q as columns k",
+                  message("q = ", x.size(-2), " and k = ", x.size(-1), " (shape ", shape_of(x), ")"));
+    }
+    rule.dense_last("x", x);
+    rule.same_shape("out", y, "x", x);
+    rule.same_dtype("out", y, "x", x);
+    rule.dense_last("out", y);
+    rule.writable("out", y);
+    rule.no_partial_overlap("out", y, "x", x);
+    if (x.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::causal_softmax

@@ -1,0 +1,20 @@
+// causal_softmax: softmax over the last dimension of x [..., q, k], q <= k, where the last q of k tokens ask: row i
+// sees columns j <= k - q + i, the others become 0. Arithmetic in float, rounded once; the row's maximum is subtracted.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::causal_softmax {
+
+struct Args {
+    TensorView y; // the shape and dtype of x; may be x itself
+    TensorView x; // [..., q, k]
+};
+
+// Checks the arguments against the rules above, then computes y.
+void run(const char *op, const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::causal_softmax

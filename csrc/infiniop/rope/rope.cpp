@@ -1,0 +1,112 @@
+// The rules of rope, and the way to its kernel.
+// Positions are read once here, before anything is written: the kernel trusts them.
+#include "rope.h"
+
+#include "check.h"
+
+namespace infini::rope {
+
+namespace {
+
+// The view with a leading dimension of `batch` entries, of stride 0 where it had none or one entry.
+TensorView with_batch(const TensorView &view, int64_t batch, int ndim) {
+    TensorView batched = view;
+    const int added = ndim - view.ndim;
+    batched.ndim = ndim;
+    for (int i = 0; i < view.ndim; ++i) {
+        batched.shape[i + added] = view.shape[i];
+        batched.strides[i + added] = view.strides[i];
+    }
+    if (added || view.shape[0] == 1) {
+        batched.shape[0] = batch;
+        batched.strides[0] = 0;
+    }
+    return batched;
+}
+
+// [S, ...] or [B or 1, S, ...], `inner` dimensions after S.
+void check_tokens(const Checker &rule, const char *name, const TensorView &view, const TensorView &x, int inner) {
+    const int64_t tokens = x.size(-3), batch = x.ndim == 4 ? x.size(0) : 1;
+    const bool fits = view.ndim == 1 + inner
+                          ? view.shape[0] == tokens
+                          : view.shape[1] == tokens && (view.shape[0] == batch || view.shape[0] == 1);
+    if (!fits) {
+        const char *const more = inner ? ", R/2]" : "]";
+        const std::string many = batch == 1 ? "1" : message(batch, " or 1");
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name,
+                  message("have shape [", tokens, more, " or [", many, ", ", tokens, more, " to match x"),
+                  shape_of(view));
+    }
+}
+
+void check_positions(const Checker &rule, const TensorView &positions, const TensorView &batched, int64_t rows) {
+    for (int64_t b = 0; b < batched.shape[0]; ++b) {
+        for (int64_t s = 0; s < batched.shape[1]; ++s) {
+            const int64_t value = position(batched, b, s);
+            if (value < 0 || value >= rows) {
+                const std::string index = positions.ndim == 1 ? message("[", s, "]") : message("[", b, ", ", s, "]");
+                rule.fail(INFINI_STATUS_BAD_PARAM, "positions",
+                          message("be at least 0 and less than ", rows, ", the rows of cos"),
+                          message(value, " at ", index));
+            }
+        }
+    }
+}
+
+} // namespace
+
+void run(const char *op, const Args &args) {
+    const Checker rule(op);
+    const TensorView &x = args.x, &y = args.y, &cos = args.cos, &sin = args.sin, &positions = args.positions;
+    const bool has_positions = positions.dtype != INFINI_DTYPE_INVALID;
+    rule.rank("x", x, 3, 4);
+    rule.dtype("x", x, INFINI_FLOATS);
+    rule.dense_last("x", x);
+    rule.rank("cos", cos, 2, has_positions ? 2 : 3);
+    if (cos.size(-1) > x.size(-1) / 2) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "cos",
+                  message("have at most ", x.size(-1) / 2, " columns, half the last dimension of x"),
+                  message(cos.size(-1), " (shape ", shape_of(cos), ")"));
+    }
+    if (cos.dtype != x.dtype && cos.dtype != INFINI_DTYPE_F32) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "cos", message("be ", name_of(x.dtype), " as x is, or float32"),
+                  name_of(cos.dtype));
+    }
+    if (!has_positions) {
+        check_tokens(rule, "cos", cos, x, 1);
+    }
+    rule.dense_last("cos", cos);
+    rule.same_shape("sin", sin, "cos", cos);
+    rule.same_dtype("sin", sin, "cos", cos);
+    rule.dense_last("sin", sin);
+
+    rule.same_shape("out", y, "x", x);
+    rule.same_dtype("out", y, "x", x);
+    rule.dense_last("out", y);
+    rule.writable("out", y);
+    rule.no_partial_overlap("out", y, "x", x);
+    rule.no_partial_overlap("out", y, "cos", cos);
+    rule.no_partial_overlap("out", y, "sin", sin);
+
+    Args batched = args;
+    const int64_t batch = x.ndim == 4 ? x.size(0) : 1;
+    batched.x = with_batch(x, batch, 4);
+    batched.y = with_batch(y, batch, 4);
+    if (has_positions) {
+        rule.rank("positions", positions, 1, 2);
+        rule.dtype("positions", positions, {INFINI_DTYPE_I64, INFINI_DTYPE_I32});
+        check_tokens(rule, "positions", positions, x, 0);
+        rule.no_partial_overlap("out", y, "positions", positions);
+        batched.positions = with_batch(positions, positions.ndim == 2 ? positions.shape[0] : 1, 2);
+        check_positions(rule, positions, batched.positions, cos.shape[0]);
+        batched.positions = with_batch(positions, batch, 2);
+    } else {
+        batched.cos = with_batch(cos, batch, 3);
+        batched.sin = with_batch(sin, batch, 3);
+    }
+    if (x.numel() > 0) {
+        cpu_kernel(batched);
+    }
+}
+
+} // namespace infini::rope
