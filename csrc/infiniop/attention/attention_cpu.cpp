@@ -59,6 +59,11 @@ inline __m512bh load(const Pair *p) {
     return (__m512bh)v;
 }
 
+// One vector of packed columns from the n elements at p (2 * kLanes or more: all of them).
+inline VecF load_packed(const Pair *, const bf16 *p, int64_t n) {
+    return (VecF)_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, p);
+}
+
 inline VecF multiply_add(Pair left, __m512bh right, VecF sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(left.bits)), right);
 }
@@ -70,58 +75,63 @@ inline VecF multiply_add(float left, VecF right, VecF sum) {
 }
 
 // How many elements of a row of n one packed column holds, and how many columns the row takes.
-template <typename P> constexpr int64_t kElements = sizeof(P) == sizeof(Pair) ? 1 : 1;
+template <typename P> constexpr int64_t kElements = 1;
 template <> constexpr int64_t kElements<Pair> = 2;
 
 // ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ---------------------------------------------------
 
-template <int kRows, int kVectors, typename A, typename B>
-void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t depth, float *c, int64_t c_stride,
-          bool add) {
-    VecF sums[kRows][kVectors] = {};
-    if (add) {
-        for (int r = 0; r < kRows; ++r) {
-            for (int i = 0; i < kVectors; ++i) {
-                sums[r][i] = load(c + r * c_stride + i * kLanes);
-            }
+// Unrolled by hand of the compiler early enough that the sums live in registers.
+template <int kRows, int kVectors, bool kAdd, typename A, typename B>
+void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t depth, float *c, int64_t c_stride) {
+    VecF sums[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) {
+            sums[r][i] = kAdd ? load(c + r * c_stride + i * kLanes) : VecF{};
         }
     }
     for (int64_t at = 0; at < depth; ++at) {
         decltype(load(b)) right[kVectors];
+#pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
             right[i] = load(b + at * b_stride + i * kLanes);
         }
+#pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
             const A left = a[r * a_stride + at];
+#pragma GCC unroll 8
             for (int i = 0; i < kVectors; ++i) {
                 sums[r][i] = multiply_add(left, right[i], sums[r][i]);
             }
         }
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
             store(c + r * c_stride + i * kLanes, sums[r][i]);
         }
     }
 }
 
-template <typename A, typename B> struct Tiles {
-    using Function = void (*)(const A *, int64_t, const B *, int64_t, int64_t, float *, int64_t, bool);
+template <bool kAdd, typename A, typename B> struct Tiles {
+    using Function = void (*)(const A *, int64_t, const B *, int64_t, int64_t, float *, int64_t);
 
     template <int kVectors> static Function of_rows(int64_t rows) {
         switch (rows) {
         case 1:
-            return tile<1, kVectors, A, B>;
+            return tile<1, kVectors, kAdd, A, B>;
         case 2:
-            return tile<2, kVectors, A, B>;
+            return tile<2, kVectors, kAdd, A, B>;
         case 3:
-            return tile<3, kVectors, A, B>;
+            return tile<3, kVectors, kAdd, A, B>;
         case 4:
-            return tile<4, kVectors, A, B>;
+            return tile<4, kVectors, kAdd, A, B>;
         case 5:
-            return tile<5, kVectors, A, B>;
+            return tile<5, kVectors, kAdd, A, B>;
         default:
-            return tile<kTileRows, kVectors, A, B>;
+            return tile<kTileRows, kVectors, kAdd, A, B>;
         }
     }
 
@@ -166,54 +176,62 @@ inline VecF zip_high(VecF a, VecF b) {
 
 // x as a matrix of kLanes rows, transposed: each round deals the rows like two halves of a pack of cards.
 inline void transpose(VecF (&x)[kLanes]) {
-    VecF y[kLanes];
+#pragma GCC unroll 4
     for (int size = 1; size < kLanes; size *= 2) {
+        VecF y[kLanes];
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes / 2; ++i) {
             y[2 * i] = zip_low(x[i], x[i + kLanes / 2]);
             y[2 * i + 1] = zip_high(x[i], x[i + kLanes / 2]);
         }
+#pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
             x[i] = y[i];
         }
     }
 }
 
-// One vector of packed columns from the n elements at p (n >= kLanes * kElements: all of them).
 template <typename T> inline VecF load_packed(const float *, const T *p, int64_t n) {
     return n >= kLanes ? load(p) : load(p, static_cast<int>(n));
 }
 
-template <typename T> inline VecF load_packed(const Pair *, const T *p, int64_t n) {
-    VecF v = {};
-    std::memcpy(&v, p, n >= 2 * kLanes ? sizeof v : static_cast<size_t>(n) * sizeof(T));
-    return v;
+// Packed columns of a row of n elements, in whole vectors: what is behind them is packed as zeros.
+template <typename P> constexpr int64_t packed_columns(int64_t n) {
+    return round_up(ceil_div(n, kElements<P>), kLanes);
 }
 
-// A row of n elements.
 template <typename P, typename T> void pack_row(P *packed, const T *row, int64_t n) {
-    const int64_t columns = ceil_div(n, kElements<P>);
-    for (int64_t c = 0; c < columns; c += kLanes) {
-        const VecF v = load_packed(packed, row + c * kElements<P>, n - c * kElements<P>);
-        std::memcpy(packed + c, &v, static_cast<size_t>(columns - c < kLanes ? columns - c : kLanes) * sizeof(P));
+    constexpr int64_t step = kLanes * kElements<P>;
+    for (; n > 0; n -= step, row += step, packed += kLanes) {
+        const VecF v = load_packed(packed, row, n);
+        std::memcpy(packed, &v, sizeof v);
     }
 }
 
-// Keys along the lanes: panels of [columns][kTileColumns keys]. Keys behind the last are zeros.
+// Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.
 template <typename P, typename T> void pack_keys(P *packed, const T *k, int64_t stride, int64_t keys, int64_t n) {
-    const int64_t columns = ceil_div(n, kElements<P>);
+    constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kLanes) {
-        P *panel = packed + key / kTileColumns * kTileColumns * columns + key % kTileColumns;
-        for (int64_t c = 0; c < columns; c += kLanes) {
-            const T *from = k + key * stride + c * kElements<P>;
-            const int64_t rest = n - c * kElements<P>;
+        P *panel = packed + key / kTileColumns * kTileColumns * packed_columns<P>(n) + key % kTileColumns;
+        for (int64_t c = 0; c < n; c += step) {
+            const T *from = k + key * stride + c;
             VecF x[kLanes];
-            for (int i = 0; i < kLanes; ++i) {
-                x[i] = key + i < keys ? load_packed(packed, from + i * stride, rest) : VecF{};
+            if (keys - key >= kLanes && n - c >= step) {
+#pragma GCC unroll 16
+                for (int i = 0; i < kLanes; ++i) {
+                    x[i] = load_packed(packed, from + i * stride, step);
+                }
+            } else {
+#pragma GCC unroll 16
+                for (int i = 0; i < kLanes; ++i) {
+                    x[i] = key + i < keys ? load_packed(packed, from + i * stride, n - c) : VecF{};
+                }
             }
             transpose(x);
-            const int count = static_cast<int>(columns - c < kLanes ? columns - c : kLanes);
-            for (int i = 0; i < count; ++i) {
-                std::memcpy(panel + (c + i) * kTileColumns, &x[i], sizeof x[i]);
+#pragma GCC unroll 16
+            for (int i = 0; i < kLanes; ++i) {
+                std::memcpy(panel, &x[i], sizeof x[i]);
+                panel += kTileColumns;
             }
         }
     }
@@ -248,6 +266,35 @@ inline VecF first_lanes(VecF v, int64_t n, float other) {
     return n >= kLanes ? v : select(lane_numbers() < VecI{} + static_cast<int>(n), v, splat(other));
 }
 
+inline float largest_lane(VecF v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(v);
+#else
+    return max(v);
+#endif
+}
+
+// e^x for x <= 0, 0 for minus infinity; a NaN stays one.
+inline VecF exp_of_negative(VecF x) {
+#if defined(__AVX512F__)
+    // As exp in vec.h, with the power of two added to the exponent by one instruction.
+    const VecF clamped = max(splat(-110.0f), x);
+    const VecF n = _mm512_roundscale_ps(clamped * splat(1.44269504088896341f), 0);
+    VecF r = fma(n, splat(-0.693359375f), clamped);
+    r = fma(n, splat(2.12194440e-4f), r);
+    VecF p = splat(1.9875691500e-4f);
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p * r, r, r) + splat(1.0f);
+    return _mm512_scalef_ps(p, n);
+#else
+    return exp(x);
+#endif
+}
+
 // The largest score so far, and the sum of e^(score - largest) in as many parts as there are lanes.
 struct RowState {
     VecF sum;
@@ -255,22 +302,37 @@ struct RowState {
 };
 
 // One row's scores of a block become probabilities relative to the largest score so far: n keys are visible, the
-// `width` scores behind them that are read later become 0. Returns what earlier sums have to be multiplied by.
+// scores behind them up to `width`, which are read later, become 0. Returns the factor for earlier sums.
 inline float softmax(float *scores, int64_t n, int64_t width, float scale, RowState &state) {
+    const int64_t whole = n / kLanes * kLanes;
+    // The last visible scores, and -infinity in the lanes behind them.
+    const auto last = [&] { return first_lanes(load(scores + whole) * splat(scale), n - whole, -INFINITY); };
     VecF largest = splat(state.largest);
-    for (int64_t i = 0; i < n; i += kLanes) {
-        largest = max(first_lanes(load(scores + i) * splat(scale), n - i, -INFINITY), largest);
+    for (int64_t i = 0; i < whole; i += kLanes) {
+        largest = max(load(scores + i) * splat(scale), largest);
+    }
+    if (whole < n) {
+        largest = max(last(), largest);
     }
     const float before = state.largest;
-    state.largest = max(largest);
+    state.largest = largest_lane(largest);
     const float base = state.largest == -INFINITY ? 0.0f : state.largest; // nothing is visible yet
-    const float factor = state.largest == before ? 1.0f : exp(splat(before - base))[0];
+    const float factor = state.largest == before ? 1.0f : exp_of_negative(splat(before - base))[0];
     VecF sum = state.sum * splat(factor);
-    for (int64_t i = 0; i < width; i += kLanes) {
-        const VecF score = first_lanes(load(scores + i) * splat(scale), n > i ? n - i : 0, -INFINITY);
-        const VecF p = exp(score - splat(base));
+    for (int64_t i = 0; i < whole; i += kLanes) {
+        const VecF p = exp_of_negative(load(scores + i) * splat(scale) - splat(base));
         sum = sum + p;
         store(scores + i, p);
+    }
+    int64_t done = whole;
+    if (whole < n) {
+        const VecF p = exp_of_negative(last() - splat(base));
+        sum = sum + p;
+        store(scores + whole, p);
+        done += kLanes;
+    }
+    for (; done < width; done += kLanes) {
+        store(scores + done, VecF{});
     }
     state.sum = sum;
     return factor;
@@ -329,6 +391,7 @@ public:
         row_blocks_ = ceil_div(rows_, kRowBlock);
         row_limit_ = row_blocks_ == 1 ? rows_ : kRowBlock;
         depth_ = ceil_div(size_, kElements<P>);
+        columns_ = packed_columns<P>(size_);
         width_ = round_up(size_, kTileColumns);
         packs_values_ = row_limit_ > kDirectRows || size_ % kLanes != 0;
         scale_ = static_cast<float>(a_.scale);
@@ -378,15 +441,15 @@ public:
 private:
     // What one worker needs while it goes through a unit.
     struct Workspace {
-        P *q;            // [rows, depth]
-        P *k;            // panels of [depth][kTileColumns]
+        P *q;            // [rows, columns]
+        P *k;            // panels of [columns][kTileColumns]
         float *v;        // panels of [kKeyBlock][kTileColumns]
         float *scores;   // [rows, kKeyBlock]
         float *out;      // [rows, width]
         RowState *state; // [rows]
 
-        static int64_t q_bytes(const Attention &a) { return round_up(a.row_limit_ * a.depth_ * 4, 64); }
-        static int64_t k_bytes(const Attention &a) { return kKeyBlock * a.depth_ * 4; }
+        static int64_t q_bytes(const Attention &a) { return round_up(a.row_limit_ * a.columns_ * 4, 64); }
+        static int64_t k_bytes(const Attention &a) { return kKeyBlock * a.columns_ * 4; }
         static int64_t v_bytes(const Attention &a) { return a.packs_values_ ? kKeyBlock * a.width_ * 4 : 0; }
         static int64_t scores_bytes(const Attention &a) { return a.row_limit_ * kKeyBlock * 4; }
         static int64_t out_bytes(const Attention &a) { return round_up(a.row_limit_ * a.width_ * 4, 64); }
@@ -450,7 +513,7 @@ private:
 
         const auto *q = a_.q.template as<const T>();
         for (int64_t r = 0; r < rows; ++r) {
-            pack_row(space.q + r * depth_, q + offset(a_.q, b, kv_head, first_row + r), size_);
+            pack_row(space.q + r * columns_, q + offset(a_.q, b, kv_head, first_row + r), size_);
             space.state[r] = {VecF{}, -INFINITY};
         }
         std::memset(space.out, 0, static_cast<size_t>(rows * width_) * 4);
@@ -490,9 +553,9 @@ private:
             for_each_tile(rows, [&](int64_t row, int64_t count) {
                 const int64_t n = seen(row + count - 1) - at;
                 if (n > 0) {
-                    Tiles<P, P>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
-                        space.q + row * depth_, depth_, space.k + at * depth_, kTileColumns, depth_,
-                        space.scores + row * kKeyBlock + at, kKeyBlock, false);
+                    Tiles<false, P, P>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
+                        space.q + row * columns_, columns_, space.k + at * columns_, kTileColumns, depth_,
+                        space.scores + row * kKeyBlock + at, kKeyBlock);
                 }
             });
         }
@@ -533,9 +596,9 @@ private:
         for (int64_t column = 0; column < size_; column += kTileColumns, v += panel) {
             const int64_t rest = ceil_div(size_ - column, kLanes);
             for_each_tile(rows, [&](int64_t row, int64_t count) {
-                Tiles<float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
+                Tiles<true, float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
                     space.scores + row * kKeyBlock, kKeyBlock, v, stride, seen(row + count - 1),
-                    space.out + row * width_ + column, width_, true);
+                    space.out + row * width_ + column, width_);
             });
         }
     }
@@ -564,7 +627,7 @@ private:
         float total = 0;
         float *out = partial_out_ + at(0) * width_;
         for (int64_t i = 0; i < count; ++i) {
-            const VecF factor = exp(splat(partial_sums_[2 * at(i) + 1] - largest));
+            const VecF factor = exp_of_negative(splat(partial_sums_[2 * at(i) + 1] - largest));
             const float *part = partial_out_ + at(i) * width_;
             total += partial_sums_[2 * at(i)] * factor[0];
             for (int64_t c = 0; c < width_; c += kLanes) {
@@ -588,7 +651,8 @@ private:
     int64_t rows_;       // of a key head: row = query * group + head in the group
     int64_t row_blocks_; // of kRowBlock rows
     int64_t row_limit_;  // rows in the largest block
-    int64_t depth_;      // packed columns of a row of q or k
+    int64_t depth_;      // packed columns of a row of q or k that are not padding
+    int64_t columns_;    // and with padding
     int64_t width_;      // columns of a row of out, whole tiles
     int64_t total_keys_ = 0;
     int64_t splits_ = 1; // of the longest sequence
