@@ -1,0 +1,100 @@
+// The rules of attention, and the way to its kernel.
+#include "attention.h"
+
+#include <cmath>
+
+#include "check.h"
+
+namespace infini::attention {
+
+namespace {
+
+// Sizes 1 are broadcast: their stride is never used.
+void check_mask(const Checker &rule, const Args &args) {
+    const TensorView &mask = args.mask, &q = args.q;
+    rule.rank("mask", mask, 4);
+    const int64_t full[] = {q.size(0), q.size(2), q.size(1), args.k.size(1)};
+    for (int i = 0; i < 4; ++i) {
+        if (mask.shape[i] != full[i] && mask.shape[i] != 1) {
+            rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "mask",
+                      message("be broadcastable to [", full[0], ", ", full[1], ", ", full[2], ", ", full[3],
+                              "] (batch, heads, queries, keys)"),
+                      shape_of(mask));
+        }
+    }
+    if (mask.dtype != INFINI_DTYPE_BOOL && mask.dtype != INFINI_DTYPE_F32 && mask.dtype != q.dtype) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "mask",
+                  q.dtype == INFINI_DTYPE_F32 ? "be bool or float32"
+                                              : message("be bool, float32 or ", name_of(q.dtype), " as q is"),
+                  name_of(mask.dtype));
+    }
+}
+
+void check_kv_lens(const Checker &rule, const Args &args) {
+    const TensorView &lens = args.kv_lens;
+    rule.shape("kv_lens", lens, {args.q.size(0)}, "to match the batch size of q");
+    rule.dtype("kv_lens", lens, {INFINI_DTYPE_I32, INFINI_DTYPE_I64});
+    for (int64_t b = 0; b < lens.size(0); ++b) {
+        const int64_t at = b * lens.stride(0);
+        const int64_t length =
+            lens.dtype == INFINI_DTYPE_I32 ? lens.as<const int32_t>()[at] : lens.as<const int64_t>()[at];
+        if (length < 0 || length > args.k.size(1)) {
+            rule.fail(INFINI_STATUS_BAD_PARAM, "kv_lens",
+                      message("be 0 to ", args.k.size(1), ", the number of keys in k"),
+                      message(length, " at position ", b));
+        }
+    }
+}
+
+} // namespace
+
+void run(const char *op, const Args &args) {
+    const Checker rule(op);
+    const TensorView &q = args.q, &k = args.k, &v = args.v, &out = args.out;
+    rule.rank("q", q, 4);
+    rule.dtype("q", q, INFINI_FLOATS);
+    rule.dense_last("q", q);
+    rule.rank("k", k, 4);
+    rule.same_dtype("k", k, "q", q);
+    rule.shape("k", k, {q.size(0), k.size(1), k.size(2), q.size(3)}, "to match the batch size and the head size of q");
+    rule.dense_last("k", k);
+    rule.same_dtype("v", v, "q", q);
+    rule.same_shape("v", v, "k", k);
+    rule.dense_last("v", v);
+    const int64_t heads = q.size(2), kv_heads = k.size(2);
+    if (kv_heads == 0 ? heads != 0 : heads % kv_heads != 0) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "q",
+                  message("have a multiple of k's ", kv_heads, " heads in dimension 2"), std::to_string(heads));
+    }
+    if (args.mask.dtype) {
+        check_mask(rule, args);
+    }
+    if (args.kv_lens.dtype) {
+        check_kv_lens(rule, args);
+    }
+    if (!std::isfinite(args.scale) && q.numel() > 0) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "scale", "be finite", message(args.scale));
+    }
+
+    rule.same_shape("out", out, "q", q);
+    rule.same_dtype("out", out, "q", q);
+    rule.dense_last("out", out);
+    rule.writable("out", out);
+    rule.no_partial_overlap("out", out, "q", q);
+    const TensorView *const others[] = {&k, &v, &args.mask, &args.kv_lens};
+    const char *const names[] = {"k", "v", "mask", "kv_lens"};
+    for (int i = 0; i < 4; ++i) {
+        if (others[i]->dtype && others[i]->numel() > 0 && out.numel() > 0) {
+            if (others[i]->data == out.data) {
+                rule.fail(INFINI_STATUS_BAD_PARAM, "out", message("share no memory with ", names[i]),
+                          "the same memory");
+            }
+            rule.no_partial_overlap("out", out, names[i], *others[i]);
+        }
+    }
+    if (out.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::attention

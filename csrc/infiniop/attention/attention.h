@@ -1,0 +1,27 @@
+// attention: out = softmax(scale * q k^T + mask) v for each head, over the keys that a query may see.
+// One kernel serves prefill and decode over a cache; scores, probabilities and sums are float32, the result is rounded
+// once. Tensors are token-major, [batch, tokens, heads, head size], as fused q/k/v products and caches hold them.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::attention {
+
+struct Args {
+    TensorView out;     // [B, S, H, D]
+    TensorView q;       // [B, S, H, D]
+    TensorView k;       // [B, T, Hkv, D]; query head h reads key head h / (H / Hkv)
+    TensorView v;       // [B, T, Hkv, D]
+    TensorView mask;    // [B or 1, H or 1, S or 1, T or 1], bool (true: visible) or added to the scores; dtype 0: none
+    TensorView kv_lens; // [B], how many of the T keys each sequence has; dtype 0: all of them
+    bool causal = true; // query t sees the keys up to L - S + t, where L is the sequence's number of keys
+    double scale = 1;
+};
+
+// Checks the arguments against the rules above, then computes out. A query that sees no key gets zeros.
+void run(const char *op, const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::attention

@@ -1,0 +1,55 @@
+// torch.ops.infini.attention, functional and out; declared in torch_infini/ops/attention.py.
+#include <cmath>
+#include <optional>
+
+#include "../../torch/tensor.h"
+#include "attention.h"
+
+namespace infini::attention {
+namespace {
+
+constexpr Checker kRule("attention");
+
+Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
+            const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale) {
+    Args args;
+    args.q = view(kRule, "q", q);
+    args.k = view(kRule, "k", k);
+    args.v = view(kRule, "v", v);
+    if (mask) {
+        args.mask = view(kRule, "mask", *mask);
+    }
+    if (kv_lens) {
+        args.kv_lens = view(kRule, "kv_lens", *kv_lens);
+    }
+    args.causal = causal;
+    const int64_t head_size = args.q.ndim > 0 ? args.q.size(-1) : 0;
+    args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+    return args;
+}
+
+Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
+                 const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale) {
+    Args args = inputs(q, k, v, mask, kv_lens, causal, scale);
+    Tensor out = empty_like(args.q);
+    args.out = view(kRule, "out", out);
+    run("attention", args);
+    return out;
+}
+
+Tensor attention_out(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
+                     const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, Tensor out) {
+    Args args = inputs(q, k, v, mask, kv_lens, causal, scale);
+    args.out = view(kRule, "out", out);
+    run("attention", args);
+    return out;
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("attention", TORCH_BOX(&attention));
+    m.impl("attention.out", TORCH_BOX(&attention_out));
+}
+
+} // namespace infini::attention
