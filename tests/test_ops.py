@@ -43,10 +43,9 @@ def tensors_of(value: Any) -> tuple[torch.Tensor, ...]:
 
 def same_bits(a: Any, b: Any) -> bool:
     pairs = list(zip(tensors_of(a), tensors_of(b), strict=True))
-    return all(
-        x.dtype == y.dtype and torch.equal(x.flatten().view(torch.uint8), y.flatten().view(torch.uint8))
-        for x, y in pairs
-    )
+    alike = all(x.dtype == y.dtype and x.shape == y.shape for x, y in pairs)
+    # Flat, because torch views no scalar as bytes.
+    return alike and all(torch.equal(*(t.reshape(-1).view(torch.uint8) for t in pair)) for pair in pairs)
 
 
 def clone(sample: Sample) -> Sample:

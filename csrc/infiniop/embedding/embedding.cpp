@@ -1,0 +1,78 @@
+// The rules of embedding, and the way to its kernel.
+// The ids are values, not shapes: they are read here once before the kernel trusts them.
+#include "embedding.h"
+
+#include "check.h"
+
+namespace infini::embedding {
+
+namespace {
+
+constexpr Checker kRule("embedding");
+
+// Throws for the first id, in row-major order, that is no row of weight.
+template <typename Id> void check_ids(const TensorView &ids, int64_t rows) {
+    const int64_t count = ids.numel();
+    int64_t index[kMaxDims] = {}, offset = 0;
+    for (int64_t i = 0; i < count; ++i) {
+        const int64_t id = ids.as<const Id>()[offset];
+        if (id < 0 || id >= rows) {
+            std::string where;
+            for (int dim = 0; dim < ids.ndim; ++dim) {
+                where += message(dim ? ", " : " at ids[", index[dim], dim + 1 == ids.ndim ? "]" : "");
+            }
+            kRule.fail(INFINI_STATUS_BAD_PARAM, "ids",
+                       message("be at least 0 and less than ", rows, ", the number of rows of weight"),
+                       message(id, where));
+        }
+        for (int dim = ids.ndim - 1; dim >= 0; --dim) {
+            offset += ids.strides[dim];
+            if (++index[dim] < ids.shape[dim]) {
+                break;
+            }
+            offset -= index[dim] * ids.strides[dim];
+            index[dim] = 0;
+        }
+    }
+}
+
+} // namespace
+
+void run(const Args &args) {
+    const TensorView &out = args.out, &ids = args.ids, &weight = args.weight;
+    kRule.rank("ids", ids, 0, kMaxDims - 1);
+    kRule.dtype("ids", ids, {INFINI_DTYPE_I64, INFINI_DTYPE_I32});
+    kRule.rank("weight", weight, 2);
+    kRule.dtype("weight", weight, INFINI_FLOATS);
+    kRule.dense_last("weight", weight);
+
+    TensorView wanted = ids;
+    wanted.shape[wanted.ndim++] = weight.shape[1];
+    bool fits = out.ndim == wanted.ndim;
+    for (int dim = 0; fits && dim < out.ndim; ++dim) {
+        fits = out.shape[dim] == wanted.shape[dim];
+    }
+    if (!fits) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
+                   message("have shape ", shape_of(wanted), ", that of ids and a row of weight"), shape_of(out));
+    }
+    kRule.same_dtype("out", out, "weight", weight);
+    kRule.dense_last("out", out);
+    kRule.writable("out", out);
+    kRule.no_partial_overlap("out", out, "ids", ids);
+    kRule.no_partial_overlap("out", out, "weight", weight);
+    if (out.numel() > 0 && out.data == weight.data) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "out", "share no memory with weight", "weight itself");
+    }
+
+    if (ids.dtype == INFINI_DTYPE_I64) {
+        check_ids<int64_t>(ids, weight.shape[0]);
+    } else {
+        check_ids<int32_t>(ids, weight.shape[0]);
+    }
+    if (out.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::embedding

@@ -1,0 +1,22 @@
+// embedding: out[...] = weight[ids[...]]: rows of a table [v, n], picked by ids of any shape, one copied after another.
+// Every id is checked before anything is copied.
+// The copy knows no arithmetic, so a row arrives bit for bit.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::embedding {
+
+struct Args {
+    TensorView out;    // [*ids.shape, n], the dtype of weight
+    TensorView ids;    // any shape of up to 7 dimensions and any strides, int64 or int32, in 0 .. v - 1
+    TensorView weight; // [v, n], stride 1 in the last dimension
+};
+
+// Checks the arguments against the rules above, then copies. out shares no memory with the others.
+void run(const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::embedding

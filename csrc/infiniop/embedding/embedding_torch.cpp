@@ -1,0 +1,44 @@
+// torch.ops.infini.embedding, functional and out; declared in torch_infini/ops/embedding.py.
+// The output takes its shape from the arguments, so their ranks are checked before it is made.
+#include "../../torch/tensor.h"
+#include "embedding.h"
+
+namespace infini::embedding {
+namespace {
+
+constexpr Checker kRule("embedding");
+
+Args embedding_args(const Tensor &ids, const Tensor &weight) {
+    Args args;
+    args.ids = view(kRule, "ids", ids);
+    args.weight = view(kRule, "weight", weight);
+    return args;
+}
+
+Tensor embedding(const Tensor &ids, const Tensor &weight) {
+    Args args = embedding_args(ids, weight);
+    kRule.rank("ids", args.ids, 0, kMaxDims - 1);
+    kRule.rank("weight", args.weight, 2);
+    TensorView like = args.ids;
+    like.shape[like.ndim++] = args.weight.shape[1];
+    Tensor out = empty_like(like, args.weight.dtype);
+    args.out = view(kRule, "out", out);
+    run(args);
+    return out;
+}
+
+Tensor embedding_out(const Tensor &ids, const Tensor &weight, Tensor out) {
+    Args args = embedding_args(ids, weight);
+    args.out = view(kRule, "out", out);
+    run(args);
+    return out;
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("embedding", TORCH_BOX(&embedding));
+    m.impl("embedding.out", TORCH_BOX(&embedding_out));
+}
+
+} // namespace infini::embedding

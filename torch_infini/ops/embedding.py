@@ -1,0 +1,143 @@
+"""embedding: rows of a table, picked by ids.
+
+The kernel is csrc/infiniop/embedding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ._registry import FLOATS, Cost, ErrorCase, OpSpec, Sample, nbytes
+
+
+def embedding(ids: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
+    """Copy the row of weight that each id names.
+
+    out[..., :] = weight[ids[...], :]. Every id is checked before anything is copied.
+
+    Args:
+        ids: int64 or int32, of any shape (up to 7 dimensions) and any strides, each in 0 .. v - 1.
+        weight: [v, n] float32, bfloat16 or float16; stride 1 in the last dimension, any distance between rows.
+        out: [*ids.shape, n], written and returned instead of a new tensor; shares no memory with ids or weight.
+
+    Returns:
+        [*ids.shape, n], contiguous; of weight's dtype.
+
+    Raises:
+        RuntimeError: For an id that is no row of weight (the first one is named), or a rank, shape, dtype or stride
+            that cannot be served.
+
+    Equivalent to:
+        >>> out = torch.nn.functional.embedding(ids, weight)
+
+    Source: Bengio et al., A Neural Probabilistic Language Model, JMLR 3, 2003.
+    """
+    if out is None:
+        return torch.ops.infini.embedding.default(ids, weight)
+    return torch.ops.infini.embedding.out(ids, weight, out=out)
+
+
+def fake(ids: Tensor, weight: Tensor) -> Tensor:
+    return weight.new_empty((*ids.shape, weight.shape[1]))
+
+
+def reference(ids: Tensor, weight: Tensor) -> Tensor:
+    return weight.double()[ids.long()]
+
+
+def peer(ids: Tensor, weight: Tensor) -> Tensor:
+    return torch.nn.functional.embedding(ids, weight)
+
+
+def inputs(dtype: torch.dtype, shape: tuple[int, ...], v: int, n: int) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    weight = torch.empty(v, n, dtype=dtype)
+    return torch.randint(max(v, 1), shape, generator=g), weight.normal_(generator=g)
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    for n in (1, 7, 769, 5125):
+        yield Sample(f"{n} columns", inputs(dtype, (5,), 11, n))
+    yield Sample("one id", inputs(dtype, (), 11, 32))
+    yield Sample("three dimensions of ids", inputs(dtype, (2, 3, 4), 11, 32))
+    ids, weight = inputs(dtype, (2, 9), 11, 32)
+    yield Sample("int32 ids", (ids.int(), weight))
+    yield Sample("every second id of int32, transposed", (ids.int()[:, ::2].t(), weight))
+    yield Sample("one id for all", (ids[:1, :1].expand(3, 4), weight))
+    yield Sample("first and last row", (torch.tensor([0, 10, 10, 0]), weight))
+    yield Sample("no ids", inputs(dtype, (0, 3), 11, 32))
+    yield Sample("no columns", inputs(dtype, (4,), 11, 0))
+    yield Sample("no rows and no ids", inputs(dtype, (0,), 0, 32))
+    yield Sample("large", inputs(dtype, (300,), 1000, 2048))
+
+
+def errors() -> Iterator[ErrorCase]:
+    ids, weight = inputs(torch.float32, (4,), 32000, 4)
+    op = "infini::embedding: "
+    outside = op + "ids must be at least 0 and less than 32000, the number of rows of weight, got "
+    yield ErrorCase("too large", (torch.tensor([1, 2, 31999, 40000, 50000]), weight), outside + "40000 at ids[3]")
+    yield ErrorCase("one too large", (torch.tensor([[0, 0], [0, 32000]]), weight), outside + "32000 at ids[1, 1]")
+    yield ErrorCase("negative", (torch.tensor([[-1], [5]]).int(), weight), outside + "-1 at ids[0, 0]")
+    yield ErrorCase("one id, too large", (torch.tensor(2**40), weight), outside + str(2**40))
+    # Row-major order of the view, not of the memory.
+    yield ErrorCase(
+        "first of several in a transposed view",
+        (torch.tensor([[0, -7], [-8, 0]]).t(), weight),
+        outside + "-8 at ids[0, 1]",
+    )
+    yield ErrorCase("too large, no columns", (torch.tensor([32000]), weight[:, :0]), outside + "32000 at ids[0]")
+    yield ErrorCase(
+        "empty table",
+        (ids, weight[:0]),
+        op + f"ids must be at least 0 and less than 0, the number of rows of weight, got {int(ids[0])} at ids[0]",
+    )
+    yield ErrorCase("ids dtype", (ids.float(), weight), op + "ids must be int64 or int32, got float32")
+    yield ErrorCase(
+        "weight dtype", (ids, weight.double()), op + "weight must be float32, bfloat16 or float16, got float64"
+    )
+    yield ErrorCase("weight rank", (ids, weight[0]), op + "weight must have 2 dimensions, got 1 (shape [4])")
+    yield ErrorCase(
+        "weight transposed",
+        (ids, weight[:5].t()),
+        op + "weight must have stride 1 in its last dimension (call .contiguous() on it), got strides [1, 4]",
+    )
+    yield ErrorCase("meta weight", (ids, weight.to("meta")), op + "weight must be on the device of ids, cpu, got meta")
+    yield ErrorCase(
+        "out shape",
+        (ids, weight),
+        op + "out must have shape [4, 4], that of ids and a row of weight, got [4, 3]",
+        {"out": torch.empty(4, 3)},
+    )
+    yield ErrorCase(
+        "out is weight",
+        (ids, weight[:4]),
+        op + "out must share no memory with weight, got weight itself",
+        {"out": weight[:4]},
+    )
+
+
+def cost(ids: Tensor, weight: Tensor) -> Cost:
+    return Cost(bytes=nbytes(ids) + 2 * ids.numel() * weight.shape[1] * weight.element_size())
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    for tokens, columns in ((512, 4096), (16384, 4096), (1, 2048)):
+        yield Sample(f"{tokens}x{columns}", inputs(dtype, (tokens,), 32000, columns))
+
+
+SPEC = OpSpec(
+    name="embedding",
+    schema="(Tensor ids, Tensor weight) -> Tensor",
+    function=embedding,
+    fake=fake,
+    reference=reference,
+    samples=samples,
+    errors=errors,
+    cost=cost,
+    bench=bench,
+    peer=peer,
+    tolerances=dict.fromkeys(FLOATS, (0.0, 0.0)),
+)
