@@ -159,7 +159,11 @@ def compare(actual: Tensor, sample: Sample) -> None:
 
 
 def peer(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
-    """As serving code writes it: topk where all rows have a limit, else a full sort; torch's generator for all rows."""
+    """As serving code writes it: argmax where all rows are greedy, topk where all have a limit, else a full sort; one
+    generator for all rows.
+    """
+    if (temperature == 0).all():
+        return logits.argmax(-1)
     n = logits.shape[-1]
     widest = n if (top_k <= 0).any() else min(int(top_k.max().clamp(min=1)) if top_k.numel() else 1, n)
     scaled = logits.float() / temperature.clamp(min=1e-5).unsqueeze(-1)

@@ -1,0 +1,66 @@
+"""The benchmark scripts start, measure and write what they say; no time is judged here."""
+
+from __future__ import annotations
+
+import csv
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+
+
+def start(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a script with the torch_infini of this checkout."""
+    command = [sys.executable, str(ROOT / "benchmarks" / script), *arguments]
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    return subprocess.run(command, capture_output=True, text=True, env={**os.environ, "PYTHONPATH": path})
+
+
+def test_run(tmp_path: Path) -> None:
+    out = tmp_path / "results" / "ops.csv"
+    result = start("run.py", "--quick", "--ops", "rms_norm", "--dtypes", "bfloat16", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert list(row) == [
+        "op",
+        "sample",
+        "dtype",
+        "threads",
+        "infini_us",
+        "infini_out_us",
+        "eager_us",
+        "compile_us",
+        "ratio_to_eager",
+        "ratio_to_compile",
+        "gb_per_s",
+        "limit",
+        "share",
+        "read_gb_per_s",
+        "copy_gb_per_s",
+        "note",
+    ]
+    assert (row["op"], row["dtype"], row["threads"], row["note"]) == ("rms_norm", "bfloat16", "1", "")
+    assert row["limit"]
+    for name in ("infini_us", "infini_out_us", "eager_us", "compile_us", "ratio_to_eager", "ratio_to_compile", "share"):
+        assert float(row[name]) > 0
+    assert "rms_norm" in result.stdout and "share" in result.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["--ops", "no_such_op"], "there is no op 'no_such_op'"), (["--dtypes", "float5"], "'float5' is no dtype")],
+)
+def test_run_refuses_unknown_names(arguments: list[str], text: str) -> None:
+    result = start("run.py", *arguments)
+    assert result.returncode == 2 and text in result.stderr
+
+
+def test_decode_starts() -> None:
+    pytest.importorskip("transformers")
+    result = start("decode.py", "--help")
+    assert result.returncode == 0 and "--layers" in result.stdout, result.stderr
