@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from .bandwidth import read_bandwidth
+
 Call = Callable[[], Any]
 
 
@@ -51,7 +53,7 @@ class Limits:
     """What this machine does at best with the current number of threads; the best of several tries.
 
     Attributes:
-        read: Bytes a second of `x.sum()` over a tensor far larger than the caches.
+        read: Bytes a second of a dot product of two vectors far larger than the caches.
         copy: Bytes read and written a second by `y.copy_(x)` on such tensors.
         flops: Floating-point operations a second of torch's own large matrix product, by dtype.
     """
@@ -75,20 +77,17 @@ def measure_limits(megabytes: int = 512, size: int = 2048, tries: int = 5) -> Li
     """Measure the limits; takes `megabytes` twice, and a few seconds."""
     x = torch.ones(megabytes * 2**20 // 4)
     y = torch.empty_like(x)
-    bits = x.view(torch.int64)
     flops = {}
 
-    def best(*calls: Call) -> float:
-        for call in calls:
-            call()
-        return min(seconds(call) for _ in range(tries) for call in calls)
+    def best(call: Call) -> float:
+        call()
+        return min(seconds(call) for _ in range(tries))
 
     for dtype in (torch.float32, torch.bfloat16):
         a, b = torch.randn(2, size, size).to(dtype)
         flops[dtype] = 2 * size**3 / best(lambda a=a, b=b: torch.nn.functional.linear(a, b))
-    read = best(lambda: x.sum(), lambda: bits.sum())
     copy = best(lambda: y.copy_(x))
-    return Limits(read=4 * x.numel() / read, copy=8 * x.numel() / copy, flops=flops)
+    return Limits(read=read_bandwidth(megabytes=megabytes), copy=8 * x.numel() / copy, flops=flops)
 
 
 def rounded(value: Any) -> Any:
