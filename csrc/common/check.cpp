@@ -32,6 +32,16 @@ void extent(const TensorView &view, const char *&begin, const char *&end) {
     end = view.as<const char>() + (high + 1) * bytes;
 }
 
+bool overlap(const TensorView &a, const TensorView &b) {
+    if (is_empty(a) || is_empty(b)) {
+        return false;
+    }
+    const char *a_begin, *a_end, *b_begin, *b_end;
+    extent(a, a_begin, a_end);
+    extent(b, b_begin, b_end);
+    return a_begin < b_end && b_begin < a_end;
+}
+
 bool same_elements(const TensorView &a, const TensorView &b) {
     if (a.data != b.data || a.dtype != b.dtype || a.ndim != b.ndim) {
         return false;
@@ -131,15 +141,15 @@ void Checker::writable(const char *argument, const TensorView &view) const {
 
 void Checker::no_partial_overlap(const char *argument, const TensorView &out, const char *other,
                                  const TensorView &in) const {
-    if (is_empty(out) || is_empty(in) || same_elements(out, in)) {
-        return;
-    }
-    const char *out_begin, *out_end, *in_begin, *in_end;
-    extent(out, out_begin, out_end);
-    extent(in, in_begin, in_end);
-    if (out_begin < in_end && in_begin < out_end) {
+    if (overlap(out, in) && !same_elements(out, in)) {
         fail(INFINI_STATUS_BAD_PARAM, argument, message("be ", other, " itself or share no memory with it"),
              "a tensor that overlaps it");
+    }
+}
+
+void Checker::no_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const {
+    if (overlap(out, in)) {
+        fail(INFINI_STATUS_BAD_PARAM, argument, message("share no memory with ", other), "a tensor that overlaps it");
     }
 }
 

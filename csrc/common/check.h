@@ -35,6 +35,8 @@ public:
     void writable(const char *argument, const TensorView &view) const;
     // Reading `in` while writing `out`: the two are the same elements, or share none.
     void no_partial_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const;
+    // Reading `in` at any time while writing `out`: the two share no memory.
+    void no_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const;
     // A number in [low, high]; NaN is refused too.
     void range(const char *argument, double value, double low, double high, const char *rule) const;
 

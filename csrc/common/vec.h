@@ -5,6 +5,7 @@
 
 #include <cstdint>
 #include <cstring>
+#include <utility>
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -327,6 +328,22 @@ inline float sum(VecF v) {
         }
     }
     return lanes[0];
+}
+
+template <int kHalf, int... kLane> inline VecF add_halves(VecF a, VecF b, std::integer_sequence<int, kLane...>) {
+    // Blocks of 2 * kHalf lanes: the lower halves of a's and b's, and their upper halves, side by side.
+    return __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane)...) +
+           __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane + kHalf)...);
+}
+
+// Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few.
+template <int kHalf = 1, typename Vectors> inline VecF sums(const Vectors &v, int first = 0) {
+    constexpr std::make_integer_sequence<int, kLanes> all{};
+    if constexpr (kHalf == kLanes / 2) {
+        return add_halves<kHalf>(v(first), v(first + kHalf), all);
+    } else {
+        return add_halves<kHalf>(sums<kHalf * 2>(v, first), sums<kHalf * 2>(v, first + kHalf), all);
+    }
 }
 
 inline float max(VecF v) {

@@ -1,0 +1,281 @@
+// The CPU kernel of linear: products of a few rows of x with a weight matrix that is streamed once from memory.
+// Limit: memory bandwidth for up to about 8 rows (the weight's bytes), the multiply-add units beyond.
+#include "linear.h"
+#include "parallel.h"
+#include "rows.h"
+#include "vec.h"
+
+#include "../../infinirt/cpu/scratch.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// The register tile: up to kTileRows rows of x times weight_rows() rows of the weight, one accumulator each. They fit
+// the 32 vector registers of AVX-512, or the 16 of what comes before, together with a vector of each weight row and of
+// x.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 8;
+#else
+constexpr int kTileRows = 4;
+#endif
+
+// Measured on Zen 5: with one or two rows of x, half types stream fastest one weight row at a time, float32 four.
+template <typename W> constexpr int weight_rows(int m) {
+#if defined(__AVX512F__)
+    return m >= 7 ? 3 : m >= 3 || sizeof(W) == 4 ? 4 : 1;
+#else
+    return m >= 4 ? 3 : 4;
+#endif
+}
+
+// Rows of x that share one pass over the weight.
+constexpr int64_t kMaxRows = 32;
+// Weight rows that meet all of these before the next ones are read: from then on they are in the L2 cache.
+constexpr int64_t kGroup = 48;
+// k is cut into blocks such that a tile's rows of x stay in the L1 cache. With one or two rows of x the weight is read
+// in longer runs instead, for which the memory's prefetchers matter more.
+constexpr int64_t tile_bytes(int64_t m) {
+    return (m <= 2 ? 32 : 16) * 1024;
+}
+// How far ahead the weight is prefetched where memory is the limit, at least.
+constexpr int64_t kAheadBytes = 8 * 1024;
+constexpr int64_t kLineBytes = 64;
+
+// How weights of type W are multiplied: a step takes kStep elements of k; x is packed as type X.
+template <typename W> struct Steps {
+    using X = float;
+    static constexpr int kStep = kLanes;
+    static VecF load_weight(const W *p) { return load(p); }
+    static VecF load_weight(const W *p, int n) { return load(p, n); }
+    static VecF load_x(const X *p) { return load(p); }
+    static VecF multiply_add(VecF w, VecF x, VecF sum) { return fma(w, x, sum); }
+};
+
+#if defined(__AVX512BF16__)
+// Two adjacent elements of k a lane, 32 a step. Denormal inputs and sums count as zero in this instruction.
+template <> struct Steps<bf16> {
+    using X = bf16;
+    static constexpr int kStep = 2 * kLanes;
+    static __m512bh load_weight(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
+    static __m512bh load_weight(const bf16 *p, int n) { return (__m512bh)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
+    static __m512bh load_x(const bf16 *p) { return (__m512bh)_mm512_load_si512(p); }
+    static VecF multiply_add(__m512bh w, __m512bh x, VecF sum) { return _mm512_dpbf16_ps(sum, w, x); }
+};
+#endif
+
+// Stops the compiler from loading a value again for each of its uses: the kernel has no loads to spare.
+template <typename Register> INFINI_ALWAYS_INLINE void keep_in_register(Register &value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__x86_64__)
+    asm("" : "+x"(value));
+#else
+    (void)value;
+#endif
+}
+
+// part[m * kGroup + r] = weight row r * row m of x over k elements, added to what is there unless these are the first.
+// x is packed: kStep elements of each of the kM rows, then the next kStep. For each line of the weight another one is
+// prefetched for later, from `ahead` on.
+template <int kWeightRows, int kM, typename W>
+void multiply_tile(const W *w, int64_t w_stride, const typename Steps<W>::X *x, int64_t k, VecF *part, bool first,
+                   const W *ahead, int64_t ahead_step) {
+    using S = Steps<W>;
+    VecF sums[kWeightRows][kM];
+    for (int r = 0; r < kWeightRows; ++r) {
+        for (int m = 0; m < kM; ++m) {
+            sums[r][m] = first ? VecF{} : part[m * kGroup + r];
+        }
+    }
+    const auto step = [&](const W *at, auto... lanes) __attribute__((always_inline)) {
+        decltype(S::load_weight(at)) weights[kWeightRows];
+        for (int r = 0; r < kWeightRows; ++r) {
+            weights[r] = S::load_weight(at + r * w_stride, lanes...);
+        }
+        for (int m = 0; m < kM; ++m) {
+            auto row = S::load_x(x + m * S::kStep);
+            keep_in_register(row);
+            for (int r = 0; r < kWeightRows; ++r) {
+                sums[r][m] = S::multiply_add(weights[r], row, sums[r][m]);
+            }
+        }
+        x += kM * S::kStep;
+    };
+    constexpr int kLine = kLineBytes / sizeof(W);
+    int64_t i = 0;
+    for (; i + kLine <= k; i += kLine, ahead += ahead_step) {
+        for (int r = 0; r < kWeightRows; ++r) {
+            __builtin_prefetch(ahead + r * w_stride);
+        }
+        for (int s = 0; s < kLine; s += S::kStep) {
+            step(w + i + s);
+        }
+    }
+    for (; i + S::kStep <= k; i += S::kStep) {
+        step(w + i);
+    }
+    if (i < k) {
+        step(w + i, static_cast<int>(k - i));
+    }
+    for (int r = 0; r < kWeightRows; ++r) {
+        for (int m = 0; m < kM; ++m) {
+            part[m * kGroup + r] = sums[r][m];
+        }
+    }
+}
+
+// The same for any number of weight rows.
+template <int kM, typename W>
+void multiply_group(const W *w, int64_t w_stride, int64_t w_rows, const typename Steps<W>::X *x, int64_t k, VecF *part,
+                    bool first, int64_t rows_ahead, const W *ahead, int64_t ahead_step) {
+    constexpr int kWeightRows = weight_rows<W>(kM);
+    const auto later = [&](int64_t r) {
+        r += rows_ahead;
+        return r < w_rows ? w + r * w_stride : ahead + (r - w_rows) * w_stride;
+    };
+    int64_t r = 0;
+    for (; r + kWeightRows <= w_rows; r += kWeightRows) {
+        multiply_tile<kWeightRows, kM>(w + r * w_stride, w_stride, x, k, part + r, first, later(r), ahead_step);
+    }
+    for (; r < w_rows; ++r) {
+        multiply_tile<1, kM>(w + r * w_stride, w_stride, x, k, part + r, first, later(r), ahead_step);
+    }
+}
+
+// Calls body with m as a compile-time constant.
+template <int kM> struct Count {
+    static constexpr int value = kM;
+};
+
+template <int kM = 1, typename Body> void with_count(int64_t m, const Body &body) {
+    if constexpr (kM < kTileRows) {
+        if (m > kM) {
+            return with_count<kM + 1>(m, body);
+        }
+    }
+    body(Count<kM>{});
+}
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// How m rows of x are cut into tiles, and k into blocks: evenly, so that no piece is much smaller than the others.
+template <typename W> struct Plan {
+    using S = Steps<W>;
+    static constexpr int64_t kLine = kLineBytes / sizeof(W);
+    int64_t m, k, tiles, tile_rows, blocks, block_k;
+    int64_t rows_ahead; // how many weight rows are prefetched before they are multiplied
+
+    Plan(int64_t m_, int64_t k_) : m(m_), k(k_) {
+        tiles = ceil_div(m, kTileRows);
+        tile_rows = ceil_div(m, tiles);
+        const int64_t fits = tile_bytes(tile_rows) / static_cast<int64_t>(sizeof(typename S::X)) / tile_rows;
+        const int64_t cuts = k > fits ? ceil_div(k, fits) : 1;
+        block_k = k > 0 ? ceil_div(ceil_div(k, cuts), kLine) * kLine : kLine;
+        blocks = k > 0 ? ceil_div(k, block_k) : 1;
+        const int64_t near = ceil_div(kAheadBytes, block_k * static_cast<int64_t>(sizeof(W)));
+        const int64_t least = weight_rows<W>(static_cast<int>(tile_rows));
+        rows_ahead = tiles > 1 ? kGroup : near < least ? least : near;
+    }
+    int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? tile_rows : m - tile * tile_rows; }
+    int64_t k_of(int64_t block) const { return block + 1 < blocks ? block_k : k - block * block_k; }
+    int64_t padded_k_of(int64_t block) const { return ceil_div(k_of(block), S::kStep) * S::kStep; }
+    // Where the packed x of a block and tile begins.
+    int64_t offset(int64_t block, int64_t tile) const {
+        return block * block_k * m + tile * tile_rows * padded_k_of(block);
+    }
+    size_t bytes() const { return static_cast<size_t>((k + S::kStep) * m) * sizeof(typename S::X); }
+};
+
+// Packs one row of x for its tile, converted to the type that is multiplied; what lies beyond k is zero.
+template <typename W, typename T>
+void pack_row(const Plan<W> &plan, int64_t row, const T *from, typename Steps<W>::X *packed) {
+    using X = typename Steps<W>::X;
+    constexpr int kStep = Steps<W>::kStep;
+    const int64_t tile = row / plan.tile_rows, stride = plan.rows_of(tile) * kStep;
+    for (int64_t block = 0; block < plan.blocks; ++block) {
+        X *to = packed + plan.offset(block, tile) + (row % plan.tile_rows) * kStep;
+        const T *at = from + block * plan.block_k;
+        const int64_t k = plan.k_of(block);
+        for (int64_t i = 0; i < k; i += kStep, to += stride) {
+            const int64_t n = k - i < kStep ? k - i : kStep;
+            if constexpr (sizeof(X) == sizeof(T)) {
+                if (n < kStep) {
+                    std::memset(to, 0, sizeof(X) * kStep);
+                }
+                std::memcpy(to, at + i, sizeof(X) * static_cast<size_t>(n));
+            } else {
+                store(to, n == kStep ? load(at + i) : load(at + i, static_cast<int>(n)));
+            }
+        }
+    }
+}
+
+// y of at most kMaxRows rows of x, for the weight rows begin .. end-1.
+template <typename T>
+void multiply_rows(const linear::Args &a, const Plan<T> &plan, const typename Steps<T>::X *packed,
+                   const int64_t *y_offsets, int64_t begin, int64_t end) {
+    alignas(64) VecF part[kMaxRows * kGroup];
+    const int64_t stride = a.weight.stride(0);
+    const auto *weight = a.weight.as<const T>();
+    const T *bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const T>() : nullptr;
+    for (int64_t row = begin; row < end; row += kGroup) {
+        const int64_t rows = end - row < kGroup ? end - row : kGroup;
+        const T *group = weight + row * stride;
+        const int64_t rows_ahead = plan.rows_ahead < rows ? plan.rows_ahead : rows;
+        for (int64_t block = 0; block < plan.blocks; ++block) {
+            const T *w = group + block * plan.block_k;
+            const T *ahead = block + 1 < plan.blocks ? w + plan.block_k
+                             : row + rows < end      ? group + kGroup * stride
+                                                     : w;
+            for (int64_t tile = 0; tile < plan.tiles; ++tile) {
+                with_count(plan.rows_of(tile), [&](auto m) {
+                    multiply_group<decltype(m)::value>(w, stride, rows, packed + plan.offset(block, tile),
+                                                       plan.k_of(block), part + tile * plan.tile_rows * kGroup,
+                                                       block == 0, rows_ahead, ahead + plan.block_k * tile / plan.tiles,
+                                                       kLineBytes / static_cast<int64_t>(sizeof(T)) / plan.tiles);
+                });
+            }
+        }
+        for (int64_t m = 0; m < plan.m; ++m) {
+            T *y = a.y.as<T>() + y_offsets[m] + row;
+            for_each_vector(rows, [&](int64_t i, auto lanes) {
+                const VecF value = sums([&](int lane) { return lane < lanes ? part[m * kGroup + i + lane] : VecF{}; });
+                store_at(y, i, bias ? value + load_at(bias + row, i, lanes) : value, lanes);
+            });
+        }
+    }
+}
+
+template <typename T> void multiply(const linear::Args &a) {
+    using X = typename Steps<T>::X;
+    const int64_t k = a.weight.size(1), n = a.weight.size(0);
+    const TensorView *const views[] = {&a.x, &a.y};
+    const Rows<2> rows(views);
+    const int64_t passes = ceil_div(rows.count(), kMaxRows), pass_rows = ceil_div(rows.count(), passes);
+    auto *packed = static_cast<X *>(cpu::scratch(Plan<T>(pass_rows, k).bytes()));
+    for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
+        const int64_t left = rows.count() - begin;
+        const Plan<T> plan(left < pass_rows ? left : pass_rows, k);
+        int64_t y_offsets[kMaxRows], m = 0;
+        rows.visit(begin, begin + plan.m, [&](const int64_t *at) {
+            pack_row<T>(plan, m, a.x.as<const T>() + at[0], packed);
+            y_offsets[m++] = at[1];
+        });
+        constexpr int64_t kUnit = 12; // weight rows: a multiple of most tiles'
+        parallel_for(ceil_div(n, kUnit), n * k * static_cast<int64_t>(sizeof(T)) * plan.tiles,
+                     [&](int64_t first, int64_t last) {
+                         const int64_t end = last * kUnit < n ? last * kUnit : n;
+                         multiply_rows<T>(a, plan, packed, y_offsets, first * kUnit, end);
+                     });
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::linear::INFINI_LEVEL::cpu_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.x.dtype, [&](auto type) { multiply<decltype(type)>(args); });
+}
