@@ -5,6 +5,7 @@ torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `pytho
 
 from . import ops
 from ._library import cpu_capabilities, cpu_capability
+from .patch import PatchReport, patch_model, unpatch_model
 
 __version__ = "0.1.0"
-__all__ = ["cpu_capabilities", "cpu_capability", "ops"]
+__all__ = ["PatchReport", "cpu_capabilities", "cpu_capability", "ops", "patch_model", "unpatch_model"]

@@ -1,0 +1,84 @@
+"""The attention implementation "infini" of transformers, with the mask function that belongs to it.
+
+Patched attention modules call the kernel themselves and come here only when they step aside for the original forward.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+NAME = "infini"
+attention = torch.ops.infini.attention.default
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool = True) -> Tensor:
+    """Attention over [B, S, H, D], with the meaning that transformers gives to a missing mask.
+
+    The mask function leaves the mask out where it is plainly causal: S = 1 (all keys are visible), T = S, or the first
+    tokens of a static cache, whose buffer is longer than what has been written: the keys of this call are its first S.
+    Any other mask holds causality itself.
+    """
+    if mask is not None:
+        return attention(q, k, v, mask, None, False, scale)
+    length = q.shape[1]
+    if causal and 1 < length < k.shape[1]:
+        k, v = k[:, :length], v[:, :length]
+    return attention(q, k, v, None, None, causal, scale)
+
+
+def attention_with_weights(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, dropout: float
+) -> tuple[Tensor, Tensor]:
+    """Attention over [B, H, S, D] in plain torch, for callers who want the weights, which the kernel never stores."""
+    groups, length = q.shape[1] // k.shape[1], q.shape[2]
+    if mask is None and causal and length > 1:
+        k, v = k[:, :, :length], v[:, :, :length]
+        mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
+    scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
+    if mask is not None:
+        scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min) if mask.dtype == torch.bool else scores + mask
+    weights = nn.functional.dropout(scores.softmax(-1, dtype=torch.float32).to(q.dtype), dropout)
+    return (weights @ v.repeat_interleave(groups, 1)).transpose(1, 2).contiguous(), weights
+
+
+def attention_forward(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, Tensor | None]:
+    """What transformers calls where config._attn_implementation is "infini".
+
+    The kernel has no backward and no dropout; SDPA, which takes the same masks, serves those calls.
+    """
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    if kwargs.get("s_aux") is not None:
+        raise ValueError("torch_infini: attention sinks (s_aux) are not served: use attn_implementation='eager'.")
+    if kwargs.get("output_attentions"):
+        return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout)
+    wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    more = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+    if wants_grad or more or dropout or query.device.type != "cpu":
+        return sdpa_attention_forward(
+            module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
+        )
+    query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
+    return attend(query, key, value, attention_mask, scale, causal), None
+
+
+def register() -> None:
+    """Make "infini" known to transformers: the two belong together, for without the second every mask would be None."""
+    AttentionInterface.register(NAME, attention_forward)
+    AttentionMaskInterface.register(NAME, sdpa_mask)
