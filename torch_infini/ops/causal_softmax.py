@@ -79,9 +79,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("no rows", (scores(dtype, 2, 0, 5),))
     yield Sample("no columns", (scores(dtype, 2, 0, 0),))
     yield Sample("no heads", (scores(dtype, 0, 3, 5),))
-    large = scores(dtype, 2, 20, 40)
+    large = scores(dtype, 3, 20, 40)
     large[0] += 1e4  # would overflow without the maximum
     large[1] *= 1e3  # all but one exponential vanish
+    large[2] -= 1e4  # all would vanish without the maximum
     yield Sample("large scores", (large,))
     special = scores(dtype, 6, 20)
     special[0, ::2] = -torch.inf

@@ -1,5 +1,5 @@
-// The CPU kernel of rope: one token at a time, its cosines and sines made float once and used by all heads from L1.
-// Limit: memory bandwidth, each element read and written once.
+// The CPU kernel of rope: one token at a time, its cosines and sines made float once and used by all heads from L1
+// (where heads lie apart: by a few). Limit: memory bandwidth, each element read and written once.
 #include "parallel.h"
 #include "rope.h"
 #include "vec.h"
@@ -11,6 +11,10 @@ namespace {
 
 // So many pairs have their cosines and sines on the stack at a time; a wider head is done in several tiles.
 constexpr int64_t kTilePairs = 512;
+
+// Where heads lie farther apart than tokens (a transposed view), so many are walked along all tokens before the next
+// ones: up to twice as fast as token by token, which jumps between distant pages.
+constexpr int64_t kGroupHeads = 2;
 
 // From this many bytes of output on it is stored past the cache, which could not hold it for its reader: 1.3 to 1.5
 // times as fast where memory is the limit (Zen 5, 32 MiB of last-level cache). In place nothing is gained by it.
@@ -97,36 +101,40 @@ template <typename Tile, typename T, typename C> void rotate_tokens(const rope::
     const int64_t batch = a.x.shape[0], tokens = a.x.shape[1], heads = a.x.shape[2], columns = a.x.shape[3];
     const int64_t half = a.cos.size(-1), passed = columns - 2 * half;
     const bool has_positions = a.positions.dtype != INFINI_DTYPE_INVALID;
+    const int64_t group_heads = a.x.strides[2] > a.x.strides[1] ? kGroupHeads : heads;
     const bool streams = can_stream<T>(a);
     const auto bytes = batch * tokens * heads * columns * 2 * static_cast<int64_t>(sizeof(T));
     parallel_for(batch * tokens, bytes, [&](int64_t begin, int64_t end) {
         Tile tile;
-        for (int64_t token = begin; token < end; ++token) {
-            const int64_t b = token / tokens, s = token % tokens;
-            const T *x = a.x.as<const T>() + b * a.x.strides[0] + s * a.x.strides[1];
-            T *y = a.y.as<T>() + b * a.y.strides[0] + s * a.y.strides[1];
-            const int64_t row = has_positions ? rope::position(a.positions, b, s) : s;
-            const int64_t entry = has_positions ? 0 : b;
-            const C *cos = a.cos.as<const C>() + entry * a.cos.strides[0] + row * a.cos.stride(-2);
-            const C *sin = a.sin.as<const C>() + entry * a.sin.strides[0] + row * a.sin.stride(-2);
-            for (int64_t pair = 0; pair < half; pair += kTilePairs) {
-                const int64_t n = half - pair < kTilePairs ? half - pair : kTilePairs;
-                const int64_t column = Tile::first_column(pair);
-                tile.fill(cos + pair, sin + pair, n);
-                for (int64_t head = 0; head < heads; ++head) {
-                    const T *from = x + head * a.x.strides[2] + column;
-                    T *to = y + head * a.y.strides[2] + column;
-                    if (streams) {
-                        tile.template rotate<true>(to, from, half, n);
-                    } else {
-                        tile.template rotate<false>(to, from, half, n);
+        for (int64_t group = 0; group < heads; group += group_heads) {
+            const int64_t group_end = heads - group < group_heads ? heads : group + group_heads;
+            for (int64_t token = begin; token < end; ++token) {
+                const int64_t b = token / tokens, s = token % tokens;
+                const T *x = a.x.as<const T>() + b * a.x.strides[0] + s * a.x.strides[1];
+                T *y = a.y.as<T>() + b * a.y.strides[0] + s * a.y.strides[1];
+                const int64_t row = has_positions ? rope::position(a.positions, b, s) : s;
+                const int64_t entry = has_positions ? 0 : b;
+                const C *cos = a.cos.as<const C>() + entry * a.cos.strides[0] + row * a.cos.stride(-2);
+                const C *sin = a.sin.as<const C>() + entry * a.sin.strides[0] + row * a.sin.stride(-2);
+                for (int64_t pair = 0; pair < half; pair += kTilePairs) {
+                    const int64_t n = half - pair < kTilePairs ? half - pair : kTilePairs;
+                    const int64_t column = Tile::first_column(pair);
+                    tile.fill(cos + pair, sin + pair, n);
+                    for (int64_t head = group; head < group_end; ++head) {
+                        const T *from = x + head * a.x.strides[2] + column;
+                        T *to = y + head * a.y.strides[2] + column;
+                        if (streams) {
+                            tile.template rotate<true>(to, from, half, n);
+                        } else {
+                            tile.template rotate<false>(to, from, half, n);
+                        }
                     }
                 }
-            }
-            if (passed > 0 && y != x) {
-                for (int64_t head = 0; head < heads; ++head) {
-                    std::memcpy(y + head * a.y.strides[2] + 2 * half, x + head * a.x.strides[2] + 2 * half,
-                                static_cast<size_t>(passed) * sizeof(T));
+                if (passed > 0 && y != x) {
+                    for (int64_t head = group; head < group_end; ++head) {
+                        std::memcpy(y + head * a.y.strides[2] + 2 * half, x + head * a.x.strides[2] + 2 * half,
+                                    static_cast<size_t>(passed) * sizeof(T));
+                    }
                 }
             }
         }
