@@ -16,8 +16,7 @@ constexpr int64_t kTilePairs = 512;
 // ones: up to twice as fast as token by token, which jumps between distant pages.
 constexpr int64_t kGroupHeads = 2;
 
-// A row is asked for so many bytes before its turn: up to 1.1 (bf16) and 2 (float32) times as fast out of DRAM, for the
-// two halves of short rows are not the one long run that the processor itself would fetch ahead.
+// A head's row is asked for so many bytes before its turn: up to 1.1 (bf16) and 2 (float32) times as fast out of DRAM.
 constexpr int64_t kAheadBytes = 4096;
 
 // From this many bytes of output on it is stored past the cache, which could not hold it for its reader: 1.3 to 1.5
