@@ -1,13 +1,26 @@
-// The CPU kernel of embedding: one memcpy a row; the ids have been checked.
+// The CPU kernel of embedding: one row after another, by memcpy or streamed; the ids have been checked.
 // Limit: memory bandwidth, each row read once and written once.
 #include "embedding.h"
 #include "parallel.h"
 #include "rows.h"
+#include "stream.h"
 
 #include <cstring>
 
 namespace infini::INFINI_LEVEL {
 namespace {
+
+// The vectors of a streamed row are floats in name only: nothing is done to their bits. The next row lies anywhere, so
+// it is asked for here: no hardware would guess it.
+void stream_row(char *out, const char *row, int64_t bytes, const char *next) {
+    constexpr int64_t kStep = sizeof(VecF);
+    int64_t i = 0;
+    for (; i + kStep <= bytes; i += kStep) {
+        __builtin_prefetch(next + i);
+        stream(reinterpret_cast<float *>(out + i), load(reinterpret_cast<const float *>(row + i)));
+    }
+    std::memcpy(out + i, row + i, static_cast<size_t>(bytes - i));
+}
 
 template <typename Id> void copy_rows(const embedding::Args &a) {
     // The ids, with a last dimension of stride 0: one for each element of the output, so both walk the same rows.
@@ -20,11 +33,28 @@ template <typename Id> void copy_rows(const embedding::Args &a) {
     const int64_t bytes = a.out.size(-1) * size, stride = a.weight.stride(0) * size;
     const auto *weight = a.weight.as<const char>();
     auto *out = a.out.as<char>();
+    const bool large = rows.count() * bytes >= kStreamBytes;
     parallel_for(rows.count(), 2 * rows.count() * bytes, [&](int64_t begin, int64_t end) {
+        // A row is copied when the one after it is known.
+        char *to = nullptr;
+        const char *from = nullptr;
+        const auto copy = [&](const char *next) {
+            if (large && stream_aligned(reinterpret_cast<const float *>(to))) {
+                stream_row(to, from, bytes, next);
+            } else {
+                std::memcpy(to, from, static_cast<size_t>(bytes));
+            }
+        };
         rows.visit(begin, end, [&](const int64_t *at) {
-            const int64_t id = ids.as<const Id>()[at[1]];
-            std::memcpy(out + at[0] * size, weight + id * stride, static_cast<size_t>(bytes));
+            const char *row = weight + ids.as<const Id>()[at[1]] * stride;
+            if (from != nullptr) {
+                copy(row);
+            }
+            to = out + at[0] * size;
+            from = row;
         });
+        copy(from);
+        stream_fence();
     });
 }
 

@@ -3,6 +3,7 @@
 #include "parallel.h"
 #include "rms_norm.h"
 #include "rows.h"
+#include "stream.h"
 #include "vec.h"
 
 #include <cmath>
@@ -12,21 +13,46 @@ namespace {
 
 using rms_norm::Rounding;
 
-// Four accumulators hide the latency of the additions; their order is fixed by the row's length alone.
-struct SumOfSquares {
-    VecF part[4] = {};
-
-    void add(VecF v, int64_t i) {
-        VecF &p = part[(i / kLanes) & 3];
-        p = fma(v, v, p);
+// The sum that body(i, lanes, sum) adds a vector to, over a row of n. Four partial sums hide the latency of the
+// additions; their order is fixed by n alone.
+template <typename Body> float sum_over(int64_t n, const Body &body) {
+    VecF a = {}, b = {}, c = {}, d = {};
+    int64_t i = 0;
+    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
+        a = body(i, Full{}, a);
+        b = body(i + kLanes, Full{}, b);
+        c = body(i + 2 * kLanes, Full{}, c);
+        d = body(i + 3 * kLanes, Full{}, d);
     }
-    float total() const { return sum((part[0] + part[1]) + (part[2] + part[3])); }
-};
+    for_each_vector(n - i, [&](int64_t j, auto lanes) { a = body(i + j, lanes, a); });
+    return sum((a + b) + (c + d));
+}
 
-// y [n] from the row v [n], whose values are v(i): the second pass.
-template <Rounding kRounding, typename T, typename W, typename Y>
-void scale_row(Y *y, const T *v, const W *w, int64_t n, float scale) {
+template <typename T> float sum_of_squares(const T *x, int64_t n) {
+    return sum_over(n, [&](int64_t i, auto lanes, VecF squares) {
+        const VecF v = load_at(x, i, lanes);
+        return fma(v, v, squares);
+    });
+}
+
+// h = round(x + residual); returns the sum of its squares.
+template <typename T> float add_row(T *h, const T *x, const T *residual, int64_t n) {
+    return sum_over(n, [&](int64_t i, auto lanes, VecF squares) {
+        const VecF v = round_to<T>(load_at(x, i, lanes) + load_at(residual, i, lanes));
+        store_at(h, i, v, lanes);
+        return fma(v, v, squares);
+    });
+}
+
+// y [n] from the row v [n]: the second pass. If kLarge, y is streamed, and since this pass reads nothing from memory,
+// the rows that come next are asked for meanwhile.
+template <bool kLarge, Rounding kRounding, typename T, typename W, typename Y>
+void scale_row(Y *y, const T *v, const W *w, int64_t n, float scale, const T *next_x, const T *next_residual) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
+        if constexpr (kLarge) {
+            __builtin_prefetch(next_x + i);
+            __builtin_prefetch(next_residual + i);
+        }
         VecF value = load_at(v, i, lanes) * splat(scale);
         if constexpr (kRounding == Rounding::kLlama) {
             value = round_to<T>(value) * load_at(w, i, lanes);
@@ -35,7 +61,7 @@ void scale_row(Y *y, const T *v, const W *w, int64_t n, float scale) {
         } else {
             value = value * load_at(w, i, lanes);
         }
-        store_at(y, i, value, lanes);
+        put_at<kLarge>(y, i, value, lanes);
     });
 }
 
@@ -55,25 +81,29 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     const TensorView *const views[] = {&a.x, &a.y, &h_view, &r_view};
     const Rows<4> rows(views);
     const int64_t bytes = a.x.numel() * static_cast<int64_t>(sizeof(T) + sizeof(Y)) * (with_residual ? 2 : 1);
+    const int64_t x_step = a.x.ndim > 1 ? a.x.stride(-2) : 0, residual_step = r_view.ndim > 1 ? r_view.stride(-2) : 0;
+    const bool large = a.y.numel() * static_cast<int64_t>(sizeof(Y)) >= kStreamBytes;
     parallel_for(rows.count(), bytes, [&](int64_t begin, int64_t end) {
         rows.visit(begin, end, [&](const int64_t *at) {
             const T *row = x + at[0];
-            SumOfSquares squares;
+            const T *next_x = row + x_step, *next_residual = residual + at[3] + residual_step;
+            float squares;
             if (with_residual) {
-                const T *r = residual + at[3];
                 T *h_row = h + at[2];
-                for_each_vector(n, [&](int64_t i, auto lanes) {
-                    const VecF v = round_to<T>(load_at(row, i, lanes) + load_at(r, i, lanes));
-                    store_at(h_row, i, v, lanes);
-                    squares.add(v, i);
-                });
+                squares = add_row(h_row, row, residual + at[3], n);
                 row = h_row;
             } else {
-                for_each_vector(n, [&](int64_t i, auto lanes) { squares.add(load_at(row, i, lanes), i); });
+                squares = sum_of_squares(row, n);
             }
-            const float scale = 1.0f / std::sqrt(squares.total() * inverse_n + eps);
-            scale_row<kRounding>(y + at[1], row, w, n, scale);
+            const float scale = 1.0f / std::sqrt(squares * inverse_n + eps);
+            Y *y_row = y + at[1];
+            if (large && stream_aligned(y_row)) {
+                scale_row<true, kRounding>(y_row, row, w, n, scale, next_x, next_residual);
+            } else {
+                scale_row<false, kRounding>(y_row, row, w, n, scale, next_x, next_residual);
+            }
         });
+        stream_fence();
     });
 }
 

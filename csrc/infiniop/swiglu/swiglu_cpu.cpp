@@ -2,6 +2,7 @@
 // Limit: memory bandwidth, one value written for each one or two read; the exponential has to stay below that.
 #include "parallel.h"
 #include "rows.h"
+#include "stream.h"
 #include "swiglu.h"
 #include "vec.h"
 
@@ -28,14 +29,14 @@ void flatten(TensorView &view) {
     view.ndim = 1;
 }
 
-template <typename T, bool kWithUp> void swiglu_row(T *y, const T *gate, const T *up, int64_t n) {
+template <bool kStream, typename T, bool kWithUp> void swiglu_row(T *y, const T *gate, const T *up, int64_t n) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecF g = load_at(gate, i, lanes);
-        VecF value = g * sigmoid(g);
+        VecF value = g / (splat(1.0f) + exp_for<T>(-g));
         if constexpr (kWithUp) {
             value = value * load_at(up, i, lanes);
         }
-        store_at(y, i, value, lanes);
+        put_at<kStream>(y, i, value, lanes);
     });
 }
 
@@ -51,18 +52,26 @@ template <typename T, bool kWithUp> void swiglu_rows(const swiglu::Args &a) {
     const TensorView *const views[] = {&y, &gate, &up};
     const Rows<3> rows(views);
     const int64_t bytes = y.numel() * static_cast<int64_t>(sizeof(T)) * (kWithUp ? 3 : 2);
+    const bool large = y.numel() * static_cast<int64_t>(sizeof(T)) >= kStreamBytes;
     const auto run = [&](const int64_t *at, int64_t begin, int64_t end) {
-        swiglu_row<T, kWithUp>(y.as<T>() + at[0] + begin, gate.as<const T>() + at[1] + begin,
-                               up.as<const T>() + at[2] + begin, end - begin);
+        T *out = y.as<T>() + at[0] + begin;
+        const T *g = gate.as<const T>() + at[1] + begin, *u = up.as<const T>() + at[2] + begin;
+        if (large && stream_aligned(out)) {
+            swiglu_row<true, T, kWithUp>(out, g, u, end - begin);
+        } else {
+            swiglu_row<false, T, kWithUp>(out, g, u, end - begin);
+        }
     };
     if (rows.count() == 1) {
         const int64_t start[3] = {};
         parallel_for((n + kRowStep - 1) / kRowStep, bytes, [&](int64_t begin, int64_t end) {
             run(start, begin * kRowStep, end * kRowStep < n ? end * kRowStep : n);
+            stream_fence();
         });
     } else {
         parallel_for(rows.count(), bytes, [&](int64_t begin, int64_t end) {
             rows.visit(begin, end, [&](const int64_t *at) { run(at, 0, n); });
+            stream_fence();
         });
     }
 }

@@ -1,0 +1,41 @@
+"""Outputs beyond 64 MiB (kStreamBytes in csrc/common/stream.h) are written by other instructions: to the same bits.
+
+The rows of a small call, repeated until the output is that large, must give the small call's rows again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_infini
+from torch_infini.testing import cpu_capability_set_to, threads_set_to
+
+STREAM_BYTES = 64 << 20
+ops = torch.ops.infini
+COLUMNS = 5125  # some rows are aligned for whole vectors, and none ends with one
+WEIGHT = torch.linspace(0.5, 2, COLUMNS)
+
+CALLS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
+    "silu": lambda x: (ops.silu(x),),
+    "silu of strided rows": lambda x: (ops.silu(x[:, 3:]),),
+    "swiglu": lambda x: (ops.swiglu(x, -x),),
+    "rms_norm": lambda x: (ops.rms_norm(x, WEIGHT.to(x.dtype)),),
+    "add_rms_norm": lambda x: ops.add_rms_norm(x, 2 * x, WEIGHT.to(x.dtype)),
+    "embedding": lambda x: (ops.embedding((torch.arange(x.shape[0]) % 59 + 7) % 59, x[:59]),),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("name", CALLS)
+def test_large_outputs(name: str, capability: str, dtype: torch.dtype) -> None:
+    few = (3 * torch.randn(59, COLUMNS)).to(dtype)
+    repeats = STREAM_BYTES // ((few.numel() - 59 * 3) * few.element_size()) + 1
+    with cpu_capability_set_to(capability), threads_set_to(2):
+        for small, large in zip(CALLS[name](few), CALLS[name](few.repeat(repeats, 1)), strict=True):
+            assert large.numel() * large.element_size() >= STREAM_BYTES
+            assert torch.equal(large.view(repeats, *small.shape), small.expand(repeats, *small.shape))
