@@ -75,7 +75,7 @@ class TestDemo:
         assert "of the memory-bandwidth limit" in out
         unpatched, patched = out.split("--- unpatched ---")[1].split("tokens equal")[0].split("--- patched ---")
         assert unpatched.strip() == patched.strip()
-        assert unpatched.strip().startswith("The with statement")
+        assert unpatched.strip().startswith("A class definition")
         assert len(unpatched.split()) > 8
 
     def test_bfloat16(self, capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ namespace infini {
 namespace INFINI_LEVEL {
 namespace {
 
-// ---- the vector types: GCC's and Clang's own, so + - * / and comparisons are built in -----------------------------
+// ---- the vector types: GCC's and Clang's own, so + - * / and comparisons are built in ----
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -72,7 +72,7 @@ inline VecF min(VecF a, VecF b) {
 #endif
 }
 
-// ---- one value: the same roundings as the vector forms ------------------------------------------------------------
+// ---- one value: the same roundings as the vector forms ----
 
 inline uint32_t bits_of(float x) {
     uint32_t u;
@@ -86,7 +86,7 @@ inline float float_of(uint32_t u) {
     return x;
 }
 
-// ---- bf16: the upper half of a float; rounding is to nearest even, a NaN stays one --------------------------------
+// ---- bf16: the upper half of a float; rounding is to nearest even, a NaN stays one ----
 
 inline VecF widen_bf16(VecH h) {
     // GCC 12 makes five instructions of the conversion where the machine has one.
@@ -112,7 +112,7 @@ inline VecH narrow_bf16(VecF x) {
 #endif
 }
 
-// ---- f16: in hardware, or by integer arithmetic where the baseline has none ----------------------------------------
+// ---- f16: in hardware, or by integer arithmetic where the baseline has none ----
 
 inline VecF widen_f16(VecH h) {
 #if defined(__AVX512F__)
@@ -153,7 +153,7 @@ inline VecH narrow_f16(VecF x) {
 #endif
 }
 
-// ---- load and store: all lanes, or the first n (the others read as 0 and are not written) ---------------------------
+// ---- load and store: all lanes, or the first n (the others read as 0 and are not written) ----
 
 inline VecF load(const float *p) {
     VecF v;
@@ -245,57 +245,7 @@ inline void store(f16 *p, VecF v, int n) {
     store_halves(p, narrow_f16(v), n);
 }
 
-// ---- stores past the cache, for results larger than it: the old contents are not read first -------------------------
-// p must be a multiple of kLanes elements of its type (as an address), and stream_end() comes before anyone reads them.
-
-#if defined(__AVX512F__)
-
-inline void stream(float *p, VecF v) {
-    _mm512_stream_ps(p, v);
-}
-
-inline void stream_halves(void *p, VecH h) {
-    _mm256_stream_si256(static_cast<__m256i *>(p), (__m256i)h);
-}
-
-#elif defined(__AVX2__)
-
-inline void stream(float *p, VecF v) {
-    _mm256_stream_ps(p, v);
-}
-
-inline void stream_halves(void *p, VecH h) {
-    _mm_stream_si128(static_cast<__m128i *>(p), (__m128i)h);
-}
-
-#else
-
-inline void stream(float *p, VecF v) {
-    store(p, v);
-}
-
-inline void stream_halves(void *p, VecH h) {
-    std::memcpy(p, &h, sizeof h);
-}
-
-#endif
-
-inline void stream(bf16 *p, VecF v) {
-    stream_halves(p, narrow_bf16(v));
-}
-
-inline void stream(f16 *p, VecF v) {
-    stream_halves(p, narrow_f16(v));
-}
-
-inline void stream_end() {
-#if defined(__AVX2__)
-    _mm_sfence();
-#endif
-}
-
-// ---- one value and one rounding
-// --------------------------------------------------------------------------------------
+// ---- one value and one rounding ----
 
 inline float widen(float x) {
     return x;
@@ -324,7 +274,7 @@ template <> inline VecF round_to<f16>(VecF x) {
     return widen_f16(narrow_f16(x));
 }
 
-// ---- across the lanes: always in the same order, so the same input gives the same bits ------------------------------
+// ---- across the lanes: always in the same order, so the same input gives the same bits ----
 
 inline float sum(VecF v) {
     float lanes[kLanes];
@@ -364,7 +314,7 @@ inline float max(VecF v) {
     return lanes[0];
 }
 
-// ---- functions ------------------------------------------------------------------------------------------------------
+// ---- functions ----
 
 // e^x to within 2 units in the last place, results from the denormals up to infinity; a NaN stays one.
 #if defined(__AVX512F__)
@@ -421,14 +371,10 @@ inline VecF exp(VecF x) {
     p = fma(p, r, splat(1.6666665459e-1f));
     p = fma(p, r, splat(5.0000001201e-1f));
     p = fma(p * r, r, r) + splat(1.0f);
-#if defined(__AVX512F__)
-    return _mm512_scalef_ps(p, n);
-#else
     const VecI whole = __builtin_convertvector(n, VecI);
     const VecI first = whole >> 1;
     const VecF low = (VecF)((first + 127) << 23), high = (VecF)((whole - first + 127) << 23);
     return p * low * high;
-#endif
 }
 
 template <typename T> inline VecF exp_for(VecF x) {

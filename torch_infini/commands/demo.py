@@ -13,7 +13,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model", metavar="PATH", help="a local Hugging Face LLaMA folder (default: the small one here)"
     )
-    parser.add_argument("--prompt", default="The with statement", help="the text to continue")
+    parser.add_argument("--prompt", default="A class definition", help="the text to continue")
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="tokens to generate (default: 96)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what to compute in (default: float32)")
     parser.add_argument("--runs", type=int, default=5, metavar="N", help="timed runs of each, interleaved (default: 5)")

@@ -2,9 +2,9 @@
 // (where heads lie apart: by a few). Limit: memory bandwidth, each element read and written once.
 #include "parallel.h"
 #include "rope.h"
+#include "stream.h"
 #include "vec.h"
 
-#include <type_traits>
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -19,21 +19,9 @@ constexpr int64_t kGroupHeads = 2;
 // A head's row is asked for so many bytes before its turn: up to 1.1 (bf16) and 2 (float32) times as fast out of DRAM.
 constexpr int64_t kAheadBytes = 4096;
 
-// From this many bytes of output on it is stored past the cache, which could not hold it for its reader: 1.3 to 1.5
-// times as fast where memory is the limit (Zen 5, 32 MiB of last-level cache). In place nothing is gained by it.
-constexpr int64_t kStreamBytes = 32 * 1024 * 1024;
-
 inline void prefetch(const void *p, int64_t bytes) {
     for (int64_t i = 0; i < bytes; i += 64) {
         __builtin_prefetch(static_cast<const char *>(p) + kAheadBytes + i);
-    }
-}
-
-template <bool kStream, typename T, typename Lanes> void put(T *y, int64_t i, VecF v, Lanes lanes) {
-    if constexpr (kStream && std::is_same_v<Lanes, Full>) {
-        stream(y + i, v);
-    } else {
-        store_at(y, i, v, lanes);
     }
 }
 
@@ -63,8 +51,8 @@ struct HalvesTile {
         for_each_vector(n, [&](int64_t i, auto lanes) {
             const VecF x0 = load_at(x, i, lanes), x1 = load_at(x + half, i, lanes);
             const VecF c = load_at(cos, i, lanes), s = load_at(sin, i, lanes);
-            put<kStream>(y, i, fma(x0, c, -(x1 * s)), lanes);
-            put<kStream>(y + half, i, fma(x1, c, x0 * s), lanes);
+            put_at<kStream>(y, i, fma(x0, c, -(x1 * s)), lanes);
+            put_at<kStream>(y + half, i, fma(x1, c, x0 * s), lanes);
         });
     }
     static int64_t first_column(int64_t pair) { return pair; }
@@ -90,13 +78,13 @@ struct NeighboursTile {
     template <bool kStream, typename T> void rotate(T *y, const T *x, int64_t, int64_t n) const {
         for_each_vector(2 * n, [&](int64_t i, auto lanes) {
             const VecF v = load_at(x, i, lanes);
-            put<kStream>(y, i, fma(v, load_at(cos, i, lanes), swap_neighbours(v) * load_at(sin, i, lanes)), lanes);
+            put_at<kStream>(y, i, fma(v, load_at(cos, i, lanes), swap_neighbours(v) * load_at(sin, i, lanes)), lanes);
         });
     }
     static int64_t first_column(int64_t pair) { return 2 * pair; }
 };
 
-// Whether y is large enough to be streamed and every vector stored into it is aligned.
+// Whether y is large enough to be streamed and every vector stored into it is aligned. In place nothing is gained.
 template <typename T> bool can_stream(const rope::Args &a) {
     constexpr auto vector = static_cast<int64_t>(kLanes * sizeof(T)), size = static_cast<int64_t>(sizeof(T));
     bool aligned = reinterpret_cast<uintptr_t>(a.y.data) % vector == 0 && a.cos.size(-1) * size % vector == 0;
@@ -149,7 +137,7 @@ template <typename Tile, typename T, typename C> void rotate_tokens(const rope::
             }
         }
         if (streams) {
-            stream_end();
+            stream_fence();
         }
     });
 }
