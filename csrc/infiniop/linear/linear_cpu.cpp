@@ -37,8 +37,15 @@ constexpr int64_t kGroup = 48;
 constexpr int64_t tile_bytes(int64_t m) {
     return (m <= 2 ? 32 : 16) * 1024;
 }
-// How far ahead the weight is prefetched where memory is the limit, at least.
-constexpr int64_t kAheadBytes = 8 * 1024;
+
+// How far ahead the weight is prefetched while it comes from memory. One row at a time is fastest when whole rows
+// further on are asked for; several rows side by side, when each is followed closely.
+constexpr int64_t kRowsAheadBytes = 8 * 1024, kCloseAheadBytes = 1536;
+
+constexpr bool follows_closely(int m) {
+    return m >= 3 && m <= 6;
+}
+
 constexpr int64_t kLineBytes = 64;
 
 // How weights of type W are multiplied: a step takes kStep elements of k; x is packed as type X.
@@ -74,27 +81,38 @@ template <typename Register> INFINI_ALWAYS_INLINE void keep_in_register(Register
 #endif
 }
 
+// The lines that a tile prefetches in its first weight row, one for each line that it multiplies: from `first` on until
+// `until` elements of k are done, then from `then` on, `step` elements apart. The same for its other rows.
+template <typename W> struct Prefetch {
+    const W *first, *then;
+    int64_t until, step;
+};
+
 // part[m * kGroup + r] = weight row r * row m of x over k elements, added to what is there unless these are the first.
-// x is packed: kStep elements of each of the kM rows, then the next kStep. For each line of the weight another one is
-// prefetched for later, from `ahead` on.
-template <int kWeightRows, int kM, typename W>
-void multiply_tile(const W *w, int64_t w_stride, const typename Steps<W>::X *x, int64_t k, VecF *part, bool first,
-                   const W *ahead, int64_t ahead_step) {
+// x is packed: kStep elements of each of the kM rows, then the next kStep.
+template <int kWeightRows, int kM, bool kClose, typename W>
+__attribute__((noinline)) void multiply_tile(const W *w, int64_t w_stride, const typename Steps<W>::X *x, int64_t k,
+                                             VecF *part, bool first, const Prefetch<W> &prefetch) {
     using S = Steps<W>;
     VecF sums[kWeightRows][kM];
+#pragma GCC unroll 8
     for (int r = 0; r < kWeightRows; ++r) {
+#pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {
             sums[r][m] = first ? VecF{} : part[m * kGroup + r];
         }
     }
     const auto step = [&](const W *at, auto... lanes) __attribute__((always_inline)) {
         decltype(S::load_weight(at)) weights[kWeightRows];
+#pragma GCC unroll 8
         for (int r = 0; r < kWeightRows; ++r) {
             weights[r] = S::load_weight(at + r * w_stride, lanes...);
         }
+#pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {
             auto row = S::load_x(x + m * S::kStep);
             keep_in_register(row);
+#pragma GCC unroll 8
             for (int r = 0; r < kWeightRows; ++r) {
                 sums[r][m] = S::multiply_add(weights[r], row, sums[r][m]);
             }
@@ -103,42 +121,98 @@ void multiply_tile(const W *w, int64_t w_stride, const typename Steps<W>::X *x, 
     };
     constexpr int kLine = kLineBytes / sizeof(W);
     int64_t i = 0;
-    for (; i + kLine <= k; i += kLine, ahead += ahead_step) {
+    const W *line = prefetch.first;
+    const int64_t line_step = kClose ? kLine : prefetch.step;
+    for (; i + kLine <= k; i += kLine, line += line_step) {
+        if constexpr (kClose) {
+            line = i == prefetch.until ? prefetch.then : line;
+        }
+#pragma GCC unroll 8
         for (int r = 0; r < kWeightRows; ++r) {
-            __builtin_prefetch(ahead + r * w_stride);
+            __builtin_prefetch(line + r * w_stride);
         }
         for (int s = 0; s < kLine; s += S::kStep) {
             step(w + i + s);
         }
     }
-    for (; i + S::kStep <= k; i += S::kStep) {
-        step(w + i);
+    if constexpr (S::kStep < kLine) {
+        for (; i + S::kStep <= k; i += S::kStep) {
+            step(w + i);
+        }
     }
     if (i < k) {
         step(w + i, static_cast<int>(k - i));
     }
+#pragma GCC unroll 8
     for (int r = 0; r < kWeightRows; ++r) {
+#pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {
             part[m * kGroup + r] = sums[r][m];
         }
     }
 }
 
-// The same for any number of weight rows.
-template <int kM, typename W>
-void multiply_group(const W *w, int64_t w_stride, int64_t w_rows, const typename Steps<W>::X *x, int64_t k, VecF *part,
-                    bool first, int64_t rows_ahead, const W *ahead, int64_t ahead_step) {
-    constexpr int kWeightRows = weight_rows<W>(kM);
-    const auto later = [&](int64_t r) {
-        r += rows_ahead;
-        return r < w_rows ? w + r * w_stride : ahead + (r - w_rows) * w_stride;
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// How m rows of x are cut into tiles, and k into blocks: evenly, so that no piece is much smaller than the others.
+template <typename W> struct Plan {
+    using S = Steps<W>;
+    static constexpr int64_t kLine = kLineBytes / sizeof(W);
+    int64_t m, k, tiles, tile_rows, blocks, block_k;
+    int64_t rows_ahead; // how many weight rows before its use the weight is prefetched
+    int64_t line_step;  // how far prefetched lines lie apart, in elements
+
+    Plan(int64_t m_, int64_t k_) : m(m_), k(k_) {
+        tiles = ceil_div(m, kTileRows);
+        tile_rows = ceil_div(m, tiles);
+        const int64_t fits = tile_bytes(tile_rows) / static_cast<int64_t>(sizeof(typename S::X)) / tile_rows;
+        const int64_t cuts = k > fits ? ceil_div(k, fits) : 1;
+        block_k = k > 0 ? ceil_div(ceil_div(k, cuts), kLine) * kLine : kLine;
+        blocks = k > 0 ? ceil_div(k, block_k) : 1;
+        constexpr int64_t kBytes = sizeof(W);
+        line_step = kLine;
+        rows_ahead = ceil_div(kRowsAheadBytes, block_k * kBytes);
+        const int64_t side_by_side = weight_rows<W>(static_cast<int>(tile_rows));
+        if (tiles > 1) {
+            // Each of the tiles fetches its share of the next group, so that memory is never idle.
+            rows_ahead = kGroup;
+            line_step = kLine / tiles;
+        } else if (rows_ahead < side_by_side) {
+            rows_ahead = side_by_side;
+        }
+    }
+    int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? tile_rows : m - tile * tile_rows; }
+    int64_t k_of(int64_t block) const { return block + 1 < blocks ? block_k : k - block * block_k; }
+    int64_t padded_k_of(int64_t block) const { return ceil_div(k_of(block), S::kStep) * S::kStep; }
+    // Where the packed x of a block and tile begins.
+    int64_t offset(int64_t block, int64_t tile) const {
+        return block * block_k * m + tile * tile_rows * padded_k_of(block);
+    }
+    size_t bytes() const { return static_cast<size_t>((k + S::kStep) * m) * sizeof(typename S::X); }
+};
+
+// The same for any number of weight rows. `next` is the block that is multiplied after this one.
+template <int kM, bool kClose, typename W>
+void multiply_block(const Plan<W> &plan, const W *w, int64_t w_stride, int64_t w_rows, const typename Steps<W>::X *x,
+                    int64_t k, VecF *part, bool first, const W *next) {
+    constexpr int64_t kWeightRows = weight_rows<W>(kM), kLine = Plan<W>::kLine;
+    const int64_t rows_ahead = plan.rows_ahead < w_rows ? plan.rows_ahead : w_rows;
+    constexpr int64_t kAhead = kCloseAheadBytes / sizeof(W);
+    const int64_t until = k > kAhead ? (k - kAhead) / kLine * kLine : 0;
+    const auto prefetch = [&](int64_t r) -> Prefetch<W> {
+        const int64_t later = r + (kClose ? kWeightRows : rows_ahead);
+        const W *row = later < w_rows ? w + later * w_stride : next + (later - w_rows) * w_stride;
+        return kClose ? Prefetch<W>{w + r * w_stride + k - until, row, until, 0}
+                      : Prefetch<W>{row, nullptr, 0, plan.line_step};
     };
     int64_t r = 0;
     for (; r + kWeightRows <= w_rows; r += kWeightRows) {
-        multiply_tile<kWeightRows, kM>(w + r * w_stride, w_stride, x, k, part + r, first, later(r), ahead_step);
+        multiply_tile<kWeightRows, kM, kClose>(w + r * w_stride, w_stride, x, k, part + r, first, prefetch(r));
     }
     for (; r < w_rows; ++r) {
-        multiply_tile<1, kM>(w + r * w_stride, w_stride, x, k, part + r, first, later(r), ahead_step);
+        multiply_tile<1, kM, kClose>(w + r * w_stride, w_stride, x, k, part + r, first, prefetch(r));
     }
 }
 
@@ -156,43 +230,10 @@ template <int kM = 1, typename Body> void with_count(int64_t m, const Body &body
     body(Count<kM>{});
 }
 
-constexpr int64_t ceil_div(int64_t a, int64_t b) {
-    return (a + b - 1) / b;
-}
-
-// How m rows of x are cut into tiles, and k into blocks: evenly, so that no piece is much smaller than the others.
-template <typename W> struct Plan {
-    using S = Steps<W>;
-    static constexpr int64_t kLine = kLineBytes / sizeof(W);
-    int64_t m, k, tiles, tile_rows, blocks, block_k;
-    int64_t rows_ahead; // how many weight rows are prefetched before they are multiplied
-
-    Plan(int64_t m_, int64_t k_) : m(m_), k(k_) {
-        tiles = ceil_div(m, kTileRows);
-        tile_rows = ceil_div(m, tiles);
-        const int64_t fits = tile_bytes(tile_rows) / static_cast<int64_t>(sizeof(typename S::X)) / tile_rows;
-        const int64_t cuts = k > fits ? ceil_div(k, fits) : 1;
-        block_k = k > 0 ? ceil_div(ceil_div(k, cuts), kLine) * kLine : kLine;
-        blocks = k > 0 ? ceil_div(k, block_k) : 1;
-        const int64_t near = ceil_div(kAheadBytes, block_k * static_cast<int64_t>(sizeof(W)));
-        const int64_t least = weight_rows<W>(static_cast<int>(tile_rows));
-        rows_ahead = tiles > 1 ? kGroup : near < least ? least : near;
-    }
-    int64_t rows_of(int64_t tile) const { return tile + 1 < tiles ? tile_rows : m - tile * tile_rows; }
-    int64_t k_of(int64_t block) const { return block + 1 < blocks ? block_k : k - block * block_k; }
-    int64_t padded_k_of(int64_t block) const { return ceil_div(k_of(block), S::kStep) * S::kStep; }
-    // Where the packed x of a block and tile begins.
-    int64_t offset(int64_t block, int64_t tile) const {
-        return block * block_k * m + tile * tile_rows * padded_k_of(block);
-    }
-    size_t bytes() const { return static_cast<size_t>((k + S::kStep) * m) * sizeof(typename S::X); }
-};
-
 // Packs one row of x for its tile, converted to the type that is multiplied; what lies beyond k is zero.
-template <typename W, typename T>
-void pack_row(const Plan<W> &plan, int64_t row, const T *from, typename Steps<W>::X *packed) {
-    using X = typename Steps<W>::X;
-    constexpr int kStep = Steps<W>::kStep;
+template <typename T> void pack_row(const Plan<T> &plan, int64_t row, const T *from, typename Steps<T>::X *packed) {
+    using X = typename Steps<T>::X;
+    constexpr int kStep = Steps<T>::kStep;
     const int64_t tile = row / plan.tile_rows, stride = plan.rows_of(tile) * kStep;
     for (int64_t block = 0; block < plan.blocks; ++block) {
         X *to = packed + plan.offset(block, tile) + (row % plan.tile_rows) * kStep;
@@ -223,18 +264,22 @@ void multiply_rows(const linear::Args &a, const Plan<T> &plan, const typename St
     for (int64_t row = begin; row < end; row += kGroup) {
         const int64_t rows = end - row < kGroup ? end - row : kGroup;
         const T *group = weight + row * stride;
-        const int64_t rows_ahead = plan.rows_ahead < rows ? plan.rows_ahead : rows;
         for (int64_t block = 0; block < plan.blocks; ++block) {
             const T *w = group + block * plan.block_k;
-            const T *ahead = block + 1 < plan.blocks ? w + plan.block_k
-                             : row + rows < end      ? group + kGroup * stride
-                                                     : w;
+            const T *next = block + 1 < plan.blocks ? w + plan.block_k : row + rows < end ? group + kGroup * stride : w;
             for (int64_t tile = 0; tile < plan.tiles; ++tile) {
                 with_count(plan.rows_of(tile), [&](auto m) {
-                    multiply_group<decltype(m)::value>(w, stride, rows, packed + plan.offset(block, tile),
-                                                       plan.k_of(block), part + tile * plan.tile_rows * kGroup,
-                                                       block == 0, rows_ahead, ahead + plan.block_k * tile / plan.tiles,
-                                                       kLineBytes / static_cast<int64_t>(sizeof(T)) / plan.tiles);
+                    constexpr int kM = decltype(m)::value;
+                    const T *share = next + plan.block_k * tile / plan.tiles;
+                    const auto *x = packed + plan.offset(block, tile);
+                    VecF *sums = part + tile * plan.tile_rows * kGroup;
+                    if constexpr (follows_closely(kM)) {
+                        if (plan.tiles == 1) {
+                            return multiply_block<kM, true>(plan, w, stride, rows, x, plan.k_of(block), sums,
+                                                            block == 0, share);
+                        }
+                    }
+                    multiply_block<kM, false>(plan, w, stride, rows, x, plan.k_of(block), sums, block == 0, share);
                 });
             }
         }
@@ -260,7 +305,7 @@ template <typename T> void multiply(const linear::Args &a) {
         const Plan<T> plan(left < pass_rows ? left : pass_rows, k);
         int64_t y_offsets[kMaxRows], m = 0;
         rows.visit(begin, begin + plan.m, [&](const int64_t *at) {
-            pack_row<T>(plan, m, a.x.as<const T>() + at[0], packed);
+            pack_row(plan, m, a.x.as<const T>() + at[0], packed);
             y_offsets[m++] = at[1];
         });
         constexpr int64_t kUnit = 12; // weight rows: a multiple of most tiles'

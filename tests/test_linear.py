@@ -1,0 +1,103 @@
+"""linear beyond the generic tests: rows do not depend on their batch, the products that go to ATen, odd strides,
+and that the tolerances notice a single lost product.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_infini
+from torch_infini.ops import REGISTRY, Sample
+from torch_infini.ops.linear import inputs, reference
+from torch_infini.testing import assert_close, check_against_reference, cpu_capability_set_to, relayout, threads_set_to
+
+SPEC = REGISTRY["linear"]
+MANY = 130  # rows of bfloat16 that go to ATen on AVX-512 BF16
+
+
+def check(actual: Tensor, *args: Tensor | None) -> None:
+    check_against_reference(SPEC, Sample("call", args), args[0].dtype, actual)
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)
+@pytest.mark.parametrize("k", [5, 700, 3001])
+def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, k: int, capability: str) -> None:
+    x, weight, bias = inputs(dtype, 70, k=k, n=53, bias=True)
+    with cpu_capability_set_to(capability):
+        alone = torch.cat([SPEC.op(row, weight, bias) for row in x.split(1)])
+        for rows in (*range(2, 18), 31, 32, 33, 64, 70):
+            assert torch.equal(SPEC.op(x[:rows], weight, bias), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)
+def test_a_lost_product_is_noticed(dtype: torch.dtype) -> None:
+    x, weight, _ = inputs(dtype, 2, k=5125, n=64)
+    less = weight.clone()
+    less[:, 5124] = 0
+    relative, absolute = SPEC.tolerances[dtype]
+    with pytest.raises(AssertionError, match="elements are off"):
+        assert_close(reference(x, less).to(dtype), reference(x, weight), relative, absolute)
+
+
+@pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
+@pytest.mark.parametrize(("k", "n"), [(64, 33), (769, 770), (5125, 301), (2048, 512), (0, 5)])
+def test_many_rows(k: int, n: int, bias: bool) -> None:
+    x, weight, b = inputs(torch.bfloat16, 2, MANY // 2, k=k, n=n, bias=bias)
+    with threads_set_to(1):
+        y = SPEC.op(x, weight, b)
+    check(y, x, weight, b)
+    with threads_set_to(2):
+        assert torch.equal(SPEC.op(x, weight, b), y)
+    for layout in ("strided rows", "misaligned", "permuted rows"):
+        moved = SPEC.op(relayout(layout, x), relayout(layout, weight), relayout(layout, b))
+        assert moved.is_contiguous()
+        assert torch.equal(moved, y), layout
+
+
+def test_many_rows_into_any_layout() -> None:
+    x, weight, bias = inputs(torch.bfloat16, 2, MANY // 2, k=100, n=50, bias=True)
+    want = SPEC.op(x, weight, bias)
+    for out in (
+        torch.full_like(want, 7),
+        relayout("strided rows", torch.full_like(want, 7)),
+        torch.full((MANY // 2, 2, 50), 7, dtype=torch.bfloat16).transpose(0, 1),
+    ):
+        assert SPEC.out(x, weight, bias, out=out) is out
+        assert torch.equal(out, want)
+
+
+@pytest.mark.parametrize("rows", [2, MANY])
+@pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)
+def test_repeated_rows(dtype: torch.dtype, rows: int) -> None:
+    """Row strides of 0, in x and in weight."""
+    x, weight, _ = inputs(dtype, 1, k=70, n=20)
+    for call in ((x.expand(rows, 70), weight), (inputs(dtype, rows, k=70, n=1)[0], weight[:1].expand(20, 70))):
+        check(SPEC.op(*call), *call)
+
+
+@pytest.mark.parametrize("rows", [2, MANY])
+def test_parameters(rows: int) -> None:
+    """Weights that require a gradient are served; neither path computes one, and torch says so."""
+    x, weight, bias = inputs(torch.bfloat16, rows, k=64, n=20, bias=True)
+    want = SPEC.op(x, weight, bias)
+    weight.requires_grad_(True)
+    got = SPEC.op(x, weight, bias)
+    assert torch.equal(got, want)
+    with pytest.warns(UserWarning, match="infini::linear: an autograd kernel was not registered"):
+        got.sum().backward()
+    assert weight.grad is None
+    with torch.no_grad():
+        assert torch.equal(SPEC.out(x, weight, bias, out=torch.empty_like(want)), want)
+
+
+def test_infinity_and_nan_stay_in_their_row() -> None:
+    for dtype in SPEC.dtypes:
+        x, weight, _ = inputs(dtype, 3, k=45, n=20)
+        x[1, 44], x[2, 3] = torch.inf, torch.nan
+        y = SPEC.op(x, weight)
+        assert y[0].isfinite().all()
+        assert y[1].isinf().all()
+        assert y[2].isnan().all()
