@@ -564,6 +564,29 @@ class ScaledMLP(transformers.models.llama.modeling_llama.LlamaMLP):
         return super().forward(x) * 1.1
 
 
+class OtherRounding(transformers.models.llama.modeling_llama.LlamaRMSNorm):
+    """Multiplies by the weight before it rounds, as some families do."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        wide = x.float()
+        return (self.weight * wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)).to(
+            x.dtype
+        )
+
+
+class ScaledByPosition(transformers.models.llama.modeling_llama.LlamaAttention):
+    """Follows the positions, where they are far, in another way than through cos and sin."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor | None]:
+        output, weights = super().forward(hidden_states, *args, **kwargs)
+        return output * (1 + 0.1 * (kwargs["position_ids"].max() > 8192)), weights
+
+
+def scale_by_position(model: Model) -> None:
+    for layer in model.model.layers:
+        layer.self_attn.__class__ = ScaledByPosition
+
+
 def scale_mlp(model: Model) -> None:
     model.model.layers[1].mlp.__class__ = ScaledMLP
 
@@ -599,6 +622,9 @@ def asks_for_attentions(model: Model) -> None:
 
 LEFT: dict[Callable[[Model], None], dict[str, str]] = {
     scale_mlp: {"model.layers.1.mlp": "its own forward computes something else"},
+    scale_by_position: {
+        f"model.layers.{i}.self_attn": "its own forward computes something else" for i in range(LAYERS)
+    },
     adapt_query: {"model.layers.0.self_attn": "q_proj is Adapted, not torch.nn.Linear"},
     replace_forward: {
         "model.layers.0": "its post_attention_layernorm was left",
@@ -638,6 +664,15 @@ def test_left(change: Callable[[Model], None]) -> None:
         close(logits(model, ids), expected)
     unpatch_model(model)
     assert identity(model) == before and config_values(model) == values
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+def test_other_rounding(dtype: torch.dtype) -> None:
+    """A norm that rounds elsewhere is not the same in half precision, as small as the difference is."""
+    model = tiny(dtype)
+    model.model.norm.__class__ = OtherRounding
+    (row,) = patch_model(model).left
+    assert (row.name, row.reason) == ("model.norm", "its own forward computes something else")
 
 
 def test_modules_that_cannot_run() -> None:

@@ -1,7 +1,7 @@
 """The table of model families: how a structure is recognised, and which patched class serves which of its modules.
 
-A family is recognised by the names of its modules, not by import path; each patched module's numbers are then checked
-against its own original forward (see verify.py), so that a look-alike with another formula is left alone.
+A family is recognised by the names of its modules and attributes, not by import path, which changes with every release;
+each patched module's numbers are then checked (verify.py), so that a look-alike with another formula is left alone.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ class Family:
         """Whether the module has exactly this structure; what lies inside the innermost named modules is free."""
         wanted = self.others | {name for name, _ in self.rules}
         inner = {name for name in wanted if not any(other.startswith(f"{name}.") for other in wanted)}
-        found = {pattern(name) for name, _ in module.named_modules(remove_duplicate=False) if name}
         parents = lambda name: {name[:i] for i, letter in enumerate(name) if letter == "."}
-        return {name for name in found if not parents(name) & inner} == wanted
+        found = {}
+        for name, child in module.named_modules(remove_duplicate=False):
+            if name and not parents(pattern(name)) & inner:
+                found[pattern(name)] = child
+        return found.keys() == wanted and all(
+            hasattr(found[name], attribute) for name, patch in self.rules for attribute in patch.infini_reads
+        )
 
     def find_decoder(self, model: nn.Module) -> tuple[str, nn.Module] | None:
         """(prefix of its modules' names, decoder): the model itself or one of its children."""

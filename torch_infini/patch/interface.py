@@ -60,7 +60,7 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls where config._attn_implementation is "infini".
 
-    The kernel has no backward and no dropout; SDPA, which takes the same masks, serves those calls.
+    The kernel has no backward, no dropout and no autocast; SDPA, which takes the same masks, serves those calls.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
@@ -70,7 +70,7 @@ def attention_forward(
         return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout)
     wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     more = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
-    if wants_grad or more or dropout or query.device.type != "cpu":
+    if wants_grad or more or dropout or torch.is_autocast_enabled("cpu") or query.device.type != "cpu":
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )

@@ -91,11 +91,18 @@ def project(x: Tensor, module: nn.Module) -> Tensor:
     return linear(x, parameters["weight"], parameters["bias"])
 
 
+def normalise(x: Tensor, module: nn.Module) -> Tensor:
+    """A norm's result, without a call of the module."""
+    return rms_norm(x, module._parameters["weight"], module.variance_epsilon, LLAMA_ROUNDING)
+
+
 class RMSNorm(Patched):
     """y = x / sqrt(mean(x^2) + variance_epsilon), rounded, times weight."""
 
     infini_ops = "rms_norm"
+    infini_reads = ("variance_epsilon",)
     infini_probe = ("hidden",)
+    infini_precision = 0.01  # only the order of the sum may differ: where the result is rounded may not
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str | None:
@@ -104,7 +111,7 @@ class RMSNorm(Patched):
     def forward(self, hidden_states: Tensor) -> Tensor:
         if must_step_aside(self, hidden_states):
             return super().forward(hidden_states)
-        return rms_norm(hidden_states, self._parameters["weight"], self.variance_epsilon, LLAMA_ROUNDING)
+        return normalise(hidden_states, self)
 
 
 class GatedMLP(Patched):
@@ -163,7 +170,8 @@ class Attention(Patched):
     """Projections, rotary position embedding in place, the model's own cache, attention without repeated heads."""
 
     infini_ops = "linear, rope, attention"
-    infini_probe = ("hidden", "position_embeddings")
+    infini_reads = ("head_dim", "scaling", "layer_idx", "attention_dropout")
+    infini_probe = ("hidden", "position_embeddings", "position_ids", "attention_mask")
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str | None:
@@ -213,22 +221,25 @@ class DecoderLayer(Patched):
     """The residual addition behind attention and the norm that follows it become one op."""
 
     infini_ops = "add_rms_norm"
-    infini_probe = ("hidden", "position_embeddings")
+    infini_probe = ("hidden", "position_embeddings", "position_ids", "attention_mask")
 
     @classmethod
     def refusal(cls, module: nn.Module) -> str | None:
-        if not isinstance(module.post_attention_layernorm, RMSNorm):
-            return "its post_attention_layernorm was left"
+        for name in ("input_layernorm", "post_attention_layernorm"):
+            if not isinstance(getattr(module, name), RMSNorm):
+                return f"its {name} was left"
         return place_refusal(module)
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         modules = self._modules
-        norm = modules["post_attention_layernorm"]
-        if args or must_step_aside(self, hidden_states) or not (isinstance(norm, RMSNorm) and unwatched(norm)):
+        first, second = modules["input_layernorm"], modules["post_attention_layernorm"]
+        served = isinstance(first, RMSNorm) and isinstance(second, RMSNorm) and unwatched(first) and unwatched(second)
+        if args or not served or must_step_aside(self, hidden_states):
             return super().forward(hidden_states, *args, **kwargs)
-        attended, _ = modules["self_attn"](hidden_states=modules["input_layernorm"](hidden_states), **kwargs)
-        weight = norm._parameters["weight"]
-        normed, stream = add_rms_norm(attended, hidden_states, weight, norm.variance_epsilon, LLAMA_ROUNDING)
+        normed = normalise(hidden_states, first)
+        attended, _ = modules["self_attn"](hidden_states=normed, **kwargs)
+        weight = second._parameters["weight"]
+        normed, stream = add_rms_norm(attended, hidden_states, weight, second.variance_epsilon, LLAMA_ROUNDING)
         return stream.add_(modules["mlp"](normed))
 
 

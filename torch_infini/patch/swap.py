@@ -18,7 +18,9 @@ class Patched(nn.Module):
     """
 
     infini_ops: ClassVar[str]  # what the report says that it calls
+    infini_reads: ClassVar[tuple[str, ...]] = ()  # attributes of the original that forward reads
     infini_probe: ClassVar[tuple[str, ...]] = ()  # arguments of a call that verify.py compares with the original's
+    infini_precision: ClassVar[float] = 1.0  # factor of verify.py's tolerances
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
 
     @classmethod
