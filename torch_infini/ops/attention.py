@@ -48,6 +48,7 @@ def attention(
         RuntimeError: For a rank, shape, dtype, stride, length or scale that cannot be served.
 
     Equivalent to:
+        >>> S, T = q.shape[1], k.shape[1]
         >>> visible = torch.ones(S, T, dtype=torch.bool).tril(T - S)  # causal, without mask and kv_lens
         >>> q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         >>> y = torch.nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True).transpose(1, 2)
