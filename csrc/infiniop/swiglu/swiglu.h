@@ -1,6 +1,6 @@
 // silu:   y = x / (1 + e^-x), for each element of x.
 // swiglu: y = silu(gate) * up, for each element of gate and up, or of the two halves of a fused product [..., 2d].
-// One kernel serves both; arithmetic in float, in the order gate * sigmoid(gate) * up, and one rounding at the end.
+// One kernel serves both; arithmetic in float, in the order (gate / (1 + e^-gate)) * up, and one rounding at the end.
 #pragma once
 
 #include "check.h"
