@@ -143,13 +143,14 @@ void Checker::no_partial_overlap(const char *argument, const TensorView &out, co
                                  const TensorView &in) const {
     if (overlap(out, in) && !same_elements(out, in)) {
         fail(INFINI_STATUS_BAD_PARAM, argument, message("be ", other, " itself or share no memory with it"),
-             "a tensor that overlaps it");
+             "one whose span of memory overlaps it");
     }
 }
 
 void Checker::no_overlap(const char *argument, const TensorView &out, const char *other, const TensorView &in) const {
     if (overlap(out, in)) {
-        fail(INFINI_STATUS_BAD_PARAM, argument, message("share no memory with ", other), "a tensor that overlaps it");
+        fail(INFINI_STATUS_BAD_PARAM, argument, message("share no memory with ", other),
+             "one whose span of memory overlaps it");
     }
 }
 

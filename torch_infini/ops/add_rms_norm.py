@@ -123,7 +123,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "one output for two",
         (x, residual, weight),
-        op + "out0 must not be out1, for both are written, got the same tensor",
+        op + "out0 must share no memory with out1, got one whose span of memory overlaps it",
         {"out0": same, "out1": same},
     )
 

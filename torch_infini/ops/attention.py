@@ -292,7 +292,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "out overlaps q",
         (q[:1], k[:1], v[:1]),
-        op + "out must be q itself or share no memory with it, got a tensor that overlaps it",
+        op + "out must be q itself or share no memory with it, got one whose span of memory overlaps it",
         {"out": q.view(-1)[1 : 1 + 3 * 6 * 16].view(1, 3, 6, 16)},
     )
     square = torch.randn(1, 4, 2, 16)

@@ -133,7 +133,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "out overlaps",
         (x[:2],),
-        op + "out must be x itself or share no memory with it, got a tensor that overlaps it",
+        op + "out must be x itself or share no memory with it, got one whose span of memory overlaps it",
         {"out": x[1:]},
     )
 

@@ -157,13 +157,13 @@ def errors() -> Iterator[ErrorCase]:
         yield ErrorCase(
             f"out is {name}",
             square,
-            op + f"out must share no memory with {name}, got a tensor that overlaps it",
+            op + f"out must share no memory with {name}, got one whose span of memory overlaps it",
             {"out": tensor},
         )
     yield ErrorCase(
         "out overlaps bias",
         (x[:1], weight, bias),
-        op + "out must share no memory with bias, got a tensor that overlaps it",
+        op + "out must share no memory with bias, got one whose span of memory overlaps it",
         {"out": bias.view(1, 8)},
     )
 

@@ -328,7 +328,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "out overlaps",
         (x, *settings(offset=shared[:2])),
-        op + "out must be offset itself or share no memory with it, got a tensor that overlaps it",
+        op + "out must be offset itself or share no memory with it, got one whose span of memory overlaps it",
         {"out": shared[1:]},
     )
 

@@ -247,7 +247,7 @@ def errors() -> Iterator[ErrorCase]:
         {"out": torch.empty(3, 4, 16).expand(2, 3, 4, 16)},
     )
     memory = torch.zeros(1000)
-    overlap = "itself or share no memory with it, got a tensor that overlaps it"
+    overlap = "itself or share no memory with it, got one whose span of memory overlaps it"
     out = {"out": memory[:384].view(2, 3, 4, 16)}
     yield ErrorCase("out overlaps x", (memory[1:385].view(2, 3, 4, 16), cos, sin), op + f"out must be x {overlap}", out)
     yield ErrorCase("out overlaps cos", (x, memory[:24].view(3, 8), sin), op + f"out must be cos {overlap}", out)

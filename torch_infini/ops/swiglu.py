@@ -126,7 +126,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "out overlaps up",
         (gate[:1], up[:1]),
-        op + "out must be up itself or share no memory with it, got a tensor that overlaps it",
+        op + "out must be up itself or share no memory with it, got one whose span of memory overlaps it",
         {"out": up.view(-1)[1:17].view(1, 16)},
     )
 
