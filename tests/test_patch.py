@@ -204,12 +204,14 @@ def test_masks() -> None:
     left[0, :4], right[1, -3:] = 0, 0
     window = torch.ones(PROMPT, PROMPT, dtype=torch.bool).tril().triu(-2).expand(2, 1, -1, -1)
     additive = torch.zeros(2, 1, PROMPT, PROMPT).masked_fill(~window, torch.finfo(torch.float32).min)
+    prefix = torch.ones(PROMPT, PROMPT, dtype=torch.bool).tril(4).expand(2, 1, -1, -1)  # sees later tokens too
     packed = torch.cat((torch.arange(4), torch.arange(PROMPT - 4))).expand(2, -1)
     cases: dict[str, dict[str, Any]] = {
         "left": {"attention_mask": left, "position_ids": (left.cumsum(-1) - 1).clamp(min=0)},
         "right": {"attention_mask": right},
         "window": {"attention_mask": window},
         "additive": {"attention_mask": additive},
+        "prefix": {"attention_mask": prefix},
         "packed": {"position_ids": packed, "use_cache": False},
         "both directions": {"is_causal": False},
         "no cache": {"use_cache": False},
@@ -425,9 +427,10 @@ def test_save_and_load(tmp_path: Any) -> None:
 
 
 @pytest.mark.parametrize("checkpointing", [False, True], ids=["plain", "checkpointing"])
-def test_training(checkpointing: bool) -> None:
-    """A training step gives the unpatched model's gradients, dropout included."""
-    model, ids = tiny(attention_dropout=0.2), tokens()
+@pytest.mark.parametrize("dropout", [0.0, 0.2])
+def test_training(dropout: float, checkpointing: bool) -> None:
+    """A training step gives the unpatched model's gradients."""
+    model, ids = tiny(attention_dropout=dropout), tokens()
     if checkpointing:
         model.gradient_checkpointing_enable({"use_reentrant": False})
 
@@ -558,10 +561,12 @@ def test_compile() -> None:
 
 
 class ScaledMLP(transformers.models.llama.modeling_llama.LlamaMLP):
-    """Has the names and shapes of LlamaMLP, and another formula."""
+    """Has the names and shapes of LlamaMLP, and in some layers another formula."""
+
+    scale = 1.1
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) * 1.1
+        return super().forward(x) * self.scale
 
 
 class OtherRounding(transformers.models.llama.modeling_llama.LlamaRMSNorm):
@@ -588,7 +593,9 @@ def scale_by_position(model: Model) -> None:
 
 
 def scale_mlp(model: Model) -> None:
-    model.model.layers[1].mlp.__class__ = ScaledMLP
+    for layer in model.model.layers:
+        layer.mlp.__class__ = ScaledMLP
+    model.model.layers[0].mlp.scale = 1.0
 
 
 def adapt_query(model: Model) -> None:
@@ -702,7 +709,7 @@ def test_report() -> None:
         "LlamaForCausalLM (LLaMA) patched: 12 modules replaced, 1 left\n"
         "  2 x  model.layers.*                           LlamaDecoderLayer     add_rms_norm\n"
         "  2 x  model.layers.*.self_attn                 LlamaAttention        linear, rope, attention\n"
-        "  1 x  model.layers.*.mlp                       LlamaMLP              linear, swiglu\n"
+        "  1 x  model.layers.*.mlp                       ScaledMLP             linear, swiglu\n"
         "  2 x  model.layers.*.input_layernorm           LlamaRMSNorm          rms_norm\n"
         "  2 x  model.layers.*.post_attention_layernorm  LlamaRMSNorm          rms_norm\n"
         "  1 x  model.layers.*.mlp                       ScaledMLP             "
