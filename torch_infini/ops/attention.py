@@ -38,7 +38,7 @@ def attention(
             added to the scores. Joins `causal`, does not replace it. Any strides.
         kv_lens: [B] int32 or int64, 0 to T: how many keys of a static cache are valid. Those behind are never read.
         causal: Whether a query sees only the keys up to its own position.
-        scale: Factor of the scores; None: 1 / sqrt(D).
+        scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
@@ -230,8 +230,13 @@ def errors() -> Iterator[ErrorCase]:
             tuple(tensors),
             f"{op}{name} must have stride 1 in its last dimension (call .contiguous() on it), got strides {strides}",
         )
-    yield ErrorCase("scale", (q, k, v, None, None, True, torch.inf), op + "scale must be finite, got inf")
-    yield ErrorCase("NaN scale", (q, k, v, None, None, True, torch.nan), op + "scale must be finite, got nan")
+    yield ErrorCase("scale", (q, k, v, None, None, True, torch.inf), op + "scale must be finite in float32, got inf")
+    yield ErrorCase(
+        "large scale", (q, k, v, None, None, True, -1e39), op + "scale must be finite in float32, got -1e+39"
+    )
+    yield ErrorCase(
+        "NaN scale", (q, k, v, None, None, True, torch.nan), op + "scale must be finite in float32, got nan"
+    )
     yield ErrorCase(
         "mask rank",
         (q, k, v, torch.ones(3, 8, dtype=torch.bool)),

@@ -1,7 +1,7 @@
-// The CPU kernel of attention: online softmax over blocks of keys, with products of register tiles.
-// All query heads of one key head form one matrix of rows, so K and V are read from memory once for them. For a block
-// of keys: K is packed with keys along the lanes, scores = q K^T, softmax in float, out += probabilities V. Limits:
-// decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
+// The CPU kernel of attention: online softmax over blocks of keys, with matrix products in register tiles.
+// All query heads of a key head are rows of one matrix, so K and V are read from memory once for them; for each block
+// of keys: scores = q K^T, probabilities by softmax, out += probabilities V. Few rows (decode) read K and V where they
+// lie. Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "../../infinirt/cpu/scratch.h"
 #include "attention.h"
 #include "parallel.h"
@@ -16,9 +16,12 @@ using attention::Args;
 
 // ---- the table of sizes ---------------------------------------------------------------------------------------------
 
-constexpr int64_t kRowBlock = 96;   // rows (queries x query heads of a key head) that share one packed block of keys
-constexpr int64_t kKeyBlock = 128;  // keys that are packed at a time: K, V and scores of a block stay in L2
-constexpr int64_t kDirectRows = 12; // up to so many rows V is multiplied where it lies, above it is packed first
+constexpr int64_t kRowBlock = 96;  // rows (queries x query heads of a key head) that share one packed block of keys
+constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and scores of a block stay in L2
+// Up to so many rows their scores are dot products with K where it lies; above, packing K first costs less.
+template <typename T> constexpr int64_t kDotRows = sizeof(T) == 4 ? 8 : 4;
+constexpr int64_t kDirectRows = 12;   // up to so many rows V is multiplied where it lies; above, it is packed first
+constexpr int64_t kPrefetchKeys = 64; // how far ahead K and V are fetched from memory where they are read once
 // Where there is one block of rows (decode), long sequences are split for the threads, by their length alone: into
 // pieces of at least so many keys, and into at most so many pieces.
 constexpr int64_t kSplitKeys = 512;
@@ -64,23 +67,31 @@ inline VecF load_packed(const Pair *, const bf16 *p, int64_t n) {
     return (VecF)_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, p);
 }
 
+inline VecF multiply_add(VecF left, VecF right, VecF sum, const Pair *) {
+    return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
+}
+
 inline VecF multiply_add(Pair left, __m512bh right, VecF sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(left.bits)), right);
 }
 
 #endif
 
+inline VecF multiply_add(VecF left, VecF right, VecF sum, const float *) {
+    return fma(left, right, sum);
+}
+
 inline VecF multiply_add(float left, VecF right, VecF sum) {
     return fma(splat(left), right, sum);
 }
 
-// How many elements of a row of n one packed column holds, and how many columns the row takes.
+// How many elements of a row one packed column holds.
 template <typename P> constexpr int64_t kElements = 1;
 template <> constexpr int64_t kElements<Pair> = 2;
 
 // ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ---------------------------------------------------
 
-// Unrolled by hand of the compiler early enough that the sums live in registers.
+// The loops are unrolled by pragma because the compiler's own unrolling comes too late to keep the sums in registers.
 template <int kRows, int kVectors, bool kAdd, typename A, typename B>
 void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t depth, float *c, int64_t c_stride) {
     VecF sums[kRows][kVectors];
@@ -96,6 +107,9 @@ void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t de
 #pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
             right[i] = load(b + at * b_stride + i * kLanes);
+            if (kAdd && i * kLanes * sizeof(B) % 64 == 0) { // V, where it is read in place
+                __builtin_prefetch(b + (at + kPrefetchKeys) * b_stride + i * kLanes);
+            }
         }
 #pragma GCC unroll 8
         for (int r = 0; r < kRows; ++r) {
@@ -251,6 +265,65 @@ template <typename T> void pack_values(float *packed, const T *v, int64_t stride
     }
 }
 
+// ---- scores of a few rows: dot products along the head size, with K where it lies -----------------------------------
+
+// Lane i of the result is the sum of the lanes of x[i].
+inline VecF sum_each(VecF (&x)[kLanes]) {
+#pragma GCC unroll 4
+    for (int count = kLanes / 2; count > 0; count /= 2) {
+#pragma GCC unroll 8
+        for (int i = 0; i < count; ++i) {
+            x[i] = zip_low(x[i], x[i + count]) + zip_high(x[i], x[i + count]);
+        }
+    }
+    return x[0];
+}
+
+// kRows rows of q with all keys, kLanes products at a time.
+template <int kRows, typename P, typename T>
+void dot_rows(const P *q, int64_t q_stride, const T *k, int64_t stride, int64_t keys, int64_t n, float *scores) {
+    constexpr int kKeys = kLanes / kRows;
+    constexpr int64_t step = kLanes * kElements<P>;
+    for (int64_t key = 0; key < keys; key += kKeys) {
+        const T *rows[kKeys];
+#pragma GCC unroll 16
+        for (int i = 0; i < kKeys; ++i) {
+            rows[i] = k + (key + i < keys ? key + i : keys - 1) * stride; // behind the last key: anything readable
+        }
+        VecF sums[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+            sums[i] = VecF{};
+        }
+        const auto add = [&](int64_t c, int64_t rest) {
+#pragma GCC unroll 16
+            for (int i = 0; i < kKeys; ++i) {
+                __builtin_prefetch(rows[i] + c + kPrefetchKeys * stride);
+                const VecF right = load_packed(q, rows[i] + c, rest);
+#pragma GCC unroll 4
+                for (int r = 0; r < kRows; ++r) {
+                    VecF left;
+                    std::memcpy(&left, q + r * q_stride + c / kElements<P>, sizeof left);
+                    sums[r * kKeys + i] = multiply_add(left, right, sums[r * kKeys + i], q);
+                }
+            }
+        };
+        int64_t c = 0;
+        for (; c + step <= n; c += step) {
+            add(c, step);
+        }
+        if (c < n) {
+            add(c, n - c);
+        }
+        const VecF totals = sum_each(sums);
+#pragma GCC unroll 4
+        for (int r = 0; r < kRows; ++r) {
+            std::memcpy(scores + r * kKeyBlock + key, reinterpret_cast<const char *>(&totals) + r * kKeys * 4,
+                        kKeys * 4);
+        }
+    }
+}
+
 // ---- softmax --------------------------------------------------------------------------------------------------------
 
 inline VecI lane_numbers() {
@@ -354,11 +427,16 @@ template <typename M> inline VecF load_mask(const M *p, int64_t stride, int n) {
 }
 
 inline VecF load_mask(const bool *p, int64_t stride, int n) {
-    VecF v = {};
-    for (int i = 0; i < n; ++i) {
-        v[i] = p[i * stride] ? 0.0f : -INFINITY;
+    typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+    Bytes visible = {};
+    if (stride == 1) {
+        std::memcpy(&visible, p, static_cast<size_t>(n));
+    } else {
+        for (int i = 0; i < n; ++i) {
+            visible[i] = p[i * stride];
+        }
     }
-    return v;
+    return select(__builtin_convertvector(visible == 0, VecI), splat(-INFINITY), VecF{});
 }
 
 template <typename M> void add_mask(float *scores, const M *mask, int64_t stride, int64_t n, float scale) {
@@ -543,21 +621,25 @@ private:
             a_.k.template as<const T>() + b * a_.k.strides[0] + key * a_.k.strides[1] + kv_head * a_.k.strides[2];
         const auto *v =
             a_.v.template as<const T>() + b * a_.v.strides[0] + key * a_.v.strides[1] + kv_head * a_.v.strides[2];
-        pack_keys(space.k, k, a_.k.strides[1], keys, size_);
         // Of these keys, what the last of the rows up to `row` sees.
         const auto seen = [&](int64_t row) {
             const int64_t n = visible(b, first_row + row) - key;
             return n < 0 ? 0 : n < keys ? n : keys;
         };
-        for (int64_t at = 0; at < keys; at += kTileColumns) {
-            for_each_tile(rows, [&](int64_t row, int64_t count) {
-                const int64_t n = seen(row + count - 1) - at;
-                if (n > 0) {
-                    Tiles<false, P, P>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
-                        space.q + row * columns_, columns_, space.k + at * columns_, kTileColumns, depth_,
-                        space.scores + row * kKeyBlock + at, kKeyBlock);
-                }
-            });
+        if (row_limit_ <= kDotRows<T>) {
+            dot_all(space.q, k, keys, space.scores);
+        } else {
+            pack_keys(space.k, k, a_.k.strides[1], keys, size_);
+            for (int64_t at = 0; at < keys; at += kTileColumns) {
+                for_each_tile(rows, [&](int64_t row, int64_t count) {
+                    const int64_t n = seen(row + count - 1) - at;
+                    if (n > 0) {
+                        Tiles<false, P, P>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
+                            space.q + row * columns_, columns_, space.k + at * columns_, kTileColumns, depth_,
+                            space.scores + row * kKeyBlock + at, kKeyBlock);
+                    }
+                });
+            }
         }
         for_each_tile(rows, [&](int64_t row, int64_t count) {
             const int64_t width = seen(row + count - 1);
@@ -571,6 +653,10 @@ private:
                     add_mask(scores, a_.mask, b * strides[0] + head * strides[1] + t * strides[2] + key * strides[3],
                              strides[3], n, scale);
                     scale = 1.0f;
+                }
+                if (!packs_values_ && row_limit_ > kDotRows<T>) {
+                    // Memory is idle here: the rows share out the keys of the next block.
+                    prefetch(k + keys * a_.k.strides[1], keys * r / rows, keys * (r + 1) / rows);
                 }
                 const float factor = softmax(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
@@ -586,6 +672,25 @@ private:
             add_values(rows, seen, space, space.v, kTileColumns, keys * kTileColumns);
         } else {
             add_values(rows, seen, space, v, a_.v.strides[1], kTileColumns);
+        }
+    }
+
+    void dot_all(const P *q, const T *k, int64_t keys, float *scores) const {
+        for (int64_t row = 0; row < rows_;) {
+            const int64_t count = rows_ - row >= 4 ? 4 : rows_ - row >= 2 ? 2 : 1;
+            (count == 4   ? dot_rows<4, P, T>
+             : count == 2 ? dot_rows<2, P, T>
+                          : dot_rows<1, P, T>)(q + row * columns_, columns_, k, a_.k.strides[1], keys, size_,
+                                               scores + row * kKeyBlock);
+            row += count;
+        }
+    }
+
+    void prefetch(const T *k, int64_t begin, int64_t end) const {
+        for (int64_t key = begin; key < end; ++key) {
+            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
+                __builtin_prefetch(k + key * a_.k.strides[1] + c);
+            }
         }
     }
 

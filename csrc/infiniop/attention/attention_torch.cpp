@@ -23,7 +23,7 @@ Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::option
         args.kv_lens = view(kRule, "kv_lens", *kv_lens);
     }
     args.causal = causal;
-    const int64_t head_size = args.q.ndim > 0 ? args.q.size(-1) : 0;
+    const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
     args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
     return args;
 }
