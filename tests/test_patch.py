@@ -244,6 +244,18 @@ def test_hidden_states_and_attentions() -> None:
                 close(actual, wanted)
 
 
+def test_attention_in_both_directions() -> None:
+    """As those who make embeddings of a decoder set it: on the modules."""
+    model, ids = tiny(), tokens()
+    causal = logits(model, ids)
+    for layer in model.model.layers:
+        layer.self_attn.is_causal = False
+    expected = logits(model, ids)
+    assert not torch.allclose(expected, causal)
+    with patched(model):
+        close(logits(model, ids), expected)
+
+
 # Generation
 
 
@@ -390,6 +402,17 @@ def test_pickle() -> None:
     assert torch.equal(logits(twin, ids), logits(model, ids)) and calls(twin, ids) == ALL_CALLS
     unpatch_model(twin)
     assert calls(twin, ids) == {}
+
+
+def test_a_layer_in_two_places() -> None:
+    model, ids = tiny(), tokens()
+    model.model.layers[1] = model.model.layers[0]
+    before, expected = identity(model), logits(model, ids, use_cache=False)
+    report = patch_model(model, strict=True)
+    assert report.counts["add_rms_norm"] == LAYERS
+    close(logits(model, ids, use_cache=False), expected)
+    unpatch_model(model)
+    assert identity(model) == before
 
 
 def test_names_and_classes_stay() -> None:

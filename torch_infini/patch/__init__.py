@@ -28,7 +28,8 @@ def patch_model(model: nn.Module, *, strict: bool = False) -> PatchReport:
     forwards. One module of each kind is run on a few random tokens, to see that its numbers are the original's.
 
     Args:
-        model: LlamaForCausalLM or LlamaModel of transformers 5 on the CPU, in float32, bfloat16 or float16.
+        model: LlamaForCausalLM or LlamaModel of transformers 5, or a model with the same modules and attributes, on the
+            CPU, in float32, bfloat16 or float16.
         strict: Raise where a module would be left as it is.
 
     Returns:

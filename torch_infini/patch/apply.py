@@ -80,14 +80,21 @@ def patch_modules(model: nn.Module, family: Family, prefix: str, decoder: nn.Mod
         for name, module in modules:
             if pattern(name) == wanted:
                 original = type(module).__name__
-                reason = patch.refusal(module)
-                if reason is None:
-                    swap(module, patch)
-                    reason = verifier.refusal(module)
-                    if reason is not None:
-                        restore(module)
+                # A module that stands in several places is patched once.
+                reason = None if isinstance(module, Patched) else patch_module(module, patch, verifier)
                 rows[name] = Row(name, original, LEFT if reason else patch.infini_ops, reason or "")
     return tuple(rows[name] for name, _ in modules if name in rows)
+
+
+def patch_module(module: nn.Module, patch: type[Patched], verifier: Verifier) -> str | None:
+    """Patch one module, or leave it and say why."""
+    reason = patch.refusal(module)
+    if reason is None:
+        swap(module, patch)
+        reason = verifier.refusal(module)
+        if reason is not None:
+            restore(module)
+    return reason
 
 
 def replace_config(model: nn.Module, old: Any, new: Any) -> None:

@@ -42,9 +42,10 @@ class Family:
         for name, child in module.named_modules(remove_duplicate=False):
             if name and not parents(pattern(name)) & inner:
                 found[pattern(name)] = child
-        return found.keys() == wanted and all(
-            hasattr(found[name], attribute) for name, patch in self.rules for attribute in patch.infini_reads
-        )
+        reads = [(name, attribute) for name, patch in self.rules for attribute in patch.infini_reads]
+        if found.keys() != wanted or not hasattr(module, "config"):
+            return False
+        return all(hasattr(found[name], attribute) for name, attribute in reads)
 
     def find_decoder(self, model: nn.Module) -> tuple[str, nn.Module] | None:
         """(prefix of its modules' names, decoder): the model itself or one of its children."""

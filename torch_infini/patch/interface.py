@@ -17,7 +17,7 @@ NAME = "infini"
 attention = torch.ops.infini.attention.default
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool = True) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
     """Attention over [B, S, H, D], with the meaning that transformers gives to a missing mask.
 
     The mask function leaves the mask out where it is plainly causal: S = 1 (all keys are visible), T = S, or the first

@@ -29,7 +29,7 @@ SILU = (nn.SiLU, SiLUActivation)
 HARMLESS = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "num_items_in_batch"}
 )
-NEUTRAL = {"output_attentions": False, "is_causal": True}
+NEUTRAL = {"output_attentions": False}
 
 
 def must_step_aside(module: nn.Module, x: Tensor) -> bool:
@@ -170,7 +170,7 @@ class Attention(Patched):
     """Projections, rotary position embedding in place, the model's own cache, attention without repeated heads."""
 
     infini_ops = "linear, rope, attention"
-    infini_reads = ("head_dim", "scaling", "layer_idx", "attention_dropout")
+    infini_reads = ("config", "head_dim", "scaling", "layer_idx", "attention_dropout", "is_causal")
     infini_probe = ("hidden", "position_embeddings", "position_ids", "attention_mask")
 
     @classmethod
@@ -213,7 +213,7 @@ class Attention(Patched):
         if past_key_values is not None:  # keeps [B, heads, length, D]
             k, v = past_key_values.update(k.transpose(1, 2), v.transpose(1, 2), self.layer_idx)
             k, v = k.transpose(1, 2), v.transpose(1, 2)
-        y = attend(q, k, v, attention_mask, self.scaling)
+        y = attend(q, k, v, attention_mask, self.scaling, self.is_causal)
         return project(y.view(batch, length, -1), o_proj), None
 
 
