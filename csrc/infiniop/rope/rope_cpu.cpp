@@ -5,7 +5,6 @@
 #include "stream.h"
 #include "vec.h"
 
-
 namespace infini::INFINI_LEVEL {
 namespace {
 
