@@ -24,6 +24,7 @@ from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import measure_limits, write_csv
 
 PREFILL = 512
+CONTEXTS = (16, 512)  # tokens in the cache where decoding begins
 RESULTS = Path(__file__).parent / "results"
 
 
@@ -97,7 +98,6 @@ def run(layers: int, threads: int, tokens: int, rounds: int) -> list[Row]:
         model = build(layers)
         weights = weight_bytes(model)
         prompt = torch.randint(32000, (1, PREFILL), generator=torch.Generator().manual_seed(0))
-        short = prompt[:, :16]
         times: dict[tuple[str, str], list[float]] = {}
         memory: dict[str, float] = {}
         for turn in range(rounds + 1):
@@ -106,7 +106,8 @@ def run(layers: int, threads: int, tokens: int, rounds: int) -> list[Row]:
                     report = torch_infini.patch_model(model)
                     if turn == 0:
                         print(report)
-                seconds = {"decode": decode(model, short, tokens), "prefill": prefill(model, prompt)[0]}
+                seconds = {f"decode at {n}": decode(model, prompt[:, :n], tokens) for n in CONTEXTS}
+                seconds["prefill"] = prefill(model, prompt)[0]
                 if turn == 0:  # the first turn warms up
                     memory[variant] = resident_mib()
                 else:
@@ -115,14 +116,14 @@ def run(layers: int, threads: int, tokens: int, rounds: int) -> list[Row]:
                 if variant == "patched":
                     torch_infini.unpatch_model(model)
     rates = {
-        (phase, variant): (tokens if phase == "decode" else PREFILL) / statistics.median(values)
+        (phase, variant): (PREFILL if phase == "prefill" else tokens) / statistics.median(values)
         for (phase, variant), values in times.items()
     }
     rows = []
-    for phase in ("decode", "prefill"):
+    for phase in dict.fromkeys(phase for phase, _ in rates):
         for variant in ("unpatched", "patched"):
             rate = rates[phase, variant]
-            read = weights * rate if phase == "decode" else None
+            read = None if phase == "prefill" else weights * rate
             rows.append(
                 Row(
                     phase=phase,
@@ -141,7 +142,7 @@ def run(layers: int, threads: int, tokens: int, rounds: int) -> list[Row]:
 
 
 def line(row: Row) -> str:
-    text = f"{row.phase:8} {row.variant:10} {row.tokens_per_s:8.2f} tokens/s"
+    text = f"{row.phase:13} {row.variant:10} {row.tokens_per_s:8.2f} tokens/s"
     text += f", {row.ratio_to_unpatched:5.2f} times unpatched, {row.resident_mib:.0f} MiB resident"
     if row.weights_gb_per_s is not None and row.share_of_read_bandwidth is not None:
         text += f", weights at {row.weights_gb_per_s:.1f} GB/s"
