@@ -64,3 +64,12 @@ def test_decode_starts() -> None:
     pytest.importorskip("transformers")
     result = start("decode.py", "--help")
     assert result.returncode == 0 and "--layers" in result.stdout, result.stderr
+
+
+def test_readme_quotes_the_results() -> None:
+    """The README's tables are what table.py makes of the committed CSV files."""
+    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py")], capture_output=True, text=True)
+    page = (ROOT / "README.md").read_text()
+    assert done.stdout.count("|") > 100, done.stderr
+    missing = [line for line in done.stdout.splitlines() if line not in page]
+    assert not missing

@@ -1,0 +1,63 @@
+"""Prints the tables that the README quotes, as Markdown, from the CSV files that run.py and decode.py wrote.
+
+python benchmarks/table.py
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Iterator
+from pathlib import Path
+
+RESULTS = Path(__file__).parent / "results"
+# The rows of ops.csv that the README shows, in bfloat16.
+SHOWN = {
+    "rms_norm": ("512x4096", "16384x4096"),
+    "add_rms_norm": ("512x4096", "16384x4096"),
+    "silu": ("512x4096", "16384x4096"),
+    "swiglu": ("512x4096", "16384x4096"),
+    "rope": ("512x32x128", "8192x32x128"),
+    "causal_softmax": ("512x4096",),
+    "attention": ("decode 1x32/4x64, 2048 keys", "decode 8x32/8x128, 2048 keys", "prefill 512x32/4x64"),
+    "linear": ("1x2048->5632", "1x2048->32000", "8x2048->5632", "512x2048->2048"),
+    "random_sample": ("1x128256, top-k 50, top-p 0.9",),
+}
+
+
+def read(name: str) -> list[dict[str, str]]:
+    with (RESULTS / name).open() as file:
+        return list(csv.DictReader(file))
+
+
+def ops_table() -> Iterator[str]:
+    """Functional calls against plain torch, for both make their results anew; the out form against the limit."""
+    yield "| op, bfloat16, one thread | us | out, us | eager takes | compiled takes | out: share of limit |"
+    yield "| --- | ---: | ---: | ---: | ---: | --- |"
+    rows = {(row["op"], row["sample"]): row for row in read("ops.csv") if row["dtype"] == "bfloat16"}
+    for op, samples in SHOWN.items():
+        for sample in samples:
+            row = rows[op, sample]
+            functional, out = float(row["infini_us"]), float(row["infini_out_us"])
+            eager, compiled = float(row["ratio_to_eager"]), float(row["ratio_to_compile"])
+            yield (
+                f"| `{op}` {sample} | {functional:.1f} | {out:.1f} | {eager:.2f}x | {compiled:.2f}x "
+                f"| {float(row['share']):.0%} of {row['limit'].split(',')[0]} |"
+            )
+
+
+def decode_table() -> Iterator[str]:
+    """The 1.1B-shape model, unpatched and patched."""
+    yield "| 1.1B shape, bfloat16, batch 1, one thread | unpatched | patched | ratio | share of memory bandwidth |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    rows = {(row["phase"], row["variant"]): row for row in read("decode.csv")}
+    for phase in dict.fromkeys(phase for phase, _ in rows):
+        plain, patched = rows[phase, "unpatched"], rows[phase, "patched"]
+        share = f"{float(patched['share_of_read_bandwidth']):.0%}" if patched["share_of_read_bandwidth"] else ""
+        yield (
+            f"| {phase} tokens/s | {float(plain['tokens_per_s']):.1f} | {float(patched['tokens_per_s']):.1f} "
+            f"| {float(patched['ratio_to_unpatched']):.2f} | {share} |"
+        )
+
+
+if __name__ == "__main__":
+    print("\n".join([*decode_table(), "", *ops_table()]))
