@@ -3,6 +3,10 @@
 // namespace inside the level's own, so that the linker can never pick one level's copy of a function for another.
 #pragma once
 
+#if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
+#error "torch_infini needs g++ >= 12 (or clang): older ones have no __builtin_shufflevector"
+#endif
+
 #include <cstdint>
 #include <cstring>
 #include <utility>
@@ -304,6 +308,9 @@ template <int kHalf = 1, typename Vectors> inline VecF sums(const Vectors &v, in
 }
 
 inline float max(VecF v) {
+#if defined(__AVX512F__)
+    return _mm512_reduce_max_ps(v);
+#else
     float lanes[kLanes];
     std::memcpy(lanes, &v, sizeof v);
     for (int half = kLanes / 2; half > 0; half /= 2) {
@@ -312,6 +319,7 @@ inline float max(VecF v) {
         }
     }
     return lanes[0];
+#endif
 }
 
 // ---- functions ----

@@ -194,7 +194,9 @@ class Attention(Patched):
             or not plain(q_proj, k_proj, v_proj, o_proj)
             or (self.training and self.attention_dropout)
             or any(
-                kwargs[name] is not None and kwargs[name] is not NEUTRAL.get(name) for name in kwargs.keys() - HARMLESS
+                value is not None and value is not NEUTRAL.get(name)
+                for name, value in kwargs.items()
+                if name not in HARMLESS
             )
             or not (attention_mask is None or isinstance(attention_mask, Tensor))
         ):

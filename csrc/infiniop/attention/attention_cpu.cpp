@@ -14,7 +14,7 @@ namespace {
 
 using attention::Args;
 
-// ---- the table of sizes ---------------------------------------------------------------------------------------------
+// ---- the table of sizes ----
 
 constexpr int64_t kRowBlock = 96;  // rows (queries x query heads of a key head) that share one packed block of keys
 constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and scores of a block stay in L2
@@ -41,7 +41,7 @@ constexpr int64_t round_up(int64_t a, int64_t b) {
     return ceil_div(a, b) * b;
 }
 
-// ---- what q and K are packed to: floats, or pairs of bf16 where the machine multiplies those ------------------------
+// ---- what q and K are packed to: floats, or pairs of bf16 where the machine multiplies those ----
 
 struct Pair {
     uint32_t bits;
@@ -89,7 +89,7 @@ inline VecF multiply_add(float left, VecF right, VecF sum) {
 template <typename P> constexpr int64_t kElements = 1;
 template <> constexpr int64_t kElements<Pair> = 2;
 
-// ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ---------------------------------------------------
+// ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ----
 
 // The loops are unrolled by pragma because the compiler's own unrolling comes too late to keep the sums in registers.
 template <int kRows, int kVectors, bool kAdd, typename A, typename B>
@@ -165,7 +165,7 @@ template <bool kAdd, typename A, typename B> struct Tiles {
     }
 };
 
-// ---- packing --------------------------------------------------------------------------------------------------------
+// ---- packing ----
 
 // The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
 inline VecF zip_low(VecF a, VecF b) {
@@ -265,7 +265,7 @@ template <typename T> void pack_values(float *packed, const T *v, int64_t stride
     }
 }
 
-// ---- scores of a few rows: dot products along the head size, with K where it lies -----------------------------------
+// ---- scores of a few rows: dot products along the head size, with K where it lies ----
 
 // Lane i of the result is the sum of the lanes of x[i].
 inline VecF sum_each(VecF (&x)[kLanes]) {
@@ -324,7 +324,7 @@ void dot_rows(const P *q, int64_t q_stride, const T *k, int64_t stride, int64_t 
     }
 }
 
-// ---- softmax --------------------------------------------------------------------------------------------------------
+// ---- softmax ----
 
 inline VecI lane_numbers() {
     VecI v;
@@ -337,35 +337,6 @@ inline VecI lane_numbers() {
 // The first n lanes of v (n may exceed their number), `other` in those behind.
 inline VecF first_lanes(VecF v, int64_t n, float other) {
     return n >= kLanes ? v : select(lane_numbers() < VecI{} + static_cast<int>(n), v, splat(other));
-}
-
-inline float largest_lane(VecF v) {
-#if defined(__AVX512F__)
-    return _mm512_reduce_max_ps(v);
-#else
-    return max(v);
-#endif
-}
-
-// e^x for x <= 0, 0 for minus infinity; a NaN stays one.
-inline VecF exp_of_negative(VecF x) {
-#if defined(__AVX512F__)
-    // As exp in vec.h, with the power of two added to the exponent by one instruction.
-    const VecF clamped = max(splat(-110.0f), x);
-    const VecF n = _mm512_roundscale_ps(clamped * splat(1.44269504088896341f), 0);
-    VecF r = fma(n, splat(-0.693359375f), clamped);
-    r = fma(n, splat(2.12194440e-4f), r);
-    VecF p = splat(1.9875691500e-4f);
-    p = fma(p, r, splat(1.3981999507e-3f));
-    p = fma(p, r, splat(8.3334519073e-3f));
-    p = fma(p, r, splat(4.1665795894e-2f));
-    p = fma(p, r, splat(1.6666665459e-1f));
-    p = fma(p, r, splat(5.0000001201e-1f));
-    p = fma(p * r, r, r) + splat(1.0f);
-    return _mm512_scalef_ps(p, n);
-#else
-    return exp(x);
-#endif
 }
 
 // The largest score so far, and the sum of e^(score - largest) in as many parts as there are lanes.
@@ -388,18 +359,18 @@ inline float softmax(float *scores, int64_t n, int64_t width, float scale, RowSt
         largest = max(last(), largest);
     }
     const float before = state.largest;
-    state.largest = largest_lane(largest);
+    state.largest = max(largest);
     const float base = state.largest == -INFINITY ? 0.0f : state.largest; // nothing is visible yet
-    const float factor = state.largest == before ? 1.0f : exp_of_negative(splat(before - base))[0];
+    const float factor = state.largest == before ? 1.0f : exp(splat(before - base))[0];
     VecF sum = state.sum * splat(factor);
     for (int64_t i = 0; i < whole; i += kLanes) {
-        const VecF p = exp_of_negative(load(scores + i) * splat(scale) - splat(base));
+        const VecF p = exp(load(scores + i) * splat(scale) - splat(base));
         sum = sum + p;
         store(scores + i, p);
     }
     int64_t done = whole;
     if (whole < n) {
-        const VecF p = exp_of_negative(last() - splat(base));
+        const VecF p = exp(last() - splat(base));
         sum = sum + p;
         store(scores + whole, p);
         done += kLanes;
@@ -455,7 +426,7 @@ void add_mask(float *scores, const TensorView &mask, int64_t offset, int64_t str
     }
 }
 
-// ---- one call -------------------------------------------------------------------------------------------------------
+// ---- one call ----
 
 template <typename T> class Attention {
     using P = typename Packed<T>::Type;
@@ -732,7 +703,7 @@ private:
         float total = 0;
         float *out = partial_out_ + at(0) * width_;
         for (int64_t i = 0; i < count; ++i) {
-            const VecF factor = exp_of_negative(splat(partial_sums_[2 * at(i) + 1] - largest));
+            const VecF factor = exp(splat(partial_sums_[2 * at(i) + 1] - largest));
             const float *part = partial_out_ + at(i) * width_;
             total += partial_sums_[2 * at(i)] * factor[0];
             for (int64_t c = 0; c < width_; c += kLanes) {
