@@ -126,6 +126,17 @@ def test_one_thread_pool_with_torch() -> None:
     assert alone == both
 
 
+def test_no_tensor_and_no_memory() -> None:
+    x, w = torch.ones(3, 8), torch.ones(8)
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.infini.rms_norm(None, w)
+    assert str(caught.value) == "infini::rms_norm: x must be a tensor, got None"
+    x.untyped_storage().resize_(0)
+    with pytest.raises(RuntimeError) as caught:
+        torch.ops.infini.rms_norm(x, w)
+    assert str(caught.value) == "infini::rms_norm: x must have its memory allocated, got shape [3, 8] without any"
+
+
 def test_more_threads_than_rows() -> None:
     x, w = torch.randn(2, 100_000), torch.ones(100_000)
     with threads_set_to(8):

@@ -45,6 +45,9 @@ const char *device_name(const Tensor &tensor) {
 
 TensorView view(const Checker &rule, const char *argument, const Tensor &tensor) {
     TensorView view;
+    if (!tensor.defined()) {
+        rule.fail(INFINI_STATUS_NULL_POINTER, argument, "be a tensor", "None");
+    }
     if (!tensor.is_cpu()) {
         rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument, "be on the device of the other arguments, cpu",
                   device_name(tensor));
@@ -61,6 +64,11 @@ TensorView view(const Checker &rule, const char *argument, const Tensor &tensor)
     for (int i = 0; i < view.ndim; ++i) {
         view.shape[i] = sizes[i];
         view.strides[i] = strides[i];
+    }
+    // Storage that was freed under its tensor, as sharded training does.
+    if (view.data == nullptr && view.numel() > 0) {
+        rule.fail(INFINI_STATUS_NULL_POINTER, argument, "have its memory allocated",
+                  message("shape ", shape_of(view), " without any"));
     }
     return view;
 }
