@@ -304,7 +304,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "out is k",
         (square, square.clone(), (values := square.clone())),
-        op + "out must share no memory with v, got the same memory",
+        op + "out must share no memory with v, got one whose span of memory overlaps it",
         {"out": values},
     )
 
