@@ -1,4 +1,4 @@
-"""Builds torch_infini/lib/libtorch_infini.so with ninja: in parallel, and only what changed.
+"""Builds torch_infini/lib/lib{infinirt,infiniop,torch_infini}.so with ninja: in parallel, and only what changed.
 
 Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_torch.cpp against the
 LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
@@ -26,6 +26,8 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; on PyPI mir
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
+# The runtime, which has all state; the ops' C interface; the ops in torch, with a copy of the kernels of its own.
+LIBRARIES = ("libinfinirt", "libinfiniop", "libtorch_infini")
 X86_LEVELS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -84,39 +86,48 @@ class NinjaBuild(build_ext):
     """Writes build/native/build.ninja and runs it."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split("."))) + ".so"  # a plain library: it knows no Python
+        return str(Path(*fullname.split("."))) + ".so"  # plain libraries: they know no Python
+
+    def run(self) -> None:
+        build()
+        super().run()
+        # The C headers and what tells compilers about them; an editable install has them in the source tree as well.
+        for root in {ROOT, Path(self.build_lib)} if self.inplace else {Path(self.build_lib)}:
+            shutil.copytree(ROOT / "csrc" / "include", root / "torch_infini" / "include", dirs_exist_ok=True)
 
     def build_extension(self, ext: Extension) -> None:
-        torch = find_torch()
-        if torch is None:
-            sys.exit(f"torch_infini: building needs torch >= {OLDEST_TORCH}: run `pip install {PINNED_TORCH}` first.")
-        version = runpy.run_path(str(torch / "version.py"))
-        if tuple(int(part) for part in version["__version__"].split(".")[:2]) < tuple(
-            map(int, OLDEST_TORCH.split("."))
-        ):
-            sys.exit(
-                f"torch_infini: building needs torch >= {OLDEST_TORCH}, found {version['__version__']}: "
-                f"run `pip install {PINNED_TORCH}`."
-            )
-        nvcc, reason = choose_cuda(version.get("cuda"))
-        print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
-        BUILD.mkdir(parents=True, exist_ok=True)
-        library = BUILD / "libtorch_infini.so"
-        (BUILD / "build.ninja").write_text(ninja_file(torch, nvcc, library))
-        ninja = shutil.which("ninja")
-        command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
-        jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-        result = subprocess.run([*command, "-C", str(BUILD), "--quiet", *jobs])
-        if result.returncode:
-            sys.exit("torch_infini: the build failed; the compiler's messages are above.")
         # An editable install copies to the source tree as well, into a folder that has to be there.
         (ROOT / "torch_infini" / "lib").mkdir(exist_ok=True)
+        library = BUILD / f"{ext.name.split('.')[-1]}.so"
         target = Path(self.get_ext_fullpath(ext.name))
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.stat().st_mtime < library.stat().st_mtime:
             # Replaced, not overwritten: a process that has the old library mapped keeps it.
             shutil.copy2(library, f"{target}.new")
             os.replace(f"{target}.new", target)
+
+
+def build() -> None:
+    """Bring the libraries in BUILD up to date."""
+    torch = find_torch()
+    if torch is None:
+        sys.exit(f"torch_infini: building needs torch >= {OLDEST_TORCH}: run `pip install {PINNED_TORCH}` first.")
+    version = runpy.run_path(str(torch / "version.py"))
+    if tuple(int(part) for part in version["__version__"].split(".")[:2]) < tuple(map(int, OLDEST_TORCH.split("."))):
+        sys.exit(
+            f"torch_infini: building needs torch >= {OLDEST_TORCH}, found {version['__version__']}: "
+            f"run `pip install {PINNED_TORCH}`."
+        )
+    nvcc, reason = choose_cuda(version.get("cuda"))
+    print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
+    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / "build.ninja").write_text(ninja_file(torch, nvcc))
+    ninja = shutil.which("ninja")
+    command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
+    jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+    result = subprocess.run([*command, "-C", str(BUILD), "--quiet", *jobs])
+    if result.returncode:
+        sys.exit("torch_infini: the build failed; the compiler's messages are above.")
 
 
 class CheckCuda(Command):
@@ -146,7 +157,20 @@ class CheckCuda(Command):
                 print(f"check_cuda: {source.relative_to(ROOT)} compiles for sm_80 and sm_90, no spills")
 
 
-def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
+def libraries_of(path: Path) -> tuple[str, ...]:
+    """The libraries that a source (relative to csrc/) is linked into."""
+    if path.parts[0] == "common":  # without state, so that each has its own copy
+        return LIBRARIES
+    if path.parts[0] == "infinirt":
+        return ("libinfinirt",)
+    if path.parts[0] == "torch" or path.stem.endswith("_torch"):
+        return ("libtorch_infini",)
+    if path.stem.endswith("_c"):
+        return ("libinfiniop",)
+    return ("libinfiniop", "libtorch_infini")
+
+
+def ninja_file(torch: Path, nvcc: str | None) -> str:
     """The text of build.ninja."""
     torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}"
     levels = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ""}
@@ -159,21 +183,23 @@ def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
         " -Wno-maybe-uninitialized -Wno-uninitialized"
         f" -Wno-psabi -fno-math-errno -fno-trapping-math -ffp-contract=off {INCLUDE} {os.environ.get('CXXFLAGS', '')}",
         f"cudaflags = {cuda_flags(archs)}",
-        f"ldflags = -shared -fopenmp -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -Wl,-soname,{library.name}"
+        # $ORIGIN: the libraries find each other in their own folder.
+        "ldflags = -shared -fopenmp -Wl,-z,defs -Wl,-rpath,'$$ORIGIN'"
         f" -Wl,--version-script={CSRC}/exports.map {os.environ.get('LDFLAGS', '')}",
         "rule cxx\n  command = $cxx $cxxflags $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = CXX $out",
         "rule nvcc\n  command = $nvcc $cudaflags -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = NVCC $out",
-        "rule link\n  command = $cxx $in -o $out $ldflags\n  description = LINK $out",
+        "rule link\n  command = $cxx $in -o $out -Wl,-soname,$out $ldflags $libs\n  description = LINK $out",
     ]
-    objects: list[str] = []
+    objects: dict[str, list[str]] = {library: [] for library in LIBRARIES}
 
     def compile_(rule: str, source: Path, suffix: str = "", flags: str = "") -> None:
         path = source.relative_to(ROOT / "csrc")
         name = str(path.with_suffix("")).replace(os.sep, ".") + suffix + ".o"
         lines.append(f"build {name}: {rule} {CSRC}/{path}\n  flags = {flags}")
-        objects.append(name)
+        for library in libraries_of(path):
+            objects[library].append(name)
 
     for source in sorted((ROOT / "csrc").rglob("*.cpp")):
         if source.stem.endswith("_cpu"):
@@ -184,7 +210,14 @@ def ninja_file(torch: Path, nvcc: str | None, library: Path) -> str:
     if nvcc:
         for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
-    lines.append(f"build {library.name}: link {' '.join(objects)}")
+    uses = {
+        "libinfinirt": "-pthread",
+        "libinfiniop": "-L. -linfinirt",
+        "libtorch_infini": f"-L. -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
+    }
+    for library in LIBRARIES:
+        needs = "" if library == "libinfinirt" else " | libinfinirt.so"
+        lines.append(f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {uses[library]}")
     return "\n".join(lines) + "\n"
 
 
@@ -212,7 +245,7 @@ def gencode(archs: list[str]) -> str:
 if __name__ == "__main__":
     has_torch = installed_torch() is not None
     setup(
-        ext_modules=[Extension("torch_infini.lib.libtorch_infini", sources=[])],
+        ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in LIBRARIES],
         cmdclass={"build_ext": NinjaBuild, "check_cuda": CheckCuda},
         # Without a torch, pip's build gets the pinned release, and so does the installation.
         setup_requires=[] if has_torch else [PINNED_TORCH],

@@ -28,13 +28,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
 
 
-def test_exports_nothing_but_the_c_functions() -> None:
-    assert {fields[-1] for fields in nm("-D", "--defined-only", str(PATH))} == {
-        "infiniGetLastErrorMessage",
-        "infinirtCpuCapability",
-        "infinirtCpuHighestCapability",
-        "infinirtCpuSetCapability",
-    }
+def test_exports_nothing() -> None:
+    assert not nm("-D", "--defined-only", str(PATH))
 
 
 def test_instruction_sets_share_no_symbol() -> None:

@@ -1,4 +1,4 @@
-"""Finds and loads libtorch_infini.so: after this module is imported, every op has its kernels.
+"""Finds and loads libtorch_infini.so: after this module is imported, every op has its kernels. libinfinirt comes with it.
 
 What does not fit (torch, processor, a missing build) ends in one ImportError sentence that says what to do.
 """
@@ -12,7 +12,8 @@ from pathlib import Path
 import torch
 
 OLDEST_TORCH = (2, 11)
-PATH = Path(__file__).parent / "lib" / "libtorch_infini.so"
+ROOT = Path(__file__).parent  # INFINI_ROOT: lib/ has the libraries, include/ their C headers
+PATH = ROOT / "lib" / "libtorch_infini.so"
 
 
 def check_torch(version: str) -> None:
@@ -26,44 +27,44 @@ def check_torch(version: str) -> None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the library into torch and return it, its C functions declared."""
+    """Load the library into torch; return the runtime it stands on, libinfinirt, with the functions used here declared."""
     if not path.is_file():
         raise ImportError(
             f"torch_infini is not built: {path.name} is missing; run `make build` in a checkout, or `pip install .`."
         )
     try:
         torch.ops.load_library(str(path))
-        library = ctypes.CDLL(str(path))
+        runtime = ctypes.CDLL(str(path.with_name("libinfinirt.so")))
     except OSError as error:
         raise ImportError(
             f"torch_infini's library cannot be loaded on {platform.machine()} with torch {torch.__version__} "
             f"({error}): rebuild it here with `pip install --force-reinstall --no-deps .`."
         ) from error
     for name in ("infiniGetLastErrorMessage", "infinirtCpuCapability", "infinirtCpuHighestCapability"):
-        getattr(library, name).restype = ctypes.c_char_p
-    if library.infinirtCpuCapability() is None:  # INFINI_CPU_CAPABILITY names none
-        raise ImportError(library.infiniGetLastErrorMessage().decode())
-    return library
+        getattr(runtime, name).restype = ctypes.c_char_p
+    if runtime.infinirtCpuCapability() is None:  # INFINI_CPU_CAPABILITY names none
+        raise ImportError(runtime.infiniGetLastErrorMessage().decode())
+    return runtime
 
 
 check_torch(torch.__version__)
-LIBRARY = load(PATH)
+RUNTIME = load(PATH)
 
 CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16")
 
 
 def cpu_capability() -> str:
     """The instruction set that the CPU kernels use now; INFINI_CPU_CAPABILITY lowers it at import."""
-    return LIBRARY.infinirtCpuCapability().decode()
+    return RUNTIME.infinirtCpuCapability().decode()
 
 
 def cpu_capabilities() -> list[str]:
     """The instruction sets that this machine and this build have, lowest first."""
-    highest = LIBRARY.infinirtCpuHighestCapability().decode()
+    highest = RUNTIME.infinirtCpuHighestCapability().decode()
     return list(CPU_CAPABILITIES[: CPU_CAPABILITIES.index(highest) + 1])
 
 
 def set_cpu_capability(name: str) -> None:
     """Use another instruction set from now on, for tests and measurements; ValueError if the machine lacks it."""
-    if LIBRARY.infinirtCpuSetCapability(name.encode()):
-        raise ValueError(LIBRARY.infiniGetLastErrorMessage().decode())
+    if RUNTIME.infinirtCpuSetCapability(name.encode()):
+        raise ValueError(RUNTIME.infiniGetLastErrorMessage().decode())

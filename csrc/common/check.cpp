@@ -20,6 +20,11 @@ bool is_empty(const TensorView &view) {
     return view.numel() == 0;
 }
 
+// A description without memory, as the C ABI checks one when a descriptor is created.
+bool has_no_memory(const TensorView &view) {
+    return view.data == nullptr || is_empty(view);
+}
+
 // First and one past the last byte that the view touches.
 void extent(const TensorView &view, const char *&begin, const char *&end) {
     int64_t low = 0, high = 0;
@@ -33,7 +38,7 @@ void extent(const TensorView &view, const char *&begin, const char *&end) {
 }
 
 bool overlap(const TensorView &a, const TensorView &b) {
-    if (is_empty(a) || is_empty(b)) {
+    if (has_no_memory(a) || has_no_memory(b)) {
         return false;
     }
     const char *a_begin, *a_end, *b_begin, *b_end;

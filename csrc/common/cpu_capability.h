@@ -3,7 +3,8 @@
 // INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one.
 #pragma once
 
-#include "infinicore.h"
+#include "infinirt.h"
+#include "status.h"
 
 namespace infini {
 
@@ -15,13 +16,14 @@ enum CpuCapability : int {
     kCpuCapabilities
 };
 
-const char *name_of(CpuCapability capability); // "baseline", "avx2", "avx512", "avx512_bf16"
-CpuCapability highest_cpu_capability();        // what this processor runs and this build has
-CpuCapability cpu_capability();                // what is in use
-
-// Lowers (or raises again, up to the highest) the level in use; throws Error for a name that is unknown or out of
-// reach.
-void set_cpu_capability(const char *name);
+// What is in use. Throws Error where INFINI_CPU_CAPABILITY names none.
+inline CpuCapability cpu_capability() {
+    const int level = infinirtCpuCapabilityLevel();
+    if (level < 0) {
+        throw Error(INFINI_STATUS_BAD_PARAM, infiniGetLastErrorMessage());
+    }
+    return static_cast<CpuCapability>(level);
+}
 
 } // namespace infini
 

@@ -1,22 +1,192 @@
-/* libinfinirt: what the libraries know of the machine they run on. C99 and C++17.
- * So far: the CPU's instruction sets and the last error; devices, streams, events, memory and graphs are to follow.
- * Functions that can fail return an infiniStatus_t and leave a sentence for infiniGetLastErrorMessage(). */
+/* libinfinirt: devices, streams, events, memory and graphs of every backend, behind one set of functions. C99 and C++17.
+ * A function that fails returns its status, leaves its arguments as they were, and keeps a sentence for
+ * infiniGetLastErrorMessage(). Any thread may call any function; the current device belongs to the calling thread. */
 #ifndef INFINIRT_H
 #define INFINIRT_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #include "infinicore.h"
 
+#ifndef INFINI_API
 #define INFINI_API __attribute__((visibility("default")))
+#endif
 
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* What the last call that failed on this thread has to say; "" if none did. Valid until the next failure. */
+/* Handles. Each is made by a Create (or Instantiate, or EndCapture) and belongs to the caller until its Destroy. A handle
+ * that was destroyed, or never made, is refused with BAD_PARAM.
+ * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
+ * A NULL stream means: done on return. It waits for nothing that other streams have queued. */
+typedef void *infinirtStream_t;
+typedef void *infinirtEvent_t;
+typedef void *infinirtGraph_t;
+typedef void *infinirtGraphNode_t;
+typedef void *infinirtGraphExec_t;
+
+/* ---- devices ---- */
+
+/* Prepares the backends of this build. Other functions do so themselves; calling it again does no harm. */
+INFINI_API infiniStatus_t infinirtInit(void);
+
+/* Writes the number of devices of each type to count_array[INFINI_DEVICE_TYPE_COUNT]: 1 CPU; 0 for what is absent. */
+INFINI_API infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
+
+/* Writes the number of devices of one type; 0 for a type that this build has no backend for.
+ * DEVICE_TYPE_NOT_SUPPORTED for a value that is no device type. */
+INFINI_API infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
+
+/* Makes a device the calling thread's current one; a thread starts with CPU 0. What fails changes nothing:
+ * DEVICE_TYPE_NOT_SUPPORTED without a backend for it in this build, DEVICE_NOT_FOUND for a device_id out of range. */
+INFINI_API infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);
+
+/* The calling thread's current device. Either pointer may be NULL where that half is of no interest. */
+INFINI_API infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
+
+/* Returns when all work queued on the current device is done; with the status of the first that failed, if any did. */
+INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
+
+/* ---- streams (of the current device) ---- */
+
+INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
+
+/* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture in progress is lost. */
+INFINI_API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
+
+/* Returns when all work queued before is done; with the status of the first piece of it that failed since the last
+ * synchronisation (its sentence is the last error then), if any did. */
+INFINI_API infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
+
+/* What is queued on `stream` from now on waits for the last infinirtEventRecord() of `event` before this call; an event
+ * that was never recorded holds nothing up. With a NULL stream the call itself waits. */
+INFINI_API infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
+
+/* Queues function(data). `data` must stay valid until release(data) is called, once, when the function will not run
+ * again: after it ran, or with the last graph it was captured into; release may be NULL. If this call fails it was not
+ * called. A status other than SUCCESS is the stream's error at its next synchronisation. The function may not call
+ * infinirt functions that wait. With a NULL stream it has run on return, and its status is returned.
+ * Only for streams of the CPU: others answer NOT_IMPLEMENTED. */
+typedef infiniStatus_t (*infinirtHostFunction_t)(void *data);
+INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinirtHostFunction_t function,
+                                                           void *data, void (*release)(void *data));
+
+/* ---- events (of the current device) ---- */
+
+typedef enum {
+    INFINIRT_EVENT_COMPLETE = 0,
+    INFINIRT_EVENT_NOT_READY = 1
+} infinirtEventStatus_t;
+
+typedef enum {
+    INFINIRT_EVENT_DEFAULT = 0,
+    INFINIRT_EVENT_DISABLE_TIMING = 1, /* the event cannot be used with infinirtEventElapsedTime() */
+    INFINIRT_EVENT_BLOCKING_SYNC = 2   /* a thread that waits sleeps instead of spinning (on the CPU it always does) */
+} infinirtEventFlags_t;
+
+INFINI_API infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
+
+/* `flags`: an or of infinirtEventFlags_t; BAD_PARAM for other bits. */
+INFINI_API infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr, uint32_t flags);
+
+/* Queues the event on the stream: it is complete when all work queued before is. Recording it again replaces the record
+ * before; who waits for that one already keeps waiting for that one. */
+INFINI_API infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
+
+/* Whether the last record is complete; an event that was never recorded is. Does not wait. */
+INFINI_API infiniStatus_t infinirtEventQuery(infinirtEvent_t event, infinirtEventStatus_t *status_ptr);
+
+/* Returns when the last record is complete. */
+INFINI_API infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
+
+/* Frees the event at once; who waits for it keeps waiting for the record that it had. */
+INFINI_API infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
+
+/* Milliseconds between the completions of two records, to better than a microsecond. BAD_PARAM if either event was never
+ * recorded, is not complete, or has DISABLE_TIMING. */
+INFINI_API infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_t start, infinirtEvent_t end);
+
+/* ---- memory (of the current device, and of its host) ---- */
+
+/* `size` bytes of device memory, aligned to at least 64; 0 bytes give NULL. INTERNAL_ERROR where memory is short.
+ * To be freed with infinirtFree() or infinirtFreeAsync(). */
+INFINI_API infiniStatus_t infinirtMalloc(void **p_ptr, size_t size);
+
+/* The same of host memory from which the device copies fast (pinned); to be freed with infinirtFreeHost(). */
+INFINI_API infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
+
+/* Waits for the device's queued work, then frees. NULL does nothing. BAD_PARAM for memory that infinirtMalloc() did not
+ * give, that was freed already, or for an address inside of an allocation. */
+INFINI_API infiniStatus_t infinirtFree(void *ptr);
+INFINI_API infiniStatus_t infinirtFreeHost(void *ptr);
+
+typedef enum {
+    INFINIRT_MEMCPY_H2H = 0,
+    INFINIRT_MEMCPY_H2D = 1,
+    INFINIRT_MEMCPY_D2H = 2,
+    INFINIRT_MEMCPY_D2D = 3
+} infinirtMemcpyKind_t;
+
+/* Copies `size` bytes; done on return. It waits for no stream. The two may overlap. BAD_PARAM for a kind that is none, and
+ * for a range that begins inside an allocation of ours and reaches beyond its end; NULL_POINTER where size is not 0. */
+INFINI_API infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind);
+
+/* The same, queued on the stream; both ranges must stay valid until it is done. */
+INFINI_API infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind,
+                                              infinirtStream_t stream);
+
+/* Device memory that may be used by what is queued on the stream from now on. Not while the stream is captured
+ * (NOT_IMPLEMENTED). */
+INFINI_API infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
+
+/* Frees when all work queued on the stream before is done; the address is refused from now on. */
+INFINI_API infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
+
+/* ---- graphs: work captured from streams once and replayed any number of times ---- */
+
+/* Which calls of other threads a capture forbids on devices where they would disturb it; the CPU forbids none. */
+typedef enum {
+    INFINIRT_STREAM_CAPTURE_MODE_GLOBAL = 0,
+    INFINIRT_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
+    INFINIRT_STREAM_CAPTURE_MODE_RELAXED = 2
+} infinirtStreamCaptureMode_t;
+
+/* From now on what is queued on the stream is kept instead of run. A stream that waits for an event recorded on a
+ * captured one joins the capture. While captured, a stream cannot be synchronised. BAD_PARAM for NULL, which is no queue. */
+INFINI_API infiniStatus_t infinirtStreamBeginCapture(infinirtStream_t stream, infinirtStreamCaptureMode_t mode);
+
+/* Ends the capture where it began; the graph belongs to the caller. BAD_PARAM on a stream where none began. */
+INFINI_API infiniStatus_t infinirtStreamEndCapture(infinirtStream_t stream, infinirtGraph_t *graph_ptr);
+
+/* What was instantiated from the graph stays valid. */
+INFINI_API infiniStatus_t infinirtGraphDestroy(infinirtGraph_t graph);
+
+/* Makes a graph ready to run. On failure *node_ptr is the node at fault and log_buffer[buffer_size] says why; both may be
+ * NULL, and are NULL and "" on success. */
+INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *graph_exec_ptr, infinirtGraph_t graph,
+                                                   infinirtGraphNode_t *node_ptr, char *log_buffer, size_t buffer_size);
+
+/* Launches that are queued already still run. */
+INFINI_API infiniStatus_t infinirtGraphExecDestroy(infinirtGraphExec_t graph_exec);
+
+/* Queues one run of everything captured, in an order that keeps every dependency; it reads and writes the memory that was
+ * captured, which must still be there. (The name is spelled as the stack's users know it.) */
+INFINI_API infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t graph_exec, infinirtStream_t stream);
+
+/* ---- errors, and the CPU's instruction sets (additions to the Infini interface) ---- */
+
+/* What the last call that failed on this thread has to say; "" if none did. Valid until the next failure on it. */
 INFINI_API const char *infiniGetLastErrorMessage(void);
 
-/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512" or "avx512_bf16"; NULL on error. */
+/* For libraries that stand on this one: sets that sentence (a copy of at most 2047 bytes); NULL clears it. */
+INFINI_API void infinirtSetLastErrorMessage(const char *message);
+
+/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512" or "avx512_bf16"; NULL where the
+ * environment variable INFINI_CPU_CAPABILITY names none of them. Its place in that list, from 0; -1 likewise. */
 INFINI_API const char *infinirtCpuCapability(void);
+INFINI_API int infinirtCpuCapabilityLevel(void);
 
 /* The highest one that this machine and this build have. */
 INFINI_API const char *infinirtCpuHighestCapability(void);

@@ -2,7 +2,7 @@
 // All query heads of a key head are rows of one matrix, so K and V are read from memory once for them; for each block
 // of keys: scores = q K^T, probabilities by softmax, out += probabilities V. Few rows (decode) read K and V where they
 // lie. Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
-#include "../../infinirt/cpu/scratch.h"
+#include "scratch.h"
 #include "attention.h"
 #include "parallel.h"
 #include "vec.h"

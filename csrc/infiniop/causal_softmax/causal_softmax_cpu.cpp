@@ -1,7 +1,7 @@
 // The CPU kernel of causal_softmax: one row at a time, in three passes over what the row sees: the maximum, the
 // exponentials and their sum, the scaling. Limit: arithmetic, 0.2 to 0.3 ns for each element seen (Zen 5, AVX-512),
 // most of it the exponential; a copy of as many elements takes a fifth to a half of that.
-#include "../../infinirt/cpu/scratch.h"
+#include "scratch.h"
 #include "causal_softmax.h"
 #include "parallel.h"
 #include "rows.h"

@@ -5,7 +5,7 @@
 #include "rows.h"
 #include "vec.h"
 
-#include "../../infinirt/cpu/scratch.h"
+#include "scratch.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {

@@ -9,7 +9,7 @@
 #include <cmath>
 #include <limits>
 
-#include "../../infinirt/cpu/scratch.h"
+#include "scratch.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {

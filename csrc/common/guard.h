@@ -1,0 +1,37 @@
+// guarded: the border between C++ inside and the C ABI outside. Nothing throws across it: an Error becomes its status
+// code, and its sentence what infiniGetLastErrorMessage() says on this thread.
+#pragma once
+
+#include <exception>
+#include <new>
+
+#include "infinirt.h"
+#include "status.h"
+
+namespace infini {
+
+template <typename Body> infiniStatus_t guarded(const Body &body) noexcept {
+    try {
+        body();
+        return INFINI_STATUS_SUCCESS;
+    } catch (const Error &error) {
+        infinirtSetLastErrorMessage(error.what());
+        return error.status;
+    } catch (const std::bad_alloc &) {
+        infinirtSetLastErrorMessage("infini: out of memory");
+    } catch (const std::exception &error) {
+        infinirtSetLastErrorMessage(error.what());
+    } catch (...) {
+        infinirtSetLastErrorMessage("infini: an unknown exception");
+    }
+    return INFINI_STATUS_INTERNAL_ERROR;
+}
+
+// Throws NULL_POINTER, "<function>: <argument> must not be NULL".
+inline void not_null(const char *function, const char *argument, const void *pointer) {
+    if (pointer == nullptr) {
+        throw Error(INFINI_STATUS_NULL_POINTER, message(function, ": ", argument, " must not be NULL"));
+    }
+}
+
+} // namespace infini
