@@ -221,7 +221,7 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-INCLUDE = f"-I{CSRC}/include -I{CSRC}/common"
+INCLUDE = f"-I{CSRC}/include -I{CSRC}/common -I{CSRC}/infiniop"
 
 
 def cuda_flags(archs: list[str]) -> str:

@@ -1,7 +1,7 @@
 // The rules that an op's arguments must keep, each one line to state and one sentence when broken:
 // which op, which argument, the rule, what came. "infini::rms_norm: weight must have shape [4096] ..., got [4095]".
-// A check file names the op once (Checker rule("rms_norm")) and then states its rules. Where a view has no memory yet (the
-// C ABI's Create), rules on overlap hold.
+// A check file names the op once (Checker rule("rms_norm")) and then states its rules. Where a view has no memory yet
+// (the C ABI's Create), rules on overlap hold.
 #pragma once
 
 #include <initializer_list>
@@ -47,5 +47,6 @@ private:
 
 // The dtypes most ops serve.
 #define INFINI_FLOATS {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16}
+#define INFINI_FLOATS_AND_DOUBLE {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16, INFINI_DTYPE_F64}
 
 } // namespace infini

@@ -47,6 +47,10 @@ constexpr size_t size_of(infiniDtype_t dtype) {
     }
 }
 
+constexpr bool is_half(infiniDtype_t dtype) {
+    return dtype == INFINI_DTYPE_F16 || dtype == INFINI_DTYPE_BF16;
+}
+
 // The name a message uses: PyTorch's where there is one.
 constexpr const char *name_of(infiniDtype_t dtype) {
     constexpr const char *names[] = {"invalid",   "byte",      "bool",      "int8",       "int16",

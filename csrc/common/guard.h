@@ -27,8 +27,19 @@ template <typename Body> infiniStatus_t guarded(const Body &body) noexcept {
     return INFINI_STATUS_INTERNAL_ERROR;
 }
 
+// A function of the C ABI, as sentences name it: put together only where one is needed.
+struct Function {
+    constexpr Function(const char *first, const char *middle = "", const char *last = "")
+        : prefix(first), name(middle), suffix(last) {}
+    const char *prefix, *name, *suffix;
+};
+
+inline std::ostream &operator<<(std::ostream &text, const Function &function) {
+    return text << function.prefix << function.name << function.suffix;
+}
+
 // Throws NULL_POINTER, "<function>: <argument> must not be NULL".
-inline void not_null(const char *function, const char *argument, const void *pointer) {
+inline void not_null(const Function &function, const char *argument, const void *pointer) {
     if (pointer == nullptr) {
         throw Error(INFINI_STATUS_NULL_POINTER, message(function, ": ", argument, " must not be NULL"));
     }

@@ -4,8 +4,17 @@
 #ifndef INFINICORE_H
 #define INFINICORE_H
 
+#define INFINI_API __attribute__((visibility("default")))
+
+/* In C++ too an enum parameter may have any int, so that a value out of range can be refused. */
+#ifdef __cplusplus
+#define INFINI_ENUM_BASE : int
+#else
+#define INFINI_ENUM_BASE
+#endif
+
 /* What a function of the C ABI returns. Every value but SUCCESS leaves its arguments untouched. */
-typedef enum {
+typedef enum INFINI_ENUM_BASE {
     INFINI_STATUS_SUCCESS = 0,
     INFINI_STATUS_INTERNAL_ERROR = 1,
     INFINI_STATUS_NOT_IMPLEMENTED = 2,
@@ -21,7 +30,7 @@ typedef enum {
     INFINI_STATUS_INSUFFICIENT_WORKSPACE = 13
 } infiniStatus_t;
 
-typedef enum {
+typedef enum INFINI_ENUM_BASE {
     INFINI_DEVICE_CPU = 0,
     INFINI_DEVICE_NVIDIA = 1,
     INFINI_DEVICE_CAMBRICON = 2,
@@ -36,7 +45,7 @@ typedef enum {
 } infiniDevice_t;
 
 /* Element types. F16 is IEEE binary16, BF16 the upper half of binary32, C* are complex (real, imaginary). */
-typedef enum {
+typedef enum INFINI_ENUM_BASE {
     INFINI_DTYPE_INVALID = 0,
     INFINI_DTYPE_BYTE = 1,
     INFINI_DTYPE_BOOL = 2,

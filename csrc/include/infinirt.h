@@ -1,5 +1,5 @@
-/* libinfinirt: devices, streams, events, memory and graphs of every backend, behind one set of functions. C99 and C++17.
- * A function that fails returns its status, leaves its arguments as they were, and keeps a sentence for
+/* libinfinirt: devices, streams, events, memory and graphs of every backend, behind one set of functions. C99 and
+ * C++17. A function that fails returns its status, leaves its arguments as they were, and keeps a sentence for
  * infiniGetLastErrorMessage(). Any thread may call any function; the current device belongs to the calling thread. */
 #ifndef INFINIRT_H
 #define INFINIRT_H
@@ -9,18 +9,14 @@
 
 #include "infinicore.h"
 
-#ifndef INFINI_API
-#define INFINI_API __attribute__((visibility("default")))
-#endif
-
 #ifdef __cplusplus
 extern "C" {
 #endif
 
-/* Handles. Each is made by a Create (or Instantiate, or EndCapture) and belongs to the caller until its Destroy. A handle
- * that was destroyed, or never made, is refused with BAD_PARAM.
- * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
- * A NULL stream means: done on return. It waits for nothing that other streams have queued. */
+/* Handles. Each is made by a Create (or Instantiate, or EndCapture) and belongs to the caller until its Destroy. A
+ * handle that was destroyed, or never made, is refused with BAD_PARAM. A stream is a queue: its work runs in the order
+ * it was queued; streams run independently of one another. A NULL stream means: done on return. It waits for nothing
+ * that other streams have queued. */
 typedef void *infinirtStream_t;
 typedef void *infinirtEvent_t;
 typedef void *infinirtGraph_t;
@@ -53,7 +49,8 @@ INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
 
 INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
 
-/* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture in progress is lost. */
+/* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture in progress is lost.
+ */
 INFINI_API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
 
 /* Returns when all work queued before is done; with the status of the first piece of it that failed since the last
@@ -75,12 +72,9 @@ INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stre
 
 /* ---- events (of the current device) ---- */
 
-typedef enum {
-    INFINIRT_EVENT_COMPLETE = 0,
-    INFINIRT_EVENT_NOT_READY = 1
-} infinirtEventStatus_t;
+typedef enum INFINI_ENUM_BASE { INFINIRT_EVENT_COMPLETE = 0, INFINIRT_EVENT_NOT_READY = 1 } infinirtEventStatus_t;
 
-typedef enum {
+typedef enum INFINI_ENUM_BASE {
     INFINIRT_EVENT_DEFAULT = 0,
     INFINIRT_EVENT_DISABLE_TIMING = 1, /* the event cannot be used with infinirtEventElapsedTime() */
     INFINIRT_EVENT_BLOCKING_SYNC = 2   /* a thread that waits sleeps instead of spinning (on the CPU it always does) */
@@ -104,8 +98,8 @@ INFINI_API infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
 /* Frees the event at once; who waits for it keeps waiting for the record that it had. */
 INFINI_API infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
 
-/* Milliseconds between the completions of two records, to better than a microsecond. BAD_PARAM if either event was never
- * recorded, is not complete, or has DISABLE_TIMING. */
+/* Milliseconds between the completions of two records, to better than a microsecond. BAD_PARAM if either event was
+ * never recorded, is not complete, or has DISABLE_TIMING. */
 INFINI_API infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_t start, infinirtEvent_t end);
 
 /* ---- memory (of the current device, and of its host) ---- */
@@ -122,15 +116,16 @@ INFINI_API infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
 INFINI_API infiniStatus_t infinirtFree(void *ptr);
 INFINI_API infiniStatus_t infinirtFreeHost(void *ptr);
 
-typedef enum {
+typedef enum INFINI_ENUM_BASE {
     INFINIRT_MEMCPY_H2H = 0,
     INFINIRT_MEMCPY_H2D = 1,
     INFINIRT_MEMCPY_D2H = 2,
     INFINIRT_MEMCPY_D2D = 3
 } infinirtMemcpyKind_t;
 
-/* Copies `size` bytes; done on return. It waits for no stream. The two may overlap. BAD_PARAM for a kind that is none, and
- * for a range that begins inside an allocation of ours and reaches beyond its end; NULL_POINTER where size is not 0. */
+/* Copies `size` bytes; done on return. It waits for no stream. The two may overlap. BAD_PARAM for a kind that is none,
+ * and for a range that begins inside an allocation of ours and reaches beyond its end; NULL_POINTER where size is not
+ * 0. */
 INFINI_API infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind);
 
 /* The same, queued on the stream; both ranges must stay valid until it is done. */
@@ -147,14 +142,15 @@ INFINI_API infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
 /* ---- graphs: work captured from streams once and replayed any number of times ---- */
 
 /* Which calls of other threads a capture forbids on devices where they would disturb it; the CPU forbids none. */
-typedef enum {
+typedef enum INFINI_ENUM_BASE {
     INFINIRT_STREAM_CAPTURE_MODE_GLOBAL = 0,
     INFINIRT_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
     INFINIRT_STREAM_CAPTURE_MODE_RELAXED = 2
 } infinirtStreamCaptureMode_t;
 
 /* From now on what is queued on the stream is kept instead of run. A stream that waits for an event recorded on a
- * captured one joins the capture. While captured, a stream cannot be synchronised. BAD_PARAM for NULL, which is no queue. */
+ * captured one joins the capture. While captured, a stream cannot be synchronised. BAD_PARAM for NULL, which is no
+ * queue. */
 INFINI_API infiniStatus_t infinirtStreamBeginCapture(infinirtStream_t stream, infinirtStreamCaptureMode_t mode);
 
 /* Ends the capture where it began; the graph belongs to the caller. BAD_PARAM on a stream where none began. */
@@ -163,16 +159,16 @@ INFINI_API infiniStatus_t infinirtStreamEndCapture(infinirtStream_t stream, infi
 /* What was instantiated from the graph stays valid. */
 INFINI_API infiniStatus_t infinirtGraphDestroy(infinirtGraph_t graph);
 
-/* Makes a graph ready to run. On failure *node_ptr is the node at fault and log_buffer[buffer_size] says why; both may be
- * NULL, and are NULL and "" on success. */
+/* Makes a graph ready to run. On failure *node_ptr is the node at fault and log_buffer[buffer_size] says why; both may
+ * be NULL, and are NULL and "" on success. */
 INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *graph_exec_ptr, infinirtGraph_t graph,
                                                    infinirtGraphNode_t *node_ptr, char *log_buffer, size_t buffer_size);
 
 /* Launches that are queued already still run. */
 INFINI_API infiniStatus_t infinirtGraphExecDestroy(infinirtGraphExec_t graph_exec);
 
-/* Queues one run of everything captured, in an order that keeps every dependency; it reads and writes the memory that was
- * captured, which must still be there. (The name is spelled as the stack's users know it.) */
+/* Queues one run of everything captured, in an order that keeps every dependency; it reads and writes the memory that
+ * was captured, which must still be there. (The name is spelled as the stack's users know it.) */
 INFINI_API infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t graph_exec, infinirtStream_t stream);
 
 /* ---- errors, and the CPU's instruction sets (additions to the Infini interface) ---- */

@@ -31,9 +31,9 @@ def add_rms_norm(
     h = x + residual, rounded to the dtype of x; y = rms_norm(h, weight, eps, rounding).
 
     Args:
-        x: [..., n] float32, bfloat16 or float16: what a layer adds. Stride 1 in the last dimension.
+        x: [..., n] float32, bfloat16, float16 or float64: what a layer adds. Stride 1 in the last dimension.
         residual: [..., n], dtype of x: the stream so far.
-        weight: [n], of x's dtype or float32.
+        weight: [n], of x's dtype; for a half type also float32, and with "once" the other half type.
         eps: Added to the mean of squares; at least 0.
         rounding: "once", "llama" or "gemma"; see rms_norm.
         out: (y, h), written and returned; either may be x or residual itself, but not both the same tensor.

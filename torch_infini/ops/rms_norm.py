@@ -31,8 +31,8 @@ def rms_norm(
     y = x / sqrt(mean(x^2) + eps) * weight, in float32; `rounding` tells where the value goes back to the dtype of x.
 
     Args:
-        x: [..., n] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
-        weight: [n], of x's dtype or float32.
+        x: [..., n] float32, bfloat16, float16 or float64; stride 1 in the last dimension, any other strides.
+        weight: [n], of x's dtype; for a half type also float32, and with "once" the other half type.
         eps: Added to the mean of squares; at least 0.
         rounding: "once": at the end (Infini, Olmo 2). "llama": before the product with weight, as Hugging Face's
             Llama, Mistral and Qwen do; a float32 weight then gives a float32 result. "gemma": at the end, and the
@@ -114,9 +114,11 @@ def errors() -> Iterator[ErrorCase]:
         (x, weight[:15]),
         op + "weight must have shape [16] to match the last dimension of x, got [15]",
     )
-    yield ErrorCase("float64", (x.double(), weight), op + "x must be float32, bfloat16 or float16, got float64")
+    yield ErrorCase("integers", (x.long(), weight), op + "x must be float32, bfloat16, float16 or float64, got int64")
     yield ErrorCase(
-        "weight dtype", (x.half(), weight.bfloat16()), op + "weight must be float16 as x is, or float32, got bfloat16"
+        "weight dtype",
+        (x.half(), weight.bfloat16(), 0, 1),
+        op + "weight must be float16 as x is, or float32, got bfloat16",
     )
     yield ErrorCase(
         "transposed",

@@ -11,7 +11,7 @@ infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding round
     return rounding == Rounding::kLlama && weight == INFINI_DTYPE_F32 ? INFINI_DTYPE_F32 : x;
 }
 
-void run(const char *op, const Args &args) {
+void check(const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &x = args.x, &weight = args.weight, &y = args.y;
     const auto rounding = static_cast<int>(args.rounding);
@@ -20,11 +20,14 @@ void run(const char *op, const Args &args) {
     }
     rule.range("eps", args.eps, 0, std::numeric_limits<float>::max(), "be a finite number of at least 0");
     rule.rank("x", x, 1, kMaxDims);
-    rule.dtype("x", x, INFINI_FLOATS);
+    rule.dtype("x", x, INFINI_FLOATS_AND_DOUBLE);
     rule.dense_last("x", x);
     rule.shape("weight", weight, {x.size(-1)}, "to match the last dimension of x");
-    if (weight.dtype != x.dtype && weight.dtype != INFINI_DTYPE_F32) {
-        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "weight", message("be ", name_of(x.dtype), " as x is, or float32"),
+    const bool mixed_halves = is_half(x.dtype) && is_half(weight.dtype) && args.rounding == Rounding::kOnce;
+    const bool wide_weight = is_half(x.dtype) && weight.dtype == INFINI_DTYPE_F32;
+    if (weight.dtype != x.dtype && !mixed_halves && !wide_weight) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "weight",
+                  message("be ", name_of(x.dtype), " as x is", is_half(x.dtype) ? ", or float32" : ""),
                   name_of(weight.dtype));
     }
     rule.dense_last("weight", weight);
@@ -47,7 +50,11 @@ void run(const char *op, const Args &args) {
         rule.no_partial_overlap("out1", args.h, "residual", args.residual);
         rule.no_overlap("out0", y, "out1", args.h);
     }
-    if (x.numel() > 0) {
+}
+
+void run(const char *op, const Args &args) {
+    check(op, args);
+    if (args.x.numel() > 0) {
         cpu_kernel(args);
     }
 }

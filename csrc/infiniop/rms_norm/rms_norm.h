@@ -1,6 +1,6 @@
 // rms_norm:     y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension of x [..., n], weight [n].
 // add_rms_norm: the same of h = x + residual, which it also returns (the residual stream of a transformer layer).
-// One kernel serves both; arithmetic in float, the sum of squares in a fixed order.
+// One kernel serves both; arithmetic in float (in double for float64), the sum of squares in a fixed order.
 #pragma once
 
 #include "cpu_capability.h"
@@ -21,7 +21,7 @@ struct Args {
     TensorView h;        // [..., n], out: round(x + residual); data == nullptr: plain rms_norm
     TensorView x;        // [..., n]
     TensorView residual; // [..., n]
-    TensorView weight;   // [n], the dtype of x or float32
+    TensorView weight;   // [n], the dtype of x or float32; with kOnce either half type for either
     double eps = 0;
     Rounding rounding = Rounding::kOnce;
 };
@@ -29,7 +29,10 @@ struct Args {
 // The dtype of y.
 infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding rounding);
 
-// Checks the arguments against the rules above, then computes y (and h). y or h may be x or residual themselves.
+// Checks the arguments against the rules above; y or h may be x or residual themselves. `op` names the op in sentences.
+void check(const char *op, const Args &args);
+
+// Checks them, then computes y (and h).
 void run(const char *op, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -7,6 +7,7 @@
 #include "vec.h"
 
 #include <cmath>
+#include <type_traits>
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -107,6 +108,39 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     });
 }
 
+// float64, for callers who check against it: the same formulas in double.
+void norm_rows_double(const rms_norm::Args &a) {
+    const int64_t n = a.x.size(-1);
+    const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
+    const TensorView &h_view = with_residual ? a.h : a.x, &r_view = with_residual ? a.residual : a.x;
+    const auto *w = a.weight.as<const double>();
+    const double offset = a.rounding == Rounding::kGemma ? 1 : 0;
+    const TensorView *const views[] = {&a.x, &a.y, &h_view, &r_view};
+    const Rows<4> rows(views);
+    parallel_for(rows.count(), a.x.numel() * 16, [&](int64_t begin, int64_t end) {
+        rows.visit(begin, end, [&](const int64_t *at) {
+            const double *row = a.x.as<const double>() + at[0];
+            if (with_residual) {
+                const double *residual = r_view.as<const double>() + at[3];
+                double *h = h_view.as<double>() + at[2];
+                for (int64_t i = 0; i < n; ++i) {
+                    h[i] = row[i] + residual[i];
+                }
+                row = h;
+            }
+            double squares = 0;
+            for (int64_t i = 0; i < n; ++i) {
+                squares += row[i] * row[i];
+            }
+            const double scale = 1 / std::sqrt(squares / static_cast<double>(n) + a.eps);
+            double *y = a.y.as<double>() + at[1];
+            for (int64_t i = 0; i < n; ++i) {
+                y[i] = row[i] * scale * (offset + w[i]);
+            }
+        });
+    });
+}
+
 template <typename T, typename W> void norm_rows(const rms_norm::Args &a) {
     switch (a.rounding) {
     case Rounding::kOnce:
@@ -123,12 +157,19 @@ template <typename T, typename W> void norm_rows(const rms_norm::Args &a) {
 
 void infini::rms_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
+    if (args.x.dtype == INFINI_DTYPE_F64) {
+        return norm_rows_double(args);
+    }
     with_float_type(args.x.dtype, [&](auto x) {
         using T = decltype(x);
         if (args.weight.dtype == args.x.dtype) {
             norm_rows<T, T>(args);
-        } else {
+        } else if (args.weight.dtype == INFINI_DTYPE_F32) {
             norm_rows<T, float>(args);
+        } else if constexpr (std::is_same_v<T, bf16>) {
+            norm_rows<bf16, f16, bf16, Rounding::kOnce>(args);
+        } else if constexpr (std::is_same_v<T, f16>) {
+            norm_rows<f16, bf16, f16, Rounding::kOnce>(args);
         }
     });
 }

@@ -1,0 +1,30 @@
+/* logsoftmax: TO BE DESCRIBED
+ */
+#ifndef INFINIOP_OPS_LOGSOFTMAX_H
+#define INFINIOP_OPS_LOGSOFTMAX_H
+
+#include "../operator_descriptor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct InfiniopDescriptor *infiniopLogSoftmaxDescriptor_t;
+
+INFINI_API infiniStatus_t infiniopCreateLogSoftmaxDescriptor(infiniopHandle_t handle,
+                                                             infiniopLogSoftmaxDescriptor_t *desc_ptr,
+                                                             infiniopTensorDescriptor_t y_desc,
+                                                             infiniopTensorDescriptor_t x_desc);
+
+INFINI_API infiniStatus_t infiniopGetLogSoftmaxWorkspaceSize(infiniopLogSoftmaxDescriptor_t desc, size_t *size);
+
+INFINI_API infiniStatus_t infiniopLogSoftmax(infiniopLogSoftmaxDescriptor_t desc, void *workspace,
+                                             size_t workspace_size, void *y, const void *x, void *stream);
+
+INFINI_API infiniStatus_t infiniopDestroyLogSoftmaxDescriptor(infiniopLogSoftmaxDescriptor_t desc);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIOP_OPS_LOGSOFTMAX_H */

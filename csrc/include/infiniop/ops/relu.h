@@ -1,0 +1,29 @@
+/* relu: TO BE DESCRIBED
+ */
+#ifndef INFINIOP_OPS_RELU_H
+#define INFINIOP_OPS_RELU_H
+
+#include "../operator_descriptor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct InfiniopDescriptor *infiniopReluDescriptor_t;
+
+INFINI_API infiniStatus_t infiniopCreateReluDescriptor(infiniopHandle_t handle, infiniopReluDescriptor_t *desc_ptr,
+                                                       infiniopTensorDescriptor_t y_desc,
+                                                       infiniopTensorDescriptor_t x_desc);
+
+INFINI_API infiniStatus_t infiniopGetReluWorkspaceSize(infiniopReluDescriptor_t desc, size_t *size);
+
+INFINI_API infiniStatus_t infiniopRelu(infiniopReluDescriptor_t desc, void *workspace, size_t workspace_size, void *y,
+                                       const void *x, void *stream);
+
+INFINI_API infiniStatus_t infiniopDestroyReluDescriptor(infiniopReluDescriptor_t desc);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIOP_OPS_RELU_H */

@@ -1,0 +1,30 @@
+/* sigmoid: TO BE DESCRIBED
+ */
+#ifndef INFINIOP_OPS_SIGMOID_H
+#define INFINIOP_OPS_SIGMOID_H
+
+#include "../operator_descriptor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct InfiniopDescriptor *infiniopSigmoidDescriptor_t;
+
+INFINI_API infiniStatus_t infiniopCreateSigmoidDescriptor(infiniopHandle_t handle,
+                                                          infiniopSigmoidDescriptor_t *desc_ptr,
+                                                          infiniopTensorDescriptor_t y_desc,
+                                                          infiniopTensorDescriptor_t x_desc);
+
+INFINI_API infiniStatus_t infiniopGetSigmoidWorkspaceSize(infiniopSigmoidDescriptor_t desc, size_t *size);
+
+INFINI_API infiniStatus_t infiniopSigmoid(infiniopSigmoidDescriptor_t desc, void *workspace, size_t workspace_size,
+                                          void *y, const void *x, void *stream);
+
+INFINI_API infiniStatus_t infiniopDestroySigmoidDescriptor(infiniopSigmoidDescriptor_t desc);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIOP_OPS_SIGMOID_H */

@@ -1,0 +1,30 @@
+/* softplus: TO BE DESCRIBED
+ */
+#ifndef INFINIOP_OPS_SOFTPLUS_H
+#define INFINIOP_OPS_SOFTPLUS_H
+
+#include "../operator_descriptor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct InfiniopDescriptor *infiniopSoftplusDescriptor_t;
+
+INFINI_API infiniStatus_t infiniopCreateSoftplusDescriptor(infiniopHandle_t handle,
+                                                           infiniopSoftplusDescriptor_t *desc_ptr,
+                                                           infiniopTensorDescriptor_t y_desc,
+                                                           infiniopTensorDescriptor_t x_desc);
+
+INFINI_API infiniStatus_t infiniopGetSoftplusWorkspaceSize(infiniopSoftplusDescriptor_t desc, size_t *size);
+
+INFINI_API infiniStatus_t infiniopSoftplus(infiniopSoftplusDescriptor_t desc, void *workspace, size_t workspace_size,
+                                           void *y, const void *x, void *stream);
+
+INFINI_API infiniStatus_t infiniopDestroySoftplusDescriptor(infiniopSoftplusDescriptor_t desc);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIOP_OPS_SOFTPLUS_H */

@@ -1,0 +1,29 @@
+/* zeros: TO BE DESCRIBED
+ */
+#ifndef INFINIOP_OPS_ZEROS_H
+#define INFINIOP_OPS_ZEROS_H
+
+#include "../operator_descriptor.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+typedef struct InfiniopDescriptor *infiniopZerosDescriptor_t;
+
+INFINI_API infiniStatus_t infiniopCreateZerosDescriptor(infiniopHandle_t handle, infiniopZerosDescriptor_t *desc_ptr,
+                                                        infiniopTensorDescriptor_t y_desc,
+                                                        infiniopTensorDescriptor_t x_desc);
+
+INFINI_API infiniStatus_t infiniopGetZerosWorkspaceSize(infiniopZerosDescriptor_t desc, size_t *size);
+
+INFINI_API infiniStatus_t infiniopZeros(infiniopZerosDescriptor_t desc, void *workspace, size_t workspace_size, void *y,
+                                        const void *x, void *stream);
+
+INFINI_API infiniStatus_t infiniopDestroyZerosDescriptor(infiniopZerosDescriptor_t desc);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* INFINIOP_OPS_ZEROS_H */

@@ -1,0 +1,186 @@
+// The C ABI of an op, made of what the op has anyway: its Args, its check and its run. A file <op>_c.cpp names them
+// once (COp) and says which descriptor and which address belong to which view; handles, lifetimes, workspace, streams,
+// NULL and errors are dealt with here, alike for all ops.
+#pragma once
+
+#include <memory>
+
+#include "guard.h"
+#include "infiniop.h"
+#include "live.h"
+#include "tensor_view.h"
+
+namespace infini::c_api {
+
+// An operator descriptor. The public struct comes first: its address is the caller's handle.
+struct Descriptor : InfiniopDescriptor {
+    const void *op = nullptr; // the COp that made it
+    const char *name = "";    // and that op's name, "RMSNorm"
+    size_t workspace_size = 0;
+};
+
+template <typename Args> struct ArgsDescriptor : Descriptor {
+    Args args;
+};
+
+// Each throws an Error, in the name of `function`, for a pointer that is NULL or does not stand for a live object.
+InfiniopHandle checked_handle(const Function &function, infiniopHandle_t handle);
+TensorView checked_view(const Function &function, const char *argument, infiniopTensorDescriptor_t desc);
+std::shared_ptr<Descriptor> checked_descriptor(const Function &function, const void *desc);
+
+Live<Descriptor> &descriptors();
+
+// What `fill` of COp::create takes: the views of tensor descriptors.
+class Tensors {
+public:
+    explicit Tensors(const Function &function) : function_(function) {}
+    TensorView operator()(const char *argument, infiniopTensorDescriptor_t desc) const {
+        return checked_view(function_, argument, desc);
+    }
+    // NULL gives a view of dtype INFINI_DTYPE_INVALID: not there.
+    TensorView optional(const char *argument, infiniopTensorDescriptor_t desc) const {
+        return desc == nullptr ? TensorView{} : checked_view(function_, argument, desc);
+    }
+    const Function &function() const { return function_; }
+
+private:
+    const Function &function_;
+};
+
+// What `bind` of COp::launch takes: gives a view its memory.
+class Memory {
+public:
+    explicit Memory(const Function &function) : function_(function) {}
+    // NULL is refused, unless the view has no elements or is not there.
+    void operator()(TensorView &view, const char *argument, const void *data) const;
+    const Function &function() const { return function_; }
+
+private:
+    const Function &function_;
+};
+
+template <typename Args> class COp {
+public:
+    // `name` as in infiniopCreate<name>Descriptor. check: all rules that do not depend on memory, for views that may
+    // have none yet. run: checks again, with the memory, and computes. workspace: the bytes that run needs at
+    // args.workspace.
+    constexpr COp(const char *name, void (*check)(const Args &), void (*run)(const Args &),
+                  size_t (*workspace)(const Args &) = nullptr)
+        : name_(name), check_(check), run_(run), workspace_(workspace) {}
+
+    // fill(Args &, const Tensors &) states which tensor is which.
+    template <typename Fill>
+    infiniStatus_t create(infiniopHandle_t handle, InfiniopDescriptor **desc_ptr, const Fill &fill) const noexcept {
+        return guarded([&] {
+            const Function function("infiniopCreate", name_, "Descriptor");
+            not_null(function, "desc_ptr", desc_ptr);
+            const InfiniopHandle device = checked_handle(function, handle);
+            auto made = std::make_shared<ArgsDescriptor<Args>>();
+            made->device_type = device.device;
+            made->device_id = device.device_id;
+            made->op = this;
+            made->name = name_;
+            fill(made->args, Tensors(function));
+            check_(made->args);
+            made->workspace_size = workspace_ == nullptr ? 0 : workspace_(made->args);
+            InfiniopDescriptor *const address = made.get();
+            descriptors().insert(std::move(made));
+            *desc_ptr = address;
+        });
+    }
+
+    infiniStatus_t workspace_size(const InfiniopDescriptor *desc, size_t *size) const noexcept {
+        return guarded([&] {
+            const Function function("infiniopGet", name_, "WorkspaceSize");
+            not_null(function, "size", size);
+            *size = own(function, desc)->workspace_size;
+        });
+    }
+
+    // bind(Args &, const Memory &) gives the views their memory and takes what else comes with a run.
+    template <typename Bind>
+    infiniStatus_t launch(const InfiniopDescriptor *desc, void *workspace, size_t workspace_size, void *stream,
+                          const Bind &bind) const noexcept {
+        return guarded([&] {
+            const Function function("infiniop", name_);
+            const std::shared_ptr<Descriptor> found = own(function, desc);
+            if (workspace_size < found->workspace_size) {
+                throw Error(INFINI_STATUS_INSUFFICIENT_WORKSPACE,
+                            message(function, ": workspace_size must be at least ", found->workspace_size, ", got ",
+                                    workspace_size));
+            }
+            if (found->workspace_size > 0) {
+                not_null(function, "workspace", workspace);
+            }
+            Args args = static_cast<const ArgsDescriptor<Args> &>(*found).args;
+            bind(args, Memory(function));
+            if constexpr (has_workspace<Args>(0)) {
+                args.workspace = workspace;
+            }
+            if (stream == nullptr) {
+                run_(args);
+            } else {
+                check_(args);
+                queue(args, stream);
+            }
+        });
+    }
+
+    infiniStatus_t destroy(const InfiniopDescriptor *desc) const noexcept {
+        return guarded([&] {
+            own({"infiniopDestroy", name_, "Descriptor"}, desc);
+            descriptors().erase(desc);
+        });
+    }
+
+private:
+    template <typename A> static constexpr auto has_workspace(int) -> decltype(A::workspace, bool()) { return true; }
+    template <typename A> static constexpr bool has_workspace(long) { return false; }
+
+    // The descriptor, if it is live and of this op.
+    std::shared_ptr<Descriptor> own(const Function &function, const InfiniopDescriptor *desc) const {
+        std::shared_ptr<Descriptor> found = checked_descriptor(function, desc);
+        if (found->op != this) {
+            throw Error(INFINI_STATUS_BAD_PARAM,
+                        message(function, ": desc must be a descriptor of ", name_, ", got one of ", found->name));
+        }
+        return found;
+    }
+
+    struct Queued {
+        Args args;
+        void (*run)(const Args &);
+    };
+
+    void queue(const Args &args, void *stream) const {
+        auto queued = std::make_unique<Queued>(Queued{args, run_});
+        const infiniStatus_t status = infinirtStreamLaunchHostFunction(
+            stream,
+            [](void *data) {
+                const auto *work = static_cast<const Queued *>(data);
+                return guarded([&] { work->run(work->args); });
+            },
+            queued.get(), [](void *data) { delete static_cast<Queued *>(data); });
+        if (status != INFINI_STATUS_SUCCESS) {
+            throw Error(status, infiniGetLastErrorMessage());
+        }
+        queued.release();
+    }
+
+    const char *name_;
+    void (*check_)(const Args &);
+    void (*run_)(const Args &);
+    size_t (*workspace_)(const Args &);
+};
+
+} // namespace infini::c_api
+
+// The two functions of an op that have nothing of their own; `op` is its COp.
+#define INFINIOP_WORKSPACE_SIZE(Name, op)                                                                              \
+    infiniStatus_t infiniopGet##Name##WorkspaceSize(infiniop##Name##Descriptor_t desc, size_t *size) {                 \
+        return (op).workspace_size(desc, size);                                                                        \
+    }
+#define INFINIOP_DESTROY(Name, op)                                                                                     \
+    infiniStatus_t infiniopDestroy##Name##Descriptor(infiniop##Name##Descriptor_t desc) {                              \
+        return (op).destroy(desc);                                                                                     \
+    }

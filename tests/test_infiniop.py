@@ -1,0 +1,279 @@
+"""Every op of the C ABI, by its description in torch_infini/testing/c_ops: nothing here names one.
+
+Against the float64 reference on each instruction set; on a stream; errors; NULL for each argument; descriptors that are
+destroyed or of another op; a workspace too small; several threads; and that no op of the headers goes undescribed.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_infini
+from torch_infini.testing import cpu_capability_set_to, threads_set_to
+from torch_infini.testing.c_ops import (
+    INTERFACE,
+    CError,
+    COp,
+    CSample,
+    Described,
+    Descriptor,
+    Handle,
+    TensorDescriptor,
+    all_c_ops,
+    c_function,
+    call,
+)
+
+OPS = list(all_c_ops())
+CAPABILITIES = torch_infini.cpu_capabilities()
+
+
+def name(op: COp) -> str:
+    return op.name
+
+
+def clone(args: dict[str, Any]) -> dict[str, Any]:
+    """Copies of all tensors, strides kept; names that share a tensor share its copy."""
+    copies: dict[int, Any] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, Described):
+            return Described(copy(value.base), value.shape, value.strides, value.offset, value.dtype)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:
+            storage = value.untyped_storage().clone()
+            copies[id(value)] = torch.empty(0, dtype=value.dtype).set_(
+                storage, value.storage_offset(), value.shape, value.stride()
+            )
+        return copies[id(value)]
+
+    return {key: copy(value) for key, value in args.items()}
+
+
+def as_tensor(value: Tensor | Described) -> Tensor:
+    """What a descriptor with strides that torch does not know (negative ones) shows, copied element by element."""
+    if isinstance(value, Tensor):
+        return value
+    index = torch.full(value.shape, value.offset, dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
+        index += (torch.arange(size) * stride).view([-1 if d == dim else 1 for d in range(len(value.shape))])
+    return value.base.reshape(-1)[index]
+
+
+def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any]) -> None:
+    visible = {key: as_tensor(v) if isinstance(v, Described) else v for key, v in before.items()}
+    outputs = {key: as_tensor(after[key]) for key in op.outputs if after[key] is not None}
+    if op.compare is not None:
+        op.compare(CSample(sample.name, visible, sample.tolerance), outputs)
+        return
+    floats = {a.name for function in (op.create, op.run) for a in function.arguments if a.type == "float"}
+    # The reference sees the parameters as the C ABI rounds them.
+    expected = op.reference(**{k: ctypes.c_float(v).value if k in floats else v for k, v in visible.items()})
+    assert expected.keys() == outputs.keys()
+    for key, actual in outputs.items():
+        want = expected[key]
+        where = f"{sample.name}: {key}"
+        assert actual.shape == want.shape, where
+        if not actual.dtype.is_floating_point:
+            assert torch.equal(actual, want.to(actual.dtype)), where
+            continue
+        rtol, atol = sample.tolerance or op.tolerances.get(actual.dtype, (0, 0))
+        torch.testing.assert_close(
+            actual.double(),
+            want.double(),
+            rtol=rtol,
+            atol=atol,
+            equal_nan=True,
+            msg=lambda text, w=where: f"{w}: {text}",
+        )
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES)
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_reference(op: COp, capability: str) -> None:
+    with cpu_capability_set_to(capability):
+        for sample in op.samples():
+            before, args = clone(sample.args), sample.args
+            call(op, args)
+            check(op, sample, before, args)
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_inputs_survive(op: COp) -> None:
+    for sample in op.samples():
+        before, args = clone(sample.args), sample.args
+        call(op, args)
+        written = {id(args[key]) for key in op.outputs}
+        for key, value in args.items():
+            if isinstance(value, Tensor) and id(value) not in written:
+                assert torch.equal(value.reshape(-1).view(torch.uint8), before[key].reshape(-1).view(torch.uint8)), (
+                    f"{sample.name}: {key}"
+                )
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_stream_gives_the_same_bits(op: COp) -> None:
+    """Queued on a stream, the descriptor destroyed before the work is done."""
+    stream = ctypes.c_void_p()
+    c_function("infinirtStreamCreate")(ctypes.byref(stream))
+    try:
+        for sample in list(op.samples())[:8]:
+            at_once, queued = clone(sample.args), clone(sample.args)
+            call(op, at_once)
+            call(op, queued, stream)
+            c_function("infinirtStreamSynchronize")(stream)
+            for key in op.outputs:
+                if at_once[key] is not None:
+                    left, right = as_tensor(at_once[key]), as_tensor(queued[key])
+                    assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+    finally:
+        c_function("infinirtStreamDestroy")(stream)
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_several_threads_run_one_descriptor(op: COp) -> None:
+    samples = [s for s in op.samples() if any(isinstance(v, Tensor) and v.numel() for v in s.args.values())]
+    sample = samples[len(samples) // 2]
+    alone = clone(sample.args)
+    call(op, alone)
+    copies = [clone(sample.args) for _ in range(32)]
+    with Descriptor(op, sample.args) as descriptor, ThreadPoolExecutor(4) as pool:
+        list(pool.map(descriptor.run, copies))
+    for args in copies:
+        for key in op.outputs:
+            if alone[key] is not None:
+                left, right = as_tensor(alone[key]), as_tensor(args[key])
+                assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_thread_count_does_not_change_bits(op: COp) -> None:
+    for sample in op.samples():
+        one, three = clone(sample.args), clone(sample.args)
+        with threads_set_to(1):
+            call(op, one)
+        with threads_set_to(3):
+            call(op, three)
+        for key in op.outputs:
+            if one[key] is not None:
+                left, right = as_tensor(one[key]), as_tensor(three[key])
+                assert torch.equal(left.reshape(-1).view(torch.uint8), right.reshape(-1).view(torch.uint8)), sample.name
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_errors(op: COp) -> None:
+    cases = list(op.errors())
+    assert cases, f"{op.name} describes no call that it refuses"
+    for case in cases:
+        with pytest.raises(CError) as caught:
+            if case.at == "create":
+                Descriptor(op, case.args)
+            else:
+                call(op, case.args)
+        assert (str(caught.value), caught.value.status) == (case.message, case.status), case.name
+
+
+def first_sample(op: COp) -> CSample:
+    """One with memory behind every tensor."""
+    return next(s for s in op.samples() if all(v.numel() for v in s.args.values() if isinstance(v, Tensor)))
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_null_arguments(op: COp) -> None:
+    """NULL for each pointer in turn: NULL_POINTER (or BAD_PARAM), unless the op says the argument is optional."""
+    sample = first_sample(op)
+    create = c_function(op.create.name)
+    with Handle() as handle:
+        with pytest.raises(CError, match=f"infiniopCreate{op.name}Descriptor: desc_ptr must not be NULL"):
+            create(handle, None, *[ctypes.c_void_p(None)] * (len(op.create.arguments) - 2))
+        desc = ctypes.c_void_p()
+        with pytest.raises(CError, match=f"infiniopCreate{op.name}Descriptor: handle must not be NULL"):
+            create(None, ctypes.byref(desc), *[ctypes.c_void_p(None)] * (len(op.create.arguments) - 2))
+        assert not desc
+    tensors = [key for key, value in sample.args.items() if isinstance(value, Tensor | Described)]
+    refused = 0
+    for key in tensors:
+        for at in ("create", "run"):
+            try:
+                with Descriptor(op, {**sample.args, key: None} if at == "create" else sample.args) as descriptor:
+                    if at == "run":
+                        descriptor.run({**clone(sample.args), key: None})
+            except CError as error:
+                assert error.status in ("NULL_POINTER", "BAD_PARAM") and "must not be NULL" in str(error), str(error)
+                refused += 1
+    assert refused >= len(op.outputs)
+    for function in (f"infiniopDestroy{op.name}Descriptor", op.run.name):
+        with pytest.raises(CError, match=f"{function}: desc must not be NULL"):
+            c_function(function)(*[ctypes.c_void_p(None)] * 12)
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_dead_and_foreign_descriptors(op: COp) -> None:
+    sample = first_sample(op)
+    with Descriptor(op, sample.args) as descriptor:
+        pass
+    destroy = c_function(f"infiniopDestroy{op.name}Descriptor")
+    for use in (lambda: descriptor.run(sample.args), lambda: destroy(descriptor.handle)):
+        with pytest.raises(
+            CError, match="desc must be an operator descriptor made by an infiniopCreate function"
+        ) as caught:
+            use()
+        assert caught.value.status == "BAD_PARAM"
+    other = OPS[(OPS.index(op) + 1) % len(OPS)]
+    with Descriptor(other, first_sample(other).args) as theirs, pytest.raises(CError) as caught:
+        destroy(theirs.handle)
+    assert str(caught.value) == (
+        f"infiniopDestroy{op.name}Descriptor: desc must be a descriptor of {op.name}, got one of {other.name}"
+    )
+
+
+@pytest.mark.parametrize("op", OPS, ids=name)
+def test_workspace_too_small(op: COp) -> None:
+    for sample in op.samples():
+        with Descriptor(op, sample.args) as descriptor:
+            size = descriptor.workspace_size()
+            if size == 0:
+                continue
+            values = [ctypes.c_void_p(None) for _ in op.run.arguments]
+            values[0], values[2] = descriptor.handle, ctypes.c_size_t(size - 1)  # type: ignore[call-overload]
+            with pytest.raises(CError, match=f"workspace_size must be at least {size}, got {size - 1}") as caught:
+                c_function(op.run.name)(*values)
+            assert caught.value.status == "INSUFFICIENT_WORKSPACE"
+            values[2] = ctypes.c_size_t(size)  # type: ignore[call-overload]
+            with pytest.raises(CError, match="workspace must not be NULL"):
+                c_function(op.run.name)(*values)
+            return
+
+
+def test_destroyed_tensor_descriptor() -> None:
+    descriptor = TensorDescriptor(torch.ones(3))
+    with descriptor:
+        pass
+    with pytest.raises(
+        CError, match="desc must be a tensor descriptor made by infiniopCreateTensorDescriptor"
+    ) as caught:
+        descriptor.__exit__()
+    assert caught.value.status == "BAD_PARAM"
+    with Handle() as handle:
+        desc, gone = ctypes.c_void_p(), descriptor.handle
+        with pytest.raises(CError, match="y_desc must be a tensor descriptor .* and not destroyed"):
+            c_function("infiniopCreateRMSNormDescriptor")(
+                handle, ctypes.byref(desc), gone, gone, gone, ctypes.c_float(1)
+            )
+
+
+def test_every_op_is_described() -> None:
+    described = {op.name for op in OPS}
+    declared = {
+        function.removeprefix("infiniopCreate").removesuffix("Descriptor")
+        for function in INTERFACE.functions
+        if function.startswith("infiniopCreate") and function.endswith("Descriptor")
+    } - {"Tensor", "RandomSampleBatch"}
+    assert described == declared

@@ -1,0 +1,69 @@
+"""The C interface as its own headers declare it: every function with its arguments, every enum with its values.
+
+The one table from which the ctypes signatures come: what is not in include/*.h is not called, and nothing is written twice.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+HEADERS = ("infinicore.h", "infinirt.h", "infiniop.h", "infiniop/*.h", "infiniop/ops/*.h")
+
+
+@dataclass(frozen=True)
+class Argument:
+    """One argument: its C type without blanks around the stars ("const void*"), and its name."""
+
+    type: str
+    name: str
+
+
+@dataclass(frozen=True)
+class Function:
+    """One function: name, type of the result, arguments in order, and the library that has it."""
+
+    name: str
+    result: str
+    arguments: tuple[Argument, ...]
+    library: str
+
+
+@dataclass(frozen=True)
+class Interface:
+    """All functions and enums by name, and the types that are handles (pointers to something opaque)."""
+
+    functions: dict[str, Function]
+    enums: dict[str, dict[str, int]]
+    handles: frozenset[str]
+
+
+def _argument(text: str) -> Argument:
+    if re.search(r"\(\s*\*", text):  # a pointer to a function: void (*release)(void *data)
+        return Argument("function", re.search(r"\*\s*(\w+)\)", text).group(1))  # type: ignore[union-attr]
+    type_, name = re.fullmatch(r"(.*?)(\w+)", text.strip(), re.DOTALL).groups()  # type: ignore[union-attr]
+    return Argument(re.sub(r"\s*\*\s*", "*", type_).strip(), name)
+
+
+def _split(arguments: str) -> list[str]:
+    """At the commas that are not within parentheses."""
+    return re.split(r",(?![^()]*\))", arguments)
+
+
+def parse(include: Path) -> Interface:
+    """Read the headers below `include`."""
+    functions: dict[str, Function] = {}
+    enums: dict[str, dict[str, int]] = {}
+    handles: set[str] = set()
+    for path in (path for pattern in HEADERS for path in sorted(include.glob(pattern))):
+        text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
+        library = "libinfiniop" if "infiniop" in path.relative_to(include).parts[0] else "libinfinirt"
+        for result, name, arguments in re.findall(r"INFINI_API\s+([\w\s*]+?)(\w+)\(((?:[^()]|\([^()]*\))*)\);", text):
+            parsed = () if arguments.strip() == "void" else tuple(_argument(a) for a in _split(arguments))
+            functions[name] = Function(name, re.sub(r"\s*\*\s*", "*", result).strip(), parsed, library)
+        for body, name in re.findall(r"typedef enum\b[^{]*\{(.*?)\}\s*(\w+);", text, re.DOTALL):
+            enums[name] = {member: int(value) for member, value in re.findall(r"(\w+)\s*=\s*(\d+)", body)}
+        handles.update(re.findall(r"typedef (?:struct \w+|void) \*(\w+);", text))
+        handles.update(re.findall(r"typedef \w+ \(\*(\w+)\)", text))
+    return Interface(functions, enums, frozenset(handles))

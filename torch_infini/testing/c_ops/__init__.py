@@ -1,0 +1,287 @@
+"""What tests, fuzzer and benchmarks share of the C ops: one file an op (or a family), with a description of each.
+
+`call` runs an op through the C ABI on torch tensors: arguments go by the names that the op's header gives them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..._library import ROOT
+from ...libinfiniop.headers import Function, parse
+
+INTERFACE = parse(ROOT / "include")
+
+STATUS = {value: name.removeprefix("INFINI_STATUS_") for name, value in INTERFACE.enums["infiniStatus_t"].items()}
+DTYPES: dict[torch.dtype, int] = {
+    torch.bool: 2,
+    torch.int8: 3,
+    torch.int16: 4,
+    torch.int32: 5,
+    torch.int64: 6,
+    torch.uint8: 7,
+    torch.uint16: 8,
+    torch.uint32: 9,
+    torch.uint64: 10,
+    torch.float8_e4m3fn: 11,
+    torch.float16: 12,
+    torch.float32: 13,
+    torch.float64: 14,
+    torch.bfloat16: 19,
+}
+# (relative, absolute) error that is allowed where a sample names none; integers must be equal.
+TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
+    torch.float64: (1e-13, 1e-13),
+    torch.float32: (2e-6, 2e-6),
+    torch.bfloat16: (2**-8, 1e-6),
+    torch.float16: (2**-11, 1e-6),
+}
+
+
+class CError(RuntimeError):
+    """A function of the C ABI returned something else than SUCCESS: `status` is its name, the text its sentence."""
+
+    def __init__(self, status: int, sentence: str) -> None:
+        super().__init__(sentence)
+        self.status = STATUS[status]
+
+
+@dataclass(frozen=True)
+class Described:
+    """A tensor as a descriptor may state it and torch may not: any strides on any memory.
+
+    `base` is the memory, `offset` the place of the element with all indices 0 in it, in elements of `base`.
+    """
+
+    base: Tensor
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int = 0
+    dtype: int | None = None  # an infiniDtype_t, if not that of base
+
+
+@dataclass(frozen=True)
+class CSample:
+    """One call: every argument of Create and of the op itself, by name; tensors without `_desc`.
+
+    Tensors that are written are given as they are before the call (fill them with something that a skipped write would
+    show). In place: the same tensor object under two names. None: NULL.
+    """
+
+    name: str
+    args: Mapping[str, Any]
+    tolerance: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True)
+class CErrorCase:
+    """A call that must be refused: by `at` ("create" or "run"), with this status and this sentence."""
+
+    name: str
+    args: Mapping[str, Any]
+    status: str
+    message: str
+    at: str = "create"
+
+
+@dataclass(frozen=True)
+class COp:
+    """One op of the C ABI.
+
+    Attributes:
+        name: As in infiniopCreate<name>Descriptor.
+        outputs: Names of the tensors that it writes.
+        reference: Takes the arguments by name, as they were before the call, and returns what each output must hold, in
+            float64 (or as integers), computed from the inputs as they are. It has no side effects.
+        samples: The calls that the generic tests make: every dtype of the specification, odd and large shapes, strides,
+            broadcast inputs, in place, empty, no dimensions where allowed.
+        errors: The calls that must be refused.
+        compare: Replaces the comparison with the reference for results that are not determined by it: takes the sample,
+            and the outputs by name; raises AssertionError.
+    """
+
+    name: str
+    outputs: Sequence[str]
+    reference: Callable[..., dict[str, Tensor]]
+    samples: Callable[[], Iterable[CSample]]
+    errors: Callable[[], Iterable[CErrorCase]]
+    compare: Callable[[CSample, dict[str, Tensor]], None] | None = None
+    tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
+
+    @property
+    def create(self) -> Function:
+        return INTERFACE.functions[f"infiniopCreate{self.name}Descriptor"]
+
+    @property
+    def run(self) -> Function:
+        return INTERFACE.functions[f"infiniop{self.name}"]
+
+
+_CTYPES = {"int": ctypes.c_int, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "infiniRoPEAlgo_t": ctypes.c_int}
+
+
+def _load() -> dict[str, ctypes.CDLL]:
+    libraries = {name: ctypes.CDLL(str(ROOT / "lib" / f"{name}.so")) for name in ("libinfinirt", "libinfiniop")}
+    libraries["libinfinirt"].infiniGetLastErrorMessage.restype = ctypes.c_char_p
+    return libraries
+
+
+LIBRARIES = _load()
+
+
+def c_function(name: str) -> Callable[..., None]:
+    """A function of the C ABI that raises CError where it fails."""
+    function = LIBRARIES[INTERFACE.functions[name].library][name]
+
+    def call(*args: Any) -> None:
+        status = function(*args)
+        if status:
+            raise CError(status, LIBRARIES["libinfinirt"].infiniGetLastErrorMessage().decode())
+
+    return call
+
+
+def _array(ctype: Any, values: Sequence[int]) -> Any:
+    return (ctype * len(values))(*values)
+
+
+class TensorDescriptor:
+    """An infiniopTensorDescriptor_t of a torch tensor (or of what Described says), destroyed at the end of `with`."""
+
+    def __init__(self, tensor: Tensor | Described) -> None:
+        described = isinstance(tensor, Described)
+        shape = tuple(tensor.shape)
+        strides = tensor.strides if described else tensor.stride()
+        dtype = tensor.dtype if described and tensor.dtype is not None else None
+        if dtype is None:
+            dtype = DTYPES[tensor.base.dtype if described else tensor.dtype]
+        self.handle = ctypes.c_void_p()
+        c_function("infiniopCreateTensorDescriptor")(
+            ctypes.byref(self.handle),
+            ctypes.c_size_t(len(shape)),
+            _array(ctypes.c_size_t, shape),
+            _array(ctypes.c_ssize_t, strides),
+            dtype,
+        )
+
+    def __enter__(self) -> ctypes.c_void_p:
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        c_function("infiniopDestroyTensorDescriptor")(self.handle)
+
+
+def address(tensor: Tensor | Described | None) -> ctypes.c_void_p:
+    """Where the element with all indices 0 lies."""
+    if tensor is None:
+        return ctypes.c_void_p(None)
+    if isinstance(tensor, Described):
+        return ctypes.c_void_p(tensor.base.data_ptr() + tensor.offset * tensor.base.element_size())
+    return ctypes.c_void_p(tensor.data_ptr())
+
+
+def _value(type_: str, value: Any, keep: list[Any]) -> Any:
+    """An argument that is no tensor, as ctypes wants it; `keep` holds what has to stay alive."""
+    if type_.endswith("*"):
+        if isinstance(value, Tensor):
+            return address(value)
+        if value is None:
+            return ctypes.c_void_p(None)
+        keep.append(_array(ctypes.c_int64, value))  # conv's pads, strides and dilations
+        return ctypes.cast(keep[-1], ctypes.c_void_p)
+    return _CTYPES.get(type_, ctypes.c_int)(value)
+
+
+class Handle:
+    """An infiniopHandle_t of the current device, destroyed at the end of `with`."""
+
+    def __enter__(self) -> ctypes.c_void_p:
+        self.handle = ctypes.c_void_p()
+        c_function("infiniopCreateHandle")(ctypes.byref(self.handle))
+        return self.handle
+
+    def __exit__(self, *_: object) -> None:
+        c_function("infiniopDestroyHandle")(self.handle)
+
+
+class Descriptor:
+    """An operator descriptor for a sample's arguments; the tensor descriptors and the handle it was made with are gone."""
+
+    def __init__(self, op: COp, args: Mapping[str, Any]) -> None:
+        self.op, self.handle, keep = op, ctypes.c_void_p(), []
+        made: list[TensorDescriptor] = []
+        with Handle() as handle:
+            try:
+                values: list[Any] = [handle, ctypes.byref(self.handle)]
+                for argument in op.create.arguments[2:]:
+                    if argument.type == "infiniopTensorDescriptor_t":
+                        tensor = args[argument.name.removesuffix("_desc")]
+                        if tensor is not None:
+                            made.append(TensorDescriptor(tensor))
+                        values.append(made[-1].handle if tensor is not None else None)
+                    else:
+                        values.append(_value(argument.type, args[argument.name], keep))
+                c_function(op.create.name)(*values)
+            finally:
+                for descriptor in made:
+                    descriptor.__exit__()
+
+    def workspace_size(self) -> int:
+        name = f"infiniopGet{self.op.name}WorkspaceSize"
+        if name not in INTERFACE.functions:  # rearrange
+            return 0
+        size = ctypes.c_size_t()
+        c_function(name)(self.handle, ctypes.byref(size))
+        return size.value
+
+    def run(
+        self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None, workspace: Tensor | None = None
+    ) -> None:
+        """Run on the memory of a sample's arguments. Without a stream it is done on return."""
+        size = self.workspace_size()
+        if workspace is None:
+            workspace = torch.empty(size + 64, dtype=torch.uint8)[-size % 64 :]
+        keep: list[Any] = [workspace]
+        values: list[Any] = []
+        for argument in self.op.run.arguments:
+            if argument.name == "desc":
+                values.append(self.handle)
+            elif argument.name == "workspace":
+                values.append(ctypes.c_void_p(workspace.data_ptr() if size else None))
+            elif argument.name == "workspace_size":
+                values.append(ctypes.c_size_t(size))
+            elif argument.name == "stream":
+                values.append(stream)
+            elif argument.type.endswith("*"):
+                tensor = args[argument.name]
+                values.append(address(tensor))
+            else:
+                values.append(_value(argument.type, args[argument.name], keep))
+        c_function(self.op.run.name)(*values)
+
+    def __enter__(self) -> Descriptor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        c_function(f"infiniopDestroy{self.op.name}Descriptor")(self.handle)
+
+
+def call(op: COp, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> None:
+    """Create, run, destroy."""
+    with Descriptor(op, args) as descriptor:
+        descriptor.run(args, stream)
+
+
+def all_c_ops() -> Iterator[COp]:
+    """Every description of this folder."""
+    for module in sorted(pkgutil.iter_modules([str(Path(__file__).parent)]), key=lambda m: m.name):
+        yield from importlib.import_module(f"{__name__}.{module.name}").OPS
