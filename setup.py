@@ -91,9 +91,12 @@ class NinjaBuild(build_ext):
     def run(self) -> None:
         build()
         super().run()
-        # The C headers and what tells compilers about them; an editable install has them in the source tree as well.
-        for root in {ROOT, Path(self.build_lib)} if self.inplace else {Path(self.build_lib)}:
-            shutil.copytree(ROOT / "csrc" / "include", root / "torch_infini" / "include", dirs_exist_ok=True)
+        # The C headers and what tells compilers about them.
+        package = (ROOT if self.inplace else Path(self.build_lib)) / "torch_infini"
+        shutil.copytree(ROOT / "csrc" / "include", package / "include", dirs_exist_ok=True)
+        (package / "lib" / "pkgconfig").mkdir(parents=True, exist_ok=True)
+        described = (ROOT / "csrc" / "infini.pc").read_text().replace("@VERSION@", self.distribution.get_version())
+        (package / "lib" / "pkgconfig" / "infini.pc").write_text(described)
 
     def build_extension(self, ext: Extension) -> None:
         # An editable install copies to the source tree as well, into a folder that has to be there.

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from ..._library import ROOT
-from ...libinfiniop.headers import Function, parse
+from ..._headers import Function, parse
 
 INTERFACE = parse(ROOT / "include")
 

@@ -1,6 +1,6 @@
 """The C interface as its own headers declare it: every function with its arguments, every enum with its values.
 
-The one table from which the ctypes signatures come: what is not in include/*.h is not called, and nothing is written twice.
+The one table from which the ctypes signatures come, so that nothing is written twice.
 """
 
 from __future__ import annotations

@@ -1,0 +1,33 @@
+// int8_gemm: out = (x @ weights) * x_scale * weights_scale + bias; x [m, k] and weights [k, n] int8, a scale for each
+// row of x and each column of weights (W8A8 quantised layers). The product is exact, in int32; then float, rounded
+// once. Weights are column-major, stride (1, k): each column is read along k as it lies in memory, with no second copy
+// of it.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::int8_gemm {
+
+// Of more terms a sum might not fit into int32: (-128)^2 * 131072 = 2^31.
+constexpr int64_t kMaxDepth = 131071;
+
+struct Args {
+    TensorView out;           // [m, n] float16 or bfloat16
+    TensorView bias;          // [n], the dtype of out; dtype == INFINI_DTYPE_INVALID: none
+    TensorView x;             // [m, k] int8, rows of stride 1
+    TensorView x_scale;       // [m] float32
+    TensorView weights;       // [k, n] int8, columns of stride 1
+    TensorView weights_scale; // [n] float32
+};
+
+// Takes a leading dimension of size 1 off the matrices, and the 1 off scales that are [m, 1], [1, n] or [n, 1].
+void squeeze(Args &args);
+
+// Checks the (squeezed) arguments against the rules above; run then computes out.
+void check(const Args &args);
+void run(const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::int8_gemm

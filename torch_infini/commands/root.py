@@ -1,0 +1,18 @@
+"""root: the folder with the C libraries (lib/) and their headers (include/), for INFINI_ROOT and for compilers."""
+
+from __future__ import annotations
+
+import argparse
+
+from .._library import ROOT
+
+HELP = "print the folder that serves as INFINI_ROOT: lib/ and include/ of the C libraries"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    pass
+
+
+def run(arguments: argparse.Namespace) -> int:
+    print(ROOT)
+    return 0

@@ -1,0 +1,51 @@
+"""open_lib: libinfinirt and libinfiniop as one object, InfiniLib, every function with its signature."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from pathlib import Path
+from typing import Any
+
+from .._headers import parse
+from .op_register import OpRegister
+
+PACKAGE = Path(__file__).resolve().parent.parent
+
+
+class InfiniLib:
+    """Both libraries as one: a name is looked up in libinfiniop, then in libinfinirt."""
+
+    def __init__(self, librt: ctypes.CDLL, libop: ctypes.CDLL, root: Path = PACKAGE) -> None:
+        self.librt = librt
+        self.libop = libop
+        self.interface = parse(root / "include")
+
+    def __getattr__(self, name: str) -> Any:
+        for library in (self.libop, self.librt):
+            try:
+                return getattr(library, name)
+            except AttributeError:
+                continue
+        raise AttributeError(f"neither libinfiniop nor libinfinirt has {name}")
+
+
+def open_lib() -> InfiniLib:
+    """Load the libraries below $INFINI_ROOT, or where it is not set those that came with torch_infini.
+
+    Returns:
+        The libraries, their functions' argtypes and restype set from the headers in $INFINI_ROOT/include.
+
+    Raises:
+        AssertionError: If a library is not there.
+    """
+    root = Path(os.environ.get("INFINI_ROOT") or PACKAGE)
+    paths = [root / "lib" / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]
+    for path in paths:
+        assert path.is_file(), f"{path.name} is not in {path.parent}: build torch_infini, or set INFINI_ROOT"
+    lib = InfiniLib(*(ctypes.CDLL(str(path)) for path in paths), root=root)
+    OpRegister.register_lib(lib)
+    return lib
+
+
+LIBINFINIOP = open_lib()
