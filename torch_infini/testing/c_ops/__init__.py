@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._library import ROOT
 from ..._headers import Function, parse
+from ..._library import ROOT
 
 INTERFACE = parse(ROOT / "include")
 

@@ -1,0 +1,202 @@
+"""libinfinirt and libinfiniop as a C user meets them: headers, symbols, dependencies, the example, pkg-config; and a soak.
+
+The headers in csrc/include are the definition: what they declare is what the libraries export.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from torch_infini._headers import parse
+from torch_infini._library import ROOT
+from torch_infini.libinfiniop import InfiniDeviceEnum, InfiniDtype
+from torch_infini.testing.c_ops import LIBRARIES, Handle, address, c_function
+
+CSRC = Path(__file__).resolve().parent.parent / "csrc"
+INCLUDE = CSRC / "include"
+INTERFACE = parse(INCLUDE)
+
+
+def shell(*command: str, **environment: str) -> str:
+    env = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, env=env)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("library", ["libinfinirt", "libinfiniop"])
+def test_exports_what_the_headers_declare(library: str) -> None:
+    lines = shell("nm", "-D", "--defined-only", str(ROOT / "lib" / f"{library}.so")).splitlines()
+    declared = {function.name for function in INTERFACE.functions.values() if function.library == library}
+    assert {line.split()[-1] for line in lines} == declared
+
+
+@pytest.mark.parametrize("library", ["libinfinirt", "libinfiniop"])
+def test_needs_no_torch(library: str) -> None:
+    needs = shell("ldd", str(ROOT / "lib" / f"{library}.so"))
+    assert "torch" not in needs.replace(str(ROOT), "") and "not found" not in needs, needs
+
+
+def test_loads_without_torch() -> None:
+    """Each with local symbols, as a ctypes user opens them: libinfiniop finds libinfinirt by itself."""
+    code = f"""
+import ctypes, sys
+op = ctypes.CDLL({str(ROOT / "lib" / "libinfiniop.so")!r})
+handle = ctypes.c_void_p()
+assert op.infiniopCreateHandle(ctypes.byref(handle)) == 0
+assert op.infiniopDestroyHandle(handle) == 0
+assert op.infiniopDestroyHandle(handle) == 3
+rt = ctypes.CDLL({str(ROOT / "lib" / "libinfinirt.so")!r})
+rt.infiniGetLastErrorMessage.restype = ctypes.c_char_p
+print(rt.infiniGetLastErrorMessage().decode())
+assert "torch" not in sys.modules
+"""
+    assert "infiniopDestroyHandle: handle must be a handle made by infiniopCreateHandle" in shell(
+        sys.executable, "-c", code
+    )
+
+
+@pytest.mark.parametrize("header", sorted(str(path.relative_to(INCLUDE)) for path in INCLUDE.rglob("*.h")))
+def test_header_is_c99_and_cxx17(header: str, tmp_path: Path) -> None:
+    """Each by itself, included twice."""
+    source = tmp_path / "header.c"
+    source.write_text(f'#include "{header}"\n#include "{header}"\nint main(void) {{ return 0; }}\n')
+    flags = ["-Wall", "-Wextra", "-Wstrict-prototypes", "-pedantic", "-Werror", f"-I{INCLUDE}", "-fsyntax-only"]
+    shell("cc", "-std=c99", *flags, str(source))
+    flags.remove("-Wstrict-prototypes")
+    shell("c++", "-x", "c++", "-std=c++17", *flags, str(source))
+
+
+def test_installed_headers_are_these() -> None:
+    installed = ROOT / "include"
+    names = {path.relative_to(INCLUDE) for path in INCLUDE.rglob("*.h")}
+    assert {path.relative_to(installed) for path in installed.rglob("*.h")} == names
+    for name in names:
+        assert (installed / name).read_bytes() == (INCLUDE / name).read_bytes()
+
+
+def test_every_declaration_is_parsed() -> None:
+    """The ctypes signatures come from the headers: the parser misses nothing that is declared."""
+    declared = sum(path.read_text().count("INFINI_API ") for path in INCLUDE.rglob("*.h") if path.name != "infiniccl.h")
+    assert len(INTERFACE.functions) == declared - 1  # less the definition of the macro itself
+    launch = INTERFACE.functions["infinirtStreamLaunchHostFunction"]
+    assert [argument.name for argument in launch.arguments] == ["stream", "function", "data", "release"]
+    assert launch.arguments[3].type == "function"
+
+
+@pytest.mark.parametrize(
+    ("python", "c", "prefix"),
+    [(InfiniDtype, "infiniDtype_t", "INFINI_DTYPE_"), (InfiniDeviceEnum, "infiniDevice_t", "INFINI_DEVICE_")],
+)
+def test_enums_have_the_headers_values(python: type, c: str, prefix: str) -> None:
+    values = {name.removeprefix(prefix): value for name, value in INTERFACE.enums[c].items()}
+    values.pop("TYPE_COUNT", None)
+    assert {member.name: member.value for member in python} == values  # type: ignore[attr-defined]
+
+
+def expected_of_the_example() -> torch.Tensor:
+    x = torch.tensor([[1.0, 2, 3, 4], [-4, 3, -2, 1]], dtype=torch.float64)
+    normed = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + 1e-6) * torch.tensor([1, 1, 1, 2.0])
+    return normed @ torch.cat([torch.eye(3), torch.ones(1, 3)]).double()
+
+
+def numbers(text: str) -> torch.Tensor:
+    return torch.tensor([[float(word) for word in line.split()] for line in text.splitlines()], dtype=torch.float64)
+
+
+EXAMPLE = CSRC / "example" / "rms_norm_gemm.c"
+STRICT = ["-std=c99", "-Wall", "-Werror"]
+
+
+def test_example(tmp_path: Path) -> None:
+    binary, lib = str(tmp_path / "example"), str(ROOT / "lib")
+    links = [f"-I{ROOT / 'include'}", f"-L{lib}", "-linfiniop", "-linfinirt", f"-Wl,-rpath,{lib}"]
+    shell("cc", *STRICT, str(EXAMPLE), *links, "-o", binary)
+    torch.testing.assert_close(numbers(shell(binary)), expected_of_the_example(), rtol=0, atol=6e-6)
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config")
+def test_pkg_config(tmp_path: Path) -> None:
+    flags = shell("pkg-config", "--cflags", "--libs", "infini", PKG_CONFIG_PATH=str(ROOT / "lib" / "pkgconfig")).split()
+    binary = str(tmp_path / "example")
+    shell("cc", *STRICT, str(EXAMPLE), *flags, "-o", binary)
+    torch.testing.assert_close(numbers(shell(binary)), expected_of_the_example(), rtol=0, atol=6e-6)
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
+def test_soak() -> None:
+    """100,000 times create, run, destroy: memory stays where it was."""
+    op = LIBRARIES["libinfiniop"]
+    x, w = torch.randn(4, 64), torch.ones(64)
+    shapes = [(ctypes.c_size_t * 2)(4, 64), (ctypes.c_size_t * 1)(64)]
+    tensors = [ctypes.c_void_p(), ctypes.c_void_p()]
+    desc, size = ctypes.c_void_p(), ctypes.c_size_t()
+    data, weight, none, zero = address(x), address(w), ctypes.c_void_p(None), ctypes.c_size_t(0)
+    epsilon = ctypes.c_float(1e-5)
+
+    def cycle(handle: ctypes.c_void_p) -> int:
+        failed = op.infiniopCreateTensorDescriptor(ctypes.byref(tensors[0]), ctypes.c_size_t(2), shapes[0], none, 13)
+        failed |= op.infiniopCreateTensorDescriptor(ctypes.byref(tensors[1]), ctypes.c_size_t(1), shapes[1], none, 13)
+        failed |= op.infiniopCreateRMSNormDescriptor(
+            handle, ctypes.byref(desc), tensors[0], tensors[0], tensors[1], epsilon
+        )
+        failed |= op.infiniopDestroyTensorDescriptor(tensors[0]) | op.infiniopDestroyTensorDescriptor(tensors[1])
+        failed |= op.infiniopGetRMSNormWorkspaceSize(desc, ctypes.byref(size))
+        failed |= op.infiniopRMSNorm(desc, none, zero, data, data, weight, none)
+        return failed | op.infiniopDestroyRMSNormDescriptor(desc)
+
+    def resident() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1])
+
+    with Handle() as handle:
+        failed = 0
+        for _ in range(2_000):
+            failed |= cycle(handle)
+        before = resident()
+        for _ in range(100_000):
+            failed |= cycle(handle)
+        assert failed == 0
+        assert resident() - before < 256  # pages: a leak of 16 bytes a cycle would be 390
+
+
+def test_tensor_descriptors_that_cannot_be() -> None:
+    create, desc = c_function("infiniopCreateTensorDescriptor"), ctypes.c_void_p()
+
+    def refused(ndim: int, shape: list[int] | None, strides: list[int] | None, dtype: int) -> str:
+        with pytest.raises(Exception) as caught:  # noqa: B017 -- its status is part of what is returned
+            create(
+                ctypes.byref(desc),
+                ctypes.c_size_t(ndim),
+                None if shape is None else (ctypes.c_size_t * len(shape))(*shape),
+                None if strides is None else (ctypes.c_ssize_t * len(strides))(*strides),
+                dtype,
+            )
+        assert not desc
+        return f"{caught.value.status}: {caught.value}"  # type: ignore[attr-defined]
+
+    name = "infiniopCreateTensorDescriptor: "
+    assert refused(2, None, None, 13) == f"NULL_POINTER: {name}shape must not be NULL"
+    assert refused(9, [1] * 9, None, 13) == f"BAD_TENSOR_SHAPE: {name}ndim must be at most 8, got 9"
+    for dtype in (0, 20, -1, 2**31 - 1):
+        assert refused(1, [1], None, dtype) == (
+            f"BAD_TENSOR_DTYPE: {name}dtype must be 1 to 19 (infiniDtype_t), got {dtype}"
+        )
+    assert refused(1, [2**63], None, 13).startswith(f"BAD_TENSOR_SHAPE: {name}shape must be below 2^63")
+    assert refused(2, [2**32, 2**32], None, 7).startswith(f"BAD_TENSOR_SHAPE: {name}shape must describe less than 2^63")
+    assert refused(3, [0, 2**62, 2**62], None, 7).startswith(f"BAD_TENSOR_SHAPE: {name}shape must describe less than")
+    for stride in (2**62, -(2**62), -(2**63)):
+        assert refused(1, [4], [stride], 13).startswith(f"BAD_TENSOR_STRIDES: {name}strides must reach less than 2^63")
+
+
+def test_randomsamplebatch_is_not_there() -> None:
+    with pytest.raises(RuntimeError) as caught:
+        c_function("infiniopCreateRandomSampleBatchDescriptor")(None, None, None, None)
+    assert caught.value.status == "NOT_IMPLEMENTED"  # type: ignore[attr-defined]
