@@ -1,4 +1,4 @@
-"""libinfinirt and libinfiniop as a C user meets them: headers, symbols, dependencies, the example, pkg-config; and a soak.
+"""libinfinirt and libinfiniop as a C user meets them: headers, symbols, dependencies, example, pkg-config; and a soak.
 
 The headers in csrc/include are the definition: what they declare is what the libraries export.
 """

@@ -1,7 +1,7 @@
 """torch_infini.libinfiniop: the ctypes door. The usage examples of its documentation, and each tool by itself.
 
-The examples are those of the Infini stack's document with its slips mended: GEMM's create takes C, A, B; a tensor that is
-broadcast has stride 0 and the shape it is broadcast to; results are compared through torch.
+The examples are those of the Infini stack's document with its slips mended: GEMM's create takes C, A, B; a tensor that
+is broadcast has stride 0 and the shape it is broadcast to; results are compared through torch.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Finds and loads libtorch_infini.so: after this module is imported, every op has its kernels. libinfinirt comes with it.
+"""Finds and loads libtorch_infini.so and with it libinfinirt: after this import, every op has its kernels.
 
 What does not fit (torch, processor, a missing build) ends in one ImportError sentence that says what to do.
 """
@@ -27,7 +27,7 @@ def check_torch(version: str) -> None:
 
 
 def load(path: Path) -> ctypes.CDLL:
-    """Load the library into torch; return the runtime it stands on, libinfinirt, with the functions used here declared."""
+    """Load the library into torch; return the runtime it stands on, libinfinirt, the functions used here declared."""
     if not path.is_file():
         raise ImportError(
             f"torch_infini is not built: {path.name} is missing; run `make build` in a checkout, or `pip install .`."

@@ -1,4 +1,4 @@
-"""The C libraries through ctypes, with the tools that operator test scripts use: `from torch_infini.libinfiniop import *`.
+"""The C libraries through ctypes, with the tools of operator test scripts: `from torch_infini.libinfiniop import *`.
 
 LIBINFINIOP is both libraries in one; numpy is needed for the tools.
 """

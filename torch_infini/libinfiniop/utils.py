@@ -386,9 +386,8 @@ def print_discrepancy(
         for index in where:
             a, e = left[index].item(), right[index].item()
             place = ", ".join(map(str, index))
-            print(
-                f" > [{place}]: \033[31m{a:.8g}\033[0m, should be \033[32m{e:.8g}\033[0m, off by \033[33m{a - e:.3g}\033[0m"
-            )
+            red, green, yellow = f"\033[31m{a:.8g}\033[0m", f"\033[32m{e:.8g}\033[0m", f"\033[33m{a - e:.3g}\033[0m"
+            print(f" > [{place}]: {red}, should be {green}, off by {yellow}")
         print(f"  dtype {actual.dtype} against {expected.dtype}, atol {atol}, rtol {rtol}")
         print(f"  {len(where)} of {actual.numel()} elements off ({100 * len(where) / max(actual.numel(), 1):.2f} %)")
         if actual.numel():

@@ -105,6 +105,8 @@ class COp:
         samples: The calls that the generic tests make: every dtype of the specification, odd and large shapes, strides,
             broadcast inputs, in place, empty, no dimensions where allowed.
         errors: The calls that must be refused.
+        undescribed: For ops that write to memory without a descriptor: takes the arguments, returns the bytes that each
+            such tensor needs.
         compare: Replaces the comparison with the reference for results that are not determined by it: takes the sample,
             and the outputs by name; raises AssertionError.
     """
@@ -115,6 +117,7 @@ class COp:
     samples: Callable[[], Iterable[CSample]]
     errors: Callable[[], Iterable[CErrorCase]]
     compare: Callable[[CSample, dict[str, Tensor]], None] | None = None
+    undescribed: Callable[[Mapping[str, Any]], dict[str, int]] | None = None
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
 
     @property
@@ -214,7 +217,7 @@ class Handle:
 
 
 class Descriptor:
-    """An operator descriptor for a sample's arguments; the tensor descriptors and the handle it was made with are gone."""
+    """An operator descriptor for a sample's arguments; the tensor descriptors and handle it was made with are gone."""
 
     def __init__(self, op: COp, args: Mapping[str, Any]) -> None:
         self.op, self.handle, keep = op, ctypes.c_void_p(), []
