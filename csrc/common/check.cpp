@@ -135,6 +135,18 @@ void Checker::dense_last(const char *argument, const TensorView &view) const {
     }
 }
 
+void Checker::contiguous(const char *argument, const TensorView &view) const {
+    int64_t expected = 1;
+    bool holds = true;
+    for (int dim = view.ndim - 1; dim >= 0; --dim) {
+        holds = holds && (view.shape[dim] <= 1 || view.strides[dim] == expected);
+        expected *= view.shape[dim];
+    }
+    if (!holds && !is_empty(view)) {
+        fail(INFINI_STATUS_BAD_TENSOR_STRIDES, argument, "be contiguous", message("strides ", strides_of(view)));
+    }
+}
+
 void Checker::writable(const char *argument, const TensorView &view) const {
     for (int i = 0; i < view.ndim; ++i) {
         if (view.shape[i] > 1 && view.strides[i] == 0 && !is_empty(view)) {

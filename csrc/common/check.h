@@ -32,6 +32,7 @@ public:
     void same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
     // Innermost stride 1 (any stride where the dimension has at most one element).
     void dense_last(const char *argument, const TensorView &view) const;
+    void contiguous(const char *argument, const TensorView &view) const;
     // A tensor that is written may not overlap itself (a stride of 0).
     void writable(const char *argument, const TensorView &view) const;
     // Reading `in` while writing `out`: the two are the same elements, or share none.

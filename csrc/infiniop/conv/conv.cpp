@@ -1,0 +1,146 @@
+// The rules of conv, and its product, tile by tile, by gemm.
+#include "conv.h"
+
+#include "check.h"
+#include "gemm/gemm.h"
+
+namespace infini::conv {
+
+namespace {
+
+constexpr Checker kRule("conv");
+
+// Of the tile that gemm reads: it should stay in the second-level cache, together with what gemm packs of it.
+constexpr int64_t kTileBytes = 512 * 1024;
+constexpr int64_t kLeastColumns = 256; // and gemm should still have a wide product
+
+// Parameters and kernel sizes below this keep every position within int64.
+constexpr int64_t kLargest = int64_t{1} << 31;
+
+// Cin * kernel: how many products make an element of y.
+int64_t depth(const Args &args) {
+    int64_t product = 1;
+    for (int dim = 1; dim < args.w.ndim; ++dim) {
+        product *= args.w.shape[dim];
+    }
+    return product;
+}
+
+// Output positions of an image.
+int64_t positions(const Args &args) {
+    int64_t product = 1;
+    for (int dim = 2; dim < args.y.ndim; ++dim) {
+        product *= args.y.shape[dim];
+    }
+    return product;
+}
+
+int64_t tile_columns(const Args &args) {
+    const int64_t row_bytes = depth(args) * static_cast<int64_t>(size_of(args.x.dtype)), all = positions(args);
+    int64_t columns = row_bytes > 0 ? kTileBytes / row_bytes / 64 * 64 : all;
+    columns = columns < kLeastColumns ? kLeastColumns : columns;
+    return columns < all ? columns : all;
+}
+
+void check_parameter(const char *name, const int64_t *values, int spatial, int64_t least) {
+    for (int i = 0; i < spatial; ++i) {
+        if (values[i] < least || values[i] >= kLargest) {
+            kRule.fail(INFINI_STATUS_BAD_PARAM, name, message("be ", least, " to 2^31 - 1"),
+                       message(values[i], " for spatial dimension ", i));
+        }
+    }
+}
+
+} // namespace
+
+void check(const Args &args) {
+    const TensorView &x = args.x, &w = args.w, &y = args.y;
+    const int spatial = args.spatial;
+    if (spatial < 1 || spatial > kMaxSpatial) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "n", message("be 1 to ", kMaxSpatial, ", the spatial dimensions"),
+                   std::to_string(spatial));
+    }
+    check_parameter("pads", args.pads, spatial, 0);
+    check_parameter("strides", args.strides, spatial, 1);
+    check_parameter("dilations", args.dilations, spatial, 1);
+    kRule.rank("x", x, spatial + 2);
+    kRule.dtype("x", x, INFINI_FLOATS);
+    kRule.rank("w", w, spatial + 2);
+    kRule.same_dtype("w", w, "x", x);
+    kRule.contiguous("w", w);
+    if (w.shape[1] != x.shape[1]) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "w", message("have ", x.shape[1], " input channels, as x has"),
+                   message(w.shape[1], " (shape ", shape_of(w), ")"));
+    }
+    TensorView wanted = y;
+    wanted.ndim = spatial + 2;
+    wanted.shape[0] = x.shape[0];
+    wanted.shape[1] = w.shape[0];
+    for (int i = 0; i < spatial; ++i) {
+        const int64_t kernel = w.shape[i + 2];
+        if (kernel < 1 || kernel >= kLargest) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "w", "have kernels of 1 to 2^31 - 1 elements", shape_of(w));
+        }
+        const int64_t room = x.shape[i + 2] + 2 * args.pads[i] - args.dilations[i] * (kernel - 1);
+        if (room < 1) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "w", "not be larger than the padded x",
+                       message("shape ", shape_of(w), " for x ", shape_of(x)));
+        }
+        wanted.shape[i + 2] = (room - 1) / args.strides[i] + 1;
+    }
+    kRule.rank("y", y, spatial + 2);
+    for (int dim = 0; dim < y.ndim; ++dim) {
+        if (y.shape[dim] != wanted.shape[dim]) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "y",
+                       message("have shape ", shape_of(wanted), ", as x, w and the parameters give it"), shape_of(y));
+        }
+    }
+    kRule.same_dtype("y", y, "x", x);
+    kRule.contiguous("y", y);
+    kRule.no_overlap("y", y, "x", x);
+    kRule.no_overlap("y", y, "w", w);
+    if (args.bias.dtype != INFINI_DTYPE_INVALID) {
+        kRule.shape("bias", args.bias, {w.shape[0]}, "to match the output channels of w");
+        kRule.same_dtype("bias", args.bias, "x", x);
+        kRule.no_overlap("y", y, "bias", args.bias);
+    }
+}
+
+size_t workspace_size(const Args &args) {
+    return args.y.numel() == 0 ? 0 : static_cast<size_t>(depth(args) * tile_columns(args)) * size_of(args.x.dtype);
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.y.numel() == 0) {
+        return;
+    }
+    const int64_t k = depth(args), all = positions(args), wide = tile_columns(args), channels = args.w.shape[0];
+    const auto matrix = [&](void *data, int64_t rows, int64_t columns, int64_t row_stride) {
+        TensorView view;
+        view.data = data;
+        view.dtype = args.x.dtype;
+        view.ndim = 2;
+        view.shape[0] = rows;
+        view.shape[1] = columns;
+        view.strides[0] = row_stride;
+        view.strides[1] = 1;
+        return view;
+    };
+    for (int64_t image = 0; image < args.x.shape[0]; ++image) {
+        for (int64_t first = 0; first < all; first += wide) {
+            const int64_t columns = all - first < wide ? all - first : wide;
+            cpu_kernel(Tile{&args, image, first, columns});
+            gemm::Args product;
+            char *const y =
+                args.y.as<char>() + (image * channels * all + first) * static_cast<int64_t>(size_of(args.y.dtype));
+            product.c = matrix(y, channels, columns, all);
+            product.a = matrix(args.w.data, channels, k, k);
+            product.b = matrix(args.workspace, k, columns, columns);
+            product.beta = args.bias.dtype == INFINI_DTYPE_INVALID ? 0.0f : 1.0f;
+            gemm::run(product);
+        }
+    }
+}
+
+} // namespace infini::conv

@@ -1,0 +1,44 @@
+// conv: y[n, o, p] = bias[o] + sum over c and k of w[o, c, k] * x[n, c, p * stride - pad + k * dilation], in 1 to 6
+// spatial dimensions; x is 0 outside of its shape. A convolution is a matrix product of w [Cout, Cin * kernel] with a
+// matrix that holds, for each output position, what the kernel sees there; that matrix is made tile by tile in the
+// workspace.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::conv {
+
+constexpr int kMaxSpatial = kMaxDims - 2;
+
+struct Args {
+    TensorView y;    // [N, Cout, out...], contiguous
+    TensorView x;    // [N, Cin, in...], the dtype of y, any strides
+    TensorView w;    // [Cout, Cin, kernel...], the dtype of y, contiguous
+    TensorView bias; // [Cout], the dtype of y; dtype == INFINI_DTYPE_INVALID: none
+    int spatial = 0; // how many of the dimensions are spatial
+    // For each of them: zeros put before and after x, step of the kernel in x, step within the kernel.
+    int64_t pads[kMaxSpatial] = {}, strides[kMaxSpatial] = {}, dilations[kMaxSpatial] = {};
+    void *workspace = nullptr;
+};
+
+// Checks the arguments against the rules above.
+void check(const Args &args);
+
+// The bytes that run needs at args.workspace.
+size_t workspace_size(const Args &args);
+
+// Checks the arguments, then computes y.
+void run(const Args &args);
+
+// One tile of the product: columns `first` to `first + columns` of image `image`.
+struct Tile {
+    const Args *args;
+    int64_t image, first, columns;
+};
+
+// Writes what the kernel sees at the tile's output positions to the workspace, [Cin * kernel, columns], and the bias
+// to y there.
+INFINI_CPU_KERNEL(cpu_kernel, Tile)
+
+} // namespace infini::conv
