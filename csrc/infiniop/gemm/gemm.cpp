@@ -1,0 +1,59 @@
+// The rules of gemm, and the way to its kernel.
+#include "gemm.h"
+
+#include "check.h"
+
+namespace infini::gemm {
+
+namespace {
+
+constexpr Checker kRule("gemm");
+
+// Stride 1 in one of the two dimensions of the matrix; that of a dimension with at most one element says nothing.
+void check_layout(const char *name, const TensorView &x) {
+    const bool by_rows = x.size(-1) <= 1 || x.stride(-1) == 1, by_columns = x.size(-2) <= 1 || x.stride(-2) == 1;
+    if (!by_rows && !by_columns && x.numel() > 0) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, name, "have stride 1 in one of its last two dimensions",
+                   message("strides ", strides_of(x)));
+    }
+}
+
+// The shape of a or b, given its rows and columns: with a batch if c has one.
+void check_factor(const char *name, const TensorView &x, const TensorView &c, int64_t rows, int64_t columns,
+                  Reason why) {
+    if (c.ndim == 2) {
+        kRule.shape(name, x, {rows, columns}, why);
+    } else {
+        kRule.shape(name, x, {x.shape[0] == 1 ? 1 : c.shape[0], rows, columns}, why);
+    }
+    check_layout(name, x);
+}
+
+} // namespace
+
+void check(const Args &args) {
+    const TensorView &c = args.c, &a = args.a, &b = args.b;
+    kRule.rank("c", c, 2, 3);
+    kRule.dtype("c", c, INFINI_FLOATS);
+    kRule.same_dtype("a", a, "c", c);
+    kRule.same_dtype("b", b, "c", c);
+    kRule.rank("a", a, c.ndim);
+    kRule.rank("b", b, c.ndim);
+    check_factor("a", a, c, c.size(-2), a.size(-1), "to match the rows of c");
+    check_factor("b", b, c, a.size(-1), c.size(-1), "to match the columns of a and of c");
+    check_layout("c", c);
+    kRule.writable("c", c);
+    if (c.data != nullptr) {
+        kRule.no_overlap("c", c, "a", a);
+        kRule.no_overlap("c", c, "b", b);
+    }
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.c.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::gemm

@@ -1,0 +1,31 @@
+// gemm: c = alpha * a @ b + beta * c, for one matrix each or a batch of them; a or b may serve the whole batch.
+// Every matrix lies row by row or column by column (stride 1 in one of its two dimensions); the other stride and the
+// batch stride are free: padded, negative, and for a and b also 0.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::gemm {
+
+// Products are summed in float, alpha and beta applied in float, and the result rounded once. The order of the sum
+// depends on k and the dtype alone: an element of c has the same bits in any shape, batch, layout and thread count.
+// On AVX-512 BF16, bfloat16 products are added in pairs and denormals count as zero, as that instruction does.
+// With beta == 0, c is not read; with k == 0, c = beta * c.
+struct Args {
+    TensorView c; // [m, n] or [batch, m, n]; shares no memory with a or b
+    TensorView a; // [m, k] or [batch or 1, m, k], the dtype of c
+    TensorView b; // [k, n] or [batch or 1, k, n], the dtype of c
+    float alpha = 1;
+    float beta = 0;
+};
+
+// Checks the arguments against the rules above; memory only where there is some (data == nullptr: not yet).
+void check(const Args &args);
+
+// Checks the arguments, then computes c.
+void run(const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::gemm

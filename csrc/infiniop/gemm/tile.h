@@ -1,0 +1,121 @@
+// The register tile of gemm, and how its sums become elements of c.
+// A tile is up to kTileRows rows by kTileColumns columns of c; its sums lie row by row, kTileColumns floats each.
+#pragma once
+
+#include "words.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// One accumulator for each row and vector of columns: they fit the 32 vector registers of AVX-512, or the 16 of what
+// comes before, together with the vectors of b and one word of a.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 14, kTileVectors = 2;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 6, kTileVectors = 2;
+#else
+constexpr int kTileRows = 4, kTileVectors = 2;
+#endif
+constexpr int kTileColumns = kTileVectors * kLanes;
+
+// Stops the compiler from loading a value again for each of its uses: a tile has no loads to spare.
+INFINI_ALWAYS_INLINE void keep_in_register(VecF &value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__x86_64__)
+    asm("" : "+x"(value));
+#else
+    (void)value;
+#endif
+}
+
+// Memory that is asked for while a tile is computed: `lines` lines, `step` bytes apart within a run of kRun, runs
+// `run_step` bytes apart.
+struct Prefetch {
+    const char *at = nullptr;
+    int64_t step = 0, runs = 0, run_step = 0;
+};
+
+// sums = a @ b over `words` words of k, added to what is there unless these are the first. a: kM words for each word of
+// k, a_width apart; b: kTileColumns words for each.
+template <int kM, typename T>
+__attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, const float *b, int64_t words,
+                                             float *sums, bool first) {
+    VecF sum[kM][kTileVectors];
+#pragma GCC unroll 16
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) {
+            sum[m][v] = VecF{};
+            if (!first) {
+                __builtin_prefetch(sums + m * kTileColumns + v * kLanes, 1);
+            }
+        }
+    }
+    for (int64_t i = 0; i < words; ++i, a += a_width, b += kTileColumns) {
+        VecF column[kTileVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) {
+            column[v] = load(b + v * kLanes);
+            keep_in_register(column[v]);
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+            VecF row = broadcast(a + m);
+            keep_in_register(row);
+#pragma GCC unroll 4
+            for (int v = 0; v < kTileVectors; ++v) {
+                sum[m][v] = Words<T>::multiply_add(row, column[v], sum[m][v]);
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) {
+            float *at = sums + m * kTileColumns + v * kLanes;
+            store(at, first ? sum[m][v] : load(at) + sum[m][v]);
+        }
+    }
+}
+
+// The same with the number of rows known when it runs.
+template <typename T, int kM = 1>
+void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first) {
+    if constexpr (kM < kTileRows) {
+        if (m > kM) {
+            return multiply_tile<T, kM + 1>(m, a, a_width, b, words, sums, first);
+        }
+    }
+    multiply_tile<kM, T>(a, a_width, b, words, sums, first);
+}
+
+// c as the kernel sees it: element (i, j) lies at data[i * row_stride + j * column_stride].
+template <typename T> struct Output {
+    T *data;
+    int64_t row_stride, column_stride;
+    float alpha, beta;
+};
+
+template <typename T, typename Lanes>
+INFINI_ALWAYS_INLINE void write_vector(const Output<T> &c, T *to, VecF sums, Lanes lanes) {
+    VecF value = sums * broadcast(&c.alpha);
+    if (c.beta != 0) {
+        value = fma(load_at(to, 0, lanes), broadcast(&c.beta), value);
+    }
+    store_at(to, 0, value, lanes);
+}
+
+// c = alpha * sums + beta * c for n elements of a row of c.
+template <typename T> void write_row(const Output<T> &c, T *to, const float *sums, int64_t n) {
+    if (c.column_stride == 1) {
+        for_each_vector(n, [&](int64_t j, auto lanes) { write_vector(c, to + j, load_at(sums, j, lanes), lanes); });
+        return;
+    }
+    for (int64_t j = 0; j < n; ++j, to += c.column_stride) { // c is one row, or empty between its elements
+        write_vector(c, to, load(sums + j, 1), 1);
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
