@@ -4,7 +4,7 @@
 #include "parallel.h"
 #include "tile.h"
 
-#include "../../infinirt/cpu/scratch.h"
+#include "scratch.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
