@@ -1,5 +1,14 @@
-/* gemm: TO BE DESCRIBED
- */
+/* Gemm: c = alpha * a @ b + beta * c, for one matrix each or a batch of them.
+ *
+ *   c  [m, n] or [batch, m, n]       F16, BF16 or F32
+ *   a  [m, k] or [batch or 1, m, k]  the dtype of c; a batch of 1 serves all
+ *   b  [k, n] or [batch or 1, k, n]  the dtype of c; a batch of 1 serves all
+ *
+ * Each matrix lies row by row or column by column: stride 1 in one of its two dimensions (a dimension of at most one
+ * element has any stride), else BAD_TENSOR_STRIDES. Batch strides are free, for a and b also 0.
+ * Sums in float, alpha and beta applied in float, rounded once. beta 0: c is not read. k 0: c = beta * c.
+ * c shares no memory with a and b. The order of a sum depends on k and the dtype alone. On AVX-512 BF16, BF16 products are
+ * added in pairs and denormals count as zero. Workspace: none. */
 #ifndef INFINIOP_OPS_GEMM_H
 #define INFINIOP_OPS_GEMM_H
 
