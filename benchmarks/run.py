@@ -1,6 +1,7 @@
 """Times every op of the registry against what a user would write in plain torch, eager and compiled; writes CSV.
 
     python benchmarks/run.py --ops rms_norm,random_sample --dtypes bfloat16 --threads 1,2
+    python benchmarks/run.py --c-abi        # the C libraries: see c_abi.py
 
 Each op runs on its own bench samples; ratios are the rival's time over the op's, so above 1 the op is faster. The share
 is of the memory bandwidth or the matrix product rate that the same run measured, whichever bounds the op's least work.
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import c_abi
 import torch
 
 from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
@@ -169,24 +171,34 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ops", help="names, separated by commas (default: all)")
     parser.add_argument("--dtypes", help="for example bfloat16,float32 (default: all that the op has)")
     parser.add_argument("--threads", default="1", help="numbers of threads, separated by commas (default: 1)")
-    parser.add_argument("--out", type=Path, default=RESULTS / "ops.csv", help="CSV file (default: results/ops.csv)")
+    parser.add_argument("--out", type=Path, help="CSV file (default: results/ops.csv, with --c-abi results/c-abi.csv)")
+    parser.add_argument(
+        "--c-abi",
+        action="store_true",
+        help="time the C ABI instead; --ops are names as in infiniopCreate<op>Descriptor",
+    )
     parser.add_argument("--quick", action="store_true", help="one sample and dtype an op, short measurements")
     parser.add_argument(
         "--no-compile", action="store_true", help="leave out torch.compile, which takes most of the time"
     )
     options = parser.parse_args(argv)
-    names = options.ops.split(",") if options.ops else [spec.name for spec in all_ops()]
+    known = c_abi.names() if options.c_abi else [spec.name for spec in all_ops()]
+    names = options.ops.split(",") if options.ops else known
     for name in names:
-        if name not in REGISTRY:
-            parser.error(f"there is no op {name!r}; there are {', '.join(spec.name for spec in all_ops())}")
+        if name not in known:
+            parser.error(f"there is no op {name!r}; there are {', '.join(known)}")
     dtypes = [getattr(torch, name, name) for name in options.dtypes.split(",")] if options.dtypes else None
     for dtype in dtypes or ():
         if not isinstance(dtype, torch.dtype):
             parser.error(f"{dtype!r} is no dtype of torch")
     threads = [int(count) for count in options.threads.split(",")]
+    if options.c_abi:
+        c_abi.write(options.out or RESULTS / "c-abi.csv", c_abi.run(names, dtypes, threads, options.quick))
+        return
     rows = run([REGISTRY[name] for name in names], dtypes, threads, not options.no_compile, options.quick)
-    write_csv(options.out, rows, Row)
-    print(f"{len(rows)} rows in {options.out}")
+    path = options.out or RESULTS / "ops.csv"
+    write_csv(path, rows, Row)
+    print(f"{len(rows)} rows in {path}")
 
 
 if __name__ == "__main__":

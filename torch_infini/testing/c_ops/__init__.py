@@ -246,13 +246,16 @@ class Descriptor:
         c_function(name)(self.handle, ctypes.byref(size))
         return size.value
 
-    def run(
-        self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None, workspace: Tensor | None = None
-    ) -> None:
-        """Run on the memory of a sample's arguments. Without a stream it is done on return."""
+    def run(self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Any:
+        """Run on the memory of a sample's arguments. Done on return; on a stream, keep what is returned."""
+        bound = self.bound(args, stream)
+        bound()
+        return bound
+
+    def bound(self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Callable[[], None]:
+        """The run as a function without arguments, to be called often; it holds the workspace."""
         size = self.workspace_size()
-        if workspace is None:
-            workspace = torch.empty(size + 64, dtype=torch.uint8)[-size % 64 :]
+        workspace = torch.empty(size, dtype=torch.uint8)
         keep: list[Any] = [workspace]
         values: list[Any] = []
         for argument in self.op.run.arguments:
@@ -269,7 +272,12 @@ class Descriptor:
                 values.append(address(tensor))
             else:
                 values.append(_value(argument.type, args[argument.name], keep))
-        c_function(self.op.run.name)(*values)
+        function = c_function(self.op.run.name)
+
+        def run(_keep: list[Any] = keep) -> None:
+            function(*values)
+
+        return run
 
     def __enter__(self) -> Descriptor:
         return self
@@ -278,10 +286,10 @@ class Descriptor:
         c_function(f"infiniopDestroy{self.op.name}Descriptor")(self.handle)
 
 
-def call(op: COp, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> None:
-    """Create, run, destroy."""
+def call(op: COp, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Any:
+    """Create, run, destroy. With a stream, keep what is returned until the work is done."""
     with Descriptor(op, args) as descriptor:
-        descriptor.run(args, stream)
+        return descriptor.run(args, stream)
 
 
 def all_c_ops() -> Iterator[COp]:
