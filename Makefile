@@ -1,11 +1,12 @@
 # make demo: the two-command start. make test: all tests. Both set .venv up first; a second call does nothing twice.
+# make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test build bench format check-format check-cuda clean
+.PHONY: demo test build bench sanitize fuzz format check-format check-cuda clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -16,6 +17,22 @@ test: build
 
 bench: build
 	$(PY) benchmarks/run.py
+
+# On a copy of the tree, so that the libraries in use here stay as they are. Leaks cannot be told: Python and torch keep
+# memory to the end; the soak tests watch for ours.
+SANITIZED := build/sanitized
+SANITIZER := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
+sanitize: build
+	@mkdir -p $(SANITIZED)
+	@git ls-files -z --cached --others --exclude-standard --deduplicate | xargs -0 cp -u --parents -t $(SANITIZED)
+	@cd $(SANITIZED) && CXXFLAGS="$(SANITIZER) -O1 -g1" LDFLAGS="$(SANITIZER)" \
+	  $(abspath $(PY)) -W ignore setup.py -q build_ext --inplace
+	cd $(SANITIZED) && LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
+	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=. $(abspath $(PY)) -m pytest -q $(TESTS)
+
+SECONDS := 600
+fuzz: build $(VENV)/.fuzz
+	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)
 
 build: $(VENV)/.ready
 	@$(PY) -W ignore setup.py -q build_ext --inplace
@@ -43,6 +60,10 @@ $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	@offline=$$($(PY) -m pip install -q --no-index --no-build-isolation -e '.[test]' 2>&1) \
 	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-build-isolation -e '.[test]' \
 	  || { echo "set-up: without a registry pip said: $$offline"; exit 1; }
+	@touch $@
+
+$(VENV)/.fuzz: $(VENV)/.ready
+	@$(PY) -c 'import hypothesis' 2>/dev/null || $(PY) -m pip install -q -c .ci/constraints.txt hypothesis
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
