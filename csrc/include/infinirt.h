@@ -19,10 +19,11 @@ extern "C" {
 #endif
 
 /* Handles. Each is made by a Create (or Instantiate, or EndCapture) and belongs to the caller until its Destroy. A
- * handle that was destroyed, or never made, is refused with BAD_PARAM; NULL with NULL_POINTER, but for streams. A
- * stream is a queue: its work runs in the order it was queued; streams run independently of one another. A NULL stream
- * means: done on return. It waits for nothing that other streams have queued, and a failure is the call's. A handle is
- * used on the device that it was made on, whichever is current. */
+ * handle that was never made, or was destroyed (until a new one gets its address), is refused with BAD_PARAM; NULL with
+ * NULL_POINTER, but for streams. A handle works on the device that it was made on, whichever is current.
+ *
+ * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
+ * A NULL stream means: done on return, on the current device. It waits for nothing that streams have queued. */
 typedef void *infinirtStream_t;
 typedef void *infinirtEvent_t;
 typedef void *infinirtGraph_t;
@@ -72,14 +73,17 @@ INFINI_API infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
  * capture's end. */
 INFINI_API infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
-/* Queues function(data). `data` must stay valid until release(data) is called, once, by any thread, when the function
- * will not run again: after it ran, or with the last owner of the capture it is in (the capture itself, its graph, what
- * was instantiated from that, launches still queued). release may be NULL. Where this call fails, release is not called
- * and `data` stays the caller's. A status other than SUCCESS is the stream's error at its next synchronisation, with
- * what the function last gave to infinirtSetLastErrorMessage(). The function runs with the caller's
- * omp_get_max_threads(). On a stream, neither it nor release may call infinirt functions that wait (BAD_PARAM). With a
- * NULL stream it has run on return, and its status is returned. Only for streams of the CPU: others answer
- * NOT_IMPLEMENTED. */
+/* Queues function(data), which runs on a thread of the stream with the caller's omp_get_max_threads(). A status other
+ * than SUCCESS is the stream's failure, with the sentence that the function gave to infinirtSetLastErrorMessage().
+ * With a NULL stream it has run on return, and its status is returned.
+ *
+ * `data` must stay valid until release(data) is called: once, by any thread, when the function will not run again,
+ * which is after it ran, or, captured, with the last of the capture, its graph, what was instantiated from that, and
+ * launches still queued. release may be NULL. Where this call fails, release is not called and `data` stays the
+ * caller's.
+ *
+ * On a stream, neither function nor release may call infinirt functions that wait (BAD_PARAM, but for infinirtFree()).
+ * Only for streams of the CPU: others answer NOT_IMPLEMENTED. */
 typedef infiniStatus_t (*infinirtHostFunction_t)(void *data);
 INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinirtHostFunction_t function,
                                                            void *data, void (*release)(void *data));

@@ -15,7 +15,6 @@ namespace infini::runtime {
 
 class Backend;
 
-// One device; plain data, compared by value.
 struct Device {
     infiniDevice_t type = INFINI_DEVICE_CPU;
     int id = 0;
@@ -64,8 +63,8 @@ public:
     virtual void memcpy(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) = 0;
     virtual void memcpy_async(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, Stream &stream) = 0;
 
-    // ---- advanced: as they stand here they answer NOT_IMPLEMENTED. A stream given by pointer may be nullptr, which
-    //      means "done on return". ----
+    // ---- advanced: as they stand here they answer NOT_IMPLEMENTED ----
+    // A stream given by pointer may be nullptr, which means: done on return.
 
     virtual std::shared_ptr<Event> event_create(int device_id, uint32_t flags);
     virtual void event_record(Event &event, Stream *stream);
@@ -90,19 +89,17 @@ private:
     [[noreturn]] void not_implemented(const char *function) const;
 };
 
-// "cpu", "nvidia", ...; the number where it is no device type.
+// "cpu", "nvidia", ...
 std::string name_of(infiniDevice_t type);
 
 // nullptr: this build has none for that type.
 Backend *backend_of(infiniDevice_t type);
 
-// The calling thread's current device.
-Device current_device();
-
-// Adds a backend to the build, as a constant of its own source: const Registered<CpuBackend>
-// registered{INFINI_DEVICE_CPU}; The backend is made when the library is loaded (no driver calls in its constructor)
-// and never destroyed.
 void register_backend(infiniDevice_t type, Backend *backend);
+
+// Adds a backend to the build, by a constant in its own source:
+//     const Registered<CpuBackend> registered{INFINI_DEVICE_CPU};
+// The backend is made when the library is loaded (no driver calls in its constructor) and never destroyed.
 template <typename Derived> struct Registered {
     explicit Registered(infiniDevice_t type) { register_backend(type, new Derived); }
 };

@@ -184,10 +184,6 @@ infiniStatus_t event_create(const char *function, infinirtEvent_t *event_ptr, ui
 
 } // namespace
 
-Device current_device() {
-    return current;
-}
-
 } // namespace infini::runtime
 
 using namespace infini;

@@ -76,10 +76,8 @@ void not_on_worker(const char *function) {
     }
 }
 
-void not_captured(const char *function, CpuStream &stream, infiniStatus_t status) {
-    if (stream.is_captured()) {
-        throw Error(status, message(function, ": stream must not be captured at the time"));
-    }
+[[noreturn]] void refuse_captured(const char *function, infiniStatus_t status) {
+    throw Error(status, message(function, ": stream must not be captured at the time"));
 }
 
 // The event's last record; nullptr: there is none. One in a capture never completes.
@@ -141,7 +139,9 @@ public:
 
     void stream_synchronize(Stream &stream) override {
         not_on_worker("infinirtStreamSynchronize");
-        not_captured("infinirtStreamSynchronize", cpu(stream), INFINI_STATUS_BAD_PARAM);
+        if (cpu(stream).is_captured()) {
+            refuse_captured("infinirtStreamSynchronize", INFINI_STATUS_BAD_PARAM);
+        }
         cpu(stream).drain();
         if (const std::optional<Failure> failure = cpu(stream).take_failure()) {
             throw Error(failure->status, failure->sentence);
@@ -217,13 +217,16 @@ public:
     void free_host(int device_id, void *ptr) override { free(device_id, ptr); }
 
     void *malloc_async(size_t size, Stream &stream) override {
-        not_captured("infinirtMallocAsync", cpu(stream), INFINI_STATUS_NOT_IMPLEMENTED);
+        if (cpu(stream).is_captured()) {
+            refuse_captured("infinirtMallocAsync", INFINI_STATUS_NOT_IMPLEMENTED);
+        }
         return malloc(0, size);
     }
 
     void free_async(void *ptr, Stream &stream) override {
-        not_captured("infinirtFreeAsync", cpu(stream), INFINI_STATUS_NOT_IMPLEMENTED);
-        cpu(stream).enqueue([ptr] { std::free(ptr); });
+        if (!cpu(stream).enqueue_once([ptr] { std::free(ptr); })) {
+            refuse_captured("infinirtFreeAsync", INFINI_STATUS_NOT_IMPLEMENTED);
+        }
     }
 
     void memcpy(int, void *dst, const void *src, size_t size, infinirtMemcpyKind_t) override {

@@ -165,6 +165,15 @@ void CpuStream::enqueue(Task task) {
     }
 }
 
+bool CpuStream::enqueue_once(Task task) {
+    std::unique_lock<std::mutex> lock(mutex_);
+    if (capture() != nullptr) {
+        return false;
+    }
+    push(lock, std::move(task));
+    return true;
+}
+
 void CpuStream::record(CpuEvent &event) {
     std::unique_lock<std::mutex> lock(mutex_);
     const bool captured = capture() != nullptr;

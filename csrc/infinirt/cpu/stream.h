@@ -23,7 +23,7 @@ namespace infini::runtime {
 using Task = std::function<void()>;
 using Tasks = std::vector<Task>;
 
-// What went wrong in a task, and the how manyth failure of the process it was.
+// What went wrong in a task, and its place among the failures of the process.
 struct Failure {
     infiniStatus_t status;
     std::string sentence;
@@ -101,6 +101,8 @@ public:
 
     // Queues the task, or captures it.
     void enqueue(Task task);
+    // Queues the task; false: the stream is captured, and this is no task for replays.
+    bool enqueue_once(Task task);
 
     void record(CpuEvent &event);
     void wait_for(CpuEvent &event);
