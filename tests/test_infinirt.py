@@ -221,7 +221,9 @@ def refusals() -> dict[str, list[tuple[tuple[object, ...], int, str]]]:
     not_made = data.at  # an address that is no handle
 
     def bad(argument: str, *calls: tuple[object, ...]) -> list[tuple[tuple[object, ...], int, str]]:
-        return [(call, BAD_PARAM, f"{argument} must be a handle that was made and not destroyed, got 0x") for call in calls]
+        return [
+            (call, BAD_PARAM, f"{argument} must be a handle that was made and not destroyed, got 0x") for call in calls
+        ]
 
     def null(argument: str, *call: object) -> list[tuple[tuple[object, ...], int, str]]:
         return [(call, NULL_POINTER, f"{argument} must not be NULL")]
@@ -694,8 +696,12 @@ def test_copies_are_held_to_the_end_of_an_allocation(s: int) -> None:
         for kind in (H2H, H2D, D2H, D2D):
             for on in ((), (s,), (None,)):
                 name = "MemcpyAsync" if on else "Memcpy"
-                refused(BAD_PARAM, "at most the 100 bytes there are at dst, got 101", name, at, other.at, 101, kind, *on)
-                refused(BAD_PARAM, "at most the 60 bytes there are at src, got 61", name, other.at, at + 40, 61, kind, *on)
+                refused(
+                    BAD_PARAM, "at most the 100 bytes there are at dst, got 101", name, at, other.at, 101, kind, *on
+                )
+                refused(
+                    BAD_PARAM, "at most the 60 bytes there are at src, got 61", name, other.at, at + 40, 61, kind, *on
+                )
                 refused(BAD_PARAM, "size must be at most", name, other.at, at, (1 << 64) - 1, kind, *on)
                 refused(BAD_PARAM, "size must be at most", name, other.at, other.at + 1, (1 << 64) - 1, kind, *on)
                 ok(name, other.at, at + 40, 60, kind, *on)
