@@ -60,6 +60,7 @@ static thread_local int current = -1;
 inline const char *qyGetErrorString(qyError_t) { return "a made-up error"; }
 inline qyError_t qyGetDeviceCount(int *count) { *count = 2; return qySuccess; }
 inline qyError_t qySetDevice(int device) { current = device; return qySuccess; }
+extern "C" __attribute__((used)) inline int qyCurrentDevice() { return current; }
 inline qyError_t qyDeviceSynchronize() { return current == 1 ? qySuccess : 99; }
 inline qyError_t qyStreamCreate(qyStream_t *stream) { *stream = std::malloc(1); return qySuccess; }
 inline qyError_t qyStreamDestroy(qyStream_t stream) { std::free(stream); return qySuccess; }
@@ -122,6 +123,7 @@ def test_bring_up_a_device(tmp_path: Path) -> None:
     fails(rt.infinirtDeviceSynchronize(), "qyDeviceSynchronize: a made-up error")
     fails(rt.infinirtMalloc(ctypes.byref(memory), 8), "infinirtMalloc: no memory for 8 bytes on qy 0")
     assert rt.infinirtSetDevice(qy, 1) == 0
+    assert rt.qyCurrentDevice() == 1
     fails(rt.infinirtSetDevice(qy, 2), sentence)
     device, number, of_thread = ctypes.c_int(), ctypes.c_int(), []
     assert rt.infinirtGetDevice(ctypes.byref(device), ctypes.byref(number)) == 0

@@ -705,6 +705,7 @@ def test_copies_are_held_to_the_end_of_an_allocation(s: int) -> None:
                 refused(BAD_PARAM, "size must be at most", name, other.at, at, (1 << 64) - 1, kind, *on)
                 refused(BAD_PARAM, "size must be at most", name, other.at, other.at + 1, (1 << 64) - 1, kind, *on)
                 ok(name, other.at, at + 40, 60, kind, *on)
+                ok(name, other.at, at + 100, 1, kind, *on)  # begins outside: not ours to judge
                 ok("StreamSynchronize", s)
         ok(free, at)
 
@@ -1030,5 +1031,25 @@ def test_library_stays_while_its_threads_run() -> None:
         "assert rt.infinirtStreamCreate(ctypes.byref(s)) == 0\n"
         "_ctypes.dlclose(rt._handle)\n"
         "time.sleep(0.1)\n"
+        "print('done')"
+    )
+
+
+@pytest.mark.skipif(sanitized, reason="sanitizers need the address space")
+@linux
+def test_no_more_threads() -> None:
+    python(
+        "import resource\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20),) * 2)\n"
+        "rt.infiniGetLastErrorMessage.restype = ctypes.c_char_p\n"
+        "made = []\n"
+        "while (status := rt.infinirtStreamCreate(ctypes.byref(s))) == 0 and len(made) < 100_000:\n"
+        "    made.append(s.value)\n"
+        "assert status == 1 and made, (status, len(made))\n"
+        "assert rt.infiniGetLastErrorMessage() == b'infinirtStreamCreate: the system gives no more threads'\n"
+        "for handle in made:\n"
+        "    assert rt.infinirtStreamDestroy(ctypes.c_void_p(handle)) == 0\n"
+        "assert rt.infinirtStreamCreate(ctypes.byref(s)) == 0\n"
         "print('done')"
     )
