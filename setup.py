@@ -214,7 +214,7 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
     uses = {
-        "libinfinirt": "-pthread",
+        "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
         "libtorch_infini": f"-L. -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
     }

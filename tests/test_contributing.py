@@ -1,15 +1,28 @@
-"""CONTRIBUTING.md's "Add an op", followed word for word in a copy of the tree: it builds, and its tests pass."""
+"""CONTRIBUTING.md followed word for word.
+
+"Add an op" in a copy of the tree: it builds, and its tests pass. "Bring up a device" against a made-up driver: it runs
+beside the CPU.
+"""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
+
+
+def blocks(section: str) -> list[tuple[str, str]]:
+    """(path, text) of the section's files."""
+    text = (ROOT / "CONTRIBUTING.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
+    return re.findall(r"```\w+ (\S+)\n(.*?)```", text, re.S)
 
 
 def test_add_an_op(tmp_path: Path) -> None:
@@ -18,9 +31,9 @@ def test_add_an_op(tmp_path: Path) -> None:
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "model"))
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, tmp_path / file)
-    blocks = re.findall(r"```\w+ (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.S)
-    assert len(blocks) == 5
-    for name, text in blocks:
+    files = blocks("Add an op")
+    assert len(files) == 5
+    for name, text in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
@@ -33,3 +46,129 @@ def test_add_an_op(tmp_path: Path) -> None:
 
     run("setup.py", "-q", "build_ext", "--inplace")
     run("-m", "pytest", "-q", "tests/test_ops.py", "tests/test_docs.py", "-k", "scale")
+
+
+# Two devices, whose memory is the host's, and whose streams do everything at once.
+DRIVER = """
+#include <cstdlib>
+#include <cstring>
+typedef int qyError_t;
+enum { qySuccess = 0, qyErrorMemory = 2 };
+enum qyMemcpyKind { qyMemcpyHostToHost = 5, qyMemcpyHostToDevice, qyMemcpyDeviceToHost, qyMemcpyDeviceToDevice };
+typedef void *qyStream_t;
+static thread_local int current = -1;
+inline const char *qyGetErrorString(qyError_t) { return "a made-up error"; }
+inline qyError_t qyGetDeviceCount(int *count) { *count = 2; return qySuccess; }
+inline qyError_t qySetDevice(int device) { current = device; return qySuccess; }
+extern "C" __attribute__((used)) inline int qyCurrentDevice() { return current; }
+inline qyError_t qyDeviceSynchronize() { return current == 1 ? qySuccess : 99; }
+inline qyError_t qyStreamCreate(qyStream_t *stream) { *stream = std::malloc(1); return qySuccess; }
+inline qyError_t qyStreamDestroy(qyStream_t stream) { std::free(stream); return qySuccess; }
+inline qyError_t qyStreamSynchronize(qyStream_t) { return qySuccess; }
+inline qyError_t qyMalloc(void **ptr, size_t size) {
+    *ptr = size < 1 << 20 && current == 1 ? std::malloc(size) : nullptr;
+    return *ptr == nullptr ? qyErrorMemory : qySuccess;
+}
+inline qyError_t qyMallocHost(void **ptr, size_t size) { return qyMalloc(ptr, size); }
+inline qyError_t qyFree(void *ptr) { std::free(ptr); return qySuccess; }
+inline qyError_t qyFreeHost(void *ptr) { return qyFree(ptr); }
+inline qyError_t qyMemcpy(void *dst, const void *src, size_t size, qyMemcpyKind kind) {
+    std::memcpy(dst, src, size);
+    return kind == qyMemcpyHostToDevice || kind == qyMemcpyDeviceToHost ? qySuccess : 99;
+}
+inline qyError_t qyMemcpyAsync(void *dst, const void *src, size_t size, qyMemcpyKind kind, qyStream_t) {
+    return qyMemcpy(dst, src, size, kind);
+}
+"""
+
+
+def test_bring_up_a_device(tmp_path: Path) -> None:
+    ((name, text),) = blocks("Bring up a device")
+    (tmp_path / "qy_runtime.h").write_text(DRIVER)
+    source = tmp_path / name
+    source.parent.mkdir(parents=True)
+    source.write_text(text)
+    shutil.copy2(ROOT / "csrc" / "infinirt" / "backend.h", source.parent.parent)
+    library = tmp_path / "libwithqy.so"
+    objects = sorted(map(str, (ROOT / "build" / "native").glob("infinirt.*.o")))
+    flags = "-std=c++17 -Wall -Wextra -Werror -fPIC -fopenmp -shared -Icsrc/include -Icsrc/common"
+    environment = [
+        os.environ.get(name, default) for name, default in (("CXX", "g++"), ("CXXFLAGS", ""), ("LDFLAGS", ""))
+    ]
+    command = [
+        *shlex.split(" ".join((*environment, flags))),
+        f"-I{tmp_path}",
+        str(source),
+        *objects,
+        "-o",
+        str(library),
+    ]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+    rt, qy, cpu = ctypes.CDLL(str(library)), 9, 0
+    rt.infiniGetLastErrorMessage.restype = ctypes.c_char_p
+    stream, memory, host, event = (ctypes.c_void_p() for _ in range(4))
+
+    def fails(status: int, sentence: str) -> None:
+        assert (status, rt.infiniGetLastErrorMessage().decode()) == (status, sentence)
+        assert status != 0
+
+    counts = (ctypes.c_int * 10)()
+    assert rt.infinirtGetAllDeviceCount(counts) == 0
+    assert list(counts) == [1] + [0] * 8 + [2]
+    sentence = "infinirtSetDevice: device_id must be less than the number of devices (qy has 2), got 2"
+    fails(rt.infinirtSetDevice(qy, 2), sentence)
+    assert rt.infinirtSetDevice(qy, 0) == 0
+    fails(rt.infinirtDeviceSynchronize(), "qyDeviceSynchronize: a made-up error")
+    fails(rt.infinirtMalloc(ctypes.byref(memory), 8), "infinirtMalloc: no memory for 8 bytes on qy 0")
+    assert rt.infinirtSetDevice(qy, 1) == 0
+    assert rt.qyCurrentDevice() == 1
+    fails(rt.infinirtSetDevice(qy, 2), sentence)
+    device, number, of_thread = ctypes.c_int(), ctypes.c_int(), []
+    assert rt.infinirtGetDevice(ctypes.byref(device), ctypes.byref(number)) == 0
+    assert (device.value, number.value) == (qy, 1)  # what failed has changed nothing
+
+    def another_thread() -> None:
+        assert rt.infinirtGetDevice(ctypes.byref(device), None) == 0
+        of_thread.append(device.value)
+
+    thread = threading.Thread(target=another_thread)
+    thread.start()
+    thread.join()
+    assert of_thread == [cpu]
+
+    assert rt.infinirtStreamCreate(ctypes.byref(stream)) == 0
+    assert rt.infinirtMalloc(ctypes.byref(memory), 8) == 0
+    assert rt.infinirtMallocHost(ctypes.byref(host), 8) == 0
+
+    data, result = ctypes.create_string_buffer(b"1234567", 8), ctypes.create_string_buffer(8)
+    assert rt.infinirtMemcpy(memory, data, ctypes.c_size_t(8), 1) == 0
+    assert rt.infinirtMemcpyAsync(result, memory, ctypes.c_size_t(8), 2, stream) == 0
+    assert result.raw == data.raw
+    assert rt.infinirtMemcpyAsync(result, memory, ctypes.c_size_t(9), 2, stream) == 3
+
+    absent = ": the backend of qy does not implement this function"
+    fails(rt.infinirtEventCreate(ctypes.byref(event)), "infinirtEventCreate" + absent)
+    fails(rt.infinirtStreamBeginCapture(stream, 0), "infinirtStreamBeginCapture" + absent)
+    fails(rt.infinirtMallocAsync(ctypes.byref(event), 8, stream), "infinirtMallocAsync" + absent)
+    fails(rt.infinirtFreeAsync(memory, stream), "infinirtFreeAsync" + absent)
+
+    # With another device current: handles and host memory know theirs, device memory is that of the current one.
+    assert rt.infinirtSetDevice(cpu, 0) == 0
+    assert rt.infinirtEventCreate(ctypes.byref(event)) == 0
+    fails(
+        rt.infinirtEventRecord(event, stream),
+        "infinirtEventRecord: event and stream must be of one device type, got cpu and qy",
+    )
+    fails(
+        rt.infinirtStreamWaitEvent(stream, event),
+        "infinirtStreamWaitEvent: stream and event must be of one device type, got qy and cpu",
+    )
+    assert rt.infinirtStreamSynchronize(stream) == 0
+    assert rt.infinirtStreamDestroy(stream) == 0
+    assert rt.infinirtFreeHost(host) == 0
+    assert rt.infinirtFree(memory) == 3
+    assert rt.infinirtSetDevice(qy, 1) == 0
+    assert rt.infinirtFree(memory) == 0
+    assert rt.infinirtFree(memory) == 3

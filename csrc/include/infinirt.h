@@ -1,6 +1,7 @@
 /* libinfinirt: devices, streams, events, memory and graphs of every backend, behind one set of functions. C99 and
  * C++17. A function that fails returns its status, leaves its arguments as they were, and keeps a sentence for
- * infiniGetLastErrorMessage(). Any thread may call any function; the current device belongs to the calling thread. */
+ * infiniGetLastErrorMessage(). Any thread may call any function; the current device belongs to the calling thread.
+ * A child of fork() has none of its parent's threads and must not use what the parent made here. */
 #ifndef INFINIRT_H
 #define INFINIRT_H
 
@@ -14,9 +15,11 @@ extern "C" {
 #endif
 
 /* Handles. Each is made by a Create (or Instantiate, or EndCapture) and belongs to the caller until its Destroy. A
- * handle that was destroyed, or never made, is refused with BAD_PARAM. A stream is a queue: its work runs in the order
- * it was queued; streams run independently of one another. A NULL stream means: done on return. It waits for nothing
- * that other streams have queued. */
+ * handle that was never made, or was destroyed (until a new one gets its address), is refused with BAD_PARAM; NULL with
+ * NULL_POINTER, but for streams. A handle works on the device that it was made on, whichever is current.
+ *
+ * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
+ * A NULL stream means: done on return, on the current device. It waits for nothing that streams have queued. */
 typedef void *infinirtStream_t;
 typedef void *infinirtEvent_t;
 typedef void *infinirtGraph_t;
@@ -42,29 +45,40 @@ INFINI_API infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id
 /* The calling thread's current device. Either pointer may be NULL where that half is of no interest. */
 INFINI_API infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
 
-/* Returns when all work queued on the current device is done; with the status of the first that failed, if any did. */
+/* Returns when all work queued on the current device is done; with the status of the first piece of it, on any stream,
+ * that failed since the stream's last synchronisation. What is being captured is not queued. */
 INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
 
 /* ---- streams (of the current device) ---- */
 
+/* INTERNAL_ERROR where the system has no more threads. */
 INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
 
-/* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture in progress is lost.
- */
+/* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture that began on it is
+ * lost, and so is a failure that no synchronisation has reported. Threads that wait for the stream return as ever. */
 INFINI_API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
 
 /* Returns when all work queued before is done; with the status of the first piece of it that failed since the last
- * synchronisation (its sentence is the last error then), if any did. */
+ * synchronisation (its sentence is the last error then), if any did. Work after that piece has run all the same.
+ * BAD_PARAM while the stream is captured; a NULL stream has nothing to wait for. */
 INFINI_API infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
 
 /* What is queued on `stream` from now on waits for the last infinirtEventRecord() of `event` before this call; an event
- * that was never recorded holds nothing up. With a NULL stream the call itself waits. */
+ * that was never recorded holds nothing up. With a NULL stream the call itself waits. If that record is part of a
+ * capture, the stream joins the capture; a captured stream waits for no other. BAD_PARAM otherwise, or after that
+ * capture's end. */
 INFINI_API infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
-/* Queues function(data). `data` must stay valid until release(data) is called, once, when the function will not run
- * again: after it ran, or with the last graph it was captured into; release may be NULL. If this call fails it was not
- * called. A status other than SUCCESS is the stream's error at its next synchronisation. The function may not call
- * infinirt functions that wait. With a NULL stream it has run on return, and its status is returned.
+/* Queues function(data), which runs on a thread of the stream with the caller's omp_get_max_threads(). A status other
+ * than SUCCESS is the stream's failure, with the sentence that the function gave to infinirtSetLastErrorMessage().
+ * With a NULL stream it has run on return, and its status is returned.
+ *
+ * `data` must stay valid until release(data) is called: once, by any thread, when the function will not run again,
+ * which is after it ran, or, captured, with the last of the capture, its graph, what was instantiated from that, and
+ * launches still queued. release may be NULL. Where this call fails, release is not called and `data` stays the
+ * caller's.
+ *
+ * On a stream, neither function nor release may call infinirt functions that wait (BAD_PARAM, but for infinirtFree()).
  * Only for streams of the CPU: others answer NOT_IMPLEMENTED. */
 typedef infiniStatus_t (*infinirtHostFunction_t)(void *data);
 INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinirtHostFunction_t function,
@@ -86,7 +100,9 @@ INFINI_API infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
 INFINI_API infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr, uint32_t flags);
 
 /* Queues the event on the stream: it is complete when all work queued before is. Recording it again replaces the record
- * before; who waits for that one already keeps waiting for that one. */
+ * before; who waits for that one already keeps waiting for that one. Event and stream must be of one device.
+ * On a captured stream it only marks a place in the capture: replays do not complete it, and until it is recorded anew
+ * Query, Synchronize and ElapsedTime refuse the event with BAD_PARAM. */
 INFINI_API infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
 
 /* Whether the last record is complete; an event that was never recorded is. Does not wait. */
@@ -98,21 +114,23 @@ INFINI_API infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
 /* Frees the event at once; who waits for it keeps waiting for the record that it had. */
 INFINI_API infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
 
-/* Milliseconds between the completions of two records, to better than a microsecond. BAD_PARAM if either event was
- * never recorded, is not complete, or has DISABLE_TIMING. */
+/* Milliseconds between the completions of two records, measured to better than a microsecond; negative where `end` was
+ * first. BAD_PARAM if either event was never recorded, is not complete, or has DISABLE_TIMING. */
 INFINI_API infiniStatus_t infinirtEventElapsedTime(float *ms_ptr, infinirtEvent_t start, infinirtEvent_t end);
 
 /* ---- memory (of the current device, and of its host) ---- */
 
 /* `size` bytes of device memory, aligned to at least 64; 0 bytes give NULL. INTERNAL_ERROR where memory is short.
- * To be freed with infinirtFree() or infinirtFreeAsync(). */
+ * To be freed with infinirtFree() or infinirtFreeAsync(), while the same device is current or by a stream of it. */
 INFINI_API infiniStatus_t infinirtMalloc(void **p_ptr, size_t size);
 
-/* The same of host memory from which the device copies fast (pinned); to be freed with infinirtFreeHost(). */
+/* The same of host memory from which the device copies fast (pinned); to be freed with infinirtFreeHost() anywhere. */
 INFINI_API infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
 
-/* Waits for the device's queued work, then frees. NULL does nothing. BAD_PARAM for memory that infinirtMalloc() did not
- * give, that was freed already, or for an address inside of an allocation. */
+/* Waits for the device's queued work, then frees; in a host function that a stream runs, frees without waiting.
+ * Failures of that work stay for the next synchronisation. NULL does nothing. BAD_PARAM for memory that
+ * infinirtMalloc() (infinirtMallocHost()) did not give, that was freed already, or for an address inside of an
+ * allocation. */
 INFINI_API infiniStatus_t infinirtFree(void *ptr);
 INFINI_API infiniStatus_t infinirtFreeHost(void *ptr);
 
@@ -124,8 +142,8 @@ typedef enum INFINI_ENUM_BASE {
 } infinirtMemcpyKind_t;
 
 /* Copies `size` bytes; done on return. It waits for no stream. The two may overlap. BAD_PARAM for a kind that is none,
- * and for a range that begins inside an allocation of ours and reaches beyond its end; NULL_POINTER where size is not
- * 0. */
+ * and for a range that begins inside an allocation of ours and reaches beyond its end; memory that is not ours is taken
+ * as it is. NULL_POINTER for a NULL where size is not 0. */
 INFINI_API infiniStatus_t infinirtMemcpy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind);
 
 /* The same, queued on the stream; both ranges must stay valid until it is done. */
@@ -133,10 +151,11 @@ INFINI_API infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t
                                               infinirtStream_t stream);
 
 /* Device memory that may be used by what is queued on the stream from now on. Not while the stream is captured
- * (NOT_IMPLEMENTED). */
+ * (NOT_IMPLEMENTED). With a NULL stream the same as infinirtMalloc(). */
 INFINI_API infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
 
-/* Frees when all work queued on the stream before is done; the address is refused from now on. */
+/* Frees when all work queued on the stream before is done; the address is refused from now on. Not while the stream is
+ * captured (NOT_IMPLEMENTED). With a NULL stream the same as infinirtFree(). */
 INFINI_API infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
 
 /* ---- graphs: work captured from streams once and replayed any number of times ---- */
@@ -150,17 +169,19 @@ typedef enum INFINI_ENUM_BASE {
 
 /* From now on what is queued on the stream is kept instead of run. A stream that waits for an event recorded on a
  * captured one joins the capture. While captured, a stream cannot be synchronised. BAD_PARAM for NULL, which is no
- * queue. */
+ * queue, and for a stream that is captured already. */
 INFINI_API infiniStatus_t infinirtStreamBeginCapture(infinirtStream_t stream, infinirtStreamCaptureMode_t mode);
 
-/* Ends the capture where it began; the graph belongs to the caller. BAD_PARAM on a stream where none began. */
+/* Ends the capture where it began; the graph belongs to the caller. BAD_PARAM on a stream where none began. Streams
+ * that joined leave the capture; what they queued is in it. (Let the first stream wait for them before: devices other
+ * than the CPU may demand it.) */
 INFINI_API infiniStatus_t infinirtStreamEndCapture(infinirtStream_t stream, infinirtGraph_t *graph_ptr);
 
 /* What was instantiated from the graph stays valid. */
 INFINI_API infiniStatus_t infinirtGraphDestroy(infinirtGraph_t graph);
 
-/* Makes a graph ready to run. On failure *node_ptr is the node at fault and log_buffer[buffer_size] says why; both may
- * be NULL, and are NULL and "" on success. */
+/* Makes a graph ready to run. On failure *node_ptr is the node at fault (NULL where it is none in particular) and
+ * log_buffer[buffer_size] says why; on success they are NULL and "". Either pointer may be NULL. */
 INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *graph_exec_ptr, infinirtGraph_t graph,
                                                    infinirtGraphNode_t *node_ptr, char *log_buffer, size_t buffer_size);
 
@@ -168,7 +189,8 @@ INFINI_API infiniStatus_t infinirtGraphInstantiate(infinirtGraphExec_t *graph_ex
 INFINI_API infiniStatus_t infinirtGraphExecDestroy(infinirtGraphExec_t graph_exec);
 
 /* Queues one run of everything captured, in an order that keeps every dependency; it reads and writes the memory that
- * was captured, which must still be there. (The name is spelled as the stack's users know it.) */
+ * was captured, which must still be there. On a captured stream the run becomes part of that capture. (The name is
+ * spelled as the stack's users know it.) */
 INFINI_API infiniStatus_t infinirtGraphLuanch(infinirtGraphExec_t graph_exec, infinirtStream_t stream);
 
 /* ---- errors, and the CPU's instruction sets (additions to the Infini interface) ---- */

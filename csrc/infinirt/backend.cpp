@@ -1,0 +1,84 @@
+// The backends of this build by device type, and what a backend answers where it has no advanced function.
+#include "backend.h"
+
+namespace infini::runtime {
+
+namespace {
+
+Backend *backends[INFINI_DEVICE_TYPE_COUNT]; // zero before any constructor runs, so that the order of sources is free
+
+} // namespace
+
+void register_backend(infiniDevice_t type, Backend *backend) {
+    backend->type = type;
+    backends[type] = backend;
+}
+
+Backend *backend_of(infiniDevice_t type) {
+    return backends[type];
+}
+
+std::string name_of(infiniDevice_t type) {
+    static const char *const names[INFINI_DEVICE_TYPE_COUNT] = {"cpu",   "nvidia",   "cambricon", "ascend", "metax",
+                                                                "moore", "iluvatar", "kunlun",    "hygon",  "qy"};
+    return names[type];
+}
+
+void Backend::not_implemented(const char *function) const {
+    throw Error(INFINI_STATUS_NOT_IMPLEMENTED,
+                message(function, ": the backend of ", name_of(type), " does not implement this function"));
+}
+
+std::shared_ptr<Event> Backend::event_create(int, uint32_t) {
+    not_implemented("infinirtEventCreate");
+}
+
+void Backend::event_record(Event &, Stream *) {
+    not_implemented("infinirtEventRecord");
+}
+
+infinirtEventStatus_t Backend::event_query(Event &) {
+    not_implemented("infinirtEventQuery");
+}
+
+void Backend::event_synchronize(Event &) {
+    not_implemented("infinirtEventSynchronize");
+}
+
+float Backend::event_elapsed_time(Event &, Event &) {
+    not_implemented("infinirtEventElapsedTime");
+}
+
+void Backend::stream_wait_event(Stream &, Event &) {
+    not_implemented("infinirtStreamWaitEvent");
+}
+
+void *Backend::malloc_async(size_t, Stream &) {
+    not_implemented("infinirtMallocAsync");
+}
+
+void Backend::free_async(void *, Stream &) {
+    not_implemented("infinirtFreeAsync");
+}
+
+void Backend::stream_launch_host_function(Stream *, infinirtHostFunction_t, void *, void (*)(void *)) {
+    not_implemented("infinirtStreamLaunchHostFunction");
+}
+
+void Backend::stream_begin_capture(Stream &, infinirtStreamCaptureMode_t) {
+    not_implemented("infinirtStreamBeginCapture");
+}
+
+std::shared_ptr<Graph> Backend::stream_end_capture(Stream &) {
+    not_implemented("infinirtStreamEndCapture");
+}
+
+std::shared_ptr<GraphExec> Backend::graph_instantiate(Graph &, infinirtGraphNode_t *) {
+    not_implemented("infinirtGraphInstantiate");
+}
+
+void Backend::graph_launch(GraphExec &, Stream *) {
+    not_implemented("infinirtGraphLuanch");
+}
+
+} // namespace infini::runtime

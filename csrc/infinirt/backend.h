@@ -1,0 +1,107 @@
+// Backend: what one type of device offers to infinirt. A class derived from it, in a folder of its own, adds a device
+// to the build; no other file changes. infinirt.cpp stands in front: it has checked every argument and handle, so that
+// a backend only translates to its driver and throws an Error where that fails. CONTRIBUTING.md, "Bring up a device".
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "infinirt.h"
+#include "status.h"
+
+namespace infini::runtime {
+
+class Backend;
+
+struct Device {
+    infiniDevice_t type = INFINI_DEVICE_CPU;
+    int id = 0;
+};
+
+// What the handles of the C interface stand for. A backend derives from these what it has to keep;
+// infinirt.cpp fills in the members, and keeps an object alive while a call uses it.
+struct Object {
+    Backend *backend = nullptr;
+    int device_id = 0;
+    virtual ~Object() = default;
+};
+struct Stream : Object {};
+struct Event : Object {
+    uint32_t flags = 0; // infinirtEventFlags_t
+};
+struct Graph : Object {};
+struct GraphExec : Object {};
+
+// Functions are named after those of infinirt.h, whose comments say what they do. They are called from any thread, at
+// the same time; device_id is in range. What waits must not hold a lock that other functions need.
+class Backend {
+public:
+    virtual ~Backend() = default;
+    infiniDevice_t type = INFINI_DEVICE_CPU; // set when it is registered
+
+    // ---- minimal: every backend has these ----
+
+    // 0 where the driver or the device is missing, which is no error. Asked often: look once.
+    virtual int device_count() = 0;
+    // The calling thread chose this device. Other calls say themselves which device they are for.
+    virtual void set_device(int device_id) = 0;
+    virtual void device_synchronize(int device_id) = 0;
+
+    virtual std::shared_ptr<Stream> stream_create(int device_id) = 0;
+    virtual void stream_destroy(Stream &stream) = 0; // waits; the object itself goes with its last shared_ptr
+    virtual void stream_synchronize(Stream &stream) = 0;
+
+    // size is not 0. nullptr where memory is short.
+    virtual void *malloc(int device_id, size_t size) = 0;
+    virtual void *malloc_host(int device_id, size_t size) = 0;
+    virtual void free(int device_id, void *ptr) = 0; // waits for the device's queued work first
+    virtual void free_host(int device_id, void *ptr) = 0;
+
+    // size is not 0.
+    virtual void memcpy(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) = 0;
+    virtual void memcpy_async(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, Stream &stream) = 0;
+
+    // ---- advanced: as they stand here they answer NOT_IMPLEMENTED ----
+    // A stream given by pointer may be nullptr, which means: done on return.
+
+    virtual std::shared_ptr<Event> event_create(int device_id, uint32_t flags);
+    virtual void event_record(Event &event, Stream *stream);
+    virtual infinirtEventStatus_t event_query(Event &event);
+    virtual void event_synchronize(Event &event);
+    virtual float event_elapsed_time(Event &start, Event &end);
+    virtual void stream_wait_event(Stream &stream, Event &event);
+
+    virtual void *malloc_async(size_t size, Stream &stream);
+    virtual void free_async(void *ptr, Stream &stream);
+
+    virtual void stream_launch_host_function(Stream *stream, infinirtHostFunction_t function, void *data,
+                                             void (*release)(void *));
+
+    virtual void stream_begin_capture(Stream &stream, infinirtStreamCaptureMode_t mode);
+    virtual std::shared_ptr<Graph> stream_end_capture(Stream &stream);
+    // Before it throws it may set *fault to the node that cannot be instantiated.
+    virtual std::shared_ptr<GraphExec> graph_instantiate(Graph &graph, infinirtGraphNode_t *fault);
+    virtual void graph_launch(GraphExec &exec, Stream *stream);
+
+private:
+    [[noreturn]] void not_implemented(const char *function) const;
+};
+
+// "cpu", "nvidia", ...
+std::string name_of(infiniDevice_t type);
+
+// nullptr: this build has none for that type.
+Backend *backend_of(infiniDevice_t type);
+
+void register_backend(infiniDevice_t type, Backend *backend);
+
+// Adds a backend to the build, by a constant in its own source:
+//     const Registered<CpuBackend> registered{INFINI_DEVICE_CPU};
+// The backend is made when the library is loaded (no driver calls in its constructor) and never destroyed.
+template <typename Derived> struct Registered {
+    explicit Registered(infiniDevice_t type) { register_backend(type, new Derived); }
+};
+
+} // namespace infini::runtime

@@ -1,0 +1,138 @@
+// How streams work on a CPU. A stream is a queue and one thread that runs what is in it, in order. An event is a record
+// that some thread completes and others wait for. A capture is a list to which tasks go instead of the queue, and a
+// graph is that list: all streams of a capture append to it in the order of the program, which keeps every dependency.
+#pragma once
+
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "../backend.h"
+
+namespace infini::runtime {
+
+// One piece of work; throws where it fails. Queues and graphs hold copies: what they share, they share by shared_ptr.
+using Task = std::function<void()>;
+using Tasks = std::vector<Task>;
+
+// What went wrong in a task, and its place among the failures of the process.
+struct Failure {
+    infiniStatus_t status;
+    std::string sentence;
+    uint64_t order;
+};
+
+std::optional<Failure> attempt(const Task &task) noexcept;
+
+// Runs all tasks, as a queue does also after a failure; then throws the first one.
+void run_all(const Tasks &tasks);
+
+// Whether the calling thread is the worker of a stream.
+bool on_worker();
+
+class CpuStream;
+
+struct CpuGraph : Graph {
+    std::shared_ptr<const Tasks> tasks;
+};
+struct CpuGraphExec : GraphExec {
+    std::shared_ptr<const Tasks> tasks;
+};
+
+// What is captured, from its beginning on one stream to the end there. Streams that joined find it closed by then.
+class Capture {
+public:
+    explicit Capture(const CpuStream *origin) : origin(origin) {}
+    const CpuStream *const origin; // compared, never followed
+
+    bool is_open();
+    bool add(const Task &task); // false: it is closed
+    Tasks close();
+
+private:
+    std::mutex mutex_;
+    bool open_ = true;
+    Tasks tasks_;
+};
+
+// One infinirtEventRecord(): completed by the stream's worker when it gets there; in a capture, a place in it and no
+// more.
+class Record {
+public:
+    using Time = std::chrono::steady_clock::time_point;
+
+    explicit Record(std::shared_ptr<Capture> captured_in = nullptr) : capture(std::move(captured_in)) {}
+    const std::shared_ptr<Capture> capture;
+
+    void complete();
+    bool is_complete();
+    void wait();
+    Time time(); // of completion
+
+private:
+    std::mutex mutex_;
+    std::condition_variable completed_;
+    bool complete_ = false;
+    Time time_;
+};
+
+class CpuEvent : public Event {
+public:
+    std::shared_ptr<Record> last(); // nullptr: never recorded
+    void set_last(std::shared_ptr<Record> record);
+
+private:
+    std::mutex mutex_;
+    std::shared_ptr<Record> last_;
+};
+
+class CpuStream : public Stream {
+public:
+    CpuStream();
+    ~CpuStream() override;
+
+    // Queues the task, or captures it.
+    void enqueue(Task task);
+    // Queues the task; false: the stream is captured, and this is no task for replays.
+    bool enqueue_once(Task task);
+
+    void record(CpuEvent &event);
+    void wait_for(CpuEvent &event);
+
+    // Returns when all that was queued before is done.
+    void drain();
+    // The first failure since it was asked for last.
+    std::optional<Failure> take_failure();
+
+    void begin_capture();
+    Tasks end_capture();
+    bool is_captured();
+
+    // Runs what is queued, then ends the thread. What is queued from now on is refused.
+    void close();
+
+private:
+    void work();
+    void push(std::unique_lock<std::mutex> &lock, Task task);
+    Capture *capture(); // the open one that the stream is in, or nullptr; under the mutex
+
+    std::mutex mutex_;
+    std::condition_variable queued_or_closed_, task_done_;
+    std::deque<Task> queue_;
+    uint64_t queued_ = 0, done_ = 0;
+    std::optional<Failure> failure_;
+    std::shared_ptr<Capture> capture_;
+    bool closed_ = false;
+    std::mutex join_mutex_;
+    std::thread thread_;
+};
+
+} // namespace infini::runtime

@@ -1,0 +1,1055 @@
+"""libinfinirt through its C interface: what csrc/include/infinirt.h promises, for the CPU."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "torch_infini" / "lib" / "libinfinirt.so"
+HEADER = ROOT / "csrc" / "include" / "infinirt.h"
+
+SUCCESS, INTERNAL_ERROR, NOT_IMPLEMENTED, BAD_PARAM, NULL_POINTER, NO_BACKEND, NO_DEVICE = range(7)
+CPU, NVIDIA, CAMBRICON, QY = 0, 1, 2, 9
+H2H, H2D, D2H, D2D = range(4)
+COMPLETE, NOT_READY = range(2)
+DISABLE_TIMING, BLOCKING_SYNC = 1, 2
+GLOBAL, THREAD_LOCAL, RELAXED = range(3)
+LONG = 30.0  # seconds after which a test that waits has failed
+
+HostFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+
+
+def declared() -> dict[str, tuple[object, list[object]]]:
+    """Result and argument types of the header's functions; pointers and handles are all void pointers."""
+
+    def ctype(text: str) -> object:
+        numbers = {"size_t": ctypes.c_size_t, "uint32_t": ctypes.c_uint32}
+        word = text.split()[0]
+        is_pointer = "*" in text or re.fullmatch(r"infinirt(Stream|Event|Graph|GraphExec|HostFunction)_t", word)
+        return ctypes.c_void_p if is_pointer else numbers.get(word, ctypes.c_int)
+
+    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
+    functions = re.findall(r"INFINI_API ([^;]*?)(\w+)\(((?:[^()]|\([^()]*\))*)\);", text)
+    assert len(functions) == HEADER.read_text().count("INFINI_API ") - 1  # its definition
+    results = {"const char *": ctypes.c_char_p, "void": None}
+    return {
+        name: (
+            results.get(result.strip(), ctypes.c_int),
+            [] if arguments == "void" else [ctype(a.strip()) for a in arguments.split(",")],
+        )
+        for result, name, arguments in functions
+    }
+
+
+FUNCTIONS = declared()
+rt = ctypes.CDLL(str(LIBRARY))
+for _name, (_result, _arguments) in FUNCTIONS.items():
+    getattr(rt, _name).restype = _result
+    getattr(rt, _name).argtypes = _arguments
+
+
+def last_error() -> str:
+    return rt.infiniGetLastErrorMessage().decode()
+
+
+def ok(name: str, *arguments: object) -> None:
+    status = getattr(rt, f"infinirt{name}")(*arguments)
+    assert status == SUCCESS, f"status {status}: {last_error()}"
+
+
+def refused(expected: int, pattern: str, name: str, *arguments: object) -> None:
+    rt.infinirtSetLastErrorMessage(None)
+    status = getattr(rt, f"infinirt{name}")(*arguments)
+    assert (status, bool(re.search(pattern, last_error()))) == (expected, True), (status, last_error())
+
+
+def made(name: str, *arguments: object) -> int | None:
+    """What a function writes through its first argument, a pointer to a pointer."""
+    out = ctypes.c_void_p()
+    ok(name, ctypes.byref(out), *arguments)
+    return out.value
+
+
+def stream() -> int:
+    return made("StreamCreate")
+
+
+def event(flags: int = 0) -> int:
+    return made("EventCreateWithFlags", flags)
+
+
+def captured(on: int) -> int:
+    graph = ctypes.c_void_p()
+    ok("StreamEndCapture", on, ctypes.byref(graph))
+    return graph.value
+
+
+def instantiated(graph: int) -> int:
+    return made("GraphInstantiate", graph, None, None, 0)
+
+
+def query(of: int) -> int:
+    status = ctypes.c_int(-1)
+    ok("EventQuery", of, ctypes.byref(status))
+    return status.value
+
+
+def elapsed(start: int, end: int) -> float:
+    ms = ctypes.c_float()
+    ok("EventElapsedTime", ctypes.byref(ms), start, end)
+    return ms.value
+
+
+def device() -> tuple[int, int]:
+    kind, number = ctypes.c_int(-1), ctypes.c_int(-1)
+    ok("GetDevice", ctypes.byref(kind), ctypes.byref(number))
+    return kind.value, number.value
+
+
+callbacks: list[object] = []  # C code may hold any of them
+
+
+def launch(on: int | None, body: Callable[[], object], released: Callable[[], object] | None = None) -> int:
+    """Launches body(); returns the status. A body's result other than an int means success."""
+
+    def run(_: object) -> int:
+        result = body()
+        return result if type(result) is int else SUCCESS
+
+    function, release = HostFunction(run), Release(lambda _: released()) if released else None
+    callbacks.extend((function, release))
+    return rt.infinirtStreamLaunchHostFunction(on, function, None, release)
+
+
+class Gate:
+    """Holds a stream up until it is opened."""
+
+    def __init__(self, on: int) -> None:
+        self.reached, self.opened = threading.Event(), threading.Event()
+        assert launch(on, self.pass_) == SUCCESS
+
+    def pass_(self) -> int:
+        self.reached.set()
+        return SUCCESS if self.opened.wait(LONG) else INTERNAL_ERROR
+
+    def open(self) -> None:
+        self.opened.set()
+
+
+class Bytes:
+    """Host memory that is not of the library."""
+
+    def __init__(self, data: bytes) -> None:
+        self.buffer = ctypes.create_string_buffer(data, len(data))
+        self.at = ctypes.addressof(self.buffer)
+
+    def __bytes__(self) -> bytes:
+        return self.buffer.raw
+
+
+def in_thread(body: Callable[[], None]) -> threading.Thread:
+    """Runs body in a thread; its failure is the test's (see the fixture)."""
+
+    def guarded() -> None:
+        try:
+            body()
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=guarded, daemon=True)
+    thread.start()
+    return thread
+
+
+failures: list[BaseException] = []
+
+
+def joined(thread: threading.Thread) -> None:
+    thread.join(LONG)
+    assert not thread.is_alive(), "still waiting"
+
+
+@pytest.fixture(autouse=True)
+def nothing_left() -> Iterator[None]:
+    failures.clear()
+    yield
+    assert not failures, failures
+
+
+@pytest.fixture
+def s() -> Iterator[int]:
+    handle = stream()
+    yield handle
+    ok("StreamDestroy", handle)
+
+
+@pytest.fixture
+def s2() -> Iterator[int]:
+    handle = stream()
+    yield handle
+    ok("StreamDestroy", handle)
+
+
+# ---- arguments ----
+
+
+def refusals() -> dict[str, list[tuple[tuple[object, ...], int, str]]]:
+    """For each function what it must refuse: arguments, status, part of the sentence."""
+    out = ctypes.byref(ctypes.c_void_p())
+    live, an_event = stream(), event()
+    ok("StreamBeginCapture", live, RELAXED)
+    graph = captured(live)
+    exec_ = instantiated(graph)
+    function, data = HostFunction(lambda _: 0), Bytes(b"12345678")
+    callbacks.append(function)
+    gone_stream, gone_event, gone_graph, gone_exec = stream(), event(), graph, exec_
+    ok("StreamDestroy", gone_stream)
+    ok("EventDestroy", gone_event)
+    ok("GraphDestroy", gone_graph)
+    ok("GraphExecDestroy", gone_exec)
+    not_made = data.at  # an address that is no handle
+
+    def bad(argument: str, *calls: tuple[object, ...]) -> list[tuple[tuple[object, ...], int, str]]:
+        return [
+            (call, BAD_PARAM, f"{argument} must be a handle that was made and not destroyed, got 0x") for call in calls
+        ]
+
+    def null(argument: str, *call: object) -> list[tuple[tuple[object, ...], int, str]]:
+        return [(call, NULL_POINTER, f"{argument} must not be NULL")]
+
+    return {
+        "GetAllDeviceCount": null("count_array", None),
+        "GetDeviceCount": null("count", CPU, None)
+        + [((value, out), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10)],
+        "SetDevice": [
+            ((value, 0), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10, 99)
+        ],
+        "StreamCreate": null("stream_ptr", None),
+        "StreamDestroy": null("stream", None) + bad("stream", (gone_stream,), (not_made,), (an_event,)),
+        "StreamSynchronize": bad("stream", (gone_stream,), (not_made,), (an_event,)),
+        "StreamWaitEvent": bad("stream", (gone_stream, an_event))
+        + bad("event", (live, gone_event), (None, gone_event), (live, live))
+        + null("event", live, None),
+        "StreamLaunchHostFunction": bad("stream", (gone_stream, function, None, None))
+        + null("function", live, None, None, None),
+        "EventCreate": null("event_ptr", None),
+        "EventCreateWithFlags": null("event_ptr", None, 0)
+        + [((out, 4), BAD_PARAM, r"flags must be an or of infinirtEventFlags_t \(0 to 3\), got 4")],
+        "EventRecord": null("event", None, live)
+        + bad("event", (gone_event, live), (live, live))
+        + bad("stream", (an_event, gone_stream), (an_event, an_event)),
+        "EventQuery": null("event", None, out) + null("status_ptr", an_event, None) + bad("event", (gone_event, out)),
+        "EventSynchronize": null("event", None) + bad("event", (gone_event,), (live,)),
+        "EventDestroy": null("event", None) + bad("event", (gone_event,), (live,)),
+        "EventElapsedTime": null("ms_ptr", None, an_event, an_event)
+        + null("start", out, None, an_event)
+        + null("end", out, an_event, None)
+        + bad("start", (out, gone_event, an_event))
+        + bad("end", (out, an_event, gone_event)),
+        "Malloc": null("p_ptr", None, 8),
+        "MallocHost": null("p_ptr", None, 8),
+        "Free": [((data.at,), BAD_PARAM, "ptr must be memory of infinirtMalloc on cpu 0 that was not freed, got 0x")],
+        "FreeHost": [((data.at,), BAD_PARAM, "ptr must be memory of infinirtMallocHost that was not freed, got 0x")],
+        "Memcpy": null("dst", None, data.at, 8, H2D)
+        + null("src", data.at, None, 8, H2D)
+        + [
+            ((data.at, data.at, 8, kind), BAD_PARAM, f"kind must be an infinirtMemcpyKind_t, 0 to 3, got {kind}")
+            for kind in (-1, 4)
+        ],
+        "MemcpyAsync": null("dst", None, data.at, 8, H2D, live)
+        + null("src", data.at, None, 8, H2D, None)
+        + bad("stream", (data.at, data.at, 8, H2D, gone_stream))
+        + [((data.at, data.at, 8, 4, live), BAD_PARAM, "kind must be an infinirtMemcpyKind_t, 0 to 3, got 4")],
+        "MallocAsync": null("p_ptr", None, 8, live) + bad("stream", (out, 8, gone_stream)),
+        "FreeAsync": bad("stream", (None, gone_stream))
+        + [((data.at, on), BAD_PARAM, "ptr must be memory of infinirtMalloc on cpu 0") for on in (live, None)],
+        "StreamBeginCapture": bad("stream", (gone_stream, GLOBAL))
+        + [((None, GLOBAL), BAD_PARAM, "stream must be a stream that was created, got NULL")]
+        + [
+            ((live, mode), BAD_PARAM, f"mode must be an infinirtStreamCaptureMode_t, 0 to 2, got {mode}")
+            for mode in (-1, 3)
+        ],
+        "StreamEndCapture": bad("stream", (gone_stream, out))
+        + null("graph_ptr", live, None)
+        + [((None, out), BAD_PARAM, "stream must be a stream that was created, got NULL")]
+        + [((live, out), BAD_PARAM, "stream must be the one on which a capture began")],
+        "GraphDestroy": null("graph", None) + bad("graph", (gone_graph,), (live,)),
+        "GraphInstantiate": null("graph_exec_ptr", None, gone_graph, None, None, 0)
+        + null("graph", out, None, None, None, 0)
+        + bad("graph", (out, gone_graph, None, None, 0)),
+        "GraphExecDestroy": null("graph_exec", None) + bad("graph_exec", (gone_exec,), (live,)),
+        "GraphLuanch": null("graph_exec", None, live) + bad("graph_exec", (gone_exec, live), (gone_exec, None)),
+        "CpuSetCapability": null("name", None),
+    }
+
+
+def test_refused_arguments() -> None:
+    table = refusals()
+    cannot_fail = {"Init", "GetDevice", "DeviceSynchronize", "SetLastErrorMessage", "CpuCapability"}
+    cannot_fail |= {"CpuCapabilityLevel", "CpuHighestCapability"}
+    assert set(table) | cannot_fail == {name.removeprefix("infinirt") for name in FUNCTIONS} - {
+        "infiniGetLastErrorMessage"
+    }
+    for name, calls in table.items():
+        for arguments, status, sentence in calls:
+            refused(status, f"^infinirt{name}: .*{sentence}", name, *arguments)
+
+
+def test_errors_belong_to_the_thread() -> None:
+    rt.infinirtSetLastErrorMessage(b"mine")
+    joined(in_thread(lambda: refused(NULL_POINTER, "p_ptr", "Malloc", None, 1)))
+    assert last_error() == "mine"
+    ok("Init")
+    assert last_error() == "mine"  # what succeeds leaves it alone
+
+
+# ---- devices ----
+
+
+def test_devices() -> None:
+    ok("Init")
+    ok("Init")
+    counts = (ctypes.c_int * 10)(*[7] * 10)
+    ok("GetAllDeviceCount", counts)
+    assert list(counts) == [1] + [0] * 9
+    for kind in range(10):
+        count = ctypes.c_int(7)
+        ok("GetDeviceCount", kind, ctypes.byref(count))
+        assert count.value == (1 if kind == CPU else 0)
+    ok("DeviceSynchronize")
+    ok("GetDevice", None, None)
+
+
+def test_absent_devices_change_nothing() -> None:
+    names = ["nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy"]
+    for kind, name in enumerate(names, NVIDIA):
+        where = "" if kind == NVIDIA else '; CONTRIBUTING.md, "Bring up a device", adds one'
+        sentence = f"infinirtSetDevice: device must be one this build has a backend for (cpu), got {name}{where}"
+        refused(NO_BACKEND, f"^{re.escape(sentence)}$", "SetDevice", kind, 0)
+        assert device() == (CPU, 0)
+    for number in (-1, 1):
+        sentence = rf"device_id must be less than the number of devices \(cpu has 1\), got {number}"
+        refused(NO_DEVICE, sentence, "SetDevice", CPU, number)
+    assert device() == (CPU, 0)
+    ok("SetDevice", CPU, 0)
+
+    def another_thread() -> None:
+        assert device() == (CPU, 0)  # where each thread starts
+
+    joined(in_thread(another_thread))
+
+
+# ---- streams ----
+
+
+def test_order_within_a_stream(s: int) -> None:
+    seen: list[int] = []
+    for i in range(500):
+        assert launch(s, lambda i=i: seen.append(i)) == SUCCESS
+    ok("StreamSynchronize", s)
+    assert seen == list(range(500))
+
+
+def test_streams_are_independent(s: int, s2: int) -> None:
+    gate, seen = Gate(s), []
+    assert launch(s2, lambda: seen.append("other stream")) == SUCCESS
+    ok("StreamSynchronize", s2)
+    assert launch(None, lambda: seen.append("no stream")) == SUCCESS
+    ok("StreamSynchronize", None)
+    assert seen == ["other stream", "no stream"]
+    gate.open()
+    ok("DeviceSynchronize")
+
+
+def test_launch_returns_at_once_and_a_null_stream_on_completion(s: int) -> None:
+    gate, seen = Gate(s), []
+    assert launch(s, lambda: seen.append(threading.get_native_id())) == SUCCESS
+    assert seen == []
+    gate.open()
+    ok("StreamSynchronize", s)
+    assert launch(None, lambda: seen.append(threading.get_native_id())) == SUCCESS
+    assert seen[0] != threading.get_native_id() == seen[1]
+
+
+def test_device_synchronize_waits_for_all_streams(s: int, s2: int) -> None:
+    seen: list[int] = []
+    for on in (s, s2):
+        assert launch(on, lambda on=on: (time.sleep(0.05), seen.append(on))) == SUCCESS
+    ok("DeviceSynchronize")
+    assert set(seen) == {s, s2}
+
+
+def test_destroy_waits(s: int) -> None:
+    other, seen = stream(), []
+    assert launch(other, lambda: (time.sleep(0.05), seen.append(1))) == SUCCESS
+    ok("StreamDestroy", other)
+    assert seen == [1]
+    refused(BAD_PARAM, "stream must be a handle", "StreamDestroy", other)
+
+
+def test_destroy_while_another_thread_waits() -> None:
+    for _ in range(20):
+        other = stream()
+        gate = Gate(other)
+        waiting = [in_thread(lambda other=other: rt.infinirtStreamSynchronize(other)) for _ in range(3)]
+        destroying = in_thread(lambda other=other: ok("StreamDestroy", other))
+        gate.open()
+        for thread in (*waiting, destroying):
+            joined(thread)
+
+
+def test_first_failure_stays_until_it_is_asked_for(s: int) -> None:
+    def fails(sentence: bytes, status: int) -> int:
+        rt.infinirtSetLastErrorMessage(sentence)
+        return status
+
+    seen: list[int] = []
+    assert launch(s, lambda: fails(b"infini::test: the first", 11)) == SUCCESS
+    assert launch(s, lambda: fails(b"infini::test: the second", 12)) == SUCCESS
+    assert launch(s, lambda: seen.append(1)) == SUCCESS
+    refused(11, "^infini::test: the first$", "StreamSynchronize", s)
+    assert seen == [1]
+    ok("StreamSynchronize", s)
+    assert launch(s, lambda: 3) == SUCCESS
+    refused(3, "a host function returned status 3", "StreamSynchronize", s)
+    rt.infinirtSetLastErrorMessage(b"of the caller")
+    assert launch(None, lambda: SUCCESS) == SUCCESS
+    assert last_error() == "of the caller"
+    assert launch(None, lambda: fails(b"infini::test: at once", 10)) == 10
+    assert last_error() == "infini::test: at once"
+
+
+def test_device_synchronize_reports_the_first_failure_of_all_streams(s: int, s2: int) -> None:
+    for first, second in ((s, s2), (s2, s)):
+        gate = Gate(second)
+        assert launch(second, lambda: 12) == SUCCESS
+        assert launch(first, lambda: 11) == SUCCESS
+        done = event()
+        ok("EventRecord", done, first)
+        ok("EventSynchronize", done)
+        gate.open()
+        refused(11, "status 11", "DeviceSynchronize")
+        ok("DeviceSynchronize")  # asked for: all of them
+
+
+def test_release_is_called_once_and_not_for_a_refused_call(s: int) -> None:
+    released: list[str] = []
+    assert launch(s, lambda: None, lambda: released.append("stream")) == SUCCESS
+    assert launch(s, lambda: 3, lambda: released.append("stream, failed")) == SUCCESS
+    refused(3, "status 3", "StreamSynchronize", s)
+    ok("StreamSynchronize", s)
+    assert released == ["stream", "stream, failed"]
+    assert launch(None, lambda: None, lambda: released.append("null")) == SUCCESS
+    assert released.pop() == "null"
+    assert launch(None, lambda: 3, lambda: released.append("failed")) == 3
+    gone = stream()
+    ok("StreamDestroy", gone)
+    assert launch(gone, lambda: None, lambda: released.append("refused")) == BAD_PARAM
+    assert released == ["stream", "stream, failed"]
+
+
+def test_functions_that_wait_are_refused_in_host_functions(s: int, s2: int) -> None:
+    done, memory, statuses = event(), made("Malloc", 64), {}
+
+    def body() -> None:
+        statuses["StreamSynchronize"] = rt.infinirtStreamSynchronize(s)
+        statuses["DeviceSynchronize"] = rt.infinirtDeviceSynchronize()
+        statuses["EventSynchronize"] = rt.infinirtEventSynchronize(done)
+        statuses["StreamWaitEvent"] = rt.infinirtStreamWaitEvent(None, done)
+        statuses["StreamDestroy"] = rt.infinirtStreamDestroy(s)
+        assert statuses == dict.fromkeys(statuses, BAD_PARAM)
+        assert "must not be called in a host function" in last_error()
+        ok("Free", memory)  # frees without waiting
+        ok("EventRecord", done, s2)
+
+    assert launch(s, body) == SUCCESS
+    ok("StreamSynchronize", s)
+    assert len(statuses) == 5 and set(statuses.values()) == {BAD_PARAM}
+    refused(BAD_PARAM, "ptr must be memory", "Free", memory)
+    assert launch(None, lambda: rt.infinirtStreamSynchronize(s)) == SUCCESS  # no worker: may wait
+    ok("EventDestroy", done)
+
+
+def test_host_functions_run_with_the_callers_openmp_threads(s: int) -> None:
+    before, seen = rt.omp_get_max_threads(), []
+    try:
+        for threads in (3, 5):
+            rt.omp_set_num_threads(threads)
+            assert launch(s, lambda: seen.append(rt.omp_get_max_threads())) == SUCCESS
+        ok("StreamBeginCapture", s, RELAXED)
+        assert launch(s, lambda: seen.append(rt.omp_get_max_threads())) == SUCCESS
+        exec_ = instantiated(captured(s))
+        rt.omp_set_num_threads(2)
+        ok("GraphLuanch", exec_, None)
+        ok("StreamSynchronize", s)
+        assert sorted(seen) == [3, 5, 5]
+        assert rt.omp_get_max_threads() == 2
+    finally:
+        rt.omp_set_num_threads(before)
+
+
+# ---- events ----
+
+
+def test_event_status(s: int) -> None:
+    done = made("EventCreate")
+    assert query(done) == COMPLETE  # never recorded
+    ok("EventSynchronize", done)
+    gate = Gate(s)
+    ok("EventRecord", done, s)
+    assert query(done) == NOT_READY
+    gate.open()
+    ok("EventSynchronize", done)
+    assert query(done) == COMPLETE
+    gate = Gate(s)
+    ok("EventRecord", done, None)  # a NULL stream waits for no other
+    assert query(done) == COMPLETE
+    gate.open()
+    ok("EventDestroy", done)
+
+
+def test_streams_wait_for_events(s: int, s2: int) -> None:
+    gate, done, never, seen = Gate(s), event(BLOCKING_SYNC), event(), []
+    assert launch(s, lambda: (time.sleep(0.02), seen.append("s"))) == SUCCESS
+    ok("EventRecord", done, s)
+    ok("StreamWaitEvent", s2, never)
+    ok("StreamWaitEvent", s2, done)
+    assert launch(s2, lambda: seen.append("s2")) == SUCCESS
+    # Neither a record after the wait nor the event's end changes what s2 waits for.
+    ok("EventRecord", done, None)
+    ok("EventDestroy", done)
+    time.sleep(0.02)
+    assert seen == []
+    gate.open()
+    ok("StreamSynchronize", s2)
+    assert seen == ["s", "s2"]
+
+
+def test_null_stream_waits_in_the_call(s: int) -> None:
+    gate, done = Gate(s), event()
+    ok("EventRecord", done, s)
+    threading.Timer(0.05, gate.open).start()
+    ok("StreamWaitEvent", None, done)
+    assert gate.opened.is_set() and query(done) == COMPLETE
+
+
+def test_destroying_an_event_wakes_nobody(s: int) -> None:
+    gate, done = Gate(s), event()
+    ok("EventRecord", done, s)
+    entered = threading.Event()
+    waiting = in_thread(lambda: (entered.set(), ok("EventSynchronize", done)))
+    assert entered.wait(LONG)
+    time.sleep(0.05)
+    ok("EventDestroy", done)
+    time.sleep(0.02)
+    assert waiting.is_alive()
+    gate.open()
+    joined(waiting)
+
+
+def test_elapsed_time(s: int) -> None:
+    start, end, not_timed, never = event(), event(BLOCKING_SYNC), event(DISABLE_TIMING), event()
+    ok("EventRecord", start, s)
+    measured: list[float] = []
+
+    def body() -> None:
+        begin = time.monotonic()
+        time.sleep(0.1)
+        measured.append(1e3 * (time.monotonic() - begin))
+
+    assert launch(s, body) == SUCCESS
+    ok("EventRecord", end, s)
+    ok("EventRecord", not_timed, s)
+    ok("StreamSynchronize", s)
+    assert measured[0] <= elapsed(start, end) <= measured[0] + 2000
+    assert elapsed(end, start) == -elapsed(start, end)
+    out = ctypes.byref(ctypes.c_float())
+    refused(BAD_PARAM, "end must be an event with timing", "EventElapsedTime", out, start, not_timed)
+    refused(BAD_PARAM, "start must be an event with timing", "EventElapsedTime", out, not_timed, start)
+    refused(BAD_PARAM, "start must .* complete, got one that was never recorded", "EventElapsedTime", out, never, end)
+    gate = Gate(s)
+    ok("EventRecord", end, s)
+    refused(BAD_PARAM, "end must .* complete, got one that is not ready", "EventElapsedTime", out, start, end)
+    gate.open()
+    # Two records in a row are microseconds apart, and their distance is seen.
+    ok("EventSynchronize", end)
+    distances = []
+    for _ in range(200):
+        ok("EventRecord", start, None)
+        ok("EventRecord", end, None)
+        distances.append(elapsed(start, end))
+    assert 0 < min(distances) < 1
+
+
+# ---- memory ----
+
+
+def test_memory() -> None:
+    for allocate, free in (("Malloc", "Free"), ("MallocHost", "FreeHost")):
+        assert made(allocate, 0) is None
+        ok(free, None)
+        for size in (1, 63, 64, 65, 1 << 20):
+            at = made(allocate, size)
+            assert at % 64 == 0
+            ctypes.memset(at, 7, size)
+            refused(BAD_PARAM, "ptr must be memory of", free, at + 1)
+            other = "FreeHost" if free == "Free" else "Free"
+            refused(BAD_PARAM, "ptr must be memory of", other, at)
+            refused(BAD_PARAM, "ptr must be memory of", "FreeAsync", at + 1, None)
+            ok(free, at)
+            refused(BAD_PARAM, f"ptr must be memory of infinirt{allocate}.*that was not freed, got 0x", free, at)
+        for huge in (1 << 62, (1 << 63) - 1, (1 << 64) - 1):
+            out = ctypes.c_void_p(123)
+            refused(INTERNAL_ERROR, f"no memory for {huge} bytes on cpu 0", allocate, ctypes.byref(out), huge)
+            assert out.value == 123
+
+
+def test_stream_ordered_memory_is_refused_alike(s: int) -> None:
+    out = ctypes.c_void_p(123)
+    for on in (s, None):
+        refused(INTERNAL_ERROR, "no memory for", "MallocAsync", ctypes.byref(out), 1 << 62, on)
+        assert out.value == 123
+        assert made("MallocAsync", 0, on) is None
+        ok("FreeAsync", None, on)
+        at = made("MallocAsync", 100, on)
+        ok("FreeAsync", at, on)
+        refused(BAD_PARAM, "ptr must be memory of", "FreeAsync", at, on)
+        refused(BAD_PARAM, "ptr must be memory of", "Free", at)
+
+
+def test_host_memory_is_freed_by_any_thread() -> None:
+    at = made("MallocHost", 100)
+    joined(in_thread(lambda: ok("FreeHost", at)))
+    refused(BAD_PARAM, "ptr must be", "FreeHost", at)
+
+
+@pytest.mark.parametrize("free", ["Free", "FreeHost"])
+def test_free_waits_for_queued_work(s: int, free: str) -> None:
+    at = made(free.replace("Free", "Malloc"), 4096)
+    gate, result = Gate(s), Bytes(bytes(4096))
+    ctypes.memset(at, 5, 4096)
+    ok("MemcpyAsync", result.at, at, 4096, D2H, s)
+    assert launch(s, lambda: 3) == SUCCESS
+    freeing = in_thread(lambda: ok(free, at))
+    time.sleep(0.05)
+    assert freeing.is_alive()
+    gate.open()
+    joined(freeing)
+    assert bytes(result) == b"\5" * 4096
+    refused(3, "status 3", "StreamSynchronize", s)  # freeing has not taken the failure
+
+
+def test_stream_ordered_memory(s: int) -> None:
+    gate = Gate(s)
+    at, source, result = made("MallocAsync", 64, s), Bytes(bytes(range(64))), Bytes(bytes(64))
+    assert at % 64 == 0
+    ok("MemcpyAsync", at, source.at, 64, H2D, s)
+    ok("MemcpyAsync", result.at, at, 64, D2H, s)
+    ok("FreeAsync", at, s)
+    refused(BAD_PARAM, "ptr must be memory of", "Free", at)
+    gate.open()
+    ok("StreamSynchronize", s)
+    assert bytes(result) == bytes(range(64))
+
+
+# ---- copies ----
+
+
+def test_copies(s: int) -> None:
+    data = bytes(i % 251 for i in range(100_000))
+    device_memory, host_memory = made("Malloc", len(data)), made("MallocHost", len(data))
+    for on in (None, s, "sync"):
+        source, result = Bytes(data), Bytes(bytes(len(data)))
+
+        def copy(dst: int, src: int, size: int, kind: int, on: int | str | None = on) -> None:
+            if on == "sync":
+                ok("Memcpy", dst, src, size, kind)
+            else:
+                ok("MemcpyAsync", dst, src, size, kind, on)
+
+        copy(host_memory, source.at, len(data), H2H)
+        copy(device_memory, host_memory, len(data), H2D)
+        copy(device_memory + 1, device_memory, len(data) - 1, D2D)  # they overlap
+        copy(result.at, device_memory, len(data), D2H)
+        copy(0, 0, 0, D2H)
+        copy(result.at, None, 0, H2H)
+        ok("StreamSynchronize", s)
+        assert bytes(result) == data[:1] + data[:-1]
+    ok("Free", device_memory)
+    ok("FreeHost", host_memory)
+
+
+def test_copies_are_held_to_the_end_of_an_allocation(s: int) -> None:
+    for allocate, free in (("Malloc", "Free"), ("MallocHost", "FreeHost")):
+        at, other = made(allocate, 100), Bytes(bytes(400))
+        for kind in (H2H, H2D, D2H, D2D):
+            for on in ((), (s,), (None,)):
+                name = "MemcpyAsync" if on else "Memcpy"
+                refused(
+                    BAD_PARAM, "at most the 100 bytes there are at dst, got 101", name, at, other.at, 101, kind, *on
+                )
+                refused(
+                    BAD_PARAM, "at most the 60 bytes there are at src, got 61", name, other.at, at + 40, 61, kind, *on
+                )
+                refused(BAD_PARAM, "size must be at most", name, other.at, at, (1 << 64) - 1, kind, *on)
+                refused(BAD_PARAM, "size must be at most", name, other.at, other.at + 1, (1 << 64) - 1, kind, *on)
+                ok(name, other.at, at + 40, 60, kind, *on)
+                ok(name, other.at, at + 100, 1, kind, *on)  # begins outside: not ours to judge
+                ok("StreamSynchronize", s)
+        ok(free, at)
+
+
+def test_async_copies_are_ordered(s: int) -> None:
+    gate, a, b = Gate(s), Bytes(b"before"), Bytes(bytes(6))
+    ok("MemcpyAsync", b.at, a.at, 6, H2H, s)
+    ctypes.memmove(a.at, b"after!", 6)  # not read yet
+    assert bytes(b) == bytes(6)
+    ok("Memcpy", b.at, a.at, 3, H2H)  # waits for no stream
+    assert bytes(b) == b"aft\0\0\0"
+    gate.open()
+    ok("StreamSynchronize", s)
+    assert bytes(b) == b"after!"
+
+
+# ---- graphs ----
+
+
+def test_capture_and_replay(s: int) -> None:
+    a, b, counts, released = Bytes(b"1234"), Bytes(bytes(4)), [0], []
+    ok("StreamBeginCapture", s, GLOBAL)
+    ok("MemcpyAsync", b.at, a.at, 4, H2D, s)
+    assert launch(s, lambda: counts.append(bytes(b)), lambda: released.append(1)) == SUCCESS
+    graph = captured(s)
+    assert bytes(b) == bytes(4) and counts == [0]  # nothing has run
+    exec_ = instantiated(graph)
+    ok("GraphDestroy", graph)
+    for text in (b"1111", b"2222", b"3333"):
+        ctypes.memmove(a.at, text, 4)
+        ok("GraphLuanch", exec_, s)
+        ok("StreamSynchronize", s)
+    ctypes.memmove(a.at, b"4444", 4)
+    ok("GraphLuanch", exec_, None)
+    assert counts == [0, b"1111", b"2222", b"3333", b"4444"]
+    gate = Gate(s)
+    ok("GraphLuanch", exec_, s)
+    ok("GraphExecDestroy", exec_)  # queued: still runs
+    refused(BAD_PARAM, "graph_exec must be a handle", "GraphLuanch", exec_, s)
+    assert not released
+    gate.open()
+    ok("StreamSynchronize", s)
+    assert counts[5:] == [b"4444"] and released == [1]
+
+
+def test_two_execs_of_one_graph(s: int) -> None:
+    seen, released = [], []
+    ok("StreamBeginCapture", s, THREAD_LOCAL)
+    assert launch(s, lambda: seen.append(1), lambda: released.append(1)) == SUCCESS
+    graph = captured(s)
+    node, log = ctypes.c_void_p(5), ctypes.create_string_buffer(b"rubbish")
+    first = made("GraphInstantiate", graph, ctypes.byref(node), log, len(log))
+    assert (node.value, log.value) == (None, b"")
+    second = instantiated(graph)
+    ok("GraphExecDestroy", first)
+    ok("GraphLuanch", second, None)
+    ok("GraphExecDestroy", second)
+    assert (seen, released) == ([1], [])
+    ok("GraphDestroy", graph)
+    assert released == [1]
+    out, node = ctypes.c_void_p(9), ctypes.c_void_p(5)
+    refused(BAD_PARAM, "graph must be", "GraphInstantiate", ctypes.byref(out), graph, ctypes.byref(node), log, 8)
+    assert (out.value, node.value, log.value) == (9, None, b"infinir")
+
+
+def test_fork_and_join_in_a_capture(s: int, s2: int) -> None:
+    seen: list[str] = []
+    forked, back = event(), event()
+    ok("StreamBeginCapture", s, RELAXED)
+    assert launch(s, lambda: seen.append("before")) == SUCCESS
+    ok("EventRecord", forked, s)
+    ok("StreamWaitEvent", s2, forked)
+    assert launch(s2, lambda: seen.append("forked")) == SUCCESS
+    ok("EventRecord", back, s2)
+    refused(BAD_PARAM, "stream must not be captured", "StreamSynchronize", s2)
+    refused(BAD_PARAM, "a capture began", "StreamEndCapture", s2, ctypes.byref(ctypes.c_void_p()))
+    refused(BAD_PARAM, "stream must not be captured already", "StreamBeginCapture", s2, RELAXED)
+    ok("StreamWaitEvent", s, back)
+    assert launch(s, lambda: seen.append("after")) == SUCCESS
+    exec_ = instantiated(captured(s))
+    assert launch(s2, lambda: seen.append("s2 is free again")) == SUCCESS
+    ok("StreamSynchronize", s2)
+    assert seen.pop() == "s2 is free again" and not seen
+    for on in (s, s2, None):
+        ok("GraphLuanch", exec_, on)
+        ok("DeviceSynchronize")
+        assert seen == ["before", "forked", "after"]
+        seen.clear()
+
+
+def test_what_a_capture_refuses(s: int, s2: int) -> None:
+    outside, inside, out = event(), event(), ctypes.byref(ctypes.c_void_p())
+    ok("EventRecord", outside, s)
+    ok("StreamBeginCapture", s, RELAXED)
+    refused(BAD_PARAM, "stream must not be captured already", "StreamBeginCapture", s, RELAXED)
+    refused(BAD_PARAM, "stream must not be captured", "StreamSynchronize", s)
+    refused(BAD_PARAM, "recorded outside", "StreamWaitEvent", s, outside)
+    ok("StreamWaitEvent", s, event())  # never recorded
+    at = made("Malloc", 8)
+    refused(NOT_IMPLEMENTED, "stream must not be captured", "MallocAsync", out, 8, s)
+    refused(NOT_IMPLEMENTED, "stream must not be captured", "FreeAsync", at, s)
+    ok("Free", at)  # it was not taken
+    ok("EventRecord", inside, s)
+    status, ms = ctypes.byref(ctypes.c_int()), ctypes.byref(ctypes.c_float())
+    ok("StreamBeginCapture", s2, RELAXED)
+    refused(BAD_PARAM, "another capture", "StreamWaitEvent", s2, inside)
+    graph = captured(s2)
+    for _ in range(2):
+        refused(BAD_PARAM, "recorded in a capture", "EventQuery", inside, status)
+        refused(BAD_PARAM, "recorded in a capture", "EventSynchronize", inside)
+        refused(BAD_PARAM, "recorded in a capture", "StreamWaitEvent", None, inside)
+        refused(BAD_PARAM, "end must not be last recorded in a capture", "EventElapsedTime", ms, outside, inside)
+        if graph:
+            ok("GraphDestroy", graph)
+            ok("GraphDestroy", captured(s))
+            graph = None
+    refused(BAD_PARAM, "since the capture .* ended", "StreamWaitEvent", s2, inside)
+    ok("EventRecord", inside, s)
+    ok("StreamWaitEvent", s2, inside)
+    ok("EventSynchronize", inside)
+
+
+def test_queued_before_the_capture_runs(s: int) -> None:
+    gate, seen = Gate(s), []
+    assert launch(s, lambda: seen.append(1)) == SUCCESS
+    ok("StreamBeginCapture", s, RELAXED)
+    gate.open()
+    ok("DeviceSynchronize")  # allowed: waits for what is queued, which the capture is not
+    assert seen == [1]
+    ok("GraphDestroy", captured(s))
+
+
+def test_capture_is_lost_with_its_stream(s2: int) -> None:
+    released, forked, s = [], event(), stream()
+    ok("StreamBeginCapture", s, RELAXED)
+    assert launch(s, lambda: None, lambda: released.append("first")) == SUCCESS
+    ok("EventRecord", forked, s)
+    ok("StreamWaitEvent", s2, forked)
+    assert launch(s2, lambda: None, lambda: released.append("second")) == SUCCESS
+    assert not released
+    ok("StreamDestroy", s)
+    assert released == ["first", "second"]
+    ok("StreamSynchronize", s2)
+
+
+def test_capture_outlives_a_stream_that_joined(s: int) -> None:
+    seen, forked, s2 = [], event(), stream()
+    ok("StreamBeginCapture", s, RELAXED)
+    ok("EventRecord", forked, s)
+    ok("StreamWaitEvent", s2, forked)
+    assert launch(s2, lambda: seen.append(1)) == SUCCESS
+    ok("StreamDestroy", s2)
+    ok("GraphLuanch", instantiated(captured(s)), None)
+    assert seen == [1]
+
+
+def test_graph_in_a_graph(s: int) -> None:
+    seen, released = [], []
+    ok("StreamBeginCapture", s, RELAXED)
+    assert launch(s, lambda: seen.append("inner"), lambda: released.append(1)) == SUCCESS
+    graph = captured(s)
+    inner = instantiated(graph)
+    ok("GraphDestroy", graph)
+    ok("StreamBeginCapture", s, RELAXED)
+    ok("GraphLuanch", inner, s)
+    assert launch(s, lambda: seen.append("outer")) == SUCCESS
+    ok("GraphLuanch", inner, s)
+    ok("GraphExecDestroy", inner)
+    graph = captured(s)
+    outer = instantiated(graph)
+    ok("GraphDestroy", graph)
+    assert not seen and not released
+    ok("GraphLuanch", outer, s)
+    ok("StreamSynchronize", s)
+    assert seen == ["inner", "outer", "inner"] and not released
+    ok("GraphExecDestroy", outer)
+    assert released == [1]
+
+
+def test_failure_in_a_graph(s: int) -> None:
+    seen: list[int] = []
+    ok("StreamBeginCapture", s, RELAXED)
+    for status in (0, 11, 12):
+        assert launch(s, lambda status=status: (seen.append(status), status)[1]) == SUCCESS
+    exec_ = instantiated(captured(s))
+    ok("GraphLuanch", exec_, s)
+    refused(11, "status 11", "StreamSynchronize", s)
+    refused(11, "status 11", "GraphLuanch", exec_, None)
+    ok("StreamSynchronize", s)
+    assert seen == [0, 11, 12] * 2
+
+
+# ---- threads, processes, and large numbers ----
+
+
+def test_many_threads_at_once() -> None:
+    shared, shared_event = stream(), event()
+    counted = [0] * 8
+
+    def body(me: int) -> None:
+        own, a, b = stream(), Bytes(bytes([me]) * 64), Bytes(bytes(64))
+        done = event()
+        for i in range(60):
+            at = made("Malloc", 64)
+            ok("MemcpyAsync", at, a.at, 64, H2D, own)
+            ok("EventRecord", done, own)
+            ok("StreamWaitEvent", shared, done)
+            ok("EventRecord", shared_event, shared)
+            ok("StreamWaitEvent", own, shared_event)
+            ok("MemcpyAsync", b.at, at, 64, D2H, own)
+            assert launch(shared, lambda: counted.__setitem__(me, counted[me] + 1)) == SUCCESS
+            if i % 3 == 0:
+                ok("StreamBeginCapture", own, RELAXED)
+                ok("MemcpyAsync", b.at, at, 64, D2H, own)
+                graph = captured(own)
+                exec_ = instantiated(graph)
+                ok("GraphLuanch", exec_, own)
+                ok("GraphDestroy", graph)
+                ok("GraphExecDestroy", exec_)
+            ok(("StreamSynchronize", "DeviceSynchronize")[i % 2], *((own,) if i % 2 == 0 else ()))
+            assert bytes(b) == bytes([me]) * 64
+            ok("Free", at)
+        ok("EventDestroy", done)
+        ok("StreamDestroy", own)
+
+    for thread in [in_thread(lambda me=me: body(me)) for me in range(8)]:
+        joined(thread)
+    ok("StreamDestroy", shared)
+    assert counted == [60] * 8
+
+
+def threads() -> int:
+    return len(os.listdir("/proc/self/task"))
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
+# AddressSanitizer keeps what was freed, ThreadSanitizer what threads did.
+sanitized = linux.args[0] is False and re.search("lib[at]san", Path("/proc/self/maps").read_text()) is not None
+
+
+@linux
+def test_no_thread_is_left() -> None:
+    before = threads()
+    handles = [stream() for _ in range(20)]
+    assert threads() == before + 20
+    for handle in handles:
+        ok("StreamDestroy", handle)
+    for _ in range(100):  # the kernel lists a thread a moment longer than its join lasts
+        if threads() == before:
+            break
+        time.sleep(0.01)
+    assert threads() == before
+
+
+@linux
+@pytest.mark.skipif(sanitized, reason="sanitizers keep memory")
+def test_memory_stays_flat(s: int) -> None:
+    function, out = HostFunction(lambda _: 0), ctypes.c_void_p()
+    callbacks.append(function)
+
+    def events(count: int) -> None:
+        for _ in range(count):
+            assert rt.infinirtEventCreate(ctypes.byref(out)) == SUCCESS
+            assert rt.infinirtEventRecord(out, s) == SUCCESS
+            assert rt.infinirtEventSynchronize(out) == SUCCESS
+            assert rt.infinirtEventDestroy(out) == SUCCESS
+
+    def streams(count: int) -> None:
+        for _ in range(count):
+            assert rt.infinirtStreamCreate(ctypes.byref(out)) == SUCCESS
+            assert rt.infinirtStreamDestroy(out) == SUCCESS
+
+    def graphs(count: int) -> None:
+        for _ in range(count):
+            ok("StreamBeginCapture", s, RELAXED)
+            assert rt.infinirtStreamLaunchHostFunction(s, function, None, None) == SUCCESS
+            graph = captured(s)
+            exec_ = instantiated(graph)
+            ok("GraphLuanch", exec_, s)
+            ok("GraphDestroy", graph)
+            ok("GraphExecDestroy", exec_)
+        ok("StreamSynchronize", s)
+
+    def memory(count: int) -> None:
+        for _ in range(count):
+            ok("FreeAsync", made("MallocAsync", 1000, s), s)
+            ok("Free", made("Malloc", 1000))
+
+    for body, count in ((events, 100_000), (streams, 10_000), (graphs, 5_000), (memory, 5_000)):
+        body(count // 10)
+        before = resident()
+        body(count)
+        grown = resident() - before
+        assert grown < 4 << 20, f"{body.__name__}: {grown} bytes more after {count}"
+
+
+def python(code: str) -> None:
+    start = f"import ctypes, _ctypes, time\nrt = ctypes.CDLL({str(LIBRARY)!r})\ns = ctypes.c_void_p()\n"
+    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
+
+
+def test_streams_do_not_prevent_the_exit() -> None:
+    """One stream is in a host function that never returns, another waits for it."""
+    python(
+        "t, e = ctypes.c_void_p(), ctypes.c_void_p()\n"
+        "pause = ctypes.cast(ctypes.CDLL(None).pause, ctypes.c_void_p)\n"
+        "status = rt.infinirtStreamCreate(ctypes.byref(s)) + rt.infinirtStreamCreate(ctypes.byref(t))\n"
+        "status += rt.infinirtEventCreate(ctypes.byref(e))\n"
+        "status += rt.infinirtStreamLaunchHostFunction(s, pause, None, None)\n"
+        "status += rt.infinirtEventRecord(e, s) + rt.infinirtStreamWaitEvent(t, e)\n"
+        "assert status == 0\n"
+        "print('done')"
+    )
+
+
+def test_library_stays_while_its_threads_run() -> None:
+    python(
+        "assert rt.infinirtStreamCreate(ctypes.byref(s)) == 0\n"
+        "_ctypes.dlclose(rt._handle)\n"
+        "time.sleep(0.1)\n"
+        "print('done')"
+    )
+
+
+@pytest.mark.skipif(sanitized, reason="sanitizers need the address space")
+@linux
+def test_no_more_threads() -> None:
+    python(
+        "import resource\n"
+        "size = int(open('/proc/self/statm').read().split()[0]) * resource.getpagesize()\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (size + (100 << 20),) * 2)\n"
+        "rt.infiniGetLastErrorMessage.restype = ctypes.c_char_p\n"
+        "made = []\n"
+        "while (status := rt.infinirtStreamCreate(ctypes.byref(s))) == 0 and len(made) < 100_000:\n"
+        "    made.append(s.value)\n"
+        "assert status == 1 and made, (status, len(made))\n"
+        "assert rt.infiniGetLastErrorMessage() == b'infinirtStreamCreate: the system gives no more threads'\n"
+        "for handle in made:\n"
+        "    assert rt.infinirtStreamDestroy(ctypes.c_void_p(handle)) == 0\n"
+        "assert rt.infinirtStreamCreate(ctypes.byref(s)) == 0\n"
+        "print('done')"
+    )
