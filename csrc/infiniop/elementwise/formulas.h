@@ -56,11 +56,9 @@ template <typename T> inline VecF gaussian(VecF z) {
     }
 }
 
-// The share of a normal distribution that lies below x, with a small relative error also far below 0: the tail beyond
-// z = |x| is e^(-z^2 / 2) * G(q) / (z + 4), where q = (z - 4) / (z + 4), by a minimax polynomial G of relative
-// error 9e-9 on [0, 15]. Beyond 15 the tail is 0 in float.
-template <typename T> inline VecF normal_share(VecF x) {
-    const VecF z = min(splat(15.0f), abs(x));
+// The share of a normal distribution that lies beyond z, for 0 <= z <= 15, over e^(-z^2 / 2): G(q) / (z + 4), where
+// q = (z - 4) / (z + 4), by a minimax polynomial G of relative error 9e-9.
+inline VecF normal_tail(VecF z) {
     const VecF inverse = splat(1.0f) / (z + splat(4.0f));
     const VecF q = (z - splat(4.0f)) * inverse;
     VecF p = splat(-1.34196397e-4f);
@@ -73,8 +71,7 @@ template <typename T> inline VecF normal_share(VecF x) {
     p = fma(p, q, splat(3.87136917e-1f));
     p = fma(p, q, splat(-6.0789658e-1f));
     p = fma(p, q, splat(7.55285135e-1f));
-    const VecF tail = gaussian<T>(z) * (p * inverse);
-    return select(x > splat(0.0f), splat(1.0f) - tail, tail);
+    return p * inverse;
 }
 
 namespace formula {
@@ -101,9 +98,15 @@ struct relu {
     template <typename T, typename V> static V of(V x) { return max(V{}, x); }
 };
 
-// x times the share of a normal distribution below x: x / 2 * (1 + erf(x / sqrt(2))).
+// x times the share of a normal distribution that lies below x: x / 2 * (1 + erf(x / sqrt(2))). Of the vector form
+// what is beyond |x| is taken away from max(x, 0), so that results keep their relative error far below 0; beyond 15
+// that is 0 in float.
 struct gelu {
-    template <typename T> static VecF of(VecF x) { return x * normal_share<T>(x); }
+    template <typename T> static VecF of(VecF x) {
+        const VecF z = min(splat(15.0f), abs(x));
+        const VecF width = max(-x, z); // |x|, but 15 for infinity, and minus infinity gives NaN as in the formula
+        return max(splat(0.0f), x) - width * normal_tail(z) * gaussian<T>(z);
+    }
     template <typename T> static double of(double x) { return 0.5 * x * std::erfc(x * -0.70710678118654752440); }
 };
 
