@@ -1,0 +1,83 @@
+// The elementwise ops: one table, one check, one kernel. Each output element depends on the input elements of the same
+// index; formulas are in formulas.h. Half types are computed in float and rounded once, float64 in double.
+// Tensors of any strides; inputs may be broadcast by stride 0; the output may be an input itself.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+// One line an op: its name in the C ABI, its name, how many inputs it has, its dtypes, and its tensors' names, the
+// output first. zeros and ones have an input of which only the shape counts.
+#define INFINI_ELEMENTWISE_OPS(X)                                                                                      \
+    X(Add, add, 2, kNumbers, "c", "a", "b")                                                                            \
+    X(Sub, sub, 2, kFloats, "c", "a", "b")                                                                             \
+    X(Mul, mul, 2, kFloats, "c", "a", "b")                                                                             \
+    X(Clip, clip, 3, kFloats, "y", "x", "min_val", "max_val")                                                          \
+    X(Relu, relu, 1, kFloats, "y", "x")                                                                                \
+    X(Gelu, gelu, 1, kFloats, "output", "input")                                                                       \
+    X(Sigmoid, sigmoid, 1, kFloats, "y", "x")                                                                          \
+    X(Silu, silu, 1, kFloats, "output", "input")                                                                       \
+    X(Softplus, softplus, 1, kFloats, "y", "x")                                                                        \
+    X(Tanh, tanh, 1, kFloats, "output", "input")                                                                       \
+    X(SwiGLU, swiglu, 2, kFloats, "c", "a", "b")                                                                       \
+    X(Zeros, zeros, 1, kAll, "y", "x")                                                                                 \
+    X(Ones, ones, 1, kAll, "y", "x")
+
+namespace infini::elementwise {
+
+constexpr int kMaxTensors = 4; // an output and up to three inputs
+
+enum class Op : int {
+#define INFINI_OP(Name, name, ...) name,
+    INFINI_ELEMENTWISE_OPS(INFINI_OP)
+#undef INFINI_OP
+};
+
+enum class Dtypes {
+    kFloats,  // F16, BF16, F32, F64
+    kNumbers, // these, I32 and I64
+    kAll      // every dtype but the complex ones
+};
+
+// What sentences call an op and its tensors, and which of these the others are compared with.
+struct Names {
+    const char *op;
+    const char *tensors[kMaxTensors];
+    int first;
+};
+
+struct Description {
+    int inputs;
+    Dtypes dtypes;
+    Names names;
+};
+
+constexpr Description kOps[] = {
+#define INFINI_OP(Name, name, inputs, dtypes, ...) {inputs, Dtypes::dtypes, {#name, {__VA_ARGS__}, 0}},
+    INFINI_ELEMENTWISE_OPS(INFINI_OP)
+#undef INFINI_OP
+};
+
+constexpr const Description &describe(Op op) {
+    return kOps[static_cast<int>(op)];
+}
+
+// zeros and ones: the input is not read, so its dtype is free and it needs no memory.
+constexpr bool is_fill(Op op) {
+    return op == Op::zeros || op == Op::ones;
+}
+
+struct Args {
+    Op op = Op::add;
+    TensorView tensors[kMaxTensors]; // the output, then the inputs in the table's order, all of one shape and dtype
+};
+
+// Checks the arguments against the rules above.
+void check(const Args &args, const Names &names);
+
+// Checks them, then computes the output.
+void run(const Args &args, const Names &names);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::elementwise

@@ -1,0 +1,23 @@
+// rearrange: dst = src, element by element, between any strides; of any dtype, since only its size counts.
+// src may be broadcast by stride 0.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::rearrange {
+
+struct Args {
+    TensorView dst; // any shape
+    TensorView src; // the shape and dtype of dst
+};
+
+// Checks the arguments against the rules above; dst may be src itself, and then nothing is done.
+void check(const Args &args);
+
+// Checks them, then copies.
+void run(const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::rearrange
