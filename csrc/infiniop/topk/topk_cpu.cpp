@@ -44,11 +44,15 @@ inline void choose_largest(const float *values, int64_t n, int64_t k, uint64_t *
     for (int64_t i = k / 2; i-- > 0;) {
         sink(chosen, k, i);
     }
+    float bar = values[index_of(chosen[0])];
     for (int64_t i = k; i < n; ++i) {
-        const uint64_t next = candidate(values[i], i);
-        if (next > chosen[0]) {
-            chosen[0] = next;
-            sink(chosen, k, 0);
+        if (!(values[i] <= bar)) { // also for NaN
+            const uint64_t next = candidate(values[i], i);
+            if (next > chosen[0]) {
+                chosen[0] = next;
+                sink(chosen, k, 0);
+                bar = values[index_of(chosen[0])];
+            }
         }
     }
     for (int64_t last = k - 1; last > 0; --last) {
