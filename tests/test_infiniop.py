@@ -67,6 +67,10 @@ def as_tensor(value: Tensor | Described) -> Tensor:
     return value.base.reshape(-1)[index]
 
 
+def bits(value: Tensor | Described) -> Tensor:
+    return as_tensor(value).contiguous().reshape(-1).view(torch.uint8)
+
+
 def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any]) -> None:
     visible = {key: as_tensor(v) if isinstance(v, Described) else v for key, v in before.items()}
     outputs = {key: as_tensor(after[key]) for key in op.outputs if after[key] is not None}
@@ -113,9 +117,7 @@ def test_inputs_survive(op: COp) -> None:
         written = {id(args[key]) for key in op.outputs}
         for key, value in args.items():
             if isinstance(value, Tensor) and id(value) not in written:
-                assert torch.equal(value.reshape(-1).contiguous().view(torch.uint8), before[key].reshape(-1).contiguous().view(torch.uint8)), (
-                    f"{sample.name}: {key}"
-                )
+                assert torch.equal(bits(value), bits(before[key])), f"{sample.name}: {key}"
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)
@@ -132,8 +134,7 @@ def test_stream_gives_the_same_bits(op: COp) -> None:
             del held
             for key in op.outputs:
                 if at_once[key] is not None:
-                    left, right = as_tensor(at_once[key]), as_tensor(queued[key])
-                    assert torch.equal(left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8))
+                    assert torch.equal(bits(at_once[key]), bits(queued[key]))
     finally:
         c_function("infinirtStreamDestroy")(stream)
 
@@ -150,8 +151,7 @@ def test_several_threads_run_one_descriptor(op: COp) -> None:
     for args in copies:
         for key in op.outputs:
             if alone[key] is not None:
-                left, right = as_tensor(alone[key]), as_tensor(args[key])
-                assert torch.equal(left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8))
+                assert torch.equal(bits(alone[key]), bits(args[key]))
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)
@@ -164,8 +164,7 @@ def test_thread_count_does_not_change_bits(op: COp) -> None:
             call(op, three)
         for key in op.outputs:
             if one[key] is not None:
-                left, right = as_tensor(one[key]), as_tensor(three[key])
-                assert torch.equal(left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8)), sample.name
+                assert torch.equal(bits(one[key]), bits(three[key])), sample.name
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)

@@ -128,6 +128,13 @@ void Checker::same_shape(const char *argument, const TensorView &view, const cha
     }
 }
 
+void Checker::axis(const char *argument, int axis, const TensorView &view) const {
+    if (axis < -view.ndim || axis >= view.ndim) {
+        fail(INFINI_STATUS_BAD_PARAM, argument, message("be in [", -view.ndim, ", ", view.ndim - 1, "]"),
+             std::to_string(axis));
+    }
+}
+
 void Checker::dense_last(const char *argument, const TensorView &view) const {
     if (view.ndim > 0 && view.size(-1) > 1 && view.stride(-1) != 1 && !is_empty(view)) {
         fail(INFINI_STATUS_BAD_TENSOR_STRIDES, argument,

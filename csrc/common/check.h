@@ -30,6 +30,8 @@ public:
     void same_dtype(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
     void shape(const char *argument, const TensorView &view, std::initializer_list<int64_t> wanted, Reason why) const;
     void same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
+    // A dimension of `view`; negative ones count from the last.
+    void axis(const char *argument, int axis, const TensorView &view) const;
     // Innermost stride 1 (any stride where the dimension has at most one element).
     void dense_last(const char *argument, const TensorView &view) const;
     void contiguous(const char *argument, const TensorView &view) const;

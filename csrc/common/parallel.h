@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "level.h"
+#include "scratch.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -16,11 +17,16 @@ namespace {
 // nanosecond needs six for these. Chosen from that, not tuned; an op that computes more per byte names a smaller one.
 constexpr int64_t kParallelBytes = 256 * 1024;
 
+// How many threads parallel_for asks for.
+inline int64_t parallel_threads(int64_t n, int64_t bytes, int64_t threshold = kParallelBytes) {
+    const int64_t limit = omp_in_parallel() ? 1 : omp_get_max_threads();
+    return bytes < threshold ? 1 : (n < limit ? n : limit);
+}
+
 // Calls body(begin, end) for disjoint ranges that together are [0, n).
 template <typename Body>
 void parallel_for(int64_t n, int64_t bytes, const Body &body, int64_t threshold = kParallelBytes) {
-    const int64_t limit = omp_in_parallel() ? 1 : omp_get_max_threads();
-    const int64_t threads = bytes < threshold ? 1 : (n < limit ? n : limit);
+    const int64_t threads = parallel_threads(n, bytes, threshold);
     if (threads <= 1) {
         if (n > 0) {
             body(int64_t{0}, n);
@@ -36,6 +42,22 @@ void parallel_for(int64_t n, int64_t bytes, const Body &body, int64_t threshold 
             body(begin, end);
         }
     }
+}
+
+// The same with body(begin, end, scratch): each thread has scratch_bytes there, aligned to 64. All of it is allocated
+// before the threads start, since no Error could leave one of them.
+template <typename Body>
+void parallel_for_with_scratch(int64_t n, int64_t bytes, int64_t scratch_bytes, const Body &body,
+                               int64_t threshold = kParallelBytes) {
+    const int64_t threads = parallel_threads(n, bytes, threshold), pitch = (scratch_bytes + 63) / 64 * 64;
+    char *const memory =
+        pitch > 0 && n > 0 ? static_cast<char *>(cpu::scratch(static_cast<size_t>(threads * pitch))) : nullptr;
+    parallel_for(
+        n, bytes,
+        [&](int64_t begin, int64_t end) {
+            body(begin, end, memory + (threads > 1 ? omp_get_thread_num() * pitch : 0));
+        },
+        threshold);
 }
 
 } // namespace

@@ -418,6 +418,19 @@ template <typename T> inline void store_at(T *p, int64_t i, VecF v, int n) {
     store(p + i, v, n);
 }
 
+// v with `rest` in place of the lanes from n on.
+inline VecF first_lanes(VecF v, Full, float) {
+    return v;
+}
+
+inline VecF first_lanes(VecF v, int n, float rest) {
+    VecI lane;
+    for (int i = 0; i < kLanes; ++i) {
+        lane[i] = i;
+    }
+    return select(lane < n, v, splat(rest));
+}
+
 template <typename Body> inline void for_each_vector(int64_t size, const Body &body) {
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) {

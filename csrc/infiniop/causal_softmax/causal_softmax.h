@@ -12,8 +12,11 @@ struct Args {
     TensorView x; // [..., q, k]
 };
 
-// Checks the arguments against the rules above, then computes y.
-void run(const char *op, const Args &args);
+// Checks the arguments against the rules above.
+void check(const Args &args);
+
+// Checks them, then computes y.
+void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

@@ -11,7 +11,7 @@ Tensor causal_softmax_out(const Tensor &x, Tensor out) {
     Args args;
     args.x = view(kSoftmax, "x", x);
     args.y = view(kSoftmax, "out", out);
-    run("causal_softmax", args);
+    run(args);
     return out;
 }
 

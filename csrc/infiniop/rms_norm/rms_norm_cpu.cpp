@@ -4,6 +4,7 @@
 #include "rms_norm.h"
 #include "rows.h"
 #include "stream.h"
+#include "sum_over.h"
 #include "vec.h"
 
 #include <cmath>
@@ -13,21 +14,6 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 using rms_norm::Rounding;
-
-// The sum that body(i, lanes, sum) adds a vector to, over a row of n. Four partial sums hide the latency of the
-// additions; their order is fixed by n alone.
-template <typename Body> float sum_over(int64_t n, const Body &body) {
-    VecF a = {}, b = {}, c = {}, d = {};
-    int64_t i = 0;
-    for (; i + 4 * kLanes <= n; i += 4 * kLanes) {
-        a = body(i, Full{}, a);
-        b = body(i + kLanes, Full{}, b);
-        c = body(i + 2 * kLanes, Full{}, c);
-        d = body(i + 3 * kLanes, Full{}, d);
-    }
-    for_each_vector(n - i, [&](int64_t j, auto lanes) { a = body(i + j, lanes, a); });
-    return sum((a + b) + (c + d));
-}
 
 template <typename T> float sum_of_squares(const T *x, int64_t n) {
     return sum_over(n, [&](int64_t i, auto lanes, VecF squares) {

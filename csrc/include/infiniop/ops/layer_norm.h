@@ -1,5 +1,20 @@
-/* layer_norm: TO BE DESCRIBED
- */
+/* LayerNorm: over the last dimension of input, with what a backward pass needs:
+ *
+ *   input_std_deviation = sqrt(var + eps), var = the mean of (input - mean)^2, without Bessel's correction
+ *   input_standardization = (input - mean) / input_std_deviation
+ *   output = input_standardization * weight + bias
+ *
+ *   input, output, input_standardization  [..., n]  1 to 8 dimensions (the reference on the CPU: 3)
+ *   input_std_deviation  [...]  the shape of input without its last dimension
+ *   weight, bias         [n]
+ *   eps                  finite, at least 0
+ *
+ * All of one dtype, F16, BF16 or F32; any strides. bias_desc may be NULL: no bias, and the run ignores its pointer. In
+ * place: output, or else input_standardization, may be input. The outputs share no other memory, also not with weight
+ * and bias. Each output is rounded once, from values in float. The variance is computed about the mean, so it does not
+ * suffer where the mean is far from 0. A row without elements has the deviation NaN.
+ *
+ * Reference for the method: Ba, Kiros and Hinton, Layer Normalization, 2016. Workspace: none. */
 #ifndef INFINIOP_OPS_LAYER_NORM_H
 #define INFINIOP_OPS_LAYER_NORM_H
 

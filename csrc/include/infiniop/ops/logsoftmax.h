@@ -1,5 +1,9 @@
-/* logsoftmax: TO BE DESCRIBED
- */
+/* LogSoftmax: y = x - m - log(sum of exp(x - m)) over the last dimension, m the largest x there.
+ *
+ *   y, x  [..., n]  1 to 8 dimensions (the reference: 2 or 3); F16, BF16 or F32, each its own; any strides. In place if
+ *                   of one dtype.
+ *
+ * Where all x of a row are -inf, and where one is inf or NaN, all results of the row are NaN. Workspace: none. */
 #ifndef INFINIOP_OPS_LOGSOFTMAX_H
 #define INFINIOP_OPS_LOGSOFTMAX_H
 

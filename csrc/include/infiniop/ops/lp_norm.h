@@ -1,5 +1,17 @@
-/* lp_norm: TO BE DESCRIBED
- */
+/* LPNorm: y = x / (norm + eps), norm = (sum of |x|^p)^(1 / p) along one dimension; y is output, x input.
+ *
+ *   output, input  1 to 8 dimensions; F16, BF16 or F32, the same; any strides (the reference: stride 1 in the last
+ *                  dimension, and along another only if contiguous). In place.
+ *   axis           the dimension; negative ones count from the last
+ *   p              at least 1
+ *   eps            finite, at least 0
+ *
+ * Powers that no float holds do no harm: where they would occur, x is taken in units of the largest |x|. Zeros stay
+ * zeros if eps > 0 and become NaN (0 / 0) if it is 0; inf becomes NaN, and 0 what is finite beside it; a NaN makes NaN
+ * of all.
+ *
+ * The reference has it on NVIDIA alone and raises x, not |x|, to p. torch.nn.functional.normalize has max(norm, eps)
+ * for norm + eps. Workspace: none. */
 #ifndef INFINIOP_OPS_LP_NORM_H
 #define INFINIOP_OPS_LP_NORM_H
 

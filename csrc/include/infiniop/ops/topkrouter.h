@@ -1,5 +1,22 @@
-/* topkrouter: TO BE DESCRIBED
- */
+/* Topkrouter: which experts get each token, as DeepSeek-V3 chooses among 256 in 8 groups of 32.
+ *
+ *   s = sigmoid(x), c = s + correction_bias; a group's score is the sum of its two largest c; the 4 groups of largest
+ *   score are kept, in the others c becomes 0 (not -inf: with negative c, or topk above 128, their experts are chosen);
+ *   indices: the topk largest c, largest first
+ *   values = s[indices] * routed_scaling_factor / (sum of s[indices] + 1e-9)
+ *
+ *   x                [N, 256]   F16, BF16 or F32; stride 1 in a row, any from row to row
+ *   correction_bias  [256]      F32, any stride
+ *   values           [N, topk]  F32, contiguous
+ *   indices          [N, topk]  I32, contiguous
+ *   topk                        1 to 256, or BAD_PARAM
+ *
+ * Of equals, experts or groups, the lower index comes first; a NaN comes before all numbers. values and indices have no
+ * descriptor, so their memory has to be as large as said here.
+ *
+ * Differences: the reference ignores the row stride; another width than 256 is refused when the descriptor is created,
+ * with BAD_TENSOR_SHAPE (the reference: by the run, with BAD_PARAM). Reference for the method: DeepSeek-AI, DeepSeek-V3
+ * Technical Report, 2024, section 2.1.2. Workspace: none. */
 #ifndef INFINIOP_OPS_TOPKROUTER_H
 #define INFINIOP_OPS_TOPKROUTER_H
 

@@ -1,5 +1,15 @@
-/* topksoftmax: TO BE DESCRIBED
- */
+/* Topksoftmax: the topk largest of softmax(x) in each row, largest first.
+ *
+ *   x        [N, width]  F16, BF16 or F32; stride 1 in a row, any from row to row
+ *   values   [N, topk]   F32, contiguous
+ *   indices  [N, topk]   I32, contiguous: their columns
+ *   topk                 1 to width, or BAD_PARAM (the reference reads out of bounds)
+ *   norm                 not 0: values are divided by their sum
+ *
+ * Chosen and ordered by x: of equals the lower index comes first, a NaN before all numbers (all values of its row are
+ * NaN). values and indices have no descriptor, so their memory has to be as large as said here.
+ *
+ * The reference ignores the row stride; on NVIDIA it takes at most 512 columns. Workspace: none. */
 #ifndef INFINIOP_OPS_TOPKSOFTMAX_H
 #define INFINIOP_OPS_TOPKSOFTMAX_H
 

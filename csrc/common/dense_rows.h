@@ -1,0 +1,152 @@
+// DenseRows: the rows along the last dimension of several tensors of any strides, for kernels that want stride 1 within
+// a row. A tensor that has it is worked on in place; rows of the others are copied to scratch memory, a group at a
+// time, and those of outputs back: so strides cannot change a result's bits.
+#pragma once
+
+#include <cstring>
+
+#include "rows.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// The view with dimension `dim` moved to the end.
+inline TensorView moved_last(const TensorView &view, int dim) {
+    TensorView moved = view;
+    for (int i = dim; i + 1 < view.ndim; ++i) {
+        moved.shape[i] = view.shape[i + 1];
+        moved.strides[i] = view.strides[i + 1];
+    }
+    moved.shape[view.ndim - 1] = view.shape[dim];
+    moved.strides[view.ndim - 1] = view.strides[dim];
+    return moved;
+}
+
+// dense[r * pitch + i] = strided[at[r] + i * stride], or the other way round.
+template <bool kBack, typename E>
+void copy_rows(E *dense, int64_t pitch, E *strided, const int64_t *at, int rows, int64_t stride, int64_t n) {
+    for (int64_t i = 0; i < n; ++i) {
+        for (int r = 0; r < rows; ++r) {
+            if constexpr (kBack) {
+                strided[at[r] + i * stride] = dense[r * pitch + i];
+            } else {
+                dense[r * pitch + i] = strided[at[r] + i * stride];
+            }
+        }
+    }
+}
+
+template <int kTensors> class DenseRows {
+public:
+    // All views have the shape of views[0], but for the last dimension. The first `outputs` of them are written.
+    DenseRows(const TensorView *const (&views)[kTensors], int outputs) : rows_(views), outputs_(outputs) {
+        int64_t row_bytes = 0;
+        for (int t = 0; t < kTensors; ++t) {
+            Tensor &tensor = tensors_[t];
+            tensor.data = static_cast<char *>(views[t]->data);
+            tensor.element = static_cast<int64_t>(size_of(views[t]->dtype));
+            tensor.n = views[t]->size(-1);
+            tensor.stride = views[t]->stride(-1);
+            if (tensor.n > 1 && tensor.stride != 1) {
+                // An odd number of cache lines: the rows of a group must not compete for the same part of a cache.
+                tensor.pitch = (tensor.n * tensor.element + 127) / 128 * 128 + 64;
+                row_bytes += tensor.pitch;
+            }
+        }
+        if (row_bytes > 0) {
+            const int64_t fitting = kGroupBytes / row_bytes;
+            group_ = static_cast<int>(fitting < 1 ? 1 : fitting < kGroup ? fitting : kGroup);
+            scratch_bytes_ = group_ * row_bytes;
+        }
+    }
+
+    int64_t count() const { return rows_.count(); }
+
+    // What visit needs of scratch; 0 where all rows are dense.
+    int64_t scratch_bytes() const { return scratch_bytes_; }
+
+    // Calls body(rows) for rows begin .. end-1 in order; rows[t] is where tensor t's row starts, of stride 1.
+    template <typename Body> void visit(int64_t begin, int64_t end, void *scratch, const Body &body) const {
+        if (scratch_bytes_ == 0) {
+            rows_.visit(begin, end, [&](const int64_t *at) {
+                void *rows[kTensors];
+                for (int t = 0; t < kTensors; ++t) {
+                    rows[t] = tensors_[t].data + at[t] * tensors_[t].element;
+                }
+                body(rows);
+            });
+            return;
+        }
+        int64_t at[kTensors][kGroup];
+        int held = 0;
+        rows_.visit(begin, end, [&](const int64_t *offsets) {
+            for (int t = 0; t < kTensors; ++t) {
+                at[t][held] = offsets[t];
+            }
+            if (++held == group_) {
+                visit_group(at, held, static_cast<char *>(scratch), body);
+                held = 0;
+            }
+        });
+        visit_group(at, held, static_cast<char *>(scratch), body);
+    }
+
+private:
+    // Rows that are copied together: neighbours in memory share cache lines, and all of them fit into a cache.
+    static constexpr int kGroup = 32;
+    static constexpr int64_t kGroupBytes = 512 * 1024;
+
+    struct Tensor {
+        char *data = nullptr;
+        int64_t element = 0, n = 0, stride = 0;
+        int64_t pitch = 0; // bytes from row to row in scratch; 0: dense
+    };
+
+    template <typename Body>
+    void visit_group(const int64_t (&at)[kTensors][kGroup], int held, char *scratch, const Body &body) const {
+        char *dense[kTensors];
+        for (int t = 0; t < kTensors; ++t) {
+            dense[t] = scratch;
+            scratch += group_ * tensors_[t].pitch;
+            if (tensors_[t].pitch > 0 && t >= outputs_) {
+                copy<false>(tensors_[t], dense[t], at[t], held);
+            }
+        }
+        for (int r = 0; r < held; ++r) {
+            void *rows[kTensors];
+            for (int t = 0; t < kTensors; ++t) {
+                const Tensor &tensor = tensors_[t];
+                rows[t] = tensor.pitch > 0 ? dense[t] + r * tensor.pitch : tensor.data + at[t][r] * tensor.element;
+            }
+            body(rows);
+        }
+        for (int t = 0; t < outputs_; ++t) {
+            if (tensors_[t].pitch > 0) {
+                copy<true>(tensors_[t], dense[t], at[t], held);
+            }
+        }
+    }
+
+    template <bool kBack> static void copy(const Tensor &tensor, char *dense, const int64_t *at, int rows) {
+        if (tensor.element == 2) {
+            copy_rows<kBack>(reinterpret_cast<Half *>(dense), tensor.pitch / 2, reinterpret_cast<Half *>(tensor.data),
+                             at, rows, tensor.stride, tensor.n);
+        } else {
+            copy_rows<kBack>(reinterpret_cast<Word *>(dense), tensor.pitch / 4, reinterpret_cast<Word *>(tensor.data),
+                             at, rows, tensor.stride, tensor.n);
+        }
+    }
+
+    // Of the sizes that occur, and allowed to alias the elements' own types.
+    typedef uint16_t __attribute__((may_alias)) Half;
+    typedef uint32_t __attribute__((may_alias)) Word;
+
+    Rows<kTensors> rows_;
+    Tensor tensors_[kTensors];
+    int outputs_;
+    int group_ = 1;
+    int64_t scratch_bytes_ = 0;
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

@@ -1,0 +1,57 @@
+// The rules of layer_norm, and the way to its kernel.
+#include "layer_norm.h"
+
+#include <limits>
+
+#include "check.h"
+
+namespace infini::layer_norm {
+
+void check(const Args &args) {
+    constexpr Checker rule("layer_norm");
+    const TensorView &input = args.input;
+    const bool with_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
+    rule.range("eps", args.eps, 0, std::numeric_limits<float>::max(), "be a finite number of at least 0");
+    rule.rank("input", input, 1, kMaxDims);
+    rule.dtype("input", input, INFINI_FLOATS);
+    const auto check_parameter = [&](const char *name, const TensorView &parameter) {
+        rule.shape(name, parameter, {input.size(-1)}, "to match the last dimension of input");
+        rule.same_dtype(name, parameter, "input", input);
+    };
+    check_parameter("weight", args.weight);
+    if (with_bias) {
+        check_parameter("bias", args.bias);
+    }
+
+    const auto check_output = [&](const char *name, const TensorView &output) {
+        rule.same_dtype(name, output, "input", input);
+        rule.writable(name, output);
+        rule.no_overlap(name, output, "weight", args.weight);
+        if (with_bias) {
+            rule.no_overlap(name, output, "bias", args.bias);
+        }
+    };
+    rule.same_shape("output", args.output, "input", input);
+    check_output("output", args.output);
+    rule.no_partial_overlap("output", args.output, "input", input);
+    rule.same_shape("input_standardization", args.standardization, "input", input);
+    check_output("input_standardization", args.standardization);
+    rule.no_partial_overlap("input_standardization", args.standardization, "input", input);
+    rule.no_overlap("input_standardization", args.standardization, "output", args.output);
+    TensorView row_starts = input;
+    --row_starts.ndim;
+    rule.same_shape("input_std_deviation", args.deviation, "input without its last dimension", row_starts);
+    check_output("input_std_deviation", args.deviation);
+    rule.no_overlap("input_std_deviation", args.deviation, "input", input);
+    rule.no_overlap("input_std_deviation", args.deviation, "output", args.output);
+    rule.no_overlap("input_std_deviation", args.deviation, "input_standardization", args.standardization);
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.deviation.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::layer_norm

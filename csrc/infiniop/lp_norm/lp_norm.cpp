@@ -1,0 +1,33 @@
+// The rules of lp_norm, and the way to its kernel.
+#include "lp_norm.h"
+
+#include <limits>
+
+#include "check.h"
+
+namespace infini::lp_norm {
+
+void check(const Args &args) {
+    constexpr Checker rule("lp_norm");
+    const TensorView &x = args.x, &y = args.y;
+    if (args.p < 1) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "p", "be at least 1", std::to_string(args.p));
+    }
+    rule.range("eps", args.eps, 0, std::numeric_limits<float>::max(), "be a finite number of at least 0");
+    rule.rank("input", x, 1, kMaxDims);
+    rule.dtype("input", x, INFINI_FLOATS);
+    rule.axis("axis", args.axis, x);
+    rule.same_shape("output", y, "input", x);
+    rule.same_dtype("output", y, "input", x);
+    rule.writable("output", y);
+    rule.no_partial_overlap("output", y, "input", x);
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.x.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::lp_norm

@@ -1,0 +1,26 @@
+// lp_norm: y = x / (norm + eps) along any dimension, norm = (sum |x|^p)^(1 / p), p a whole number of at least 1.
+// Arithmetic in float, rounded once. The norm may be beyond float's range, up to the sum of all |x|, without harm.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::lp_norm {
+
+struct Args {
+    TensorView y;  // the shape and dtype of x; may be x itself
+    TensorView x;  // one dimension at least
+    int axis = -1; // negative ones count from the last dimension
+    int p = 2;
+    double eps = 0;
+};
+
+// Checks the arguments against the rules above.
+void check(const Args &args);
+
+// Checks them, then computes y.
+void run(const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::lp_norm

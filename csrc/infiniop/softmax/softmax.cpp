@@ -1,0 +1,31 @@
+// The rules of softmax and log_softmax, and the way to their kernel.
+#include "softmax.h"
+
+#include "check.h"
+
+namespace infini::softmax {
+
+void check(const Args &args) {
+    const Checker rule(args.log ? "log_softmax" : "softmax");
+    const TensorView &x = args.x, &y = args.y;
+    rule.rank("x", x, 1, kMaxDims);
+    rule.dtype("x", x, INFINI_FLOATS);
+    rule.axis("axis", args.axis, x);
+    rule.same_shape("y", y, "x", x);
+    if (args.log) {
+        rule.dtype("y", y, INFINI_FLOATS);
+    } else {
+        rule.same_dtype("y", y, "x", x);
+    }
+    rule.writable("y", y);
+    rule.no_partial_overlap("y", y, "x", x);
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.x.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+} // namespace infini::softmax

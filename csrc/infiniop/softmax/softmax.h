@@ -1,0 +1,26 @@
+// softmax:     y = exp(x - m) / sum exp(x - m) along any dimension, m the largest x there.
+// log_softmax: y = x - m - log(sum exp(x - m)) over the last dimension.
+// Arithmetic in float, rounded once.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::softmax {
+
+struct Args {
+    TensorView y;  // the shape of x; softmax: and its dtype; may be x itself
+    TensorView x;  // one dimension at least
+    int axis = -1; // negative ones count from the last dimension
+    bool log = false;
+};
+
+// Checks the arguments against the rules above.
+void check(const Args &args);
+
+// Checks them, then computes y.
+void run(const Args &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::softmax

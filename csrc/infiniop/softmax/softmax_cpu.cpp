@@ -1,0 +1,53 @@
+// The CPU kernel of softmax and log_softmax: one row at a time, in three passes over it: the maximum, the exponentials
+// and their sum, the result. Limit: arithmetic, most of it the exponential, as causal_softmax.
+#include "dense_rows.h"
+#include "softmax.h"
+#include "softmax_row.h"
+
+#include <cmath>
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+template <typename X, typename Y> void log_softmax_row(Y *y, const X *x, int64_t n) {
+    const float top = largest(x, n);
+    const float log_total = std::log(sum_of_exps(x, n, top, [](int64_t, VecF, auto) {}));
+    for_each_vector(
+        n, [&](int64_t i, auto lanes) { store_at(y, i, load_at(x, i, lanes) - splat(top) - splat(log_total), lanes); });
+}
+
+// Calls row(y, x, scratch) for all rows along the axis, with `scratch_bytes` of scratch.
+template <typename X, typename Y, typename Row>
+void for_each_row(const softmax::Args &a, int64_t scratch_bytes, const Row &row) {
+    const int axis = a.axis < 0 ? a.x.ndim + a.axis : a.axis;
+    const TensorView y = moved_last(a.y, axis), x = moved_last(a.x, axis);
+    const TensorView *const views[] = {&y, &x};
+    const DenseRows<2> rows(views, 1);
+    const int64_t bytes = x.numel() * static_cast<int64_t>(sizeof(X) + sizeof(Y));
+    parallel_for_with_scratch(
+        rows.count(), bytes, scratch_bytes + rows.scratch_bytes(),
+        [&](int64_t begin, int64_t end, char *scratch) {
+            rows.visit(begin, end, scratch + scratch_bytes,
+                       [&](void *const *at) { row(static_cast<Y *>(at[0]), static_cast<const X *>(at[1]), scratch); });
+        },
+        kSoftmaxParallelBytes);
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.x.dtype, [&](auto x) {
+        using X = decltype(x);
+        const int64_t n = args.x.size(args.axis);
+        if (!args.log) {
+            return for_each_row<X, X>(args, exps_bytes<X>(n),
+                                      [&](X *to, const X *from, void *exps) { softmax_row(to, from, exps, n); });
+        }
+        with_float_type(args.y.dtype, [&](auto y) {
+            using Y = decltype(y);
+            for_each_row<X, Y>(args, 0, [&](Y *to, const X *from, void *) { log_softmax_row(to, from, n); });
+        });
+    });
+}

@@ -1,0 +1,63 @@
+// The rules of topksoftmax and topkrouter, and the way to their kernels.
+#include "topk.h"
+
+#include "check.h"
+
+namespace infini::topk {
+
+void set_topk(Args &args, size_t topk) {
+    const int64_t rows = args.x.size(0), width = args.x.size(1);
+    const auto describe = [&](TensorView &output, infiniDtype_t dtype) {
+        output.dtype = dtype;
+        output.ndim = 2;
+        output.shape[0] = rows;
+        // More are refused by check.
+        output.shape[1] = output.strides[0] = topk < static_cast<size_t>(width) ? static_cast<int64_t>(topk) : width;
+        output.strides[1] = 1;
+    };
+    args.topk = topk;
+    describe(args.values, INFINI_DTYPE_F32);
+    describe(args.indices, INFINI_DTYPE_I32);
+}
+
+void check(const Args &args) {
+    const bool router = args.bias.dtype != INFINI_DTYPE_INVALID;
+    const Checker rule(router ? "topkrouter" : "topksoftmax");
+    const TensorView &x = args.x, &bias = args.bias;
+    rule.rank("x", x, 2);
+    rule.dtype("x", x, INFINI_FLOATS);
+    rule.dense_last("x", x);
+    if (router) {
+        rule.shape("x", x, {x.size(0), kExperts}, "for 256 experts");
+        rule.shape("correction_bias", bias, {kExperts}, "for 256 experts");
+        rule.dtype("correction_bias", bias, {INFINI_DTYPE_F32});
+    } else if (x.size(1) > INT32_MAX) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "x", "have at most 2147483647 columns, for indices are int32",
+                  std::to_string(x.size(1)));
+    }
+    if (args.values.dtype == INFINI_DTYPE_INVALID) {
+        return;
+    }
+    if (args.topk < 1 || args.topk > static_cast<size_t>(x.size(1))) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "topk",
+                  message("be at least 1 and at most the ", x.size(1), " columns of x"), std::to_string(args.topk));
+    }
+    const auto check_output = [&](const char *name, const TensorView &output) {
+        rule.no_overlap(name, output, "x", x);
+        if (router) {
+            rule.no_overlap(name, output, "correction_bias", bias);
+        }
+    };
+    check_output("values", args.values);
+    check_output("indices", args.indices);
+    rule.no_overlap("indices", args.indices, "values", args.values);
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.x.numel() > 0) {
+        args.bias.dtype == INFINI_DTYPE_INVALID ? softmax_kernel(args) : router_kernel(args);
+    }
+}
+
+} // namespace infini::topk
