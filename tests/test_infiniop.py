@@ -113,9 +113,10 @@ def test_inputs_survive(op: COp) -> None:
         written = {id(args[key]) for key in op.outputs}
         for key, value in args.items():
             if isinstance(value, Tensor) and id(value) not in written:
-                assert torch.equal(value.reshape(-1).contiguous().view(torch.uint8), before[key].reshape(-1).contiguous().view(torch.uint8)), (
-                    f"{sample.name}: {key}"
-                )
+                assert torch.equal(
+                    value.reshape(-1).contiguous().view(torch.uint8),
+                    before[key].reshape(-1).contiguous().view(torch.uint8),
+                ), f"{sample.name}: {key}"
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)
@@ -132,7 +133,10 @@ def test_stream_gives_the_same_bits(op: COp) -> None:
             for key in op.outputs:
                 if at_once[key] is not None:
                     left, right = as_tensor(at_once[key]), as_tensor(queued[key])
-                    assert torch.equal(left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8))
+                    assert torch.equal(
+                        left.reshape(-1).contiguous().view(torch.uint8),
+                        right.reshape(-1).contiguous().view(torch.uint8),
+                    )
     finally:
         c_function("infinirtStreamDestroy")(stream)
 
@@ -150,7 +154,9 @@ def test_several_threads_run_one_descriptor(op: COp) -> None:
         for key in op.outputs:
             if alone[key] is not None:
                 left, right = as_tensor(alone[key]), as_tensor(args[key])
-                assert torch.equal(left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8))
+                assert torch.equal(
+                    left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8)
+                )
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)
@@ -164,7 +170,9 @@ def test_thread_count_does_not_change_bits(op: COp) -> None:
         for key in op.outputs:
             if one[key] is not None:
                 left, right = as_tensor(one[key]), as_tensor(three[key])
-                assert torch.equal(left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8)), sample.name
+                assert torch.equal(
+                    left.reshape(-1).contiguous().view(torch.uint8), right.reshape(-1).contiguous().view(torch.uint8)
+                ), sample.name
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)

@@ -39,9 +39,7 @@ def samples() -> Iterator[CSample]:
             yield CSample(f"{dtype} {shape}", {"dst": empty(shape, dtype), "src": values(shape, dtype)})
         for rows, columns in ((2, 300), (300, 2), (65, 131), (64, 128), (1, 50)):
             src = values((columns, rows), dtype).T
-            yield CSample(
-                f"{dtype} transposed {rows} by {columns}", {"dst": empty((rows, columns), dtype), "src": src}
-            )
+            yield CSample(f"{dtype} transposed {rows} by {columns}", {"dst": empty((rows, columns), dtype), "src": src})
             wide = values((columns, 2 * rows), dtype)[:, ::2].T
             dst = empty((rows, 3 * columns), dtype)[:, 1::3]
             yield CSample(f"{dtype} strided, transposed {rows} by {columns}", {"dst": dst, "src": wide})
