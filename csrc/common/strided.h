@@ -2,6 +2,8 @@
 // walk, also within one long row. Used with rows.h.
 #pragma once
 
+#include <cstring>
+
 #include "parallel.h"
 #include "rows.h"
 
@@ -71,16 +73,28 @@ template <int kTensors> void normalise(TensorView (&views)[kTensors]) {
     }
 }
 
-// Where the last dimension of normalised views is so short that its loop hardly starts, makes the longest the last.
-template <int kTensors> void lengthen_last(TensorView (&views)[kTensors]) {
-    constexpr int64_t kShort = 16;
-    const TensorView &out = views[0];
-    int longest = out.ndim - 1;
-    if (out.shape[longest] < kShort) {
-        for (int dim = longest - 1; dim >= 0; --dim) {
-            longest = out.shape[dim] > out.shape[longest] ? dim : longest;
+// A last dimension shorter than this is over before its loop pays.
+constexpr int64_t kShortRow = 16;
+
+inline int longest_dim(const TensorView &view) {
+    int longest = view.ndim - 1;
+    for (int dim = longest - 1; dim >= 0; --dim) {
+        longest = view.shape[dim] > view.shape[longest] ? dim : longest;
+    }
+    return longest;
+}
+
+// Copies n elements of kBytes that lie to_step and from_step bytes apart; the two share no memory.
+template <int kBytes> void copy_strided(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n) {
+    if (to_step == kBytes) { // the compiler makes whole vectors to store
+#pragma omp simd
+        for (int64_t i = 0; i < n; ++i) {
+            std::memcpy(to + i * kBytes, from + i * from_step, kBytes);
         }
-        move_dim(views, longest, out.ndim - 1);
+    } else {
+        for (int64_t i = 0; i < n; ++i) {
+            std::memcpy(to + i * to_step, from + i * from_step, kBytes);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 """silu: the sigmoid linear unit, element by element.
 
-The kernel is csrc/infiniop/swiglu, shared with swiglu.
+The kernel is csrc/infiniop/elementwise, shared with the C ABI's elementwise ops.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
     """Multiply each element by its sigmoid.
 
-    y = x / (1 + exp(-x)), in float32, rounded once. torch.ops.infini.silu_(x) overwrites x.
+    y = x / (1 + exp(-x)), in float32, rounded once; float64 in double. torch.ops.infini.silu_(x) overwrites x.
 
     Args:
-        x: Any shape, float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
+        x: Any shape and strides; float32, bfloat16, float16 or float64.
         out: Written and returned instead of a new tensor; may be x itself.
 
     Returns:
         The shape and dtype of x, contiguous. Minus infinity gives NaN, as the formula and torch do.
 
     Raises:
-        RuntimeError: For a dtype or stride that cannot be served.
+        RuntimeError: For a dtype that cannot be served, or an out of other shape or dtype, broadcast or overlapping x.
 
     Equivalent to:
         >>> y = torch.nn.functional.silu(x)
@@ -79,6 +79,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("scalar", (activations(dtype),))
     yield Sample("one dimension", (activations(dtype, 300_001),))
     yield Sample("four dimensions", (activations(dtype, 2, 3, 4, 32),))
+    yield Sample("transposed", (activations(dtype, 769, 5).t(),))
+    yield Sample("broadcast", (activations(dtype, 5, 1).expand(5, 300),))
+    yield Sample("float64", (activations(torch.float64, 3, 40),))
     yield Sample("no rows", (activations(dtype, 0, 16),))
     yield Sample("no columns", (activations(dtype, 4, 0),))
     yield Sample("large", (activations(dtype, 300, 2048),))
@@ -89,12 +92,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 def errors() -> Iterator[ErrorCase]:
     x = activations(torch.float32, 2, 16)
     op = "infini::silu: "
-    yield ErrorCase("integers", (x.int(),), op + "x must be float32, bfloat16 or float16, got int32")
-    yield ErrorCase(
-        "transposed",
-        (x.t(),),
-        op + "x must have stride 1 in its last dimension (call .contiguous() on it), got strides [1, 16]",
-    )
+    yield ErrorCase("integers", (x.int(),), op + "x must be float32, bfloat16, float16 or float64, got int32")
     yield ErrorCase(
         "out shape", (x,), op + "out must have the shape of x, [2, 16], got [2, 15]", {"out": torch.empty(2, 15)}
     )

@@ -153,14 +153,6 @@ DenseRow row_of(Op op, infiniDtype_t dtype) {
     return nullptr;
 }
 
-// n elements of kBytes, `to_stride` and `from_stride` elements apart.
-template <int kBytes>
-void copy_strided(char *to, int64_t to_stride, const char *from, int64_t from_stride, int64_t n) {
-    for (int64_t i = 0; i < n; ++i) {
-        std::memcpy(to + i * to_stride * kBytes, from + i * from_stride * kBytes, kBytes);
-    }
-}
-
 // One row, or a part of one, of which at least one tensor is not dense; strides in elements of kBytes.
 template <int kBytes>
 void strided_row(DenseRow row, int inputs, char *y, int64_t y_stride, const char *const *x, const int64_t *x_strides,
@@ -169,7 +161,7 @@ void strided_row(DenseRow row, int inputs, char *y, int64_t y_stride, const char
     const void *in[kMaxInputs] = {};
     for (int t = 0; t < inputs; ++t) {
         if (x_strides[t] == 0) {
-            copy_strided<kBytes>(buffers[1 + t], 1, x[t], 0, n < kBlock ? n : kBlock);
+            copy_strided<kBytes>(buffers[1 + t], kBytes, x[t], 0, n < kBlock ? n : kBlock);
             in[t] = buffers[1 + t];
         }
     }
@@ -180,7 +172,7 @@ void strided_row(DenseRow row, int inputs, char *y, int64_t y_stride, const char
             if (x_strides[t] == 1) {
                 in[t] = from;
             } else if (x_strides[t] != 0) {
-                copy_strided<kBytes>(buffers[1 + t], 1, from, x_strides[t], size);
+                copy_strided<kBytes>(buffers[1 + t], kBytes, from, x_strides[t] * kBytes, size);
                 in[t] = buffers[1 + t];
             }
         }
@@ -189,7 +181,7 @@ void strided_row(DenseRow row, int inputs, char *y, int64_t y_stride, const char
             row(to, in, size, large);
         } else {
             row(buffers[0], in, size, false);
-            copy_strided<kBytes>(to, y_stride, buffers[0], 1, size);
+            copy_strided<kBytes>(to, y_stride * kBytes, buffers[0], kBytes, size);
         }
     }
 }
@@ -201,7 +193,10 @@ template <int kBytes> void all_rows(const elementwise::Args &a) {
         views[t] = a.tensors[t <= inputs ? t : 0]; // the output stands in for inputs that the op has not
     }
     normalise(views);
-    lengthen_last(views);
+    const int last = views[0].ndim - 1;
+    if (views[0].shape[last] < kShortRow) {
+        move_dim(views, longest_dim(views[0]), last);
+    }
     const TensorView *const walked[] = {&views[0], &views[1], &views[2], &views[3]};
     const Rows<kMaxTensors> rows(walked);
     const int64_t n = views[0].size(-1), y_stride = views[0].stride(-1);

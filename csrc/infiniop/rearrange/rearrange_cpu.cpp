@@ -28,17 +28,40 @@ void copy_runs(TensorView (&views)[2], int64_t run) {
     });
 }
 
+// Takes the last dimensions out of the walk, down to `dims` and one of size 1 in their place.
+void keep_dims(TensorView (&views)[2], int dims) {
+    for (TensorView &view : views) {
+        view.ndim = dims + 1;
+        view.shape[dims] = 1;
+    }
+}
+
 template <int kBytes> void copy_elements(TensorView (&views)[2]) {
-    lengthen_last(views);
+    // Where the last dimension is short, the longest one is walked piece by piece for each index of the last.
+    const int last = views[0].ndim - 1;
+    const bool two = last > 0 && views[0].shape[last] < kShortRow;
+    if (two) {
+        const int longest = longest_dim(views[0]);
+        move_dim(views, longest == last ? last - 1 : longest, last - 1);
+    }
+    const int dim = two ? last - 1 : last;
+    const int64_t n = views[0].shape[dim], to_step = views[0].strides[dim], from_step = views[1].strides[dim];
+    const int64_t inner = two ? views[0].shape[last] : 1;
+    const int64_t piece = two ? kLine : n;
+    const int64_t to_inner = views[0].strides[last], from_inner = views[1].strides[last];
+    const int64_t bytes = 2 * views[0].numel() * kBytes;
+    keep_dims(views, dim);
     const TensorView *const walked[] = {&views[0], &views[1]};
     const Rows<2> rows(walked);
-    const int64_t n = views[0].size(-1), to_step = views[0].stride(-1), from_step = views[1].stride(-1);
-    const int64_t bytes = 2 * views[0].numel() * kBytes;
     parallel_rows(rows, n, kLine, bytes, [&](const int64_t *at, int64_t begin, int64_t end) {
         char *to = views[0].as<char>() + at[0];
         const char *from = views[1].as<const char>() + at[1];
-        for (int64_t i = begin; i < end; ++i) {
-            copy_element<kBytes>(to + i * to_step, from + i * from_step);
+        for (int64_t i = begin; i < end; i += piece) {
+            const int64_t size = end - i < piece ? end - i : piece;
+            for (int64_t j = 0; j < inner; ++j) {
+                copy_strided<kBytes>(to + i * to_step + j * to_inner, to_step, from + i * from_step + j * from_inner,
+                                     from_step, size);
+            }
         }
     });
 }
@@ -73,27 +96,32 @@ void transpose_tile(char *to, int64_t to_row, int64_t to_column, const char *fro
     }
 }
 
-// Transposes the last two dimensions: the last is the densest in dst, the one before it in src.
+// Transposes the last two dimensions: the last is the densest in dst, the one before it in src. Tiles are taken in
+// square blocks, whose few pages and lines stay at hand while their neighbours are copied.
 template <int kBytes> void copy_tiles(TensorView (&views)[2]) {
-    constexpr int64_t kSide = kLine / kBytes;
+    constexpr int64_t kSide = kLine / kBytes, kBlock = 16 * kSide;
     const int64_t row_count = views[0].size(-2), column_count = views[0].size(-1);
     const int64_t to_row = views[0].stride(-2), to_column = views[0].stride(-1);
     const int64_t from_row = views[1].stride(-2), from_column = views[1].stride(-1);
     const int64_t bytes = 2 * views[0].numel() * kBytes;
-    for (TensorView &view : views) { // walk the other dimensions, as the rows of one element
-        --view.ndim;
-        view.shape[view.ndim - 1] = 1;
-    }
+    keep_dims(views, views[0].ndim - 2);
     const TensorView *const walked[] = {&views[0], &views[1]};
     const Rows<2> others(walked);
-    const int64_t down = (row_count + kSide - 1) / kSide, across = (column_count + kSide - 1) / kSide;
+    const int64_t down = (row_count + kBlock - 1) / kBlock, across = (column_count + kBlock - 1) / kBlock;
     parallel_rows(others, down * across, 1, bytes, [&](const int64_t *at, int64_t begin, int64_t end) {
-        for (int64_t tile = begin; tile < end; ++tile) {
-            const int64_t row = tile / across * kSide, column = tile % across * kSide;
-            transpose_tile<kBytes>(views[0].as<char>() + at[0] + row * to_row + column * to_column, to_row, to_column,
-                                   views[1].as<const char>() + at[1] + row * from_row + column * from_column, from_row,
-                                   from_column, row_count - row < kSide ? row_count - row : kSide,
-                                   column_count - column < kSide ? column_count - column : kSide);
+        for (int64_t block = begin; block < end; ++block) {
+            const int64_t top = block / across * kBlock, left = block % across * kBlock;
+            const int64_t bottom = top + kBlock < row_count ? top + kBlock : row_count;
+            const int64_t right = left + kBlock < column_count ? left + kBlock : column_count;
+            for (int64_t column = left; column < right; column += kSide) {
+                for (int64_t row = top; row < bottom; row += kSide) {
+                    transpose_tile<kBytes>(views[0].as<char>() + at[0] + row * to_row + column * to_column, to_row,
+                                           to_column,
+                                           views[1].as<const char>() + at[1] + row * from_row + column * from_column,
+                                           from_row, from_column, bottom - row < kSide ? bottom - row : kSide,
+                                           right - column < kSide ? right - column : kSide);
+                }
+            }
         }
     });
 }

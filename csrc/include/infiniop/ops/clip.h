@@ -1,5 +1,10 @@
-/* clip: TO BE DESCRIBED
- */
+/* clip: y = max(min(x, max_val), min_val), element by element.
+ *
+ *   y, x, min_val, max_val  any one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place
+ *                           with an input. The bounds are tensors: give one number for all by strides of 0.
+ *
+ * Where min_val > max_val the result is min_val. A NaN in x stays NaN; a bound that is NaN does not bound.
+ * Workspace: none. */
 #ifndef INFINIOP_OPS_CLIP_H
 #define INFINIOP_OPS_CLIP_H
 

@@ -1,5 +1,9 @@
-/* rearrange: TO BE DESCRIBED
- */
+/* rearrange: dst = src, element by element; copies between any two layouts.
+ *
+ *   dst, src    any one shape, 0 to 8 dimensions, any strides; any dtype, the same. src may be broadcast by stride 0.
+ *               dst may be src itself, which then stays as it is.
+ *
+ * There is no workspace, and so there are only three functions. */
 #ifndef INFINIOP_OPS_REARRANGE_H
 #define INFINIOP_OPS_REARRANGE_H
 

@@ -1,5 +1,8 @@
-/* relu: TO BE DESCRIBED
- */
+/* relu: y = max(x, 0), element by element.
+ *
+ *   y, x     any one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place.
+ *
+ * A NaN stays NaN. Workspace: none. */
 #ifndef INFINIOP_OPS_RELU_H
 #define INFINIOP_OPS_RELU_H
 

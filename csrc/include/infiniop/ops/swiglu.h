@@ -1,5 +1,12 @@
-/* swiglu: TO BE DESCRIBED
- */
+/* SwiGLU: c = silu(b) * a, element by element, where silu(b) = b / (1 + e^-b).
+ *
+ *   c    output
+ *   a    up, what is gated
+ *   b    gate; it comes last
+ *        All of one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place with a or b.
+ *
+ * The two halves of one fused product [..., 2d] are two descriptors with its strides. Reference for the method:
+ * Shazeer, GLU Variants Improve Transformer, 2020. Workspace: none. */
 #ifndef INFINIOP_OPS_SWIGLU_H
 #define INFINIOP_OPS_SWIGLU_H
 
