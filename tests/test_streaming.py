@@ -1,4 +1,5 @@
-"""Outputs beyond 64 MiB (kStreamBytes in csrc/common/stream.h) are written by other instructions: to the same bits.
+"""Outputs beyond 64 MiB (kStreamBytes in csrc/common/stream.h; layer_norm's beyond 16) are written by other
+instructions: to the same bits.
 
 The rows of a small call, repeated until the output is that large, must give the small call's rows again.
 """
@@ -13,11 +14,21 @@ from torch import Tensor
 
 import torch_infini
 from torch_infini.testing import cpu_capability_set_to, threads_set_to
+from torch_infini.testing.c_ops import call
+from torch_infini.testing.c_ops import layer_norm as c_layer_norm
 
 STREAM_BYTES = 64 << 20
 ops = torch.ops.infini
 COLUMNS = 5125  # some rows are aligned for whole vectors, and none ends with one
 WEIGHT = torch.linspace(0.5, 2, COLUMNS)
+
+
+def layer_norm(x: Tensor) -> tuple[Tensor, ...]:
+    args = c_layer_norm.tensors(tuple(x.shape), x.dtype)
+    args.update(input=x, weight=WEIGHT.to(x.dtype), bias=-WEIGHT.to(x.dtype))
+    call(c_layer_norm.OPS[0], args)
+    return args["output"], args["input_standardization"]
+
 
 CALLS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "silu": lambda x: (ops.silu(x),),
@@ -25,6 +36,7 @@ CALLS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
     "swiglu": lambda x: (ops.swiglu(x, -x),),
     "rms_norm": lambda x: (ops.rms_norm(x, WEIGHT.to(x.dtype)),),
     "add_rms_norm": lambda x: ops.add_rms_norm(x, 2 * x, WEIGHT.to(x.dtype)),
+    "layer_norm": layer_norm,
     "embedding": lambda x: (ops.embedding((torch.arange(x.shape[0]) % 59 + 7) % 59, x[:59]),),
 }
 

@@ -6,6 +6,7 @@
 #include <cstring>
 
 #include "rows.h"
+#include "vec.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -22,11 +23,56 @@ inline TensorView moved_last(const TensorView &view, int dim) {
     return moved;
 }
 
-// dense[r * pitch + i] = strided[at[r] + i * stride], or the other way round.
+// Swaps the off-diagonal quarters in each block of 2 * kHalf rows and lanes; for all sizes, that transposes.
+template <int kHalf, int... kLane>
+inline void swap_quarters(VecU (&rows)[kLanes], std::integer_sequence<int, kLane...> all) {
+    for (int i = 0; i < kLanes; ++i) {
+        if ((i & kHalf) == 0) {
+            const VecU a = rows[i], b = rows[i + kHalf];
+            rows[i] = __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane)...);
+            rows[i + kHalf] = __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane + kHalf)...);
+        }
+    }
+    if constexpr (kHalf > 1) {
+        swap_quarters<kHalf / 2>(rows, all);
+    }
+}
+
+// to[j * to_step + i] = from[i * from_step + j] for i and j below kLanes.
+template <typename E> void transpose_block(E *to, int64_t to_step, const E *from, int64_t from_step) {
+    typedef E Row __attribute__((vector_size(kLanes * sizeof(E))));
+    VecU rows[kLanes];
+    for (int i = 0; i < kLanes; ++i) {
+        Row row;
+        std::memcpy(&row, from + i * from_step, sizeof row);
+        rows[i] = __builtin_convertvector(row, VecU);
+    }
+    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
+    for (int i = 0; i < kLanes; ++i) {
+        const Row row = __builtin_convertvector(rows[i], Row);
+        std::memcpy(to + i * to_step, &row, sizeof row);
+    }
+}
+
+// dense[r * pitch + i] = strided[at[r] + i * stride], or with kBack the other way round.
 template <bool kBack, typename E>
 void copy_rows(E *dense, int64_t pitch, E *strided, const int64_t *at, int rows, int64_t stride, int64_t n) {
+    bool adjacent = true;
+    for (int r = 1; r < rows; ++r) {
+        adjacent = adjacent && at[r] == at[0] + r;
+    }
+    // Rows that lie side by side go in blocks, as far as they make whole ones.
+    const int block_rows = adjacent ? rows / kLanes * kLanes : 0;
+    const int64_t block_columns = n / kLanes * kLanes;
     for (int64_t i = 0; i < n; ++i) {
-        for (int r = 0; r < rows; ++r) {
+        const bool in_blocks = i < block_columns;
+        if (in_blocks && i % kLanes == 0) {
+            for (int r = 0; r < block_rows; r += kLanes) {
+                E *const there = dense + r * pitch + i, *const here = strided + at[0] + r + i * stride;
+                kBack ? transpose_block(here, stride, there, pitch) : transpose_block(there, pitch, here, stride);
+            }
+        }
+        for (int r = in_blocks ? block_rows : 0; r < rows; ++r) {
             if constexpr (kBack) {
                 strided[at[r] + i * stride] = dense[r * pitch + i];
             } else {
@@ -56,6 +102,7 @@ public:
         if (row_bytes > 0) {
             const int64_t fitting = kGroupBytes / row_bytes;
             group_ = static_cast<int>(fitting < 1 ? 1 : fitting < kGroup ? fitting : kGroup);
+            group_ = group_ < kLanes ? group_ : group_ / kLanes * kLanes;
             scratch_bytes_ = group_ * row_bytes;
         }
     }
@@ -92,8 +139,9 @@ public:
     }
 
 private:
-    // Rows that are copied together: neighbours in memory share cache lines, and all of them fit into a cache.
-    static constexpr int kGroup = 32;
+    // Rows that are copied together: neighbours in memory share cache lines and pages, and all fit into a level-2
+    // cache.
+    static constexpr int kGroup = 128;
     static constexpr int64_t kGroupBytes = 512 * 1024;
 
     struct Tensor {
