@@ -83,7 +83,7 @@ inline VecF multiply_add(VecF left, VecF right, VecF sum, const float *) {
 }
 
 inline VecF multiply_add(float left, VecF right, VecF sum) {
-    return fma(splat(left), right, sum);
+    return fma(left - VecF{}, right, sum); // splat adds to zero, which costs an addition for the sake of -0
 }
 
 // How many elements of a row one packed column holds.
@@ -106,11 +106,62 @@ template <typename T> struct Scattered {
     static constexpr bool kFetch = true;
 };
 
+// The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
+inline VecF zip_low(VecF a, VecF b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+
+inline VecF zip_high(VecF a, VecF b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
 // ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ----
+
+// Two vectors of columns at a time. In order, or where it is cheaper the even columns and then the odd ones: then the
+// sums are dealt out so too while they are in registers.
+template <typename B> struct Columns {
+    static constexpr bool kDealt = false;
+};
+
+#if defined(__AVX512F__)
+
+template <> struct Columns<Scattered<bf16>> {
+    static constexpr bool kDealt = true; // a shift and a mask make two vectors of floats, instead of two of each
+    static void load(const bf16 *p, VecF &even, VecF &odd) {
+        const __m512i pairs = _mm512_loadu_si512(p);
+        even = (VecF)_mm512_slli_epi32(pairs, 16);
+        odd = (VecF)_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+    }
+    static void deal(VecF &a, VecF &b) {
+        const VecF even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        b = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        a = even;
+    }
+    static void collect(VecF &even, VecF &odd) {
+        const VecF low = zip_low(even, odd);
+        odd = zip_high(even, odd);
+        even = low;
+    }
+};
+
+#endif
 
 // The loops are unrolled by pragma because the compiler's own unrolling comes too late to keep the sums in registers.
 template <int kRows, int kVectors, bool kAdd, typename A, typename B>
 void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int64_t c_stride) {
+    constexpr bool kDealt = Columns<B>::kDealt && kVectors % 2 == 0;
     VecF sums[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -118,13 +169,23 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
         for (int i = 0; i < kVectors; ++i) {
             sums[r][i] = kAdd ? load(c + r * c_stride + i * kLanes) : VecF{};
         }
+        if constexpr (kDealt) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; i += 2) {
+                Columns<B>::deal(sums[r][i], sums[r][i + 1]);
+            }
+        }
     }
     for (int64_t at = 0; at < depth; ++at) {
         const auto *b_row = b[at];
         decltype(load(b_row)) right[kVectors];
 #pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
-            right[i] = load(b_row + i * kLanes);
+            if constexpr (!kDealt) {
+                right[i] = load(b_row + i * kLanes);
+            } else if (i % 2 == 0) {
+                Columns<B>::load(b_row + i * kLanes, right[i], right[i + 1]);
+            }
             if (B::kFetch && i * kLanes * sizeof(*b_row) % 64 == 0) {
                 __builtin_prefetch(b[at + kPrefetchKeys] + i * kLanes);
             }
@@ -140,6 +201,12 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+        if constexpr (kDealt) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; i += 2) {
+                Columns<B>::collect(sums[r][i], sums[r][i + 1]);
+            }
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
             store(c + r * c_stride + i * kLanes, sums[r][i]);
@@ -184,27 +251,6 @@ template <bool kAdd, typename A, typename B> struct Tiles {
 };
 
 // ---- packing ----
-
-// The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
-inline VecF zip_low(VecF a, VecF b) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-#endif
-}
-
-inline VecF zip_high(VecF a, VecF b) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
-}
 
 // x as a matrix of kLanes rows, transposed: each round deals the rows like two halves of a pack of cards.
 inline void transpose(VecF (&x)[kLanes]) {
@@ -284,6 +330,10 @@ template <typename T> void pack_values(float *packed, const T *const *v, int64_t
 
 // ---- scores of a few rows: dot products along the head size, with K where it lies ----
 
+struct Whole { // more than any vector has
+    constexpr operator int64_t() const { return 64; }
+};
+
 // kRows rows of q with all keys, kLanes products at a time.
 template <int kRows, typename P, typename T>
 void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int64_t n, float *scores) {
@@ -295,7 +345,8 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
         for (int i = 0; i < kLanes; ++i) {
             products[i] = VecF{};
         }
-        for (int64_t c = 0; c < n; c += step) {
+        // `rest` is a constant for whole vectors: a masked load takes longer.
+        const auto add = [&](int64_t c, auto rest) __attribute__((always_inline)) {
             VecF left[kRows];
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {
@@ -304,12 +355,19 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
 #pragma GCC unroll 16
             for (int i = 0; i < kKeys; ++i) {
                 __builtin_prefetch(k[key + i + kPrefetchKeys] + c);
-                const VecF right = load_packed(q, k[key + i] + c, n - c);
+                const VecF right = load_packed(q, k[key + i] + c, rest);
 #pragma GCC unroll 4
                 for (int r = 0; r < kRows; ++r) {
                     products[r * kKeys + i] = multiply_add(left[r], right, products[r * kKeys + i], q);
                 }
             }
+        };
+        int64_t c = 0;
+        for (; c + step <= n; c += step) {
+            add(c, Whole{});
+        }
+        if (c < n) {
+            add(c, n - c);
         }
         const VecF totals = sums([&](int i) { return products[i]; });
 #pragma GCC unroll 4
@@ -577,33 +635,29 @@ private:
     // Where the kKeyBlock keys from `key` on lie; behind the last key of the sequence: that one, which may be fetched.
     void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const T **k_rows, const T **v_rows) const {
         const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
+        const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
+        const auto *k_head = a_.k.template as<const T>() + kv_head * a_.k.strides[2];
+        const auto *v_head = a_.v.template as<const T>() + kv_head * a_.v.strides[2];
+        const int64_t k_stride = a_.k.strides[1], v_stride = a_.v.strides[1];
         const int64_t block_size = paged ? a_.k.size(1) : s.length;
-        int64_t done = 0;
         key = key < s.length ? key : s.length - 1;
-        while (done < kKeyBlock) {
-            const int64_t first = key % block_size;
-            const int64_t block =
-                paged ? a_.block_tables.template as<const int64_t>()[b * a_.block_tables.strides[0] +
-                                                                     key / block_size * a_.block_tables.strides[1]]
-                      : b;
-            const T *k = a_.k.template as<const T>() + block * a_.k.strides[0] + first * a_.k.strides[1] +
-                         kv_head * a_.k.strides[2];
-            const T *v = a_.v.template as<const T>() + block * a_.v.strides[0] + first * a_.v.strides[1] +
-                         kv_head * a_.v.strides[2];
+        int64_t block = key / block_size, first = key % block_size;
+        for (int64_t done = 0; done < kKeyBlock; ++block, first = 0) {
+            const int64_t index = paged ? table[block * a_.block_tables.strides[1]] : b;
+            const T *k = k_head + index * a_.k.strides[0] + first * k_stride;
+            const T *v = v_head + index * a_.v.strides[0] + first * v_stride;
             int64_t n = kKeyBlock - done;
             n = n < block_size - first ? n : block_size - first;
             n = n < s.length - key ? n : s.length - key;
             for (int64_t i = 0; i < n; ++i) {
-                k_rows[done + i] = k + i * a_.k.strides[1];
-                v_rows[done + i] = v + i * a_.v.strides[1];
+                k_rows[done + i] = k + i * k_stride;
+                v_rows[done + i] = v + i * v_stride;
             }
             done += n;
             key += n;
-            if (key == s.length) {
-                for (; done < kKeyBlock; ++done) {
-                    k_rows[done] = k + (n - 1) * a_.k.strides[1];
-                    v_rows[done] = v + (n - 1) * a_.v.strides[1];
-                }
+            for (; key == s.length && done < kKeyBlock; ++done) {
+                k_rows[done] = k + (n - 1) * k_stride;
+                v_rows[done] = v + (n - 1) * v_stride;
             }
         }
     }
