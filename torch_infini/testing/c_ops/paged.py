@@ -342,7 +342,148 @@ def prefill_errors() -> Iterator[CErrorCase]:
     )
 
 
+def caching_reference(
+    k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor
+) -> dict[str, Tensor]:
+    caches = [k_cache.double(), v_cache.double()]
+    size = k_cache.shape[2]
+    for t, slot in enumerate(slot_mapping.tolist()):
+        for cache, rows in zip(caches, (k, v), strict=True):
+            if slot >= 0:
+                cache[slot // size, :, slot % size] = rows[t].double()
+    return {"k_cache": caches[0], "v_cache": caches[1]}
+
+
+def caching_tensors(
+    dtype: torch.dtype, slots: Sequence[int], heads: int, head_size: int, block_size: int = 16, blocks: int = 3
+) -> dict[str, Any]:
+    return {
+        "k_cache": torch.randn(blocks, heads, block_size, head_size).to(dtype),
+        "v_cache": torch.randn(blocks, heads, block_size, head_size).to(dtype),
+        "k": torch.randn(len(slots), heads, head_size).to(dtype),
+        "v": torch.randn(len(slots), heads, head_size).to(dtype),
+        "slot_mapping": torch.tensor(slots, dtype=torch.int64),
+    }
+
+
+def caching_samples() -> Iterator[CSample]:
+    for dtype in DTYPES:
+        kind = str(dtype)[6:]
+        yield CSample(f"{kind}, one of each", caching_tensors(dtype, [0], 1, 1, 1, 1))
+        yield CSample(f"{kind}, some skipped", caching_tensors(dtype, [5, -1, 47, 16, -9, 0], 2, 37))
+        yield CSample(f"{kind}, one slot twice", caching_tensors(dtype, [5, 6, 5], 3, 8, 5))
+        yield CSample(f"{kind}, no tokens", caching_tensors(dtype, [], 2, 8))
+        yield CSample(f"{kind}, no heads", caching_tensors(dtype, [3], 0, 8))
+        yield CSample(f"{kind}, no columns", caching_tensors(dtype, [3], 2, 0))
+        yield CSample(f"{kind}, no blocks", caching_tensors(dtype, [-1, -1], 2, 8, blocks=0))
+        args = caching_tensors(dtype, [30, 2, -1, 17], 2, 24)
+        args["k"] = args["k"].transpose(0, 1).contiguous().transpose(0, 1)
+        args["v"] = torch.cat((args["v"], args["v"]), -1)[..., 24:]
+        args["k_cache"] = args["k_cache"].transpose(1, 2).contiguous().transpose(1, 2)
+        args["v_cache"] = torch.cat((args["v_cache"], args["v_cache"]), 2)[:, :, 16:]
+        args["slot_mapping"] = Described(args["slot_mapping"].repeat_interleave(2), (4,), (2,), 1)
+        yield CSample(f"{kind}, strides", args)
+        args = caching_tensors(dtype, [30, 2, -1, 17], 2, 24)
+        args["k"] = args["k"][:1].expand(4, 2, 24)
+        args["v"], args["v_cache"] = reversed_(args["v"]), reversed_(args["v_cache"])
+        yield CSample(f"{kind}, broadcast and negative strides", args)
+        args = caching_tensors(dtype, [30, 2, -1, 17], 2, 24)
+        both = torch.stack((args["k_cache"], args["v_cache"]), 1)
+        yield CSample(f"{kind}, interleaved caches", {**args, "k_cache": both[:, 0], "v_cache": both[:, 1]})
+        yield CSample(f"{kind}, large", caching_tensors(dtype, torch.randperm(320)[:300].tolist(), 8, 128, 16, 20))
+
+
+def caching_errors() -> Iterator[CErrorCase]:
+    op = "infini::paged_caching: "
+    args = caching_tensors(torch.float32, [5, -1, 40], 2, 8)
+    refused: list[tuple[str, dict[str, Any], str, str]] = [
+        (
+            "float64",
+            {"k_cache": args["k_cache"].double()},
+            "BAD_TENSOR_DTYPE",
+            "k_cache must be float32, bfloat16 or float16, got float64",
+        ),
+        (
+            "dtype of k",
+            {"k": args["k"].half()},
+            "BAD_TENSOR_DTYPE",
+            "k must have the dtype of k_cache, float32, got float16",
+        ),
+        (
+            "dtype of v",
+            {"v": args["v"].half()},
+            "BAD_TENSOR_DTYPE",
+            "v must have the dtype of k_cache, float32, got float16",
+        ),
+        (
+            "rank",
+            {"k_cache": args["k_cache"][0]},
+            "BAD_TENSOR_SHAPE",
+            "k_cache must have 4 dimensions, got 3 (shape [2, 16, 8])",
+        ),
+        (
+            "caches differ",
+            {"v_cache": args["v_cache"][:2]},
+            "BAD_TENSOR_SHAPE",
+            "v_cache must have the shape of k_cache, [3, 2, 16, 8], got [2, 2, 16, 8]",
+        ),
+        (
+            "heads",
+            {"k": args["k"][:, :1]},
+            "BAD_TENSOR_SHAPE",
+            "k must have shape [3, 2, 8] to match the heads and columns of k_cache, got [3, 1, 8]",
+        ),
+        (
+            "tokens of v",
+            {"v": args["v"][:2]},
+            "BAD_TENSOR_SHAPE",
+            "v must have the shape of k, [3, 2, 8], got [2, 2, 8]",
+        ),
+        (
+            "columns",
+            {"v": torch.ones(3, 2, 16)[..., ::2]},
+            "BAD_TENSOR_STRIDES",
+            "v must have stride 1 in its last dimension (call .contiguous() on it), got strides [32, 16, 2]",
+        ),
+        (
+            "broadcast cache",
+            {"v_cache": args["v_cache"][:1].expand(3, 2, 16, 8)},
+            "BAD_TENSOR_STRIDES",
+            "v_cache must not be a broadcast view, for it is written to, got strides [0, 128, 8, 1]",
+        ),
+        (
+            "slots dtype",
+            {"slot_mapping": args["slot_mapping"].int()},
+            "BAD_TENSOR_DTYPE",
+            "slot_mapping must be int64, got int32",
+        ),
+        (
+            "slots shape",
+            {"slot_mapping": args["slot_mapping"][:2]},
+            "BAD_TENSOR_SHAPE",
+            "slot_mapping must have shape [3] to match the tokens of k, got [2]",
+        ),
+    ]
+    for case, changed, status, sentence in refused:
+        yield CErrorCase(case, {**args, **changed}, status, op + sentence)
+    yield CErrorCase(
+        "slot",
+        {**args, "slot_mapping": torch.tensor([5, -1, 48])},
+        "BAD_PARAM",
+        op + "slot_mapping must be below 0 or less than 3 blocks of 16 slots, got 48 for token 2",
+        at="run",
+    )
+    yield CErrorCase(
+        "overlap",
+        {**args, "k": args["v_cache"].view(-1)[:48].view(3, 2, 8)},
+        "BAD_PARAM",
+        op + "v_cache must share no memory with k, got one whose span of memory overlaps it",
+        at="run",
+    )
+
+
 OPS = [
     COp("PagedAttention", ["out"], reference, samples, errors, tolerances=TOLERANCES),
     COp("PagedAttentionPrefill", ["out"], prefill_reference, prefill_samples, prefill_errors, tolerances=TOLERANCES),
+    COp("PagedCaching", ["k_cache", "v_cache"], caching_reference, caching_samples, caching_errors),
 ]
