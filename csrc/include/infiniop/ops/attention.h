@@ -8,9 +8,9 @@
  *                    go to the rows pos to pos + seq - 1, the others stay as they are.
  *   pos      tokens that are in the cache already: query t sees the rows 0 to pos + t
  *
- * q may be nothing else, k and v may be nothing else than inputs: none of the written tensors (out, k_cache, v_cache) may
- * share memory with another one, with two exceptions: out may be q itself, seen as [seq, H, dim], and k and v may
- * already lie in the cache at their place (the same addresses and strides as the rows pos to pos + seq - 1).
+ * What is written shares no memory with what is read, except that out may be q itself, seen as [seq, H, dim], and that k
+ * and v may be the cache's rows pos to pos + seq - 1 themselves (the same addresses and strides): then nothing is copied.
+ * The two caches may lie interleaved in one piece of memory.
  *
  * Scores, probabilities and sums are float, the result is rounded once.
  *
