@@ -5,15 +5,14 @@
  *   probs   [n]  the logits (not probabilities): F16, BF16, F32 or F64, stride 1; 1 to 2^24 of them. -infinity masks a
  *                token; NaN, +infinity and logits that are all -infinity are refused with BAD_PARAM.
  *   random_val   in [0, 1]: where the draw falls
- *   topp         at least 0; 1 or more: no limit
+ *   topp         finite, at least 0; 1 or more: no limit
  *   topk         0 or less: no limit
  *   temperature  finite, at least 0
  *
  * If random_val, topp or temperature is 0 or topk is 1: the first of the largest logits. Otherwise the tokens are ordered
  * by descending logit (equal ones: lower index first), weights are w = exp((x - max) / temperature), and the result
  * is the first token at which the running sum of weights reaches
- * random_val * min(sum of the first topk, topp * sum of all). Weights in float (F64: of logits rounded to float, too),
- * sums in double.
+ * random_val * min(sum of the first topk, topp * sum of all). Weights in float (F64: in double), sums in double.
  *
  * Differences from the reference: topk = 0 is no limit (the reference reads out of bounds); parameters out of range are
  * refused. Workspace: none.
