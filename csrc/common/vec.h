@@ -292,9 +292,9 @@ inline float sum(VecF v) {
 }
 
 template <int kHalf, int... kLane> inline VecF add_halves(VecF a, VecF b, std::integer_sequence<int, kLane...>) {
-    // Blocks of 2 * kHalf lanes: the lower halves of a's and b's, and their upper halves, side by side.
-    return __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane)...) +
-           __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane + kHalf)...);
+    // Blocks of 2 * kHalf lanes: a's lower half and b's upper half stay where they are, the other two change places.
+    return __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane)...) +
+           __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane + kHalf)...);
 }
 
 // Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few.

@@ -25,15 +25,16 @@ def rope(
     """Turn each pair of columns of every head by its token's angle for that pair.
 
     y0 = x0 cos - x1 sin and y1 = x1 cos + x0 sin for the pairs (x0, x1) of the first R columns, R twice the columns of
-    cos; the other D - R columns stay as they are (partial rotary). In float32, rounded once.
+    cos; the other D - R columns stay as they are (partial rotary). In float32, rounded once; float64 in float64.
 
     Args:
-        x: [S, H, D] or [B, S, H, D] (tokens, heads, head dimension) float32, bfloat16 or float16; stride 1 in the last
-            dimension, any other strides: a Hugging Face [B, H, S, D] tensor comes as its transpose(1, 2).
-        cos: Of x's dtype or float32. With positions, a table [P, R/2] with a row for each position; without, row t
-            belongs to token t: [S, R/2] or [B or 1, S, R/2]. Stride 1 in the last dimension, any other strides.
+        x: [S, H, D] or [B, S, H, D] (tokens, heads, head dimension) float32, bfloat16, float16 or float64; stride 1 in
+            the last dimension, any other strides: a Hugging Face [B, H, S, D] tensor comes as its transpose(1, 2).
+        cos: Of x's dtype, or float32 where that is a half type. With positions, a table [P, R/2] with a row for each
+            position; without, row t belongs to token t: [S, R/2] or [B or 1, S, R/2]. Stride 1 in the last dimension,
+            any other strides.
         sin: The shape and dtype of cos.
-        positions: [S], [1, S] or [B, S] int64 or int32: the row of cos and sin for each token.
+        positions: [S], [1, S] or [B, S] integers: the row of cos and sin for each token.
         interleaved: False: the pairs are columns i and i + R/2 (GPT-NeoX; Llama in Hugging Face's order). True:
             columns 2i and 2i + 1 (GPT-J).
         out: Written and returned instead of a new tensor; may be x itself, as in torch.ops.infini.rope_.
@@ -151,7 +152,8 @@ def errors() -> Iterator[ErrorCase]:
     x, cos, sin = inputs(torch.float32, 2, 3, 4, 16)
     op = "infini::rope: "
     yield ErrorCase("two dimensions", (x[0, 0], cos, sin), op + "x must have 3 to 4 dimensions, got 2 (shape [4, 16])")
-    yield ErrorCase("float64", (x.double(), cos, sin), op + "x must be float32, bfloat16 or float16, got float64")
+    yield ErrorCase("integers", (x.int(), cos, sin), op + "x must be float32, bfloat16, float16 or float64, got int32")
+    yield ErrorCase("float64 with float32", (x.double(), cos, sin), op + "cos must be float64 as x is, got float32")
     yield ErrorCase(
         "strided columns",
         (x[..., ::2], cos[:, :4], sin[:, :4]),
@@ -202,7 +204,9 @@ def errors() -> Iterator[ErrorCase]:
         op + "positions must be at least 0 and less than 3, the rows of cos, got -1 at [0]",
     )
     yield ErrorCase(
-        "positions dtype", (x, cos, sin, where.double()), op + "positions must be int64 or int32, got float64"
+        "positions dtype",
+        (x, cos, sin, where.double()),
+        op + "positions must be int64, int32, int16, int8, uint64, uint32, uint16 or uint8, got float64",
     )
     yield ErrorCase(
         "positions rank", (x, cos, sin, where[0, 0]), op + "positions must have 1 to 2 dimensions, got 0 (shape [])"

@@ -1,7 +1,8 @@
 // The CPU kernel of attention: online softmax over blocks of keys, with matrix products in register tiles.
 // All query heads of a key head are rows of one matrix, so K and V are read from memory once for them; for each block
 // of keys: scores = q K^T, probabilities by softmax, out += probabilities V. Few rows (decode) read K and V where they
-// lie. Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
+// lie, in one piece or in the blocks of a paged cache: each row of K and V is found through its address.
+// Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "scratch.h"
 #include "attention.h"
 #include "parallel.h"
@@ -82,18 +83,85 @@ inline VecF multiply_add(VecF left, VecF right, VecF sum, const float *) {
 }
 
 inline VecF multiply_add(float left, VecF right, VecF sum) {
-    return fma(splat(left), right, sum);
+    return fma(left - VecF{}, right, sum); // splat adds to zero, which costs an addition for the sake of -0
 }
 
 // How many elements of a row one packed column holds.
 template <typename P> constexpr int64_t kElements = 1;
 template <> constexpr int64_t kElements<Pair> = 2;
 
+// ---- the rows of a matrix: one behind another, or each somewhere ----
+
+template <typename T> struct Dense {
+    const T *first;
+    int64_t stride;
+    const T *operator[](int64_t i) const { return first + i * stride; }
+    static constexpr bool kFetch = false; // it was just written
+};
+
+template <typename T> struct Scattered {
+    const T *const *rows;
+    int64_t column;
+    const T *operator[](int64_t i) const { return rows[i] + column; }
+    static constexpr bool kFetch = true;
+};
+
+// The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
+inline VecF zip_low(VecF a, VecF b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+#else
+    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
+#endif
+}
+
+inline VecF zip_high(VecF a, VecF b) {
+#if defined(__AVX512F__)
+    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+#elif defined(__AVX2__)
+    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
+#else
+    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
+#endif
+}
+
 // ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ----
+
+// Two vectors of columns at a time. In order, or where it is cheaper the even columns and then the odd ones: then the
+// sums are dealt out so too while they are in registers.
+template <typename B> struct Columns {
+    static constexpr bool kDealt = false;
+};
+
+#if defined(__AVX512F__)
+
+template <> struct Columns<Scattered<bf16>> {
+    static constexpr bool kDealt = true; // a shift and a mask make two vectors of floats, instead of two of each
+    static void load(const bf16 *p, VecF &even, VecF &odd) {
+        const __m512i pairs = _mm512_loadu_si512(p);
+        even = (VecF)_mm512_slli_epi32(pairs, 16);
+        odd = (VecF)_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+    }
+    static void deal(VecF &a, VecF &b) {
+        const VecF even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        b = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        a = even;
+    }
+    static void collect(VecF &even, VecF &odd) {
+        const VecF low = zip_low(even, odd);
+        odd = zip_high(even, odd);
+        even = low;
+    }
+};
+
+#endif
 
 // The loops are unrolled by pragma because the compiler's own unrolling comes too late to keep the sums in registers.
 template <int kRows, int kVectors, bool kAdd, typename A, typename B>
-void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t depth, float *c, int64_t c_stride) {
+void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int64_t c_stride) {
+    constexpr bool kDealt = Columns<B>::kDealt && kVectors % 2 == 0;
     VecF sums[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -101,14 +169,25 @@ void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t de
         for (int i = 0; i < kVectors; ++i) {
             sums[r][i] = kAdd ? load(c + r * c_stride + i * kLanes) : VecF{};
         }
+        if constexpr (kDealt) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; i += 2) {
+                Columns<B>::deal(sums[r][i], sums[r][i + 1]);
+            }
+        }
     }
     for (int64_t at = 0; at < depth; ++at) {
-        decltype(load(b)) right[kVectors];
+        const auto *b_row = b[at];
+        decltype(load(b_row)) right[kVectors];
 #pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
-            right[i] = load(b + at * b_stride + i * kLanes);
-            if (kAdd && i * kLanes * sizeof(B) % 64 == 0) { // V, where it is read in place
-                __builtin_prefetch(b + (at + kPrefetchKeys) * b_stride + i * kLanes);
+            if constexpr (!kDealt) {
+                right[i] = load(b_row + i * kLanes);
+            } else if (i % 2 == 0) {
+                Columns<B>::load(b_row + i * kLanes, right[i], right[i + 1]);
+            }
+            if (B::kFetch && i * kLanes * sizeof(*b_row) % 64 == 0) {
+                __builtin_prefetch(b[at + kPrefetchKeys] + i * kLanes);
             }
         }
 #pragma GCC unroll 8
@@ -122,6 +201,12 @@ void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t de
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
+        if constexpr (kDealt) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; i += 2) {
+                Columns<B>::collect(sums[r][i], sums[r][i + 1]);
+            }
+        }
 #pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
             store(c + r * c_stride + i * kLanes, sums[r][i]);
@@ -130,7 +215,7 @@ void tile(const A *a, int64_t a_stride, const B *b, int64_t b_stride, int64_t de
 }
 
 template <bool kAdd, typename A, typename B> struct Tiles {
-    using Function = void (*)(const A *, int64_t, const B *, int64_t, int64_t, float *, int64_t);
+    using Function = void (*)(const A *, int64_t, const B &, int64_t, float *, int64_t);
 
     template <int kVectors> static Function of_rows(int64_t rows) {
         switch (rows) {
@@ -167,27 +252,6 @@ template <bool kAdd, typename A, typename B> struct Tiles {
 
 // ---- packing ----
 
-// The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
-inline VecF zip_low(VecF a, VecF b) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
-#else
-    return __builtin_shufflevector(a, b, 0, 4, 1, 5);
-#endif
-}
-
-inline VecF zip_high(VecF a, VecF b) {
-#if defined(__AVX512F__)
-    return __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
-#elif defined(__AVX2__)
-    return __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
-#else
-    return __builtin_shufflevector(a, b, 2, 6, 3, 7);
-#endif
-}
-
 // x as a matrix of kLanes rows, transposed: each round deals the rows like two halves of a pack of cards.
 inline void transpose(VecF (&x)[kLanes]) {
 #pragma GCC unroll 4
@@ -223,22 +287,21 @@ template <typename P, typename T> void pack_row(P *packed, const T *row, int64_t
 }
 
 // Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.
-template <typename P, typename T> void pack_keys(P *packed, const T *k, int64_t stride, int64_t keys, int64_t n) {
+template <typename P, typename T> void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n) {
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kLanes) {
         P *panel = packed + key / kTileColumns * kTileColumns * packed_columns<P>(n) + key % kTileColumns;
         for (int64_t c = 0; c < n; c += step) {
-            const T *from = k + key * stride + c;
             VecF x[kLanes];
             if (keys - key >= kLanes && n - c >= step) {
 #pragma GCC unroll 16
                 for (int i = 0; i < kLanes; ++i) {
-                    x[i] = load_packed(packed, from + i * stride, step);
+                    x[i] = load_packed(packed, k[key + i] + c, step);
                 }
             } else {
 #pragma GCC unroll 16
                 for (int i = 0; i < kLanes; ++i) {
-                    x[i] = key + i < keys ? load_packed(packed, from + i * stride, n - c) : VecF{};
+                    x[i] = key + i < keys ? load_packed(packed, k[key + i] + c, n - c) : VecF{};
                 }
             }
             transpose(x);
@@ -252,13 +315,13 @@ template <typename P, typename T> void pack_keys(P *packed, const T *k, int64_t 
 }
 
 // Columns along the lanes, as floats: panels of [keys][kTileColumns columns]. Columns behind the last are zeros.
-template <typename T> void pack_values(float *packed, const T *v, int64_t stride, int64_t keys, int64_t n) {
+template <typename T> void pack_values(float *packed, const T *const *v, int64_t keys, int64_t n) {
     for (int64_t column = 0; column < n; column += kTileColumns) {
         for (int64_t key = 0; key < keys; ++key) {
             for (int64_t c = column; c < column + kTileColumns; c += kLanes) {
                 const int64_t rest = n - c;
-                store(packed, rest >= kLanes ? load(v + key * stride + c)
-                                             : load(v + key * stride + c, static_cast<int>(rest > 0 ? rest : 0)));
+                store(packed,
+                      rest >= kLanes ? load(v[key] + c) : load(v[key] + c, static_cast<int>(rest > 0 ? rest : 0)));
                 packed += kLanes;
             }
         }
@@ -267,55 +330,46 @@ template <typename T> void pack_values(float *packed, const T *v, int64_t stride
 
 // ---- scores of a few rows: dot products along the head size, with K where it lies ----
 
-// Lane i of the result is the sum of the lanes of x[i].
-inline VecF sum_each(VecF (&x)[kLanes]) {
-#pragma GCC unroll 4
-    for (int count = kLanes / 2; count > 0; count /= 2) {
-#pragma GCC unroll 8
-        for (int i = 0; i < count; ++i) {
-            x[i] = zip_low(x[i], x[i + count]) + zip_high(x[i], x[i + count]);
-        }
-    }
-    return x[0];
-}
+struct Whole { // more than any vector has
+    constexpr operator int64_t() const { return 64; }
+};
 
 // kRows rows of q with all keys, kLanes products at a time.
 template <int kRows, typename P, typename T>
-void dot_rows(const P *q, int64_t q_stride, const T *k, int64_t stride, int64_t keys, int64_t n, float *scores) {
+void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int64_t n, float *scores) {
     constexpr int kKeys = kLanes / kRows;
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kKeys) {
-        const T *rows[kKeys];
-#pragma GCC unroll 16
-        for (int i = 0; i < kKeys; ++i) {
-            rows[i] = k + (key + i < keys ? key + i : keys - 1) * stride; // behind the last key: anything readable
-        }
-        VecF sums[kLanes];
+        VecF products[kLanes];
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
-            sums[i] = VecF{};
+            products[i] = VecF{};
         }
-        const auto add = [&](int64_t c, int64_t rest) {
+        // `rest` is a constant for whole vectors: a masked load takes longer.
+        const auto add = [&](int64_t c, auto rest) __attribute__((always_inline)) {
+            VecF left[kRows];
+#pragma GCC unroll 4
+            for (int r = 0; r < kRows; ++r) {
+                std::memcpy(&left[r], q + r * q_stride + c / kElements<P>, sizeof left[r]);
+            }
 #pragma GCC unroll 16
             for (int i = 0; i < kKeys; ++i) {
-                __builtin_prefetch(rows[i] + c + kPrefetchKeys * stride);
-                const VecF right = load_packed(q, rows[i] + c, rest);
+                __builtin_prefetch(k[key + i + kPrefetchKeys] + c);
+                const VecF right = load_packed(q, k[key + i] + c, rest);
 #pragma GCC unroll 4
                 for (int r = 0; r < kRows; ++r) {
-                    VecF left;
-                    std::memcpy(&left, q + r * q_stride + c / kElements<P>, sizeof left);
-                    sums[r * kKeys + i] = multiply_add(left, right, sums[r * kKeys + i], q);
+                    products[r * kKeys + i] = multiply_add(left[r], right, products[r * kKeys + i], q);
                 }
             }
         };
         int64_t c = 0;
         for (; c + step <= n; c += step) {
-            add(c, step);
+            add(c, Whole{});
         }
         if (c < n) {
             add(c, n - c);
         }
-        const VecF totals = sum_each(sums);
+        const VecF totals = sums([&](int i) { return products[i]; });
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             std::memcpy(scores + r * kKeyBlock + key, reinterpret_cast<const char *>(&totals) + r * kKeys * 4,
@@ -426,6 +480,15 @@ void add_mask(float *scores, const TensorView &mask, int64_t offset, int64_t str
     }
 }
 
+// scores * scale + slope * (key - the query's own position): ALiBi. `first` is that difference for the first key.
+inline void add_slope(float *scores, float slope, int64_t first, int64_t n, float scale) {
+    const VecF lanes = __builtin_convertvector(lane_numbers(), VecF);
+    for_each_vector(n, [&](int64_t i, auto count) {
+        const VecF distance = lanes + splat(static_cast<float>(first + i));
+        store_at(scores, i, fma(load_at(scores, i, count), splat(scale), distance * splat(slope)), count);
+    });
+}
+
 // ---- one call ----
 
 template <typename T> class Attention {
@@ -433,20 +496,21 @@ template <typename T> class Attention {
 
 public:
     explicit Attention(const Args &args) : a_(args) {
-        batch_ = a_.q.size(0), queries_ = a_.q.size(1), heads_ = a_.q.size(2), size_ = a_.q.size(3);
-        keys_ = a_.k.size(1), kv_heads_ = a_.k.size(2);
+        heads_ = a_.q.size(2), size_ = a_.q.size(3), kv_heads_ = a_.k.size(2);
+        batch_ = a_.q_starts.dtype ? a_.q_starts.size(0) - 1 : a_.q.size(0);
         group_ = heads_ / kv_heads_;
-        rows_ = queries_ * group_;
-        row_blocks_ = ceil_div(rows_, kRowBlock);
-        row_limit_ = row_blocks_ == 1 ? rows_ : kRowBlock;
         depth_ = ceil_div(size_, kElements<P>);
         columns_ = packed_columns<P>(size_);
         width_ = round_up(size_, kTileColumns);
-        packs_values_ = row_limit_ > kDirectRows || size_ % kLanes != 0;
         scale_ = static_cast<float>(a_.scale);
         for (int64_t b = 0; b < batch_; ++b) {
-            total_keys_ += length(b);
-            splits_ = splits(b) > splits_ ? splits(b) : splits_;
+            const Sequence s = sequence(b);
+            const int64_t pairs = s.length * kv_heads_ * size_;
+            work_ += pairs * 2 * static_cast<int64_t>(sizeof(T)) + pairs * s.rows * 4 / kFlopsPerByte;
+            splits_ = s.splits > splits_ ? s.splits : splits_;
+            row_blocks_ = s.row_blocks > row_blocks_ ? s.row_blocks : row_blocks_;
+            row_limit_ = s.row_limit > row_limit_ ? s.row_limit : row_limit_;
+            packs_values_ = packs_values_ || s.packs_values;
         }
         for (int i = 0; i < 4; ++i) {
             mask_strides_[i] = a_.mask.shape[i] == 1 ? 0 : a_.mask.strides[i];
@@ -457,16 +521,14 @@ public:
         const int64_t pieces = batch_ * kv_heads_ * splits_, units = pieces * row_blocks_;
         const int64_t workers = units < omp_get_max_threads() ? units : omp_get_max_threads();
         // Everything is taken here, before the threads start, for running short of memory must not end them.
-        const int64_t partial_floats = splits_ > 1 ? pieces * rows_ * (width_ + 2) : 0;
+        const int64_t partial_floats = splits_ > 1 ? pieces * row_limit_ * (width_ + 2) : 0;
         const int64_t partial_bytes = round_up(partial_floats * 4, 64);
         auto *memory =
             static_cast<char *>(cpu::scratch(static_cast<size_t>(partial_bytes + workers * Workspace::bytes(*this))));
         partial_out_ = reinterpret_cast<float *>(memory);
-        partial_sums_ = partial_out_ + pieces * rows_ * width_;
-        const int64_t pairs = total_keys_ * kv_heads_ * size_;
-        const int64_t work = pairs * 2 * static_cast<int64_t>(sizeof(T)) + pairs * rows_ * 4 / kFlopsPerByte;
+        partial_sums_ = partial_out_ + pieces * row_limit_ * width_;
         int64_t next = 0;
-        parallel_for(workers, work, [&](int64_t begin, int64_t) {
+        parallel_for(workers, work_, [&](int64_t begin, int64_t) {
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));
             // Units differ in work (causal masks, lengths): each worker takes the next one when it is done.
             for (;;) {
@@ -478,24 +540,59 @@ public:
             }
         });
         if (splits_ > 1) {
-            const int64_t lines = batch_ * kv_heads_ * rows_;
+            const int64_t lines = batch_ * kv_heads_ * row_limit_;
             parallel_for(lines, partial_floats * 4, [&](int64_t begin, int64_t end) {
                 for (int64_t line = begin; line < end; ++line) {
-                    combine(line / rows_, line % rows_);
+                    combine(line / row_limit_, line % row_limit_);
                 }
             });
         }
     }
 
 private:
+    // A sequence of the batch. How it is computed depends on nothing else, so its bits do not.
+    struct Sequence {
+        int64_t length;      // its keys
+        int64_t first_query; // in its batch entry of q and out, or in all of q
+        int64_t queries;
+        int64_t rows;       // of a key head: row = query * group + head in the group
+        int64_t row_blocks; // of kRowBlock rows
+        int64_t row_limit;  // rows in the largest block
+        int64_t splits;     // of its keys
+        bool packs_values;
+    };
+
+    Sequence sequence(int64_t b) const {
+        Sequence s;
+        s.length = length(b);
+        s.first_query = a_.q_starts.dtype ? at(a_.q_starts, b) : 0;
+        s.queries = a_.q_starts.dtype ? at(a_.q_starts, b + 1) - s.first_query : a_.q.size(1);
+        s.rows = s.queries * group_;
+        s.row_blocks = ceil_div(s.rows, kRowBlock);
+        s.row_limit = s.rows < kRowBlock ? s.rows : kRowBlock;
+        const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length, kSplitKeys) : 1;
+        s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
+        s.packs_values = s.row_limit > kDirectRows || size_ % kLanes != 0;
+        return s;
+    }
+
+    static int64_t at(const TensorView &values, int64_t i) {
+        i *= values.strides[0];
+        return values.dtype == INFINI_DTYPE_I32 ? values.as<const int32_t>()[i] : values.as<const int64_t>()[i];
+    }
+
+    int64_t length(int64_t b) const { return a_.kv_lens.dtype ? at(a_.kv_lens, b) : a_.k.size(1); }
+
     // What one worker needs while it goes through a unit.
     struct Workspace {
-        P *q;            // [rows, columns]
-        P *k;            // panels of [columns][kTileColumns]
-        float *v;        // panels of [kKeyBlock][kTileColumns]
-        float *scores;   // [rows, kKeyBlock]
-        float *out;      // [rows, width]
-        RowState *state; // [rows]
+        P *q;             // [rows, columns]
+        P *k;             // panels of [columns][kTileColumns]
+        float *v;         // panels of [kKeyBlock][kTileColumns]
+        float *scores;    // [rows, kKeyBlock]
+        float *out;       // [rows, width]
+        RowState *state;  // [rows]
+        const T **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
+        const T **v_rows;
 
         static int64_t q_bytes(const Attention &a) { return round_up(a.row_limit_ * a.columns_ * 4, 64); }
         static int64_t k_bytes(const Attention &a) { return kKeyBlock * a.columns_ * 4; }
@@ -505,8 +602,10 @@ private:
         static int64_t state_bytes(const Attention &a) {
             return round_up(a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
         }
+        static constexpr int64_t kRowsBytes = 2 * kKeyBlock * static_cast<int64_t>(sizeof(const T *));
         static int64_t bytes(const Attention &a) {
-            return q_bytes(a) + k_bytes(a) + v_bytes(a) + scores_bytes(a) + out_bytes(a) + state_bytes(a);
+            return q_bytes(a) + k_bytes(a) + v_bytes(a) + scores_bytes(a) + out_bytes(a) + state_bytes(a) +
+                   2 * kRowsBytes;
         }
 
         Workspace(const Attention &a, char *memory) {
@@ -516,97 +615,118 @@ private:
             scores = reinterpret_cast<float *>(memory += v_bytes(a));
             out = reinterpret_cast<float *>(memory += scores_bytes(a));
             state = reinterpret_cast<RowState *>(memory += out_bytes(a));
+            k_rows = reinterpret_cast<const T **>(memory += state_bytes(a));
+            v_rows = reinterpret_cast<const T **>(memory += kRowsBytes);
         }
     };
 
-    int64_t length(int64_t b) const {
-        if (!a_.kv_lens.dtype) {
-            return keys_;
-        }
-        const int64_t at = b * a_.kv_lens.stride(0);
-        return a_.kv_lens.dtype == INFINI_DTYPE_I32 ? a_.kv_lens.as<const int32_t>()[at]
-                                                    : a_.kv_lens.as<const int64_t>()[at];
-    }
-
-    int64_t splits(int64_t b) const {
-        const int64_t count = row_blocks_ == 1 ? ceil_div(length(b), kSplitKeys) : 1;
-        return count < 1 ? 1 : count > kMaxSplits ? kMaxSplits : count;
-    }
-
-    // How many keys a row of sequence b sees.
-    int64_t visible(int64_t b, int64_t row) const {
-        const int64_t all = length(b);
-        const int64_t seen = a_.causal ? all - queries_ + row / group_ + 1 : all;
+    // How many keys a row of the sequence sees.
+    int64_t visible(const Sequence &s, int64_t row) const {
+        const int64_t seen = a_.causal ? s.length - s.queries + row / group_ + 1 : s.length;
         return seen < 0 ? 0 : seen;
     }
 
     // Where a row of (sequence, key head) lies in q or out.
-    int64_t offset(const TensorView &view, int64_t b, int64_t kv_head, int64_t row) const {
-        return b * view.strides[0] + row / group_ * view.strides[1] +
+    int64_t offset(const TensorView &view, int64_t b, const Sequence &s, int64_t kv_head, int64_t row) const {
+        return (a_.q_starts.dtype ? 0 : b) * view.strides[0] + (s.first_query + row / group_) * view.strides[1] +
                (kv_head * group_ + row % group_) * view.strides[2];
+    }
+
+    // Where the kKeyBlock keys from `key` on lie; behind the last key of the sequence: that one, which may be fetched.
+    void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const T **k_rows, const T **v_rows) const {
+        const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
+        const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
+        const auto *k_head = a_.k.template as<const T>() + kv_head * a_.k.strides[2];
+        const auto *v_head = a_.v.template as<const T>() + kv_head * a_.v.strides[2];
+        const int64_t k_stride = a_.k.strides[1], v_stride = a_.v.strides[1];
+        const int64_t block_size = paged ? a_.k.size(1) : s.length;
+        key = key < s.length ? key : s.length - 1;
+        int64_t block = key / block_size, first = key % block_size;
+        for (int64_t done = 0; done < kKeyBlock; ++block, first = 0) {
+            const int64_t index = paged ? table[block * a_.block_tables.strides[1]] : b;
+            const T *k = k_head + index * a_.k.strides[0] + first * k_stride;
+            const T *v = v_head + index * a_.v.strides[0] + first * v_stride;
+            int64_t n = kKeyBlock - done;
+            n = n < block_size - first ? n : block_size - first;
+            n = n < s.length - key ? n : s.length - key;
+            for (int64_t i = 0; i < n; ++i) {
+                k_rows[done + i] = k + i * k_stride;
+                v_rows[done + i] = v + i * v_stride;
+            }
+            done += n;
+            key += n;
+            for (; key == s.length && done < kKeyBlock; ++done) {
+                k_rows[done] = k + (n - 1) * k_stride;
+                v_rows[done] = v + (n - 1) * v_stride;
+            }
+        }
     }
 
     // One block of rows against one piece of the keys; piece = (sequence, key head, split).
     void compute(int64_t piece, int64_t block, const Workspace &space) const {
         const int64_t split = piece % splits_, kv_head = piece / splits_ % kv_heads_, b = piece / splits_ / kv_heads_;
-        const int64_t count = splits(b);
-        if (split >= count) {
+        const Sequence s = sequence(b);
+        const bool untouched = s.length == 0 && a_.block_tables.dtype;
+        if (split >= s.splits || block >= s.row_blocks || untouched) {
             return;
         }
         const int64_t first_row = block * kRowBlock;
-        const int64_t rows = rows_ - first_row < kRowBlock ? rows_ - first_row : kRowBlock;
-        const int64_t size = round_up(ceil_div(length(b), count), kKeyBlock);
+        const int64_t rows = s.rows - first_row < kRowBlock ? s.rows - first_row : kRowBlock;
+        const int64_t size = round_up(ceil_div(s.length, s.splits), kKeyBlock);
         const int64_t begin = split * size;
-        const int64_t seen = visible(b, first_row + rows - 1);
-        const int64_t end = count > 1 && begin + size < seen ? begin + size : seen;
+        const int64_t seen = visible(s, first_row + rows - 1);
+        const int64_t end = s.splits > 1 && begin + size < seen ? begin + size : seen;
 
         const auto *q = a_.q.template as<const T>();
         for (int64_t r = 0; r < rows; ++r) {
-            pack_row(space.q + r * columns_, q + offset(a_.q, b, kv_head, first_row + r), size_);
+            pack_row(space.q + r * columns_, q + offset(a_.q, b, s, kv_head, first_row + r), size_);
             space.state[r] = {VecF{}, -INFINITY};
         }
         std::memset(space.out, 0, static_cast<size_t>(rows * width_) * 4);
+        if (begin < end) {
+            locate(b, s, kv_head, begin, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+        }
         for (int64_t key = begin; key < end; key += kKeyBlock) {
             const int64_t keys = end - key < kKeyBlock ? end - key : kKeyBlock;
-            attend(b, kv_head, first_row, rows, key, keys, space);
+            std::memcpy(space.k_rows, space.k_rows + kKeyBlock, kKeyBlock * sizeof *space.k_rows);
+            std::memcpy(space.v_rows, space.v_rows + kKeyBlock, kKeyBlock * sizeof *space.v_rows);
+            locate(b, s, kv_head, key + kKeyBlock, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+            attend(b, s, kv_head, first_row, rows, key, keys, space);
         }
 
         for (int64_t r = 0; r < rows; ++r) {
             const float total = sum(space.state[r].sum);
             const float *line = space.out + r * width_;
-            if (count > 1) {
-                const int64_t at = piece * rows_ + r;
+            if (s.splits > 1) {
+                const int64_t at = piece * row_limit_ + r;
                 std::memcpy(partial_out_ + at * width_, line, static_cast<size_t>(width_) * 4);
                 partial_sums_[2 * at] = total;
                 partial_sums_[2 * at + 1] = space.state[r].largest;
             } else {
-                write(b, kv_head, first_row + r, line, total);
+                write(b, s, kv_head, first_row + r, line, total);
             }
         }
     }
 
     // A block of keys: scores, probabilities, and their product with V added to out.
-    void attend(int64_t b, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key, int64_t keys,
-                const Workspace &space) const {
-        const auto *k =
-            a_.k.template as<const T>() + b * a_.k.strides[0] + key * a_.k.strides[1] + kv_head * a_.k.strides[2];
-        const auto *v =
-            a_.v.template as<const T>() + b * a_.v.strides[0] + key * a_.v.strides[1] + kv_head * a_.v.strides[2];
+    void attend(int64_t b, const Sequence &s, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key,
+                int64_t keys, const Workspace &space) const {
         // Of these keys, what the last of the rows up to `row` sees.
         const auto seen = [&](int64_t row) {
-            const int64_t n = visible(b, first_row + row) - key;
+            const int64_t n = visible(s, first_row + row) - key;
             return n < 0 ? 0 : n < keys ? n : keys;
         };
-        if (row_limit_ <= kDotRows<T>) {
-            dot_all(space.q, k, keys, space.scores);
+        const bool dots = s.row_limit <= kDotRows<T>;
+        if (dots) {
+            dot_all(space.q, rows, space.k_rows, keys, space.scores);
         } else {
-            pack_keys(space.k, k, a_.k.strides[1], keys, size_);
+            pack_keys(space.k, space.k_rows, keys, size_);
             for (int64_t at = 0; at < keys; at += kTileColumns) {
                 for_each_tile(rows, [&](int64_t row, int64_t count) {
                     const int64_t n = seen(row + count - 1) - at;
                     if (n > 0) {
-                        Tiles<false, P, P>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
-                            space.q + row * columns_, columns_, space.k + at * columns_, kTileColumns, depth_,
+                        Tiles<false, P, Dense<P>>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
+                            space.q + row * columns_, columns_, {space.k + at * columns_, kTileColumns}, depth_,
                             space.scores + row * kKeyBlock + at, kKeyBlock);
                     }
                 });
@@ -616,18 +736,23 @@ private:
             const int64_t width = seen(row + count - 1);
             for (int64_t r = row; r < row + count; ++r) {
                 float *scores = space.scores + r * kKeyBlock;
-                const int64_t n = seen(r);
+                const int64_t n = seen(r), t = (first_row + r) / group_,
+                              head = kv_head * group_ + (first_row + r) % group_;
                 float scale = scale_;
                 if (a_.mask.dtype) {
-                    const int64_t t = (first_row + r) / group_, head = kv_head * group_ + (first_row + r) % group_;
                     const int64_t *strides = mask_strides_;
                     add_mask(scores, a_.mask, b * strides[0] + head * strides[1] + t * strides[2] + key * strides[3],
                              strides[3], n, scale);
                     scale = 1.0f;
                 }
-                if (!packs_values_ && row_limit_ > kDotRows<T>) {
+                if (a_.alibi_slopes.dtype) {
+                    const float slope = a_.alibi_slopes.template as<const float>()[head * a_.alibi_slopes.strides[0]];
+                    add_slope(scores, slope, key - (s.length - s.queries + t), n, scale);
+                    scale = 1.0f;
+                }
+                if (!s.packs_values && !dots) {
                     // Memory is idle here: the rows share out the keys of the next block.
-                    prefetch(k + keys * a_.k.strides[1], keys * r / rows, keys * (r + 1) / rows);
+                    prefetch(space.k_rows + kKeyBlock, keys * r / rows, keys * (r + 1) / rows);
                 }
                 const float factor = softmax(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
@@ -638,45 +763,45 @@ private:
                 }
             }
         });
-        if (packs_values_) {
-            pack_values(space.v, v, a_.v.strides[1], keys, size_);
-            add_values(rows, seen, space, space.v, kTileColumns, keys * kTileColumns);
+        if (s.packs_values) {
+            pack_values(space.v, space.v_rows, keys, size_);
+            for (int64_t column = 0; column < size_; column += kTileColumns) {
+                add_values(rows, seen, space, Dense<float>{space.v + column * keys, kTileColumns}, column);
+            }
         } else {
-            add_values(rows, seen, space, v, a_.v.strides[1], kTileColumns);
-        }
-    }
-
-    void dot_all(const P *q, const T *k, int64_t keys, float *scores) const {
-        for (int64_t row = 0; row < rows_;) {
-            const int64_t count = rows_ - row >= 4 ? 4 : rows_ - row >= 2 ? 2 : 1;
-            (count == 4   ? dot_rows<4, P, T>
-             : count == 2 ? dot_rows<2, P, T>
-                          : dot_rows<1, P, T>)(q + row * columns_, columns_, k, a_.k.strides[1], keys, size_,
-                                               scores + row * kKeyBlock);
-            row += count;
-        }
-    }
-
-    void prefetch(const T *k, int64_t begin, int64_t end) const {
-        for (int64_t key = begin; key < end; ++key) {
-            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
-                __builtin_prefetch(k + key * a_.k.strides[1] + c);
+            for (int64_t column = 0; column < size_; column += kTileColumns) {
+                add_values(rows, seen, space, Scattered<T>{space.v_rows, column}, column);
             }
         }
     }
 
-    // out += probabilities V; V is made of panels of kTileColumns columns.
-    template <typename Seen, typename V>
-    void add_values(int64_t rows, const Seen &seen, const Workspace &space, const V *v, int64_t stride,
-                    int64_t panel) const {
-        for (int64_t column = 0; column < size_; column += kTileColumns, v += panel) {
-            const int64_t rest = ceil_div(size_ - column, kLanes);
-            for_each_tile(rows, [&](int64_t row, int64_t count) {
-                Tiles<true, float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
-                    space.scores + row * kKeyBlock, kKeyBlock, v, stride, seen(row + count - 1),
-                    space.out + row * width_ + column, width_);
-            });
+    void dot_all(const P *q, int64_t rows, const T *const *k, int64_t keys, float *scores) const {
+        for (int64_t row = 0; row < rows;) {
+            const int64_t count = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
+            (count == 4   ? dot_rows<4, P, T>
+             : count == 2 ? dot_rows<2, P, T>
+                          : dot_rows<1, P, T>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock);
+            row += count;
         }
+    }
+
+    void prefetch(const T *const *rows, int64_t begin, int64_t end) const {
+        for (int64_t key = begin; key < end; ++key) {
+            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
+                __builtin_prefetch(rows[key] + c);
+            }
+        }
+    }
+
+    // out += probabilities V for the columns of V's panel that begins at `column`.
+    template <typename Seen, typename V>
+    void add_values(int64_t rows, const Seen &seen, const Workspace &space, const V &v, int64_t column) const {
+        const int64_t rest = ceil_div(size_ - column, kLanes);
+        for_each_tile(rows, [&](int64_t row, int64_t count) {
+            Tiles<true, float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
+                space.scores + row * kKeyBlock, kKeyBlock, v, seen(row + count - 1), space.out + row * width_ + column,
+                width_);
+        });
     }
 
     // Calls body(row, count) for tiles of at most kTileRows rows, as even as can be.
@@ -689,20 +814,21 @@ private:
 
     // The row's sums over the splits, each relative to its own largest score, become its result.
     void combine(int64_t line, int64_t row) const {
-        const int64_t kv_head = line % kv_heads_, b = line / kv_heads_, count = splits(b);
-        if (count == 1) {
+        const int64_t kv_head = line % kv_heads_, b = line / kv_heads_;
+        const Sequence s = sequence(b);
+        if (s.splits == 1 || row >= s.rows) {
             return;
         }
-        const auto at = [&](int64_t split) { return (line * splits_ + split) * rows_ + row; };
+        const auto at = [&](int64_t split) { return (line * splits_ + split) * row_limit_ + row; };
         float largest = -INFINITY;
-        for (int64_t i = 0; i < count; ++i) {
+        for (int64_t i = 0; i < s.splits; ++i) {
             const float value = partial_sums_[2 * at(i) + 1];
             largest = value > largest ? value : largest;
         }
         largest = largest == -INFINITY ? 0.0f : largest;
         float total = 0;
         float *out = partial_out_ + at(0) * width_;
-        for (int64_t i = 0; i < count; ++i) {
+        for (int64_t i = 0; i < s.splits; ++i) {
             const VecF factor = exp(splat(partial_sums_[2 * at(i) + 1] - largest));
             const float *part = partial_out_ + at(i) * width_;
             total += partial_sums_[2 * at(i)] * factor[0];
@@ -710,11 +836,11 @@ private:
                 store(out + c, i == 0 ? load(part + c) * factor : fma(load(part + c), factor, load(out + c)));
             }
         }
-        write(b, kv_head, row, out, total);
+        write(b, s, kv_head, row, out, total);
     }
 
-    void write(int64_t b, int64_t kv_head, int64_t row, const float *line, float total) const {
-        T *out = a_.out.template as<T>() + offset(a_.out, b, kv_head, row);
+    void write(int64_t b, const Sequence &s, int64_t kv_head, int64_t row, const float *line, float total) const {
+        T *out = a_.out.template as<T>() + offset(a_.out, b, s, kv_head, row);
         const VecF inverse = splat(1.0f / total);
         for_each_vector(size_, [&](int64_t i, auto lanes) {
             store_at(out, i, total == 0 ? VecF{} : load(line + i) * inverse, lanes);
@@ -722,18 +848,17 @@ private:
     }
 
     const Args &a_;
-    int64_t batch_, queries_, heads_, size_, keys_, kv_heads_;
-    int64_t group_;      // query heads of a key head
-    int64_t rows_;       // of a key head: row = query * group + head in the group
-    int64_t row_blocks_; // of kRowBlock rows
-    int64_t row_limit_;  // rows in the largest block
-    int64_t depth_;      // packed columns of a row of q or k that are not padding
-    int64_t columns_;    // and with padding
-    int64_t width_;      // columns of a row of out, whole tiles
-    int64_t total_keys_ = 0;
-    int64_t splits_ = 1; // of the longest sequence
+    int64_t batch_, heads_, size_, kv_heads_;
+    int64_t group_;          // query heads of a key head
+    int64_t depth_;          // packed columns of a row of q or k that are not padding
+    int64_t columns_;        // and with padding
+    int64_t width_;          // columns of a row of out, whole tiles
+    int64_t row_blocks_ = 0; // the largest of all sequences, as the three below
+    int64_t row_limit_ = 0;
+    int64_t splits_ = 1;
+    bool packs_values_ = false;
+    int64_t work_ = 0; // in bytes of traffic that would take as long
     int64_t mask_strides_[4];
-    bool packs_values_;
     float scale_;
     float *partial_out_ = nullptr;  // [pieces, rows, width]
     float *partial_sums_ = nullptr; // [pieces, rows, 2]: the sum and the largest score

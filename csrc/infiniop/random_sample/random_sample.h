@@ -24,8 +24,28 @@ struct Args {
 // Checks the arguments against the rules above, then draws the tokens. `out` may be top_k, seed or offset itself.
 void run(const char *op, const Args &args);
 
+// The same for one row with a given u: what the C ABI calls RandomSample.
+struct GivenArgs {
+    TensorView result;    // [], any integers that hold n - 1
+    TensorView probs;     // [n] logits as above, or float64: that in double
+    float random_val = 0; // u, in [0, 1]; 0: the first maximum
+    float topp = 1;
+    int topk = 0;
+    float temperature = 1;
+};
+
+void check(const GivenArgs &args);
+void run(const GivenArgs &args);
+
 // A row that cannot be sampled gets -1 - c as its token: c is the first column with a NaN or +infinity, or n where
 // every logit is -infinity. `run` makes a sentence of it (threads cannot throw).
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+struct Given {
+    const GivenArgs &args; // not float64
+    int64_t &token;
+};
+
+INFINI_CPU_KERNEL(cpu_kernel_given, Given)
 
 } // namespace infini::random_sample

@@ -370,6 +370,17 @@ template <typename T> void sample_rows(const Args &a) {
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
+void infini::random_sample::INFINI_LEVEL::cpu_kernel_given(const Given &given) {
+    using namespace infini::INFINI_LEVEL;
+    const GivenArgs &a = given.args;
+    const bool greedy = a.random_val == 0;
+    const Settings settings{a.temperature, greedy ? 1 : a.topk, a.topp, a.random_val};
+    const int64_t n = a.probs.size(0);
+    const Buffers buffers(n);
+    with_float_type(a.probs.dtype,
+                    [&](auto x) { given.token = sample_row(a.probs.as<const decltype(x)>(), n, settings, buffers); });
+}
+
 void infini::random_sample::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     with_float_type(args.logits.dtype, [&](auto x) { sample_rows<decltype(x)>(args); });

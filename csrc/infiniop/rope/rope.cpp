@@ -55,12 +55,12 @@ void check_positions(const Checker &rule, const TensorView &positions, const Ten
 
 } // namespace
 
-void run(const char *op, const Args &args) {
+void check(const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &x = args.x, &y = args.y, &cos = args.cos, &sin = args.sin, &positions = args.positions;
     const bool has_positions = positions.dtype != INFINI_DTYPE_INVALID;
     rule.rank("x", x, 3, 4);
-    rule.dtype("x", x, INFINI_FLOATS);
+    rule.dtype("x", x, INFINI_FLOATS_AND_DOUBLE);
     rule.dense_last("x", x);
     rule.rank("cos", cos, 2, has_positions ? 2 : 3);
     if (cos.size(-1) > x.size(-1) / 2) {
@@ -68,8 +68,9 @@ void run(const char *op, const Args &args) {
                   message("have at most ", x.size(-1) / 2, " columns, half the last dimension of x"),
                   message(cos.size(-1), " (shape ", shape_of(cos), ")"));
     }
-    if (cos.dtype != x.dtype && cos.dtype != INFINI_DTYPE_F32) {
-        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "cos", message("be ", name_of(x.dtype), " as x is, or float32"),
+    if (cos.dtype != x.dtype && !(is_half(x.dtype) && cos.dtype == INFINI_DTYPE_F32)) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "cos",
+                  message("be ", name_of(x.dtype), " as x is", is_half(x.dtype) ? ", or float32" : ""),
                   name_of(cos.dtype));
     }
     if (!has_positions) {
@@ -87,22 +88,31 @@ void run(const char *op, const Args &args) {
     rule.no_partial_overlap("out", y, "x", x);
     rule.no_partial_overlap("out", y, "cos", cos);
     rule.no_partial_overlap("out", y, "sin", sin);
+    if (has_positions) {
+        rule.rank("positions", positions, 1, 2);
+        rule.dtype("positions", positions,
+                   {INFINI_DTYPE_I64, INFINI_DTYPE_I32, INFINI_DTYPE_I16, INFINI_DTYPE_I8, INFINI_DTYPE_U64,
+                    INFINI_DTYPE_U32, INFINI_DTYPE_U16, INFINI_DTYPE_U8});
+        check_tokens(rule, "positions", positions, x, 0);
+        rule.no_partial_overlap("out", y, "positions", positions);
+    }
+}
 
+void run(const char *op, const Args &args) {
+    check(op, args);
+    const Checker rule(op);
+    const TensorView &x = args.x, &cos = args.cos, &positions = args.positions;
     Args batched = args;
     const int64_t batch = x.ndim == 4 ? x.size(0) : 1;
     batched.x = with_batch(x, batch, 4);
-    batched.y = with_batch(y, batch, 4);
-    if (has_positions) {
-        rule.rank("positions", positions, 1, 2);
-        rule.dtype("positions", positions, {INFINI_DTYPE_I64, INFINI_DTYPE_I32});
-        check_tokens(rule, "positions", positions, x, 0);
-        rule.no_partial_overlap("out", y, "positions", positions);
+    batched.y = with_batch(args.y, batch, 4);
+    if (positions.dtype != INFINI_DTYPE_INVALID) {
         batched.positions = with_batch(positions, positions.ndim == 2 ? positions.shape[0] : 1, 2);
         check_positions(rule, positions, batched.positions, cos.shape[0]);
         batched.positions = with_batch(positions, batch, 2);
     } else {
         batched.cos = with_batch(cos, batch, 3);
-        batched.sin = with_batch(sin, batch, 3);
+        batched.sin = with_batch(args.sin, batch, 3);
     }
     if (x.numel() > 0) {
         cpu_kernel(batched);

@@ -1,6 +1,6 @@
 // rope: rotary position embedding: each pair (x0, x1) of a head's first R columns is turned by its token's angle,
 // y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin; columns from R on pass through.
-// Arithmetic in float, rounded once.
+// Arithmetic in float, rounded once; float64 in double.
 #pragma once
 
 #include "cpu_capability.h"
@@ -12,17 +12,35 @@ struct Args {
     TensorView y;             // the shape and dtype of x; may be x itself
     TensorView x;             // [S, H, D] or [B, S, H, D]
     TensorView cos, sin;      // with positions: tables [P, R/2]; without: [S, R/2] or [B or 1, S, R/2]
-    TensorView positions;     // [S] or [B or 1, S], int64 or int32; dtype INFINI_DTYPE_INVALID: token t has row t
+    TensorView positions;     // [S] or [B or 1, S], integers; dtype INFINI_DTYPE_INVALID: token t has row t
     bool interleaved = false; // pairs are columns (2i, 2i+1); false: (i, i + R/2)
 };
 
 // The position of token s of batch entry b, positions being [B, S].
 INFINI_ALWAYS_INLINE int64_t position(const TensorView &positions, int64_t b, int64_t s) {
     const int64_t at = b * positions.strides[0] + s * positions.strides[1];
-    return positions.dtype == INFINI_DTYPE_I64 ? positions.as<const int64_t>()[at] : positions.as<const int32_t>()[at];
+    switch (positions.dtype) {
+    case INFINI_DTYPE_I32:
+        return positions.as<const int32_t>()[at];
+    case INFINI_DTYPE_I16:
+        return positions.as<const int16_t>()[at];
+    case INFINI_DTYPE_I8:
+        return positions.as<const int8_t>()[at];
+    case INFINI_DTYPE_U32:
+        return positions.as<const uint32_t>()[at];
+    case INFINI_DTYPE_U16:
+        return positions.as<const uint16_t>()[at];
+    case INFINI_DTYPE_U8:
+        return positions.as<const uint8_t>()[at];
+    default: // uint64 beyond the largest int64 comes out negative: out of range as it should be
+        return positions.as<const int64_t>()[at];
+    }
 }
 
-// Checks the arguments against the rules above, then computes y.
+// Checks the arguments against the rules above, but for the positions' values.
+void check(const char *op, const Args &args);
+
+// Checks them all, then computes y.
 void run(const char *op, const Args &args);
 
 // Here every view has its batch dimension, of stride 0 where one entry serves all: x and y [B, S, H, D], cos and sin

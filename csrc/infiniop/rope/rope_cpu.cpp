@@ -149,11 +149,43 @@ template <typename T, typename C> void rotate_tokens(const rope::Args &a) {
     }
 }
 
+// float64, for callers who check against it: the same formulas in double.
+void rotate_double(const rope::Args &a) {
+    const int64_t batch = a.x.shape[0], tokens = a.x.shape[1], heads = a.x.shape[2], columns = a.x.shape[3];
+    const int64_t half = a.cos.size(-1), step = a.interleaved ? 2 : 1, partner = a.interleaved ? 1 : half;
+    const bool has_positions = a.positions.dtype != INFINI_DTYPE_INVALID;
+    parallel_for(batch * tokens, batch * tokens * heads * columns * 16, [&](int64_t begin, int64_t end) {
+        for (int64_t token = begin; token < end; ++token) {
+            const int64_t b = token / tokens, s = token % tokens;
+            const int64_t row = has_positions ? rope::position(a.positions, b, s) : s;
+            const int64_t entry = has_positions ? 0 : b;
+            const auto *cos = a.cos.as<const double>() + entry * a.cos.strides[0] + row * a.cos.stride(-2);
+            const auto *sin = a.sin.as<const double>() + entry * a.sin.strides[0] + row * a.sin.stride(-2);
+            for (int64_t head = 0; head < heads; ++head) {
+                const auto *x =
+                    a.x.as<const double>() + b * a.x.strides[0] + s * a.x.strides[1] + head * a.x.strides[2];
+                auto *y = a.y.as<double>() + b * a.y.strides[0] + s * a.y.strides[1] + head * a.y.strides[2];
+                for (int64_t i = 0; i < half; ++i) {
+                    const double x0 = x[i * step], x1 = x[i * step + partner];
+                    y[i * step] = x0 * cos[i] - x1 * sin[i];
+                    y[i * step + partner] = x1 * cos[i] + x0 * sin[i];
+                }
+                for (int64_t i = 2 * half; i < columns; ++i) {
+                    y[i] = x[i];
+                }
+            }
+        }
+    });
+}
+
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
 void infini::rope::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
+    if (args.x.dtype == INFINI_DTYPE_F64) {
+        return rotate_double(args);
+    }
     with_float_type(args.x.dtype, [&](auto x) {
         using T = decltype(x);
         if (args.cos.dtype == args.x.dtype) {

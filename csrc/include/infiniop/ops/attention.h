@@ -1,5 +1,21 @@
-/* attention: TO BE DESCRIBED
- */
+/* Attention: copies the keys and values of new tokens into a contiguous cache, then attends,
+ * out = softmax(q k^T / sqrt(dim) + causal mask) v.
+ *
+ *   out      [seq, H, dim]    F16, BF16 or F32, the same for all; stride 1 in the last dimension
+ *   q        [H, seq, dim]    stride 1 in the last dimension
+ *   k, v     [Hkv, seq, dim]  stride 1 in the last dimension; query head h reads key head h / (H / Hkv)
+ *   k_cache, v_cache  [Hkv, rows, dim]  rows at least pos + seq; stride 1 in the last dimension. Read and written: k and v
+ *                    go to the rows pos to pos + seq - 1, the others stay as they are.
+ *   pos      tokens that are in the cache already: query t sees the rows 0 to pos + t
+ *
+ * What is written shares no memory with what is read, except that out may be q itself, seen as [seq, H, dim], and that k
+ * and v may be the cache's rows pos to pos + seq - 1 themselves (the same addresses and strides): then nothing is copied.
+ * The two caches may lie interleaved in one piece of memory.
+ *
+ * Scores, probabilities and sums are float, the result is rounded once.
+ *
+ * Differences from the reference: shapes that do not fit are BAD_TENSOR_SHAPE (the reference: BAD_PARAM); out may have
+ * any outer strides; scores and probabilities are not rounded to the dtype of q. Workspace: none. */
 #ifndef INFINIOP_OPS_ATTENTION_H
 #define INFINIOP_OPS_ATTENTION_H
 

@@ -1,5 +1,26 @@
-/* paged_attention: TO BE DESCRIBED
- */
+/* PagedAttention: out = softmax(scale * q k^T + bias) v for one query of each sequence, whose keys and values lie in the
+ * blocks of a paged cache (decode).
+ *
+ *   out, q            [n, H, D]  n sequences; F16, BF16 or F32, the same for all but the tables; D at most 1024; stride 1
+ *                                in the last dimension. In place.
+ *   k_cache, v_cache  [blocks, Hkv, block size, D]  stride 1 in the last dimension, each with strides of its own; query
+ *                                head h reads key head h / (H / Hkv), so H is a multiple of Hkv (BAD_TENSOR_SHAPE)
+ *   block_tables      [n, max blocks]  I64: key t of sequence i is row t % block size of block block_tables[i, t / block
+ *                                size]; only the entries that its length needs are looked at
+ *   seq_lens          [n]        I64: keys of each sequence, that of the query included. 0: its part of out is left as
+ *                                it is
+ *   alibi_slopes      [H]        F32, or NULL for none (descriptor and address): bias = slope * (t - (seq_len - 1)), zero
+ *                                for the last key and negative before
+ *   scale                        finite; usually 1 / sqrt(D)
+ *
+ * Lengths and blocks are checked before anything is read through them or written: BAD_PARAM says which one. Scores and
+ * sums are float. Long sequences are split for the threads by their length alone, so bits depend neither on the number
+ * of threads nor on what else is in the batch.
+ *
+ * Differences from the reference: the sum of probabilities is exact (the reference adds 1e-6 to it); ALiBi distances
+ * are signed; any head size, not only 16, 32, 64, 128 and 256; all strides are honoured.
+ * Reference for the method: Kwon et al., Efficient Memory Management for Large Language Model Serving with
+ * PagedAttention, 2023; Press et al., Train Short, Test Long (ALiBi), 2022. Workspace: none. */
 #ifndef INFINIOP_OPS_PAGED_ATTENTION_H
 #define INFINIOP_OPS_PAGED_ATTENTION_H
 

@@ -1,5 +1,19 @@
-/* paged_attention_prefill: TO BE DESCRIBED
- */
+/* PagedAttentionPrefill: PagedAttention for several queries of each sequence, which see no keys behind their own. The new
+ * keys and values are in the cache already (PagedCaching).
+ *
+ *   out, q            [all queries, H, D]  the queries of one sequence after those of another; as in PagedAttention
+ *   k_cache, v_cache  [blocks, Hkv, block size, D]
+ *   block_tables      [n, max blocks]  I64
+ *   seq_lens          [n]      I64: keys of each sequence, the new ones included; at least its number of queries
+ *   cum_seq_lens_q    [n + 1]  I64: sequence i has the queries from cum_seq_lens_q[i] up to, not including,
+ *                              cum_seq_lens_q[i + 1]: begins with 0, does not decrease, ends with the size of q
+ *                              (BAD_PARAM; another number of dimensions too)
+ *   alibi_slopes      [H]      F32, or NULL for none (descriptor and address)
+ *   scale                      finite; usually 1 / sqrt(D)
+ *
+ * Query t of sequence i sees the keys 0 to p = seq_lens[i] - queries of i + t, its own; with ALiBi, key s gets
+ * slope * (s - p). The rest, the checks of values in memory and the differences from the reference are those of
+ * PagedAttention. Workspace: none. */
 #ifndef INFINIOP_OPS_PAGED_ATTENTION_PREFILL_H
 #define INFINIOP_OPS_PAGED_ATTENTION_PREFILL_H
 

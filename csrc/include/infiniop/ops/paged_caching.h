@@ -1,5 +1,14 @@
-/* paged_caching: TO BE DESCRIBED
- */
+/* PagedCaching: writes the keys and values of new tokens into a paged cache,
+ * cache[slot / block size, h, slot % block size, :] = k[t, h, :] for slot = slot_mapping[t].
+ *
+ *   k_cache, v_cache  [blocks, Hkv, block size, D]  F16, BF16 or F32, the same for all but slot_mapping; each with strides
+ *                               of its own, stride 1 in the last dimension
+ *   k, v              [tokens, Hkv, D]  stride 1 in the last dimension
+ *   slot_mapping      [tokens]  I64: where each token goes; below 0: nowhere
+ *
+ * The caches keep what is not written; where two tokens have one slot, the last one stays. Slots are checked before
+ * anything is written: one of blocks * block size or more is refused with BAD_PARAM (the reference writes out of
+ * bounds). Workspace: none. */
 #ifndef INFINIOP_OPS_PAGED_CACHING_H
 #define INFINIOP_OPS_PAGED_CACHING_H
 

@@ -1,0 +1,31 @@
+// paged_attention:         out = softmax(scale * q k^T + alibi) v, one query for each sequence (decode).
+// paged_attention_prefill: the same for several queries of each sequence, which see no keys behind their own.
+// K and V lie in the blocks of a paged cache, which a table for each sequence lists. The kernel is that of attention.
+#pragma once
+
+#include "tensor_view.h"
+
+namespace infini::paged_attention {
+
+constexpr int64_t kMaxHeadSize = 1024;
+
+struct Args {
+    TensorView out;     // as q
+    TensorView q;       // [n, H, D], n sequences; with cum_seq_lens_q [all queries, H, D]
+    TensorView k_cache; // [blocks, Hkv, block size, D]; query head h reads key head h / (H / Hkv)
+    TensorView v_cache; // [blocks, Hkv, block size, D]
+    TensorView
+        block_tables;    // [n, max blocks] int64: key t of a sequence is row t % block size of its t / block size-th
+    TensorView seq_lens; // [n] int64: keys of each sequence, its new ones included
+    TensorView cum_seq_lens_q; // [n + 1] int64: where each sequence's queries begin in q; dtype 0: paged_attention
+    TensorView alibi_slopes;   // [H] float32: slope * (key's position - query's position); dtype 0: none
+    double scale = 1;
+};
+
+// Checks all that does not depend on values in memory. `op` names the op in sentences.
+void check(const char *op, const Args &args);
+
+// Checks that and the lengths and blocks, then computes out. Out keeps what it holds for a sequence without keys.
+void run(const char *op, const Args &args);
+
+} // namespace infini::paged_attention

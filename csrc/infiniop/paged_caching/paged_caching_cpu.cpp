@@ -1,0 +1,46 @@
+// The CPU kernel of paged_caching: a row of a head at a time, as bytes; the slots have been checked.
+// Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
+// slot are written in their order.
+#include "paged_caching.h"
+#include "parallel.h"
+
+#include <cstring>
+
+#include "dtype.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// The rows of one head for all tokens.
+void write_head(const TensorView &cache, const TensorView &rows, const TensorView &slots, int64_t head) {
+    const auto element = static_cast<int64_t>(size_of(rows.dtype));
+    const auto bytes = static_cast<size_t>(rows.shape[2] * element);
+    const int64_t block_size = cache.shape[2];
+    for (int64_t t = 0; t < rows.shape[0]; ++t) {
+        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        if (slot >= 0) {
+            const int64_t to =
+                slot / block_size * cache.strides[0] + head * cache.strides[1] + slot % block_size * cache.strides[2];
+            const int64_t from = t * rows.strides[0] + head * rows.strides[1];
+            std::memcpy(cache.as<char>() + to * element, rows.as<const char>() + from * element, bytes);
+        }
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::paged_caching::INFINI_LEVEL::cpu_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    const int64_t heads = args.k.shape[1];
+    const int64_t bytes = 4 * args.k.numel() * static_cast<int64_t>(size_of(args.k.dtype));
+    parallel_for(2 * heads, bytes, [&](int64_t begin, int64_t end) {
+        for (int64_t i = begin; i < end; ++i) {
+            if (i < heads) {
+                write_head(args.k_cache, args.k, args.slot_mapping, i);
+            } else {
+                write_head(args.v_cache, args.v, args.slot_mapping, i - heads);
+            }
+        }
+    });
+}

@@ -1,0 +1,145 @@
+// random_sample with a given random number: the rules, float64, and the way to the kernel for the other dtypes.
+#include "random_sample.h"
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <numeric>
+#include <vector>
+
+#include "check.h"
+
+namespace infini::random_sample {
+
+namespace {
+
+constexpr Checker kRule("random_sample");
+
+// The largest value of an integer dtype, as far as int64 goes.
+int64_t largest(infiniDtype_t dtype) {
+    switch (dtype) {
+    case INFINI_DTYPE_I8:
+        return std::numeric_limits<int8_t>::max();
+    case INFINI_DTYPE_U8:
+        return std::numeric_limits<uint8_t>::max();
+    case INFINI_DTYPE_I16:
+        return std::numeric_limits<int16_t>::max();
+    case INFINI_DTYPE_U16:
+        return std::numeric_limits<uint16_t>::max();
+    case INFINI_DTYPE_I32:
+        return std::numeric_limits<int32_t>::max();
+    case INFINI_DTYPE_U32:
+        return std::numeric_limits<uint32_t>::max();
+    default:
+        return std::numeric_limits<int64_t>::max();
+    }
+}
+
+// The lower bytes of a number that fits are the same for signed and unsigned.
+void write(const TensorView &result, int64_t token) {
+    switch (size_of(result.dtype)) {
+    case 1:
+        *result.as<uint8_t>() = static_cast<uint8_t>(token);
+        break;
+    case 2:
+        *result.as<uint16_t>() = static_cast<uint16_t>(token);
+        break;
+    case 4:
+        *result.as<uint32_t>() = static_cast<uint32_t>(token);
+        break;
+    default:
+        *result.as<int64_t>() = token;
+    }
+}
+
+// For callers who check against float64: the definition as it stands, with a sort. Refusals as in random_sample.h.
+int64_t sample_double(const GivenArgs &a) {
+    const int64_t n = a.probs.size(0);
+    const auto *x = a.probs.as<const double>();
+    const double infinity = std::numeric_limits<double>::infinity();
+    int64_t first = 0;
+    for (int64_t i = 0; i < n; ++i) {
+        if (!(x[i] < infinity)) {
+            return -1 - i;
+        }
+        first = x[i] > x[first] ? i : first;
+    }
+    if (x[first] == -infinity) {
+        return -1 - n;
+    }
+    if (a.random_val == 0 || a.topp == 0 || a.topk == 1 || a.temperature == 0) {
+        return first;
+    }
+    std::vector<int64_t> order(static_cast<size_t>(n));
+    std::iota(order.begin(), order.end(), 0);
+    std::sort(order.begin(), order.end(), [&](int64_t i, int64_t j) { return x[i] != x[j] ? x[i] > x[j] : i < j; });
+    std::vector<double> sums(order.size());
+    double sum = 0;
+    for (size_t i = 0; i < order.size(); ++i) {
+        sums[i] = sum += std::exp((x[order[i]] - x[first]) / static_cast<double>(a.temperature));
+    }
+    const size_t k = a.topk > 0 && a.topk < n ? static_cast<size_t>(a.topk) : order.size();
+    const double limit = a.random_val * std::min(sums[k - 1], static_cast<double>(a.topp) * sums.back());
+    const auto found = std::lower_bound(sums.begin(), sums.begin() + static_cast<int64_t>(k) - 1, limit);
+    return order[static_cast<size_t>(found - sums.begin())];
+}
+
+const char *kind_of_excess(const TensorView &probs, int64_t column) {
+    bool is_nan; // else +infinity
+    if (probs.dtype == INFINI_DTYPE_F64) {
+        is_nan = std::isnan(probs.as<const double>()[column]);
+    } else if (probs.dtype == INFINI_DTYPE_F32) {
+        is_nan = std::isnan(probs.as<const float>()[column]);
+    } else {
+        is_nan = (probs.as<const uint16_t>()[column] & 0x7fff) > (probs.dtype == INFINI_DTYPE_BF16 ? 0x7f80 : 0x7c00);
+    }
+    return is_nan ? "nan" : "inf";
+}
+
+} // namespace
+
+void check(const GivenArgs &args) {
+    const TensorView &probs = args.probs, &result = args.result;
+    kRule.rank("probs", probs, 1);
+    kRule.dtype("probs", probs, INFINI_FLOATS_AND_DOUBLE);
+    kRule.dense_last("probs", probs);
+    const int64_t n = probs.size(0);
+    if (n < 1 || n > kMaxColumns) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "probs", message("have 1 to ", kMaxColumns, " elements"),
+                   std::to_string(n));
+    }
+    kRule.rank("result", result, 0);
+    kRule.dtype("result", result,
+                {INFINI_DTYPE_I64, INFINI_DTYPE_I32, INFINI_DTYPE_I16, INFINI_DTYPE_I8, INFINI_DTYPE_U64,
+                 INFINI_DTYPE_U32, INFINI_DTYPE_U16, INFINI_DTYPE_U8});
+    if (n - 1 > largest(result.dtype)) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "result", message("hold the indices up to ", n - 1),
+                   name_of(result.dtype));
+    }
+    kRule.no_overlap("result", result, "probs", probs);
+    constexpr double limit = std::numeric_limits<float>::max();
+    kRule.range("random_val", args.random_val, 0, 1, "be at least 0 and at most 1");
+    kRule.range("topp", args.topp, 0, limit, "be a finite number of at least 0");
+    kRule.range("temperature", args.temperature, 0, limit, "be a finite number of at least 0");
+}
+
+void run(const GivenArgs &args) {
+    check(args);
+    int64_t token;
+    if (args.probs.dtype == INFINI_DTYPE_F64) {
+        token = sample_double(args);
+    } else {
+        cpu_kernel_given({args, token});
+    }
+    if (token < 0) {
+        const int64_t column = -1 - token;
+        if (column == args.probs.size(0)) {
+            kRule.fail(INFINI_STATUS_BAD_PARAM, "probs", "have a value above -infinity", "none");
+        }
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "probs", "be below +infinity and not NaN",
+                   message(kind_of_excess(args.probs, column), " at ", column));
+    }
+    write(args.result, token);
+}
+
+} // namespace infini::random_sample
