@@ -63,11 +63,8 @@ template <typename T> void multiply_few(const Product<T> &p, float *scratch) {
         return p.b.data + column * p.b.j_stride + blocks.begin(block) * p.b.k_stride;
     };
     for (int64_t block = 0; block < blocks.count; ++block) {
-        const int64_t k = blocks.length(block), words = ceil_div(k, kElements);
-        for (int64_t tile = 0; tile < tiles.count; ++tile) {
-            pack(p.a, p.a.data + tiles.begin(tile) * p.a.j_stride + blocks.begin(block) * p.a.k_stride,
-                 tiles.length(tile), k, width, a_block(block) + tile * words * width);
-        }
+        const int64_t k = blocks.length(block);
+        pack(p.a, p.a.data + blocks.begin(block) * p.a.k_stride, p.m, k, tiles.size, width, a_block(block));
     }
     alignas(64) float sums[kStripPanels * kFewRows * kTileColumns];
     for (int64_t column = 0; column < p.n; column += strip) {
@@ -77,7 +74,7 @@ template <typename T> void multiply_few(const Product<T> &p, float *scratch) {
             const int64_t k = blocks.length(block), words = ceil_div(k, kElements);
             const bool last = block + 1 == blocks.count;
             const T *next = last ? b_block(next_column, 0) : b_block(column, block + 1);
-            pack(p.b, b_block(column, block), columns, k, kTileColumns, b);
+            pack(p.b, b_block(column, block), columns, k, kTileColumns, kTileColumns, b);
             for (int64_t panel = 0; panel * kTileColumns < columns; ++panel) {
                 const float *a = a_block(block);
                 for (int64_t tile = 0; tile < tiles.count; ++tile, a += words * width) {
@@ -136,15 +133,12 @@ template <typename T> void multiply_many(const Product<T> &p, float *scratch) {
                 const T *b_from = p.b.data + column * p.b.j_stride + blocks.begin(block) * p.b.k_stride;
                 for (int64_t j = 0; j < columns; j += kStrip) {
                     pack(p.b, b_from + j * p.b.j_stride, columns - j < kStrip ? columns - j : kStrip, k, kTileColumns,
-                         b + j * words);
+                         kTileColumns, b + j * words);
                 }
                 for (int64_t group = 0; group < groups.count; ++group) {
                     const int64_t row = passes.begin(pass) + groups.begin(group), rows = groups.length(group);
                     const T *a_from = p.a.data + row * p.a.j_stride + blocks.begin(block) * p.a.k_stride;
-                    for (int64_t i = 0; i < rows; i += kTileRows) {
-                        pack(p.a, a_from + i * p.a.j_stride, rows - i < kTileRows ? rows - i : kTileRows, k, kTileWidth,
-                             a + i / kTileRows * words * kTileWidth);
-                    }
+                    pack(p.a, a_from, rows, k, kTileRows, kTileWidth, a);
                     multiply_group(row, rows, column, columns, block,
                                    sums + (blocks.count > 1 ? groups.begin(group) / kTileRows * kTile : 0), panel_sums);
                 }

@@ -137,7 +137,7 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
 template <int kM, typename T>
 void add_edge(const Product<T> &p, const T *b, int64_t columns, const float *a, int64_t k, VecF *sums) {
     alignas(64) float panel[kBlockWords * kLanes];
-    pack(p.b, b, columns, k, kLanes, panel);
+    pack(p.b, b, columns, k, kLanes, kLanes, panel);
     for (int64_t w = 0; w < ceil_div(k, Words<T>::kElements); ++w, a += kM) {
         for (int m = 0; m < kM; ++m) {
             sums[m] = Words<T>::multiply_add(broadcast(a + m), load(panel + w * kLanes), sums[m]);
@@ -187,7 +187,7 @@ template <int kM = 1, typename T> void multiply_streaming(const Product<T> &p, f
             return multiply_streaming<kM + 1>(p, a);
         }
     }
-    pack(p.a, p.a.data, kM, p.k, kM, a);
+    pack(p.a, p.a.data, kM, p.k, kM, kM, a);
     if (p.b.along_k) {
         multiply_along_k<kM>(p, a);
     } else {

@@ -226,33 +226,35 @@ void pack_along_k(const T *p, int64_t j_stride, int columns, int64_t k, int64_t 
     }
 }
 
-// Packs k elements of `columns` j into panels of `width` words: word w of column j goes to word (w, j % width) of panel
-// j / width. Where the last panel is wider than what is left, the rest is 0.
+// Packs k elements of `columns` j into panels of `each` j that take `width` words for a word of k: word w of column j
+// goes to word (w, j % each) of panel j / each. Words that belong to no column hold anything.
 template <typename T>
-__attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t columns, int64_t k, int64_t width,
-                                    float *out) {
+__attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t columns, int64_t k, int64_t each,
+                                    int64_t width, float *out) {
     using W = Words<T>;
     const int64_t panel = ceil_div(k, W::kElements) * width;
     const auto fits = [](int64_t n) { return static_cast<int>(n < 0 ? 0 : n < kLanes ? n : kLanes); };
     if (x.along_k) {
-        for (int64_t first = 0; first < columns; first += width, out += panel) {
+        for (int64_t first = 0; first < columns; first += each, out += panel) {
+            const int64_t there = columns - first < each ? columns - first : each;
             for (int64_t j = 0; j < width; j += kLanes) {
-                pack_along_k(p + (first + j) * x.j_stride, x.j_stride, fits(columns - first - j), k, width,
-                             fits(width - j), out + j);
+                pack_along_k(p + (first + j) * x.j_stride, x.j_stride, fits(there - j), k, width, fits(width - j),
+                             out + j);
             }
         }
         return;
     }
     // All panels at once, for memory is faster in longer runs.
+    const bool vectors = width % kLanes == 0;
     for (int64_t i = 0; i < k; i += W::kElements, p += W::kElements * x.k_stride, out += width) {
         float *to = out;
-        for (int64_t first = 0; first < columns; first += width, to += panel) {
+        for (int64_t first = 0; first < columns; first += each, to += panel) {
             for (int64_t j = 0; j < width; j += kLanes) {
-                if (first + j + kLanes <= columns) {
+                const int64_t left = columns - first - j;
+                if (vectors && left >= kLanes) {
                     store(to + j, W::along_j(p + first + j, x.k_stride, k - i, Full{}));
                 } else {
-                    store(to + j, W::along_j(p + first + j, x.k_stride, k - i, fits(columns - first - j)),
-                          fits(width - j));
+                    store(to + j, W::along_j(p + first + j, x.k_stride, k - i, fits(left)), fits(width - j));
                 }
             }
         }
