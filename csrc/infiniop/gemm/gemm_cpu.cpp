@@ -24,23 +24,40 @@ template <typename T> void multiply_nothing(const Product<T> &p) {
     }
 }
 
-template <typename T> void multiply(const Product<T> &p, float *scratch) {
+enum class Way { kNothing, kStreaming, kFew, kMany };
+
+// The fastest way, measured with a b of 4096 x 14336.
+template <typename T> Way way_of(const Product<T> &p, int64_t m) {
     if (p.k == 0) {
-        multiply_nothing(p);
-    } else if (p.m <= kStreamRows) {
-        multiply_streaming(p, scratch);
-    } else if (p.m <= kFewRows) {
-        multiply_few(p, scratch);
-    } else {
-        multiply_many(p, scratch);
+        return Way::kNothing;
+    }
+    return streams(p, m) ? Way::kStreaming : p.b.along_k && m <= kFewRows ? Way::kFew : Way::kMany;
+}
+
+template <typename T> int64_t scratch_floats(const Product<T> &p, int64_t m, int64_t n) {
+    switch (way_of(p, m)) {
+    case Way::kNothing:
+        return 0;
+    case Way::kStreaming:
+        return streaming_floats<T>(m, p.k);
+    case Way::kFew:
+        return few_floats<T>(m, p.k);
+    default:
+        return many_floats<T>(m, n);
     }
 }
 
-template <typename T> int64_t scratch_floats(int64_t m, int64_t n, int64_t k) {
-    return k == 0             ? 0
-           : m <= kStreamRows ? streaming_floats<T>(m, k)
-           : m <= kFewRows    ? few_floats<T>(m, k)
-                              : many_floats<T>(m, n);
+template <typename T> void multiply(const Product<T> &p, float *scratch) {
+    switch (way_of(p, p.m)) {
+    case Way::kNothing:
+        return multiply_nothing(p);
+    case Way::kStreaming:
+        return multiply_streaming(p, scratch);
+    case Way::kFew:
+        return multiply_few(p, scratch);
+    case Way::kMany:
+        return multiply_many(p, scratch);
+    }
 }
 
 template <typename T> Operand<T> operand(const TensorView &x, int k_dim, int j_dim) {
@@ -117,7 +134,7 @@ template <typename T> void multiply(const gemm::Args &args) {
     const Pieces rows(whole.m, ceil_div(whole.m, row_parts), row_parts > 1 ? kTileRows : 1);
     const Pieces columns(whole.n, ceil_div(whole.n, parts / row_parts), kTileColumns);
     const int64_t items = batch.size * rows.count * columns.count, threads = items < limit ? items : limit;
-    const int64_t floats = ceil_div(scratch_floats<T>(rows.size, columns.size, whole.k), 1024) * 1024;
+    const int64_t floats = ceil_div(scratch_floats(whole, rows.size, columns.size), 1024) * 1024;
     auto *scratch = static_cast<float *>(cpu::scratch(static_cast<size_t>(floats * threads) * sizeof(float)));
     parallel_for(threads, kParallelBytes, [&](int64_t begin, int64_t end) {
         for (int64_t item = items * begin / threads; item < items * end / threads; ++item) {

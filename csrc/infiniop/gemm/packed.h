@@ -8,8 +8,8 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 // How the loops are cut, for Zen 5: L1 48 KiB, L2 1 MiB a core, L3 32 MiB. kBlockWords of k is in product.h.
-constexpr int64_t kFewRows = 64;        // rows up to which b is packed and used one strip at a time
-constexpr int64_t kStripPanels = 8;     // panels side by side whose rows of b are read in one run: 256 KiB of L2
+constexpr int64_t kFewRows = 64;        // rows up to which a panel of b is used at once, or b not packed at all
+constexpr int64_t kStripPanels = 8;     // panels that are packed at once, for longer runs of b's rows
 constexpr int64_t kBlockTiles = 32;     // tiles of rows whose packed a stays in L2: 512 KiB
 constexpr int64_t kBlockColumns = 2048; // columns whose packed b stays in L3: 2 MiB
 constexpr int64_t kPassRows = 1024;     // rows that share a packed b; with kBlockColumns 8 MiB of unfinished sums
@@ -25,66 +25,55 @@ template <typename T> void write_tile(const Product<T> &p, int64_t row, int64_t 
     }
 }
 
-// ---- few rows: all of a is packed, then each strip of b in turn ----
+// ---- few rows and columns of b that are contiguous: all of a is packed, then each panel of b in turn, into L1 ----
 
-// While a panel is multiplied, it asks for its share of what is packed next, which begins at `next`.
-template <typename T> Prefetch share_of(const Operand<T> &b, const T *next, int64_t panel) {
-    constexpr int64_t kSize = sizeof(T), kElements = Words<T>::kElements, kRuns = kBlockWords / kPrefetchRun;
-    const auto *at = reinterpret_cast<const char *>(next);
-    if (b.along_k) { // a run of words asks for the block of one column, or a part of it
-        constexpr bool kTwoLines = kElements * kSize == 4;
-        constexpr int64_t kColumnRuns = kTileColumns > kRuns ? 1 : kRuns / kTileColumns;
-        return {at, kTwoLines ? 128 : 64, kTwoLines ? 64 : 0, b.j_stride * kSize / kColumnRuns};
-    }
-    // A run of words asks for one row of the strip, or for two.
-    constexpr int64_t kRows = kElements * kPrefetchRun / kStripPanels;
-    constexpr bool kTwoLines = kStripPanels * kTileColumns * kSize > 64 * kPrefetchRun;
-    const int64_t stride = b.k_stride * kSize;
-    return {at + panel * kRuns * kRows * stride, kTwoLines ? 128 : 64,
-            kRows > 1   ? stride
-            : kTwoLines ? 64
-                        : 0,
-            kRows * stride};
+// While a panel is multiplied, the block of b that begins at `next` is prefetched: by a run of words that of one
+// column.
+template <typename T> Prefetch prefetch_of(const Operand<T> &b, const T *next) {
+    constexpr bool kTwoLines = Words<T>::kElements * sizeof(T) == 4; // for each word
+    constexpr int64_t kRuns = kBlockWords / kPrefetchRun, kColumnRuns = kRuns > kTileColumns ? kRuns / kTileColumns : 1;
+    return {reinterpret_cast<const char *>(next), kTwoLines ? 128 : 64, kTwoLines ? 64 : 0,
+            b.j_stride * static_cast<int64_t>(sizeof(T)) / kColumnRuns};
 }
 
 template <typename T> int64_t few_floats(int64_t m, int64_t k) {
     const Pieces tiles(m, kTileRows, 1);
-    return kBlockWords * kStripPanels * kTileColumns + ceil_div(k, Words<T>::kElements) * tiles.count * kTileWidth;
+    return kBlockWords * kTileColumns + ceil_div(k, Words<T>::kElements) * tiles.count * kTileWidth;
 }
 
 template <typename T> void multiply_few(const Product<T> &p, float *scratch) {
     constexpr int64_t kElements = Words<T>::kElements;
     const Pieces blocks = blocks_of<T>(p.k), tiles(p.m, kTileRows, 1);
     const int64_t width = tiles.count > 1 ? kTileWidth : p.m;
-    const int64_t strip = p.b.along_k ? kTileColumns : kStripPanels * kTileColumns;
-    float *b = scratch, *packed = b + kBlockWords * kStripPanels * kTileColumns;
+    float *b = scratch, *packed = b + kBlockWords * kTileColumns;
     const auto a_block = [&](int64_t block) { return packed + blocks.begin(block) / kElements * tiles.count * width; };
     const auto b_block = [&](int64_t column, int64_t block) {
         return p.b.data + column * p.b.j_stride + blocks.begin(block) * p.b.k_stride;
     };
     for (int64_t block = 0; block < blocks.count; ++block) {
-        const int64_t k = blocks.length(block);
-        pack(p.a, p.a.data + blocks.begin(block) * p.a.k_stride, p.m, k, tiles.size, width, a_block(block));
+        pack(p.a, p.a.data + blocks.begin(block) * p.a.k_stride, p.m, blocks.length(block), tiles.size, width,
+             a_block(block));
     }
-    alignas(64) float sums[kStripPanels * kFewRows * kTileColumns];
-    for (int64_t column = 0; column < p.n; column += strip) {
-        const int64_t columns = p.n - column < strip ? p.n - column : strip;
-        const int64_t next_column = column + 2 * strip <= p.n ? column + strip : column;
+    alignas(64) float sums[kFewRows * kTileColumns];
+    for (int64_t column = 0; column < p.n; column += kTileColumns) {
+        const int64_t columns = p.n - column < kTileColumns ? p.n - column : kTileColumns;
+        const int64_t next_column = column + 2 * kTileColumns <= p.n ? column + kTileColumns : column;
         for (int64_t block = 0; block < blocks.count; ++block) {
             const int64_t k = blocks.length(block), words = ceil_div(k, kElements);
             const bool last = block + 1 == blocks.count;
-            const T *next = last ? b_block(next_column, 0) : b_block(column, block + 1);
+            const Prefetch next = prefetch_of(p.b, last ? b_block(next_column, 0) : b_block(column, block + 1));
             pack(p.b, b_block(column, block), columns, k, kTileColumns, kTileColumns, b);
-            for (int64_t panel = 0; panel * kTileColumns < columns; ++panel) {
-                const float *a = a_block(block);
-                for (int64_t tile = 0; tile < tiles.count; ++tile, a += words * width) {
-                    const int64_t row = tiles.begin(tile), m = tiles.length(tile);
-                    float *tile_sums = sums + (panel * kFewRows + row) * kTileColumns;
-                    multiply_tile<T>(m, a, width, b + panel * words * kTileColumns, words, tile_sums, block == 0,
-                                     tile == 0 ? share_of(p.b, next, panel) : nothing_but(a));
-                    if (last) {
-                        write_tile(p, row, column + panel * kTileColumns, m, tile_sums);
-                    }
+            const float *a = a_block(block);
+            for (int64_t tile = 0; tile < tiles.count; ++tile, a += words * width) {
+                const int64_t row = tiles.begin(tile), m = tiles.length(tile);
+                float *tile_sums = sums + row * kTileColumns;
+                if (tile == 0) {
+                    multiply_tile<T, true>(m, a, width, b, words, tile_sums, block == 0, next);
+                } else {
+                    multiply_tile<T, false>(m, a, width, b, words, tile_sums, block == 0, next);
+                }
+                if (last) {
+                    write_tile(p, row, column, m, tile_sums);
                 }
             }
         }
@@ -114,7 +103,7 @@ template <typename T> void multiply_many(const Product<T> &p, float *scratch) {
                 const int64_t m = rows - i < kTileRows ? rows - i : kTileRows;
                 const float *tile_a = a + i / kTileRows * words * kTileWidth;
                 float *tile_sums = group_sums + (panel_sums > 0 ? i / kTileRows * kTile : 0);
-                multiply_tile<T>(m, tile_a, kTileWidth, b + j * words, words, tile_sums, block == 0, nothing_but(a));
+                multiply_tile<T, false>(m, tile_a, kTileWidth, b + j * words, words, tile_sums, block == 0, {});
                 if (block + 1 == blocks.count) {
                     write_tile(p, row + i, column + j, m, tile_sums);
                 }

@@ -7,13 +7,12 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Up to how many rows this is faster than packing b.
+// How many rows share a pass over b: one accumulator each, beside the kLanes transposed words in the second case.
 #if defined(__AVX512F__)
-constexpr int kStreamRows = 8;
+constexpr int kRowsAlongJ = 16, kRowsAlongK = 8;
 #else
-constexpr int kStreamRows = 4;
+constexpr int kRowsAlongJ = 8, kRowsAlongK = 4;
 #endif
-
 constexpr int64_t kSums = 4096;       // sums (rows times columns) that stay in L1 while b's rows pass
 constexpr int kStreamElements = 8;    // elements of k for each time that the sums are loaded and stored
 constexpr int64_t kAheadBytes = 1024; // how far ahead contiguous columns are prefetched: close, for they are many
@@ -26,22 +25,22 @@ void add_words(const Product<T> &p, const float *a, const T *b, int64_t left, in
     const int64_t step = W::kElements * p.b.k_stride;
     for_each_vector(columns, [&](int64_t j, auto lanes) __attribute__((always_inline)) {
         VecF sum[kM];
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
             sum[m] = load(sums + m * sums_stride + j);
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int w = 0; w < kWords; ++w) {
             for (int e = 0; e < W::kElements; ++e) {
                 __builtin_prefetch(b + j + (w + kWords) * step + e * p.b.k_stride);
             }
             const VecF word = W::along_j(b + j + w * step, p.b.k_stride, left - w * W::kElements, lanes);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
             for (int m = 0; m < kM; ++m) {
                 sum[m] = W::multiply_add(broadcast(a + w * kM + m), word, sum[m]);
             }
         }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
             store(sums + m * sums_stride + j, sum[m]);
         }
@@ -49,7 +48,8 @@ void add_words(const Product<T> &p, const float *a, const T *b, int64_t left, in
 }
 
 template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a) {
-    constexpr int64_t kElements = Words<T>::kElements, kWords = kStreamElements / kElements;
+    constexpr int64_t kElements = Words<T>::kElements,
+                      kWords = (kM <= 8 ? kStreamElements : kStreamElements / 2) / kElements;
     const Pieces blocks = blocks_of<T>(p.k), strips(p.n, kSums / kM / kTileColumns * kTileColumns, kTileColumns);
     alignas(64) float total[kSums], sums[kSums];
     for (int64_t strip = 0; strip < strips.count; ++strip) {
@@ -91,7 +91,7 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
     const int64_t until = blocks.n > kAhead ? blocks.n - kAhead : 0;
     VecF sum[kM];
     for (int64_t block = 0, i = 0; block < blocks.count; ++block) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
             if (block > 0) {
                 total[m] = block > 1 ? total[m] + sum[m] : sum[m];
@@ -111,14 +111,14 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
 #pragma GCC unroll 16
             for (int r = 0; r < kLanes; ++r) {
                 const VecF first = W::template part<0>(raw[r]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                 for (int m = 0; m < kM; ++m) {
                     sum[m] = W::multiply_add(broadcast(a + m), first, sum[m]);
                 }
                 a += kM;
                 if constexpr (W::kParts == 2) {
                     const VecF second = W::template part<1>(raw[r]);
-#pragma GCC unroll 8
+#pragma GCC unroll 16
                     for (int m = 0; m < kM; ++m) {
                         sum[m] = W::multiply_add(broadcast(a + m), second, sum[m]);
                     }
@@ -127,7 +127,7 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
             }
         }
     }
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int m = 0; m < kM; ++m) {
         sums[m] = sum[m];
     }
@@ -180,18 +180,30 @@ template <typename T> int64_t streaming_floats(int64_t m, int64_t k) {
     return m * ceil_div(k, Words<T>::kElements);
 }
 
-// At most kStreamRows rows. a takes a word of scratch for each row and word of k.
-template <int kM = 1, typename T> void multiply_streaming(const Product<T> &p, float *a) {
-    if constexpr (kM < kStreamRows) {
+// At most kRows rows. a takes a word of scratch for each row and word of k.
+template <int kRows, bool kAlongK, int kM = 1, typename T> void multiply_rows(const Product<T> &p, float *a) {
+    if constexpr (kM < kRows) {
         if (p.m > kM) {
-            return multiply_streaming<kM + 1>(p, a);
+            return multiply_rows<kRows, kAlongK, kM + 1>(p, a);
         }
     }
     pack(p.a, p.a.data, kM, p.k, kM, kM, a);
-    if (p.b.along_k) {
+    if constexpr (kAlongK) {
         multiply_along_k<kM>(p, a);
     } else {
         multiply_along_j<kM>(p, a);
+    }
+}
+
+template <typename T> bool streams(const Product<T> &p, int64_t m) {
+    return m <= (p.b.along_k ? kRowsAlongK : kRowsAlongJ);
+}
+
+template <typename T> void multiply_streaming(const Product<T> &p, float *a) {
+    if (p.b.along_k) {
+        multiply_rows<kRowsAlongK, true>(p, a);
+    } else {
+        multiply_rows<kRowsAlongJ, false>(p, a);
     }
 }
 

@@ -38,14 +38,9 @@ struct Prefetch {
 };
 constexpr int64_t kPrefetchRun = 8;
 
-// A prefetch of what is in the cache.
-inline Prefetch nothing_but(const float *cached) {
-    return {reinterpret_cast<const char *>(cached), 0, 0, 0};
-}
-
 // sums = a @ b over `words` words of k, added to what is there unless these are the first. a: kM words for each word of
 // k, a_width apart; b: kTileColumns words for each.
-template <int kM, typename T>
+template <int kM, bool kPrefetch, typename T>
 __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, const float *b, int64_t words,
                                              float *sums, bool first, Prefetch next) {
     VecF sum[kM][kTileVectors];
@@ -69,8 +64,10 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
                 column[v] = load(b + v * kLanes);
                 keep_in_register(column[v]);
             }
-            __builtin_prefetch(line, 0, 2);
-            __builtin_prefetch(line + next.second, 0, 2);
+            if constexpr (kPrefetch) {
+                __builtin_prefetch(line, 0, 2); // into L2: L1 holds the panels
+                __builtin_prefetch(line + next.second, 0, 2);
+            }
 #pragma GCC unroll 16
             for (int m = 0; m < kM; ++m) {
                 VecF row = broadcast(a + m);
@@ -93,15 +90,15 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
 }
 
 // The same with the number of rows known when it runs.
-template <typename T, int kM = 1>
+template <typename T, bool kPrefetch, int kM = 1>
 void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first,
                    const Prefetch &next) {
     if constexpr (kM < kTileRows) {
         if (m > kM) {
-            return multiply_tile<T, kM + 1>(m, a, a_width, b, words, sums, first, next);
+            return multiply_tile<T, kPrefetch, kM + 1>(m, a, a_width, b, words, sums, first, next);
         }
     }
-    multiply_tile<kM, T>(a, a_width, b, words, sums, first, next);
+    multiply_tile<kM, kPrefetch, T>(a, a_width, b, words, sums, first, next);
 }
 
 // c as the kernel sees it: element (i, j) lies at data[i * row_stride + j * column_stride].
