@@ -226,6 +226,9 @@ void pack_along_k(const T *p, int64_t j_stride, int columns, int64_t k, int64_t 
     }
 }
 
+// How many words of k ahead rows are prefetched: the hardware does not follow them from one to the next.
+constexpr int64_t kAheadWords = 12;
+
 // Packs k elements of `columns` j into panels of `each` j that take `width` words for a word of k: word w of column j
 // goes to word (w, j % each) of panel j / each. Words that belong to no column hold anything.
 template <typename T>
@@ -252,6 +255,9 @@ __attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t col
             for (int64_t j = 0; j < width; j += kLanes) {
                 const int64_t left = columns - first - j;
                 if (vectors && left >= kLanes) {
+                    for (int e = 0; e < W::kElements; ++e) {
+                        __builtin_prefetch(p + first + j + (kAheadWords * W::kElements + e) * x.k_stride);
+                    }
                     store(to + j, W::along_j(p + first + j, x.k_stride, k - i, Full{}));
                 } else {
                     store(to + j, W::along_j(p + first + j, x.k_stride, k - i, fits(left)), fits(width - j));
