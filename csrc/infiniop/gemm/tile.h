@@ -29,18 +29,20 @@ INFINI_ALWAYS_INLINE void keep_in_register(VecF &value) {
 #endif
 }
 
-// Memory that is asked for while a tile is computed: `lines` lines, `step` bytes apart within a run of kRun, runs
-// `run_step` bytes apart.
+// What is prefetched while a tile is computed, for it is packed next: two lines for each word of k. Every kPrefetchRun
+// words they are `step` bytes apart from one word to the next, the second line `second` behind the first; the next
+// kPrefetchRun words go on `run` behind these.
 struct Prefetch {
-    const char *at = nullptr;
-    int64_t step = 0, runs = 0, run_step = 0;
+    const char *at;
+    int64_t step, second, run;
 };
+constexpr int64_t kPrefetchRun = 8;
 
 // sums = a @ b over `words` words of k, added to what is there unless these are the first. a: kM words for each word of
 // k, a_width apart; b: kTileColumns words for each.
-template <int kM, typename T>
+template <int kM, bool kPrefetch, typename T>
 __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, const float *b, int64_t words,
-                                             float *sums, bool first) {
+                                             float *sums, bool first, Prefetch next) {
     VecF sum[kM][kTileVectors];
 #pragma GCC unroll 16
     for (int m = 0; m < kM; ++m) {
@@ -52,20 +54,28 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
             }
         }
     }
-    for (int64_t i = 0; i < words; ++i, a += a_width, b += kTileColumns) {
-        VecF column[kTileVectors];
-#pragma GCC unroll 4
-        for (int v = 0; v < kTileVectors; ++v) {
-            column[v] = load(b + v * kLanes);
-            keep_in_register(column[v]);
-        }
-#pragma GCC unroll 16
-        for (int m = 0; m < kM; ++m) {
-            VecF row = broadcast(a + m);
-            keep_in_register(row);
+    for (int64_t run = 0; run < words; run += kPrefetchRun, next.at += next.run) {
+        const char *line = next.at;
+        const int64_t end = words - run < kPrefetchRun ? words - run : kPrefetchRun;
+        for (int64_t i = 0; i < end; ++i, a += a_width, b += kTileColumns, line += next.step) {
+            VecF column[kTileVectors];
 #pragma GCC unroll 4
             for (int v = 0; v < kTileVectors; ++v) {
-                sum[m][v] = Words<T>::multiply_add(row, column[v], sum[m][v]);
+                column[v] = load(b + v * kLanes);
+                keep_in_register(column[v]);
+            }
+            if constexpr (kPrefetch) {
+                __builtin_prefetch(line, 0, 2); // into L2: L1 holds the panels
+                __builtin_prefetch(line + next.second, 0, 2);
+            }
+#pragma GCC unroll 16
+            for (int m = 0; m < kM; ++m) {
+                VecF row = broadcast(a + m);
+                keep_in_register(row);
+#pragma GCC unroll 4
+                for (int v = 0; v < kTileVectors; ++v) {
+                    sum[m][v] = Words<T>::multiply_add(row, column[v], sum[m][v]);
+                }
             }
         }
     }
@@ -80,14 +90,15 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
 }
 
 // The same with the number of rows known when it runs.
-template <typename T, int kM = 1>
-void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first) {
+template <typename T, bool kPrefetch, int kM = 1>
+void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first,
+                   const Prefetch &next) {
     if constexpr (kM < kTileRows) {
         if (m > kM) {
-            return multiply_tile<T, kM + 1>(m, a, a_width, b, words, sums, first);
+            return multiply_tile<T, kPrefetch, kM + 1>(m, a, a_width, b, words, sums, first, next);
         }
     }
-    multiply_tile<kM, T>(a, a_width, b, words, sums, first);
+    multiply_tile<kM, kPrefetch, T>(a, a_width, b, words, sums, first, next);
 }
 
 // c as the kernel sees it: element (i, j) lies at data[i * row_stride + j * column_stride].

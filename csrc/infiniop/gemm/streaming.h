@@ -1,0 +1,211 @@
+// gemm with a few rows: b is multiplied as it lies in memory, in the tiles' order of the sum.
+// Limit: memory bandwidth; every element of b is read once.
+#pragma once
+
+#include "product.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// How many rows share a pass over b: one accumulator each, beside the kLanes transposed words in the second case.
+#if defined(__AVX512F__)
+constexpr int kRowsAlongJ = 16, kRowsAlongK = 8;
+#else
+constexpr int kRowsAlongJ = 8, kRowsAlongK = 4;
+#endif
+constexpr int64_t kSums = 4096;       // sums (rows times columns) that stay in L1 while b's rows pass
+constexpr int kStreamElements = 8;    // elements of k for each time that the sums are loaded and stored
+constexpr int64_t kAheadBytes = 1024; // how far ahead contiguous columns are prefetched: close, for they are many
+
+// kWords words of k for `columns` columns: sums += a @ b.
+template <int kM, int kWords, typename T>
+void add_words(const Product<T> &p, const float *a, const T *b, int64_t left, int64_t columns, float *sums,
+               int64_t sums_stride) {
+    using W = Words<T>;
+    const int64_t step = W::kElements * p.b.k_stride;
+    for_each_vector(columns, [&](int64_t j, auto lanes) __attribute__((always_inline)) {
+        VecF sum[kM];
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+            sum[m] = load(sums + m * sums_stride + j);
+        }
+#pragma GCC unroll 16
+        for (int w = 0; w < kWords; ++w) {
+            for (int e = 0; e < W::kElements; ++e) {
+                __builtin_prefetch(b + j + (w + kWords) * step + e * p.b.k_stride);
+            }
+            const VecF word = W::along_j(b + j + w * step, p.b.k_stride, left - w * W::kElements, lanes);
+#pragma GCC unroll 16
+            for (int m = 0; m < kM; ++m) {
+                sum[m] = W::multiply_add(broadcast(a + w * kM + m), word, sum[m]);
+            }
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+            store(sums + m * sums_stride + j, sum[m]);
+        }
+    });
+}
+
+template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a) {
+    constexpr int64_t kElements = Words<T>::kElements,
+                      kWords = (kM <= 8 ? kStreamElements : kStreamElements / 2) / kElements;
+    const Pieces blocks = blocks_of<T>(p.k), strips(p.n, kSums / kM / kTileColumns * kTileColumns, kTileColumns);
+    alignas(64) float total[kSums], sums[kSums];
+    for (int64_t strip = 0; strip < strips.count; ++strip) {
+        const int64_t columns = strips.length(strip);
+        const T *b = p.b.data + strips.begin(strip);
+        const float *words = a;
+        for (int64_t block = 0; block < blocks.count; ++block) {
+            std::memset(sums, 0, sizeof(float) * static_cast<size_t>(strips.size * kM));
+            int64_t left = blocks.length(block);
+            for (; left >= kWords * kElements; left -= kWords * kElements) {
+                add_words<kM, kWords>(p, words, b, left, columns, sums, strips.size);
+                words += kWords * kM;
+                b += kWords * kElements * p.b.k_stride;
+            }
+            for (; left > 0; left -= kElements) {
+                add_words<kM, 1>(p, words, b, left, columns, sums, strips.size);
+                words += kM;
+                b += kElements * p.b.k_stride;
+            }
+            for (int64_t j = 0; j < strips.size * kM; j += kLanes) {
+                store(total + j, block == 0 ? load(sums + j) : load(total + j) + load(sums + j));
+            }
+        }
+        for (int m = 0; m < kM; ++m) {
+            write_row(p.c, p.c.data + m * p.c.row_stride + strips.begin(strip) * p.c.column_stride,
+                      total + m * strips.size, columns);
+        }
+    }
+}
+
+// kLanes columns that are contiguous, all whole steps of k: transposed in registers and multiplied. Of the last block
+// of k come the sums, which may lack an edge, of those before it the total. Prefetched is what lies kAheadBytes further
+// on, and in the end the start of `next`.
+template <int kM, typename T>
+__attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64_t stride, const float *a,
+                                                const Pieces &blocks, VecF *sums, VecF *total) {
+    using W = Words<T>;
+    constexpr int64_t kAhead = kAheadBytes / sizeof(T);
+    const int64_t until = blocks.n > kAhead ? blocks.n - kAhead : 0;
+    VecF sum[kM];
+    for (int64_t block = 0, i = 0; block < blocks.count; ++block) {
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+            if (block > 0) {
+                total[m] = block > 1 ? total[m] + sum[m] : sum[m];
+            }
+            sum[m] = VecF{};
+        }
+        for (const int64_t end = i + blocks.length(block) - kStep<T>; i <= end; i += kStep<T>) {
+            const T *ahead = i < until ? b + i + kAhead : next + (i - until);
+            int64_t step = stride;
+            hide(step);
+#pragma GCC unroll 16
+            for (int r = 0; r < kLanes; ++r, ahead += step) {
+                __builtin_prefetch(ahead);
+            }
+            VecF raw[kLanes];
+            load_transposed(b + i, stride, kLanes, Full{}, raw);
+#pragma GCC unroll 16
+            for (int r = 0; r < kLanes; ++r) {
+                const VecF first = W::template part<0>(raw[r]);
+#pragma GCC unroll 16
+                for (int m = 0; m < kM; ++m) {
+                    sum[m] = W::multiply_add(broadcast(a + m), first, sum[m]);
+                }
+                a += kM;
+                if constexpr (W::kParts == 2) {
+                    const VecF second = W::template part<1>(raw[r]);
+#pragma GCC unroll 16
+                    for (int m = 0; m < kM; ++m) {
+                        sum[m] = W::multiply_add(broadcast(a + m), second, sum[m]);
+                    }
+                    a += kM;
+                }
+            }
+        }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kM; ++m) {
+        sums[m] = sum[m];
+    }
+}
+
+// The same for what is left at an edge: fewer columns than a vector has, or fewer elements of k.
+template <int kM, typename T>
+void add_edge(const Product<T> &p, const T *b, int64_t columns, const float *a, int64_t k, VecF *sums) {
+    alignas(64) float panel[kBlockWords * kLanes];
+    pack(p.b, b, columns, k, kLanes, kLanes, panel);
+    for (int64_t w = 0; w < ceil_div(k, Words<T>::kElements); ++w, a += kM) {
+        for (int m = 0; m < kM; ++m) {
+            sums[m] = Words<T>::multiply_add(broadcast(a + m), load(panel + w * kLanes), sums[m]);
+        }
+    }
+}
+
+template <int kM, typename T> void multiply_along_k(const Product<T> &p, const float *a) {
+    constexpr int64_t kElements = Words<T>::kElements;
+    const Pieces blocks = blocks_of<T>(p.k);
+    const int64_t stride = p.b.j_stride, last_block = blocks.begin(blocks.count - 1);
+    const int64_t whole = last_block + blocks.length(blocks.count - 1) / kStep<T> * kStep<T>;
+    for (int64_t column = 0; column < p.n; column += kLanes) {
+        const T *b = p.b.data + column * stride;
+        const int64_t columns = p.n - column < kLanes ? p.n - column : kLanes;
+        VecF total[kM] = {}, sums[kM] = {};
+        if (columns == kLanes) {
+            multiply_columns<kM>(b, column + 2 * kLanes <= p.n ? b + kLanes * stride : b, stride, a, blocks, sums,
+                                 total);
+            add_edge<kM>(p, b + whole, columns, a + whole / kElements * kM, p.k - whole, sums);
+        } else {
+            for (int64_t block = 0; block < blocks.count; ++block) {
+                for (int m = 0; m < kM; ++m) {
+                    total[m] = block > 1 ? total[m] + sums[m] : sums[m];
+                    sums[m] = VecF{};
+                }
+                const int64_t begin = blocks.begin(block);
+                add_edge<kM>(p, b + begin, columns, a + begin / kElements * kM, blocks.length(block), sums);
+            }
+        }
+        for (int m = 0; m < kM; ++m) {
+            alignas(64) float row[kLanes];
+            store(row, blocks.count > 1 ? total[m] + sums[m] : sums[m]);
+            write_row(p.c, p.c.data + m * p.c.row_stride + column * p.c.column_stride, row, columns);
+        }
+    }
+}
+
+template <typename T> int64_t streaming_floats(int64_t m, int64_t k) {
+    return m * ceil_div(k, Words<T>::kElements);
+}
+
+// At most kRows rows. a takes a word of scratch for each row and word of k.
+template <int kRows, bool kAlongK, int kM = 1, typename T> void multiply_rows(const Product<T> &p, float *a) {
+    if constexpr (kM < kRows) {
+        if (p.m > kM) {
+            return multiply_rows<kRows, kAlongK, kM + 1>(p, a);
+        }
+    }
+    pack(p.a, p.a.data, kM, p.k, kM, kM, a);
+    if constexpr (kAlongK) {
+        multiply_along_k<kM>(p, a);
+    } else {
+        multiply_along_j<kM>(p, a);
+    }
+}
+
+template <typename T> bool streams(const Product<T> &p, int64_t m) {
+    return m <= (p.b.along_k ? kRowsAlongK : kRowsAlongJ);
+}
+
+template <typename T> void multiply_streaming(const Product<T> &p, float *a) {
+    if (p.b.along_k) {
+        multiply_rows<kRowsAlongK, true>(p, a);
+    } else {
+        multiply_rows<kRowsAlongJ, false>(p, a);
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
