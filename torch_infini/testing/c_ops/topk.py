@@ -6,7 +6,8 @@ determined by the reference in float64.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -208,7 +209,21 @@ def router_errors() -> Iterator[CErrorCase]:
     )
 
 
+def result_bytes(args: Mapping[str, Any]) -> dict[str, int]:
+    """What values and indices need, for they have no descriptor; nothing where topk will be refused."""
+    rows, width = args["x"].shape
+    size = 4 * rows * args["topk"] if 0 < args["topk"] <= width else 0
+    return {"values": size, "indices": size}
+
+
 OPS = [
-    COp("Topksoftmax", ["values", "indices"], softmax_reference, softmax_samples, softmax_errors),
-    COp("Topkrouter", ["values", "indices"], router_reference, router_samples, router_errors),
+    COp(
+        "Topksoftmax",
+        ["values", "indices"],
+        softmax_reference,
+        softmax_samples,
+        softmax_errors,
+        undescribed=result_bytes,
+    ),
+    COp("Topkrouter", ["values", "indices"], router_reference, router_samples, router_errors, undescribed=result_bytes),
 ]
