@@ -401,7 +401,7 @@ struct RowState {
 
 // One row's scores of a block become probabilities relative to the largest score so far: n keys are visible, the
 // scores behind them up to `width`, which are read later, become 0. Returns the factor for earlier sums.
-inline float softmax(float *scores, int64_t n, int64_t width, float scale, RowState &state) {
+template <typename T> float softmax(float *scores, int64_t n, int64_t width, float scale, RowState &state) {
     const int64_t whole = n / kLanes * kLanes;
     // The last visible scores, and -infinity in the lanes behind them.
     const auto last = [&] { return first_lanes(load(scores + whole) * splat(scale), n - whole, -INFINITY); };
@@ -418,13 +418,13 @@ inline float softmax(float *scores, int64_t n, int64_t width, float scale, RowSt
     const float factor = state.largest == before ? 1.0f : exp(splat(before - base))[0];
     VecF sum = state.sum * splat(factor);
     for (int64_t i = 0; i < whole; i += kLanes) {
-        const VecF p = exp(load(scores + i) * splat(scale) - splat(base));
+        const VecF p = exp_for<T>(load(scores + i) * splat(scale) - splat(base));
         sum = sum + p;
         store(scores + i, p);
     }
     int64_t done = whole;
     if (whole < n) {
-        const VecF p = exp(last() - splat(base));
+        const VecF p = exp_for<T>(last() - splat(base));
         sum = sum + p;
         store(scores + whole, p);
         done += kLanes;
@@ -527,16 +527,21 @@ public:
             static_cast<char *>(cpu::scratch(static_cast<size_t>(partial_bytes + workers * Workspace::bytes(*this))));
         partial_out_ = reinterpret_cast<float *>(memory);
         partial_sums_ = partial_out_ + pieces * row_limit_ * width_;
+        // What is fetched ahead at the end of a split is the start of the next one: where there are plenty, they are
+        // taken together.
+        const int64_t taken = units >= 8 * workers * splits_ ? splits_ : 1;
         int64_t next = 0;
         parallel_for(workers, work_, [&](int64_t begin, int64_t) {
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));
-            // Units differ in work (causal masks, lengths): each worker takes the next one when it is done.
+            // Units differ in work (causal masks, lengths): each worker takes the next ones when it is done.
             for (;;) {
-                const int64_t unit = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-                if (unit >= units) {
+                const int64_t first = __atomic_fetch_add(&next, taken, __ATOMIC_RELAXED);
+                if (first >= units) {
                     break;
                 }
-                compute(unit / row_blocks_, row_blocks_ - 1 - unit % row_blocks_, space);
+                for (int64_t unit = first; unit < first + taken && unit < units; ++unit) {
+                    compute(unit / row_blocks_, row_blocks_ - 1 - unit % row_blocks_, space);
+                }
             }
         });
         if (splits_ > 1) {
@@ -754,7 +759,7 @@ private:
                     // Memory is idle here: the rows share out the keys of the next block.
                     prefetch(space.k_rows + kKeyBlock, keys * r / rows, keys * (r + 1) / rows);
                 }
-                const float factor = softmax(scores, n, width, scale, space.state[r]);
+                const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
                     for (int64_t i = 0; i < width_; i += kLanes) {
