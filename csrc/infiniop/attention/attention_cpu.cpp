@@ -23,6 +23,7 @@ constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and s
 template <typename T> constexpr int64_t kDotRows = sizeof(T) == 4 ? 8 : 4;
 constexpr int64_t kDirectRows = 12;   // up to so many rows V is multiplied where it lies; above, it is packed first
 constexpr int64_t kPrefetchKeys = 64; // how far ahead K and V are fetched from memory where they are read once
+constexpr int64_t kPageKeys = 16;     // one of so many is touched long before: few share a page of memory
 // Where there is one block of rows (decode), long sequences are split for the threads, by their length alone: into
 // pieces of at least so many keys, and into at most so many pieces.
 constexpr int64_t kSplitKeys = 512;
@@ -401,7 +402,7 @@ struct RowState {
 
 // One row's scores of a block become probabilities relative to the largest score so far: n keys are visible, the
 // scores behind them up to `width`, which are read later, become 0. Returns the factor for earlier sums.
-inline float softmax(float *scores, int64_t n, int64_t width, float scale, RowState &state) {
+template <typename T> float softmax(float *scores, int64_t n, int64_t width, float scale, RowState &state) {
     const int64_t whole = n / kLanes * kLanes;
     // The last visible scores, and -infinity in the lanes behind them.
     const auto last = [&] { return first_lanes(load(scores + whole) * splat(scale), n - whole, -INFINITY); };
@@ -418,13 +419,13 @@ inline float softmax(float *scores, int64_t n, int64_t width, float scale, RowSt
     const float factor = state.largest == before ? 1.0f : exp(splat(before - base))[0];
     VecF sum = state.sum * splat(factor);
     for (int64_t i = 0; i < whole; i += kLanes) {
-        const VecF p = exp(load(scores + i) * splat(scale) - splat(base));
+        const VecF p = exp_for<T>(load(scores + i) * splat(scale) - splat(base));
         sum = sum + p;
         store(scores + i, p);
     }
     int64_t done = whole;
     if (whole < n) {
-        const VecF p = exp(last() - splat(base));
+        const VecF p = exp_for<T>(last() - splat(base));
         sum = sum + p;
         store(scores + whole, p);
         done += kLanes;
@@ -527,16 +528,21 @@ public:
             static_cast<char *>(cpu::scratch(static_cast<size_t>(partial_bytes + workers * Workspace::bytes(*this))));
         partial_out_ = reinterpret_cast<float *>(memory);
         partial_sums_ = partial_out_ + pieces * row_limit_ * width_;
+        // The heads of a split lie side by side in memory, often in one page or in neighbours, and the next one is
+        // fetched ahead at the end of each: where there are plenty, they are taken together.
+        const int64_t taken = units >= 8 * workers * kv_heads_ ? kv_heads_ : 1;
         int64_t next = 0;
         parallel_for(workers, work_, [&](int64_t begin, int64_t) {
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));
-            // Units differ in work (causal masks, lengths): each worker takes the next one when it is done.
+            // Units differ in work (causal masks, lengths): each worker takes the next ones when it is done.
             for (;;) {
-                const int64_t unit = __atomic_fetch_add(&next, 1, __ATOMIC_RELAXED);
-                if (unit >= units) {
+                const int64_t first = __atomic_fetch_add(&next, taken, __ATOMIC_RELAXED);
+                if (first >= units) {
                     break;
                 }
-                compute(unit / row_blocks_, row_blocks_ - 1 - unit % row_blocks_, space);
+                for (int64_t unit = first; unit < first + taken && unit < units; ++unit) {
+                    compute(unit / row_blocks_, row_blocks_ - 1 - unit % row_blocks_, space);
+                }
             }
         });
         if (splits_ > 1) {
@@ -662,9 +668,9 @@ private:
         }
     }
 
-    // One block of rows against one piece of the keys; piece = (sequence, key head, split).
-    void compute(int64_t piece, int64_t block, const Workspace &space) const {
-        const int64_t split = piece % splits_, kv_head = piece / splits_ % kv_heads_, b = piece / splits_ / kv_heads_;
+    // One block of rows against one piece of the keys; index = (sequence, split, key head).
+    void compute(int64_t index, int64_t block, const Workspace &space) const {
+        const int64_t kv_head = index % kv_heads_, split = index / kv_heads_ % splits_, b = index / kv_heads_ / splits_;
         const Sequence s = sequence(b);
         const bool untouched = s.length == 0 && a_.block_tables.dtype;
         if (split >= s.splits || block >= s.row_blocks || untouched) {
@@ -690,7 +696,16 @@ private:
             const int64_t keys = end - key < kKeyBlock ? end - key : kKeyBlock;
             std::memcpy(space.k_rows, space.k_rows + kKeyBlock, kKeyBlock * sizeof *space.k_rows);
             std::memcpy(space.v_rows, space.v_rows + kKeyBlock, kKeyBlock * sizeof *space.v_rows);
-            locate(b, s, kv_head, key + kKeyBlock, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+            if (key + kKeyBlock >= end && kv_head + 1 < kv_heads_) {
+                locate(b, s, kv_head + 1, begin, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+            } else {
+                locate(b, s, kv_head, key + kKeyBlock, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+            }
+            // The addresses of the pages that come next are looked up meanwhile.
+            for (int64_t i = kKeyBlock; i < 2 * kKeyBlock; i += kPageKeys) {
+                __builtin_prefetch(space.k_rows[i]);
+                __builtin_prefetch(space.v_rows[i]);
+            }
             attend(b, s, kv_head, first_row, rows, key, keys, space);
         }
 
@@ -698,7 +713,7 @@ private:
             const float total = sum(space.state[r].sum);
             const float *line = space.out + r * width_;
             if (s.splits > 1) {
-                const int64_t at = piece * row_limit_ + r;
+                const int64_t at = ((b * kv_heads_ + kv_head) * splits_ + split) * row_limit_ + r;
                 std::memcpy(partial_out_ + at * width_, line, static_cast<size_t>(width_) * 4);
                 partial_sums_[2 * at] = total;
                 partial_sums_[2 * at + 1] = space.state[r].largest;
@@ -754,7 +769,7 @@ private:
                     // Memory is idle here: the rows share out the keys of the next block.
                     prefetch(space.k_rows + kKeyBlock, keys * r / rows, keys * (r + 1) / rows);
                 }
-                const float factor = softmax(scores, n, width, scale, space.state[r]);
+                const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
                     for (int64_t i = 0; i < width_; i += kLanes) {

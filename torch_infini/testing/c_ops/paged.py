@@ -121,7 +121,7 @@ def samples() -> Iterator[CSample]:
         yield CSample(f"{kind}, one of each", tensors(dtype, [1], 1, 1, 16, 1))
         yield CSample(f"{kind}, groups of 4", tensors(dtype, [5, 33, 200], 8, 2, 128))
         yield CSample(f"{kind}, groups of 4, ALiBi", tensors(dtype, [5, 33, 200], 8, 2, 128, alibi=True))
-        yield CSample(f"{kind}, blocks of 5", tensors(dtype, [4, 5, 6, 130], 6, 2, 40, 5))
+        yield CSample(f"{kind}, blocks of 5", tensors(dtype, [4, 5, 6, 150], 6, 2, 40, 5))
         yield CSample(f"{kind}, no groups", tensors(dtype, [17, 64], 3, 3, 32, 8, alibi=True))
         yield CSample(f"{kind}, groups of 7", tensors(dtype, [40, 300], 7, 1, 64, 32))
         yield CSample(f"{kind}, groups of 16", tensors(dtype, [40, 70], 32, 2, 256, 64))
