@@ -28,7 +28,9 @@ def blocks(section: str) -> list[tuple[str, str]]:
 def test_add_an_op(tmp_path: Path) -> None:
     # With the objects built so far (times kept), so that only the new op is compiled.
     for folder in ("csrc", "torch_infini", "tests", "build"):
-        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "model"))
+        shutil.copytree(
+            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized")
+        )
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, tmp_path / file)
     files = blocks("Add an op")

@@ -75,6 +75,11 @@ public:
             const Function function("infiniopCreate", name_, "Descriptor");
             not_null(function, "desc_ptr", desc_ptr);
             const InfiniopHandle device = checked_handle(function, handle);
+            if (device.device != INFINI_DEVICE_CPU) {
+                throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
+                            message(function, ": handle must be of a device that has a kernel for ", name_,
+                                    " (INFINI_DEVICE_CPU), got one of device type ", static_cast<int>(device.device)));
+            }
             auto made = std::make_shared<ArgsDescriptor<Args>>();
             made->device_type = device.device;
             made->device_id = device.device_id;
