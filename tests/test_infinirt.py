@@ -14,9 +14,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parent.parent
-LIBRARY = ROOT / "torch_infini" / "lib" / "libinfinirt.so"
-HEADER = ROOT / "csrc" / "include" / "infinirt.h"
+from torch_infini.libinfiniop import LIBINFINIOP
 
 SUCCESS, INTERNAL_ERROR, NOT_IMPLEMENTED, BAD_PARAM, NULL_POINTER, NO_BACKEND, NO_DEVICE = range(7)
 CPU, NVIDIA, CAMBRICON, QY = 0, 1, 2, 9
@@ -30,33 +28,8 @@ HostFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
-def declared() -> dict[str, tuple[object, list[object]]]:
-    """Result and argument types of the header's functions; pointers and handles are all void pointers."""
-
-    def ctype(text: str) -> object:
-        numbers = {"size_t": ctypes.c_size_t, "uint32_t": ctypes.c_uint32}
-        word = text.split()[0]
-        is_pointer = "*" in text or re.fullmatch(r"infinirt(Stream|Event|Graph|GraphExec|HostFunction)_t", word)
-        return ctypes.c_void_p if is_pointer else numbers.get(word, ctypes.c_int)
-
-    text = re.sub(r"/\*.*?\*/", "", HEADER.read_text(), flags=re.S)
-    functions = re.findall(r"INFINI_API ([^;]*?)(\w+)\(((?:[^()]|\([^()]*\))*)\);", text)
-    assert len(functions) == HEADER.read_text().count("INFINI_API ")
-    results = {"const char *": ctypes.c_char_p, "void": None}
-    return {
-        name: (
-            results.get(result.strip(), ctypes.c_int),
-            [] if arguments == "void" else [ctype(a.strip()) for a in arguments.split(",")],
-        )
-        for result, name, arguments in functions
-    }
-
-
-FUNCTIONS = declared()
-rt = ctypes.CDLL(str(LIBRARY))
-for _name, (_result, _arguments) in FUNCTIONS.items():
-    getattr(rt, _name).restype = _result
-    getattr(rt, _name).argtypes = _arguments
+FUNCTIONS = {name: f for name, f in LIBINFINIOP.interface.functions.items() if f.library == "libinfinirt"}
+rt = LIBINFINIOP
 
 
 def last_error() -> str:
@@ -206,7 +179,7 @@ def s2() -> Iterator[int]:
 
 def refusals() -> dict[str, list[tuple[tuple[object, ...], int, str]]]:
     """For each function what it must refuse: arguments, status, part of the sentence."""
-    out = ctypes.byref(ctypes.c_void_p())
+    out, number, ms = (ctypes.byref(kind()) for kind in (ctypes.c_void_p, ctypes.c_int, ctypes.c_float))
     live, an_event = stream(), event()
     ok("StreamBeginCapture", live, RELAXED)
     graph = captured(live)
@@ -231,7 +204,7 @@ def refusals() -> dict[str, list[tuple[tuple[object, ...], int, str]]]:
     return {
         "GetAllDeviceCount": null("count_array", None),
         "GetDeviceCount": null("count", CPU, None)
-        + [((value, out), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10)],
+        + [((value, number), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10)],
         "SetDevice": [
             ((value, 0), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10, 99)
         ],
@@ -249,14 +222,16 @@ def refusals() -> dict[str, list[tuple[tuple[object, ...], int, str]]]:
         "EventRecord": null("event", None, live)
         + bad("event", (gone_event, live), (live, live))
         + bad("stream", (an_event, gone_stream), (an_event, an_event)),
-        "EventQuery": null("event", None, out) + null("status_ptr", an_event, None) + bad("event", (gone_event, out)),
+        "EventQuery": null("event", None, number)
+        + null("status_ptr", an_event, None)
+        + bad("event", (gone_event, number)),
         "EventSynchronize": null("event", None) + bad("event", (gone_event,), (live,)),
         "EventDestroy": null("event", None) + bad("event", (gone_event,), (live,)),
         "EventElapsedTime": null("ms_ptr", None, an_event, an_event)
-        + null("start", out, None, an_event)
-        + null("end", out, an_event, None)
-        + bad("start", (out, gone_event, an_event))
-        + bad("end", (out, an_event, gone_event)),
+        + null("start", ms, None, an_event)
+        + null("end", ms, an_event, None)
+        + bad("start", (ms, gone_event, an_event))
+        + bad("end", (ms, an_event, gone_event)),
         "Malloc": null("p_ptr", None, 8),
         "MallocHost": null("p_ptr", None, 8),
         "Free": [((data.at,), BAD_PARAM, "ptr must be memory of infinirtMalloc on cpu 0 that was not freed, got 0x")],
@@ -1006,7 +981,7 @@ def test_memory_stays_flat(s: int) -> None:
 
 
 def python(code: str) -> None:
-    start = f"import ctypes, _ctypes, time\nrt = ctypes.CDLL({str(LIBRARY)!r})\ns = ctypes.c_void_p()\n"
+    start = f"import ctypes, _ctypes, time\nrt = ctypes.CDLL({LIBINFINIOP.librt._name!r})\ns = ctypes.c_void_p()\n"
     done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 

@@ -27,11 +27,12 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from torch_infini.libinfiniop import InfiniDtype, to_torch_dtype
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.c_ops import DTYPES, CError, COp, CSample, Described, Descriptor, all_c_ops, c_function
 
-SIZES = {1: 1, 2: 1, 3: 1, 4: 2, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 1, 12: 2, 13: 4, 14: 8, 15: 2, 16: 4, 17: 8}
-SIZES |= {18: 16, 19: 2}
+# Bytes of an element; torch has no C16, two bytes of float8.
+SIZES = {int(dt): 2 if dt == InfiniDtype.C16 else to_torch_dtype(dt).itemsize for dt in InfiniDtype if dt}
 MOST_BYTES = 1 << 22  # of one tensor: larger ones are created, but not run
 MOST_WORK = 1 << 20  # elements of one tensor that are visited, repeated ones included
 EXTREMES = (0, 1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 64, 100, 257, 2**31 - 1, 2**31, 2**32, 2**53, 2**62, 2**63 - 1)

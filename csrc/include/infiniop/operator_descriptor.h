@@ -4,11 +4,12 @@
  * infiniopCreate<Op>Descriptor  checks everything that does not depend on memory, and copies it: the tensor descriptors
  *                               may be destroyed as soon as it returns. The descriptor belongs to the caller.
  * infiniopGet<Op>WorkspaceSize  bytes of workspace that a run needs, on the descriptor's device; often 0.
- * infiniop<Op>                  runs it on memory: the addresses of the tensors' first elements, as described at
- * creation. workspace: at least that many bytes, aligned to 64, or NULL where 0; its contents are lost. stream: a
- * stream of the device, on which the run is queued: memory and workspace must stay valid until it is done there, the
- * descriptor need not. NULL: done on return. A descriptor may run on several threads at once, each with a workspace of
- * its own. infiniopDestroy<Op>Descriptor frees the descriptor.
+ * infiniop<Op>                  runs it on memory: the addresses of the tensors' first elements, as described then.
+ *                               workspace: at least that many bytes, aligned to 64, or NULL where 0; its contents are
+ *                               lost. stream: a stream of the device, on which the run is queued: memory and workspace
+ *                               must stay valid until it is done there, the descriptor need not. NULL: done on return.
+ *                               A descriptor may run on several threads at once, each with a workspace of its own.
+ * infiniopDestroy<Op>Descriptor frees the descriptor.
  *
  * Unless an op says otherwise: tensors have any strides, also negative, and any number of elements, also none; inputs
  * may be broadcast by stride 0, outputs may not (BAD_TENSOR_STRIDES). An output may be an input itself (same address,

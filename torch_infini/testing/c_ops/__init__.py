@@ -16,27 +16,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._headers import Function, parse
+from ..._headers import Function
 from ..._library import ROOT
+from ...libinfiniop import LIBINFINIOP, InfiniDtype, to_torch_dtype
 
-INTERFACE = parse(ROOT / "include")
+INTERFACE = LIBINFINIOP.interface
 
 STATUS = {value: name.removeprefix("INFINI_STATUS_") for name, value in INTERFACE.enums["infiniStatus_t"].items()}
 DTYPES: dict[torch.dtype, int] = {
-    torch.bool: 2,
-    torch.int8: 3,
-    torch.int16: 4,
-    torch.int32: 5,
-    torch.int64: 6,
-    torch.uint8: 7,
-    torch.uint16: 8,
-    torch.uint32: 9,
-    torch.uint64: 10,
-    torch.float8_e4m3fn: 11,
-    torch.float16: 12,
-    torch.float32: 13,
-    torch.float64: 14,
-    torch.bfloat16: 19,
+    to_torch_dtype(dt): int(dt)
+    for dt in InfiniDtype
+    if dt not in (InfiniDtype.INVALID, InfiniDtype.BYTE, InfiniDtype.C16)
 }
 # (relative, absolute) error that is allowed where a sample names none; integers must be equal.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {

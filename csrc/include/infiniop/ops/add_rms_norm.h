@@ -1,9 +1,9 @@
 /* AddRMSNorm: residual_out = round(a + b); y = RMSNorm of residual_out by weight (rms_norm.h).
  *
- *   y, residual_out, a, b  [..., n]  1 to 8 dimensions; F16, BF16, F32 or F64, the same; stride 1 in the last
- * dimension. y and residual_out may each be a or b (in place), but share no memory. weight                 [n] the
- * dtype of a; for F16 and BF16 also F16, BF16 or F32 in any mix; stride 1 epsilon                          finite, at
- * least 0
+ *   y, residual_out, a, b  [..., n]  1 to 8 dimensions; F16, BF16, F32 or F64, the same; stride 1 in the last one.
+ *                                    y and residual_out may each be a or b (in place), but share no memory.
+ *   weight                 [n]       the dtype of a; for F16 and BF16 also F16, BF16 or F32 in any mix; stride 1
+ *   epsilon                          finite, at least 0
  *
  * At creation residual_out comes last, after epsilon; it is required: BAD_PARAM for NULL. Workspace: none. */
 #ifndef INFINIOP_OPS_ADD_RMS_NORM_H

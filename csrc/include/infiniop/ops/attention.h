@@ -4,12 +4,13 @@
  *   out      [seq, H, dim]    F16, BF16 or F32, the same for all; stride 1 in the last dimension
  *   q        [H, seq, dim]    stride 1 in the last dimension
  *   k, v     [Hkv, seq, dim]  stride 1 in the last dimension; query head h reads key head h / (H / Hkv)
- *   k_cache, v_cache  [Hkv, rows, dim]  rows at least pos + seq; stride 1 in the last dimension. Read and written: k and v
- *                    go to the rows pos to pos + seq - 1, the others stay as they are.
+ *   k_cache, v_cache  [Hkv, rows, dim]  rows at least pos + seq; stride 1 in the last dimension. Read and written: k
+ *                    and v go to the rows pos to pos + seq - 1, the others stay as they are.
  *   pos      tokens that are in the cache already: query t sees the rows 0 to pos + t
  *
- * What is written shares no memory with what is read, except that out may be q itself, seen as [seq, H, dim], and that k
- * and v may be the cache's rows pos to pos + seq - 1 themselves (the same addresses and strides): then nothing is copied.
+ * What is written shares no memory with what is read, except that out may be q itself, seen as [seq, H, dim], and that
+ * k and v may be the cache's rows pos to pos + seq - 1 themselves (the same addresses and strides): then nothing is
+ * copied.
  * The two caches may lie interleaved in one piece of memory.
  *
  * Scores, probabilities and sums are float, the result is rounded once.

@@ -1,5 +1,5 @@
-/* Conv: y[i, o, p] = bias[o] + the sum over c and k of w[o, c, k] * x[i, c, p * stride - pad + k * dilation], where x is 0
- * outside of its shape. p, k, stride, pad and dilation have a component for each of n spatial dimensions.
+/* Conv: y[i, o, p] = bias[o] + the sum over c and k of w[o, c, k] * x[i, c, p * stride - pad + k * dilation], where x
+ * is 0 outside of its shape. p, k, stride, pad and dilation have a component for each of n spatial dimensions.
  *
  *   y     [N, Cout, out...]     F16, BF16 or F32; contiguous;
  *                               out = (in + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1, rounded down

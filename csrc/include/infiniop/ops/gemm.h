@@ -7,8 +7,8 @@
  * Each matrix lies row by row or column by column: stride 1 in one of its two dimensions (a dimension of at most one
  * element has any stride), else BAD_TENSOR_STRIDES. Batch strides are free, for a and b also 0.
  * Sums in float, alpha and beta applied in float, rounded once. beta 0: c is not read. k 0: c = beta * c.
- * c shares no memory with a and b. The order of a sum depends on k and the dtype alone. On AVX-512 BF16, BF16 products are
- * added in pairs and denormals count as zero. Workspace: none. */
+ * c shares no memory with a and b. The order of a sum depends on k and the dtype alone. On AVX-512 BF16, BF16 products
+ * are added in pairs and denormals count as zero. Workspace: none. */
 #ifndef INFINIOP_OPS_GEMM_H
 #define INFINIOP_OPS_GEMM_H
 

@@ -1,8 +1,8 @@
 /* PagedCaching: writes the keys and values of new tokens into a paged cache,
  * cache[slot / block size, h, slot % block size, :] = k[t, h, :] for slot = slot_mapping[t].
  *
- *   k_cache, v_cache  [blocks, Hkv, block size, D]  F16, BF16 or F32, the same for all but slot_mapping; each with strides
- *                               of its own, stride 1 in the last dimension
+ *   k_cache, v_cache  [blocks, Hkv, block size, D]  F16, BF16 or F32, the same for all but slot_mapping; each with
+ *                               strides of its own, stride 1 in the last dimension
  *   k, v              [tokens, Hkv, D]  stride 1 in the last dimension
  *   slot_mapping      [tokens]  I64: where each token goes; below 0: nowhere
  *

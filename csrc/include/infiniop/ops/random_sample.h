@@ -9,9 +9,9 @@
  *   topk         0 or less: no limit
  *   temperature  finite, at least 0
  *
- * If random_val, topp or temperature is 0 or topk is 1: the first of the largest logits. Otherwise the tokens are ordered
- * by descending logit (equal ones: lower index first), weights are w = exp((x - max) / temperature), and the result
- * is the first token at which the running sum of weights reaches
+ * If random_val, topp or temperature is 0 or topk is 1: the first of the largest logits. Otherwise the tokens are
+ * ordered by descending logit (equal ones: lower index first), weights are w = exp((x - max) / temperature), and the
+ * result is the first token at which the running sum of weights reaches
  * random_val * min(sum of the first topk, topp * sum of all). Weights in float (F64: in double), sums in double.
  *
  * Differences from the reference: topk = 0 is no limit (the reference reads out of bounds); parameters out of range are

@@ -1,13 +1,14 @@
 /* RoPE: rotary position embedding: each pair (x0, x1) of a head's columns is turned by its token's angle,
  * y0 = x0 cos - x1 sin, y1 = x0 sin + x1 cos.
  *
- *   y, x       [seq, heads, dhead] or [batch, seq, heads, dhead]  F16, BF16, F32 or F64, the same; dhead even; stride 1 in
- *                     the last dimension. In place.
+ *   y, x       [seq, heads, dhead] or [batch, seq, heads, dhead]  F16, BF16, F32 or F64, the same; dhead even; stride 1
+ *                     in the last dimension. In place.
  *   pos_ids    [seq], [1, seq] or [batch, seq]  any integer dtype, any strides: each token's row of the tables; one
  *                     outside them is refused with BAD_PARAM before anything is written
  *   sin_table, cos_table  [rows, dhead / 2]  the dtype of x, or F32 where x is F16 or BF16; stride 1 in the last
  *                     dimension. The order of arguments: sin before cos.
- *   algo       INFINIOP_ROPE_ALGO_GPT_J: pairs are columns (2i, 2i + 1); INFINIOP_ROPE_ALGO_GPT_NEOX: (i, i + dhead / 2)
+ *   algo       INFINIOP_ROPE_ALGO_GPT_J: pairs are columns (2i, 2i + 1); INFINIOP_ROPE_ALGO_GPT_NEOX: (i, i + dhead /
+ *                    2)
  *
  * Differences from the reference: strides of pos_ids are honoured, positions checked; an algo out of range is BAD_PARAM
  * (the reference: NULL_POINTER).
