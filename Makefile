@@ -23,8 +23,9 @@ bench: build
 SANITIZED := build/sanitized
 SANITIZER := -fsanitize=address,undefined -fno-sanitize=vptr -fno-sanitize-recover=undefined
 sanitize: build
-	@mkdir -p $(SANITIZED)
-	@git ls-files -z --cached --others --exclude-standard --deduplicate | xargs -0 cp -u --parents -t $(SANITIZED)
+	@mkdir -p $(SANITIZED)/build
+	@find $(SANITIZED) -mindepth 1 -maxdepth 1 ! -name build -exec rm -rf {} +
+	@git ls-files -z --cached --others --exclude-standard --deduplicate | xargs -0 cp -p --parents -t $(SANITIZED)
 	@cd $(SANITIZED) && CXXFLAGS="$(SANITIZER) -O1 -g1" LDFLAGS="$(SANITIZER)" \
 	  $(abspath $(PY)) -W ignore setup.py -q build_ext --inplace
 	cd $(SANITIZED) && LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \

@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from ..._headers import Function
-from ..._library import ROOT
 from ...libinfiniop import LIBINFINIOP, InfiniDtype, to_torch_dtype
 
 INTERFACE = LIBINFINIOP.interface
@@ -122,13 +121,13 @@ class COp:
 _CTYPES = {"int": ctypes.c_int, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "infiniRoPEAlgo_t": ctypes.c_int}
 
 
-def _load() -> dict[str, ctypes.CDLL]:
-    libraries = {name: ctypes.CDLL(str(ROOT / "lib" / f"{name}.so")) for name in ("libinfinirt", "libinfiniop")}
-    libraries["libinfinirt"].infiniGetLastErrorMessage.restype = ctypes.c_char_p
-    return libraries
+def _untyped(library: ctypes.CDLL) -> ctypes.CDLL:
+    """The same library, without the signatures of LIBINFINIOP: tests pass what those would refuse."""
+    return ctypes.CDLL(library._name)
 
 
-LIBRARIES = _load()
+LIBRARIES = {"libinfinirt": _untyped(LIBINFINIOP.librt), "libinfiniop": _untyped(LIBINFINIOP.libop)}
+LIBRARIES["libinfinirt"].infiniGetLastErrorMessage.restype = ctypes.c_char_p
 
 
 def c_function(name: str) -> Callable[..., None]:
