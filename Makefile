@@ -29,7 +29,7 @@ sanitize: build
 	@cd $(SANITIZED) && CXXFLAGS="$(SANITIZER) -O1 -g1" LDFLAGS="$(SANITIZER)" \
 	  $(abspath $(PY)) -W ignore setup.py -q build_ext --inplace
 	cd $(SANITIZED) && LD_PRELOAD="$$(g++ -print-file-name=libasan.so) $$(g++ -print-file-name=libubsan.so)" \
-	  ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1 PYTHONPATH=. $(abspath $(PY)) -m pytest -q $(TESTS)
+	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=report UBSAN_OPTIONS=print_stacktrace=1:log_path=report PYTHONPATH=. $(abspath $(PY)) -m pytest -q $(TESTS)
 
 SECONDS := 600
 fuzz: build $(VENV)/.fuzz

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 import torch_infini
-from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing import cpu_capability_set_to, sanitized
 from torch_infini.testing.c_ops import all_c_ops, call
 
 OPS = {op.name: op for op in all_c_ops()}
@@ -86,6 +86,7 @@ def test_in_place() -> None:
             assert torch.equal(y[:, :rows], wanted[:, :rows]), name
 
 
+@pytest.mark.skipif(sanitized(), reason="a sanitizer needs memory of its own")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_memory_for_scratch(threads: int) -> None:
     code = f"""

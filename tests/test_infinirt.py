@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from torch_infini.libinfiniop import LIBINFINIOP
+from torch_infini.testing import sanitized
 
 SUCCESS, INTERNAL_ERROR, NOT_IMPLEMENTED, BAD_PARAM, NULL_POINTER, NO_BACKEND, NO_DEVICE = range(7)
 CPU, NVIDIA, CAMBRICON, QY = 0, 1, 2, 9
@@ -921,8 +922,6 @@ def resident() -> int:
 
 
 linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /proc")
-# AddressSanitizer keeps what was freed, ThreadSanitizer what threads did.
-sanitized = linux.args[0] is False and re.search("lib[at]san", Path("/proc/self/maps").read_text()) is not None
 
 
 @linux
@@ -939,7 +938,7 @@ def test_no_thread_is_left() -> None:
 
 
 @linux
-@pytest.mark.skipif(sanitized, reason="sanitizers keep memory")
+@pytest.mark.skipif(sanitized(), reason="sanitizers keep memory")
 def test_memory_stays_flat(s: int) -> None:
     function, out = HostFunction(lambda _: 0), ctypes.c_void_p()
     callbacks.append(function)
@@ -1009,7 +1008,7 @@ def test_library_stays_while_its_threads_run() -> None:
     )
 
 
-@pytest.mark.skipif(sanitized, reason="sanitizers need the address space")
+@pytest.mark.skipif(sanitized(), reason="sanitizers need the address space")
 @linux
 def test_no_more_threads() -> None:
     python(

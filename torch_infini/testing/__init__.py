@@ -2,7 +2,7 @@
 
 from .compare import assert_close, check_against_reference
 from .layouts import LAYOUTS, relayout
-from .machine import cpu_capability_set_to, threads_set_to
+from .machine import cpu_capability_set_to, sanitized, threads_set_to
 
 __all__ = [
     "LAYOUTS",
@@ -10,5 +10,6 @@ __all__ = [
     "check_against_reference",
     "cpu_capability_set_to",
     "relayout",
+    "sanitized",
     "threads_set_to",
 ]

@@ -1,13 +1,20 @@
-"""Scopes in which another instruction set or another number of threads is in use."""
+"""Scopes in which another instruction set or another number of threads is in use; whether a sanitizer watches."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import torch
 
 from .._library import cpu_capability, set_cpu_capability
+
+
+def sanitized() -> bool:
+    """Whether this process runs under AddressSanitizer or ThreadSanitizer, which keep memory that was freed."""
+    maps = Path("/proc/self/maps")
+    return maps.exists() and any(name in maps.read_text() for name in ("libasan", "libtsan"))
 
 
 @contextmanager
