@@ -118,8 +118,16 @@ def rows_of(dtype: torch.dtype) -> Iterator[Case]:
     yield Case("CausalSoftmax", size, {"y": out, "x": x}, lambda: masked_softmax(x), nbytes(x, out), out=out)
     outputs = {"input_standardization": z, "input_std_deviation": torch.empty(512, dtype=dtype), "output": out}
     args = {**outputs, "input": x, "weight": w, "bias": b, "eps": 1e-5}
-    layer_norm = lambda: F.layer_norm(x, (4096,), w, b, 1e-5)
-    yield Case("LayerNorm", f"{size}, three outputs", args, layer_norm, nbytes(x, z, out), out=out)
+
+    def three_outputs() -> Tensor:
+        y, mean, rstd = torch.native_layer_norm(x, (4096,), w, b, 1e-5)
+        z.copy_((x - mean) * rstd)
+        outputs["input_std_deviation"].copy_(rstd.reciprocal().squeeze(-1))
+        return y
+
+    yield Case("LayerNorm", f"{size}, torch with the same outputs", args, three_outputs, nbytes(x, z, out), out=out)
+    one_output = lambda: F.layer_norm(x, (4096,), w, b, 1e-5)
+    yield Case("LayerNorm", f"{size}, torch with one output of three", args, one_output, nbytes(x, z, out), out=out)
     heads, turned = torch.randn(512, 32, 128).to(dtype), torch.empty(512, 32, 128, dtype=dtype)
     angles = torch.arange(512.0)[:, None] * 10000 ** (-torch.arange(64) / 64)
     sin, cos, positions = angles.sin().to(dtype), angles.cos().to(dtype), torch.arange(512)

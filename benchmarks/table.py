@@ -1,4 +1,4 @@
-"""Prints the tables that the README quotes, as Markdown, from the CSV files that run.py and decode.py wrote.
+"""Prints the tables that README.md and csrc/README.md quote, as Markdown, from the CSV files of run.py and decode.py.
 
 python benchmarks/table.py
 """
@@ -59,5 +59,26 @@ def decode_table() -> Iterator[str]:
         )
 
 
+def c_abi_table() -> Iterator[str]:
+    """The C ABI: ratios to torch and the share of the limit, one thread and two, by dtype."""
+    yield "| op, case | dtype | us | eager takes | compiled takes | share of limit | two threads: the same three |"
+    yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
+    rows = {(row["op"], row["case"], row["dtype"], row["threads"]): row for row in read("c-abi.csv")}
+
+    def ratio(row: dict[str, str], name: str) -> str:
+        return f"{float(row[name]):.2f}x" if row[name] else "-"
+
+    for (op, case, dtype, threads), row in rows.items():
+        if threads != "1":
+            continue
+        two = rows[op, case, dtype, "2"]
+        unit = "arithmetic" if row["limit"].endswith("FLOP/s") else "bandwidth"
+        ratios = [ratio(r, f"ratio_to_{name}") for r in (row, two) for name in ("eager", "compile")]
+        yield (
+            f"| {op} {case} | {dtype} | {float(row['infini_us']):.1f} | {ratios[0]} | {ratios[1]} "
+            f"| {float(row['share']):.0%} of {unit} | {ratios[2]}, {ratios[3]}, {float(two['share']):.0%} |"
+        )
+
+
 if __name__ == "__main__":
-    print("\n".join([*decode_table(), "", *ops_table()]))
+    print("\n".join([*decode_table(), "", *ops_table(), "", *c_abi_table()]))

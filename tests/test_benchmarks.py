@@ -51,6 +51,20 @@ def test_run(tmp_path: Path) -> None:
     assert "rms_norm" in result.stdout and "share" in result.stdout
 
 
+def test_c_abi(tmp_path: Path) -> None:
+    out = tmp_path / "c-abi.csv"
+    arguments = ("--c-abi", "--quick", "--ops", "Gemm,RMSNorm", "--dtypes", "float32", "--out", str(out))
+    result = start("run.py", *arguments)
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        gemm, norm = csv.DictReader(file)
+    assert (gemm["op"], norm["op"], norm["dtype"], norm["threads"]) == ("Gemm", "RMSNorm", "float32", "1")
+    assert gemm["limit"].endswith(" GFLOP/s") and norm["limit"].endswith(" GB/s")
+    for name in ("infini_us", "eager_us", "ratio_to_eager", "share"):
+        assert float(gemm[name]) > 0 and float(norm[name]) > 0
+    assert gemm["compile_us"] == "" and float(norm["compile_us"]) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [(["--ops", "no_such_op"], "there is no op 'no_such_op'"), (["--dtypes", "float5"], "'float5' is no dtype")],
@@ -67,9 +81,9 @@ def test_decode_starts() -> None:
 
 
 def test_readme_quotes_the_results() -> None:
-    """The README's tables are what table.py makes of the committed CSV files."""
+    """The tables of README.md and csrc/README.md are what table.py makes of the committed CSV files."""
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py")], capture_output=True, text=True)
-    page = (ROOT / "README.md").read_text()
+    page = "".join((ROOT / name).read_text() for name in ("README.md", "csrc/README.md"))
     assert done.stdout.count("|") > 100, done.stderr
     missing = [line for line in done.stdout.splitlines() if line not in page]
     assert not missing
