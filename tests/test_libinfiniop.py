@@ -187,6 +187,9 @@ def test_ctensor() -> None:
     tensor = CTensor(InfiniDtype.BF16, (2, 3), None)
     assert tensor.ndim == 2 and list(tensor.c_shape) == [2, 3] and tensor.descriptor
     tensor.destroy_desc()
+    for strides in ([1], [3, 1, 1]):
+        with pytest.raises(ValueError, match="strides must have 2 entries, as shape has, got"):
+            CTensor(InfiniDtype.BF16, (2, 3), strides)
 
 
 def test_check_error() -> None:
@@ -249,6 +252,9 @@ def test_open_lib(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert LIBINFINIOP.infiniopCreateRoPEDescriptor.argtypes[-1] is ctypes.c_int
     monkeypatch.setenv("INFINI_ROOT", str(tmp_path))
     with pytest.raises(AssertionError, match="libinfinirt.so is not in"):
+        open_lib()
+    (tmp_path / "lib").symlink_to(LIBINFINIOP.root / "lib")
+    with pytest.raises(AssertionError, match="include has no headers of torch_infini"):
         open_lib()
 
 

@@ -19,6 +19,7 @@ class InfiniLib:
     def __init__(self, librt: ctypes.CDLL, libop: ctypes.CDLL, root: Path = PACKAGE) -> None:
         self.librt = librt
         self.libop = libop
+        self.root = root
         self.interface = parse(root / "include")
 
     def __getattr__(self, name: str) -> Any:
@@ -37,13 +38,15 @@ def open_lib() -> InfiniLib:
         The libraries, their functions' argtypes and restype set from the headers in $INFINI_ROOT/include.
 
     Raises:
-        AssertionError: If a library is not there.
+        AssertionError: If a library or the headers, from which the signatures come, are not there.
     """
     root = Path(os.environ.get("INFINI_ROOT") or PACKAGE)
     paths = [root / "lib" / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]
     for path in paths:
         assert path.is_file(), f"{path.name} is not in {path.parent}: build torch_infini, or set INFINI_ROOT"
     lib = InfiniLib(*(ctypes.CDLL(str(path)) for path in paths), root=root)
+    missing = f"{root / 'include'} has no headers of torch_infini: without them no function has a signature"
+    assert lib.interface.functions, missing
     OpRegister.register_lib(lib)
     return lib
 

@@ -94,9 +94,15 @@ class CTensor:
         dt: Element type.
         shape: Elements in each dimension.
         strides: Elements from one index to the next; None: contiguous.
+
+    Raises:
+        ValueError: For another number of strides than of dimensions.
+        Exception: For what the library refuses.
     """
 
     def __init__(self, dt: InfiniDtype, shape: Sequence[int], strides: Sequence[int] | None) -> None:
+        if strides is not None and len(strides) != len(shape):
+            raise ValueError(f"CTensor: strides must have {len(shape)} entries, as shape has, got {list(strides)}")
         self.descriptor = infiniopTensorDescriptor_t()
         self.dt = InfiniDtype(dt)
         self.ndim = len(shape)
