@@ -39,7 +39,7 @@ template <typename T> int64_t scratch_floats(const Product<T> &p, int64_t m, int
     case Way::kNothing:
         return 0;
     case Way::kStreaming:
-        return streaming_floats<T>(m, p.k);
+        return streaming_floats(p, m);
     case Way::kFew:
         return few_floats<T>(m, p.k);
     default:

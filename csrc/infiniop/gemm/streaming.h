@@ -13,45 +13,84 @@ constexpr int kRowsAlongJ = 16, kRowsAlongK = 8;
 #else
 constexpr int kRowsAlongJ = 8, kRowsAlongK = 4;
 #endif
-constexpr int64_t kSums = 4096;       // sums (rows times columns) that stay in L1 while b's rows pass
-constexpr int kStreamElements = 8;    // elements of k for each time that the sums are loaded and stored
-constexpr int64_t kAheadBytes = 1024; // how far ahead contiguous columns are prefetched: close, for they are many
+constexpr int64_t kStreamElements = 8; // of k, for each time that the sums are loaded and stored
 
-// kWords words of k for `columns` columns: sums += a @ b.
-template <int kM, int kWords, typename T>
-void add_words(const Product<T> &p, const float *a, const T *b, int64_t left, int64_t columns, float *sums,
-               int64_t sums_stride) {
+// How b's rows pass over the sums. One row of a leaves the time to memory: b is read in long runs of whole lines, which
+// the hardware follows better than any hint led it, and the sums lie in L2. With more rows they stay in L1, and b's next
+// rows are prefetched.
+template <int kM> constexpr int kVectors = kM == 1 ? 8 : 1;         // vectors of columns at once
+template <int kM> constexpr int64_t kSums = kM == 1 ? 16384 : 4096; // rows times columns
+constexpr int64_t kMostSums = kSums<1>;
+
+// kWords words of k for kCount vectors of columns, or for a part of one: sums += a @ b.
+template <int kM, int kWords, int kCount, typename T, typename Lanes>
+INFINI_ALWAYS_INLINE void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, Lanes lanes,
+                                    float *sums, int64_t sums_stride) {
     using W = Words<T>;
-    const int64_t step = W::kElements * p.b.k_stride;
-    for_each_vector(columns, [&](int64_t j, auto lanes) __attribute__((always_inline)) {
-        VecF sum[kM];
+    constexpr int kLine = kCount > 1 ? W::kLineVectors : 1;
+    VecF sum[kM][kCount];
 #pragma GCC unroll 16
-        for (int m = 0; m < kM; ++m) {
-            sum[m] = load(sums + m * sums_stride + j);
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kCount; ++v) {
+            sum[m][v] = load(sums + m * sums_stride + v * kLanes);
         }
+    }
 #pragma GCC unroll 16
-        for (int w = 0; w < kWords; ++w) {
+    for (int w = 0; w < kWords; ++w) {
+        const T *row = b + w * W::kElements * k_stride;
+        if constexpr (kM > 1) {
             for (int e = 0; e < W::kElements; ++e) {
-                __builtin_prefetch(b + j + (w + kWords) * step + e * p.b.k_stride);
+                __builtin_prefetch(row + (kWords * W::kElements + e) * k_stride);
             }
-            const VecF word = W::along_j(b + j + w * step, p.b.k_stride, left - w * W::kElements, lanes);
+        }
+        VecF words[kCount];
 #pragma GCC unroll 16
-            for (int m = 0; m < kM; ++m) {
-                sum[m] = W::multiply_add(broadcast(a + w * kM + m), word, sum[m]);
+        for (int v = 0; v < kCount; v += kLine) {
+            if constexpr (kLine > 1) {
+                W::line_along_j(row + v * kLanes, k_stride, left - w * W::kElements, words + v);
+            } else {
+                words[v] = W::along_j(row + v * kLanes, k_stride, left - w * W::kElements, lanes);
             }
         }
 #pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
-            store(sums + m * sums_stride + j, sum[m]);
+            const VecF factor = broadcast(a + w * kM + m);
+#pragma GCC unroll 16
+            for (int v = 0; v < kCount; ++v) {
+                sum[m][v] = W::multiply_add(factor, words[v], sum[m][v]);
+            }
         }
+    }
+#pragma GCC unroll 16
+    for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 16
+        for (int v = 0; v < kCount; ++v) {
+            store(sums + m * sums_stride + v * kLanes, sum[m][v]);
+        }
+    }
+}
+
+// The same for a strip of columns.
+template <int kM, int kWords, typename T>
+void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, int64_t columns, float *sums,
+               int64_t sums_stride) {
+    int64_t j = 0;
+    constexpr int64_t kColumns = kVectors<kM> * kLanes;
+    for (; kVectors<kM> > 1 && j + kColumns <= columns; j += kColumns) {
+        add_words<kM, kWords, kVectors<kM>>(a, b + j, k_stride, left, Full{}, sums + j, sums_stride);
+    }
+    for_each_vector(columns - j, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+        add_words<kM, kWords, 1>(a, b + j + i, k_stride, left, lanes, sums + j + i, sums_stride);
     });
 }
 
-template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a) {
+template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a, float *sums) {
     constexpr int64_t kElements = Words<T>::kElements,
                       kWords = (kM <= 8 ? kStreamElements : kStreamElements / 2) / kElements;
-    const Pieces blocks = blocks_of<T>(p.k), strips(p.n, kSums / kM / kTileColumns * kTileColumns, kTileColumns);
-    alignas(64) float total[kSums], sums[kSums];
+    const int64_t k_stride = p.b.k_stride;
+    const Pieces blocks = blocks_of<T>(p.k), strips(p.n, kSums<kM> / kM / kTileColumns * kTileColumns, kTileColumns);
+    float *const total = sums + kMostSums;
     for (int64_t strip = 0; strip < strips.count; ++strip) {
         const int64_t columns = strips.length(strip);
         const T *b = p.b.data + strips.begin(strip);
@@ -60,14 +99,14 @@ template <int kM, typename T> void multiply_along_j(const Product<T> &p, const f
             std::memset(sums, 0, sizeof(float) * static_cast<size_t>(strips.size * kM));
             int64_t left = blocks.length(block);
             for (; left >= kWords * kElements; left -= kWords * kElements) {
-                add_words<kM, kWords>(p, words, b, left, columns, sums, strips.size);
+                add_words<kM, kWords>(words, b, k_stride, left, columns, sums, strips.size);
                 words += kWords * kM;
-                b += kWords * kElements * p.b.k_stride;
+                b += kWords * kElements * k_stride;
             }
             for (; left > 0; left -= kElements) {
-                add_words<kM, 1>(p, words, b, left, columns, sums, strips.size);
+                add_words<kM, 1>(words, b, k_stride, left, columns, sums, strips.size);
                 words += kM;
-                b += kElements * p.b.k_stride;
+                b += kElements * k_stride;
             }
             for (int64_t j = 0; j < strips.size * kM; j += kLanes) {
                 store(total + j, block == 0 ? load(sums + j) : load(total + j) + load(sums + j));
@@ -81,14 +120,14 @@ template <int kM, typename T> void multiply_along_j(const Product<T> &p, const f
 }
 
 // kLanes columns that are contiguous, all whole steps of k: transposed in registers and multiplied. Of the last block
-// of k come the sums, which may lack an edge, of those before it the total. Prefetched is what lies kAheadBytes further
-// on, and in the end the start of `next`.
+// of k come the sums, which may lack an edge, of those before it the total. Meanwhile the next kRun elements of each
+// column are prefetched, in the end those of `next`: a whole run of one column at every step, in which the hardware
+// follows; and no further, for columns whose distance is a power of two share the same few lines of L1.
 template <int kM, typename T>
 __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64_t stride, const float *a,
                                                 const Pieces &blocks, VecF *sums, VecF *total) {
     using W = Words<T>;
-    constexpr int64_t kAhead = kAheadBytes / sizeof(T);
-    const int64_t until = blocks.n > kAhead ? blocks.n - kAhead : 0;
+    constexpr int64_t kRun = kLanes * kStep<T>;
     VecF sum[kM];
     for (int64_t block = 0, i = 0; block < blocks.count; ++block) {
 #pragma GCC unroll 16
@@ -99,12 +138,11 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
             sum[m] = VecF{};
         }
         for (const int64_t end = i + blocks.length(block) - kStep<T>; i <= end; i += kStep<T>) {
-            const T *ahead = i < until ? b + i + kAhead : next + (i - until);
-            int64_t step = stride;
-            hide(step);
+            const int64_t step = i / kStep<T> % kLanes, start = i - step * kStep<T> + kRun;
+            const T *ahead = (start < blocks.n ? b + start : next) + step * stride;
 #pragma GCC unroll 16
-            for (int r = 0; r < kLanes; ++r, ahead += step) {
-                __builtin_prefetch(ahead);
+            for (int64_t e = 0; e < kRun; e += kStep<T>) {
+                __builtin_prefetch(ahead + e);
             }
             VecF raw[kLanes];
             load_transposed(b + i, stride, kLanes, Full{}, raw);
@@ -176,11 +214,16 @@ template <int kM, typename T> void multiply_along_k(const Product<T> &p, const f
     }
 }
 
-template <typename T> int64_t streaming_floats(int64_t m, int64_t k) {
-    return m * ceil_div(k, Words<T>::kElements);
+// What multiply_streaming takes: a word for each row and word of k, and along j the sums.
+template <typename T> int64_t streaming_words(int64_t m, int64_t k) {
+    return ceil_div(m * ceil_div(k, Words<T>::kElements), kLanes) * kLanes;
 }
 
-// At most kRows rows. a takes a word of scratch for each row and word of k.
+template <typename T> int64_t streaming_floats(const Product<T> &p, int64_t m) {
+    return streaming_words<T>(m, p.k) + (p.b.along_k ? 0 : 2 * kMostSums);
+}
+
+// At most kRows rows.
 template <int kRows, bool kAlongK, int kM = 1, typename T> void multiply_rows(const Product<T> &p, float *a) {
     if constexpr (kM < kRows) {
         if (p.m > kM) {
@@ -191,7 +234,7 @@ template <int kRows, bool kAlongK, int kM = 1, typename T> void multiply_rows(co
     if constexpr (kAlongK) {
         multiply_along_k<kM>(p, a);
     } else {
-        multiply_along_j<kM>(p, a);
+        multiply_along_j<kM>(p, a, a + streaming_words<T>(kM, p.k));
     }
 }
 

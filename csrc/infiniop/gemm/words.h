@@ -32,6 +32,7 @@ inline VecF broadcast(const float *word) {
 template <typename T> struct Words {
     static constexpr int kElements = 1;          // of k in a word
     static constexpr int kParts = 4 / sizeof(T); // words in a raw word
+    static constexpr int kLineVectors = 1;       // vectors of j that are loaded together
     // The same word of `lanes` adjacent j.
     template <typename Lanes> static VecF along_j(const T *p, int64_t, int64_t, Lanes lanes) {
         return load_at(p, 0, lanes);
@@ -55,7 +56,7 @@ template <typename T> struct Words {
 
 #if defined(__AVX512BF16__)
 template <> struct Words<bf16> {
-    static constexpr int kElements = 2, kParts = 1;
+    static constexpr int kElements = 2, kParts = 1, kLineVectors = 2;
     static __m512i half(const bf16 *p, Full) {
         return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
     }
@@ -64,6 +65,14 @@ template <> struct Words<bf16> {
         const VecI order = VecI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001 + 0x200000;
         const __m512i next = left > 1 ? half(p + k_stride, lanes) : _mm512_setzero_si512();
         return (VecF)_mm512_permutex2var_epi16(half(p, lanes), (__m512i)order, next);
+    }
+    // Two vectors from whole cache lines: half as many loads.
+    static void line_along_j(const bf16 *p, int64_t k_stride, int64_t left, VecF *words) {
+        const VecI low = VecI{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15} * 0x10001 + 0x200000;
+        const __m512i line = _mm512_loadu_si512(p);
+        const __m512i next = left > 1 ? _mm512_loadu_si512(p + k_stride) : _mm512_setzero_si512();
+        words[0] = (VecF)_mm512_permutex2var_epi16(line, (__m512i)low, next);
+        words[1] = (VecF)_mm512_permutex2var_epi16(line, (__m512i)(low + 0x100010), next);
     }
     template <int kPart> static VecF part(VecF raw) { return raw; }
     static VecF multiply_add(VecF a, VecF b, VecF sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
