@@ -37,7 +37,13 @@ typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 
 inline VecF splat(float x) {
-    return VecF{} + x;
+#if defined(__AVX512F__)
+    return _mm512_set1_ps(x);
+#elif defined(__AVX2__)
+    return _mm256_set1_ps(x);
+#else
+    return VecF{x, x, x, x};
+#endif
 }
 
 // a * b + c, with one rounding where the machine has it.

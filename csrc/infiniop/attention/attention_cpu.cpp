@@ -21,9 +21,10 @@ constexpr int64_t kRowBlock = 96;  // rows (queries x query heads of a key head)
 constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and scores of a block stay in L2
 // Up to so many rows their scores are dot products with K where it lies; above, packing K first costs less.
 template <typename T> constexpr int64_t kDotRows = sizeof(T) == 4 ? 8 : 4;
-constexpr int64_t kDirectRows = 12;   // up to so many rows V is multiplied where it lies; above, it is packed first
-constexpr int64_t kPrefetchKeys = 64; // how far ahead K and V are fetched from memory where they are read once
-constexpr int64_t kPageKeys = 16;     // one of so many is touched long before: few share a page of memory
+constexpr int64_t kDotKeys = 64;    // keys at a time then: K or V of so many, and what is fetched meanwhile, stay in L1
+constexpr int64_t kDirectRows = 12; // up to so many rows V is multiplied where it lies; above, it is packed first
+constexpr int64_t kAheadKeys = 4;   // of K or V that are fetched at a time: the hardware follows longer runs
+constexpr int64_t kPageKeys = 16;   // one of so many is touched long before: few share a page of memory
 // Where there is one block of rows (decode), long sequences are split for the threads, by their length alone: into
 // pieces of at least so many keys, and into at most so many pieces.
 constexpr int64_t kSplitKeys = 512;
@@ -84,7 +85,7 @@ inline VecF multiply_add(VecF left, VecF right, VecF sum, const float *) {
 }
 
 inline VecF multiply_add(float left, VecF right, VecF sum) {
-    return fma(left - VecF{}, right, sum); // splat adds to zero, which costs an addition for the sake of -0
+    return fma(splat(left), right, sum);
 }
 
 // How many elements of a row one packed column holds.
@@ -93,18 +94,42 @@ template <> constexpr int64_t kElements<Pair> = 2;
 
 // ---- the rows of a matrix: one behind another, or each somewhere ----
 
+// Rows of K or V that are read soon, fetched from memory a few at a time while others are multiplied.
+template <typename T> class Ahead {
+public:
+    Ahead(const T *const *rows, int64_t n, int64_t size) : rows_(rows), left_(n), size_(size) {}
+
+    void fetch() {
+        for (int64_t i = 0; i < kAheadKeys && left_ > 0; ++i, ++rows_, --left_) {
+            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
+                __builtin_prefetch(*rows_ + c);
+            }
+        }
+    }
+
+private:
+    const T *const *rows_;
+    int64_t left_, size_;
+};
+
 template <typename T> struct Dense {
     const T *first;
     int64_t stride;
     const T *operator[](int64_t i) const { return first + i * stride; }
-    static constexpr bool kFetch = false; // it was just written
+    void at_row(int64_t) const {}
 };
 
 template <typename T> struct Scattered {
     const T *const *rows;
     int64_t column;
+    Ahead<T> &ahead; // of it some rows are fetched for each `each` rows of this
+    int64_t each;
     const T *operator[](int64_t i) const { return rows[i] + column; }
-    static constexpr bool kFetch = true;
+    void at_row(int64_t i) const {
+        if (i % each == 0) {
+            ahead.fetch();
+        }
+    }
 };
 
 // The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
@@ -178,6 +203,7 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
         }
     }
     for (int64_t at = 0; at < depth; ++at) {
+        b.at_row(at);
         const auto *b_row = b[at];
         decltype(load(b_row)) right[kVectors];
 #pragma GCC unroll 8
@@ -186,9 +212,6 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
                 right[i] = load(b_row + i * kLanes);
             } else if (i % 2 == 0) {
                 Columns<B>::load(b_row + i * kLanes, right[i], right[i + 1]);
-            }
-            if (B::kFetch && i * kLanes * sizeof(*b_row) % 64 == 0) {
-                __builtin_prefetch(b[at + kPrefetchKeys] + i * kLanes);
             }
         }
 #pragma GCC unroll 8
@@ -337,10 +360,14 @@ struct Whole { // more than any vector has
 
 // kRows rows of q with all keys, kLanes products at a time.
 template <int kRows, typename P, typename T>
-void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int64_t n, float *scores) {
+void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int64_t n, float *scores,
+              Ahead<T> &ahead) {
     constexpr int kKeys = kLanes / kRows;
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kKeys) {
+        for (int64_t i = 0; i < kKeys; i += kAheadKeys) {
+            ahead.fetch();
+        }
         VecF products[kLanes];
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
@@ -355,7 +382,6 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
             }
 #pragma GCC unroll 16
             for (int i = 0; i < kKeys; ++i) {
-                __builtin_prefetch(k[key + i + kPrefetchKeys] + c);
                 const VecF right = load_packed(q, k[key + i] + c, rest);
 #pragma GCC unroll 4
                 for (int r = 0; r < kRows; ++r) {
@@ -565,6 +591,8 @@ private:
         int64_t row_blocks; // of kRowBlock rows
         int64_t row_limit;  // rows in the largest block
         int64_t splits;     // of its keys
+        bool dots;          // scores by dot products
+        int64_t key_block;  // keys at a time
         bool packs_values;
     };
 
@@ -578,6 +606,8 @@ private:
         s.row_limit = s.rows < kRowBlock ? s.rows : kRowBlock;
         const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length, kSplitKeys) : 1;
         s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
+        s.dots = s.row_limit <= kDotRows<T>;
+        s.key_block = s.dots ? kDotKeys : kKeyBlock;
         s.packs_values = s.row_limit > kDirectRows || size_ % kLanes != 0;
         return s;
     }
@@ -638,7 +668,7 @@ private:
                (kv_head * group_ + row % group_) * view.strides[2];
     }
 
-    // Where the kKeyBlock keys from `key` on lie; behind the last key of the sequence: that one, which may be fetched.
+    // Where the s.key_block keys from `key` on lie; behind the last key of the sequence: that one, which may be fetched.
     void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const T **k_rows, const T **v_rows) const {
         const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
         const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
@@ -648,11 +678,11 @@ private:
         const int64_t block_size = paged ? a_.k.size(1) : s.length;
         key = key < s.length ? key : s.length - 1;
         int64_t block = key / block_size, first = key % block_size;
-        for (int64_t done = 0; done < kKeyBlock; ++block, first = 0) {
+        for (int64_t done = 0; done < s.key_block; ++block, first = 0) {
             const int64_t index = paged ? table[block * a_.block_tables.strides[1]] : b;
             const T *k = k_head + index * a_.k.strides[0] + first * k_stride;
             const T *v = v_head + index * a_.v.strides[0] + first * v_stride;
-            int64_t n = kKeyBlock - done;
+            int64_t n = s.key_block - done;
             n = n < block_size - first ? n : block_size - first;
             n = n < s.length - key ? n : s.length - key;
             for (int64_t i = 0; i < n; ++i) {
@@ -661,7 +691,7 @@ private:
             }
             done += n;
             key += n;
-            for (; key == s.length && done < kKeyBlock; ++done) {
+            for (; key == s.length && done < s.key_block; ++done) {
                 k_rows[done] = k + (n - 1) * k_stride;
                 v_rows[done] = v + (n - 1) * v_stride;
             }
@@ -692,17 +722,18 @@ private:
         if (begin < end) {
             locate(b, s, kv_head, begin, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
         }
-        for (int64_t key = begin; key < end; key += kKeyBlock) {
-            const int64_t keys = end - key < kKeyBlock ? end - key : kKeyBlock;
-            std::memcpy(space.k_rows, space.k_rows + kKeyBlock, kKeyBlock * sizeof *space.k_rows);
-            std::memcpy(space.v_rows, space.v_rows + kKeyBlock, kKeyBlock * sizeof *space.v_rows);
-            if (key + kKeyBlock >= end && kv_head + 1 < kv_heads_) {
+        const auto row_bytes = static_cast<size_t>(s.key_block) * sizeof *space.k_rows;
+        for (int64_t key = begin; key < end; key += s.key_block) {
+            const int64_t keys = end - key < s.key_block ? end - key : s.key_block;
+            std::memcpy(space.k_rows, space.k_rows + kKeyBlock, row_bytes);
+            std::memcpy(space.v_rows, space.v_rows + kKeyBlock, row_bytes);
+            if (key + s.key_block >= end && kv_head + 1 < kv_heads_) {
                 locate(b, s, kv_head + 1, begin, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
             } else {
-                locate(b, s, kv_head, key + kKeyBlock, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+                locate(b, s, kv_head, key + s.key_block, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
             }
             // The addresses of the pages that come next are looked up meanwhile.
-            for (int64_t i = kKeyBlock; i < 2 * kKeyBlock; i += kPageKeys) {
+            for (int64_t i = kKeyBlock; i < kKeyBlock + s.key_block; i += kPageKeys) {
                 __builtin_prefetch(space.k_rows[i]);
                 __builtin_prefetch(space.v_rows[i]);
             }
@@ -731,9 +762,10 @@ private:
             const int64_t n = visible(s, first_row + row) - key;
             return n < 0 ? 0 : n < keys ? n : keys;
         };
-        const bool dots = s.row_limit <= kDotRows<T>;
-        if (dots) {
-            dot_all(space.q, rows, space.k_rows, keys, space.scores);
+        // While the scores are computed V is fetched, and while V is multiplied the next K.
+        Ahead<T> ahead(space.v_rows, s.packs_values ? 0 : keys, size_);
+        if (s.dots) {
+            dot_all(space.q, rows, space.k_rows, keys, space.scores, ahead);
         } else {
             pack_keys(space.k, space.k_rows, keys, size_);
             for (int64_t at = 0; at < keys; at += kTileColumns) {
@@ -765,9 +797,8 @@ private:
                     add_slope(scores, slope, key - (s.length - s.queries + t), n, scale);
                     scale = 1.0f;
                 }
-                if (!s.packs_values && !dots) {
-                    // Memory is idle here: the rows share out the keys of the next block.
-                    prefetch(space.k_rows + kKeyBlock, keys * r / rows, keys * (r + 1) / rows);
+                for (int64_t i = keys * r / rows; i < keys * (r + 1) / rows; i += kAheadKeys) {
+                    ahead.fetch();
                 }
                 const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
@@ -784,27 +815,22 @@ private:
                 add_values(rows, seen, space, Dense<float>{space.v + column * keys, kTileColumns}, column);
             }
         } else {
+            ahead = Ahead<T>(space.k_rows + kKeyBlock, s.key_block, size_);
+            const int64_t each = kAheadKeys * ceil_div(size_, kTileColumns);
             for (int64_t column = 0; column < size_; column += kTileColumns) {
-                add_values(rows, seen, space, Scattered<T>{space.v_rows, column}, column);
+                add_values(rows, seen, space, Scattered<T>{space.v_rows, column, ahead, each}, column);
             }
         }
     }
 
-    void dot_all(const P *q, int64_t rows, const T *const *k, int64_t keys, float *scores) const {
+    void dot_all(const P *q, int64_t rows, const T *const *k, int64_t keys, float *scores, Ahead<T> &ahead) const {
         for (int64_t row = 0; row < rows;) {
             const int64_t count = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
-            (count == 4   ? dot_rows<4, P, T>
-             : count == 2 ? dot_rows<2, P, T>
-                          : dot_rows<1, P, T>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock);
+            (count == 4 ? dot_rows<4, P, T>
+             : count == 2
+                 ? dot_rows<2, P, T>
+                 : dot_rows<1, P, T>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock, ahead);
             row += count;
-        }
-    }
-
-    void prefetch(const T *const *rows, int64_t begin, int64_t end) const {
-        for (int64_t key = begin; key < end; ++key) {
-            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
-                __builtin_prefetch(rows[key] + c);
-            }
         }
     }
 

@@ -55,7 +55,7 @@ INFINI_ALWAYS_INLINE void add_words(const float *a, const T *b, int64_t k_stride
         }
 #pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
-            const VecF factor = broadcast(a + w * kM + m);
+            const VecF factor = splat(a[w * kM + m]);
 #pragma GCC unroll 16
             for (int v = 0; v < kCount; ++v) {
                 sum[m][v] = W::multiply_add(factor, words[v], sum[m][v]);
@@ -151,14 +151,14 @@ __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64
                 const VecF first = W::template part<0>(raw[r]);
 #pragma GCC unroll 16
                 for (int m = 0; m < kM; ++m) {
-                    sum[m] = W::multiply_add(broadcast(a + m), first, sum[m]);
+                    sum[m] = W::multiply_add(splat(a[m]), first, sum[m]);
                 }
                 a += kM;
                 if constexpr (W::kParts == 2) {
                     const VecF second = W::template part<1>(raw[r]);
 #pragma GCC unroll 16
                     for (int m = 0; m < kM; ++m) {
-                        sum[m] = W::multiply_add(broadcast(a + m), second, sum[m]);
+                        sum[m] = W::multiply_add(splat(a[m]), second, sum[m]);
                     }
                     a += kM;
                 }
@@ -178,7 +178,7 @@ void add_edge(const Product<T> &p, const T *b, int64_t columns, const float *a, 
     pack(p.b, b, columns, k, kLanes, kLanes, panel);
     for (int64_t w = 0; w < ceil_div(k, Words<T>::kElements); ++w, a += kM) {
         for (int m = 0; m < kM; ++m) {
-            sums[m] = Words<T>::multiply_add(broadcast(a + m), load(panel + w * kLanes), sums[m]);
+            sums[m] = Words<T>::multiply_add(splat(a[m]), load(panel + w * kLanes), sums[m]);
         }
     }
 }

@@ -70,7 +70,7 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
             }
 #pragma GCC unroll 16
             for (int m = 0; m < kM; ++m) {
-                VecF row = broadcast(a + m);
+                VecF row = splat(a[m]);
                 keep_in_register(row);
 #pragma GCC unroll 4
                 for (int v = 0; v < kTileVectors; ++v) {
@@ -110,9 +110,9 @@ template <typename T> struct Output {
 
 template <typename T, typename Lanes>
 INFINI_ALWAYS_INLINE void write_vector(const Output<T> &c, T *to, VecF sums, Lanes lanes) {
-    VecF value = sums * broadcast(&c.alpha);
+    VecF value = sums * splat(c.alpha);
     if (c.beta != 0) {
-        value = fma(load_at(to, 0, lanes), broadcast(&c.beta), value);
+        value = fma(load_at(to, 0, lanes), splat(c.beta), value);
     }
     store_at(to, 0, value, lanes);
 }

@@ -18,16 +18,6 @@ template <typename T> struct Operand {
     bool along_k; // elements that are adjacent in memory follow each other in k, otherwise in j
 };
 
-inline VecF broadcast(const float *word) {
-#if defined(__AVX512F__)
-    return _mm512_set1_ps(*word); // splat() would add 0, and a word may be two bfloat16
-#elif defined(__AVX2__)
-    return _mm256_broadcast_ss(word);
-#else
-    return VecF{*word, *word, *word, *word};
-#endif
-}
-
 // Words made of elements of T. A half type that is converted goes through a transposition two elements to a raw word.
 template <typename T> struct Words {
     static constexpr int kElements = 1;          // of k in a word
