@@ -14,7 +14,7 @@ import torch
 
 from .._library import cpu_capabilities
 from ..ops import OpSpec, all_ops
-from ..testing import check_against_reference, cpu_capability_set_to
+from ..testing import call, check_against_reference, cpu_capability_set_to
 
 HELP = "check every op on every backend present, and the installation"
 
@@ -27,7 +27,7 @@ def check_op(spec: OpSpec, capability: str) -> None:
     with cpu_capability_set_to(capability), torch.no_grad():
         for dtype in spec.dtypes:
             for sample in spec.samples(dtype):
-                check_against_reference(spec, sample, dtype, spec.op(*sample.args, **sample.kwargs))
+                check_against_reference(spec, sample, dtype, call(spec, sample))
 
 
 def check_threads() -> None:

@@ -15,12 +15,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
+def forms(spec: OpSpec) -> list[str]:
+    """How the op can be had: by itself, writing to out, in place, as aten ops that a compiler may fuse."""
+    return [
+        spec.name,
+        *(["out"] if spec.outputs else []),
+        *([f"{spec.name}_"] if spec.inplace else []),
+        *(["decomposition"] if spec.decomposition else []),
+    ]
+
+
 def describe(spec: OpSpec) -> dict[str, str]:
     return {
         "op": spec.name,
         "backends": " ".join(spec.backends),
         "dtypes": " ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes),
-        "forms": " ".join([spec.name, "out", *([f"{spec.name}_"] if spec.inplace else [])]),
+        "forms": " ".join(forms(spec)),
         "schema": spec.schema,
         "summary": (inspect.getdoc(spec.function) or "").splitlines()[0],
     }

@@ -1,6 +1,7 @@
 """The ops: torch_infini.ops.<name>(...) is the documented function, torch.ops.infini.<name> the op it calls.
 
-Every module of this folder that does not begin with an underscore is one op and is found here by itself.
+Every module of this folder that does not begin with an underscore is one op (SPEC) or a family of look-alikes (SPECS),
+and is found here by itself.
 """
 
 from importlib import import_module
@@ -12,8 +13,9 @@ __all__ = ["REGISTRY", "Cost", "ErrorCase", "OpSpec", "Sample", "all_ops"]
 
 for _module in iter_modules(__path__):
     if not _module.name.startswith("_"):
-        _spec: OpSpec = import_module(f"{__name__}.{_module.name}").SPEC
-        register(_spec)
-        # The function takes the place of the module that holds it: torch_infini.ops.rms_norm is what one calls.
-        globals()[_spec.name] = _spec.function
-        __all__.append(_spec.name)
+        _found = import_module(f"{__name__}.{_module.name}")
+        for _spec in getattr(_found, "SPECS", None) or (_found.SPEC,):
+            register(_spec)
+            # The function takes the place of the module that holds it: torch_infini.ops.rms_norm is what one calls.
+            globals()[_spec.name] = _spec.function
+            __all__.append(_spec.name)

@@ -1,12 +1,14 @@
 """OpSpec: all that is known of an op, written once and used by its schema, wrapper, fake, tests, docs and benchmarks.
 
 Each file of this folder that does not begin with an underscore describes one op: a public function with the docstring,
-and SPEC, an OpSpec. `register` makes torch.ops.infini.<name> of it; nothing else has to be edited to add an op.
+and SPEC, an OpSpec; or a family of look-alikes: their functions, and SPECS. `register` makes torch.ops.infini.<name> of
+each; nothing else has to be edited to add an op.
 """
 
 from __future__ import annotations
 
 import re
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -70,10 +72,13 @@ class OpSpec:
 
     Attributes:
         name: torch.ops.infini.<name>.
-        schema: Arguments and results as torch writes them, without a name: "(Tensor x, float eps=1e-6) -> Tensor".
+        schema: Arguments and results as torch writes them, without a name: "(Tensor x, float eps=1e-6) -> Tensor". An
+            op that writes into its arguments (a cache) marks them and returns nothing, "(Tensor(a!) cache, Tensor k)
+            -> ()", on one line; it has neither an out form nor an in-place one.
         function: The public Python function; carries the documentation.
         fake: Takes the op's arguments and returns empty outputs: shape and dtype, nothing else. Outputs are contiguous.
-        reference: Takes the op's arguments and returns the result in float64, computed from the inputs as they are.
+        reference: Takes the op's arguments and returns the result in float64, computed from the inputs as they are; of
+            an op that writes into its arguments, what these hold afterwards, in their order (and changes nothing).
         samples: For a dtype, the calls that the generic tests make.
         errors: The calls that must be refused.
         cost: Takes the op's arguments; the least work a call can do.
@@ -85,6 +90,8 @@ class OpSpec:
         inplace: Argument that the in-place form `name_` overwrites with the result; None: there is no such form.
         compare: Replaces the comparison with the reference, for results that are not determined by it (sampling):
             takes (actual, sample), raises AssertionError.
+        decomposition: The functional form in aten ops, with the op's own rounding, for a compiler that may fuse them
+            with their neighbours; takes the op's arguments. None: the op always stays a call.
     """
 
     name: str
@@ -101,6 +108,7 @@ class OpSpec:
     tolerances: dict[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
     inplace: str | None = None
     compare: Callable[[Any, Sample], None] | None = None
+    decomposition: Callable[..., Any] | None = None
 
     @property
     def op(self) -> torch._ops.OpOverload:
@@ -119,8 +127,19 @@ class OpSpec:
 
     @property
     def out_names(self) -> list[str]:
-        """The out overload's keyword arguments: out, or out0, out1, ..."""
+        """The out overload's keyword arguments: out, or out0, out1, ...; none if the op writes into its arguments."""
         return ["out"] if self.outputs == 1 else [f"out{i}" for i in range(self.outputs)]
+
+    @property
+    def arguments(self) -> list[str]:
+        """The names of the arguments, in order."""
+        parts = self.schema[1 : self.schema.index(") ->")].split(", ")
+        return [part.split("=")[0].split()[-1] for part in parts if part != "*"]
+
+    @property
+    def mutates(self) -> list[str]:
+        """The arguments that the op writes into."""
+        return re.findall(r"Tensor\([a-z]!\)\?? (\w+)", self.schema)
 
     @property
     def backends(self) -> list[str]:
@@ -150,15 +169,20 @@ def inplace_schema(spec: OpSpec) -> str:
     return f"{marked.split('->')[0]}-> ()"
 
 
+# Torch only warns when a gradient is asked of an op that has none, and leaves it out. Here that is an error; the
+# sentence is torch's own and names the op. (An autograd kernel of ours would say it better, and cost every call
+# microseconds.)
+warnings.filterwarnings("error", message=r"infini::\w+: an autograd kernel was not registered", category=UserWarning)
+
+
 def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     """The fake, behind a check that all tensors are on one device.
 
     The dispatcher sends a call with a single meta tensor to the fake, which must not answer for the real ones.
     """
-    names = [argument.split("=")[0].split()[-1] for argument in spec.schema[1 : spec.schema.index(") ->")].split(", ")]
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        named = [*zip(names, args, strict=False), *kwargs.items()]
+        named = [*zip(spec.arguments, args, strict=False), *kwargs.items()]
         tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
         for name, tensor in tensors[1:]:
             if tensor.device != tensors[0][1].device:
@@ -174,8 +198,12 @@ def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
 def register(spec: OpSpec) -> None:
     """Define the op's overloads and their fakes; their kernels come from the library that is loaded afterwards."""
     assert spec.name not in REGISTRY, f"two descriptions of {spec.name}"
+    assert bool(spec.mutates) != bool(spec.outputs), f"{spec.name} must either return tensors or write into arguments"
     _library.define(spec.name + spec.schema)
     torch.library.register_fake(f"infini::{spec.name}", same_device(spec, spec.fake), lib=_library)
+    REGISTRY[spec.name] = spec
+    if spec.mutates:
+        return
     # With this tag Inductor lets the out variant write into buffers that it has planned. torch 2.13 knows the tag too,
     # but fails on dynamic shapes there (pytorch issue 185503).
     tags = (torch.Tag.out,) if torch_release() >= (2, 14) else ()
@@ -190,7 +218,6 @@ def register(spec: OpSpec) -> None:
         _library.define(f"{spec.name}_{inplace_schema(spec)}")
         fake_ = same_device(spec, lambda *args, **kwargs: None)
         torch.library.register_fake(f"infini::{spec.name}_", fake_, lib=_library)
-    REGISTRY[spec.name] = spec
 
 
 def all_ops() -> Iterator[OpSpec]:

@@ -1,12 +1,14 @@
 """Tools that tests, benchmarks and the self-check share: choosing an instruction set, comparing, other layouts."""
 
-from .compare import assert_close, check_against_reference
+from .compare import as_tuple, assert_close, call, check_against_reference
 from .layouts import LAYOUTS, relayout
 from .machine import cpu_capability_set_to, sanitized, threads_set_to
 
 __all__ = [
     "LAYOUTS",
+    "as_tuple",
     "assert_close",
+    "call",
     "check_against_reference",
     "cpu_capability_set_to",
     "relayout",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,6 +29,29 @@ def assert_close(actual: Tensor, expected: Tensor, relative: float, absolute: fl
             f"{got.flatten()[worst].item()!r}, expected {want.flatten()[worst].item()!r} "
             f"({excess.max().item():.3g} times the tolerance)"
         )
+
+
+def copied(value: Any) -> Any:
+    """A tensor with its own memory and the strides of `value`; anything else as it is."""
+    if not isinstance(value, Tensor):
+        return value
+    storage = value.untyped_storage().clone()
+    return torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.shape, value.stride())
+
+
+def call(spec: OpSpec, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
+    """What the op makes of the sample: its result, or copies of the arguments it writes into.
+
+    `function` is called instead of the op, with the same arguments.
+    """
+    args = [copied(a) if name in spec.mutates else a for name, a in zip(spec.arguments, sample.args, strict=False)]
+    assert not set(spec.mutates) & set(sample.kwargs), f"{spec.name}: what the op writes into must come by position"
+    result = (function or spec.op)(*args, **sample.kwargs)
+    if not spec.mutates:
+        return result
+    assert result is None, f"{spec.name} returned {result!r}"
+    written = tuple(a for name, a in zip(spec.arguments, args, strict=False) if name in spec.mutates)
+    return written if len(written) > 1 else written[0]
 
 
 def check_against_reference(spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any) -> None:
