@@ -1,0 +1,117 @@
+"""torch.compile(model, backend="infini"): infini ops where the captured graph has their formulas, Inductor for the rest.
+
+Nothing in the model changes. What was replaced, and why something was not: last_report(), and the log torch_infini.compile.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from ..ops import REGISTRY
+from .patterns import NAMES, PATTERNS
+from .report import Report
+
+__all__ = ["DECOMPOSED", "PATTERN_NAMES", "Report", "backend", "last_report", "replace_patterns"]
+
+log = logging.getLogger("torch_infini.compile")
+
+PATTERN_NAMES = NAMES
+
+# Ops of torch.ops.infini that become aten ops before Inductor sees them, so that it can fuse them with their neighbours.
+DECOMPOSED = (
+    "add", "clip", "gelu", "mul", "ones", "relu", "sigmoid", "silu", "softplus", "sub", "tanh", "zeros",
+)  # fmt: skip
+
+_reports: list[Report] = []
+
+
+def last_report() -> Report | None:
+    """The report of the graph that was compiled last in this process; None before the first."""
+    return _reports[-1] if _reports else None
+
+
+def replace_patterns(graph_module: GraphModule, patterns: Sequence[str] = PATTERN_NAMES) -> Report:
+    """Replace formulas by infini ops in a graph that Dynamo captured, in place.
+
+    Args:
+        graph_module: As a backend of torch.compile gets it: torch calls, with an "example_value" for each node.
+        patterns: Which formulas; all by default.
+
+    Returns:
+        What was found, replaced and left.
+
+    Raises:
+        ValueError: For an unknown pattern.
+    """
+    unknown = sorted(set(patterns) - set(PATTERN_NAMES))
+    if unknown:
+        raise ValueError(f"torch_infini.compile: patterns must be among {', '.join(PATTERN_NAMES)}, got {unknown[0]!r}")
+    report = Report()
+    for pattern in PATTERNS:
+        pattern.apply(graph_module.graph, report, frozenset(patterns))
+    graph_module.graph.lint()
+    graph_module.recompile()
+    return report
+
+
+def backend(
+    graph_module: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    mode: str | None = None,
+    options: dict[str, Any] | None = None,
+) -> Callable[..., Any]:
+    """The backend "infini" of torch.compile.
+
+    Args:
+        graph_module: What Dynamo captured.
+        example_inputs: Its inputs.
+        mode: As for backend="inductor".
+        options: "patterns": the names of the formulas to replace (default: PATTERN_NAMES, all). "decompose": the names
+            of the infini ops that become aten ops (default: DECOMPOSED). Any other option is Inductor's.
+
+    Returns:
+        What runs the graph.
+
+    Raises:
+        ValueError: For an unknown pattern, or an op that has no decomposition.
+    """
+    from torch._inductor import list_mode_options
+    from torch._inductor.compile_fx import compile_fx
+    from torch._inductor.decomposition import select_decomp_table
+
+    options = dict(options or {})
+    patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", DECOMPOSED)
+    decompositions = {}
+    for name in decompose:
+        if name not in REGISTRY or REGISTRY[name].decomposition is None:
+            raise ValueError(f"torch_infini.compile: decompose must name ops that have a decomposition, got {name!r}")
+        decompositions[REGISTRY[name].op] = REGISTRY[name].decomposition
+    reason = no_replacement(graph_module, example_inputs)
+    report = Report(skipped=reason) if reason else replace_patterns(graph_module, patterns)
+    _reports[:] = [report]
+    log.info("backend infini: %s", "; ".join(report.lines()) or report)
+    return compile_fx(
+        graph_module,
+        list(example_inputs),
+        config_patches={**(list_mode_options(mode) if mode else {}), **options} or None,
+        decompositions={**select_decomp_table(), **decompositions},
+    )
+
+
+def no_replacement(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
+    """Why infini ops cannot serve the graph at all; None if they can."""
+    tensors = [t for t in (*example_inputs, *graph_module.parameters()) if isinstance(t, Tensor)]
+    if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
+        return "a gradient may be asked for, and infini ops have none (call it under torch.no_grad())"
+    if any(t.device.type != "cpu" for t in tensors):
+        return "it is not on the CPU"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    return None

@@ -1,0 +1,174 @@
+"""Attention: scaled_dot_product_attention, or scores, softmax and the product with V written out.
+
+Keys and values that were repeated for the query heads of a group are taken as they were before.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..graph import (
+    FLOATS,
+    argument,
+    dense_rows,
+    earliest,
+    insert,
+    inside,
+    is_,
+    is_cast,
+    known_equal,
+    same_shape,
+    sweep,
+    tensor,
+    without_identity,
+    written_between,
+)
+from ..report import Report
+
+NAMES = ("attention",)
+
+
+@dataclass
+class Site:
+    """One attention over [batch, heads, tokens, columns]."""
+
+    q: Node
+    k: Node
+    v: Node
+    mask: Node | None
+    causal: bool
+    scale: float | None
+    last: Node
+
+
+def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
+    for node in list(graph.nodes):
+        site = of_function(node) if is_(node, "sdpa") else of_softmax(node) if is_(node, "softmax") else None
+        if site is None:
+            continue
+        report.found["attention"] += 1
+        reason = site if isinstance(site, str) else refusal(graph, site)
+        if reason is None and "attention" not in wanted:
+            reason = "it was not asked for"
+        if reason or isinstance(site, str):
+            report.left.append(("attention", str(reason)))
+            continue
+        replace(graph, site)
+        report.replaced["attention"] += 1
+
+
+def of_function(node: Node) -> Site | str:
+    """torch.nn.functional.scaled_dot_product_attention."""
+    q, k, v = (argument(node, i, name) for i, name in enumerate(("query", "key", "value")))
+    if argument(node, 4, "dropout_p", default=0.0) != 0:
+        return "it has dropout"
+    scale = argument(node, 6, "scale")
+    if not (scale is None or isinstance(scale, float | int)):
+        return "its scale is not a number"
+    mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", default=False)
+    queries, keys = tensor(q), tensor(k)
+    if queries is None or keys is None:
+        return "its shapes are not known"
+    # torch's causal mask begins at the first key, the kernel's ends at the last: they agree where both are as long.
+    if not isinstance(causal, bool) or (causal and not known_equal(queries.shape[-2], keys.shape[-2])):
+        return "it is causal from the first key on, with more keys than queries"
+    return Site(q, k, v, mask, causal, scale, node)
+
+
+def of_softmax(node: Node) -> Site | str | None:
+    """softmax(q k^T * scale + mask) v; None if this softmax is not part of that."""
+    weights = node
+    while len(weights.users) == 1:
+        user = next(iter(weights.users))
+        if not (is_cast(user) or without_identity(user) is not user) or user.args[0] is not weights:
+            break
+        weights = user
+    product = next(iter(weights.users)) if len(weights.users) == 1 else None
+    if product is None or not is_(product, "matmul") or product.args[0] is not weights:
+        return None
+    scores, mask, scale = without_identity(node.args[0]), None, 1.0
+    if is_(scores, "add") and all(tensor(a) is not None for a in scores.args):
+        scores, mask = scores.args
+        scores = without_identity(scores)
+    if is_(scores, "mul", "div") and isinstance(scores.args[1], float | int):
+        scale = scores.args[1] if is_(scores, "mul") else 1.0 / scores.args[1]
+        scores = without_identity(scores.args[0])
+    if is_(scores, "tanh"):
+        return "its scores are capped by tanh"
+    if not is_(scores, "matmul"):
+        return None
+    q, transposed = scores.args
+    if not is_(transposed, "transpose") or {argument(transposed, 1, "dim0"), argument(transposed, 2, "dim1")} not in (
+        {2, 3},
+        {-1, -2},
+    ):
+        return "its keys are not transposed where they are multiplied"
+    if argument(node, 1, "dim") not in (-1, 3):
+        return None
+    return Site(q, transposed.args[0], product.args[1], mask, False, float(scale), product)
+
+
+def unrepeated(node: Node) -> Node:
+    """x [b, h, t, d], if the node is x[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)."""
+    if not is_(node, "reshape") or not is_(node.args[0], "expand") or not is_(node.args[0].args[0], "getitem"):
+        return node
+    inserted = node.args[0].args[0]
+    x, index = inserted.args
+    source, spread, result = tensor(x), tensor(node.args[0]), tensor(node)
+    whole = slice(None)
+    if index not in ((whole, whole, None, whole, whole), (whole, whole, None)):
+        return node
+    if source is None or spread is None or result is None or source.dim() != 4 or result.dim() != 4:
+        return node
+    b, h, t, d = source.shape
+    repeated = spread.shape[2]
+    grouped = same_shape(spread.shape, (b, h, repeated, t, d)) and same_shape(result.shape, (b, h * repeated, t, d))
+    return x if grouped else node
+
+
+def refusal(graph: Graph, site: Site) -> str | None:
+    q, k, v, last = tensor(site.q), tensor(site.k), tensor(site.v), tensor(site.last)
+    if q is None or k is None or v is None or last is None or not q.dim() == k.dim() == v.dim() == 4:
+        return "its tensors have not four dimensions"
+    if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype == last.dtype:
+        return f"q is {q.dtype}, k {k.dtype}, v {v.dtype} and the result {last.dtype}"
+    if not known_equal(v.shape[-1], q.shape[-1]):
+        return "v has other columns than q"
+    if not all(dense_rows(t) for t in (q, k, v)):
+        return "the last dimension of q, k or v has another stride than 1"
+    heads, groups = q.shape[1], tensor(unrepeated(site.k)).shape[1]  # type: ignore[union-attr]
+    if not (isinstance(heads, int) and isinstance(groups, int)) or heads % groups:
+        return "its numbers of heads are not plain"
+    if site.mask is not None:
+        mask = tensor(site.mask)
+        if mask is None or mask.dtype not in (torch.bool, torch.float32, q.dtype) or mask.dim() not in (2, 4):
+            return "its mask has another dtype or rank than the kernel takes"
+    inputs = [site.q, site.k, site.v, site.mask]
+    between = list(inside(site.last, [i for i in inputs if i is not None]))
+    if written_between(inputs, earliest(graph, between), site.last):
+        return "an input is overwritten meanwhile"
+    return None
+
+
+def replace(graph: Graph, site: Site) -> None:
+    # Both or neither: the kernel takes one number of key heads.
+    k, v = unrepeated(site.k), unrepeated(site.v)
+    if tensor(k).shape[1] != tensor(v).shape[1]:  # type: ignore[union-attr]
+        k, v = site.k, site.v
+    inputs = [i for i in (site.q, k, v, site.mask) if i is not None]
+    replaced = list(inside(site.last, inputs))
+    with graph.inserting_before(site.last):
+        q, k, v = (insert(graph, torch.transpose, (t, 1, 2)) for t in (site.q, k, v))
+        mask = site.mask
+        if mask is not None and tensor(mask).dim() == 2:  # type: ignore[union-attr]
+            for _ in range(2):
+                mask = insert(graph, torch.unsqueeze, (mask, 0))
+        op = torch.ops.infini.attention.default
+        result = insert(graph, op, (q, k, v, mask, None, site.causal, site.scale))
+        result = insert(graph, torch.transpose, (result, 1, 2), like=site.last)
+    site.last.replace_all_uses_with(result)
+    sweep(graph, replaced)

@@ -1,0 +1,216 @@
+"""RMSNorm in all its rounding forms, written out or as torch's function, alone or behind the residual addition.
+
+From 1 / sqrt(mean(x^2) + eps) the product with x and with the weight is followed; where the casts fall tells the form.
+"""
+
+from __future__ import annotations
+
+import operator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ...ops.rms_norm import ROUNDINGS
+from ..graph import (
+    FLOATS,
+    alike,
+    argument,
+    dense_rows,
+    earliest,
+    insert,
+    inside,
+    is_,
+    is_cast,
+    known_equal,
+    only_user,
+    sweep,
+    tensor,
+    without_identity,
+    written_between,
+)
+from ..report import Report
+
+NAMES = ("rms_norm", "add_rms_norm")
+
+
+@dataclass
+class Site:
+    """One norm: its input, its weight and what stands for the result."""
+
+    x: Node
+    weight: Node
+    eps: float
+    rounding: str
+    last: Node
+
+
+def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
+    for node in list(graph.nodes):
+        if is_(node, "rms_norm"):
+            site: Site | str | None = of_function(node)
+        else:
+            site = of_inverse_root(node)
+        if site is None:
+            continue
+        if isinstance(site, str):
+            report.found["rms_norm"] += 1
+            report.left.append(("rms_norm", site))
+            continue
+        replace(graph, site, report, wanted)
+
+
+def of_function(node: Node) -> Site | str:
+    """torch.nn.functional.rms_norm; its eps, where none is given, is that of the dtype it computes in."""
+    x, shape = node.args[0], argument(node, 1, "normalized_shape")
+    weight, eps = argument(node, 2, "weight"), argument(node, 3, "eps")
+    source = tensor(x)
+    if weight is None:
+        return "it has no weight"
+    if source is None or len(shape) != 1:
+        return "it normalises over more than the last dimension"
+    if eps is None:
+        if source.dtype != torch.float32:
+            return "its eps is left to torch"
+        eps = torch.finfo(torch.float32).eps
+    return Site(x, weight, eps, "once", node)
+
+
+def squared(node: Any) -> Any:
+    """x if the node is x^2."""
+    if is_(node, "pow") and argument(node, 1, "exponent") == 2 or is_(node, "square"):
+        return node.args[0]
+    return node.args[0] if is_(node, "mul") and node.args[0] is node.args[1] else None
+
+
+def of_inverse_root(node: Node) -> Site | str | None:
+    """The norm whose 1 / sqrt(mean(x^2) + eps) the node is; None if it is none, the reason if it cannot be served."""
+    if is_(node, "rsqrt") or (is_(node, "pow") and argument(node, 1, "exponent") == -0.5):
+        total = node.args[0]
+    else:
+        return None
+    if not is_(total, "add"):
+        return None
+    mean, eps = total.args if isinstance(total.args[0], Node) else reversed(total.args)
+    if not is_(mean, "mean") or not isinstance(eps, float | int):
+        return None
+    x32 = squared(mean.args[0])
+    dim, keepdim = argument(mean, 1, "dim"), argument(mean, 2, "keepdim", default=False)
+    source = tensor(x32)
+    if source is None or keepdim is not True or dim not in (-1, [-1], (-1,), source.dim() - 1):
+        return None
+    x = x32.args[0] if is_cast(x32) else x32
+    normalised = only_user(node)
+    if normalised is None or not is_(normalised, "mul") or x32 not in normalised.args:
+        return "its result is not multiplied by x"
+    return form(x, normalised, float(eps))
+
+
+def form(x: Node, normalised: Node, eps: float) -> Site | str:
+    """Which rounding form continues from x / sqrt(mean(x^2) + eps)."""
+    source = tensor(x)
+    assert source is not None
+    at = normalised
+    rounded = False
+    while (user := only_user(at)) is not None and is_cast(user) and user.args[0] is at:
+        at, rounded = user, True
+    product = only_user(at)
+    if product is None or not is_(product, "mul"):
+        return "it has no weight"
+    factor = product.args[1] if product.args[0] is at else product.args[0]
+    if not isinstance(factor, Node):
+        return "it is multiplied by a number, not by a weight"
+    if is_(factor, "add"):
+        one, weight = factor.args if not isinstance(factor.args[0], Node) else reversed(factor.args)
+        weight = weight.args[0] if is_cast(weight) else weight
+        last = result_in(product, source.dtype)
+        in_order = tensor(at) is not None and tensor(at).dtype == torch.float32  # type: ignore[union-attr]
+        if one not in (1, 1.0) or last is None or not in_order:
+            return "its weight has an addend other than 1"
+        return Site(x, weight, eps, "gemma", last)
+    weight = factor
+    got, scale = tensor(at), tensor(weight)
+    if got is None or scale is None:
+        return "its weight is not a tensor"
+    if rounded and got.dtype == source.dtype or source.dtype == got.dtype == torch.float32:
+        return Site(x, weight, eps, "llama", product)
+    cast_weight = weight.args[0] if is_cast(weight) else weight
+    last = result_in(product, source.dtype)
+    if got.dtype == torch.float32 and last is not None:
+        return Site(x, cast_weight, eps, "once", last)
+    return f"no known rounding: x is {source.dtype}, its normalised value {got.dtype}"
+
+
+def result_in(node: Node, dtype: torch.dtype) -> Node | None:
+    """The node, or the cast that alone uses it, whichever has the dtype."""
+    found = tensor(node)
+    if found is not None and found.dtype == dtype:
+        return node
+    user = only_user(node)
+    if user is not None and is_cast(user) and tensor(user).dtype == dtype:  # type: ignore[union-attr]
+        return user
+    return None
+
+
+def refusal(graph: Graph, site: Site) -> str | None:
+    """Why the kernel cannot compute this norm; None if it can."""
+    x, weight, last = tensor(site.x), tensor(site.weight), tensor(site.last)
+    if x is None or weight is None or last is None:
+        return "its shapes are not known"
+    if x.dtype not in FLOATS or weight.dtype not in (x.dtype, torch.float32):
+        return f"x is {x.dtype} and the weight {weight.dtype}"
+    if weight.dim() != 1 or not known_equal(weight.shape[0], x.shape[-1]):
+        return "the weight is not one number a column"
+    if not dense_rows(x) or not dense_rows(weight):
+        return "the last dimension of x or of the weight has another stride than 1"
+    expected = weight.dtype if site.rounding == "llama" else x.dtype
+    if last.dtype != expected:
+        return f"the result would be {expected}, not {last.dtype}"
+    between = list(inside(site.last, [site.x, site.weight]))
+    if written_between([site.x, site.weight], earliest(graph, between), site.last):
+        return "x or the weight is overwritten meanwhile"
+    return None
+
+
+def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) -> None:
+    total = without_identity(site.x)
+    joined = "add_rms_norm" in wanted and can_join(graph, total, site)
+    name = "add_rms_norm" if joined else "rms_norm"
+    report.found[name] += 1
+    reason = refusal(graph, site)
+    if reason is None and name not in wanted:
+        reason = "it was not asked for"
+    if reason:
+        report.left.append((name, reason))
+        return
+    number = ROUNDINGS[site.rounding]
+    replaced = list(inside(site.last, [site.x, site.weight]))
+    if joined:
+        with graph.inserting_after(total):
+            both = insert(
+                graph, torch.ops.infini.add_rms_norm.default, (*total.args[:2], site.weight, site.eps, number)
+            )
+        with graph.inserting_after(both):
+            stream = insert(graph, operator.getitem, (both, 1), like=total)
+        with graph.inserting_after(stream):
+            result = insert(graph, operator.getitem, (both, 0), like=site.last)
+        site.last.replace_all_uses_with(result)
+        total.replace_all_uses_with(stream)
+    else:
+        with graph.inserting_before(site.last):
+            op = torch.ops.infini.rms_norm.default
+            result = insert(graph, op, (site.x, site.weight, site.eps, number), like=site.last)
+        site.last.replace_all_uses_with(result)
+    sweep(graph, [*replaced, total] if joined else replaced)
+    report.replaced[name] += 1
+
+
+def can_join(graph: Graph, total: Any, site: Site) -> bool:
+    """Whether x is the sum of two tensors alike, and all that the op takes is there where they are added."""
+    if not is_(total, "add") or total.kwargs or len(total.args) != 2 or not alike(total, *total.args):
+        return False
+    if not all(dense_rows(tensor(a)) for a in total.args):  # type: ignore[arg-type]
+        return False
+    order = {node: i for i, node in enumerate(graph.nodes)}
+    return order[site.weight] < order[total] and not written_between([total], total.next, site.last)

@@ -1,0 +1,54 @@
+"""The gated activation silu(gate) * up, whether gate and up come from two projections or are halves of one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from ..graph import FLOATS, alike, argument, insert, is_, only_user, sweep, tensor, written_between
+from ..report import Report
+
+NAMES = ("swiglu",)
+
+
+def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
+    for node in list(graph.nodes):
+        gate = silu_of(node)
+        product = only_user(node) if gate is not None else None
+        if gate is None or product is None or not is_(product, "mul") or product.args[0] is product.args[1]:
+            continue
+        up = product.args[1] if product.args[0] is node else product.args[0]
+        if tensor(up) is None:
+            continue
+        report.found["swiglu"] += 1
+        found = tensor(gate)
+        reason = None
+        if not alike(gate, up, product):
+            reason = "gate, up and the result differ in shape or dtype"
+        elif found is None or found.dtype not in FLOATS:
+            reason = "its dtype is not float32, bfloat16 or float16"
+        elif written_between([gate, up], node, product):
+            reason = "gate or up is overwritten meanwhile"
+        elif "swiglu" not in wanted:
+            reason = "it was not asked for"
+        if reason:
+            report.left.append(("swiglu", reason))
+            continue
+        with graph.inserting_before(product):
+            result = insert(graph, torch.ops.infini.swiglu.default, (gate, up), like=product)
+        product.replace_all_uses_with(result)
+        sweep(graph, [product, node, *node.all_input_nodes[1:]])
+        report.replaced["swiglu"] += 1
+
+
+def silu_of(node: Any) -> Node | None:
+    """x if the node is silu(x), or x * sigmoid(x)."""
+    if is_(node, "silu") and argument(node, 1, "inplace", default=False) is False:
+        return node.args[0] if node.args else node.kwargs["input"]
+    if is_(node, "mul") and len(node.args) == 2:
+        for x, gate in (node.args, node.args[::-1]):
+            if is_(gate, "sigmoid") and gate.args[0] is x and isinstance(x, Node):
+                return x
+    return None
