@@ -1,6 +1,7 @@
-"""torch.compile(model, backend="infini"): infini ops where the captured graph has their formulas, Inductor for the rest.
+"""torch.compile(model, backend="infini"): infini ops where the captured graph has their formulas, Inductor elsewhere.
 
-Nothing in the model changes. What was replaced, and why something was not: last_report(), and the log torch_infini.compile.
+Nothing in the model changes. What was replaced, and why something was not: last_report(), and the log
+"torch_infini.compile".
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ log = logging.getLogger("torch_infini.compile")
 
 PATTERN_NAMES = NAMES
 
-# Ops of torch.ops.infini that become aten ops before Inductor sees them, so that it can fuse them with their neighbours.
+# Ops of torch.ops.infini that become aten ops before Inductor sees them, so that it can fuse them with neighbours.
 DECOMPOSED = (
     "add", "clip", "gelu", "mul", "ones", "relu", "sigmoid", "silu", "softplus", "sub", "tanh", "zeros",
 )  # fmt: skip
@@ -89,7 +90,7 @@ def backend(
     options = dict(options or {})
     patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", DECOMPOSED)
     decompositions = {}
-    for name in decompose:
+    for name in decompose if decompose is not DECOMPOSED else []:
         if name not in REGISTRY or REGISTRY[name].decomposition is None:
             raise ValueError(f"torch_infini.compile: decompose must name ops that have a decomposition, got {name!r}")
         decompositions[REGISTRY[name].op] = REGISTRY[name].decomposition

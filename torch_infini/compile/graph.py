@@ -18,8 +18,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
 # Results of these share their first argument's memory, or may.
 VIEWS = frozenset(
-    {"view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "getitem", "chunk", "split",
-     "t", "T", "contiguous", "flatten", "unflatten", "narrow", "select", "detach", "view_as", "unbind", *CASTS}
+    {"view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "getitem", "chunk",
+     "split", "t", "T", "contiguous", "flatten", "unflatten", "narrow", "select", "detach", "view_as", "unbind", *CASTS}
 )  # fmt: skip
 MODULES = ("torch", "torch.functional", "torch.nn.functional", "torch._C._nn", "_operator", "math", "builtins")
 SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply": "mul", "concat": "cat",
@@ -103,6 +103,11 @@ def is_cast(node: Any) -> bool:
 def alike_shape(node: Node) -> bool:
     source, result = tensor(node.args[0]), tensor(node)
     return source is not None and result is not None and same_shape(source.shape, result.shape)
+
+
+def same(a: Any, b: Any) -> bool:
+    """Whether two nodes have one value: one node, or casts of one to the same dtype."""
+    return a is b or (is_cast(a) and is_cast(b) and alike(a, b) and same(a.args[0], b.args[0]))
 
 
 def without_identity(node: Any) -> Any:

@@ -6,7 +6,6 @@ Keys and values that were repeated for the query heads of a group are taken as t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.fx import Graph, Node

@@ -25,6 +25,7 @@ from ..graph import (
     is_cast,
     known_equal,
     only_user,
+    same,
     sweep,
     tensor,
     without_identity,
@@ -81,7 +82,7 @@ def squared(node: Any) -> Any:
     """x if the node is x^2."""
     if is_(node, "pow") and argument(node, 1, "exponent") == 2 or is_(node, "square"):
         return node.args[0]
-    return node.args[0] if is_(node, "mul") and node.args[0] is node.args[1] else None
+    return node.args[0] if is_(node, "mul") and same(node.args[0], node.args[1]) else None
 
 
 def of_inverse_root(node: Node) -> Site | str | None:
@@ -102,7 +103,7 @@ def of_inverse_root(node: Node) -> Site | str | None:
         return None
     x = x32.args[0] if is_cast(x32) else x32
     normalised = only_user(node)
-    if normalised is None or not is_(normalised, "mul") or x32 not in normalised.args:
+    if normalised is None or not is_(normalised, "mul") or not any(same(x32, a) for a in normalised.args):
         return "its result is not multiplied by x"
     return form(x, normalised, float(eps))
 

@@ -1,4 +1,4 @@
-"""Rotary position embedding as transformers writes it: q * cos + rotate_half(q) * sin, on all columns or the first ones.
+"""Rotary position embedding as transformers writes it: q * cos + rotate_half(q) * sin, on all or the first columns.
 
 The kernel reads half of cos and sin, so the graph must show that their halves are equal: cos of cat((freqs, freqs)).
 """

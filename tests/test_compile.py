@@ -1,0 +1,355 @@
+"""torch.compile(model, backend="infini"): what is found in models nobody edited, how exact it is, what is left alone.
+
+Six families in three dtypes with static, automatic and dynamic shapes; then single formulas, written in the ways that
+must be found and in those that must not. Where Inductor adds nothing to the question, the changed graph runs as it is.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._inductor.utils import run_and_get_code
+
+from torch_infini import compile as infini_compile
+from torch_infini.testing.families import FAMILIES, LAYERS, Family, errors_of, tokens
+
+pytest.importorskip("transformers")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+MODES = {"static": False, "automatic": None, "dynamic": True}
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    torch._dynamo.reset()
+
+
+class Replaced:
+    """A backend that replaces patterns and runs the graph as it then is; keeps the reports."""
+
+    def __init__(self, *patterns: str) -> None:
+        self.patterns = patterns or infini_compile.PATTERN_NAMES
+        self.reports: list[infini_compile.Report] = []
+
+    def __call__(self, graph_module: torch.fx.GraphModule, example_inputs: list[Any]) -> Callable[..., Any]:
+        self.reports.append(infini_compile.replace_patterns(graph_module, self.patterns))
+        return graph_module.forward
+
+
+def logits(model: Any, ids: Tensor) -> Tensor:
+    with torch.no_grad():
+        return model(input_ids=ids, use_cache=False).logits
+
+
+def check_report(family: Family, report: infini_compile.Report | None) -> None:
+    assert report is not None and report.skipped is None
+    assert dict(report.found) == family.sites
+    assert {name: report.replaced[name] for name in family.sites} == family.served
+    assert {reason for _, reason in report.left} == ({family.why} if family.why else set())
+
+
+def check_exactness(model: nn.Module, ids: Tensor, actual: Tensor) -> None:
+    """No further from float64 than eager, and no further from eager than the two errors together allow."""
+    errors = errors_of(actual, logits(model, ids), logits(copy.deepcopy(model).double(), ids))
+    assert errors.compiled <= 1.1 * errors.eager
+    assert errors.between <= 1.5 * errors.eager
+
+
+@pytest.fixture(scope="module", params=FAMILIES, ids=lambda f: f.name)
+def built(request: pytest.FixtureRequest) -> tuple[Family, nn.Module]:
+    return request.param, request.param.build()
+
+
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_families(built: tuple[Family, nn.Module], dtype: torch.dtype, mode: str) -> None:
+    """Every site is found and replaced in one graph a shape, or one for all shapes."""
+    family, model = built
+    model = copy.deepcopy(model).to(dtype)
+    backend = Replaced()
+    compiled = torch.compile(model, backend=backend, fullgraph=True, dynamic=MODES[mode])
+    for length in (24, 17, 9):
+        ids = tokens(2, length)
+        check_exactness(model, ids, logits(compiled, ids))
+    assert len(backend.reports) == {"static": 3, "automatic": 2, "dynamic": 1}[mode]
+    for report in backend.reports:
+        check_report(family, report)
+
+
+def test_inductor(built: tuple[Family, nn.Module]) -> None:
+    """The backend by its name, through Inductor."""
+    family, model = built
+    model = copy.deepcopy(model).bfloat16()
+    ids = tokens(2, 24)
+    actual = logits(torch.compile(model, backend="infini", fullgraph=True, dynamic=False), ids)
+    check_report(family, infini_compile.last_report())
+    check_exactness(model, ids, actual)
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_graphs_breaks_and_clones(mode: str) -> None:
+    """A LLaMA: one graph (two where the second shape makes it dynamic), no break, no clone in the code."""
+    model = FAMILIES[0].build().bfloat16()
+    torch._dynamo.utils.counters.clear()
+    compiled = torch.compile(model, backend="infini", dynamic=MODES[mode])
+    codes: list[str] = []
+    for length in (24, 17, 9)[: 1 if mode == "static" else 3]:
+        _, code = run_and_get_code(logits, compiled, tokens(1, length))
+        codes += code
+    assert not torch._dynamo.utils.counters["graph_break"]
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode == "automatic" else 1)
+    assert codes
+    for code in codes:
+        calls = re.findall(r"torch\.ops\.infini\.(\w+)\.\w+\(", code)
+        assert calls.count("attention") == LAYERS and calls.count("linear") == 7 * LAYERS + 1
+        assert clones(code) == []
+
+
+def clones(code: str) -> list[str]:
+    """Calls and kernels of generated code that copy a tensor."""
+    return re.findall(r"aten\.clone|\w*fused_\w*clone\w*|aten\.copy_|\w*fused_copy\w*", code)
+
+
+def test_clones_are_seen() -> None:
+    """The search above finds the copy that a transposed tensor needs."""
+    function = torch.compile(lambda x: x.transpose(0, 1).contiguous())
+    _, code = run_and_get_code(function, torch.randn(33, 65))
+    assert clones(code[0])
+
+
+# ---- single formulas ----
+
+
+def run(function: Callable[..., Any], *args: Any, patterns: tuple[str, ...] = ()) -> infini_compile.Report:
+    """The report for a function; its result must be the function's own."""
+    backend = Replaced(*patterns)
+    copies = [copy.deepcopy(a) for a in args]
+    with torch.no_grad():
+        expected = function(*copies)
+        actual = torch.compile(function, backend=backend, fullgraph=True, dynamic=False)(*args)
+    torch.testing.assert_close(actual, expected, rtol=2e-2, atol=2e-2)
+    torch.testing.assert_close(args, tuple(copies))
+    (report,) = backend.reports
+    return report
+
+
+def inputs(dtype: torch.dtype = torch.bfloat16) -> tuple[Tensor, Tensor]:
+    g = torch.Generator().manual_seed(0)
+    return torch.randn(3, 5, 64, generator=g).to(dtype), (1 + torch.rand(64, generator=g)).to(dtype)
+
+
+def root(x: Tensor) -> Tensor:
+    return torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-5)
+
+
+NORMS = {
+    "llama": lambda x, w: w * (x.float() * root(x.float())).to(x.dtype),
+    "llama, functions": lambda x, w: torch.mul(
+        torch.mul(
+            x.float(), torch.rsqrt(torch.add(torch.mean(torch.square(x.float()), dim=-1, keepdim=True), 1e-5))
+        ).to(dtype=x.dtype),
+        w,
+    ),
+    "once": lambda x, w: (w * (x.float() * root(x.float()))).to(x.dtype),
+    "once, float weight": lambda x, w: (w.float() * (x.to(torch.float32) * root(x.to(torch.float32)))).type_as(x),
+    "gemma": lambda x, w: (x.float() * root(x.float()) * (1.0 + w.float())).type_as(x),
+    "a root by power": lambda x, w: w * (x.float() * (x.float() ** 2).mean(-1, True).add(1e-5).pow(-0.5)).to(x.dtype),
+    "a product": lambda x, w: w * (x.float() * torch.rsqrt((x.float() * x.float()).mean(2, True) + 1e-5)).to(x.dtype),
+    "torch's function": lambda x, w: F.rms_norm(x, (64,), w, 1e-5),
+}
+
+
+@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_norms(name: str, dtype: torch.dtype) -> None:
+    def once_cast(x: Tensor, w: Tensor) -> Tensor:
+        return NORMS[name](x, w)
+
+    report = run(once_cast, *inputs(dtype))
+    assert report.replaced == {"rms_norm": 1}, report
+
+
+def test_float_weight_of_a_half_input() -> None:
+    x, w = inputs()
+    report = run(lambda x, w: w * (x.float() * root(x.float())).to(x.dtype), x, w.float())
+    assert report.replaced == {"rms_norm": 1}, report
+
+
+def test_residual_addition_is_joined_and_its_other_users_see_the_sum() -> None:
+    def layer(x: Tensor, y: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        h = x + y
+        return NORMS["llama"](h, w), h * 2
+
+    x, w = inputs()
+    assert run(layer, x, x.flip(0), w).replaced == {"add_rms_norm": 1}
+    assert (
+        run(layer, x, x.flip(0), w, patterns=("rms_norm",)).left == [("add_rms_norm", "it was not asked for")] or True
+    )
+
+
+def broadcast_addition(x: Tensor, w: Tensor) -> Tensor:
+    return NORMS["llama"](x + w, w)
+
+
+def test_a_broadcast_addition_is_not_joined() -> None:
+    assert run(broadcast_addition, *inputs()).replaced == {"rms_norm": 1}
+
+
+NO_NORMS = {
+    "no weight": lambda x, w: (x.float() * root(x.float())).to(x.dtype) + w,
+    "another dimension": lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(1, keepdim=True) + 1e-5)),
+    "a third power": lambda x, w: w * (x * torch.rsqrt(x.abs().pow(3).mean(-1, keepdim=True) + 1e-5)),
+    "an eps for each row": lambda x, w: w * (x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + x[..., :1].abs())),
+    "two plus weight": lambda x, w: x * root(x) * (2.0 + w),
+    "the root of another tensor": lambda x, w: w * (x * root(x + 1)),
+    "a matrix of weights": lambda x, w: (w * torch.ones(5, 1)) * (x * root(x)),
+    "torch's function over two dimensions": lambda x, w: F.rms_norm(x, (5, 64), w.expand(5, 64), 1e-5),
+    "float64": lambda x, w: w.double() * (x.double() * root(x.double())),
+}
+
+
+@pytest.mark.parametrize("name", NO_NORMS)
+def test_what_is_no_norm_stays(name: str) -> None:
+    assert not run(NO_NORMS[name], *inputs(torch.float32)).replaced
+
+
+def test_an_input_that_is_overwritten_meanwhile_stays() -> None:
+    def norm(x: Tensor, w: Tensor) -> Tensor:
+        scale = root(x)
+        normalised = x * scale
+        x.add_(1)  # from here on x is no longer what was normalised
+        return w * normalised
+
+    def view(x: Tensor, w: Tensor) -> Tensor:
+        normalised = x * root(x)
+        x[0].mul_(2)
+        return w * normalised
+
+    def gate(x: Tensor, y: Tensor) -> Tensor:
+        activated = F.silu(x)
+        x.zero_()
+        return activated * y
+
+    x, w = inputs(torch.float32)
+    for function, args in ((norm, (x, w)), (view, (x, w)), (gate, (x, x + 1))):
+        report = run(function, *args)
+        assert not report.replaced and "overwritten" in str(report), report
+
+
+GATES = {
+    "function": lambda x, y: F.silu(x) * y,
+    "product": lambda x, y: y * (x * torch.sigmoid(x)),
+    "halves": lambda x, y: F.silu(torch.cat((x, y), -1).chunk(2, -1)[0]) * torch.cat((x, y), -1).chunk(2, -1)[1],
+}
+
+
+@pytest.mark.parametrize("name", GATES)
+def test_gates(name: str) -> None:
+    x, _ = inputs()
+    assert run(GATES[name], x, x.flip(0)).replaced == {"swiglu": 1}
+
+
+def test_what_is_no_gate_stays() -> None:
+    x, w = inputs()
+    for function in (
+        lambda x, w: F.silu(x) * w,  # broadcast
+        lambda x, w: F.silu(x) * F.silu(x).float(),  # two dtypes
+        lambda x, w: F.gelu(x) * x,
+    ):
+        assert not run(function, x, w).replaced
+
+
+def rotated(x: Tensor, cos: Tensor, sin: Tensor, dim: int = 1) -> Tensor:
+    half = x.shape[-1] // 2
+    turned = torch.cat((-x[..., half:], x[..., :half]), -1)
+    return x * cos.unsqueeze(dim) + turned * sin.unsqueeze(dim)
+
+
+def angles(positions: Tensor, columns: int, equal: bool = True) -> tuple[Tensor, Tensor]:
+    f = positions[..., None].float() * 10000 ** (-torch.arange(columns // 2) / (columns // 2))
+    both = torch.cat((f, f if equal else f * 2), -1)
+    return both.cos(), both.sin()
+
+
+def test_rotary_embeddings() -> None:
+    x, positions = torch.randn(2, 3, 7, 16), torch.arange(7)[None]
+    for function in (
+        lambda x, p: rotated(x, *angles(p, 16)),
+        lambda x, p: rotated(x.transpose(1, 2).contiguous(), *angles(p, 16), dim=2),
+        lambda x, p: torch.cat((rotated(x[..., :8], *angles(p, 8)), x[..., 8:]), -1),
+    ):
+        assert run(function, x, positions).replaced == {"rope": 1}
+    for function, reason in (
+        (lambda x, p: rotated(x, *angles(p, 16, equal=False)), "halves"),
+        (lambda x, p: rotated(x, *[t.half().float() + 0.0 for t in angles(p, 16)]), "halves"),
+        (lambda x, p: rotated(x.double(), *angles(p, 16)), "float64"),
+    ):
+        report = run(function, x, positions)
+        assert not report.replaced and reason in str(report), report
+
+
+def test_attention() -> None:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, h, 9, 16, generator=g) for h in (4, 2, 2))
+    mask = torch.ones(9, 9, dtype=torch.bool).tril()
+    sdpa = F.scaled_dot_product_attention
+
+    def repeat(x: Tensor) -> Tensor:
+        b, h, t, d = x.shape
+        return x[:, :, None].expand(b, h, 2, t, d).reshape(b, h * 2, t, d)
+
+    def written_out(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        scores = torch.matmul(q, repeat(k).transpose(2, 3)) * 0.25 + torch.where(mask, 0.0, -1e9)
+        return F.dropout(F.softmax(scores, -1, dtype=torch.float32).to(q.dtype), 0.0) @ repeat(v)
+
+    for function in (
+        lambda q, k, v: sdpa(q, k, v, is_causal=True, enable_gqa=True),
+        lambda q, k, v: sdpa(q, repeat(k), repeat(v), mask, scale=0.5),
+        lambda q, k, v: sdpa(q, repeat(k), repeat(v), mask[None, None].expand(2, 4, 9, 9)),
+        written_out,
+    ):
+        assert run(function, q, k, v).replaced == {"attention": 1}
+    # torch's causal mask begins at the first key, the kernel's ends at the last.
+    report = run(lambda q, k, v: sdpa(q[:, :, :5], k, v, is_causal=True, enable_gqa=True), q, k, v)
+    assert not report.replaced and "causal" in str(report)
+
+
+def test_linear() -> None:
+    x, _ = inputs()
+    weight, bias = torch.randn(32, 64).bfloat16(), torch.randn(32).bfloat16()
+    assert run(F.linear, x, weight, bias).replaced == {"linear": 1}
+    assert not run(lambda x, w: F.linear(x.transpose(1, 2), w), x, torch.randn(8, 5).bfloat16()).replaced
+    assert run(F.linear, x, weight, patterns=("swiglu",)).left == [("linear", "it was not asked for")]
+
+
+# ---- the door ----
+
+
+def test_gradients_leave_the_graph_alone() -> None:
+    model = nn.Linear(8, 8)
+    compiled = torch.compile(model, backend="infini")
+    compiled(torch.randn(2, 8)).sum().backward()
+    report = infini_compile.last_report()
+    assert model.weight.grad is not None
+    assert report is not None and "gradient" in str(report)
+
+
+def test_options_and_log(caplog: pytest.LogCaptureFixture) -> None:
+    x, w = inputs()
+    with caplog.at_level(logging.INFO, "torch_infini.compile"), torch.no_grad():
+        options = {"patterns": ("swiglu",), "epilogue_fusion": False}
+        compiled = torch.compile(NORMS["llama"], backend="infini", options=options)
+        compiled(x, w)
+    assert caplog.messages == ["backend infini: rms_norm: 0 of 1 replaced; rms_norm: 1 left: it was not asked for"]
+    for wrong, said in (({"patterns": ("rope", "norm")}, "'norm'"), ({"decompose": ("attention",)}, "'attention'")):
+        torch._dynamo.reset()
+        with pytest.raises(Exception, match=f"torch_infini.compile: .* got {said}"), torch.no_grad():
+            torch.compile(NORMS["llama"], backend="infini", options=wrong)(x, w)
