@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from ..ops import REGISTRY
+from . import lowering
 from .patterns import NAMES, PATTERNS
 from .report import Report
 
@@ -94,6 +95,7 @@ def backend(
         if name not in REGISTRY or REGISTRY[name].decomposition is None:
             raise ValueError(f"torch_infini.compile: decompose must name ops that have a decomposition, got {name!r}")
         decompositions[REGISTRY[name].op] = REGISTRY[name].decomposition
+    lowering.register()
     reason = no_replacement(graph_module, example_inputs)
     report = Report(skipped=reason) if reason else replace_patterns(graph_module, patterns)
     _reports[:] = [report]

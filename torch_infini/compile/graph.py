@@ -67,6 +67,18 @@ def tensor(node: Any) -> Tensor | None:
     return found if isinstance(found, Tensor) else None
 
 
+def is_number(node: Any) -> bool:
+    """Whether the node is a number, or stands for one that torch keeps symbolic (with dynamic=True, an eps)."""
+    found = value(node) if isinstance(node, Node) else node
+    return isinstance(found, float | int | torch.SymFloat) and not isinstance(found, bool)
+
+
+def number(node: Any) -> float:
+    """The number; the compiled graph then holds for it alone."""
+    found = value(node) if isinstance(node, Node) else node
+    return found.node.guard_float("", 0) if isinstance(found, torch.SymFloat) else float(found)
+
+
 def alike(*nodes: Any) -> bool:
     """Whether the nodes are tensors of one shape and dtype; symbolic sizes must be the same symbol."""
     tensors = [tensor(node) for node in nodes]

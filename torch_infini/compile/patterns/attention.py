@@ -19,7 +19,9 @@ from ..graph import (
     inside,
     is_,
     is_cast,
+    is_number,
     known_equal,
+    number,
     same_shape,
     sweep,
     tensor,
@@ -66,7 +68,7 @@ def of_function(node: Node) -> Site | str:
     if argument(node, 4, "dropout_p", default=0.0) != 0:
         return "it has dropout"
     scale = argument(node, 6, "scale")
-    if not (scale is None or isinstance(scale, float | int)):
+    if not (scale is None or is_number(scale)):
         return "its scale is not a number"
     mask, causal = argument(node, 3, "attn_mask"), argument(node, 5, "is_causal", default=False)
     queries, keys = tensor(q), tensor(k)
@@ -75,7 +77,7 @@ def of_function(node: Node) -> Site | str:
     # torch's causal mask begins at the first key, the kernel's ends at the last: they agree where both are as long.
     if not isinstance(causal, bool) or (causal and not known_equal(queries.shape[-2], keys.shape[-2])):
         return "it is causal from the first key on, with more keys than queries"
-    return Site(q, k, v, mask, causal, scale, node)
+    return Site(q, k, v, mask, causal, None if scale is None else number(scale), node)
 
 
 def of_softmax(node: Node) -> Site | str | None:
@@ -93,8 +95,9 @@ def of_softmax(node: Node) -> Site | str | None:
     if is_(scores, "add") and all(tensor(a) is not None for a in scores.args):
         scores, mask = scores.args
         scores = without_identity(scores)
-    if is_(scores, "mul", "div") and isinstance(scores.args[1], float | int):
-        scale = scores.args[1] if is_(scores, "mul") else 1.0 / scores.args[1]
+    if is_(scores, "mul", "div") and is_number(scores.args[1]):
+        factor = number(scores.args[1])
+        scale = factor if is_(scores, "mul") else 1 / factor
         scores = without_identity(scores.args[0])
     if is_(scores, "tanh"):
         return "its scores are capped by tanh"
@@ -108,7 +111,7 @@ def of_softmax(node: Node) -> Site | str | None:
         return "its keys are not transposed where they are multiplied"
     if argument(node, 1, "dim") not in (-1, 3):
         return None
-    return Site(q, transposed.args[0], product.args[1], mask, False, float(scale), product)
+    return Site(q, transposed.args[0], product.args[1], mask, False, scale, product)
 
 
 def unrepeated(node: Node) -> Node:

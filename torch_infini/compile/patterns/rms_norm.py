@@ -23,7 +23,9 @@ from ..graph import (
     inside,
     is_,
     is_cast,
+    is_number,
     known_equal,
+    number,
     only_user,
     same,
     sweep,
@@ -42,7 +44,7 @@ class Site:
 
     x: Node
     weight: Node
-    eps: float
+    eps: Any  # a number, or a node that stands for one
     rounding: str
     last: Node
 
@@ -93,8 +95,8 @@ def of_inverse_root(node: Node) -> Site | str | None:
         return None
     if not is_(total, "add"):
         return None
-    mean, eps = total.args if isinstance(total.args[0], Node) else reversed(total.args)
-    if not is_(mean, "mean") or not isinstance(eps, float | int):
+    mean, eps = total.args if is_(total.args[0], "mean") else reversed(total.args)
+    if not is_(mean, "mean") or not is_number(eps):
         return None
     x32 = squared(mean.args[0])
     dim, keepdim = argument(mean, 1, "dim"), argument(mean, 2, "keepdim", default=False)
@@ -105,10 +107,10 @@ def of_inverse_root(node: Node) -> Site | str | None:
     normalised = only_user(node)
     if normalised is None or not is_(normalised, "mul") or not any(same(x32, a) for a in normalised.args):
         return "its result is not multiplied by x"
-    return form(x, normalised, float(eps))
+    return form(x, normalised, eps)
 
 
-def form(x: Node, normalised: Node, eps: float) -> Site | str:
+def form(x: Node, normalised: Node, eps: Any) -> Site | str:
     """Which rounding form continues from x / sqrt(mean(x^2) + eps)."""
     source = tensor(x)
     assert source is not None
@@ -123,11 +125,11 @@ def form(x: Node, normalised: Node, eps: float) -> Site | str:
     if not isinstance(factor, Node):
         return "it is multiplied by a number, not by a weight"
     if is_(factor, "add"):
-        one, weight = factor.args if not isinstance(factor.args[0], Node) else reversed(factor.args)
+        one, weight = factor.args if tensor(factor.args[0]) is None else reversed(factor.args)
         weight = weight.args[0] if is_cast(weight) else weight
         last = result_in(product, source.dtype)
         in_order = tensor(at) is not None and tensor(at).dtype == torch.float32  # type: ignore[union-attr]
-        if one not in (1, 1.0) or last is None or not in_order:
+        if not is_number(one) or number(one) != 1 or last is None or not in_order:
             return "its weight has an addend other than 1"
         return Site(x, weight, eps, "gemma", last)
     weight = factor
@@ -185,13 +187,11 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
     if reason:
         report.left.append((name, reason))
         return
-    number = ROUNDINGS[site.rounding]
+    eps, rounding = number(site.eps), ROUNDINGS[site.rounding]
     replaced = list(inside(site.last, [site.x, site.weight]))
     if joined:
         with graph.inserting_after(total):
-            both = insert(
-                graph, torch.ops.infini.add_rms_norm.default, (*total.args[:2], site.weight, site.eps, number)
-            )
+            both = insert(graph, torch.ops.infini.add_rms_norm.default, (*total.args[:2], site.weight, eps, rounding))
         with graph.inserting_after(both):
             stream = insert(graph, operator.getitem, (both, 1), like=total)
         with graph.inserting_after(stream):
@@ -201,7 +201,7 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
     else:
         with graph.inserting_before(site.last):
             op = torch.ops.infini.rms_norm.default
-            result = insert(graph, op, (site.x, site.weight, site.eps, number), like=site.last)
+            result = insert(graph, op, (site.x, site.weight, eps, rounding), like=site.last)
         site.last.replace_all_uses_with(result)
     sweep(graph, [*replaced, total] if joined else replaced)
     report.replaced[name] += 1

@@ -22,6 +22,7 @@ from ..graph import (
     inside,
     is_,
     is_cast,
+    is_number,
     known_equal,
     last_slice,
     only_user,
@@ -121,7 +122,7 @@ def equal_halves(node: Any, function: str) -> bool:
     """Whether the table is cos or sin of cat((f, f), -1), cast or scaled by numbers on the way."""
 
     def below(node: Any) -> Any:
-        while is_cast(node) or (is_(node, "mul") and isinstance(node.args[1], float | int)):
+        while is_cast(node) or (is_(node, "mul") and is_number(node.args[1])):
             node = node.args[0]
         return node
 
