@@ -7,33 +7,41 @@
 
 namespace infini::layer_norm {
 
-void check(const Args &args) {
+void check(const Args &args, const Names &names) {
     constexpr Checker rule("layer_norm");
     const TensorView &input = args.input;
+    const bool with_weight = args.weight.dtype != INFINI_DTYPE_INVALID;
     const bool with_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
     rule.range("eps", args.eps, 0, std::numeric_limits<float>::max(), "be a finite number of at least 0");
-    rule.rank("input", input, 1, kMaxDims);
-    rule.dtype("input", input, INFINI_FLOATS);
+    rule.rank(names.input, input, 1, kMaxDims);
+    rule.dtype(names.input, input, INFINI_FLOATS);
     const auto check_parameter = [&](const char *name, const TensorView &parameter) {
-        rule.shape(name, parameter, {input.size(-1)}, "to match the last dimension of input");
-        rule.same_dtype(name, parameter, "input", input);
+        rule.shape(name, parameter, {input.size(-1)}, names.to_match);
+        rule.same_dtype(name, parameter, names.input, input);
     };
-    check_parameter("weight", args.weight);
+    if (with_weight) {
+        check_parameter("weight", args.weight);
+    }
     if (with_bias) {
         check_parameter("bias", args.bias);
     }
 
     const auto check_output = [&](const char *name, const TensorView &output) {
-        rule.same_dtype(name, output, "input", input);
+        rule.same_dtype(name, output, names.input, input);
         rule.writable(name, output);
-        rule.no_overlap(name, output, "weight", args.weight);
+        if (with_weight) {
+            rule.no_overlap(name, output, "weight", args.weight);
+        }
         if (with_bias) {
             rule.no_overlap(name, output, "bias", args.bias);
         }
     };
-    rule.same_shape("output", args.output, "input", input);
-    check_output("output", args.output);
-    rule.no_partial_overlap("output", args.output, "input", input);
+    rule.same_shape(names.output, args.output, names.input, input);
+    check_output(names.output, args.output);
+    rule.no_partial_overlap(names.output, args.output, names.input, input);
+    if (args.standardization.dtype == INFINI_DTYPE_INVALID) {
+        return;
+    }
     rule.same_shape("input_standardization", args.standardization, "input", input);
     check_output("input_standardization", args.standardization);
     rule.no_partial_overlap("input_standardization", args.standardization, "input", input);
@@ -47,9 +55,10 @@ void check(const Args &args) {
     rule.no_overlap("input_std_deviation", args.deviation, "input_standardization", args.standardization);
 }
 
-void run(const Args &args) {
-    check(args);
-    if (args.deviation.numel() > 0) {
+void run(const Args &args, const Names &names) {
+    check(args, names);
+    // A row without elements has a deviation.
+    if (args.output.numel() > 0 || (args.deviation.dtype != INFINI_DTYPE_INVALID && args.deviation.numel() > 0)) {
         cpu_kernel(args);
     }
 }

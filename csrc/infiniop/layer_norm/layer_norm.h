@@ -1,4 +1,4 @@
-// layer_norm, over the last dimension of input [..., n], with all that a backward pass would need:
+// layer_norm, over the last dimension of input [..., n], if wanted with all that a backward pass would need:
 //   deviation = sqrt(var + eps), var the mean square of input - mean; standardization = (input - mean) / deviation;
 //   output = standardization * weight + bias. Arithmetic in float, each output rounded once.
 #pragma once
@@ -10,19 +10,26 @@ namespace infini::layer_norm {
 
 struct Args {
     TensorView output;          // [..., n], may be input itself
-    TensorView standardization; // [..., n], may be input itself if output is not
+    TensorView standardization; // [..., n], may be input itself if output is not; or of dtype INFINI_DTYPE_INVALID:
+                                // neither it nor the deviation is wanted
     TensorView deviation;       // [...]
     TensorView input;           // [..., n], one dimension at least
-    TensorView weight;          // [n]
+    TensorView weight;          // [n], or of dtype INFINI_DTYPE_INVALID: none
     TensorView bias;            // [n], or of dtype INFINI_DTYPE_INVALID: none
     double eps = 0;
 };
 
+// What a door calls the arguments, for its sentences.
+struct Names {
+    const char *output, *input;
+    const char *to_match; // "to match the last dimension of <input>"
+};
+
 // Checks the arguments against the rules above.
-void check(const Args &args);
+void check(const Args &args, const Names &names);
 
 // Checks them, then computes the outputs.
-void run(const Args &args);
+void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

@@ -7,7 +7,11 @@ namespace {
 using namespace infini;
 using layer_norm::Args;
 
-constexpr c_api::COp<Args> kOp("LayerNorm", layer_norm::check, layer_norm::run);
+constexpr layer_norm::Names kNames{"output", "input", "to match the last dimension of input"};
+
+constexpr c_api::COp<Args> kOp(
+    "LayerNorm", [](const Args &args) { layer_norm::check(args, kNames); },
+    [](const Args &args) { layer_norm::run(args, kNames); });
 
 } // namespace
 

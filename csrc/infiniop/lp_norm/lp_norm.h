@@ -11,15 +11,20 @@ struct Args {
     TensorView y;  // the shape and dtype of x; may be x itself
     TensorView x;  // one dimension at least
     int axis = -1; // negative ones count from the last dimension
-    int p = 2;
+    int64_t p = 2;
     double eps = 0;
 };
 
+// What a door calls the arguments, for its sentences.
+struct Names {
+    const char *y, *x, *axis;
+};
+
 // Checks the arguments against the rules above.
-void check(const Args &args);
+void check(const Args &args, const Names &names);
 
 // Checks them, then computes y.
-void run(const Args &args);
+void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

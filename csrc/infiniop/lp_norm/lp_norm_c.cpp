@@ -7,7 +7,11 @@ namespace {
 using namespace infini;
 using lp_norm::Args;
 
-constexpr c_api::COp<Args> kOp("LPNorm", lp_norm::check, lp_norm::run);
+constexpr lp_norm::Names kNames{"output", "input", "axis"};
+
+constexpr c_api::COp<Args> kOp(
+    "LPNorm", [](const Args &args) { lp_norm::check(args, kNames); },
+    [](const Args &args) { lp_norm::run(args, kNames); });
 
 } // namespace
 

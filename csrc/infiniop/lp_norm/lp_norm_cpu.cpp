@@ -26,7 +26,7 @@ template <typename T> float largest_magnitude(const T *x, int64_t n) {
 }
 
 // v^p, p at least 1.
-inline VecF power(VecF v, int p) {
+inline VecF power(VecF v, int64_t p) {
     VecF result = splat(1.0f);
     for (;; v = v * v) {
         if (p & 1) {
@@ -40,7 +40,7 @@ inline VecF power(VecF v, int p) {
 }
 
 // (sum |x / unit|^p)^(1 / p); without kUnits the unit is 1.
-template <bool kUnits, typename T> float norm(const T *x, int64_t n, int p, float unit) {
+template <bool kUnits, typename T> float norm(const T *x, int64_t n, int64_t p, float unit) {
     const auto at = [&](int64_t i, auto lanes) {
         const VecF v = load_at(x, i, lanes);
         return kUnits ? v / splat(unit) : v;
@@ -55,10 +55,10 @@ template <bool kUnits, typename T> float norm(const T *x, int64_t n, int p, floa
         }));
     }
     const float sum = sum_over(n, [&](int64_t i, auto lanes, VecF s) { return s + power(magnitude(at(i, lanes)), p); });
-    return static_cast<float>(std::pow(static_cast<double>(sum), 1.0 / p));
+    return static_cast<float>(std::pow(static_cast<double>(sum), 1.0 / static_cast<double>(p)));
 }
 
-template <typename T> void norm_row(T *y, const T *x, int64_t n, int p, float eps) {
+template <typename T> void norm_row(T *y, const T *x, int64_t n, int64_t p, float eps) {
     if (p <= 2) {
         const float length = norm<false>(x, n, p, 1.0f);
         // Else squares (or their sum) overflowed, or so many bits of them vanished that it shows. Or it is NaN.

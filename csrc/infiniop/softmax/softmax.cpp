@@ -5,24 +5,24 @@
 
 namespace infini::softmax {
 
-void check(const Args &args) {
+void check(const Args &args, const Names &names) {
     const Checker rule(args.log ? "log_softmax" : "softmax");
     const TensorView &x = args.x, &y = args.y;
     rule.rank("x", x, 1, kMaxDims);
     rule.dtype("x", x, INFINI_FLOATS);
-    rule.axis("axis", args.axis, x);
-    rule.same_shape("y", y, "x", x);
+    rule.axis(names.axis, args.axis, x);
+    rule.same_shape(names.y, y, "x", x);
     if (args.log) {
-        rule.dtype("y", y, INFINI_FLOATS);
+        rule.dtype(names.y, y, INFINI_FLOATS);
     } else {
-        rule.same_dtype("y", y, "x", x);
+        rule.same_dtype(names.y, y, "x", x);
     }
-    rule.writable("y", y);
-    rule.no_partial_overlap("y", y, "x", x);
+    rule.writable(names.y, y);
+    rule.no_partial_overlap(names.y, y, "x", x);
 }
 
-void run(const Args &args) {
-    check(args);
+void run(const Args &args, const Names &names) {
+    check(args, names);
     if (args.x.numel() > 0) {
         cpu_kernel(args);
     }

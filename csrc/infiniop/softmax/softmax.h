@@ -1,5 +1,5 @@
 // softmax:     y = exp(x - m) / sum exp(x - m) along any dimension, m the largest x there.
-// log_softmax: y = x - m - log(sum exp(x - m)) over the last dimension.
+// log_softmax: y = x - m - log(sum exp(x - m)).
 // Arithmetic in float, rounded once.
 #pragma once
 
@@ -9,17 +9,22 @@
 namespace infini::softmax {
 
 struct Args {
-    TensorView y;  // the shape of x; softmax: and its dtype; may be x itself
+    TensorView y;  // the shape of x; softmax: and its dtype, log_softmax: any of the dtypes; may be x itself
     TensorView x;  // one dimension at least
     int axis = -1; // negative ones count from the last dimension
     bool log = false;
 };
 
+// What a door calls the arguments, for its sentences.
+struct Names {
+    const char *y, *axis;
+};
+
 // Checks the arguments against the rules above.
-void check(const Args &args);
+void check(const Args &args, const Names &names);
 
 // Checks them, then computes y.
-void run(const Args &args);
+void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

@@ -7,8 +7,18 @@ namespace {
 using namespace infini;
 using softmax::Args;
 
-constexpr c_api::COp<Args> kSoftmax("Softmax", softmax::check, softmax::run);
-constexpr c_api::COp<Args> kLogSoftmax("LogSoftmax", softmax::check, softmax::run);
+constexpr softmax::Names kNames{"y", "axis"};
+
+void check(const Args &args) {
+    softmax::check(args, kNames);
+}
+
+void run(const Args &args) {
+    softmax::run(args, kNames);
+}
+
+constexpr c_api::COp<Args> kSoftmax("Softmax", check, run);
+constexpr c_api::COp<Args> kLogSoftmax("LogSoftmax", check, run);
 
 } // namespace
 

@@ -20,7 +20,7 @@ void set_topk(Args &args, size_t topk) {
     describe(args.indices, INFINI_DTYPE_I32);
 }
 
-void check(const Args &args) {
+void check(const Args &args, const Names &names) {
     const bool router = args.bias.dtype != INFINI_DTYPE_INVALID;
     const Checker rule(router ? "topkrouter" : "topksoftmax");
     const TensorView &x = args.x, &bias = args.bias;
@@ -39,22 +39,26 @@ void check(const Args &args) {
         return;
     }
     if (args.topk < 1 || args.topk > static_cast<size_t>(x.size(1))) {
-        rule.fail(INFINI_STATUS_BAD_PARAM, "topk",
+        rule.fail(INFINI_STATUS_BAD_PARAM, names.topk,
                   message("be at least 1 and at most the ", x.size(1), " columns of x"), std::to_string(args.topk));
     }
-    const auto check_output = [&](const char *name, const TensorView &output) {
+    const auto check_output = [&](const char *name, const TensorView &output, infiniDtype_t dtype) {
+        rule.shape(name, output, {x.size(0), static_cast<int64_t>(args.topk)}, "for the rows of x and as many chosen");
+        rule.dtype(name, output, {dtype});
+        rule.dense_last(name, output);
+        rule.writable(name, output);
         rule.no_overlap(name, output, "x", x);
         if (router) {
             rule.no_overlap(name, output, "correction_bias", bias);
         }
     };
-    check_output("values", args.values);
-    check_output("indices", args.indices);
-    rule.no_overlap("indices", args.indices, "values", args.values);
+    check_output(names.values, args.values, INFINI_DTYPE_F32);
+    check_output(names.indices, args.indices, INFINI_DTYPE_I32);
+    rule.no_overlap(names.indices, args.indices, names.values, args.values);
 }
 
-void run(const Args &args) {
-    check(args);
+void run(const Args &args, const Names &names) {
+    check(args, names);
     if (args.x.numel() > 0) {
         args.bias.dtype == INFINI_DTYPE_INVALID ? softmax_kernel(args) : router_kernel(args);
     }

@@ -11,8 +11,8 @@ namespace infini::topk {
 constexpr int64_t kExperts = 256, kGroups = 8, kGroupSize = kExperts / kGroups, kKeptGroups = 4;
 
 struct Args {
-    TensorView values;  // [N, topk] float32, contiguous; of dtype INFINI_DTYPE_INVALID: not known yet
-    TensorView indices; // [N, topk] int32, contiguous
+    TensorView values;  // [N, topk] float32, stride 1 in a row; of dtype INFINI_DTYPE_INVALID: not known yet
+    TensorView indices; // [N, topk] int32, stride 1 in a row
     TensorView x;       // [N, width], stride 1 in a row
     TensorView bias;    // [256] float32, any stride; of dtype INFINI_DTYPE_INVALID: topksoftmax
     size_t topk = 0;
@@ -20,14 +20,19 @@ struct Args {
     float scale = 1;        // topkrouter
 };
 
-// Sets topk, and with it what values and indices are, which a descriptor does not know.
+// What a door calls the arguments, for its sentences.
+struct Names {
+    const char *values, *indices, *topk;
+};
+
+// Sets topk, and with it what values and indices are where nobody describes them: contiguous.
 void set_topk(Args &args, size_t topk);
 
 // Checks the arguments against the rules above; topk and the outputs once they are known.
-void check(const Args &args);
+void check(const Args &args, const Names &names);
 
 // Checks them, then computes the outputs.
-void run(const Args &args);
+void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(softmax_kernel, Args)
 INFINI_CPU_KERNEL(router_kernel, Args)

@@ -7,8 +7,18 @@ namespace {
 using namespace infini;
 using topk::Args;
 
-constexpr c_api::COp<Args> kSoftmax("Topksoftmax", topk::check, topk::run);
-constexpr c_api::COp<Args> kRouter("Topkrouter", topk::check, topk::run);
+constexpr topk::Names kNames{"values", "indices", "topk"};
+
+void check(const Args &args) {
+    topk::check(args, kNames);
+}
+
+void run(const Args &args) {
+    topk::run(args, kNames);
+}
+
+constexpr c_api::COp<Args> kSoftmax("Topksoftmax", check, run);
+constexpr c_api::COp<Args> kRouter("Topkrouter", check, run);
 
 } // namespace
 

@@ -73,8 +73,8 @@ template <typename T, typename Row> void for_each_row(const topk::Args &a, int64
         [&](int64_t begin, int64_t end, char *scratch) {
             auto *const chosen = reinterpret_cast<uint64_t *>(scratch);
             for (int64_t i = begin; i < end; ++i) {
-                row(a.x.as<const T>() + i * a.x.stride(0), a.values.as<float>() + i * k,
-                    a.indices.as<int32_t>() + i * k, chosen, reinterpret_cast<float *>(chosen + k));
+                row(a.x.as<const T>() + i * a.x.stride(0), a.values.as<float>() + i * a.values.stride(0),
+                    a.indices.as<int32_t>() + i * a.indices.stride(0), chosen, reinterpret_cast<float *>(chosen + k));
             }
         },
         kSoftmaxParallelBytes);

@@ -1,0 +1,46 @@
+// torch.ops.infini.layer_norm, functional, out and in-place; declared in torch_infini/ops/layer_norm.py.
+#include <optional>
+
+#include "../../torch/tensor.h"
+#include "layer_norm.h"
+
+namespace infini::layer_norm {
+namespace {
+
+constexpr Checker kRule("layer_norm");
+constexpr Names kNames{"out", "x", "to match the last dimension of x"};
+
+Tensor layer_norm_out(const Tensor &x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
+                      double eps, Tensor out) {
+    Args args;
+    args.input = view(kRule, "x", x);
+    args.output = view(kRule, "out", out);
+    if (weight) {
+        args.weight = view(kRule, "weight", *weight);
+    }
+    if (bias) {
+        args.bias = view(kRule, "bias", *bias);
+    }
+    args.eps = eps;
+    run(args, kNames);
+    return out;
+}
+
+Tensor layer_norm(const Tensor &x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias, double eps) {
+    return layer_norm_out(x, weight, bias, eps, empty_like(view(kRule, "x", x)));
+}
+
+void layer_norm_(const Tensor &x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias, double eps) {
+    kRule.writable("x", view(kRule, "x", x));
+    layer_norm_out(x, weight, bias, eps, x);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("layer_norm", TORCH_BOX(&layer_norm));
+    m.impl("layer_norm.out", TORCH_BOX(&layer_norm_out));
+    m.impl("layer_norm_", TORCH_BOX(&layer_norm_));
+}
+
+} // namespace infini::layer_norm

@@ -1,0 +1,42 @@
+// torch.ops.infini.lp_norm, functional, out and in-place; declared in torch_infini/ops/lp_norm.py.
+#include "../../torch/tensor.h"
+#include "lp_norm.h"
+
+namespace infini::lp_norm {
+namespace {
+
+constexpr Checker kRule("lp_norm");
+constexpr Names kNames{"out", "x", "dim"};
+
+Tensor lp_norm_out(const Tensor &x, int64_t p, int64_t dim, double eps, Tensor out) {
+    Args args;
+    args.x = view(kRule, "x", x);
+    args.y = view(kRule, "out", out);
+    args.axis = static_cast<int>(dim);
+    if (args.axis != dim) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "dim", "be a dimension of x", std::to_string(dim));
+    }
+    args.p = p;
+    args.eps = eps;
+    run(args, kNames);
+    return out;
+}
+
+Tensor lp_norm(const Tensor &x, int64_t p, int64_t dim, double eps) {
+    return lp_norm_out(x, p, dim, eps, empty_like(view(kRule, "x", x)));
+}
+
+void lp_norm_(const Tensor &x, int64_t p, int64_t dim, double eps) {
+    kRule.writable("x", view(kRule, "x", x));
+    lp_norm_out(x, p, dim, eps, x);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("lp_norm", TORCH_BOX(&lp_norm));
+    m.impl("lp_norm.out", TORCH_BOX(&lp_norm_out));
+    m.impl("lp_norm_", TORCH_BOX(&lp_norm_));
+}
+
+} // namespace infini::lp_norm

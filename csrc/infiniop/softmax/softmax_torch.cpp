@@ -1,0 +1,45 @@
+// torch.ops.infini.softmax and log_softmax, functional, out and in-place; declared in torch_infini/ops/softmax.py.
+#include "../../torch/tensor.h"
+#include "softmax.h"
+
+namespace infini::softmax {
+namespace {
+
+constexpr Checker kRules[] = {Checker("softmax"), Checker("log_softmax")};
+constexpr Names kNames{"out", "dim"};
+
+template <bool kLog> Tensor softmax_out(const Tensor &x, int64_t dim, Tensor out) {
+    constexpr const Checker &rule = kRules[kLog];
+    Args args;
+    args.x = view(rule, "x", x);
+    args.y = view(rule, "out", out);
+    args.axis = static_cast<int>(dim);
+    if (args.axis != dim) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "dim", "be a dimension of x", std::to_string(dim));
+    }
+    args.log = kLog;
+    run(args, kNames);
+    return out;
+}
+
+template <bool kLog> Tensor softmax(const Tensor &x, int64_t dim) {
+    return softmax_out<kLog>(x, dim, empty_like(view(kRules[kLog], "x", x)));
+}
+
+template <bool kLog> void softmax_(const Tensor &x, int64_t dim) {
+    kRules[kLog].writable("x", view(kRules[kLog], "x", x));
+    softmax_out<kLog>(x, dim, x);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("softmax", TORCH_BOX(&softmax<false>));
+    m.impl("softmax.out", TORCH_BOX(&softmax_out<false>));
+    m.impl("softmax_", TORCH_BOX(&softmax_<false>));
+    m.impl("log_softmax", TORCH_BOX(&softmax<true>));
+    m.impl("log_softmax.out", TORCH_BOX(&softmax_out<true>));
+    m.impl("log_softmax_", TORCH_BOX(&softmax_<true>));
+}
+
+} // namespace infini::softmax
