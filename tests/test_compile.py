@@ -101,10 +101,8 @@ def test_graphs_breaks_and_clones(mode: str) -> None:
     model = FAMILIES[0].build().bfloat16()
     torch._dynamo.utils.counters.clear()
     compiled = torch.compile(model, backend="infini", dynamic=MODES[mode])
-    codes: list[str] = []
-    for length in (24, 17, 9)[: 1 if mode == "static" else 3]:
-        _, code = run_and_get_code(logits, compiled, tokens(1, length))
-        codes += code
+    lengths = (24, 17, 9)[: 1 if mode == "static" else 3]
+    _, codes = run_and_get_code(lambda: [logits(compiled, tokens(1, length)) for length in lengths])
     assert not torch._dynamo.utils.counters["graph_break"]
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == (2 if mode == "automatic" else 1)
     assert codes

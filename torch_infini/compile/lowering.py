@@ -44,7 +44,8 @@ def lowering(spec: OpSpec) -> Callable[..., Any]:
         # Inductor's node takes the tensors first, and its C++ wrapper would need a declaration of ours.
         if later or V.graph.cpp_wrapper or not isinstance(result, torch.Tensor):
             return functional(*args, **kwargs)
-        layout = ir.FixedLayout(result.device, result.dtype, list(result.shape), list(result.stride()))
+        shape, strides = (ir.convert_shape_to_inductor(n) for n in (result.shape, result.stride()))
+        layout = ir.FixedLayout(result.device, result.dtype, shape, strides)
         node = ir.ExternKernelOut(
             layout=layout,
             inputs=[ir.ExternKernel.realize_input(tensor) for tensor in tensors],
