@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torch_infini.ops import REGISTRY
+from torch_infini.ops.rms_norm import ROUNDINGS, norm_inputs
 
 ops = torch.ops.infini
 BINARY = ["add", "sub", "mul"]
@@ -111,3 +112,18 @@ def test_decompositions_give_contiguous_results_of_their_own(name: str) -> None:
         for t in actual if isinstance(actual, tuple) else (actual,):
             assert t.is_contiguous(), f"{dtype} {sample.name}"
             assert t.untyped_storage()._cdata != moved.untyped_storage()._cdata, f"{dtype} {sample.name}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_decompositions_of_norms_round_where_the_ops_do(rounding: str, dtype: torch.dtype) -> None:
+    """Of another order of rounding many elements would differ; of another order of additions few do."""
+    x, weight = norm_inputs(dtype, 40, 2048)
+    args = (weight, 1e-6, ROUNDINGS[rounding])
+    norm, add_norm = REGISTRY["rms_norm"], REGISTRY["add_rms_norm"]
+    assert norm.decomposition and add_norm.decomposition
+    for actual, expected in (
+        (norm.decomposition(x, *args), norm.op(x, *args)),
+        *zip(add_norm.decomposition(x, x.flip(0), *args), add_norm.op(x, x.flip(0), *args)),
+    ):
+        assert (actual != expected).double().mean() < 0.002

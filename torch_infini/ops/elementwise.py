@@ -348,7 +348,7 @@ def unary_bench(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def gelu_in_aten(x: Tensor) -> Tensor:
-    """As a compiler has it; eager torch's kernel gives NaN for infinity."""
+    """Eager torch has NaN for infinity; erfc would keep the small results below -5, but takes 7 times as long."""
     return x * 0.5 * (1 + torch.erf(x * 0.5**0.5))
 
 
