@@ -13,6 +13,7 @@ from torch import Tensor
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 from .rms_norm import ROUNDINGS, norm_inputs, output_dtype, rounding_number
 from .rms_norm import SPEC as NORM
+from .rms_norm import decomposition as norm_decomposition
 from .rms_norm import peer as norm_peer
 from .rms_norm import reference as norm_reference
 
@@ -74,6 +75,13 @@ def peer(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, roundin
     """As Hugging Face writes it."""
     h = x + residual
     return norm_peer(h, weight, eps, rounding), h
+
+
+def decomposition(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0
+) -> tuple[Tensor, Tensor]:
+    h = (x + residual).contiguous()  # of two halves: in float32, rounded once
+    return norm_decomposition(h, weight, eps, rounding), h
 
 
 def inputs(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -149,4 +157,5 @@ SPEC = OpSpec(
     bench=bench,
     peer=peer,
     tolerances=NORM.tolerances,
+    decomposition=decomposition,
 )

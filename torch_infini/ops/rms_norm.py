@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ._registry import TOLERANCES, Cost, ErrorCase, OpSpec, Sample, nbytes
+from .silu import widened
 
 # Where the value is rounded to the dtype of x; the numbers are those of the op's schema.
 ROUNDINGS = {"once": 0, "llama": 1, "gemma": 2}
@@ -79,6 +80,17 @@ def peer(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Ten
     x32 = x.float()
     x32 = x32 * torch.rsqrt(x32.pow(2).mean(-1, keepdim=True) + eps)
     return weight * x32.to(x.dtype)
+
+
+def decomposition(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Tensor:
+    wide = widened(x)
+    value = wide * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + eps)
+    if rounding == ROUNDINGS["llama"]:
+        return (value.to(x.dtype) * weight).contiguous()  # of two halves: in float32, rounded once
+    scale = weight.to(wide.dtype)
+    if rounding == ROUNDINGS["gemma"]:
+        scale = 1 + scale
+    return (value * scale).to(x.dtype).contiguous()
 
 
 def norm_inputs(dtype: torch.dtype, *shape: int, seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -164,4 +176,5 @@ SPEC = OpSpec(
     peer=peer,
     # "llama" may round the other way where the float64 value lies at a tie: one unit of the dtype more.
     tolerances={d: (rtol if d == torch.float32 else 2 * rtol, atol) for d, (rtol, atol) in TOLERANCES.items()},
+    decomposition=decomposition,
 )

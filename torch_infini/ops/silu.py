@@ -43,8 +43,17 @@ def fake(x: Tensor) -> Tensor:
 
 
 def as_held_by(dtype: torch.dtype, value: Tensor) -> Tensor:
-    """float64 values, those out of the dtype's range turned into infinities."""
-    return torch.where(value.abs() > torch.finfo(dtype).max, value * torch.inf, value)
+    """float64 values, those that round to an infinity of the dtype turned into it."""
+    return torch.where(value.to(dtype).isinf(), value * torch.inf, value)
+
+
+def widened(x: Tensor) -> Tensor:
+    """x in the dtype that its op computes in: float32 for the half types."""
+    return x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+
+
+def decomposition(x: Tensor) -> Tensor:
+    return torch.nn.functional.silu(widened(x)).to(x.dtype).contiguous()
 
 
 def reference(x: Tensor) -> Tensor:
@@ -137,4 +146,5 @@ SPEC = OpSpec(
     bench=bench,
     peer=peer,
     inplace="x",
+    decomposition=decomposition,
 )

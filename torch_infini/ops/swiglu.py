@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
-from .silu import activations, as_held_by, special_values
+from .silu import activations, as_held_by, special_values, widened
 
 
 def swiglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None) -> Tensor:
@@ -63,6 +63,13 @@ def reference(gate: Tensor, up: Tensor | None = None) -> Tensor:
 def peer(gate: Tensor, up: Tensor | None = None) -> Tensor:
     gate, up = halves(gate, up)
     return torch.nn.functional.silu(gate) * up
+
+
+def decomposition(gate: Tensor, up: Tensor | None = None) -> Tensor:
+    if up is None:
+        d = gate.shape[-1] // 2
+        gate, up = gate.narrow(-1, 0, d), gate.narrow(-1, d, d)
+    return (torch.nn.functional.silu(widened(gate)) * widened(up)).to(gate.dtype).contiguous()
 
 
 def inputs(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
@@ -148,4 +155,5 @@ SPEC = OpSpec(
     cost=cost,
     bench=bench,
     peer=peer,
+    decomposition=decomposition,
 )

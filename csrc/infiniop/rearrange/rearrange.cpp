@@ -5,16 +5,19 @@
 
 namespace infini::rearrange {
 
-void check(const Args &args) {
+void check(const Args &args, const Names &names) {
     constexpr Checker rule("rearrange");
-    rule.same_shape("src", args.src, "dst", args.dst);
-    rule.same_dtype("src", args.src, "dst", args.dst);
-    rule.writable("dst", args.dst);
-    rule.no_partial_overlap("dst", args.dst, "src", args.src);
+    const TensorView *const views[] = {&args.dst, &args.src};
+    const auto &[dst, src] = names.tensors;
+    const int first = names.first, second = 1 - first;
+    rule.same_shape(names.tensors[second], *views[second], names.tensors[first], *views[first]);
+    rule.same_dtype(names.tensors[second], *views[second], names.tensors[first], *views[first]);
+    rule.writable(dst, args.dst);
+    rule.no_partial_overlap(dst, args.dst, src, args.src);
 }
 
-void run(const Args &args) {
-    check(args);
+void run(const Args &args, const Names &names) {
+    check(args, names);
     if (args.dst.numel() > 0 && args.dst.data != args.src.data) { // of one address they are the same elements
         cpu_kernel(args);
     }

@@ -12,11 +12,17 @@ struct Args {
     TensorView src; // the shape and dtype of dst
 };
 
+// What sentences call dst and src, and which of the two the other is compared with.
+struct Names {
+    const char *tensors[2];
+    int first;
+};
+
 // Checks the arguments against the rules above; dst may be src itself, and then nothing is done.
-void check(const Args &args);
+void check(const Args &args, const Names &names);
 
 // Checks them, then copies.
-void run(const Args &args);
+void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

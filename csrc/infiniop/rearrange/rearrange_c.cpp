@@ -7,7 +7,10 @@ namespace {
 using namespace infini;
 using rearrange::Args;
 
-constexpr c_api::COp<Args> kRearrange("Rearrange", rearrange::check, rearrange::run);
+constexpr rearrange::Names kNames{{"dst", "src"}, 0};
+constexpr c_api::COp<Args> kRearrange(
+    "Rearrange", [](const Args &args) { rearrange::check(args, kNames); },
+    [](const Args &args) { rearrange::run(args, kNames); });
 
 } // namespace
 

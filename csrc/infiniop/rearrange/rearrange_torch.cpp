@@ -1,0 +1,26 @@
+// torch.ops.infini.rearrange, functional and out; declared in torch_infini/ops/rearrange.py.
+#include "../../torch/tensor.h"
+#include "rearrange.h"
+
+namespace infini::rearrange {
+namespace {
+
+constexpr Checker kRearrange("rearrange");
+
+Tensor rearrange_out(const Tensor &x, Tensor out) {
+    run({view(kRearrange, "out", out), view(kRearrange, "x", x)}, {{"out", "x"}, 1});
+    return out;
+}
+
+Tensor rearrange(const Tensor &x) {
+    return rearrange_out(x, empty_like(view(kRearrange, "x", x)));
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("rearrange", TORCH_BOX(&rearrange));
+    m.impl("rearrange.out", TORCH_BOX(&rearrange_out));
+}
+
+} // namespace infini::rearrange

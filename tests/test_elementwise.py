@@ -1,0 +1,129 @@
+"""The elementwise ops beyond what tests/test_ops.py asks of every op: broadcasting, torch's rules for clip, aliases."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+
+from torch_infini.ops import REGISTRY
+from torch_infini.ops.rms_norm import ROUNDINGS, norm_inputs
+
+ops = torch.ops.infini
+BINARY = ["add", "sub", "mul"]
+
+
+@pytest.mark.parametrize("name", BINARY)
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((), (3,)),
+        ((1,), (5, 7)),
+        ((5, 1), (1, 7)),
+        ((7,), (2, 3, 1)),
+        ((1, 3, 1, 5), (2, 1, 4, 1)),
+        ((1, 4), (0, 4)),
+        ((1, 1), (0,)),
+        ((1,) * 8, (2,)),
+    ],
+)
+def test_broadcasting(name: str, left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    for shapes in ((left, right), (right, left)):
+        x, other = (torch.randn(shape) for shape in shapes)
+        expected = getattr(torch, name)(x, other)
+        out = torch.full_like(expected, 77)
+        assert getattr(ops, name).out(x, other, out=out) is out
+        for actual in (getattr(ops, name)(x, other), out):
+            assert actual.shape == expected.shape and actual.is_contiguous()
+            assert torch.equal(actual, expected)
+        assert getattr(ops, name)(x.to("meta"), other.to("meta")).shape == expected.shape
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_in_place(name: str) -> None:
+    x = torch.randn(4, 6)
+    in_place = getattr(ops, f"{name}_")
+    for other in (x, x.clone(), torch.randn(6), torch.randn(4, 1), torch.tensor(3.0)):
+        y = x.clone()
+        expected = getattr(torch, name)(y, y if other is x else other)
+        assert in_place(y, y if other is x else other) is None
+        assert torch.equal(y, expected)
+    rule = f"infini::{name}: x must "
+    cases = {
+        "have the shape of x and other broadcast together, [3, 4, 6], got [4, 6]": (x, torch.randn(3, 4, 6)),
+        "be other itself or share no memory with it, got one whose span of memory overlaps it": (x, x[1]),
+        "not be a broadcast view, for it is written to, got strides [0, 1]": (torch.randn(6).expand(4, 6), x),
+    }
+    for text, args in cases.items():
+        before = args[0].clone()
+        with pytest.raises(RuntimeError) as caught:
+            in_place(*args)
+        assert str(caught.value) == rule + text
+        assert torch.equal(args[0], before)
+
+
+@pytest.mark.parametrize("name", BINARY)
+def test_out_is_other(name: str) -> None:
+    x, other = torch.randn(3, 5), torch.randn(3, 5)
+    expected = getattr(torch, name)(x, other)
+    getattr(ops, name).out(x, other, out=other)
+    assert torch.equal(other, expected)
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64], ids=lambda d: str(d)[6:]
+)
+def test_clip_is_torchs(dtype: torch.dtype) -> None:
+    """Bit by bit, bounds that are NaN, crossed, infinite or no number of the dtype included."""
+    x = torch.tensor([0.1, -0.1, 1.0, -3.3, 100.0, 0.0, torch.inf, -torch.inf, torch.nan]).to(dtype).repeat(9)
+    numbers = [None, 0.1, -0.1, 1, -2.5, 1.001, torch.inf, -torch.inf, torch.nan]
+    for low, high in itertools.product(numbers, numbers):
+        actual = ops.clip(x, low, high)
+        expected = x if low is None and high is None else torch.clip(x, low, high)
+        assert torch.equal(actual.nan_to_num(7.25), expected.nan_to_num(7.25)), (low, high)
+        assert torch.equal(actual.isnan(), expected.isnan()), (low, high)
+        y = x.clone()
+        ops.clip_(y, low, high)
+        assert torch.equal(y.view(torch.uint8), actual.view(torch.uint8)), (low, high)
+
+
+@pytest.mark.parametrize(("name", "value"), [("ones", 1), ("zeros", 0)])
+def test_fills_take_the_dtype_of_out(name: str, value: int) -> None:
+    x = torch.full((4, 5), 7.0)
+    for dtype in (torch.float16, torch.bfloat16, torch.float64, torch.int8, torch.int64, torch.bool):
+        out = torch.full((4, 5), 5).to(dtype)
+        getattr(ops, name).out(x, out=out)
+        assert torch.equal(out, torch.full((4, 5), value).to(dtype)) and torch.all(x == 7)
+    getattr(ops, name).out(x, out=x.view(5, 4).t())  # over x's own memory, which is not read
+    assert torch.all(x == value)
+
+
+@pytest.mark.parametrize("name", sorted(name for name, spec in REGISTRY.items() if spec.decomposition))
+def test_decompositions_give_contiguous_results_of_their_own(name: str) -> None:
+    """As the ops do, whatever the strides of x; else a graph in which one stands would change its views."""
+    spec = REGISTRY[name]
+    for dtype, sample in ((d, s) for d in spec.dtypes for s in spec.samples(d)):
+        first, *rest = sample.args
+        if first.dim() < 2:
+            continue
+        moved = first.transpose(0, 1).contiguous().transpose(0, 1)
+        actual = spec.decomposition(moved, *rest, **sample.kwargs)
+        for t in actual if isinstance(actual, tuple) else (actual,):
+            assert t.is_contiguous(), f"{dtype} {sample.name}"
+            assert t.untyped_storage()._cdata != moved.untyped_storage()._cdata, f"{dtype} {sample.name}"
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("rounding", ROUNDINGS)
+def test_decompositions_of_norms_round_where_the_ops_do(rounding: str, dtype: torch.dtype) -> None:
+    """Of another order of rounding many elements would differ; of another order of additions few do."""
+    x, weight = norm_inputs(dtype, 40, 2048)
+    args = (weight, 1e-6, ROUNDINGS[rounding])
+    norm, add_norm = REGISTRY["rms_norm"], REGISTRY["add_rms_norm"]
+    assert norm.decomposition and add_norm.decomposition
+    for actual, expected in (
+        (norm.decomposition(x, *args), norm.op(x, *args)),
+        *zip(add_norm.decomposition(x, x.flip(0), *args), add_norm.op(x, x.flip(0), *args)),
+    ):
+        assert (actual != expected).double().mean() < 0.002
