@@ -360,3 +360,18 @@ def test_options_and_log(caplog: pytest.LogCaptureFixture) -> None:
         torch._dynamo.reset()
         with pytest.raises(Exception, match=f"torch_infini.compile: .* got {said}"), torch.no_grad():
             torch.compile(NORMS["llama"], backend="infini", options=wrong)(x, w)
+
+
+def test_light_ops_fuse() -> None:
+    """Ops that a user calls become aten ops, and with these one kernel; with decompose=() they stay calls."""
+
+    def function(x: Tensor) -> Tensor:
+        return torch.ops.infini.silu(torch.ops.infini.add(x, x)) * 2
+
+    x, _ = inputs()
+    for options, calls in (({}, 0), ({"decompose": ()}, 2), ({"decompose": ("silu",)}, 1)):
+        torch._dynamo.reset()
+        compiled = torch.compile(function, backend="infini", fullgraph=True, options=options)
+        actual, (code,) = run_and_get_code(compiled, x)
+        assert len(re.findall(r"torch\.ops\.infini\.\w+\.out\(", code)) == calls
+        torch.testing.assert_close(actual, function(x))

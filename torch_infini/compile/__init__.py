@@ -91,7 +91,7 @@ def backend(
     options = dict(options or {})
     patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", DECOMPOSED)
     decompositions = {}
-    for name in decompose if decompose is not DECOMPOSED else []:
+    for name in decompose:
         if name not in REGISTRY or REGISTRY[name].decomposition is None:
             raise ValueError(f"torch_infini.compile: decompose must name ops that have a decomposition, got {name!r}")
         decompositions[REGISTRY[name].op] = REGISTRY[name].decomposition
