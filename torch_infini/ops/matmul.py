@@ -82,6 +82,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{m}x{n}x{k}, a by columns", (a.t().contiguous().t(), b))
     for name, a, b in (
         ("batch", (3, 9, 33), (3, 33, 20)),
+        ("a b for each inner batch", (2, 3, 9, 33), (3, 33, 20)),
         ("one b for the batch", (2, 3, 9, 33), (33, 20)),
         ("one a for the batch", (9, 33), (2, 3, 33, 20)),
         ("one row each and one b", (5, 1, 33), (33, 20)),

@@ -117,6 +117,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"b by rows {m}x{n}x{k}", (a, b.contiguous(), *rest))
     a, b, a_scale, b_scale, *rest = inputs(dtype, 6, 10, 100)
     yield Sample("scales with two dimensions", (a, b, a_scale[:, None], b_scale[None], *rest))
+    a, b, *vectors, _ = inputs(dtype, 6, 10, 100)
+    yield Sample("strided scales and bias", (a, b, *(torch.stack([v, -v], -1)[:, 0] for v in vectors), dtype))
     a, b, *rest = inputs(dtype, 5, 6, 131071, bias=False)
     a.fill_(-128)
     b.fill_(-128)
