@@ -34,7 +34,7 @@ def scaled_mm_int8(
         a_scale: [m] or [m, 1] float32; any strides.
         b_scale: [n] or [1, n] float32; any strides.
         bias: [n], of the result's dtype, or None; any strides.
-        out_dtype: bfloat16 or float16; None: that of bias (or of out), else bfloat16.
+        out_dtype: float32, bfloat16 or float16; None: that of bias (or of out), else bfloat16.
         out: Written and returned instead of a new tensor; stride 1 in the last dimension; shares no memory with the
             arguments.
 
@@ -174,8 +174,11 @@ def errors() -> Iterator[ErrorCase]:
     )
     yield ErrorCase(
         "out_dtype",
-        (a, b, *scales, None, torch.float32),
-        op + "out_dtype must be bfloat16 or float16, got Float",
+        (a, b, *scales, None, torch.float64),
+        op + "out_dtype must be float32, bfloat16 or float16, got Double",
+    )
+    yield ErrorCase(
+        "integer bias", (a, b, *scales, bias.int()), op + "bias must be float32, bfloat16 or float16, got int32"
     )
     yield ErrorCase(
         "out of another dtype",
@@ -184,10 +187,10 @@ def errors() -> Iterator[ErrorCase]:
         {"out": torch.empty(4, 8).bfloat16()},
     )
     yield ErrorCase(
-        "float32 out",
+        "float64 out",
         (a, b, *scales),
-        op + "out must be bfloat16 or float16, got float32",
-        {"out": torch.empty(4, 8)},
+        op + "out must be float32, bfloat16 or float16, got float64",
+        {"out": torch.empty(4, 8).double()},
     )
     yield ErrorCase(
         "out shape",
@@ -206,7 +209,8 @@ def cost(
     out_dtype: torch.dtype | None = None,
 ) -> Cost:
     out = a.shape[0] * b.shape[1]
-    return Cost(bytes=nbytes(a, b, a_scale, b_scale, bias) + 2 * out, flops=2 * out * a.shape[1])
+    dtype = out_dtype or (torch.bfloat16 if bias is None else bias.dtype)
+    return Cost(bytes=nbytes(a, b, a_scale, b_scale, bias) + dtype.itemsize * out, flops=2 * out * a.shape[1])
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
@@ -226,7 +230,6 @@ SPEC = OpSpec(
     cost=cost,
     bench=bench,
     peer=peer,
-    dtypes=(torch.bfloat16, torch.float16),
     # One rounding, and float32's around the scales and where product and bias cancel.
-    tolerances={torch.bfloat16: (2**-8, 1e-6), torch.float16: (2**-11, 1e-6)},
+    tolerances={torch.float32: (5e-7, 1e-6), torch.bfloat16: (2**-8, 1e-6), torch.float16: (2**-11, 1e-6)},
 )

@@ -52,7 +52,7 @@ void check(const Args &args, const Names &names) {
     rule.shape(names.weights_scale, args.weights_scale, {n}, "to match the columns of the product");
     rule.dtype(names.weights_scale, args.weights_scale, {INFINI_DTYPE_F32});
 
-    rule.dtype("out", out, {INFINI_DTYPE_BF16, INFINI_DTYPE_F16});
+    rule.dtype("out", out, INFINI_FLOATS);
     rule.shape("out", out, {m, n}, "to match the rows and columns of the factors");
     rule.dense_last("out", out);
     rule.writable("out", out);

@@ -12,7 +12,7 @@ namespace infini::int8_gemm {
 constexpr int64_t kMaxDepth = 131071;
 
 struct Args {
-    TensorView out;           // [m, n] float16 or bfloat16
+    TensorView out;           // [m, n] float32, bfloat16 or float16
     TensorView bias;          // [n], the dtype of out; dtype == INFINI_DTYPE_INVALID: none
     TensorView x;             // [m, k] int8, rows of stride 1
     TensorView x_scale;       // [m] float32

@@ -230,11 +230,8 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
         [&](int64_t begin, int64_t end, char *scratch) {
             auto *panel = reinterpret_cast<int8_t *>(scratch);
             const int64_t last = end * kColumns < n ? end * kColumns : n;
-            if (args.out.dtype == INFINI_DTYPE_BF16) {
-                columns_of<bf16>(args, begin * kColumns, last, panel);
-            } else {
-                columns_of<f16>(args, begin * kColumns, last, panel);
-            }
+            with_float_type(args.out.dtype,
+                            [&](auto type) { columns_of<decltype(type)>(args, begin * kColumns, last, panel); });
         },
         kProductParallelBytes);
 }

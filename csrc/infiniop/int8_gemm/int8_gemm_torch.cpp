@@ -31,12 +31,22 @@ Args scaled_args(const Tensor &a, const Tensor &b, const Tensor &a_scale, const 
 // None: the dtype of bias, or bfloat16.
 infiniDtype_t output_dtype(std::optional<ScalarType> dtype, const Args &args) {
     if (!dtype) {
-        return args.bias.dtype == INFINI_DTYPE_F16 ? INFINI_DTYPE_F16 : INFINI_DTYPE_BF16;
+        if (args.bias.dtype == INFINI_DTYPE_INVALID) {
+            return INFINI_DTYPE_BF16;
+        }
+        kRule.dtype("bias", args.bias, INFINI_FLOATS);
+        return args.bias.dtype;
     }
-    if (*dtype != ScalarType::BFloat16 && *dtype != ScalarType::Half) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "out_dtype", "be bfloat16 or float16", toString(*dtype));
+    switch (*dtype) {
+    case ScalarType::Float:
+        return INFINI_DTYPE_F32;
+    case ScalarType::BFloat16:
+        return INFINI_DTYPE_BF16;
+    case ScalarType::Half:
+        return INFINI_DTYPE_F16;
+    default:
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "out_dtype", "be float32, bfloat16 or float16", toString(*dtype));
     }
-    return *dtype == ScalarType::Half ? INFINI_DTYPE_F16 : INFINI_DTYPE_BF16;
 }
 
 Tensor run_with(Args args, Tensor out) {

@@ -32,10 +32,10 @@ def tensors(m: int, n: int, k: int, dtype: torch.dtype, bias: bool = True) -> di
 
 
 def samples() -> Iterator[CSample]:
-    for dtype in (torch.float16, torch.bfloat16):
+    for dtype in (torch.float16, torch.bfloat16, torch.float32):
         kind = str(dtype)[6:]
         # Cancellation between product and bias: the absolute error of float.
-        close = (2**-8 if dtype == torch.bfloat16 else 2**-11, 1e-4)
+        close = ({torch.float16: 2**-11, torch.bfloat16: 2**-8, torch.float32: 2**-20}[dtype], 1e-4)
         for m, n, k in ((1, 1, 1), (3, 5, 7), (4, 4, 64), (5, 9, 65), (1, 130, 513), (33, 47, 130), (64, 256, 512)):
             yield CSample(f"{kind} {m}x{n}x{k}", tensors(m, n, k, dtype), close)
         yield CSample(f"{kind} without bias", tensors(6, 10, 100, dtype, bias=False), close)
@@ -69,10 +69,10 @@ def errors() -> Iterator[CErrorCase]:
     args = tensors(4, 8, 16, torch.bfloat16)
     op = "infini::int8_gemm: "
     yield CErrorCase(
-        "float32 result",
-        {**args, "out": torch.zeros(4, 8)},
+        "float64 result",
+        {**args, "out": torch.zeros(4, 8).double()},
         "BAD_TENSOR_DTYPE",
-        op + "out must be bfloat16 or float16, got float32",
+        op + "out must be float32, bfloat16 or float16, got float64",
     )
     yield CErrorCase(
         "unsigned", {**args, "x": args["x"].view(torch.uint8)}, "BAD_TENSOR_DTYPE", op + "x must be int8, got uint8"

@@ -1,7 +1,7 @@
 /* I8Gemm: out = (x @ weights) * x_scale * weights_scale + bias: a product of bytes, exact in int32, with a scale for
  * each row of x and each column of weights (W8A8 quantised layers); scaled in float, one rounding.
  *
- *   out            [m, n]  F16 or BF16; stride 1 in the last dimension
+ *   out            [m, n]  F16, BF16 or F32; stride 1 in the last dimension
  *   bias           [n]     the dtype of out; NULL, at creation or when run: none
  *   x              [m, k]  I8; stride 1 in the last dimension; k at most 131071, so that the sum fits
  *   x_scale        [m]     F32 (also [m, 1])
