@@ -3,6 +3,7 @@
 
 #include "check.h"
 #include "gemm/gemm.h"
+#include "rearrange/rearrange.h"
 
 namespace infini::conv {
 
@@ -51,70 +52,48 @@ void check_parameter(const char *name, const int64_t *values, int spatial, int64
     }
 }
 
-} // namespace
-
-void check(const Args &args) {
-    const TensorView &x = args.x, &w = args.w, &y = args.y;
-    const int spatial = args.spatial;
-    if (spatial < 1 || spatial > kMaxSpatial) {
-        kRule.fail(INFINI_STATUS_BAD_PARAM, "n", message("be 1 to ", kMaxSpatial, ", the spatial dimensions"),
-                   std::to_string(spatial));
+// Whether the dimensions from `first` on lie as if contiguous.
+bool is_dense(const TensorView &x, int first) {
+    int64_t expected = 1;
+    bool holds = true;
+    for (int dim = x.ndim - 1; dim >= first; --dim) {
+        holds = holds && (x.shape[dim] <= 1 || x.strides[dim] == expected);
+        expected *= x.shape[dim];
     }
-    check_parameter("pads", args.pads, spatial, 0);
-    check_parameter("strides", args.strides, spatial, 1);
-    check_parameter("dilations", args.dilations, spatial, 1);
-    kRule.rank("x", x, spatial + 2);
-    kRule.dtype("x", x, INFINI_FLOATS);
-    kRule.rank("w", w, spatial + 2);
-    kRule.same_dtype("w", w, "x", x);
-    kRule.contiguous("w", w);
-    if (w.shape[1] != x.shape[1]) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "w", message("have ", x.shape[1], " input channels, as x has"),
-                   message(w.shape[1], " (shape ", shape_of(w), ")"));
-    }
-    TensorView wanted = y;
-    wanted.ndim = spatial + 2;
-    wanted.shape[0] = x.shape[0];
-    wanted.shape[1] = w.shape[0];
-    for (int i = 0; i < spatial; ++i) {
-        const int64_t kernel = w.shape[i + 2];
-        if (kernel < 1 || kernel >= kLargest) {
-            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "w", "have kernels of 1 to 2^31 - 1 elements", shape_of(w));
-        }
-        const int64_t room = x.shape[i + 2] + 2 * args.pads[i] - args.dilations[i] * (kernel - 1);
-        if (room < 1) {
-            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "w", "not be larger than the padded x",
-                       message("shape ", shape_of(w), " for x ", shape_of(x)));
-        }
-        wanted.shape[i + 2] = (room - 1) / args.strides[i] + 1;
-    }
-    kRule.rank("y", y, spatial + 2);
-    for (int dim = 0; dim < y.ndim; ++dim) {
-        if (y.shape[dim] != wanted.shape[dim]) {
-            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "y",
-                       message("have shape ", shape_of(wanted), ", as x, w and the parameters give it"), shape_of(y));
-        }
-    }
-    kRule.same_dtype("y", y, "x", x);
-    kRule.contiguous("y", y);
-    kRule.no_overlap("y", y, "x", x);
-    kRule.no_overlap("y", y, "w", w);
-    if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-        kRule.shape("bias", args.bias, {w.shape[0]}, "to match the output channels of w");
-        kRule.same_dtype("bias", args.bias, "x", x);
-        kRule.no_overlap("y", y, "bias", args.bias);
-    }
+    return holds;
 }
 
-size_t workspace_size(const Args &args) {
-    return args.y.numel() == 0 ? 0 : static_cast<size_t>(depth(args) * tile_columns(args)) * size_of(args.x.dtype);
+// gemm reads w as [Cout, Cin * kernel] and writes y of an image as [Cout, positions]: as they lie, or copies.
+bool w_is_matrix(const Args &args) {
+    return is_dense(args.w, 1);
 }
 
-void run(const Args &args) {
-    check(args);
-    if (args.y.numel() == 0) {
-        return;
+bool y_is_matrix(const Args &args) {
+    return is_dense(args.y, 2);
+}
+
+int64_t whole_lines(int64_t elements, infiniDtype_t dtype) {
+    return (elements * static_cast<int64_t>(size_of(dtype)) + 63) / 64 * 64;
+}
+
+int64_t tile_bytes(const Args &args) {
+    return whole_lines(depth(args) * tile_columns(args), args.x.dtype);
+}
+
+// A contiguous tensor of the shape and dtype of `like`.
+TensorView contiguous(const TensorView &like, void *data) {
+    TensorView view = like;
+    view.data = data;
+    int64_t step = 1;
+    for (int dim = view.ndim - 1; dim >= 0; --dim) {
+        view.strides[dim] = step;
+        step *= view.shape[dim];
     }
+    return view;
+}
+
+// y, where w and y are matrices.
+void multiply(const Args &args) {
     const int64_t k = depth(args), all = positions(args), wide = tile_columns(args), channels = args.w.shape[0];
     const auto matrix = [&](void *data, int64_t rows, int64_t columns, int64_t row_stride) {
         TensorView view;
@@ -133,13 +112,105 @@ void run(const Args &args) {
             cpu_kernel(Tile{&args, image, first, columns});
             gemm::Args product;
             char *const y =
-                args.y.as<char>() + (image * channels * all + first) * static_cast<int64_t>(size_of(args.y.dtype));
-            product.c = matrix(y, channels, columns, all);
-            product.a = matrix(args.w.data, channels, k, k);
+                args.y.as<char>() + (image * args.y.strides[0] + first) * static_cast<int64_t>(size_of(args.y.dtype));
+            product.c = matrix(y, channels, columns, args.y.strides[1]);
+            product.a = matrix(args.w.data, channels, k, args.w.strides[0]);
             product.b = matrix(args.workspace, k, columns, columns);
             product.beta = args.bias.dtype == INFINI_DTYPE_INVALID ? 0.0f : 1.0f;
             gemm::run(product);
         }
+    }
+}
+
+} // namespace
+
+TensorView output_of(const Args &args) {
+    const TensorView &x = args.x, &w = args.w;
+    const int spatial = args.spatial;
+    if (spatial < 1 || spatial > kMaxSpatial) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "n", message("be 1 to ", kMaxSpatial, ", the spatial dimensions"),
+                   std::to_string(spatial));
+    }
+    check_parameter("padding", args.pads, spatial, 0);
+    check_parameter("stride", args.strides, spatial, 1);
+    check_parameter("dilation", args.dilations, spatial, 1);
+    kRule.rank("x", x, spatial + 2);
+    kRule.dtype("x", x, INFINI_FLOATS);
+    kRule.rank("weight", w, spatial + 2);
+    kRule.same_dtype("weight", w, "x", x);
+    if (w.shape[1] != x.shape[1]) {
+        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "weight", message("have ", x.shape[1], " input channels, as x has"),
+                   message(w.shape[1], " (shape ", shape_of(w), ")"));
+    }
+    TensorView wanted;
+    wanted.dtype = x.dtype;
+    wanted.ndim = spatial + 2;
+    wanted.shape[0] = x.shape[0];
+    wanted.shape[1] = w.shape[0];
+    for (int i = 0; i < spatial; ++i) {
+        const int64_t kernel = w.shape[i + 2];
+        if (kernel < 1 || kernel >= kLargest) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "weight", "have kernels of 1 to 2^31 - 1 elements", shape_of(w));
+        }
+        const int64_t room = x.shape[i + 2] + 2 * args.pads[i] - args.dilations[i] * (kernel - 1);
+        if (room < 1) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "weight", "not be larger than the padded x",
+                       message("shape ", shape_of(w), " for x ", shape_of(x)));
+        }
+        wanted.shape[i + 2] = (room - 1) / args.strides[i] + 1;
+    }
+    return wanted;
+}
+
+void check(const Args &args) {
+    const TensorView wanted = output_of(args), &x = args.x, &w = args.w, &y = args.y;
+    kRule.rank("out", y, wanted.ndim);
+    for (int dim = 0; dim < y.ndim; ++dim) {
+        if (y.shape[dim] != wanted.shape[dim]) {
+            kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
+                       message("have shape ", shape_of(wanted), ", as x, weight and the parameters give it"),
+                       shape_of(y));
+        }
+    }
+    kRule.same_dtype("out", y, "x", x);
+    kRule.writable("out", y);
+    kRule.no_overlap("out", y, "x", x);
+    kRule.no_overlap("out", y, "weight", w);
+    if (args.bias.dtype != INFINI_DTYPE_INVALID) {
+        kRule.shape("bias", args.bias, {w.shape[0]}, "to match the output channels of weight");
+        kRule.same_dtype("bias", args.bias, "x", x);
+        kRule.no_overlap("out", y, "bias", args.bias);
+    }
+}
+
+size_t workspace_size(const Args &args) {
+    if (args.y.numel() == 0) {
+        return 0;
+    }
+    int64_t bytes = tile_bytes(args);
+    bytes += w_is_matrix(args) ? 0 : whole_lines(args.w.numel(), args.w.dtype);
+    bytes += y_is_matrix(args) ? 0 : whole_lines(args.y.numel(), args.y.dtype);
+    return static_cast<size_t>(bytes);
+}
+
+void run(const Args &args) {
+    check(args);
+    if (args.y.numel() == 0) {
+        return;
+    }
+    Args matrices = args;
+    char *workspace = static_cast<char *>(args.workspace) + tile_bytes(args);
+    if (!w_is_matrix(args)) {
+        matrices.w = contiguous(args.w, workspace);
+        rearrange::run({matrices.w, args.w});
+        workspace += whole_lines(args.w.numel(), args.w.dtype);
+    }
+    if (y_is_matrix(args)) {
+        multiply(matrices);
+    } else {
+        matrices.y = contiguous(args.y, workspace);
+        multiply(matrices);
+        rearrange::run({args.y, matrices.y});
     }
 }
 

@@ -1,7 +1,7 @@
 // conv: y[n, o, p] = bias[o] + sum over c and k of w[o, c, k] * x[n, c, p * stride - pad + k * dilation], in 1 to 6
 // spatial dimensions; x is 0 outside of its shape. A convolution is a matrix product of w [Cout, Cin * kernel] with a
 // matrix that holds, for each output position, what the kernel sees there; that matrix is made tile by tile in the
-// workspace.
+// workspace. A w that is not contiguous is copied there first, and a y whose spatial dimensions are not, written there.
 #pragma once
 
 #include "cpu_capability.h"
@@ -12,9 +12,9 @@ namespace infini::conv {
 constexpr int kMaxSpatial = kMaxDims - 2;
 
 struct Args {
-    TensorView y;    // [N, Cout, out...], contiguous
-    TensorView x;    // [N, Cin, in...], the dtype of y, any strides
-    TensorView w;    // [Cout, Cin, kernel...], the dtype of y, contiguous
+    TensorView y;    // [N, Cout, out...]; shares no memory with the others
+    TensorView x;    // [N, Cin, in...], the dtype of y
+    TensorView w;    // [Cout, Cin, kernel...], the dtype of y
     TensorView bias; // [Cout], the dtype of y; dtype == INFINI_DTYPE_INVALID: none
     int spatial = 0; // how many of the dimensions are spatial
     // For each of them: zeros put before and after x, step of the kernel in x, step within the kernel.
@@ -22,7 +22,10 @@ struct Args {
     void *workspace = nullptr;
 };
 
-// Checks the arguments against the rules above.
+// Checks all but y and bias; the shape and dtype of y.
+TensorView output_of(const Args &args);
+
+// Checks all arguments against the rules above.
 void check(const Args &args);
 
 // The bytes that run needs at args.workspace.

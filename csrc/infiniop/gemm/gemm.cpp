@@ -9,15 +9,6 @@ namespace {
 
 constexpr Checker kRule("gemm");
 
-// Stride 1 in one of the two dimensions of the matrix; that of a dimension with at most one element says nothing.
-void check_layout(const char *name, const TensorView &x) {
-    const bool by_rows = x.size(-1) <= 1 || x.stride(-1) == 1, by_columns = x.size(-2) <= 1 || x.stride(-2) == 1;
-    if (!by_rows && !by_columns && x.numel() > 0) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, name, "have stride 1 in one of its last two dimensions",
-                   message("strides ", strides_of(x)));
-    }
-}
-
 // The shape of a or b, given its rows and columns: with a batch if c has one.
 void check_factor(const char *name, const TensorView &x, const TensorView &c, int64_t rows, int64_t columns,
                   Reason why) {
@@ -26,10 +17,18 @@ void check_factor(const char *name, const TensorView &x, const TensorView &c, in
     } else {
         kRule.shape(name, x, {x.shape[0] == 1 ? 1 : c.shape[0], rows, columns}, why);
     }
-    check_layout(name, x);
+    check_layout(kRule, name, x);
 }
 
 } // namespace
+
+void check_layout(const Checker &rule, const char *name, const TensorView &x) {
+    const bool by_rows = x.size(-1) <= 1 || x.stride(-1) == 1, by_columns = x.size(-2) <= 1 || x.stride(-2) == 1;
+    if (!by_rows && !by_columns && x.numel() > 0) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, name, "have stride 1 in one of its last two dimensions",
+                  message("strides ", strides_of(x)));
+    }
+}
 
 void check(const Args &args) {
     const TensorView &c = args.c, &a = args.a, &b = args.b;
@@ -41,7 +40,7 @@ void check(const Args &args) {
     kRule.rank("b", b, c.ndim);
     check_factor("a", a, c, c.size(-2), a.size(-1), "to match the rows of c");
     check_factor("b", b, c, a.size(-1), c.size(-1), "to match the columns of a and of c");
-    check_layout("c", c);
+    check_layout(kRule, "c", c);
     kRule.writable("c", c);
     if (c.data != nullptr) {
         kRule.no_overlap("c", c, "a", a);

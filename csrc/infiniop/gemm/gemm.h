@@ -6,6 +6,10 @@
 #include "cpu_capability.h"
 #include "tensor_view.h"
 
+namespace infini {
+class Checker;
+}
+
 namespace infini::gemm {
 
 // Products are summed in float, alpha and beta applied in float, and the result rounded once. The order of the sum
@@ -19,6 +23,9 @@ struct Args {
     float alpha = 1;
     float beta = 0;
 };
+
+// Stride 1 in one of the last two dimensions; that of a dimension with at most one element says nothing.
+void check_layout(const Checker &rule, const char *name, const TensorView &x);
 
 // Checks the arguments against the rules above; memory only where there is some (data == nullptr: not yet).
 void check(const Args &args);

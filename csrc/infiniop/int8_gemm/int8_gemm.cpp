@@ -7,8 +7,6 @@ namespace infini::int8_gemm {
 
 namespace {
 
-constexpr Checker kRule("int8_gemm");
-
 void drop(TensorView &view, int dim) {
     for (int i = dim; i + 1 < view.ndim; ++i) {
         view.shape[i] = view.shape[i + 1];
@@ -34,50 +32,43 @@ void squeeze(Args &args) {
     }
 }
 
-void check(const Args &args) {
+void check(const Args &args, const Names &names) {
+    const Checker rule(names.op);
     const TensorView &x = args.x, &weights = args.weights, &out = args.out;
-    kRule.rank("x", x, 2);
-    kRule.dtype("x", x, {INFINI_DTYPE_I8});
-    kRule.dense_last("x", x);
+    rule.rank(names.x, x, 2);
+    rule.dtype(names.x, x, {INFINI_DTYPE_I8});
+    rule.dense_last(names.x, x);
     const int64_t m = x.size(0), k = x.size(1);
     if (k > kMaxDepth) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "x",
-                   message("have at most ", kMaxDepth, " columns, for int32 to hold the product"), std::to_string(k));
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, names.x,
+                  message("have at most ", kMaxDepth, " columns, for int32 to hold the product"), std::to_string(k));
     }
-    kRule.rank("weights", weights, 2);
-    kRule.dtype("weights", weights, {INFINI_DTYPE_I8});
+    rule.rank(names.weights, weights, 2);
+    rule.dtype(names.weights, weights, {INFINI_DTYPE_I8});
     const int64_t n = weights.size(1);
-    kRule.shape("weights", weights, {k, n}, "to match the columns of x");
-    if (k > 1 && n > 0 && weights.stride(0) != 1) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, "weights", "be column-major, with stride 1 in its first dimension",
-                   message("strides ", strides_of(weights)));
-    }
-    const auto check_vector = [&](const char *name, const TensorView &view, int64_t size, const char *why) {
-        kRule.shape(name, view, {size}, why);
-        kRule.dense_last(name, view);
-    };
-    check_vector("x_scale", args.x_scale, m, "to match the rows of x");
-    kRule.dtype("x_scale", args.x_scale, {INFINI_DTYPE_F32});
-    check_vector("weights_scale", args.weights_scale, n, "to match the columns of weights");
-    kRule.dtype("weights_scale", args.weights_scale, {INFINI_DTYPE_F32});
+    rule.shape(names.weights, weights, {k, n}, "to match the columns of the left factor");
+    rule.shape(names.x_scale, args.x_scale, {m}, "to match the rows of the product");
+    rule.dtype(names.x_scale, args.x_scale, {INFINI_DTYPE_F32});
+    rule.shape(names.weights_scale, args.weights_scale, {n}, "to match the columns of the product");
+    rule.dtype(names.weights_scale, args.weights_scale, {INFINI_DTYPE_F32});
 
-    kRule.dtype("out", out, {INFINI_DTYPE_BF16, INFINI_DTYPE_F16});
-    kRule.shape("out", out, {m, n}, "the rows of x by the columns of weights");
-    kRule.dense_last("out", out);
-    kRule.writable("out", out);
-    kRule.no_overlap("out", out, "x", x);
-    kRule.no_overlap("out", out, "weights", weights);
-    kRule.no_overlap("out", out, "x_scale", args.x_scale);
-    kRule.no_overlap("out", out, "weights_scale", args.weights_scale);
+    rule.dtype("out", out, INFINI_FLOATS);
+    rule.shape("out", out, {m, n}, "to match the rows and columns of the factors");
+    rule.dense_last("out", out);
+    rule.writable("out", out);
+    rule.no_overlap("out", out, names.x, x);
+    rule.no_overlap("out", out, names.weights, weights);
+    rule.no_overlap("out", out, names.x_scale, args.x_scale);
+    rule.no_overlap("out", out, names.weights_scale, args.weights_scale);
     if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-        check_vector("bias", args.bias, n, "to match the columns of weights");
-        kRule.same_dtype("bias", args.bias, "out", out);
-        kRule.no_overlap("out", out, "bias", args.bias);
+        rule.shape("bias", args.bias, {n}, "to match the columns of the product");
+        rule.same_dtype("bias", args.bias, "out", out);
+        rule.no_overlap("out", out, "bias", args.bias);
     }
 }
 
-void run(const Args &args) {
-    check(args);
+void run(const Args &args, const Names &names) {
+    check(args, names);
     if (args.out.numel() > 0) {
         cpu_kernel(args);
     }

@@ -1,7 +1,6 @@
 // int8_gemm: out = (x @ weights) * x_scale * weights_scale + bias; x [m, k] and weights [k, n] int8, a scale for each
 // row of x and each column of weights (W8A8 quantised layers). The product is exact, in int32; then float, rounded
-// once. Weights are column-major, stride (1, k): each column is read along k as it lies in memory, with no second copy
-// of it.
+// once. Column-major weights, stride (1, k), are read as they lie; others are transposed on the way, at some cost.
 #pragma once
 
 #include "cpu_capability.h"
@@ -13,20 +12,27 @@ namespace infini::int8_gemm {
 constexpr int64_t kMaxDepth = 131071;
 
 struct Args {
-    TensorView out;           // [m, n] float16 or bfloat16
+    TensorView out;           // [m, n] float32, bfloat16 or float16
     TensorView bias;          // [n], the dtype of out; dtype == INFINI_DTYPE_INVALID: none
     TensorView x;             // [m, k] int8, rows of stride 1
     TensorView x_scale;       // [m] float32
-    TensorView weights;       // [k, n] int8, columns of stride 1
+    TensorView weights;       // [k, n] int8, any strides
     TensorView weights_scale; // [n] float32
 };
+
+// What a door calls the op and its arguments, for sentences.
+struct Names {
+    const char *op, *x, *x_scale, *weights, *weights_scale;
+};
+
+constexpr Names kNames{"int8_gemm", "x", "x_scale", "weights", "weights_scale"};
 
 // Takes a leading dimension of size 1 off the matrices, and the 1 off scales that are [m, 1], [1, n] or [n, 1].
 void squeeze(Args &args);
 
 // Checks the (squeezed) arguments against the rules above; run then computes out.
-void check(const Args &args);
-void run(const Args &args);
+void check(const Args &args, const Names &names);
+void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

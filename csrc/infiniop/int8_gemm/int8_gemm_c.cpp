@@ -7,7 +7,9 @@ namespace {
 using namespace infini;
 using int8_gemm::Args;
 
-constexpr c_api::COp<Args> kOp("I8Gemm", int8_gemm::check, int8_gemm::run);
+constexpr c_api::COp<Args> kOp(
+    "I8Gemm", [](const Args &args) { int8_gemm::check(args, int8_gemm::kNames); },
+    [](const Args &args) { int8_gemm::run(args, int8_gemm::kNames); });
 
 } // namespace
 

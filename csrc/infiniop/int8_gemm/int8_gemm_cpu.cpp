@@ -1,6 +1,7 @@
 // The CPU kernel of int8_gemm: tiles of kRows x kColumns dot products along k, a few columns at a time against all
 // rows, so that the columns stay in the first-level cache. Limit: for few rows the memory bandwidth of the weights, for
-// many the multiply-adds of bytes (VNNI: 64 a cycle and unit).
+// many the multiply-adds of bytes (VNNI: 64 a cycle and unit); and for weights that are not column-major their
+// transposition, panel by panel.
 #include "int8_gemm.h"
 #include "parallel.h"
 #include "vec.h"
@@ -142,17 +143,46 @@ inline void tile(const int8_t *const *x, const int8_t *const *w, int64_t k, cons
     }
 }
 
-template <typename T> void columns_of(const int8_gemm::Args &a, int64_t begin, int64_t end) {
+// Columns that are made contiguous at once where the weights' are not, and the rows of k that are read for that at once:
+// as many cache lines as the first level holds well.
+constexpr int64_t kPanelColumns = 64, kPanelDepth = 64;
+
+bool are_columns(const TensorView &weights) {
+    return weights.stride(0) == 1 || weights.size(0) <= 1;
+}
+
+void pack(const TensorView &weights, int64_t first, int64_t columns, int8_t *panel) {
+    const int64_t k = weights.size(0), row = weights.stride(0), column = weights.stride(1);
+    const int8_t *from = weights.as<const int8_t>() + first * column;
+    for (int64_t at = 0; at < k; at += kPanelDepth) {
+        const int64_t end = k - at < kPanelDepth ? k : at + kPanelDepth;
+        for (int64_t c = 0; c < columns; ++c) {
+            for (int64_t i = at; i < end; ++i) {
+                panel[c * k + i] = from[i * row + c * column];
+            }
+        }
+    }
+}
+
+template <typename T> void columns_of(const int8_gemm::Args &a, int64_t begin, int64_t end, int8_t *panel) {
     const int64_t m = a.x.size(0), k = a.x.size(1);
     const auto *x = a.x.as<const int8_t>(), *w = a.weights.as<const int8_t>();
     const auto *x_scale = a.x_scale.as<const float>(), *w_scale = a.weights_scale.as<const float>();
+    const int64_t x_step = a.x_scale.stride(0), w_step = a.weights_scale.stride(0), bias_step = a.bias.strides[0];
     const T *bias = a.bias.dtype == INFINI_DTYPE_INVALID ? nullptr : a.bias.as<const T>();
+    const bool packs = !are_columns(a.weights);
+    const int64_t column_stride = packs ? k : a.weights.stride(1);
     for (int64_t n = begin; n < end; n += kColumns) {
         const int columns = static_cast<int>(end - n < kColumns ? end - n : kColumns);
+        const int64_t in_panel = (n - begin) % kPanelColumns;
+        if (packs && in_panel == 0) {
+            pack(a.weights, n, end - n < kPanelColumns ? end - n : kPanelColumns, panel);
+        }
+        const int8_t *const first = packs ? panel + in_panel * k : w + n * column_stride;
         const int8_t *column[kColumns];
         int32_t offsets[kColumns];
         for (int c = 0; c < kColumns; ++c) {
-            column[c] = w + (n + (c < columns ? c : 0)) * a.weights.stride(1); // one too many repeats the first
+            column[c] = first + (c < columns ? c : 0) * column_stride; // one too many repeats the first
             VecI offset = {};
             int64_t at = 0;
             for (; at + kBytes <= k; at += kBytes) {
@@ -176,9 +206,9 @@ template <typename T> void columns_of(const int8_gemm::Args &a, int64_t begin, i
                 T *out = a.out.as<T>() + (r0 + r) * a.out.stride(0) + n;
                 VecF value = {};
                 for (int c = 0; c < columns; ++c) {
-                    value[c] = static_cast<float>(sums[r][c]) * x_scale[r0 + r] * w_scale[n + c];
+                    value[c] = static_cast<float>(sums[r][c]) * x_scale[(r0 + r) * x_step] * w_scale[(n + c) * w_step];
                     if (bias != nullptr) {
-                        value[c] += widen(bias[n + c]);
+                        value[c] += widen(bias[(n + c) * bias_step]);
                     }
                 }
                 store(out, value, columns);
@@ -195,15 +225,13 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     const int64_t m = args.x.size(0), k = args.x.size(1), n = args.weights.size(1);
     // Whole tiles for each thread; the work counts once for every few rows that share the read of a column.
     const int64_t tiles = (n + kColumns - 1) / kColumns, bytes = n * k * ((m + kRows - 1) / kRows);
-    parallel_for(
-        tiles, bytes,
-        [&](int64_t begin, int64_t end) {
+    parallel_for_with_scratch(
+        tiles, bytes, are_columns(args.weights) ? 0 : kPanelColumns * k,
+        [&](int64_t begin, int64_t end, char *scratch) {
+            auto *panel = reinterpret_cast<int8_t *>(scratch);
             const int64_t last = end * kColumns < n ? end * kColumns : n;
-            if (args.out.dtype == INFINI_DTYPE_BF16) {
-                columns_of<bf16>(args, begin * kColumns, last);
-            } else {
-                columns_of<f16>(args, begin * kColumns, last);
-            }
+            with_float_type(args.out.dtype,
+                            [&](auto type) { columns_of<decltype(type)>(args, begin * kColumns, last, panel); });
         },
         kProductParallelBytes);
 }

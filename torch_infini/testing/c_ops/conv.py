@@ -89,6 +89,14 @@ def samples() -> Iterator[CSample]:
         args = tensors((2, 3, 17, 19), (8, 3, 3, 3), dtype, pads=[1, 1], strides=[2, 1])
         args["x"] = Described(args["x"], (2, 3, 17, 19), (969, 323, -19, -1), 322)
         yield CSample(f"{kind} negative strides", args, tolerance)
+        args = tensors((2, 3, 17, 19), (8, 3, 3, 3), dtype, pads=[1, 1])
+        args["w"] = args["w"].to(memory_format=torch.channels_last)
+        args["y"] = args["y"].to(memory_format=torch.channels_last)
+        yield CSample(f"{kind} channels last", args, tolerance)
+        args = tensors((2, 3, 17, 19), (8, 3, 3, 3), dtype, pads=[1, 1])
+        args["w"], args["y"] = args["w"].transpose(0, 1).contiguous().transpose(0, 1), torch.zeros_like(args["y"])
+        args["y"] = args["y"].transpose(0, 1).contiguous().transpose(0, 1)
+        yield CSample(f"{kind} images and channels swapped", args, tolerance)
 
 
 def errors() -> Iterator[CErrorCase]:
@@ -98,27 +106,27 @@ def errors() -> Iterator[CErrorCase]:
         "kernel too large",
         {**args, "w": torch.zeros(4, 3, 11, 3)},
         "BAD_TENSOR_SHAPE",
-        op + "w must not be larger than the padded x, got shape [4, 3, 11, 3] for x [2, 3, 8, 9]",
+        op + "weight must not be larger than the padded x, got shape [4, 3, 11, 3] for x [2, 3, 8, 9]",
     )
     yield CErrorCase(
         "output shape",
         {**args, "y": torch.zeros(2, 4, 8, 8)},
         "BAD_TENSOR_SHAPE",
-        op + "y must have shape [2, 4, 8, 9], as x, w and the parameters give it, got [2, 4, 8, 8]",
+        op + "out must have shape [2, 4, 8, 9], as x, weight and the parameters give it, got [2, 4, 8, 8]",
     )
     yield CErrorCase(
         "input channels",
         {**args, "w": torch.zeros(4, 2, 3, 3)},
         "BAD_TENSOR_SHAPE",
-        op + "w must have 3 input channels, as x has, got 2 (shape [4, 2, 3, 3])",
+        op + "weight must have 3 input channels, as x has, got 2 (shape [4, 2, 3, 3])",
     )
     yield CErrorCase(
         "stride 0", {**args, "strides": [1, 0]}, "BAD_PARAM",
-        op + "strides must be 1 to 2^31 - 1, got 0 for spatial dimension 1",
+        op + "stride must be 1 to 2^31 - 1, got 0 for spatial dimension 1",
     )  # fmt: skip
     yield CErrorCase(
         "negative padding", {**args, "pads": [-1, 0]}, "BAD_PARAM",
-        op + "pads must be 0 to 2^31 - 1, got -1 for spatial dimension 0",
+        op + "padding must be 0 to 2^31 - 1, got -1 for spatial dimension 0",
     )  # fmt: skip
     yield CErrorCase(
         "spatial dimensions", {**args, "n": 7}, "BAD_PARAM",
@@ -133,8 +141,9 @@ def errors() -> Iterator[CErrorCase]:
         op + "x must be float32, bfloat16 or float16, got float64",
     )  # fmt: skip
     yield CErrorCase(
-        "output by columns", {**args, "y": torch.zeros(9, 8, 4, 2).permute(3, 2, 1, 0)}, "BAD_TENSOR_STRIDES",
-        op + "y must be contiguous, got strides [1, 2, 8, 64]",
+        "broadcast output", {**args, "y": Described(torch.zeros(4, 8, 9), (2, 4, 8, 9), (0, 72, 9, 1))},
+        "BAD_TENSOR_STRIDES",
+        op + "out must not be a broadcast view, for it is written to, got strides [0, 72, 9, 1]",
     )  # fmt: skip
 
 

@@ -1,11 +1,11 @@
 /* I8Gemm: out = (x @ weights) * x_scale * weights_scale + bias: a product of bytes, exact in int32, with a scale for
  * each row of x and each column of weights (W8A8 quantised layers); scaled in float, one rounding.
  *
- *   out            [m, n]  F16 or BF16; stride 1 in the last dimension
+ *   out            [m, n]  F16, BF16 or F32; stride 1 in the last dimension
  *   bias           [n]     the dtype of out; NULL, at creation or when run: none
  *   x              [m, k]  I8; stride 1 in the last dimension; k at most 131071, so that the sum fits
  *   x_scale        [m]     F32 (also [m, 1])
- *   weights        [k, n]  I8, column-major: stride 1 in the first dimension
+ *   weights        [k, n]  I8; read as they lie if column-major (stride 1 in the first dimension), else transposed first
  *   weights_scale  [n]     F32 (also [1, n] or [n, 1])
  *
  * The matrices may have a leading dimension of 1. out shares no memory with the others. Workspace: none. */

@@ -1,0 +1,58 @@
+// torch.ops.infini.gemm and matmul, functional and out; declared in torch_infini/ops/gemm.py and matmul.py.
+#include "../../torch/tensor.h"
+#include "matmul.h"
+
+#include <optional>
+
+namespace infini::matmul {
+namespace {
+
+Args factors(const Checker &rule, const Tensor &a, const Tensor &b) {
+    Args args;
+    args.a = view(rule, "a", a);
+    args.b = view(rule, "b", b);
+    return args;
+}
+
+constexpr Checker kGemm("gemm"), kMatmul("matmul");
+
+Tensor gemm_out(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, double alpha, double beta,
+                Tensor out) {
+    Args args = factors(kGemm, a, b);
+    if (c) {
+        args.c = view(kGemm, "c", *c);
+    }
+    args.alpha = alpha;
+    args.beta = beta;
+    args.out = view(kGemm, "out", out);
+    run("gemm", args);
+    return out;
+}
+
+Tensor gemm(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, double alpha, double beta) {
+    const Args args = factors(kGemm, a, b);
+    return gemm_out(a, b, c, alpha, beta, empty_like(output_of("gemm", args.a, args.b)));
+}
+
+Tensor matmul_out(const Tensor &a, const Tensor &b, Tensor out) {
+    Args args = factors(kMatmul, a, b);
+    args.out = view(kMatmul, "out", out);
+    run("matmul", args);
+    return out;
+}
+
+Tensor matmul(const Tensor &a, const Tensor &b) {
+    const Args args = factors(kMatmul, a, b);
+    return matmul_out(a, b, empty_like(output_of("matmul", args.a, args.b)));
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("gemm", TORCH_BOX(&gemm));
+    m.impl("gemm.out", TORCH_BOX(&gemm_out));
+    m.impl("matmul", TORCH_BOX(&matmul));
+    m.impl("matmul.out", TORCH_BOX(&matmul_out));
+}
+
+} // namespace infini::matmul

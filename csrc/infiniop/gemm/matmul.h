@@ -1,0 +1,24 @@
+// matmul: out = alpha * a @ b + beta * c by gemm's kernel, with the shapes of torch.matmul: a [..., m, k] and
+// b [..., k, n], whose leading dimensions broadcast; a of one dimension is a row and b of one a column, and out lacks
+// that dimension. c broadcasts to out. Each matrix lies row by row or column by column, as gemm wants it.
+#pragma once
+
+#include "tensor_view.h"
+
+namespace infini::matmul {
+
+struct Args {
+    TensorView out; // as output_of says; shares no memory with a or b, and may be c itself
+    TensorView a;   // float32, bfloat16 or float16
+    TensorView b;   // the dtype of a
+    TensorView c;   // the dtype of a; dtype == INFINI_DTYPE_INVALID: none, and beta is 0
+    double alpha = 1, beta = 0;
+};
+
+// Checks a and b; the shape and dtype of their product.
+TensorView output_of(const char *op, const TensorView &a, const TensorView &b);
+
+// Checks all arguments, then computes out. With beta == 0, c is not read.
+void run(const char *op, const Args &args);
+
+} // namespace infini::matmul
