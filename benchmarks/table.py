@@ -80,5 +80,23 @@ def c_abi_table() -> Iterator[str]:
         )
 
 
+def sites_table() -> Iterator[str]:
+    """What backend="infini" finds in six families, and how exact the compiled models are."""
+    yield "| model | sites: found and replaced of expected | eager from float64 | compiled | compiled from eager |"
+    yield "| --- | --- | ---: | ---: | ---: |"
+    rows = [row for row in read("compile-sites.csv") if row["dtype"] == "bfloat16"]
+    for family in dict.fromkeys(row["family"] for row in rows):
+        sites = [row for row in rows if row["family"] == family]
+        text = ", ".join(
+            f"{row['pattern']} {row['found']} and {row['replaced']} of {row['expected']}"
+            + (f" ({row['left']})" if row["left"] else "")
+            for row in sites
+        )
+        errors = [
+            f"{float(sites[0][name]):.1e}" for name in ("eager_from_float64", "infini_from_float64", "infini_from_eager")
+        ]
+        yield f"| {family} | {text} | {' | '.join(errors)} |"
+
+
 if __name__ == "__main__":
-    print("\n".join([*decode_table(), "", *ops_table(), "", *c_abi_table()]))
+    print("\n".join([*decode_table(), "", *sites_table(), "", *ops_table(), "", *c_abi_table()]))

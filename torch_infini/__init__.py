@@ -3,9 +3,9 @@
 torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
 """
 
-from . import ops
+from . import compile, ops
 from ._library import cpu_capabilities, cpu_capability
 from .patch import PatchReport, patch_model, unpatch_model
 
 __version__ = "0.1.0"
-__all__ = ["PatchReport", "cpu_capabilities", "cpu_capability", "ops", "patch_model", "unpatch_model"]
+__all__ = ["PatchReport", "cpu_capabilities", "compile", "cpu_capability", "ops", "patch_model", "unpatch_model"]
