@@ -44,18 +44,16 @@ def statistics(t: Tensor) -> str:
     if t.numel() and not has_memory(t):
         return "{no memory}"
     try:
-        # Seen by nobody: neither autograd nor a mode that watches torch's functions.
-        with torch.no_grad(), torch._C.DisableTorchFunction():
-            values = t.detach()
-            if values.element_size() == 1:  # torch has next to no arithmetic for the 8-bit types
-                values = values.float()
-            nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
-            finite = values[values.isfinite()] if nan + inf else values
-            if not finite.numel():
-                return f"{{nan {nan}, inf {inf}}}"
-            low, high = (value.item() for value in finite.aminmax())
-            mean = finite.mean(dtype=torch.float64).item()
-            return f"{{min {low:.6g}, max {high:.6g}, mean {mean:.6g}, nan {nan}, inf {inf}}}"
+        values = t.detach()  # unseen by autograd
+        if values.element_size() == 1:  # torch has next to no arithmetic for the 8-bit types
+            values = values.float()
+        nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
+        finite = values[values.isfinite()] if nan + inf else values
+        if not finite.numel():
+            return f"{{nan {nan}, inf {inf}}}"
+        low, high = (value.item() for value in finite.aminmax())
+        mean = finite.mean(dtype=torch.float64).item()
+        return f"{{min {low:.6g}, max {high:.6g}, mean {mean:.6g}, nan {nan}, inf {inf}}}"
     except RuntimeError as error:  # the call must go on and meet the op's own rules
         return f"{{no statistics: {str(error).splitlines()[0]}}}"
 
@@ -97,7 +95,9 @@ def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any
     @torch.compiler.disable  # called from a region that Dynamo left to Python, it would be compiled as user code
     def log_and_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if LOGGER.isEnabledFor(logging.INFO):
-            LOGGER.info("%s", describe_call(op, args, kwargs, level))
+            with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
+                line = describe_call(op, args, kwargs, level)
+            LOGGER.info("%s", line)
         return kernel.call_boxed(keys, *args, **kwargs)
 
     return log_and_call
@@ -127,4 +127,4 @@ def start(value: str) -> None:
         for spec in all_ops():
             for key in (backend.upper() for backend in spec.backends):
                 for op in overloads(spec):
-                    _library.impl(op._name, logged(op, key, level), key, with_keyset=True)
+                    _library.impl(op._name, logged(op, key, level), key, with_keyset=True, allow_override=True)
