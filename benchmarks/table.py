@@ -93,7 +93,8 @@ def sites_table() -> Iterator[str]:
             for row in sites
         )
         errors = [
-            f"{float(sites[0][name]):.1e}" for name in ("eager_from_float64", "infini_from_float64", "infini_from_eager")
+            f"{float(sites[0][name]):.1e}"
+            for name in ("eager_from_float64", "infini_from_float64", "infini_from_eager")
         ]
         yield f"| {family} | {text} | {' | '.join(errors)} |"
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from torch_infini.__main__ import main
-from torch_infini.commands import doctor
+from torch_infini.commands import doctor, ops
 from torch_infini.ops import REGISTRY
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,9 +39,36 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "ops")
-    assert [line.split()[0] for line in out.splitlines()[1:]] == sorted(REGISTRY)
+    header, *lines = (re.split("  +", line) for line in out.splitlines())
+    assert header == ["op", "backends", "dtypes", "out", "inplace", "fake", "decomposition", "schema"]
+    assert [line[0] for line in lines] == sorted(REGISTRY)
+    shown = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
     _, out, _ = run(capsys, "ops", "--json")
-    assert {row["op"]: row["schema"] for row in json.loads(out)} == {n: s.schema for n, s in REGISTRY.items()}
+    rows = {row["op"]: row for row in json.loads(out)}
+    assert list(rows) == sorted(REGISTRY)
+    for name, spec in REGISTRY.items():
+        row = rows[name]
+        assert row["schema"] == spec.schema
+        assert "cpu" in row["backends"].split()
+        assert row["out"] == ("out" in getattr(torch.ops.infini, name).overloads()) == bool(spec.outputs)
+        assert row["inplace"] == hasattr(torch.ops.infini, f"{name}_") == bool(spec.inplace)
+        assert row["fake"] is True
+        assert row["decomposition"] == bool(spec.decomposition)
+        text = {key: ("-", "yes")[value] if isinstance(value, bool) else value for key, value in row.items()}
+        assert shown[name] == {key: text[key] for key in header}
+
+
+def test_ops_tells_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """An op with neither kernel nor fake, but with a decomposition."""
+    library = torch.library.Library("infini", "FRAGMENT")
+    library.define("unfinished(Tensor x) -> Tensor")
+    spec = dataclasses.replace(REGISTRY["rms_norm"], name="unfinished", decomposition=lambda x: x)
+    monkeypatch.setattr(ops, "all_ops", lambda: iter([spec]))
+    _, out, _ = run(capsys, "ops")
+    library._destroy()
+    header, line = (re.split("  +", line) for line in out.splitlines())
+    shown = dict(zip(header, line, strict=True))
+    assert (shown["backends"], shown["fake"], shown["decomposition"]) == ("-", "-", "yes")
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,9 +3,16 @@
 torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
 """
 
+import os
+
 from . import compile, ops
 from ._library import cpu_capabilities, cpu_capability
 from .patch import PatchReport, patch_model, unpatch_model
+
+if os.environ.get("INFINI_LOG"):
+    from . import _logging
+
+    _logging.start(os.environ["INFINI_LOG"])
 
 __version__ = "0.1.0"
 __all__ = ["PatchReport", "cpu_capabilities", "compile", "cpu_capability", "ops", "patch_model", "unpatch_model"]

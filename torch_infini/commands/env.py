@@ -18,7 +18,10 @@ from .._library import PATH, cpu_capabilities, cpu_capability
 HELP = "print versions, CPU features and settings, for a bug report"
 
 # Every environment variable that torch_infini reads when it runs.
-VARIABLES = {"INFINI_CPU_CAPABILITY": "lowers the CPU kernels' instruction set: baseline, avx2, avx512, avx512_bf16"}
+VARIABLES = {
+    "INFINI_CPU_CAPABILITY": "lowers the CPU kernels' instruction set: baseline, avx2, avx512, avx512_bf16",
+    "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
+}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,4 @@
-"""ops: the table of ops: name, backends, dtypes, forms and schema."""
+"""ops: the table of ops: name, backends, dtypes, out and in-place form, fake, decomposition and schema."""
 
 from __future__ import annotations
 
@@ -6,34 +6,34 @@ import argparse
 import inspect
 import json
 
+import torch
+
 from ..ops import OpSpec, all_ops
 
-HELP = "list the ops with their backends, dtypes, forms and schemas"
+HELP = "list the ops with their backends, dtypes, forms (out, in place, fake, decomposition) and schemas"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
-def forms(spec: OpSpec) -> list[str]:
-    """How the op can be had: by itself, writing to out, in place, as aten ops that a compiler may fuse."""
-    return [
-        spec.name,
-        *(["out"] if spec.outputs else []),
-        *([f"{spec.name}_"] if spec.inplace else []),
-        *(["decomposition"] if spec.decomposition else []),
-    ]
-
-
-def describe(spec: OpSpec) -> dict[str, str]:
+def describe(spec: OpSpec) -> dict[str, str | bool]:
+    """A row; the forms besides the functional one are true or false."""
     return {
         "op": spec.name,
         "backends": " ".join(spec.backends),
         "dtypes": " ".join(str(dtype).removeprefix("torch.") for dtype in spec.dtypes),
-        "forms": " ".join(forms(spec)),
+        "out": spec.outputs > 0,
+        "inplace": spec.inplace is not None,
+        "fake": torch._C._dispatch_has_kernel_for_dispatch_key(f"infini::{spec.name}", "Meta"),
+        "decomposition": spec.decomposition is not None,
         "schema": spec.schema,
         "summary": (inspect.getdoc(spec.function) or "").splitlines()[0],
     }
+
+
+def cell(value: str | bool) -> str:
+    return "yes" if value is True else value or "-"
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -41,8 +41,9 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return 0
-    columns = ("op", "backends", "dtypes", "forms", "schema")
-    widths = {c: max(len(c), *(len(row[c]) for row in rows)) for c in columns}
-    for row in ({c: c for c in columns}, *rows):
-        print("  ".join(row[c].ljust(widths[c]) for c in columns).rstrip())
+    columns = [name for name in rows[0] if name != "summary"]
+    table = [columns, *([cell(row[name]) for name in columns] for row in rows)]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    for line in table:
+        print("  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
     return 0

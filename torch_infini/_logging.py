@@ -1,0 +1,130 @@
+"""INFINI_LOG=1, 2 or 3: a line for each call of an infini op, written before its kernel runs, so that a crash shows it.
+
+Imported only if the variable is set. A Python kernel then lies over each kernel of the library, in the dispatcher, and
+thus sees eager calls, patched models and compiled graphs alike; fake tensors never get that far down.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .ops import OpSpec, all_ops
+
+LOGGER = logging.getLogger("torch_infini.ops")
+OFF, NAMES, ARGUMENTS, STATISTICS = range(4)
+
+_library = torch.library.Library("infini", "IMPL")  # its end would be the end of the logging kernels
+
+
+def read_level(value: str) -> int:
+    """The level that INFINI_LOG asks for, or ImportError."""
+    if value not in ("0", "1", "2", "3"):
+        raise ImportError(
+            "torch_infini: INFINI_LOG must be 0 (off), 1 (names of the ops), 2 (and their arguments) or 3 (and "
+            f"statistics of the arguments' values), got {value!r}"
+        )
+    return int(value)
+
+
+def has_memory(t: Tensor) -> bool:
+    """Whether all elements lie within the storage; the ops refuse a tensor whose storage was resized away."""
+    last = t.storage_offset() + sum((n - 1) * stride for n, stride in zip(t.shape, t.stride(), strict=True))
+    return (last + 1) * t.element_size() <= t.untyped_storage().nbytes()
+
+
+def statistics(t: Tensor) -> str:
+    """Minimum, maximum and mean of the finite elements, if any, and how many are NaN or infinite."""
+    if t.numel() and not has_memory(t):
+        return "{no memory}"
+    try:
+        values = t.detach()  # unseen by autograd
+        if values.element_size() == 1:  # torch has next to no arithmetic for the 8-bit types
+            values = values.float()
+        nan, inf = int(values.isnan().sum()), int(values.isinf().sum())
+        finite = values[values.isfinite()] if nan + inf else values
+        if not finite.numel():
+            return f"{{nan {nan}, inf {inf}}}"
+        low, high = (value.item() for value in finite.aminmax())
+        mean = finite.mean(dtype=torch.float64).item()
+        return f"{{min {low:.6g}, max {high:.6g}, mean {mean:.6g}, nan {nan}, inf {inf}}}"
+    except RuntimeError as error:  # the call must go on and meet the op's own rules
+        return f"{{no statistics: {str(error).splitlines()[0]}}}"
+
+
+def describe(value: Any, with_statistics: bool) -> str:
+    """An argument: a tensor's dtype, shape and what else is not plain about it; anything else as Python writes it."""
+    if isinstance(value, (list, tuple)):
+        return f"[{', '.join(describe(v, with_statistics) for v in value)}]"
+    if not isinstance(value, Tensor):
+        return str(value)
+    parts = [f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"]
+    if not value.is_contiguous():
+        parts.append(f"strides {list(value.stride())}")
+    if value.device.type != "cpu":
+        parts.append(str(value.device))
+    if with_statistics and value.is_floating_point():
+        parts.append(statistics(value))
+    return " ".join(parts)
+
+
+def describe_call(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], level: int) -> str:
+    """The line for a call; `args` and `kwargs` as the dispatcher passes them, without those that have their default."""
+    if level == NAMES:
+        return op._name
+
+    def descriptions() -> Iterator[str]:
+        for position, argument in enumerate(op._schema.arguments):
+            value = args[position] if position < len(args) else kwargs.get(argument.name, argument.default_value)
+            # What lies in the tensors of an out form before the call says nothing.
+            yield f"{argument.name}={describe(value, level >= STATISTICS and not argument.is_out)}"
+
+    return f"{op._name}({', '.join(descriptions())})"
+
+
+def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any]:
+    """A kernel that writes the line, then calls the one that lay at this dispatch key."""
+    kernel = torch.library.get_kernel(op, key)
+
+    @torch.compiler.disable  # called from a region that Dynamo left to Python, it would be compiled as user code
+    def log_and_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        if LOGGER.isEnabledFor(logging.INFO):
+            with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
+                line = describe_call(op, args, kwargs, level)
+            LOGGER.info("%s", line)
+        return kernel.call_boxed(keys, *args, **kwargs)
+
+    return log_and_call
+
+
+def overloads(spec: OpSpec) -> Iterator[torch._ops.OpOverload]:
+    """The op's forms: functional, out, in place."""
+    yield spec.op
+    if spec.outputs:
+        yield spec.out
+    if spec.inplace:
+        yield getattr(torch.ops.infini, f"{spec.name}_").default
+
+
+def start(value: str) -> None:
+    """Write a line for every call from now on, at the level that `value` names."""
+    level = read_level(value)
+    if level == OFF:
+        return
+    LOGGER.setLevel(logging.INFO)
+    if not LOGGER.hasHandlers():
+        LOGGER.addHandler(logging.StreamHandler(sys.stderr))
+        LOGGER.propagate = False  # a handler that the program sets up later would write every line again
+    with warnings.catch_warnings():
+        # "Overriding a previously registered kernel": that is the purpose.
+        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
+        for spec in all_ops():
+            for key in (backend.upper() for backend in spec.backends):
+                for op in overloads(spec):
+                    _library.impl(op._name, logged(op, key, level), key, with_keyset=True, allow_override=True)
