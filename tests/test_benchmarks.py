@@ -74,10 +74,21 @@ def test_run_refuses_unknown_names(arguments: list[str], text: str) -> None:
     assert result.returncode == 2 and text in result.stderr
 
 
-def test_decode_starts() -> None:
+@pytest.mark.parametrize(("script", "option"), [("decode.py", "--layers"), ("compile.py", "--sites")])
+def test_models_start(script: str, option: str) -> None:
     pytest.importorskip("transformers")
-    result = start("decode.py", "--help")
-    assert result.returncode == 0 and "--layers" in result.stdout, result.stderr
+    result = start(script, "--help")
+    assert result.returncode == 0 and option in result.stdout, result.stderr
+
+
+def test_host_cost(tmp_path: Path) -> None:
+    out = tmp_path / "host-cost.csv"
+    result = start("host_cost.py", "--ops", "rms_norm,add", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["op"] for row in rows] == ["rms_norm", "add"]
+    assert all(float(row[name]) > 0 for row in rows for name in ("functional_us", "out_us", "aten_mul_us"))
 
 
 def test_readme_quotes_the_results() -> None:
