@@ -375,3 +375,36 @@ def test_light_ops_fuse() -> None:
         actual, (code,) = run_and_get_code(compiled, x)
         assert len(re.findall(r"torch\.ops\.infini\.\w+\.out\(", code)) == calls
         torch.testing.assert_close(actual, function(x))
+
+
+@pytest.mark.parametrize("static", [False, True], ids=["growing cache", "static cache"])
+def test_decode(static: bool) -> None:
+    """A prompt and some steps after it: caches are written where eager writes them, and read in full."""
+    from transformers import DynamicCache, StaticCache
+
+    model = FAMILIES[0].build()
+    backend = Replaced()
+    compiled = torch.compile(model, backend=backend)
+    prompt = tokens(2, 8)
+
+    def caches() -> Any:
+        if not static:
+            return DynamicCache(config=model.config)
+        cache = StaticCache(config=model.config, max_cache_len=16)
+        cache.early_initialization(2, 2, 16, torch.float32, torch.device("cpu"))
+        return cache
+
+    results = []
+    for call in (model, compiled):
+        cache, ids, steps = caches(), prompt, []
+        with torch.no_grad():
+            for _ in range(5):
+                steps.append(call(input_ids=ids, past_key_values=cache, use_cache=True).logits)
+                ids = steps[-1][:, -1].argmax(-1, keepdim=True)
+        results.append((steps, cache.layers[1].keys))
+    (eager, eager_keys), (actual, keys) = results
+    for got, want in zip(actual, eager, strict=True):
+        torch.testing.assert_close(got, want)
+    torch.testing.assert_close(keys, eager_keys)
+    for report in backend.reports:
+        check_report(FAMILIES[0], report)
