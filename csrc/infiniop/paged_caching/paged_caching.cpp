@@ -5,9 +5,7 @@
 
 namespace infini::paged_caching {
 
-void check(const Args &args) {
-    constexpr Checker rule("paged_caching");
-    const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
+void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache) {
     rule.rank("k_cache", k_cache, 4);
     rule.dtype("k_cache", k_cache, INFINI_FLOATS);
     rule.dense_last("k_cache", k_cache);
@@ -16,6 +14,25 @@ void check(const Args &args) {
     rule.same_shape("v_cache", v_cache, "k_cache", k_cache);
     rule.dense_last("v_cache", v_cache);
     rule.writable("v_cache", v_cache);
+    // The two may be interleaved in one piece of memory: their spans are not compared.
+}
+
+void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache) {
+    const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
+    for (int64_t t = 0; t < slots.size(0); ++t) {
+        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        if (slot >= 0 && (block_size == 0 || slot / block_size >= blocks)) {
+            rule.fail(INFINI_STATUS_BAD_PARAM, "slot_mapping",
+                      message("be below 0 or less than ", blocks, " blocks of ", block_size, " slots"),
+                      message(slot, " for token ", t));
+        }
+    }
+}
+
+void check(const Args &args) {
+    constexpr Checker rule("paged_caching");
+    const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
+    check_caches(rule, k_cache, v_cache);
     rule.rank("k", k, 3);
     rule.same_dtype("k", k, "k_cache", k_cache);
     rule.shape("k", k, {k.size(0), k_cache.size(1), k_cache.size(3)}, "to match the heads and columns of k_cache");
@@ -25,7 +42,6 @@ void check(const Args &args) {
     rule.dense_last("v", v);
     rule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
     rule.shape("slot_mapping", args.slot_mapping, {k.size(0)}, "to match the tokens of k");
-    // The two caches may be interleaved in one piece of memory: their spans are not compared.
     const TensorView *const inputs[] = {&k, &v, &args.slot_mapping};
     const char *const names[] = {"k", "v", "slot_mapping"};
     for (int i = 0; i < 3; ++i) {
@@ -36,17 +52,7 @@ void check(const Args &args) {
 
 void run(const Args &args) {
     check(args);
-    constexpr Checker rule("paged_caching");
-    const TensorView &slots = args.slot_mapping;
-    const int64_t blocks = args.k_cache.size(0), block_size = args.k_cache.size(2);
-    for (int64_t t = 0; t < slots.size(0); ++t) {
-        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
-        if (slot >= 0 && (block_size == 0 || slot / block_size >= blocks)) {
-            rule.fail(INFINI_STATUS_BAD_PARAM, "slot_mapping",
-                      message("be below 0 or less than ", blocks, " blocks of ", block_size, " slots"),
-                      message(slot, " for token ", t));
-        }
-    }
+    check_slots(Checker("paged_caching"), args.slot_mapping, args.k_cache);
     if (args.k.numel() > 0) {
         cpu_kernel(args);
     }
