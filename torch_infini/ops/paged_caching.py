@@ -23,7 +23,8 @@ def paged_caching(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_m
         k_cache: [blocks, Hkv, block, D] float32, bfloat16 or float16, written; stride 1 in the last dimension, any
             other strides: a layer's part of a larger tensor is written where it lies.
         v_cache: The shape and dtype of k_cache, written.
-        k: [tokens, Hkv, D] of the cache's dtype; stride 1 in the last dimension, any other strides.
+        k: [tokens, Hkv, D] of the cache's dtype; stride 1 in the last dimension, any other strides. May lie in the
+            caches, as v may: then it is copied before anything is written.
         v: The shape and dtype of k.
         slot_mapping: [tokens] int64.
 
@@ -31,7 +32,7 @@ def paged_caching(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_m
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, a slot outside the cache, or k, v or
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, a slot outside the cache, or
             slot_mapping in the cache's memory.
 
     Equivalent to:
@@ -147,10 +148,11 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "meta k", (k_cache, v_cache, k.to("meta"), v, slots), op + "k must be on the device of k_cache, cpu, got meta"
     )
+    inside = v_cache.view(-1).view(torch.int64)[:3]
     yield ErrorCase(
-        "k in the cache",
-        (k_cache, v_cache, v_cache.view(-1)[:48].view(3, 2, 8), v, slots),
-        op + "v_cache must share no memory with k, got one whose span of memory overlaps it",
+        "slots in the cache",
+        (k_cache, v_cache, k, v, inside),
+        op + "v_cache must share no memory with slot_mapping, got one whose span of memory overlaps it",
     )
 
 

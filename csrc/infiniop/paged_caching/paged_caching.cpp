@@ -2,6 +2,8 @@
 #include "paged_caching.h"
 
 #include "check.h"
+#include "rearrange/rearrange.h"
+#include "scratch.h"
 
 namespace infini::paged_caching {
 
@@ -29,6 +31,26 @@ void check_slots(const Checker &rule, const TensorView &slots, const TensorView 
     }
 }
 
+namespace {
+
+// Torch's compiler passes a piece of a cache where the caller passed a clone of it (pytorch issue 198031).
+bool in_caches(const Args &args, const TensorView &rows) {
+    return overlap(args.k_cache, rows) || overlap(args.v_cache, rows);
+}
+
+// The rows [tokens, Hkv, D], copied to `memory`.
+TensorView copy(const TensorView &rows, void *memory) {
+    TensorView copied = rows;
+    copied.data = memory;
+    copied.strides[0] = rows.shape[1] * rows.shape[2];
+    copied.strides[1] = rows.shape[2];
+    copied.strides[2] = 1;
+    rearrange::run({copied, rows});
+    return copied;
+}
+
+} // namespace
+
 void check(const Args &args) {
     constexpr Checker rule("paged_caching");
     const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
@@ -42,20 +64,25 @@ void check(const Args &args) {
     rule.dense_last("v", v);
     rule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
     rule.shape("slot_mapping", args.slot_mapping, {k.size(0)}, "to match the tokens of k");
-    const TensorView *const inputs[] = {&k, &v, &args.slot_mapping};
-    const char *const names[] = {"k", "v", "slot_mapping"};
-    for (int i = 0; i < 3; ++i) {
-        rule.no_overlap("k_cache", k_cache, names[i], *inputs[i]);
-        rule.no_overlap("v_cache", v_cache, names[i], *inputs[i]);
-    }
+    rule.no_overlap("k_cache", k_cache, "slot_mapping", args.slot_mapping);
+    rule.no_overlap("v_cache", v_cache, "slot_mapping", args.slot_mapping);
 }
 
 void run(const Args &args) {
     check(args);
     check_slots(Checker("paged_caching"), args.slot_mapping, args.k_cache);
-    if (args.k.numel() > 0) {
-        cpu_kernel(args);
+    if (args.k.numel() == 0) {
+        return;
     }
+    Args apart = args;
+    const bool copies_k = in_caches(args, args.k), copies_v = in_caches(args, args.v);
+    if (copies_k || copies_v) {
+        const auto bytes = args.k.numel() * static_cast<int64_t>(size_of(args.k.dtype));
+        auto *const scratch = static_cast<char *>(cpu::scratch(static_cast<size_t>(2 * bytes)));
+        apart.k = copies_k ? copy(args.k, scratch) : args.k;
+        apart.v = copies_v ? copy(args.v, scratch + bytes) : args.v;
+    }
+    cpu_kernel(apart);
 }
 
 } // namespace infini::paged_caching

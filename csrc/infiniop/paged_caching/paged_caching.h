@@ -33,7 +33,7 @@ void check_slots(const Checker &rule, const TensorView &slots, const TensorView 
 // Checks all that does not depend on values in memory.
 void check(const Args &args);
 
-// Checks that and the slots, then writes.
+// Checks that and the slots, then writes. Of k and v what lies in the caches is read before anything is written.
 void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

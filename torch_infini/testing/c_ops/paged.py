@@ -458,9 +458,9 @@ def caching_errors() -> Iterator[CErrorCase]:
     )
     yield CErrorCase(
         "overlap",
-        {**args, "k": args["v_cache"].view(-1)[:48].view(3, 2, 8)},
+        {**args, "slot_mapping": args["v_cache"].view(-1).view(torch.int64)[:3]},
         "BAD_PARAM",
-        op + "v_cache must share no memory with k, got one whose span of memory overlaps it",
+        op + "v_cache must share no memory with slot_mapping, got one whose span of memory overlaps it",
         at="run",
     )
 
