@@ -35,7 +35,7 @@ class Row:
     dtype: str
     threads: int
     infini_us: float
-    infini_out_us: float
+    infini_out_us: float | None
     eager_us: float | None
     compile_us: float | None
     ratio_to_eager: float | None
@@ -80,13 +80,13 @@ def measure(
 ) -> Row:
     """Time one sample with the current number of threads."""
     args, kwargs = sample.args, sample.kwargs
-    op, out = spec.op, spec.out
+    op = spec.op
     result = op(*args, **kwargs)
-    outs = dict(zip(spec.out_names, result if isinstance(result, tuple) else (result,), strict=True))
-    contestants: dict[str, Call] = {
-        "infini": lambda: op(*args, **kwargs),
-        "out": lambda: out(*args, **kwargs, **outs),
-    }
+    contestants: dict[str, Call] = {"infini": lambda: op(*args, **kwargs)}
+    if spec.outputs:  # of an op that writes into its arguments there is no other form
+        out = spec.out
+        outs = dict(zip(spec.out_names, result if isinstance(result, tuple) else (result,), strict=True))
+        contestants["out"] = lambda: out(*args, **kwargs, **outs)
     others, notes = rivals(spec, sample, with_compile)
     times = medians(contestants | others, rounds, least)
 
@@ -98,6 +98,7 @@ def measure(
 
     cost = spec.cost(*args, **kwargs)
     matmul_dtype, flops = limits.matmul(dtype)
+    best = times.get("out", times["infini"])
     by_memory, by_arithmetic = cost.bytes / limits.bandwidth, cost.flops / flops
     name = str(matmul_dtype).removeprefix("torch.")
     return Row(
@@ -106,14 +107,14 @@ def measure(
         dtype=str(dtype).removeprefix("torch."),
         threads=torch.get_num_threads(),
         infini_us=times["infini"] * 1e6,
-        infini_out_us=times["out"] * 1e6,
+        infini_out_us=microseconds("out"),
         eager_us=microseconds("eager"),
         compile_us=microseconds("compile"),
         ratio_to_eager=ratio("eager"),
         ratio_to_compile=ratio("compile"),
-        gb_per_s=cost.bytes / times["out"] / 1e9,
+        gb_per_s=cost.bytes / best / 1e9,
         limit="memory bandwidth" if by_memory >= by_arithmetic else f"torch matmul {name}, {flops / 1e9:.0f} GFLOP/s",
-        share=max(by_memory, by_arithmetic) / times["out"],
+        share=max(by_memory, by_arithmetic) / best,
         read_gb_per_s=limits.read / 1e9,
         copy_gb_per_s=limits.copy / 1e9,
         note="; ".join(notes),

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 
 import torch_infini
 from torch_infini.ops import OpSpec, all_ops
-from torch_infini.testing import assert_close
+from torch_infini.testing import as_tuple, assert_close, call, copied
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -48,23 +48,27 @@ def example_of(spec: OpSpec) -> str:
 
 @pytest.mark.parametrize("spec", [s for s in all_ops() if s.compare is None], ids=lambda s: s.name)
 def test_examples(spec: OpSpec) -> None:
-    """The example's last assignment gives what the op gives, for a call with default attributes."""
+    """The example's last assignment gives what the op gives, for a call with default attributes.
+
+    Of an op that writes into its arguments: the example writes the same into them.
+    """
     code = example_of(spec)
     last = ast.parse(code).body[-1]
-    assert isinstance(last, ast.Assign), "the example must end in an assignment of the result"
+    assert spec.mutates or isinstance(last, ast.Assign), "the example must end in an assignment of the result"
     dtype = spec.dtypes[0]
     plain = [s for s in spec.samples(dtype) if not s.kwargs and all(torch.is_tensor(a) or a is None for a in s.args)]
     sample = next(s for s in plain if all(a is None or a.numel() > 1 for a in s.args))
-    bound = inspect.signature(spec.function).bind(*sample.args)
+    bound = inspect.signature(spec.function).bind(*(copied(a) for a in sample.args))
     bound.apply_defaults()
     names = {**bound.arguments, "torch": torch, "F": F, "torch_infini": torch_infini}
     exec(code, names)  # our own docstring
-    result = eval(ast.unparse(last.targets[0]), names)
-    actual = spec.function(*sample.args)
+    if isinstance(last, ast.Assign) and not spec.mutates:
+        result = as_tuple(eval(ast.unparse(last.targets[0]), names))
+    else:
+        result = tuple(names[name] for name in spec.mutates)
+    actual = as_tuple(call(spec, sample, spec.function))
     relative, absolute = spec.tolerances[dtype]
-    for got, want in zip(
-        actual if isinstance(actual, tuple) else (actual,), result if isinstance(result, tuple) else (result,)
-    ):
+    for got, want in zip(actual, result, strict=True):
         # The example computes in the op's dtype too: both may be off.
         assert_close(got, want, 4 * relative, 4 * absolute, spec.name)
 

@@ -46,8 +46,9 @@ def all_samples(spec: OpSpec, dtype: torch.dtype) -> list[Sample]:
 def same_bits(a: Any, b: Any) -> bool:
     pairs = list(zip(as_tuple(a), as_tuple(b), strict=True))
     alike = all(x.dtype == y.dtype and x.shape == y.shape for x, y in pairs)
-    # Flat, because torch views no scalar as bytes.
-    return alike and all(torch.equal(*(t.reshape(-1).view(torch.uint8) for t in pair)) for pair in pairs)
+    # Dense and flat, because torch views neither strided columns (of one element even) nor a scalar as bytes.
+    flat = lambda t: t.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)  # noqa: E731
+    return alike and all(torch.equal(flat(x), flat(y)) for x, y in pairs)
 
 
 def clone(sample: Sample) -> Sample:

@@ -37,16 +37,6 @@ void extent(const TensorView &view, const char *&begin, const char *&end) {
     end = view.as<const char>() + (high + 1) * bytes;
 }
 
-bool overlap(const TensorView &a, const TensorView &b) {
-    if (has_no_memory(a) || has_no_memory(b)) {
-        return false;
-    }
-    const char *a_begin, *a_end, *b_begin, *b_end;
-    extent(a, a_begin, a_end);
-    extent(b, b_begin, b_end);
-    return a_begin < b_end && b_begin < a_end;
-}
-
 bool same_elements(const TensorView &a, const TensorView &b) {
     if (a.data != b.data || a.dtype != b.dtype || a.ndim != b.ndim) {
         return false;
@@ -60,6 +50,16 @@ bool same_elements(const TensorView &a, const TensorView &b) {
 }
 
 } // namespace
+
+bool overlap(const TensorView &a, const TensorView &b) {
+    if (has_no_memory(a) || has_no_memory(b)) {
+        return false;
+    }
+    const char *a_begin, *a_end, *b_begin, *b_end;
+    extent(a, a_begin, a_end);
+    extent(b, b_begin, b_end);
+    return a_begin < b_end && b_begin < a_end;
+}
 
 std::string shape_of(const TensorView &view) {
     return list_of(view.shape, view.ndim);

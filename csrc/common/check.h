@@ -15,6 +15,9 @@ namespace infini {
 // A sentence's "... to match the last dimension of x": where a required size comes from.
 using Reason = const char *;
 
+// Whether the spans of memory overlap that two views' elements lie in.
+bool overlap(const TensorView &a, const TensorView &b);
+
 class Checker {
 public:
     explicit constexpr Checker(const char *op) : op_(op) {}

@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from ._inductor import add_missing_lowering
+
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # (relative, absolute) error that one rounding to the dtype, or float arithmetic over a few thousand terms, may cause.
@@ -195,12 +197,23 @@ def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
+def writing(fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake of an op that writes into its arguments: the first that a compiler calls of such an op."""
+
+    def prepared(*args: Any, **kwargs: Any) -> Any:
+        add_missing_lowering()
+        return fake(*args, **kwargs)
+
+    return prepared
+
+
 def register(spec: OpSpec) -> None:
     """Define the op's overloads and their fakes; their kernels come from the library that is loaded afterwards."""
     assert spec.name not in REGISTRY, f"two descriptions of {spec.name}"
     assert bool(spec.mutates) != bool(spec.outputs), f"{spec.name} must either return tensors or write into arguments"
     _library.define(spec.name + spec.schema)
-    torch.library.register_fake(f"infini::{spec.name}", same_device(spec, spec.fake), lib=_library)
+    fake = writing(spec.fake) if spec.mutates else spec.fake
+    torch.library.register_fake(f"infini::{spec.name}", same_device(spec, fake), lib=_library)
     REGISTRY[spec.name] = spec
     if spec.mutates:
         return
@@ -216,7 +229,7 @@ def register(spec: OpSpec) -> None:
     torch.library.register_fake(f"infini::{spec.name}.out", same_device(spec, fake_out), lib=_library)
     if spec.inplace:
         _library.define(f"{spec.name}_{inplace_schema(spec)}")
-        fake_ = same_device(spec, lambda *args, **kwargs: None)
+        fake_ = same_device(spec, writing(lambda *args, **kwargs: None))
         torch.library.register_fake(f"infini::{spec.name}_", fake_, lib=_library)
 
 

@@ -1,6 +1,6 @@
 """Tools that tests, benchmarks and the self-check share: choosing an instruction set, comparing, other layouts."""
 
-from .compare import as_tuple, assert_close, call, check_against_reference
+from .compare import as_tuple, assert_close, call, check_against_reference, copied
 from .layouts import LAYOUTS, relayout
 from .machine import cpu_capability_set_to, sanitized, threads_set_to
 
@@ -10,6 +10,7 @@ __all__ = [
     "assert_close",
     "call",
     "check_against_reference",
+    "copied",
     "cpu_capability_set_to",
     "relayout",
     "sanitized",

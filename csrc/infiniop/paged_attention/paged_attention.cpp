@@ -2,6 +2,7 @@
 // Lengths and blocks are read once here, before anything is computed: the kernel trusts them.
 #include "paged_attention.h"
 
+#include <cstring>
 #include <limits>
 
 #include "attention/attention.h"
@@ -94,6 +95,18 @@ TensorView token_major(const TensorView &cache) {
     return result;
 }
 
+// Zeros for the sequences that the kernel leaves alone. With cum_seq_lens_q these have no rows.
+void clear_without_keys(const Args &args) {
+    const TensorView &out = args.out;
+    const auto element = static_cast<int64_t>(size_of(out.dtype));
+    for (int64_t b = 0; b < (args.cum_seq_lens_q.dtype ? 0 : sequences(args)); ++b) {
+        for (int64_t head = 0; head < out.size(1) && value(args.seq_lens, b) == 0; ++head) {
+            char *const row = out.as<char>() + (b * out.strides[0] + head * out.strides[1]) * element;
+            std::memset(row, 0, static_cast<size_t>(out.size(2) * element));
+        }
+    }
+}
+
 } // namespace
 
 void check(const char *op, const Args &args) {
@@ -178,6 +191,9 @@ void run(const char *op, const Args &args) {
     paged.alibi_slopes = args.alibi_slopes;
     paged.scale = args.scale;
     attention::cpu_kernel(paged);
+    if (args.define_all) {
+        clear_without_keys(args);
+    }
 }
 
 } // namespace infini::paged_attention

@@ -20,12 +20,13 @@ struct Args {
     TensorView cum_seq_lens_q; // [n + 1] int64: where each sequence's queries begin in q; dtype 0: paged_attention
     TensorView alibi_slopes;   // [H] float32: slope * (key's position - query's position); dtype 0: none
     double scale = 1;
+    bool define_all = false; // out's rows of a sequence without keys become zeros; false: they keep what they hold
 };
 
 // Checks all that does not depend on values in memory. `op` names the op in sentences.
 void check(const char *op, const Args &args);
 
-// Checks that and the lengths and blocks, then computes out. Out keeps what it holds for a sequence without keys.
+// Checks that and the lengths and blocks, then computes out.
 void run(const char *op, const Args &args);
 
 } // namespace infini::paged_attention

@@ -2,12 +2,12 @@
 #include "paged_caching.h"
 
 #include "check.h"
+#include "rearrange/rearrange.h"
+#include "scratch.h"
 
 namespace infini::paged_caching {
 
-void check(const Args &args) {
-    constexpr Checker rule("paged_caching");
-    const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
+void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache) {
     rule.rank("k_cache", k_cache, 4);
     rule.dtype("k_cache", k_cache, INFINI_FLOATS);
     rule.dense_last("k_cache", k_cache);
@@ -16,6 +16,45 @@ void check(const Args &args) {
     rule.same_shape("v_cache", v_cache, "k_cache", k_cache);
     rule.dense_last("v_cache", v_cache);
     rule.writable("v_cache", v_cache);
+    // The two may be interleaved in one piece of memory: their spans are not compared.
+}
+
+void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache) {
+    const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
+    for (int64_t t = 0; t < slots.size(0); ++t) {
+        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        if (slot >= 0 && (block_size == 0 || slot / block_size >= blocks)) {
+            rule.fail(INFINI_STATUS_BAD_PARAM, "slot_mapping",
+                      message("be below 0 or less than ", blocks, " blocks of ", block_size, " slots"),
+                      message(slot, " for token ", t));
+        }
+    }
+}
+
+namespace {
+
+// Torch's compiler passes a piece of a cache where the caller passed a clone of it (pytorch issue 198031).
+bool in_caches(const Args &args, const TensorView &rows) {
+    return overlap(args.k_cache, rows) || overlap(args.v_cache, rows);
+}
+
+// The rows [tokens, Hkv, D], copied to `memory`.
+TensorView copy(const TensorView &rows, void *memory) {
+    TensorView copied = rows;
+    copied.data = memory;
+    copied.strides[0] = rows.shape[1] * rows.shape[2];
+    copied.strides[1] = rows.shape[2];
+    copied.strides[2] = 1;
+    rearrange::run({copied, rows});
+    return copied;
+}
+
+} // namespace
+
+void check(const Args &args) {
+    constexpr Checker rule("paged_caching");
+    const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
+    check_caches(rule, k_cache, v_cache);
     rule.rank("k", k, 3);
     rule.same_dtype("k", k, "k_cache", k_cache);
     rule.shape("k", k, {k.size(0), k_cache.size(1), k_cache.size(3)}, "to match the heads and columns of k_cache");
@@ -25,31 +64,25 @@ void check(const Args &args) {
     rule.dense_last("v", v);
     rule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
     rule.shape("slot_mapping", args.slot_mapping, {k.size(0)}, "to match the tokens of k");
-    // The two caches may be interleaved in one piece of memory: their spans are not compared.
-    const TensorView *const inputs[] = {&k, &v, &args.slot_mapping};
-    const char *const names[] = {"k", "v", "slot_mapping"};
-    for (int i = 0; i < 3; ++i) {
-        rule.no_overlap("k_cache", k_cache, names[i], *inputs[i]);
-        rule.no_overlap("v_cache", v_cache, names[i], *inputs[i]);
-    }
+    rule.no_overlap("k_cache", k_cache, "slot_mapping", args.slot_mapping);
+    rule.no_overlap("v_cache", v_cache, "slot_mapping", args.slot_mapping);
 }
 
 void run(const Args &args) {
     check(args);
-    constexpr Checker rule("paged_caching");
-    const TensorView &slots = args.slot_mapping;
-    const int64_t blocks = args.k_cache.size(0), block_size = args.k_cache.size(2);
-    for (int64_t t = 0; t < slots.size(0); ++t) {
-        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
-        if (slot >= 0 && (block_size == 0 || slot / block_size >= blocks)) {
-            rule.fail(INFINI_STATUS_BAD_PARAM, "slot_mapping",
-                      message("be below 0 or less than ", blocks, " blocks of ", block_size, " slots"),
-                      message(slot, " for token ", t));
-        }
+    check_slots(Checker("paged_caching"), args.slot_mapping, args.k_cache);
+    if (args.k.numel() == 0) {
+        return;
     }
-    if (args.k.numel() > 0) {
-        cpu_kernel(args);
+    Args apart = args;
+    const bool copies_k = in_caches(args, args.k), copies_v = in_caches(args, args.v);
+    if (copies_k || copies_v) {
+        const auto bytes = args.k.numel() * static_cast<int64_t>(size_of(args.k.dtype));
+        auto *const scratch = static_cast<char *>(cpu::scratch(static_cast<size_t>(2 * bytes)));
+        apart.k = copies_k ? copy(args.k, scratch) : args.k;
+        apart.v = copies_v ? copy(args.v, scratch + bytes) : args.v;
     }
+    cpu_kernel(apart);
 }
 
 } // namespace infini::paged_caching

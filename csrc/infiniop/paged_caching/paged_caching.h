@@ -5,6 +5,10 @@
 #include "cpu_capability.h"
 #include "tensor_view.h"
 
+namespace infini {
+class Checker;
+}
+
 namespace infini::paged_caching {
 
 struct Args {
@@ -16,10 +20,20 @@ struct Args {
         slot_mapping; // [tokens] int64; below 0: the token is skipped. Of two tokens with one slot the last stays
 };
 
+// Where the row of a head begins in a cache [blocks, Hkv, block size, D], in elements.
+INFINI_ALWAYS_INLINE int64_t row_of(const TensorView &cache, int64_t slot, int64_t head) {
+    const int64_t block_size = cache.shape[2];
+    return slot / block_size * cache.strides[0] + head * cache.strides[1] + slot % block_size * cache.strides[2];
+}
+
+// The rules of the two caches, and of the slots' values.
+void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache);
+void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache);
+
 // Checks all that does not depend on values in memory.
 void check(const Args &args);
 
-// Checks that and the slots, then writes.
+// Checks that and the slots, then writes. Of k and v what lies in the caches is read before anything is written.
 void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -15,14 +15,12 @@ namespace {
 void write_head(const TensorView &cache, const TensorView &rows, const TensorView &slots, int64_t head) {
     const auto element = static_cast<int64_t>(size_of(rows.dtype));
     const auto bytes = static_cast<size_t>(rows.shape[2] * element);
-    const int64_t block_size = cache.shape[2];
     for (int64_t t = 0; t < rows.shape[0]; ++t) {
         const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
         if (slot >= 0) {
-            const int64_t to =
-                slot / block_size * cache.strides[0] + head * cache.strides[1] + slot % block_size * cache.strides[2];
             const int64_t from = t * rows.strides[0] + head * rows.strides[1];
-            std::memcpy(cache.as<char>() + to * element, rows.as<const char>() + from * element, bytes);
+            std::memcpy(cache.as<char>() + paged_caching::row_of(cache, slot, head) * element,
+                        rows.as<const char>() + from * element, bytes);
         }
     }
 }

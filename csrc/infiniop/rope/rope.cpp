@@ -6,9 +6,6 @@
 
 namespace infini::rope {
 
-namespace {
-
-// The view with a leading dimension of `batch` entries, of stride 0 where it had none or one entry.
 TensorView with_batch(const TensorView &view, int64_t batch, int ndim) {
     TensorView batched = view;
     const int added = ndim - view.ndim;
@@ -23,6 +20,8 @@ TensorView with_batch(const TensorView &view, int64_t batch, int ndim) {
     }
     return batched;
 }
+
+namespace {
 
 // [S, ...] or [B or 1, S, ...], `inner` dimensions after S.
 void check_tokens(const Checker &rule, const char *name, const TensorView &view, const TensorView &x, int inner) {
@@ -39,7 +38,35 @@ void check_tokens(const Checker &rule, const char *name, const TensorView &view,
     }
 }
 
-void check_positions(const Checker &rule, const TensorView &positions, const TensorView &batched, int64_t rows) {
+} // namespace
+
+void check_tables(const Checker &rule, const char *x_name, const TensorView &x, const TensorView &cos,
+                  const TensorView &sin, int max_rank) {
+    rule.rank("cos", cos, 2, max_rank);
+    if (cos.size(-1) > x.size(-1) / 2) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "cos",
+                  message("have at most ", x.size(-1) / 2, " columns, half the last dimension of ", x_name),
+                  message(cos.size(-1), " (shape ", shape_of(cos), ")"));
+    }
+    if (cos.dtype != x.dtype && !(is_half(x.dtype) && cos.dtype == INFINI_DTYPE_F32)) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "cos",
+                  message("be ", name_of(x.dtype), " as ", x_name, " is", is_half(x.dtype) ? ", or float32" : ""),
+                  name_of(cos.dtype));
+    }
+    rule.dense_last("cos", cos);
+    rule.same_shape("sin", sin, "cos", cos);
+    rule.same_dtype("sin", sin, "cos", cos);
+    rule.dense_last("sin", sin);
+}
+
+void check_positions_dtype(const Checker &rule, const TensorView &positions) {
+    rule.dtype("positions", positions,
+               {INFINI_DTYPE_I64, INFINI_DTYPE_I32, INFINI_DTYPE_I16, INFINI_DTYPE_I8, INFINI_DTYPE_U64,
+                INFINI_DTYPE_U32, INFINI_DTYPE_U16, INFINI_DTYPE_U8});
+}
+
+void check_positions(const Checker &rule, const TensorView &positions, int64_t rows) {
+    const TensorView batched = with_batch(positions, positions.ndim == 2 ? positions.shape[0] : 1, 2);
     for (int64_t b = 0; b < batched.shape[0]; ++b) {
         for (int64_t s = 0; s < batched.shape[1]; ++s) {
             const int64_t value = position(batched, b, s);
@@ -53,8 +80,6 @@ void check_positions(const Checker &rule, const TensorView &positions, const Ten
     }
 }
 
-} // namespace
-
 void check(const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &x = args.x, &y = args.y, &cos = args.cos, &sin = args.sin, &positions = args.positions;
@@ -62,24 +87,10 @@ void check(const char *op, const Args &args) {
     rule.rank("x", x, 3, 4);
     rule.dtype("x", x, INFINI_FLOATS_AND_DOUBLE);
     rule.dense_last("x", x);
-    rule.rank("cos", cos, 2, has_positions ? 2 : 3);
-    if (cos.size(-1) > x.size(-1) / 2) {
-        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "cos",
-                  message("have at most ", x.size(-1) / 2, " columns, half the last dimension of x"),
-                  message(cos.size(-1), " (shape ", shape_of(cos), ")"));
-    }
-    if (cos.dtype != x.dtype && !(is_half(x.dtype) && cos.dtype == INFINI_DTYPE_F32)) {
-        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "cos",
-                  message("be ", name_of(x.dtype), " as x is", is_half(x.dtype) ? ", or float32" : ""),
-                  name_of(cos.dtype));
-    }
+    check_tables(rule, "x", x, cos, sin, has_positions ? 2 : 3);
     if (!has_positions) {
         check_tokens(rule, "cos", cos, x, 1);
     }
-    rule.dense_last("cos", cos);
-    rule.same_shape("sin", sin, "cos", cos);
-    rule.same_dtype("sin", sin, "cos", cos);
-    rule.dense_last("sin", sin);
 
     rule.same_shape("out", y, "x", x);
     rule.same_dtype("out", y, "x", x);
@@ -90,9 +101,7 @@ void check(const char *op, const Args &args) {
     rule.no_partial_overlap("out", y, "sin", sin);
     if (has_positions) {
         rule.rank("positions", positions, 1, 2);
-        rule.dtype("positions", positions,
-                   {INFINI_DTYPE_I64, INFINI_DTYPE_I32, INFINI_DTYPE_I16, INFINI_DTYPE_I8, INFINI_DTYPE_U64,
-                    INFINI_DTYPE_U32, INFINI_DTYPE_U16, INFINI_DTYPE_U8});
+        check_positions_dtype(rule, positions);
         check_tokens(rule, "positions", positions, x, 0);
         rule.no_partial_overlap("out", y, "positions", positions);
     }
@@ -107,8 +116,7 @@ void run(const char *op, const Args &args) {
     batched.x = with_batch(x, batch, 4);
     batched.y = with_batch(args.y, batch, 4);
     if (positions.dtype != INFINI_DTYPE_INVALID) {
-        batched.positions = with_batch(positions, positions.ndim == 2 ? positions.shape[0] : 1, 2);
-        check_positions(rule, positions, batched.positions, cos.shape[0]);
+        check_positions(rule, positions, cos.shape[0]);
         batched.positions = with_batch(positions, batch, 2);
     } else {
         batched.cos = with_batch(cos, batch, 3);

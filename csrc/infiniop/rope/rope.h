@@ -6,6 +6,10 @@
 #include "cpu_capability.h"
 #include "tensor_view.h"
 
+namespace infini {
+class Checker;
+}
+
 namespace infini::rope {
 
 struct Args {
@@ -36,6 +40,17 @@ INFINI_ALWAYS_INLINE int64_t position(const TensorView &positions, int64_t b, in
         return positions.as<const int64_t>()[at];
     }
 }
+
+// The view with a leading dimension of `batch` entries, of stride 0 where it had none or one entry.
+TensorView with_batch(const TensorView &view, int64_t batch, int ndim);
+
+// The rules of cos and sin, but for their rows: at most `max_rank` dimensions, R/2 columns for the rows of x.
+void check_tables(const Checker &rule, const char *x_name, const TensorView &x, const TensorView &cos,
+                  const TensorView &sin, int max_rank);
+
+// The rules of positions, [S] or [B, S]: an integer dtype; each value is a row of a table that has so many.
+void check_positions_dtype(const Checker &rule, const TensorView &positions);
+void check_positions(const Checker &rule, const TensorView &positions, int64_t rows);
 
 // Checks the arguments against the rules above, but for the positions' values.
 void check(const char *op, const Args &args);

@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.paged_attention import attend
 from . import CErrorCase, COp, CSample
-from .paged import DTYPES, TOLERANCES, attend, reversed_
+from .paged import DTYPES, TOLERANCES, reversed_
 
 
 def reference(

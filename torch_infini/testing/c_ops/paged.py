@@ -8,29 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...ops.paged_attention import attend, gathered
 from . import CErrorCase, COp, CSample, Described
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 # Scores and sums are float32; a half type rounds the result once.
 TOLERANCES = {torch.float32: (1e-5, 2e-6), torch.bfloat16: (2**-7, 1e-4), torch.float16: (2**-10, 1e-5)}
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float) -> Tensor:
-    """[queries, H, D] of one sequence with its keys [Hkv, keys, D]: the last query sees them all."""
-    (queries, heads, _), keys = q.shape, k.shape[1]
-    group = heads // k.shape[0]
-    k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
-    scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
-    distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
-    if slopes is not None:
-        scores = scores + slopes.double()[:, None, None] * distance
-    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(distance > 0, -torch.inf).softmax(-1), v)
-
-
-def gathered(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """The first `length` keys of a sequence, [Hkv, length, D]."""
-    blocks = table[: -(-length // cache.shape[2])]
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
 
 
 def prefill_reference(
@@ -475,9 +458,9 @@ def caching_errors() -> Iterator[CErrorCase]:
     )
     yield CErrorCase(
         "overlap",
-        {**args, "k": args["v_cache"].view(-1)[:48].view(3, 2, 8)},
+        {**args, "slot_mapping": args["v_cache"].view(-1).view(torch.int64)[:3]},
         "BAD_PARAM",
-        op + "v_cache must share no memory with k, got one whose span of memory overlaps it",
+        op + "v_cache must share no memory with slot_mapping, got one whose span of memory overlaps it",
         at="run",
     )
 

@@ -1,0 +1,80 @@
+// torch.ops.infini.paged_attention and paged_attention_prefill, functional and out; declared in
+// torch_infini/ops/paged_attention.py.
+#include <cmath>
+#include <optional>
+
+#include "../../torch/tensor.h"
+#include "paged_attention.h"
+
+namespace infini::paged_attention {
+namespace {
+
+constexpr Checker kDecode("paged_attention"), kPrefill("paged_attention_prefill");
+
+Args inputs(const Checker &rule, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
+            const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
+            std::optional<double> scale) {
+    Args args;
+    args.q = view(rule, "q", q);
+    args.k_cache = view(rule, "k_cache", k_cache);
+    args.v_cache = view(rule, "v_cache", v_cache);
+    args.block_tables = view(rule, "block_tables", block_tables);
+    args.seq_lens = view(rule, "seq_lens", seq_lens);
+    if (alibi_slopes) {
+        args.alibi_slopes = view(rule, "alibi_slopes", *alibi_slopes);
+    }
+    const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
+    args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+    args.define_all = true;
+    return args;
+}
+
+Tensor decode(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
+              const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale) {
+    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+    Tensor out = empty_like(args.q);
+    args.out = view(kDecode, "out", out);
+    run("paged_attention", args);
+    return out;
+}
+
+Tensor decode_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
+                  const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale,
+                  Tensor out) {
+    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+    args.out = view(kDecode, "out", out);
+    run("paged_attention", args);
+    return out;
+}
+
+Tensor prefill(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
+               const Tensor &seq_lens, const Tensor &cum_seq_lens_q, const std::optional<Tensor> &alibi_slopes,
+               std::optional<double> scale) {
+    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+    args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
+    Tensor out = empty_like(args.q);
+    args.out = view(kPrefill, "out", out);
+    run("paged_attention_prefill", args);
+    return out;
+}
+
+Tensor prefill_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
+                   const Tensor &seq_lens, const Tensor &cum_seq_lens_q, const std::optional<Tensor> &alibi_slopes,
+                   std::optional<double> scale, Tensor out) {
+    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+    args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
+    args.out = view(kPrefill, "out", out);
+    run("paged_attention_prefill", args);
+    return out;
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("paged_attention", TORCH_BOX(&decode));
+    m.impl("paged_attention.out", TORCH_BOX(&decode_out));
+    m.impl("paged_attention_prefill", TORCH_BOX(&prefill));
+    m.impl("paged_attention_prefill.out", TORCH_BOX(&prefill_out));
+}
+
+} // namespace infini::paged_attention

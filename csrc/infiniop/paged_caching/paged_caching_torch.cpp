@@ -1,0 +1,27 @@
+// torch.ops.infini.paged_caching, which writes into its caches; declared in torch_infini/ops/paged_caching.py.
+#include "../../torch/tensor.h"
+#include "paged_caching.h"
+
+namespace infini::paged_caching {
+namespace {
+
+constexpr Checker kRule("paged_caching");
+
+void paged_caching(const Tensor &k_cache, const Tensor &v_cache, const Tensor &k, const Tensor &v,
+                   const Tensor &slot_mapping) {
+    Args args;
+    args.k_cache = view(kRule, "k_cache", k_cache);
+    args.v_cache = view(kRule, "v_cache", v_cache);
+    args.k = view(kRule, "k", k);
+    args.v = view(kRule, "v", v);
+    args.slot_mapping = view(kRule, "slot_mapping", slot_mapping);
+    run(args);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("paged_caching", TORCH_BOX(&paged_caching));
+}
+
+} // namespace infini::paged_caching

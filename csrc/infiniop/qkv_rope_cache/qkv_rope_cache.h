@@ -1,0 +1,28 @@
+// qkv_rope_cache: what a layer does between its fused q/k/v product and attention over a paged cache, in one pass: q is
+// rotated into a tensor of its own, k is rotated and v copied into their slots. Bits and rules as rope and
+// paged_caching have them.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::qkv_rope_cache {
+
+struct Args {
+    TensorView q;            // [tokens, H, D]; out
+    TensorView k_cache;      // [blocks, Hkv, block size, D]; out, as v_cache: what is not written stays
+    TensorView v_cache;      // [blocks, Hkv, block size, D]
+    TensorView qkv;          // [tokens, (H + 2 Hkv) * D]: the heads of q, then those of k, then those of v
+    TensorView cos, sin;     // tables [P, R/2]
+    TensorView positions;    // [tokens], integers: the row of cos and sin for each token
+    TensorView slot_mapping; // [tokens] int64; below 0: k and v of the token are skipped
+    bool interleaved = false;
+};
+
+// Checks the arguments, then writes q and the caches.
+void run(const Args &args);
+
+// Here positions are [1, tokens].
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+
+} // namespace infini::qkv_rope_cache

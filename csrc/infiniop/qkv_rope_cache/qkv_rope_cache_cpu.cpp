@@ -1,0 +1,77 @@
+// The CPU kernel of qkv_rope_cache: row by row of qkv, one token's angles serving all its heads.
+// Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
+// slot are written in their order.
+#include "qkv_rope_cache.h"
+
+#include "paged_caching/paged_caching.h"
+#include "parallel.h"
+#include "rope/rope.h"
+#include "rope/rotation.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// The heads from begin to end of every token; of a row's heads the first are q's, then come k's, then v's.
+template <typename Tile, typename T, typename C>
+void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end) {
+    const int64_t heads = a.q.shape[1], size = a.q.shape[2], rotated = heads + a.k_cache.shape[1];
+    const int64_t half = a.cos.shape[1], passed = size - 2 * half;
+    const int64_t rotated_end = end < rotated ? end : rotated;
+    Tile tile;
+    for (int64_t t = 0; t < a.qkv.shape[0]; ++t) {
+        const T *const row = a.qkv.as<const T>() + t * a.qkv.strides[0];
+        const int64_t position = rope::position(a.positions, 0, t);
+        const int64_t slot = a.slot_mapping.as<const int64_t>()[t * a.slot_mapping.strides[0]];
+        const int64_t last = slot < 0 && heads < rotated_end ? heads : rotated_end;
+        const auto to = [&](int64_t head) {
+            return head < heads ? a.q.as<T>() + t * a.q.strides[0] + head * a.q.strides[1]
+                                : a.k_cache.as<T>() + paged_caching::row_of(a.k_cache, slot, head - heads);
+        };
+        const C *const cos = a.cos.as<const C>() + position * a.cos.strides[0];
+        const C *const sin = a.sin.as<const C>() + position * a.sin.strides[0];
+        for (int64_t pair = 0; pair < half && begin < last; pair += kTilePairs) {
+            const int64_t n = half - pair < kTilePairs ? half - pair : kTilePairs;
+            const int64_t column = Tile::first_column(pair);
+            tile.fill(cos + pair, sin + pair, n);
+            for (int64_t head = begin; head < last; ++head) {
+                const T *const from = row + head * size + column;
+                prefetch(from, 2 * n * static_cast<int64_t>(sizeof(T)));
+                tile.template rotate<false>(to(head) + column, from, half, n);
+            }
+        }
+        for (int64_t head = begin; head < last && passed > 0; ++head) {
+            std::memcpy(to(head) + 2 * half, row + head * size + 2 * half, static_cast<size_t>(passed) * sizeof(T));
+        }
+        for (int64_t head = begin < rotated ? rotated : begin; head < end && slot >= 0; ++head) {
+            std::memcpy(a.v_cache.as<T>() + paged_caching::row_of(a.v_cache, slot, head - rotated), row + head * size,
+                        static_cast<size_t>(size) * sizeof(T));
+        }
+    }
+}
+
+template <typename T, typename C> void write_all(const qkv_rope_cache::Args &a) {
+    const int64_t heads = a.q.shape[1] + 2 * a.k_cache.shape[1];
+    const auto bytes = 2 * a.qkv.numel() * static_cast<int64_t>(sizeof(T));
+    parallel_for(heads, bytes, [&](int64_t begin, int64_t end) {
+        if (a.interleaved) {
+            write_heads<NeighboursTile, T, C>(a, begin, end);
+        } else {
+            write_heads<HalvesTile, T, C>(a, begin, end);
+        }
+    });
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::qkv_rope_cache::INFINI_LEVEL::cpu_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    with_float_type(args.qkv.dtype, [&](auto x) {
+        using T = decltype(x);
+        if (args.cos.dtype == args.qkv.dtype) {
+            write_all<T, T>(args);
+        } else {
+            write_all<T, float>(args);
+        }
+    });
+}

@@ -1,0 +1,32 @@
+// torch.ops.infini.qkv_rope_cache, which writes into q and the caches; declared in torch_infini/ops/qkv_rope_cache.py.
+#include "qkv_rope_cache.h"
+
+#include "../../torch/tensor.h"
+
+namespace infini::qkv_rope_cache {
+namespace {
+
+constexpr Checker kRule("qkv_rope_cache");
+
+void qkv_rope_cache(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &qkv, const Tensor &cos,
+                    const Tensor &sin, const Tensor &positions, const Tensor &slot_mapping, bool interleaved) {
+    Args args;
+    args.q = view(kRule, "q", q);
+    args.k_cache = view(kRule, "k_cache", k_cache);
+    args.v_cache = view(kRule, "v_cache", v_cache);
+    args.qkv = view(kRule, "qkv", qkv);
+    args.cos = view(kRule, "cos", cos);
+    args.sin = view(kRule, "sin", sin);
+    args.positions = view(kRule, "positions", positions);
+    args.slot_mapping = view(kRule, "slot_mapping", slot_mapping);
+    args.interleaved = interleaved;
+    run(args);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("qkv_rope_cache", TORCH_BOX(&qkv_rope_cache));
+}
+
+} // namespace infini::qkv_rope_cache

@@ -1,0 +1,27 @@
+"""What Inductor needs for ops that write into views of a graph's inputs: the one lowering that torch lacks.
+
+Without it aten.sym_storage_offset, with which Inductor remakes such a view under dynamic shapes, counts as 0 and the op
+writes to the start of the whole tensor, in silence (pytorch issue 198068, seen in 2.13). A torch that has the lowering
+keeps its own.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+
+
+def add_missing_lowering() -> None:
+    """Add it if Inductor has been loaded; Inductor itself is never loaded here, which would take seconds."""
+    inductor = sys.modules.get("torch._inductor.lowering")
+    target = torch.ops.aten.sym_storage_offset.default
+    if inductor is None or target in inductor.lowerings:
+        return
+
+    def sym_storage_offset(tensor: Any) -> Any:
+        offset = inductor.V.graph.current_node.meta["val"]
+        return offset.node.expr if isinstance(offset, torch.SymInt) else int(offset)
+
+    inductor.register_lowering(target)(sym_storage_offset)

@@ -1,0 +1,506 @@
+"""paged_attention, paged_attention_prefill: attention over a paged cache, one query a sequence or several.
+
+The rules are csrc/infiniop/paged_attention; the kernel is that of attention.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
+
+
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend from one query of each sequence to all its keys, which lie in the blocks of a paged cache.
+
+    out = softmax(scale * q k^T + alibi) v for each head, in float32 with one rounding at the end: decode. A sequence
+    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block.
+
+    Args:
+        q: [n, H, D], a query for each of n sequences, float32, bfloat16 or float16; D at most 1024; stride 1 in the
+            last dimension, any other strides.
+        k_cache: [blocks, Hkv, block, D] of q's dtype, strides as for q; H is a multiple of Hkv, and query head h reads
+            key head h // (H // Hkv).
+        v_cache: The shape and dtype of k_cache.
+        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length are never looked at.
+        seq_lens: [n] int64, 0 to m * block: keys of each sequence, the newest included.
+        alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
+        scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
+        out: Written and returned instead of a new tensor; may be q itself.
+
+    Returns:
+        [n, H, D], contiguous, of q's dtype.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype, stride, length or scale that cannot be served, or a block outside the
+            cache.
+
+    Equivalent to:
+        >>> k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
+        >>> visible = torch.arange(k.shape[2]) < seq_lens[:, None]  # without alibi_slopes
+        >>> mask = visible[:, None, None]
+        >>> y = F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, enable_gqa=True).squeeze(2)
+
+    Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023,
+        arXiv:2309.06180; Press et al., Train Short, Test Long, 2021, arXiv:2108.12409, for ALiBi.
+    """
+    args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale)
+    if out is None:
+        return torch.ops.infini.paged_attention.default(*args)
+    return torch.ops.infini.paged_attention.out(*args, out=out)
+
+
+def paged_attention_prefill(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Attend causally from the queries of several sequences, one behind the other in q, to keys in a paged cache.
+
+    As paged_attention, with any number of queries a sequence: they are its last tokens, whose keys are in the cache
+    already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode.
+
+    Args:
+        q: [tokens, H, D], the queries of all sequences; otherwise as in paged_attention.
+        k_cache: [blocks, Hkv, block, D], as in paged_attention.
+        v_cache: The shape and dtype of k_cache.
+        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length are never looked at.
+        seq_lens: [n] int64: keys of each sequence, those of its queries included.
+        cum_seq_lens_q: [n + 1] int64, from 0 to tokens: sequence b has the queries from cum_seq_lens_q[b] to
+            cum_seq_lens_q[b + 1]; there may be none.
+        alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
+        scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
+        out: Written and returned instead of a new tensor; may be q itself.
+
+    Returns:
+        [tokens, H, D], contiguous, of q's dtype.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype, stride, length or scale that cannot be served, a block outside the
+            cache, or more queries than keys in a sequence.
+
+    Equivalent to:
+        >>> outs = []
+        >>> for b, keys in enumerate(seq_lens.tolist()):  # without alibi_slopes
+        >>>     one = q[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]].transpose(0, 1)
+        >>>     blocks = block_tables[b, : -(-keys // k_cache.shape[2])]
+        >>>     k, v = (cache[blocks].transpose(0, 1).flatten(1, 2)[:, :keys] for cache in (k_cache, v_cache))
+        >>>     visible = torch.ones(one.shape[1], keys, dtype=torch.bool).tril(keys - one.shape[1])
+        >>>     outs.append(F.scaled_dot_product_attention(one, k, v, visible, enable_gqa=True).transpose(0, 1))
+        >>> y = torch.cat(outs)
+
+    Source: As paged_attention.
+    """
+    args = (q, k_cache, v_cache, block_tables, seq_lens, cum_seq_lens_q, alibi_slopes, scale)
+    if out is None:
+        return torch.ops.infini.paged_attention_prefill.default(*args)
+    return torch.ops.infini.paged_attention_prefill.out(*args, out=out)
+
+
+def fake(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+def prefill_fake(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    return q.new_empty(q.shape)
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float) -> Tensor:
+    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query sees them all."""
+    (queries, heads, _), keys = q.shape, k.shape[1]
+    group = heads // k.shape[0]
+    k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
+    scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
+    distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
+    if slopes is not None:
+        scores = scores + slopes.double()[:, None, None] * distance
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(distance > 0, -torch.inf).softmax(-1), v)
+
+
+def gathered(cache: Tensor, table: Tensor, length: int) -> Tensor:
+    """The first `length` keys of a sequence, [Hkv, length, D]."""
+    blocks = table[: -(-length // cache.shape[2])]
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+
+
+def prefill_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    result = torch.zeros_like(q, dtype=torch.float64)
+    starts = cum_seq_lens_q.tolist()
+    for b, length in enumerate(seq_lens.tolist()):
+        queries = slice(starts[b], starts[b + 1])
+        if length > 0 and q.numel():
+            k, v = (gathered(cache, block_tables[b], length) for cache in (k_cache, v_cache))
+            result[queries] = attend(q[queries], k, v, alibi_slopes, scale)
+    return result
+
+
+def reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    starts = torch.arange(len(seq_lens) + 1)
+    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale)
+
+
+def peer(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
+    k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
+    at = torch.arange(k.shape[2])
+    mask = (at < seq_lens[:, None])[:, None, None]
+    if alibi_slopes is not None:
+        distance = (at - seq_lens[:, None] + 1)[:, None, None]
+        mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
+    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=True).squeeze(2)
+
+
+def prefill_peer(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Tensor:
+    """One sequence after the other, gathered, through torch's SDPA."""
+    outs = [q[:0]]
+    starts = cum_seq_lens_q.tolist()
+    for b, keys in enumerate(seq_lens.tolist()):
+        one = q[starts[b] : starts[b + 1]].transpose(0, 1)
+        k, v = (gathered(cache, block_tables[b], keys) for cache in (k_cache, v_cache))
+        queries = one.shape[1]
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        if alibi_slopes is not None:
+            distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
+            mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
+        is_causal = alibi_slopes is None and queries == keys
+        attended = F.scaled_dot_product_attention(
+            one, k, v, None if is_causal else mask, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
+        outs.append(attended.transpose(0, 1))
+    return torch.cat(outs)
+
+
+def inputs(
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    block_size: int = 16,
+    queries: Sequence[int] | None = None,
+) -> tuple[Tensor, ...]:
+    """(q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), blocks dealt out in random order, one spare."""
+    g = torch.Generator().manual_seed(sum(lengths) + head_size)
+    n = len(lengths)
+    counts = [-(-length // block_size) for length in lengths]
+    blocks = sum(counts) + 1
+    order = torch.randperm(blocks, generator=g)
+    tables = torch.full((n, max(counts, default=0) + 1), -7)  # what is not needed is not looked at
+    for b, count in enumerate(counts):
+        tables[b, :count] = order[sum(counts[:b]) : sum(counts[: b + 1])]
+    total = n if queries is None else sum(queries)
+    k, v = torch.randn(2, blocks, kv_heads, block_size, head_size, generator=g).to(dtype)
+    q = torch.randn(total, heads, head_size, generator=g).to(dtype)
+    lens = torch.tensor(lengths, dtype=torch.int64)
+    starts = () if queries is None else (torch.tensor([sum(queries[:b]) for b in range(n + 1)]),)
+    return (q, k, v, tables, lens, *starts)
+
+
+def slopes(heads: int) -> Tensor:
+    return 2.0 ** -torch.arange(1, heads + 1)
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128))
+    yield Sample("ALiBi", (*inputs(dtype, [5, 33, 200], 8, 2, 64), slopes(8)))
+    yield Sample("sequences without keys", inputs(dtype, [0, 9, 0], 4, 2, 16))
+    yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1))
+    yield Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150], 6, 2, 40, 5))
+    yield Sample("no groups, ALiBi", (*inputs(dtype, [17, 64], 3, 3, 32, 8), slopes(3)))
+    yield Sample("groups of 7", inputs(dtype, [40, 300], 7, 1, 64, 32))
+    yield Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37))
+    yield Sample("scale", inputs(dtype, [40, 70], 32, 2, 256, 64), {"scale": -0.03})
+    yield Sample("one column", inputs(dtype, [40], 2, 1, 1))
+    yield Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))
+    q, k, v, tables, lens = inputs(dtype, [18, 18, 18], 4, 2, 32)
+    shared = (q[:1].expand(3, 4, 32), k, v, tables[:1].expand(3, 3), lens[:1].expand(3))
+    yield Sample("one query and table for all", shared)
+    q, k, v, tables, lens = inputs(dtype, [7, 50, 20], 4, 2, 32)
+    yield Sample("interleaved caches", (q, *torch.stack((k, v), 1).unbind(1), tables, lens))
+    yield Sample(
+        "token-major caches", (q, *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)), tables, lens)
+    )
+    yield Sample("no sequences", inputs(dtype, [], 4, 2, 16))
+    yield Sample("no heads", inputs(dtype, [3], 0, 0, 16))
+    yield Sample("no columns", inputs(dtype, [3], 4, 2, 0))
+
+
+def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130]))
+    yield Sample("ALiBi", (*inputs(dtype, [5, 33, 130], 8, 2, 64, 16, [3, 1, 40]), slopes(8)))
+    yield Sample("sequences without queries or keys", inputs(dtype, [9, 0, 20], 4, 2, 16, 16, [0, 0, 3]))
+    yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1, [1]))
+    yield Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100]))
+    yield Sample("wide head", inputs(dtype, [20], 2, 1, 1024, 16, [2]), {"scale": 0.05})
+    yield Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3]))
+    yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
+
+
+def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
+    """What both ops refuse, for two sequences of 20 and 5 keys."""
+    q, k, v, tables, lens, *starts = args
+    rest = (*starts,)
+    of, sequences = ("cum_seq_lens_q", 2) if starts else ("q", 2)
+    op = f"infini::{name}: "
+    yield ErrorCase("rank", (q[0], k, v, tables, lens, *rest), op + "q must have 3 dimensions, got 2 (shape [4, 16])")
+    yield ErrorCase(
+        "float64",
+        (q.double(), k, v, tables, lens, *rest),
+        op + "q must be float32, bfloat16 or float16, got float64",
+    )
+    yield ErrorCase(
+        "k_cache dtype",
+        (q, k.half(), v, tables, lens, *rest),
+        op + "k_cache must have the dtype of q, float32, got float16",
+    )
+    yield ErrorCase(
+        "v_cache shape",
+        (q, k, v[:2], tables, lens, *rest),
+        op + "v_cache must have the shape of k_cache, [4, 2, 16, 16], got [2, 2, 16, 16]",
+    )
+    yield ErrorCase(
+        "head size",
+        (q, k[..., :8], v, tables, lens, *rest),
+        op + "k_cache must have shape [4, 2, 16, 16] to match the head size of q, got [4, 2, 16, 8]",
+    )
+    three = torch.ones(4, 3, 16, 16)
+    yield ErrorCase(
+        "groups",
+        (q, three, three, tables, lens, *rest),
+        op + "q must have a multiple of k_cache's 3 heads in dimension 1, got 4",
+    )
+    yield ErrorCase(
+        "columns",
+        (q[..., ::2], k, v, tables, lens, *rest),
+        op + "q must have stride 1 in its last dimension (call .contiguous() on it), got strides [64, 16, 2]",
+    )
+    yield ErrorCase(
+        "block_tables dtype", (q, k, v, tables.int(), lens, *rest), op + "block_tables must be int64, got int32"
+    )
+    yield ErrorCase(
+        "block_tables shape",
+        (q, k, v, tables[:1], lens, *rest),
+        op + f"block_tables must have shape [{sequences}, 3] to match the sequences of {of}, got [1, 3]",
+    )
+    yield ErrorCase(
+        "seq_lens shape",
+        (q, k, v, tables, torch.tensor([1, 1, 1]), *rest),
+        op + f"seq_lens must have shape [{sequences}] to match the sequences of {of}, got [3]",
+    )
+    yield ErrorCase(
+        "length",
+        (q, k, v, tables, torch.tensor([20, 49]), *rest),
+        op + "seq_lens must be at least 0 and fit into 3 blocks of 16, got 49 for sequence 1",
+    )
+    wrong = tables.clone()
+    wrong[0, 1] = 4
+    yield ErrorCase(
+        "block",
+        (q, k, v, wrong, lens, *rest),
+        op + "block_tables must name blocks from 0 to less than 4, the blocks of k_cache, got 4 at [0, 1]",
+    )
+    yield ErrorCase(
+        "alibi_slopes shape",
+        (*args, torch.ones(5)),
+        op + "alibi_slopes must have shape [4] to match the heads of q, got [5]",
+    )
+    yield ErrorCase("scale", (*args, None, float("nan")), op + "scale must be finite in float32, got nan")
+    yield ErrorCase(
+        "meta cache",
+        (q, k.to("meta"), v, tables, lens, *rest),
+        op + "k_cache must be on the device of q, cpu, got meta",
+    )
+    yield ErrorCase(
+        "out shape",
+        args,
+        op + f"out must have the shape of q, [{len(q)}, 4, 16], got [1, 4, 16]",
+        {"out": torch.empty(1, 4, 16)},
+    )
+    yield ErrorCase(
+        "out is a part of the cache",
+        args,
+        op + "out must share no memory with v_cache, got one whose span of memory overlaps it",
+        {"out": v.view(-1)[: q.numel()].view(q.shape)},
+    )
+
+
+def errors() -> Iterator[ErrorCase]:
+    yield from errors_of("paged_attention", inputs(torch.float32, [20, 5], 4, 2, 16))
+
+
+def prefill_errors() -> Iterator[ErrorCase]:
+    name = "paged_attention_prefill"
+    args = inputs(torch.float32, [20, 5], 4, 2, 16, 16, [2, 3])
+    yield from errors_of(name, args)
+    q, k, v, tables, lens, starts = args
+    op = f"infini::{name}: "
+    yield ErrorCase(
+        "starts dtype", (q, k, v, tables, lens, starts.int()), op + "cum_seq_lens_q must be int64, got int32"
+    )
+    yield ErrorCase(
+        "starts rank",
+        (q, k, v, tables, lens, starts[None]),
+        op + "cum_seq_lens_q must have one dimension, of one more than there are sequences, got [1, 3]",
+    )
+    for values, rule in (
+        ([1, 2, 5], "begin with 0, got 1"),
+        ([0, 2, 4], "end with 5, the number of queries in q, got 4"),
+        ([0, 6, 5], "not decrease, got 5 after 6 at position 2"),
+    ):
+        changed = (q, k, v, tables, lens, torch.tensor(values))
+        yield ErrorCase(f"starts {values}", changed, op + f"cum_seq_lens_q must {rule}")
+    yield ErrorCase(
+        "more queries than keys",
+        (q, k, v, tables, torch.tensor([20, 2]), starts),
+        op + "seq_lens must count a sequence's queries among its keys, got 2 keys for the 3 queries of sequence 1",
+    )
+
+
+def prefill_cost(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Cost:
+    heads, size = q.shape[1:]
+    counts = cum_seq_lens_q.diff().tolist()
+    keys = [length if count else 0 for length, count in zip(seq_lens.tolist(), counts, strict=True)]
+    # Of n keys, query t of the last s sees n - s + 1 + t.
+    pairs = sum(s * n - s * (s - 1) // 2 for n, s in zip(keys, counts, strict=True))
+    cached = 2 * sum(keys) * k_cache.shape[1] * size * k_cache.element_size()
+    return Cost(bytes=2 * nbytes(q) + cached, flops=4 * heads * size * pairs)
+
+
+def cost(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+) -> Cost:
+    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, torch.arange(len(seq_lens) + 1))
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("decode 1 x 2048 keys, 32/8x128", inputs(dtype, [2048], 32, 8, 128))
+    yield Sample("decode 8 x 2048 keys, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128))
+
+
+def prefill_bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("prefill 512, 32/8x128", inputs(dtype, [512], 32, 8, 128, 16, [512]))
+    yield Sample(
+        "128 behind 1920 keys, 7 x 1 behind 2047, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128, 16, [128] + [1] * 7)
+    )
+
+
+SPECS = [
+    OpSpec(
+        name="paged_attention",
+        schema=(
+            "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
+            "Tensor? alibi_slopes=None, float? scale=None) -> Tensor"
+        ),
+        function=paged_attention,
+        fake=fake,
+        reference=reference,
+        samples=samples,
+        errors=errors,
+        cost=cost,
+        bench=bench,
+        peer=peer,
+    ),
+    OpSpec(
+        name="paged_attention_prefill",
+        schema=(
+            "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
+            "Tensor cum_seq_lens_q, Tensor? alibi_slopes=None, float? scale=None) -> Tensor"
+        ),
+        function=paged_attention_prefill,
+        fake=prefill_fake,
+        reference=prefill_reference,
+        samples=prefill_samples,
+        errors=prefill_errors,
+        cost=prefill_cost,
+        bench=prefill_bench,
+        peer=prefill_peer,
+    ),
+]

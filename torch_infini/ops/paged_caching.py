@@ -1,0 +1,181 @@
+"""paged_caching: writes the keys and values of new tokens into the blocks of a paged cache.
+
+The kernel is csrc/infiniop/paged_caching.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
+
+
+def paged_caching(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+    """Write each token's keys and values into its slot of a paged cache, in place.
+
+    cache[slot // block, h, slot % block] = k[t, h] with slot = slot_mapping[t]. A token whose slot is below 0 is
+    skipped; of two tokens with one slot the last stays. Nothing is written unless all slots are in the cache.
+
+    Args:
+        k_cache: [blocks, Hkv, block, D] float32, bfloat16 or float16, written; stride 1 in the last dimension, any
+            other strides: a layer's part of a larger tensor is written where it lies.
+        v_cache: The shape and dtype of k_cache, written.
+        k: [tokens, Hkv, D] of the cache's dtype; stride 1 in the last dimension, any other strides. May lie in the
+            caches, as v may: then it is copied before anything is written.
+        v: The shape and dtype of k.
+        slot_mapping: [tokens] int64.
+
+    Returns:
+        None.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, a slot outside the cache, or
+            slot_mapping in the cache's memory.
+
+    Equivalent to:
+        >>> written = slot_mapping >= 0  # no slot twice
+        >>> block, row = slot_mapping[written] // k_cache.shape[2], slot_mapping[written] % k_cache.shape[2]
+        >>> k_cache[block, :, row] = k[written]
+        >>> v_cache[block, :, row] = v[written]
+
+    Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023,
+        arXiv:2309.06180.
+    """
+    torch.ops.infini.paged_caching.default(k_cache, v_cache, k, v, slot_mapping)
+
+
+def fake(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+    return None
+
+
+def reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
+    caches = k_cache.double(), v_cache.double()
+    size = k_cache.shape[2]
+    for t, slot in enumerate(slot_mapping.tolist()):
+        for cache, rows in zip(caches, (k, v), strict=True):
+            if slot >= 0:
+                cache[slot // size, :, slot % size] = rows[t].double()
+    return caches
+
+
+def peer(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+    """Indexed writes; the mask of skipped tokens costs a pass of its own."""
+    written = slot_mapping >= 0
+    slots = slot_mapping[written]
+    size = max(k_cache.shape[2], 1)
+    block, row = slots // size, slots % size
+    k_cache[block, :, row] = k[written]
+    v_cache[block, :, row] = v[written]
+
+
+def inputs(
+    dtype: torch.dtype, slots: Sequence[int], heads: int, head_size: int, block_size: int = 16, blocks: int = 3
+) -> tuple[Tensor, ...]:
+    """(k_cache, v_cache, k, v, slot_mapping)."""
+    g = torch.Generator().manual_seed(len(slots) + head_size)
+    caches = torch.randn(2, blocks, heads, block_size, head_size, generator=g).to(dtype)
+    new = torch.randn(2, len(slots), heads, head_size, generator=g).to(dtype)
+    return (*(c.clone() for c in caches), *(t.clone() for t in new), torch.tensor(slots, dtype=torch.int64))
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("some skipped", inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37))
+    yield Sample("one token", inputs(dtype, [33], 4, 64))
+    yield Sample("no tokens", inputs(dtype, [], 2, 8))
+    yield Sample("one slot twice", inputs(dtype, [5, 6, 5], 3, 8, 5))
+    yield Sample("one of each", inputs(dtype, [0], 1, 1, 1, 1))
+    yield Sample("no heads", inputs(dtype, [3], 0, 8))
+    yield Sample("no columns", inputs(dtype, [3], 2, 0))
+    yield Sample("no blocks", inputs(dtype, [-1, -1], 2, 8, blocks=0))
+    k_cache, v_cache, k, v, slots = inputs(dtype, [30, 2, -1, 17], 2, 24)
+    interleaved = torch.stack((k_cache, v_cache), 1)
+    yield Sample("interleaved caches", (*(t.clone() for t in interleaved.unbind(1)), k, v, slots))
+    token_major = (t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k_cache, v_cache))
+    yield Sample("token-major caches", (*token_major, k, v, slots))
+    yield Sample("one key for all", (k_cache, v_cache, k[:1].expand(4, 2, 24), v, slots))
+    qkv = torch.cat((k, k, v), 1)
+    yield Sample("parts of a fused product", (k_cache, v_cache, qkv[:, 2:4], qkv[:, 4:], slots))
+    order = torch.randperm(1500, generator=torch.Generator().manual_seed(0))[:1400].tolist()
+    yield Sample("large", inputs(dtype, [*order, order[0], order[700]], 2, 128, 16, 94))
+
+
+def errors() -> Iterator[ErrorCase]:
+    k_cache, v_cache, k, v, slots = inputs(torch.float32, [5, -1, 40], 2, 8)
+    op = "infini::paged_caching: "
+    yield ErrorCase(
+        "rank", (k_cache[0], v_cache, k, v, slots), op + "k_cache must have 4 dimensions, got 3 (shape [2, 16, 8])"
+    )
+    yield ErrorCase(
+        "float64",
+        (k_cache.double(), v_cache, k, v, slots),
+        op + "k_cache must be float32, bfloat16 or float16, got float64",
+    )
+    yield ErrorCase(
+        "caches differ",
+        (k_cache, v_cache[:2], k, v, slots),
+        op + "v_cache must have the shape of k_cache, [3, 2, 16, 8], got [2, 2, 16, 8]",
+    )
+    yield ErrorCase(
+        "k dtype", (k_cache, v_cache, k.half(), v, slots), op + "k must have the dtype of k_cache, float32, got float16"
+    )
+    yield ErrorCase(
+        "heads",
+        (k_cache, v_cache, k[:, :1], v, slots),
+        op + "k must have shape [3, 2, 8] to match the heads and columns of k_cache, got [3, 1, 8]",
+    )
+    yield ErrorCase(
+        "tokens of v", (k_cache, v_cache, k, v[:2], slots), op + "v must have the shape of k, [3, 2, 8], got [2, 2, 8]"
+    )
+    yield ErrorCase(
+        "broadcast cache",
+        (k_cache, v_cache[:1].expand(3, 2, 16, 8), k, v, slots),
+        op + "v_cache must not be a broadcast view, for it is written to, got strides [0, 128, 8, 1]",
+    )
+    yield ErrorCase("slots dtype", (k_cache, v_cache, k, v, slots.int()), op + "slot_mapping must be int64, got int32")
+    yield ErrorCase(
+        "slots shape",
+        (k_cache, v_cache, k, v, slots[:2]),
+        op + "slot_mapping must have shape [3] to match the tokens of k, got [2]",
+    )
+    yield ErrorCase(
+        "slot",
+        (k_cache, v_cache, k, v, torch.tensor([5, -1, 48])),
+        op + "slot_mapping must be below 0 or less than 3 blocks of 16 slots, got 48 for token 2",
+    )
+    yield ErrorCase(
+        "meta k", (k_cache, v_cache, k.to("meta"), v, slots), op + "k must be on the device of k_cache, cpu, got meta"
+    )
+    inside = v_cache.view(-1).view(torch.int64)[:3]
+    yield ErrorCase(
+        "slots in the cache",
+        (k_cache, v_cache, k, v, inside),
+        op + "v_cache must share no memory with slot_mapping, got one whose span of memory overlaps it",
+    )
+
+
+def cost(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> Cost:
+    written = int((slot_mapping >= 0).sum())
+    return Cost(bytes=4 * written * k.shape[1] * k.shape[2] * k.element_size() + nbytes(slot_mapping))
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    for tokens in (1, 8, 512):
+        slots = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[:tokens].tolist()
+        yield Sample(f"{tokens} tokens, 8x128", inputs(dtype, slots, 8, 128, 16, 128))
+
+
+SPEC = OpSpec(
+    name="paged_caching",
+    schema="(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slot_mapping) -> ()",
+    function=paged_caching,
+    fake=fake,
+    reference=reference,
+    samples=samples,
+    errors=errors,
+    cost=cost,
+    bench=bench,
+    peer=peer,
+)
