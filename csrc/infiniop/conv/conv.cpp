@@ -193,8 +193,6 @@ size_t workspace_size(const Args &args) {
     return static_cast<size_t>(bytes);
 }
 
-constexpr rearrange::Names kCopy{{"copy", "original"}, 1}; // for sentences that no caller sees: conv has checked all
-
 void run(const Args &args) {
     check(args);
     if (args.y.numel() == 0) {
@@ -204,7 +202,7 @@ void run(const Args &args) {
     char *workspace = static_cast<char *>(args.workspace) + tile_bytes(args);
     if (!w_is_matrix(args)) {
         matrices.w = contiguous(args.w, workspace);
-        rearrange::run({matrices.w, args.w}, kCopy);
+        rearrange::run({matrices.w, args.w});
         workspace += whole_lines(args.w.numel(), args.w.dtype);
     }
     if (y_is_matrix(args)) {
@@ -212,7 +210,7 @@ void run(const Args &args) {
     } else {
         matrices.y = contiguous(args.y, workspace);
         multiply(matrices);
-        rearrange::run({args.y, matrices.y}, kCopy);
+        rearrange::run({args.y, matrices.y});
     }
 }
 

@@ -188,7 +188,7 @@ void run(const char *op, const Args &args) {
         return;
     }
     if (adds && args.beta != 0) {
-        rearrange::run({out, addend}, {{"out", "c"}, 0}); // the kernel adds to what is in out; nothing to do where that is c
+        rearrange::run({out, addend}); // the kernel adds to what is in out; nothing to do where that is c
     }
     product.a = expand(a_matrix, product.c, 2);
     product.b = expand(b_matrix, product.c, 2);

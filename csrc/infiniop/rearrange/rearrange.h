@@ -18,11 +18,13 @@ struct Names {
     int first;
 };
 
+constexpr Names kNames{{"dst", "src"}, 0};
+
 // Checks the arguments against the rules above; dst may be src itself, and then nothing is done.
-void check(const Args &args, const Names &names);
+void check(const Args &args, const Names &names = kNames);
 
 // Checks them, then copies.
-void run(const Args &args, const Names &names);
+void run(const Args &args, const Names &names = kNames);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 

@@ -7,10 +7,8 @@ namespace {
 using namespace infini;
 using rearrange::Args;
 
-constexpr rearrange::Names kNames{{"dst", "src"}, 0};
 constexpr c_api::COp<Args> kRearrange(
-    "Rearrange", [](const Args &args) { rearrange::check(args, kNames); },
-    [](const Args &args) { rearrange::run(args, kNames); });
+    "Rearrange", [](const Args &args) { rearrange::check(args); }, [](const Args &args) { rearrange::run(args); });
 
 } // namespace
 
