@@ -13,7 +13,7 @@ demo: build
 	$(PY) -m torch_infini demo
 
 test: build
-	$(PY) -m pytest -q
+	$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 bench: build
 	$(PY) benchmarks/run.py

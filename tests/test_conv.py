@@ -43,7 +43,7 @@ def test_parameters_are_those_of_torch(parameters: dict[str, Any]) -> None:
             'padding must be as much before as after x, got "same" for [1, 4] zeros in all',
         ),
     ],
-    ids=str,
+    ids=["an unknown name", "a stride", "an even kernel"],
 )
 def test_named_padding_that_is_refused(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(RuntimeError) as caught:
