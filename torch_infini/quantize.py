@@ -66,10 +66,10 @@ def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float3
 def quantize_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
 
-    A group's range from least to largest is cut into 15 steps: scale = (largest - least) / 15, zero = least + 8 * scale,
-    both rounded to the weight's dtype, and q = round((w - zero) / scale) + 8, from 0 to 15. Then w = (q - 8) * scale +
-    zero to within half a step and what the rounding of scale and zero takes off the range's ends. This is the meaning of
-    scale and zero that torch's own `_weight_int4pack_mm` has.
+    The range of a group is cut into 15 steps: scale = (largest - least) / 15, zero = least + 8 * scale,
+    both rounded to the weight's dtype, and q = round((w - zero) / scale) + 8, from 0 to 15. Then w is (q - 8) * scale +
+    zero to within half a step and what the rounding of scale and zero takes off the ends of the range. Scale and zero
+    mean what they mean in torch's own `_weight_int4pack_mm`.
 
     Args:
         weight: [n, k] float32, bfloat16 or float16, finite; k a multiple of group_size.
@@ -114,8 +114,11 @@ def pack_int4(values: Tensor) -> Tensor:
     """
     if values.dim() != 2 or values.shape[1] % 2:
         raise _fail("pack_int4", "values", "have 2 dimensions, the second even", f"shape {list(values.shape)}")
-    if values.is_floating_point() or values.is_complex() or (values.numel() and not 0 <= values.min() <= values.max() < 16):
-        raise _fail("pack_int4", "values", "be integers from 0 to 15", f"{values.dtype} or others among them")
+    if values.is_floating_point() or values.is_complex():
+        raise _fail("pack_int4", "values", "be integers from 0 to 15", str(values.dtype).removeprefix("torch."))
+    least, largest = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
+    if least < 0 or largest > 15:
+        raise _fail("pack_int4", "values", "be integers from 0 to 15", f"{least} to {largest}")
     low, high = values.to(torch.uint8).unflatten(1, (-1, 2)).unbind(-1)
     return low | high << 4
 

@@ -44,8 +44,8 @@ def linear_int8(
         >>> dequantized = torch_infini.quantize.dequantize_int8(weight, scales, x.dtype)
         >>> y = torch.nn.functional.linear(x, dequantized, bias)
 
-    Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, NeurIPS 2022, for weights
-        with a scale a row; here x keeps its precision.
+    Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, NeurIPS 2022, for a
+        scale a row of the weight; here x keeps its precision.
     """
     if out is None:
         return torch.ops.infini.linear_int8.default(x, weight, scales, bias)
@@ -63,10 +63,10 @@ def linear_int4(
 ) -> Tensor:
     """Multiply the rows of x by a transposed 4-bit weight with a scale and a zero for each group, and add the bias.
 
-    y = x @ w^T + bias with w = (q - 8) * scale + zero, q from 0 to 15. x is not quantised: for each group the products
-    with q - 8 are summed in float32 and multiplied by the scale, and zero times the group's sum of x is added. The result
-    is rounded once. The order of the sum depends on k and the group alone, so that a row gives the same bits whatever the
-    thread count and whatever other rows are in the call.
+    y = x @ w^T + bias with w = (q - 8) * scale + zero, q from 0 to 15. x is not quantised: within a group the products
+    with q - 8 are summed in float32 and multiplied by the scale, and zero times the group's sum of x is added. The
+    result is rounded once. The order of the sum depends on k and the group alone, so that a row gives the same bits
+    whatever the thread count and whatever other rows are in the call.
 
     At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. It is converted once for every
     12 rows or less: with very many rows (prefill) a dense product of bfloat16 is faster.
@@ -91,8 +91,8 @@ def linear_int4(
         >>> dequantized = torch_infini.quantize.dequantize_int4(weight, scales, zeros, x.dtype)
         >>> y = torch.nn.functional.linear(x, dequantized, bias)
 
-    Source: Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers, ICLR 2023,
-        for weights in groups; scale and zero mean what they mean in torch's `_weight_int4pack_mm`.
+    Source: Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers, ICLR
+        2023, for weights in groups; scale and zero mean what they mean in torch's `_weight_int4pack_mm`.
     """
     if out is None:
         return torch.ops.infini.linear_int4.default(x, weight, scales, zeros, bias)
@@ -119,9 +119,9 @@ def product_cost(x: Tensor, n: int, *read: Tensor | None) -> Cost:
 # One rounding of a result of order 1, and what float sums of products of order 1 / sqrt(k) lose, however much of them
 # cancels. A product left out of 5125 is 7e-3 on average.
 TOLERANCES = {
-    torch.float32: (1e-6, 3e-6),
-    torch.bfloat16: (2**-8, 4e-6),
-    torch.float16: (2**-11, 4e-6),
+    torch.float32: (1e-6, 6e-6),
+    torch.bfloat16: (2**-8, 6e-6),
+    torch.float16: (2**-11, 6e-6),
 }
 
 
@@ -159,11 +159,11 @@ def samples_int8(dtype: torch.dtype) -> Iterator[Sample]:
     for k in (1, 7, 31, 64, 769, 5125):
         yield Sample(f"{k} columns", inputs_int8(dtype, 1, k=k, n=19))
     yield Sample("bias", inputs_int8(dtype, 3, k=100, n=50, bias=True))
-    for rows in (2, 4, 5, 8, 11, 12, 13, 25, 33):
+    for rows in (2, 4, 5, 12, 13, 33):
         yield Sample(f"{rows} rows", inputs_int8(dtype, rows, k=333, n=61, bias=True))
     yield Sample("scales of the dtype of x", inputs_int8(dtype, 2, k=70, n=40, bias=True, scales_dtype=dtype))
-    yield Sample("several blocks of columns", inputs_int8(dtype, 20, k=5000, n=70))
-    yield Sample("one row, several blocks", inputs_int8(dtype, 1, k=20000, n=40))
+    yield Sample("several blocks of columns", inputs_int8(dtype, 20, k=5000, n=40))
+    yield Sample("one row, several blocks", inputs_int8(dtype, 1, k=20000, n=9))
     yield Sample("one dimension", inputs_int8(dtype, k=65, n=33, bias=True))
     yield Sample("four dimensions", inputs_int8(dtype, 2, 3, 5, k=96, n=70))
     yield Sample("one output column", inputs_int8(dtype, 2, k=40, n=1, bias=True))
@@ -270,7 +270,7 @@ def cost_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = N
     return product_cost(x, weight.shape[0], weight, scales, bias)
 
 
-SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (14336, 4096)]
+SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (4096, 14336)]
 
 
 def bench_int8(dtype: torch.dtype) -> Iterator[Sample]:
@@ -332,11 +332,11 @@ def samples_int4(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"groups of {group}", inputs_int4(dtype, 1, k=640, n=21, group=group))
         yield Sample(f"groups of {group}, no zeros", inputs_int4(dtype, 3, k=1152, n=35, group=group, zeros=False))
         yield Sample(f"groups of {group}, an odd number", inputs_int4(dtype, 1, k=7 * group, n=16, group=group))
-    for rows in (2, 4, 5, 8, 11, 12, 13, 25, 33):
+    for rows in (2, 4, 5, 12, 13, 33):
         yield Sample(f"{rows} rows", inputs_int4(dtype, rows, k=352, n=61, group=32, bias=True))
     yield Sample("float32 scales", inputs_int4(dtype, 2, k=192, n=40, bias=True, scales_dtype=torch.float32))
-    yield Sample("several blocks of columns", inputs_int4(dtype, 20, k=4992, n=50))
-    yield Sample("one row, several blocks", inputs_int4(dtype, 1, k=20032, n=40))
+    yield Sample("several blocks of columns", inputs_int4(dtype, 20, k=4992, n=40))
+    yield Sample("one row, several blocks", inputs_int4(dtype, 1, k=20032, n=9))
     yield Sample("one dimension", inputs_int4(dtype, k=64, n=33, bias=True))
     yield Sample("four dimensions", inputs_int4(dtype, 2, 3, 5, k=96, n=70, group=32))
     yield Sample("one output column", inputs_int4(dtype, 2, k=64, n=1, bias=True))
@@ -359,16 +359,16 @@ def errors_int4() -> Iterator[ErrorCase]:
         (x, weight.repeat(1, 2), scales),
         op + "weight must have shape [8, 32] two to a byte, to match the last dimension of x, got [8, 64]",
     )
-    yield ErrorCase(
-        "odd columns", (x[:, :63], weight, scales), op + "x must have an even last dimension, got [2, 63]"
-    )
+    yield ErrorCase("odd columns", (x[:, :63], weight, scales), op + "x must have an even last dimension, got [2, 63]")
     yield ErrorCase("scales rank", (x, weight, scales[0]), op + "scales must have 2 dimensions, got 1 (shape [2])")
     shape = "scales must have shape [8, 64 / group] with groups of 32, 64 or 128, got"
     yield ErrorCase("scales rows", (x, weight, scales[:7]), op + f"{shape} [7, 2]")
     yield ErrorCase("groups of 16", (x, weight, scales.repeat(1, 2)), op + f"{shape} [8, 4]")
     yield ErrorCase("no groups", (x, weight, scales[:, :0]), op + f"{shape} [8, 0]")
     yield ErrorCase(
-        "zeros dtype", (x, weight, scales, zeros.half()), op + "zeros must have the dtype of scales, float32, got float16"
+        "zeros dtype",
+        (x, weight, scales, zeros.half()),
+        op + "zeros must have the dtype of scales, float32, got float16",
     )
     yield ErrorCase(
         "zeros shape",

@@ -53,28 +53,39 @@ inline void load_int8(const uint8_t *p, __m512bh &q) {
 }
 #endif
 
+// 32 vector registers, or 16.
+#if defined(__AVX512F__)
+constexpr bool kManyRegisters = true;
+#else
+constexpr bool kManyRegisters = false;
+#endif
+
 template <typename T> struct Int8 {
     using X = typename Factors<T>::X;
     using Weights = typename Factors<T>::Register;
     static constexpr int kStep = kLanes * 4 / sizeof(X);
-    static constexpr int64_t kLongest = int64_t{1} << 40; // block of k
-    static constexpr int kRows = 2;                       // weight rows side by side, where there are many rows of x
-    static constexpr bool kScaleRows = true;              // a scale for each weight row, applied to the sum
+    static constexpr int64_t kLongest = int64_t{1} << 40;     // block of k
+    static constexpr int kTileRows = kManyRegisters ? 12 : 4; // rows of x, and with many of them
+    static constexpr int kRows = 2;                           // weight rows that meet in registers
+    static constexpr bool kScaleRows = true;                  // a scale for each weight row, applied to the sum
     static constexpr int64_t bytes(int64_t k) { return k; }
 
-    struct Scales { // none within a row
-        void fill(const quantised_linear::Args &, int64_t, int64_t, int64_t) {}
+    struct Pattern { // none: the scale of a row is applied to its sum
+        explicit Pattern(const quantised_linear::Args &) {}
+    };
+    struct Scales {
+        void fill(const quantised_linear::Args &, const Pattern &, int64_t, int64_t, int64_t) {}
     };
 
-    static Weights load_step(const uint8_t *p, const Scales &, int64_t) {
+    static Weights load_step(const uint8_t *p, const Pattern &, const Scales &, int64_t) {
         Weights q;
         load_int8(p, q);
         return q;
     }
-    static Weights load_step(const uint8_t *p, const Scales &scales, int64_t k, int n) {
+    static Weights load_step(const uint8_t *p, const Pattern &pattern, const Scales &scales, int64_t k, int n) {
         uint8_t part[kStep] = {};
         std::memcpy(part, p, static_cast<size_t>(n));
-        return load_step(part, scales, k);
+        return load_step(part, pattern, scales, k);
     }
     // sums[r][m] += weights[r] @ row m of x
     template <int kR, int kM>
@@ -94,12 +105,9 @@ template <typename T> struct Int8 {
         if constexpr (kStep == kLanes) {
             store(packed, load(x, n));
         } else {
-            T part[kStep] = {};
-            std::memcpy(part, x, sizeof(T) * static_cast<size_t>(n));
-            for (int i = 0; i < kLanes; ++i) {
-                packed[2 * i] = part[i];
-                packed[2 * i + 1] = part[kLanes + i];
-            }
+            const VecF low = load(x, n < kLanes ? n : kLanes),
+                       high = n > kLanes ? load(x + kLanes, n - kLanes) : VecF{};
+            store(reinterpret_cast<float *>(packed), (VecF)((VecU)low >> 16 | (VecU)high));
         }
     }
 };
@@ -143,9 +151,10 @@ inline void load_int4(VecU nibbles, __m512bh (&q)[kNibbles / 2]) {
 
 template <typename T> struct Int4 {
     using X = typename Factors<T>::X;
-    static constexpr int kStep = kNibbles * kLanes, kRegisters = kNibbles * sizeof(X) / 4, kInRegister = kStep / kRegisters;
+    static constexpr int kStep = kNibbles * kLanes, kRegisters = kNibbles * sizeof(X) / 4,
+                         kInRegister = kStep / kRegisters;
     static constexpr int64_t kLongest = 8192;
-    static constexpr int kRows = 1;
+    static constexpr int kTileRows = !kManyRegisters ? 4 : sizeof(X) == 2 ? 8 : 12, kRows = sizeof(X) == 2 ? 2 : 1;
     static constexpr bool kScaleRows = false;
     static constexpr int64_t bytes(int64_t k) { return k / 2; }
 
@@ -154,67 +163,90 @@ template <typename T> struct Int4 {
         VecF scale;
     };
 
-    // The scales of one weight row for a block of k.
-    struct Scales {
-        float values[kLongest / 32 + kLanes]; // one for each group; at() may read three more
-        int shift;                            // group = 1 << shift
-        VecI group_of_lane;                   // within a step
+    // Which of a step's groups, at most four, each lane is in.
+    struct Pattern {
+        int shift = 0; // group = 1 << shift
+        VecI group_of_lane{};
 
-        void fill(const quantised_linear::Args &a, int64_t row, int64_t first_k, int64_t k) {
-            const int64_t group = a.x.size(-1) / a.scales.size(1);
+        explicit Pattern(const quantised_linear::Args &a) {
+            const int64_t groups = a.scales.size(1), group = groups > 0 ? a.x.size(-1) / groups : 128;
             shift = group == 32 ? 5 : group == 64 ? 6 : 7;
             for (int lane = 0; lane < kLanes; ++lane) {
                 group_of_lane[lane] = lane * kNibbles >> shift;
             }
-            with_float_type(a.scales.dtype, [&](auto type) {
-                const auto *from = a.scales.as<const decltype(type)>() + row * a.scales.stride(0) + (first_k >> shift);
-                for_each_vector(k >> shift, [&](int64_t i, auto lanes) { store_at(values, i, load_at(from, i, lanes), lanes); });
-            });
         }
-        VecF at(int64_t k) const {
-            const float *first = values + (k >> shift);
+        // The scales of the lanes, of those of the groups; reads four.
+        VecF of_lanes(const float *scales) const {
 #if defined(__AVX512F__)
-            return _mm512_permutexvar_ps((__m512i)group_of_lane, _mm512_broadcast_f32x4(_mm_loadu_ps(first)));
+            return _mm512_permutexvar_ps((__m512i)group_of_lane, _mm512_broadcast_f32x4(_mm_loadu_ps(scales)));
 #elif defined(__AVX2__)
-            return _mm256_permutevar8x32_ps(_mm256_broadcast_ps(reinterpret_cast<const __m128 *>(first)),
+            return _mm256_permutevar8x32_ps(_mm256_broadcast_ps(reinterpret_cast<const __m128 *>(scales)),
                                             (__m256i)group_of_lane);
 #else
-            return splat(*first); // a step is no longer than a group
+            return splat(*scales); // a step is no longer than a group
 #endif
         }
     };
 
-    static Weights load_step(const uint8_t *p, const Scales &scales, int64_t k) {
+    // The scales of one weight row for a block of k.
+    struct Scales {
+        float values[kLongest / 32 + kLanes];
+
+        void fill(const quantised_linear::Args &a, const Pattern &pattern, int64_t row, int64_t first_k, int64_t k) {
+            with_float_type(a.scales.dtype, [&](auto type) {
+                const auto *from =
+                    a.scales.as<const decltype(type)>() + row * a.scales.stride(0) + (first_k >> pattern.shift);
+                for_each_vector(k >> pattern.shift,
+                                [&](int64_t i, auto lanes) { store_at(values, i, load_at(from, i, lanes), lanes); });
+            });
+        }
+    };
+
+    static Weights load_step(const uint8_t *p, const Pattern &pattern, const Scales &scales, int64_t k) {
         VecU nibbles;
         std::memcpy(&nibbles, p, sizeof nibbles);
         Weights weights;
         load_int4(nibbles, weights.q);
-        weights.scale = scales.at(k);
+        weights.scale = pattern.of_lanes(scales.values + (k >> pattern.shift));
         return weights;
     }
-    static Weights load_step(const uint8_t *p, const Scales &scales, int64_t k, int n) {
+    static Weights load_step(const uint8_t *p, const Pattern &pattern, const Scales &scales, int64_t k, int n) {
         uint8_t part[kStep / 2] = {};
         std::memcpy(part, p, static_cast<size_t>(n) / 2);
-        Weights weights = load_step(part, scales, k);
+        Weights weights = load_step(part, pattern, scales, k);
         weights.scale = first_lanes(weights.scale, n / kNibbles, 0.0f); // there is none beyond
         return weights;
     }
-    // sums[0][m] += weights[0] @ row m of x; rows side by side, for the chains of additions are long.
+    // sums[r][m] += weights[r] @ row m of x; several sums in turns, for each is a chain of additions.
     template <int kR, int kM>
     INFINI_ALWAYS_INLINE static void add(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
-        static_assert(kR == 1);
-        VecF step[kM];
+        add_from<0>(weights, x, sums);
+    }
+
+    template <int kFirst, int kR, int kM>
+    INFINI_ALWAYS_INLINE static void add_from(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
+        constexpr int kLeft = kM - kFirst, kTurns = kR > 1 && kLeft > 2 ? 2 : kLeft; // rows of x
+        VecF step[kR][kTurns];
 #pragma GCC unroll 8
         for (int j = 0; j < kRegisters; ++j) {
 #pragma GCC unroll 16
-            for (int m = 0; m < kM; ++m) {
-                const auto row = Factors<T>::load_x(x + m * kStep + j * kInRegister);
-                step[m] = Factors<T>::multiply_add(weights[0].q[j], row, j == 0 ? VecF{} : step[m]);
+            for (int m = 0; m < kTurns; ++m) {
+                const auto row = Factors<T>::load_x(x + (kFirst + m) * kStep + j * kInRegister);
+#pragma GCC unroll 2
+                for (int r = 0; r < kR; ++r) {
+                    step[r][m] = Factors<T>::multiply_add(weights[r].q[j], row, j == 0 ? VecF{} : step[r][m]);
+                }
             }
         }
 #pragma GCC unroll 16
-        for (int m = 0; m < kM; ++m) {
-            sums[0][m] = fma(weights[0].scale, step[m], sums[0][m]);
+        for (int m = 0; m < kTurns; ++m) {
+#pragma GCC unroll 2
+            for (int r = 0; r < kR; ++r) {
+                sums[r][kFirst + m] = fma(weights[r].scale, step[r][m], sums[r][kFirst + m]);
+            }
+        }
+        if constexpr (kTurns < kLeft) {
+            add_from<kFirst + kTurns>(weights, x, sums);
         }
     }
 

@@ -17,11 +17,7 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 // Up to kFewRows rows of x, the weight is read in kStreams far parts at once, each in runs of kRunBytes: memory is
 // fastest that way (Zen 5, one core: 1.1 times a dot product of two vectors; one stream 0.9, adjacent rows of 4 KiB
 // side by side 0.5). With more rows of x the multiplications take longer than memory.
-#if defined(__AVX512F__)
-constexpr int kFewRows = 4, kTileRows = 12;
-#else
-constexpr int kFewRows = 2, kTileRows = 4;
-#endif
+constexpr int kFewRows = kManyRegisters ? 4 : 2;
 constexpr int kStreams = 4;
 constexpr int64_t kRunBytes = 256;
 
@@ -33,6 +29,7 @@ constexpr int64_t kTileBytes = 32 * 1024;
 // What a tile multiplies: a block of k of some rows of x and of the weight rows `row`, `row` + row_step, ...
 template <typename F> struct Tile {
     const Args &args;
+    const typename F::Pattern &pattern;
     const typename F::X *x; // kStep elements of each row, then the next kStep
     const float *x_sums;    // of each row, the sum of each group
     int64_t x_sums_stride;
@@ -70,7 +67,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
 #pragma GCC unroll 4
     for (int r = 0; r < kR; ++r) {
         const int64_t row = t.row + r * t.row_step;
-        scales[r].fill(t.args, row, t.first_k, t.k);
+        scales[r].fill(t.args, t.pattern, row, t.first_k, t.k);
         VecF start[kM] = {};
         if (t.first_k == 0 && t.args.zeros.dtype != INFINI_DTYPE_INVALID) {
             add_zeros(t.args, row, t.x_sums, t.x_sums_stride, kM, start);
@@ -96,7 +93,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
                 for (int s = 0; s < kRun; ++s) {
                     const int64_t at = k + s * F::kStep;
                     const typename F::Weights weights[1] = {
-                        F::load_step(weight + r * stride + F::bytes(at), scales[r], at)};
+                        F::load_step(weight + r * stride + F::bytes(at), t.pattern, scales[r], at)};
                     F::add(weights, x + s * kM * F::kStep, row_sums);
                 }
                 copy(row_sums[0], sums[r]);
@@ -111,7 +108,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
             VecF row_sums[kHeld][kM];
 #pragma GCC unroll 4
             for (int i = 0; i < kHeld; ++i) {
-                weights[i] = F::load_step(weight + (r + i) * stride + F::bytes(k), scales[r + i], k, n...);
+                weights[i] = F::load_step(weight + (r + i) * stride + F::bytes(k), t.pattern, scales[r + i], k, n...);
                 copy(sums[r + i], row_sums[i]);
             }
             F::add(weights, x, row_sums);
@@ -153,7 +150,7 @@ template <typename F> struct Plan {
     int64_t m, k, tiles, tile_rows, streams, blocks, block_k;
 
     Plan(int64_t m_, int64_t k_) : m(m_), k(k_) {
-        tiles = ceil_div(m, kTileRows);
+        tiles = ceil_div(m, F::kTileRows);
         tile_rows = ceil_div(m, tiles);
         streams = m <= kFewRows ? kStreams : F::kRows;
         int64_t fits = kTileBytes / static_cast<int64_t>(sizeof(typename F::X)) / tile_rows;
@@ -220,10 +217,11 @@ template <typename T> struct Output {
 // y of at most kMaxRows rows of x, for the weight rows begin .. end-1 in kR streams. Returns where they end: what does
 // not divide is left.
 template <typename F, int kR, typename T>
-int64_t multiply_rows(const Args &a, const Plan<F> &plan, const typename F::X *packed, const float *x_sums,
-                      int64_t x_sums_stride, const Output<T> &output, int64_t begin, int64_t end) {
+int64_t multiply_rows(const Args &a, const typename F::Pattern &pattern, const Plan<F> &plan,
+                      const typename F::X *packed, const float *x_sums, int64_t x_sums_stride, const Output<T> &output,
+                      int64_t begin, int64_t end) {
     constexpr int64_t kMost = kR == kStreams ? kFewRows : kMaxRows;
-    constexpr int kMostTile = kR == kStreams ? kFewRows : kTileRows;
+    constexpr int kMostTile = kR == kStreams ? kFewRows : F::kTileRows;
     alignas(64) VecF part[kMost * kR * kGroup];
     const int64_t length = (end - begin) / kR;
     for (int64_t first = 0; first < length; first += kGroup) {
@@ -233,10 +231,10 @@ int64_t multiply_rows(const Args &a, const Plan<F> &plan, const typename F::X *p
                 const int64_t row_of_x = tile * plan.tile_rows;
                 for (int64_t i = 0; i < rows; ++i) {
                     multiply_tile<F, kR, kMostTile>(plan.rows_of(tile),
-                                                    {a, packed + plan.offset(block, tile),
+                                                    {a, pattern, packed + plan.offset(block, tile),
                                                      x_sums + row_of_x * x_sums_stride, x_sums_stride,
-                                                     begin + first + i, length, block * plan.block_k,
-                                                     plan.k_of(block), part + row_of_x * kR * kGroup + i, kR});
+                                                     begin + first + i, length, block * plan.block_k, plan.k_of(block),
+                                                     part + row_of_x * kR * kGroup + i, kR});
                 }
             }
         }
@@ -254,6 +252,7 @@ template <typename F, typename T> void multiply(const Args &a) {
     const int64_t k = a.x.size(-1), n = a.weight.size(0);
     const bool zeros = a.zeros.dtype != INFINI_DTYPE_INVALID;
     const int64_t groups = zeros ? ceil_div(a.zeros.size(1), kLanes) * kLanes : 0;
+    const typename F::Pattern pattern(a);
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
     const int64_t passes = ceil_div(rows.count(), kMaxRows), pass_rows = ceil_div(rows.count(), passes);
@@ -273,17 +272,17 @@ template <typename F, typename T> void multiply(const Args &a) {
             y_offsets[m++] = at[1];
         });
         const Output<T> output{a, y_offsets};
-        parallel_for(ceil_div(n, kGroup), n * F::bytes(k) * ceil_div(plan.m, kFewRows),
-                     [&](int64_t first, int64_t last) {
-                         int64_t row = first * kGroup;
-                         const int64_t end = last * kGroup < n ? last * kGroup : n;
-                         if (plan.streams == kStreams) {
-                             row = multiply_rows<F, kStreams>(a, plan, packed, x_sums, groups, output, row, end);
-                         } else if constexpr (F::kRows > 1) {
-                             row = multiply_rows<F, F::kRows>(a, plan, packed, x_sums, groups, output, row, end);
-                         }
-                         multiply_rows<F, 1>(a, plan, packed, x_sums, groups, output, row, end);
-                     });
+        parallel_for(
+            ceil_div(n, kGroup), n * F::bytes(k) * ceil_div(plan.m, kFewRows), [&](int64_t first, int64_t last) {
+                int64_t row = first * kGroup;
+                const int64_t end = last * kGroup < n ? last * kGroup : n;
+                if (plan.streams == kStreams) {
+                    row = multiply_rows<F, kStreams>(a, pattern, plan, packed, x_sums, groups, output, row, end);
+                } else if constexpr (F::kRows > 1) {
+                    row = multiply_rows<F, F::kRows>(a, pattern, plan, packed, x_sums, groups, output, row, end);
+                }
+                multiply_rows<F, 1>(a, pattern, plan, packed, x_sums, groups, output, row, end);
+            });
     }
 }
 
