@@ -23,8 +23,8 @@ def linear_int8(
     AVX-512 BF16, exactly), products are summed in float32, and the result is rounded once. The order of the sum depends
     on k alone, so that a row gives the same bits whatever the thread count and whatever other rows are in the call.
 
-    At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. It is converted once for every 12
-    rows or less: with very many rows (prefill) a dense product of bfloat16 is faster.
+    At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. It is converted again for every 12
+    rows or less: from about 32 rows on (prefill) a dense product of bfloat16 is faster.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -68,8 +68,8 @@ def linear_int4(
     result is rounded once. The order of the sum depends on k and the group alone, so that a row gives the same bits
     whatever the thread count and whatever other rows are in the call.
 
-    At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. It is converted once for every
-    12 rows or less: with very many rows (prefill) a dense product of bfloat16 is faster.
+    At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. It is converted again for
+    every 8 rows or less: from about 16 rows on (prefill) a dense product of bfloat16 is faster.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

@@ -149,6 +149,14 @@ inline void load_int4(VecU nibbles, __m512bh (&q)[kNibbles / 2]) {
 }
 #endif
 
+// Rows are short and read once: the hardware would not notice that they follow each other.
+template <typename S> inline void prefetch_rows(const S *row, int64_t size, int64_t stride) {
+    constexpr int64_t kAheadRows = 4, kLine = 64 / sizeof(S);
+    for (int64_t i = 0; i < size; i += kLine) {
+        __builtin_prefetch(row + kAheadRows * stride + i);
+    }
+}
+
 template <typename T> struct Int4 {
     using X = typename Factors<T>::X;
     static constexpr int kStep = kNibbles * kLanes, kRegisters = kNibbles * sizeof(X) / 4,
@@ -196,6 +204,7 @@ template <typename T> struct Int4 {
             with_float_type(a.scales.dtype, [&](auto type) {
                 const auto *from =
                     a.scales.as<const decltype(type)>() + row * a.scales.stride(0) + (first_k >> pattern.shift);
+                prefetch_rows(from, k >> pattern.shift, a.scales.stride(0));
                 for_each_vector(k >> pattern.shift,
                                 [&](int64_t i, auto lanes) { store_at(values, i, load_at(from, i, lanes), lanes); });
             });
