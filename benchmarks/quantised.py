@@ -5,8 +5,8 @@
 All contestants multiply x by weights of the same shape. Each is called once a round, after 256 MiB were read, so that
 it finds its weight in memory and not in a cache, as a layer of a model does; medians over the rounds. Ratios are the
 rival's time over ours. The share is of the bandwidth of that reading, a dot product of two vectors; what has to move is
-the packed weight with its scales and zeros. Groups are of 64. torch's own products are timed for bfloat16 alone: for the
-other dtypes they take 20 to 100 times as long.
+the packed weight with its scales and zeros. Groups are of 64. torch's own products are timed for bfloat16 alone: for
+the other dtypes they take 20 to 100 times as long.
 """
 
 from __future__ import annotations

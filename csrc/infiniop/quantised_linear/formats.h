@@ -69,6 +69,7 @@ template <typename T> struct Int8 {
     static constexpr int kRows = 2;                           // weight rows that meet in registers
     static constexpr bool kScaleRows = true;                  // a scale for each weight row, applied to the sum
     static constexpr int64_t bytes(int64_t k) { return k; }
+    static constexpr int64_t run_bytes(int) { return 128; } // for this many rows of x
 
     struct Pattern { // none: the scale of a row is applied to its sum
         explicit Pattern(const quantised_linear::Args &) {}
@@ -165,6 +166,7 @@ template <typename T> struct Int4 {
     static constexpr int kTileRows = !kManyRegisters ? 4 : sizeof(X) == 2 ? 8 : 12, kRows = sizeof(X) == 2 ? 2 : 1;
     static constexpr bool kScaleRows = false;
     static constexpr int64_t bytes(int64_t k) { return k / 2; }
+    static constexpr int64_t run_bytes(int rows) { return rows == 1 ? 256 : 128; }
 
     struct Weights {
         typename Factors<T>::Register q[kRegisters];

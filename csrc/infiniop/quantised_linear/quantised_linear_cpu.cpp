@@ -14,14 +14,14 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-// Up to kFewRows rows of x, the weight is read in kStreams far parts at once, each in runs of kRunBytes, and prefetched
+// Up to kFewRows rows of x, the weight is read in kStreams far parts at once, each in runs of F::run_bytes, and prefetched
 // kAheadBytes further on. Measured on one Zen 5 core with one row of bfloat16, 4096 -> 14336, as shares of the bandwidth
-// of a dot product: int8 0.97, int4 0.87; without prefetching 0.79 and 0.48, in 8 streams 0.55 and 0.35, and adjacent
+// of a dot product: int8 0.98, int4 0.90; without prefetching 0.79 and 0.48, in 8 streams 0.55 and 0.35, and adjacent
 // rows of 4 KiB side by side 0.5. With more rows of x the multiplications take longer than memory, and what is
 // prefetched is what will be multiplied next.
 constexpr int kFewRows = kManyRegisters ? 4 : 2;
 constexpr int kStreams = 4;
-constexpr int64_t kRunBytes = 128, kAheadBytes = 2048;
+constexpr int64_t kAheadBytes = 2048;
 
 constexpr int64_t kMaxRows = 32; // rows of x that share one pass over the weight
 constexpr int64_t kGroup = 16;   // weight rows of each stream that meet all of these; then they are in L2
@@ -88,7 +88,7 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
     const X *x = t.x;
     int64_t k = 0;
     if constexpr (kR == kStreams) {
-        constexpr int kRun = static_cast<int>(kRunBytes * F::kStep / F::bytes(F::kStep)) / F::kStep;
+        constexpr int kRun = static_cast<int>(F::run_bytes(kM) / F::bytes(F::kStep));
         for (; k + kRun * F::kStep <= t.k; k += kRun * F::kStep, x += kRun * kM * F::kStep) {
 #pragma GCC unroll 4
             for (int r = 0; r < kR; ++r) {
