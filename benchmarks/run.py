@@ -2,6 +2,7 @@
 
     python benchmarks/run.py --ops rms_norm,random_sample --dtypes bfloat16 --threads 1,2
     python benchmarks/run.py --c-abi        # the C libraries: see c_abi.py
+    python benchmarks/run.py --quantised    # products with quantised weights: see quantised.py
 
 Each op runs on its own bench samples; ratios are the rival's time over the op's, so above 1 the op is faster. The share
 is of the memory bandwidth or the matrix product rate that the same run measured, whichever bounds the op's least work.
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import c_abi
+import quantised
 import torch
 
 from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
@@ -172,18 +174,24 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--ops", help="names, separated by commas (default: all)")
     parser.add_argument("--dtypes", help="for example bfloat16,float32 (default: all that the op has)")
     parser.add_argument("--threads", default="1", help="numbers of threads, separated by commas (default: 1)")
-    parser.add_argument("--out", type=Path, help="CSV file (default: results/ops.csv, with --c-abi results/c-abi.csv)")
-    parser.add_argument(
+    parser.add_argument("--out", type=Path, help="CSV file (default: results/ops.csv, c-abi.csv or quantised.csv)")
+    instead = parser.add_mutually_exclusive_group()
+    instead.add_argument(
         "--c-abi",
         action="store_true",
         help="time the C ABI instead; --ops are names as in infiniopCreate<op>Descriptor",
+    )
+    instead.add_argument(
+        "--quantised", action="store_true", help="time linear_int8 and linear_int4 against torch's own instead"
     )
     parser.add_argument("--quick", action="store_true", help="one sample and dtype an op, short measurements")
     parser.add_argument(
         "--no-compile", action="store_true", help="leave out torch.compile, which takes most of the time"
     )
     options = parser.parse_args(argv)
-    known = c_abi.names() if options.c_abi else [spec.name for spec in all_ops()]
+    known = [spec.name for spec in all_ops()]
+    if options.c_abi or options.quantised:
+        known = c_abi.names() if options.c_abi else quantised.names()
     names = options.ops.split(",") if options.ops else known
     for name in names:
         if name not in known:
@@ -195,6 +203,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     threads = [int(count) for count in options.threads.split(",")]
     if options.c_abi:
         c_abi.write(options.out or RESULTS / "c-abi.csv", c_abi.run(names, dtypes, threads, options.quick))
+        return
+    if options.quantised:
+        quantised.write(options.out or RESULTS / "quantised.csv", quantised.run(names, dtypes, threads, options.quick))
         return
     rows = run([REGISTRY[name] for name in names], dtypes, threads, not options.no_compile, options.quick)
     path = options.out or RESULTS / "ops.csv"

@@ -65,6 +65,21 @@ def test_c_abi(tmp_path: Path) -> None:
     assert gemm["compile_us"] == "" and float(norm["compile_us"]) > 0
 
 
+def test_quantised(tmp_path: Path) -> None:
+    out = tmp_path / "quantised.csv"
+    result = start("run.py", "--quantised", "--quick", "--dtypes", "bfloat16", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["op"], row["rows"], row["dtype"]) for row in rows] == [
+        ("linear_int8", "1", "bfloat16"),
+        ("linear_int4", "1", "bfloat16"),
+    ]
+    for row in rows:
+        for name in ("infini_us", "torch_us", "dense_us", "ratio_to_torch", "ratio_to_dense", "read_gb_per_s", "share"):
+            assert float(row[name]) > 0
+
+
 @pytest.mark.parametrize(
     ("arguments", "text"),
     [(["--ops", "no_such_op"], "there is no op 'no_such_op'"), (["--dtypes", "float5"], "'float5' is no dtype")],

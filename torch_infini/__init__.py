@@ -1,11 +1,12 @@
 """torch_infini: the Infini kernels for LLaMA-type inference, as torch ops and behind the doors built on them.
 
 torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
+torch_infini.quantize makes the weights of the quantised ones.
 """
 
 import os
 
-from . import compile, ops
+from . import compile, ops, quantize
 from ._library import cpu_capabilities, cpu_capability
 from .patch import PatchReport, patch_model, unpatch_model
 
@@ -15,4 +16,13 @@ if os.environ.get("INFINI_LOG"):
     _logging.start(os.environ["INFINI_LOG"])
 
 __version__ = "0.1.0"
-__all__ = ["PatchReport", "cpu_capabilities", "compile", "cpu_capability", "ops", "patch_model", "unpatch_model"]
+__all__ = [
+    "PatchReport",
+    "compile",
+    "cpu_capabilities",
+    "cpu_capability",
+    "ops",
+    "patch_model",
+    "quantize",
+    "unpatch_model",
+]

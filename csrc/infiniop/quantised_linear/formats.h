@@ -1,0 +1,282 @@
+// How quantised weights become factors of a product. For each format: the registers that hold a step along k, and x
+// packed in the same order, which may be any within a step.
+#pragma once
+
+#include "quantised_linear.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// x of type T is multiplied as float, or as bfloat16 in pairs where the machine does: the integers are exact in both.
+template <typename T> struct Factors {
+    using X = float;
+    using Register = VecF;
+    static VecF load_x(const float *x) { return load(x); }
+    static VecF multiply_add(VecF q, VecF x, VecF sum) { return fma(q, x, sum); }
+};
+
+#if defined(__AVX512BF16__)
+// Denormal inputs and sums count as zero in this instruction.
+template <> struct Factors<bf16> {
+    using X = bf16;
+    using Register = __m512bh;
+    static __m512bh load_x(const bf16 *x) { return (__m512bh)_mm512_load_si512(x); }
+    static VecF multiply_add(__m512bh q, __m512bh x, VecF sum) { return _mm512_dpbf16_ps(sum, q, x); }
+};
+#endif
+
+// ---- int8: a step is one register, as floats in the order of k, or as pairs of which each has one of either half ----
+
+inline VecF load_int8(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+#else
+    VecI q;
+    for (int i = 0; i < kLanes; ++i) {
+        q[i] = static_cast<int8_t>(p[i]);
+    }
+    return __builtin_convertvector(q, VecF);
+#endif
+}
+
+inline void load_int8(const uint8_t *p, VecF &q) {
+    q = load_int8(p);
+}
+
+#if defined(__AVX512BF16__)
+// The lower halves of these floats are 0.
+inline void load_int8(const uint8_t *p, __m512bh &q) {
+    q = (__m512bh)((VecU)load_int8(p) >> 16 | (VecU)load_int8(p + kLanes));
+}
+#endif
+
+// 32 vector registers, or 16.
+#if defined(__AVX512F__)
+constexpr bool kManyRegisters = true;
+#else
+constexpr bool kManyRegisters = false;
+#endif
+
+template <typename T> struct Int8 {
+    using X = typename Factors<T>::X;
+    using Weights = typename Factors<T>::Register;
+    static constexpr int kStep = kLanes * 4 / sizeof(X);
+    static constexpr int64_t kLongest = int64_t{1} << 40;     // block of k
+    static constexpr int kTileRows = kManyRegisters ? 12 : 4; // rows of x, and with many of them
+    static constexpr int kRows = 2;                           // weight rows that meet in registers
+    static constexpr bool kScaleRows = true;                  // a scale for each weight row, applied to the sum
+    static constexpr int64_t bytes(int64_t k) { return k; }
+    static constexpr int64_t run_bytes(int) { return 128; } // for this many rows of x
+
+    struct Pattern { // none: the scale of a row is applied to its sum
+        explicit Pattern(const quantised_linear::Args &) {}
+    };
+    struct Scales {
+        void fill(const quantised_linear::Args &, const Pattern &, int64_t, int64_t, int64_t) {}
+    };
+
+    static Weights load_step(const uint8_t *p, const Pattern &, const Scales &, int64_t) {
+        Weights q;
+        load_int8(p, q);
+        return q;
+    }
+    static Weights load_step(const uint8_t *p, const Pattern &pattern, const Scales &scales, int64_t k, int n) {
+        uint8_t part[kStep] = {};
+        std::memcpy(part, p, static_cast<size_t>(n));
+        return load_step(part, pattern, scales, k);
+    }
+    // sums[r][m] += weights[r] @ row m of x
+    template <int kR, int kM>
+    INFINI_ALWAYS_INLINE static void add(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+            const auto row = Factors<T>::load_x(x + m * kStep);
+#pragma GCC unroll 4
+            for (int r = 0; r < kR; ++r) {
+                sums[r][m] = Factors<T>::multiply_add(weights[r], row, sums[r][m]);
+            }
+        }
+    }
+
+    // The first n elements of a step; the others are 0.
+    static void pack_step(const T *x, int n, X *packed) {
+        if constexpr (kStep == kLanes) {
+            store(packed, load(x, n));
+        } else {
+            const VecF low = load(x, n < kLanes ? n : kLanes),
+                       high = n > kLanes ? load(x + kLanes, n - kLanes) : VecF{};
+            store(reinterpret_cast<float *>(packed), (VecF)((VecU)low >> 16 | (VecU)high));
+        }
+    }
+};
+
+// ---- int4: a step is eight registers of floats or four of pairs; lane i has elements 8i to 8i + 7 ----
+
+constexpr int kNibbles = 8;
+
+#if defined(__AVX512F__)
+alignas(64) constexpr float kInt4Floats[16] = {-8, -7, -6, -5, -4, -3, -2, -1, 0, 1, 2, 3, 4, 5, 6, 7};
+#endif
+
+// Register j has nibble j of each lane.
+inline void load_int4(VecU nibbles, VecF (&q)[kNibbles]) {
+#pragma GCC unroll 8
+    for (int j = 0; j < kNibbles; ++j) {
+#if defined(__AVX512F__)
+        q[j] = _mm512_permutexvar_ps((__m512i)(nibbles >> (4 * j)), _mm512_load_ps(kInt4Floats));
+#else
+        q[j] = __builtin_convertvector((VecI)(nibbles >> (4 * j) & 15u), VecF) - splat(8.0f);
+#endif
+    }
+}
+
+#if defined(__AVX512BF16__)
+// -8 to 7 in bfloat16, twice: the index has five bits, of which the last may be anything.
+alignas(64) constexpr uint16_t kInt4Halves[32] = {
+    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
+    0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
+    0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
+};
+
+// Register j has the pair of nibbles j and j + 4 of each lane.
+inline void load_int4(VecU nibbles, __m512bh (&q)[kNibbles / 2]) {
+#pragma GCC unroll 4
+    for (int j = 0; j < kNibbles / 2; ++j) {
+        q[j] = (__m512bh)_mm512_permutexvar_epi16((__m512i)(nibbles >> (4 * j)), _mm512_load_si512(kInt4Halves));
+    }
+}
+#endif
+
+// Rows are short and read once: the hardware would not notice that they follow each other.
+template <typename S> inline void prefetch_rows(const S *row, int64_t size, int64_t stride) {
+    constexpr int64_t kAheadRows = 4, kLine = 64 / sizeof(S);
+    for (int64_t i = 0; i < size; i += kLine) {
+        __builtin_prefetch(row + kAheadRows * stride + i);
+    }
+}
+
+template <typename T> struct Int4 {
+    using X = typename Factors<T>::X;
+    static constexpr int kStep = kNibbles * kLanes, kRegisters = kNibbles * sizeof(X) / 4,
+                         kInRegister = kStep / kRegisters;
+    static constexpr int64_t kLongest = 8192;
+    static constexpr int kTileRows = !kManyRegisters ? 4 : sizeof(X) == 2 ? 8 : 12, kRows = sizeof(X) == 2 ? 2 : 1;
+    static constexpr bool kScaleRows = false;
+    static constexpr int64_t bytes(int64_t k) { return k / 2; }
+    static constexpr int64_t run_bytes(int rows) { return rows == 1 ? 256 : 128; }
+
+    struct Weights {
+        typename Factors<T>::Register q[kRegisters];
+        VecF scale;
+    };
+
+    // Which of a step's groups, at most four, each lane is in.
+    struct Pattern {
+        int shift = 0; // group = 1 << shift
+        VecI group_of_lane{};
+
+        explicit Pattern(const quantised_linear::Args &a) {
+            const int64_t groups = a.scales.size(1), group = groups > 0 ? a.x.size(-1) / groups : 128;
+            shift = group == 32 ? 5 : group == 64 ? 6 : 7;
+            for (int lane = 0; lane < kLanes; ++lane) {
+                group_of_lane[lane] = lane * kNibbles >> shift;
+            }
+        }
+        // The scales of the lanes, of those of the groups; reads four.
+        VecF of_lanes(const float *scales) const {
+#if defined(__AVX512F__)
+            return _mm512_permutexvar_ps((__m512i)group_of_lane, _mm512_broadcast_f32x4(_mm_loadu_ps(scales)));
+#elif defined(__AVX2__)
+            return _mm256_permutevar8x32_ps(_mm256_broadcast_ps(reinterpret_cast<const __m128 *>(scales)),
+                                            (__m256i)group_of_lane);
+#else
+            return splat(*scales); // a step is no longer than a group
+#endif
+        }
+    };
+
+    // The scales of one weight row for a block of k.
+    struct Scales {
+        float values[kLongest / 32 + kLanes];
+
+        void fill(const quantised_linear::Args &a, const Pattern &pattern, int64_t row, int64_t first_k, int64_t k) {
+            with_float_type(a.scales.dtype, [&](auto type) {
+                const auto *from =
+                    a.scales.as<const decltype(type)>() + row * a.scales.stride(0) + (first_k >> pattern.shift);
+                prefetch_rows(from, k >> pattern.shift, a.scales.stride(0));
+                for_each_vector(k >> pattern.shift,
+                                [&](int64_t i, auto lanes) { store_at(values, i, load_at(from, i, lanes), lanes); });
+            });
+        }
+    };
+
+    static Weights load_step(const uint8_t *p, const Pattern &pattern, const Scales &scales, int64_t k) {
+        VecU nibbles;
+        std::memcpy(&nibbles, p, sizeof nibbles);
+        Weights weights;
+        load_int4(nibbles, weights.q);
+        weights.scale = pattern.of_lanes(scales.values + (k >> pattern.shift));
+        return weights;
+    }
+    static Weights load_step(const uint8_t *p, const Pattern &pattern, const Scales &scales, int64_t k, int n) {
+        uint8_t part[kStep / 2] = {};
+        std::memcpy(part, p, static_cast<size_t>(n) / 2);
+        Weights weights = load_step(part, pattern, scales, k);
+        weights.scale = first_lanes(weights.scale, n / kNibbles, 0.0f); // there is none beyond
+        return weights;
+    }
+    // sums[r][m] += weights[r] @ row m of x; several sums in turns, for each is a chain of additions.
+    template <int kR, int kM>
+    INFINI_ALWAYS_INLINE static void add(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
+        add_from<0>(weights, x, sums);
+    }
+
+    template <int kFirst, int kR, int kM>
+    INFINI_ALWAYS_INLINE static void add_from(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
+        constexpr int kLeft = kM - kFirst, kTurns = kR > 1 && kLeft > 2 ? 2 : kLeft; // rows of x
+        VecF step[kR][kTurns];
+#pragma GCC unroll 8
+        for (int j = 0; j < kRegisters; ++j) {
+#pragma GCC unroll 16
+            for (int m = 0; m < kTurns; ++m) {
+                const auto row = Factors<T>::load_x(x + (kFirst + m) * kStep + j * kInRegister);
+#pragma GCC unroll 2
+                for (int r = 0; r < kR; ++r) {
+                    step[r][m] = Factors<T>::multiply_add(weights[r].q[j], row, j == 0 ? VecF{} : step[r][m]);
+                }
+            }
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < kTurns; ++m) {
+#pragma GCC unroll 2
+            for (int r = 0; r < kR; ++r) {
+                sums[r][kFirst + m] = fma(weights[r].scale, step[r][m], sums[r][kFirst + m]);
+            }
+        }
+        if constexpr (kTurns < kLeft) {
+            add_from<kFirst + kTurns>(weights, x, sums);
+        }
+    }
+
+    // The first n elements of a step; the others are 0.
+    static void pack_step(const T *x, int n, X *packed) {
+        float part[kStep] = {};
+        for_each_vector(n, [&](int64_t i, auto lanes) { store(part + i, load_at(x, i, lanes)); });
+        for (int j = 0; j < kNibbles; ++j) {
+            for (int lane = 0; lane < kLanes; ++lane) {
+                if constexpr (kRegisters == kNibbles) {
+                    packed[j * kLanes + lane] = part[lane * kNibbles + j];
+                } else {
+                    const uint32_t bits = bits_of(part[lane * kNibbles + j]) >> 16;
+                    packed[j % kRegisters * kInRegister + 2 * lane + j / kRegisters] = {static_cast<uint16_t>(bits)};
+                }
+            }
+        }
+    }
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

@@ -1,0 +1,113 @@
+// The rules of linear_int8 and linear_int4, and the way to their kernels.
+#include "quantised_linear.h"
+
+#include "check.h"
+
+namespace infini::quantised_linear {
+
+namespace {
+
+constexpr Checker rule_of(Format format) {
+    return Checker(format == Format::kInt8 ? "linear_int8" : "linear_int4");
+}
+
+bool has(const TensorView &optional) {
+    return optional.dtype != INFINI_DTYPE_INVALID;
+}
+
+void check_scales_dtype(const Checker &rule, const TensorView &scales, const TensorView &x) {
+    if (scales.dtype != INFINI_DTYPE_F32 && scales.dtype != x.dtype) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "scales",
+                  message("be float32 or have the dtype of x, ", name_of(x.dtype)), name_of(scales.dtype));
+    }
+}
+
+void check_groups(const Checker &rule, const TensorView &scales, int64_t n, int64_t k) {
+    const int64_t groups = scales.size(1), group = groups > 0 ? k / groups : 0;
+    const bool whole = groups > 0 ? k % groups == 0 && (group == 32 || group == 64 || group == 128) : k == 0;
+    if (scales.size(0) != n || !whole) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "scales",
+                  message("have shape [", n, ", ", k, " / group] with groups of 32, 64 or 128"), shape_of(scales));
+    }
+}
+
+} // namespace
+
+void check_inputs(Format format, const Args &args) {
+    const Checker rule = rule_of(format);
+    const TensorView &x = args.x, &weight = args.weight, &scales = args.scales;
+    rule.rank("x", x, 1, kMaxDims);
+    rule.dtype("x", x, INFINI_FLOATS);
+    rule.dense_last("x", x);
+    rule.rank("weight", weight, 2);
+    const int64_t n = weight.size(0), k = x.size(-1);
+    if (format == Format::kInt8) {
+        rule.dtype("weight", weight, {INFINI_DTYPE_I8});
+        rule.shape("weight", weight, {n, k}, "to match the last dimension of x");
+    } else {
+        rule.dtype("weight", weight, {INFINI_DTYPE_U8});
+        if (k % 2 != 0) {
+            rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "x", "have an even last dimension", shape_of(x));
+        }
+        rule.shape("weight", weight, {n, k / 2}, "two to a byte, to match the last dimension of x");
+    }
+    rule.dense_last("weight", weight);
+    check_scales_dtype(rule, scales, x);
+    if (format == Format::kInt8) {
+        rule.shape("scales", scales, {n}, "to match the rows of weight");
+    } else {
+        rule.rank("scales", scales, 2);
+        check_groups(rule, scales, n, k);
+    }
+    rule.dense_last("scales", scales);
+    if (has(args.zeros)) {
+        rule.same_dtype("zeros", args.zeros, "scales", scales);
+        rule.same_shape("zeros", args.zeros, "scales", scales);
+        rule.dense_last("zeros", args.zeros);
+    }
+    if (has(args.bias)) {
+        rule.same_dtype("bias", args.bias, "x", x);
+        rule.shape("bias", args.bias, {n}, "to match the rows of weight");
+        rule.dense_last("bias", args.bias);
+    }
+}
+
+void check_output(Format format, const Args &args) {
+    const Checker rule = rule_of(format);
+    const TensorView &y = args.y, &x = args.x;
+    TensorView wanted = x;
+    wanted.shape[x.ndim - 1] = args.weight.size(0);
+    bool equal = y.ndim == x.ndim;
+    for (int i = 0; equal && i < y.ndim; ++i) {
+        equal = y.shape[i] == wanted.shape[i];
+    }
+    if (!equal) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
+                  message("have shape ", shape_of(wanted), ", the rows of x by the rows of weight"), shape_of(y));
+    }
+    rule.same_dtype("out", y, "x", x);
+    rule.dense_last("out", y);
+    rule.writable("out", y);
+    rule.no_overlap("out", y, "x", x);
+    rule.no_overlap("out", y, "weight", args.weight);
+    rule.no_overlap("out", y, "scales", args.scales);
+    if (has(args.zeros)) {
+        rule.no_overlap("out", y, "zeros", args.zeros);
+    }
+    if (has(args.bias)) {
+        rule.no_overlap("out", y, "bias", args.bias);
+    }
+}
+
+void run(Format format, const Args &args) {
+    if (args.y.numel() == 0) {
+        return;
+    }
+    if (format == Format::kInt8) {
+        int8_kernel(args);
+    } else {
+        int4_kernel(args);
+    }
+}
+
+} // namespace infini::quantised_linear

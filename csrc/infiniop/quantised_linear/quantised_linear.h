@@ -1,0 +1,35 @@
+// linear_int8 and linear_int4: y = x @ weight^T + bias with a weight of small integers and float scales.
+// x [..., k] keeps its dtype; weights become floats (or bfloat16, exactly) in registers, so that memory moves only the
+// integers. Sums are in float, in an order that depends on k and the group alone: a row has the same bits in any batch.
+#pragma once
+
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::quantised_linear {
+
+// linear_int8: weight [n, k] int8, scales [n]; the weight is q * scale.
+// linear_int4: weight [n, k / 2] uint8, element 2i of a row in the lower half of byte i, 2i + 1 in the upper; scales and
+// zeros [n, k / group], group 32, 64 or 128; the weight is (q - 8) * scale + zero.
+struct Args {
+    TensorView y;      // [..., n], the dtype of x
+    TensorView x;      // [..., k]
+    TensorView weight; // rows at any distance
+    TensorView scales; // float32 or the dtype of x
+    TensorView zeros;  // linear_int4: the dtype of scales; dtype == INFINI_DTYPE_INVALID: none
+    TensorView bias;   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+};
+
+enum class Format { kInt8, kInt4 };
+
+// Check the arguments against the rules above: first all but y, whose shape follows from them, then y.
+void check_inputs(Format format, const Args &args);
+void check_output(Format format, const Args &args);
+
+// Computes y of arguments that were checked.
+void run(Format format, const Args &args);
+
+INFINI_CPU_KERNEL(int8_kernel, Args)
+INFINI_CPU_KERNEL(int4_kernel, Args)
+
+} // namespace infini::quantised_linear

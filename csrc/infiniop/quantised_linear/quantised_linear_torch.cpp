@@ -1,0 +1,74 @@
+// torch.ops.infini.linear_int8 and linear_int4, functional and out; declared in torch_infini/ops/quantised_linear.py.
+#include "../../torch/tensor.h"
+#include "quantised_linear.h"
+
+#include <optional>
+
+namespace infini::quantised_linear {
+namespace {
+
+constexpr Checker kInt8Rule("linear_int8"), kInt4Rule("linear_int4");
+
+// The views of the inputs, checked.
+Args inputs(Format format, const Tensor &x, const Tensor &weight, const Tensor &scales,
+            const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias) {
+    const Checker &rule = format == Format::kInt8 ? kInt8Rule : kInt4Rule;
+    Args args;
+    args.x = view(rule, "x", x);
+    args.weight = view(rule, "weight", weight);
+    args.scales = view(rule, "scales", scales);
+    if (zeros) {
+        args.zeros = view(rule, "zeros", *zeros);
+    }
+    if (bias) {
+        args.bias = view(rule, "bias", *bias);
+    }
+    check_inputs(format, args);
+    return args;
+}
+
+Tensor compute(Format format, Args args) {
+    args.y = args.x;
+    args.y.shape[args.x.ndim - 1] = args.weight.size(0);
+    Tensor y = empty_like(args.y);
+    args.y = view(kInt8Rule, "out", y);
+    run(format, args);
+    return y;
+}
+
+Tensor compute(Format format, Args args, Tensor out) {
+    args.y = view(format == Format::kInt8 ? kInt8Rule : kInt4Rule, "out", out);
+    check_output(format, args);
+    run(format, args);
+    return out;
+}
+
+Tensor linear_int8(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias) {
+    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias));
+}
+
+Tensor linear_int8_out(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias,
+                       Tensor out) {
+    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias), out);
+}
+
+Tensor linear_int4(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &zeros,
+                   const std::optional<Tensor> &bias) {
+    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias));
+}
+
+Tensor linear_int4_out(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &zeros,
+                       const std::optional<Tensor> &bias, Tensor out) {
+    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias), out);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("linear_int8", TORCH_BOX(&linear_int8));
+    m.impl("linear_int8.out", TORCH_BOX(&linear_int8_out));
+    m.impl("linear_int4", TORCH_BOX(&linear_int4));
+    m.impl("linear_int4.out", TORCH_BOX(&linear_int4_out));
+}
+
+} // namespace infini::quantised_linear

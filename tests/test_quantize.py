@@ -1,0 +1,153 @@
+"""torch_infini.quantize: ranges, errors and packing; what linear_int8 and linear_int4 make of it, to the bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import torch_infini
+from torch_infini import quantize
+from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
+from torch_infini.testing import cpu_capability_set_to
+
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+MODULE = "torch_infini.quantize."
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_int8_is_half_a_step_off_at_most(dtype: torch.dtype) -> None:
+    weight = torch.randn(37, 100).to(dtype)
+    weight[3] = 0
+    q, scales = quantize.quantize_int8(weight)
+    assert (q.dtype, q.shape, scales.dtype, scales.shape) == (torch.int8, (37, 100), torch.float32, (37,))
+    assert (q.abs().amax(1) == torch.where(torch.arange(37) == 3, 0, 127)).all() and scales[3] == 0
+    back = quantize.dequantize_int8(q, scales, torch.float64)
+    assert ((back - weight.double()).abs() <= scales[:, None].double() * 0.5001).all()
+
+
+@pytest.mark.parametrize("group", quantize.GROUP_SIZES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_int4_is_half_a_step_off_at_most(dtype: torch.dtype, group: int) -> None:
+    weight = (torch.randn(37, 384) + 0.3).to(dtype)
+    weight[5, :group] = 0.7109375  # one value alone: scale 0
+    packed, scales, zeros = quantize.quantize_int4(weight, group)
+    assert (packed.dtype, packed.shape) == (torch.uint8, (37, 192))
+    assert scales.dtype == zeros.dtype == dtype and scales.shape == zeros.shape == (37, 384 // group)
+    values = quantize.unpack_int4(packed).view(37, -1, group)
+    assert (values.amax(-1) >= torch.where(scales > 0, 14, 0)).all() and (values.amin(-1) <= 8).all()
+    back = quantize.dequantize_int4(packed, scales, zeros, torch.float64).view(37, -1, group)
+    # Half a step, and what scale and zero lose by rounding where the range ends.
+    unit = {torch.float32: 2**-24, torch.bfloat16: 2**-9, torch.float16: 2**-12}[dtype]
+    ends = unit * (zeros.double().abs() + 8 * scales.double())
+    off = (back - weight.double().view(37, -1, group)).abs().amax(-1)
+    assert (off <= scales.double() * 0.5001 + ends).all()
+    assert torch.equal(back[5, 0], weight[5, :group].double())
+
+
+def test_pack_int4_order() -> None:
+    values = torch.arange(16).repeat(3, 2)
+    packed = quantize.pack_int4(values)
+    assert packed[0, :2].tolist() == [0x10, 0x32]
+    assert torch.equal(quantize.unpack_int4(packed), values.to(torch.uint8))
+
+
+def test_integer_zero_points() -> None:
+    """zero = (8 - z) * scale, as the docstring says."""
+    values, points, scales = torch.randint(0, 16, (5, 64)), torch.randint(0, 16, (5, 2)), torch.rand(5, 2)
+    want = ((values.view(5, 2, 32) - points[..., None]) * scales[..., None]).view(5, 64)
+    got = quantize.dequantize_int4(quantize.pack_int4(values), scales, (8 - points) * scales)
+    torch.testing.assert_close(got, want)
+
+
+W = torch.ones(2, 64)
+ERRORS: list[tuple[Any, tuple[Any, ...], str]] = [
+    (quantize.quantize_int8, (W.double(),), "weight must be float32, bfloat16 or float16, got float64"),
+    (quantize.quantize_int8, (W[0],), "weight must have 2 dimensions, got 1 (shape [64])"),
+    (quantize.quantize_int8, (W / 0,), "weight must be finite, got infinity or NaN in it"),
+    (quantize.quantize_int4, (W.long(),), "weight must be float32, bfloat16 or float16, got int64"),
+    (quantize.quantize_int4, (W, 16), "group_size must be 32, 64 or 128, got 16"),
+    (quantize.quantize_int4, (W, 128), "weight must have rows that are a multiple of group_size, 128, got 64"),
+    (quantize.pack_int4, (W[:, :3].int(),), "values must have 2 dimensions, the second even, got shape [2, 3]"),
+    (quantize.pack_int4, (W,), "values must be integers from 0 to 15, got float32"),
+    (quantize.pack_int4, (W.int() * 16,), "values must be integers from 0 to 15, got 16 to 16"),
+    (quantize.pack_int4, (-W.int(),), "values must be integers from 0 to 15, got -1 to -1"),
+]
+
+
+@pytest.mark.parametrize(("function", "args", "message"), ERRORS)
+def test_errors(function: Any, args: tuple[Any, ...], message: str) -> None:
+    with pytest.raises(ValueError) as caught:
+        function(*args)
+    assert str(caught.value) == f"{MODULE}{function.__name__}: {message}"
+
+
+@pytest.mark.parametrize("shape", [(0, 64), (3, 0), (0, 0)])
+def test_empty(shape: tuple[int, int]) -> None:
+    weight = torch.ones(shape)
+    q, scales = quantize.quantize_int8(weight)
+    assert quantize.dequantize_int8(q, scales).shape == shape
+    assert quantize.dequantize_int4(*quantize.quantize_int4(weight)).shape == shape
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_layer(dtype: torch.dtype) -> None:
+    """From a float weight to a product that is as near as its integers allow."""
+    weight, x = (torch.randn(96, 256) / 16).to(dtype), torch.randn(3, 256).to(dtype)
+    exact = x.double() @ weight.double().t()
+    q, scales = quantize.quantize_int8(weight)
+    y8 = torch_infini.ops.linear_int8(x, q, scales)
+    y4 = torch_infini.ops.linear_int4(x, *quantize.quantize_int4(weight))
+    assert (y8.double() - exact).abs().max() < 0.06 and (y4.double() - exact).abs().max() < 0.6
+
+
+def bits(t: torch.Tensor) -> torch.Tensor:
+    return t.reshape(-1).view(torch.uint8)
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bits_of_a_row_depend_on_no_other(dtype: torch.dtype, capability: str) -> None:
+    """Alone, and among 1 to 45 others; for a part of the weight's rows, whatever stream they are in."""
+    with cpu_capability_set_to(capability):
+        for k, n in ((333, 61), (20000, 11)):
+            x, q, scales, _ = inputs_int8(dtype, 45, k=k, n=n)
+            all_rows = torch_infini.ops.linear_int8(x, q, scales)
+            for count in (1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 20, 32, 33):
+                assert torch.equal(bits(torch_infini.ops.linear_int8(x[:count], q, scales)), bits(all_rows[:count]))
+            assert torch.equal(torch_infini.ops.linear_int8(x[:1], q[5:], scales[5:]), all_rows[:1, 5:])
+        for group in (32, 128):
+            for k, n in ((896, 61), (20480, 11)):
+                x, *rest, _ = inputs_int4(dtype, 45, k=k, n=n, group=group)
+                all_rows = torch_infini.ops.linear_int4(x, *rest)
+                for count in (1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 20, 32, 33):
+                    assert torch.equal(bits(torch_infini.ops.linear_int4(x[:count], *rest)), bits(all_rows[:count]))
+                part = torch_infini.ops.linear_int4(x[:1], *(t[5:] for t in rest))
+                assert torch.equal(part, all_rows[:1, 5:])
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+def test_every_integer_counts_exactly(capability: str) -> None:
+    """A row of x that picks one element gives the weight itself: all of int8, and each nibble in each place."""
+    with cpu_capability_set_to(capability):
+        for dtype in FLOATS:
+            x = torch.eye(256).to(dtype)
+            q = torch.stack([torch.arange(-128, 128).roll(i) for i in (0, 1, 77)]).to(torch.int8)
+            assert torch.equal(torch_infini.ops.linear_int8(x, q, torch.ones(3)), q.t().to(dtype))
+            values = torch.stack([(torch.arange(256) + i) % 16 for i in range(16)])
+            packed, scales = quantize.pack_int4(values), torch.ones(16, 4)
+            assert torch.equal(torch_infini.ops.linear_int4(x, packed, scales), (values - 8).t().to(dtype))
+
+
+def test_infinity_and_nan_stay_in_their_row() -> None:
+    for dtype in FLOATS:
+        x, q, scales, _ = inputs_int8(dtype, 3, k=45, n=20)
+        q[q == 0] = 1
+        x[1, 44], x[2, 3] = torch.inf, torch.nan
+        y = torch_infini.ops.linear_int8(x, q, scales)
+        assert y[0].isfinite().all() and y[1].isinf().all() and y[2].isnan().all()
+        x, *rest, _ = inputs_int4(dtype, 3, k=96, n=20, group=32)
+        x[1, 90], x[2, 3] = torch.nan, torch.nan
+        y = torch_infini.ops.linear_int4(x, *rest)
+        assert y[0].isfinite().all() and y[1].isnan().all() and y[2].isnan().all()

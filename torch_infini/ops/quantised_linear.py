@@ -1,0 +1,425 @@
+"""linear_int8 and linear_int4: products with weights that are stored as small integers, for decode.
+
+The kernel is csrc/infiniop/quantised_linear; torch_infini/quantize.py makes the weights.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ..quantize import dequantize_int4, dequantize_int8
+from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
+
+
+def linear_int8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None
+) -> Tensor:
+    """Multiply the rows of x by a transposed int8 weight with a scale for each of its rows, and add the bias.
+
+    y = (x @ weight^T) * scales + bias. x is not quantised: the integers become floats (bfloat16 for bfloat16 x on
+    AVX-512 BF16, exactly), products are summed in float32, and the result is rounded once. The order of the sum depends
+    on k alone, so that a row gives the same bits whatever the thread count and whatever other rows are in the call.
+
+    At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. It is converted again for every 12
+    rows or less: from about 16 rows on (prefill) a dense product of bfloat16 is faster.
+
+    Args:
+        x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
+        weight: [n, k] int8; stride 1 in the last dimension, rows at any distance. It is read as it lies, unpacked;
+            `torch_infini.quantize.quantize_int8` makes it and the scales from a float weight.
+        scales: [n] float32, or the dtype of x; stride 1.
+        bias: [n], dtype of x, or None.
+        out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
+
+    Returns:
+        [..., n], contiguous, dtype of x.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served.
+
+    Equivalent to:
+        >>> dequantized = torch_infini.quantize.dequantize_int8(weight, scales, x.dtype)
+        >>> y = torch.nn.functional.linear(x, dequantized, bias)
+
+    Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, NeurIPS 2022, for a
+        scale a row of the weight; here x keeps its precision.
+    """
+    if out is None:
+        return torch.ops.infini.linear_int8.default(x, weight, scales, bias)
+    return torch.ops.infini.linear_int8.out(x, weight, scales, bias, out=out)
+
+
+def linear_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    out: Tensor | None = None,
+) -> Tensor:
+    """Multiply the rows of x by a transposed 4-bit weight with a scale and a zero for each group, and add the bias.
+
+    y = x @ w^T + bias with w = (q - 8) * scale + zero, q from 0 to 15. x is not quantised: within a group the products
+    with q - 8 are summed in float32 and multiplied by the scale, and zero times the group's sum of x is added. The
+    result is rounded once. The order of the sum depends on k and the group alone, so that a row gives the same bits
+    whatever the thread count and whatever other rows are in the call.
+
+    At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. It is converted again for
+    every 8 rows or less: from about 16 rows on (prefill) a dense product of bfloat16 is faster.
+
+    Args:
+        x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
+        weight: [n, k / 2] uint8: element 2i of a row in the lower half of byte i, 2i + 1 in the upper. Stride 1 in the
+            last dimension, rows at any distance. `torch_infini.quantize.quantize_int4` makes it, the scales and zeros
+            from a float weight; `pack_int4` there packs integers that were quantised elsewhere.
+        scales: [n, k / group] float32, or the dtype of x; group is 32, 64 or 128. Rows of stride 1.
+        zeros: The shape and dtype of scales, or None for 0.
+        bias: [n], dtype of x, or None.
+        out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
+
+    Returns:
+        [..., n], contiguous, dtype of x.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served.
+
+    Equivalent to:
+        >>> dequantized = torch_infini.quantize.dequantize_int4(weight, scales, zeros, x.dtype)
+        >>> y = torch.nn.functional.linear(x, dequantized, bias)
+
+    Source: Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers, ICLR
+        2023, for weights in groups; scale and zero mean what they mean in torch's `_weight_int4pack_mm`.
+    """
+    if out is None:
+        return torch.ops.infini.linear_int4.default(x, weight, scales, zeros, bias)
+    return torch.ops.infini.linear_int4.out(x, weight, scales, zeros, bias, out=out)
+
+
+# ---- what the two share ----
+
+
+def values(g: torch.Generator, *shape: int) -> Tensor:
+    """Of either sign, 0.5 to 1.5 in size: no product of such values is lost without notice."""
+    return (0.5 + torch.rand(shape, generator=g)) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
+
+
+def rows_by_weight(x: Tensor, weight: Tensor) -> Tensor:
+    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+
+
+def product_cost(x: Tensor, n: int, *read: Tensor | None) -> Cost:
+    rows = x.shape[:-1].numel()
+    return Cost(bytes=nbytes(x, *read) + rows * n * x.element_size(), flops=2 * rows * x.shape[-1] * n)
+
+
+# One rounding of a result of order 1, and what float sums of products of order 1 / sqrt(k) lose, however much of them
+# cancels. A product left out of 5125 is 7e-3 on average.
+TOLERANCES = {
+    torch.float32: (1e-6, 6e-6),
+    torch.bfloat16: (2**-8, 6e-6),
+    torch.float16: (2**-11, 6e-6),
+}
+
+
+# ---- linear_int8 ----
+
+
+def reference_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    y = x.double() @ dequantize_int8(weight, scales, torch.float64).t()
+    return y if bias is None else y + bias.double()
+
+
+def fake_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    return rows_by_weight(x, weight)
+
+
+def peer_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Tensor:
+    """torch's own op where it serves the call, a dense product otherwise."""
+    if x.dtype == torch.bfloat16 and x.dim() == 2 and x.shape[1] % 32 == 0 and 0 not in (*x.shape, *weight.shape):
+        y = torch.ops.aten._weight_int8pack_mm(x, weight, scales.bfloat16())
+        return y if bias is None else y + bias
+    return torch.nn.functional.linear(x, weight.to(x.dtype) * scales[:, None].to(x.dtype), bias)
+
+
+def inputs_int8(
+    dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False, scales_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(x, weight, scales, bias): all 255 integers, and results with a spread of about 1."""
+    g = torch.Generator().manual_seed(k * 1000 + n)
+    weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=g)
+    scales = (0.5 + torch.rand(n, generator=g)) / 74 / max(k, 1) ** 0.5
+    return values(g, *rows, k).to(dtype), weight, scales.to(scales_dtype), values(g, n).to(dtype) if bias else None
+
+
+def samples_int8(dtype: torch.dtype) -> Iterator[Sample]:
+    for k in (1, 7, 31, 64, 769, 5125):
+        yield Sample(f"{k} columns", inputs_int8(dtype, 1, k=k, n=19))
+    yield Sample("bias", inputs_int8(dtype, 3, k=100, n=50, bias=True))
+    for rows in (2, 4, 5, 12, 13, 33):
+        yield Sample(f"{rows} rows", inputs_int8(dtype, rows, k=333, n=61, bias=True))
+    yield Sample("scales of the dtype of x", inputs_int8(dtype, 2, k=70, n=40, bias=True, scales_dtype=dtype))
+    yield Sample("several blocks of columns", inputs_int8(dtype, 20, k=5000, n=40))
+    yield Sample("one row, several blocks", inputs_int8(dtype, 1, k=20000, n=9))
+    yield Sample("one dimension", inputs_int8(dtype, k=65, n=33, bias=True))
+    yield Sample("four dimensions", inputs_int8(dtype, 2, 3, 5, k=96, n=70))
+    yield Sample("one output column", inputs_int8(dtype, 2, k=40, n=1, bias=True))
+    yield Sample("no rows", inputs_int8(dtype, 0, k=16, n=8))
+    yield Sample("no outputs", inputs_int8(dtype, 4, k=16, n=0))
+    yield Sample("no columns", inputs_int8(dtype, 4, k=0, n=20))
+    yield Sample("no columns, bias", inputs_int8(dtype, 4, k=0, n=20, bias=True))
+    yield Sample("several threads", inputs_int8(dtype, 2, k=1024, n=1100, bias=True))
+    yield Sample("many rows", inputs_int8(dtype, 3, 30, k=256, n=200, bias=True))
+
+
+def common_errors(op: str, args: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> Iterator[ErrorCase]:
+    """Rules of x, bias and out; x is [2, 64] float32, n = 8. `bias` goes by name."""
+    x, weight, scales = args
+    rest = (weight, scales)
+    yield ErrorCase("scalar", (x[0, 0], *rest), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
+    yield ErrorCase("float64", (x.double(), *rest), op + "x must be float32, bfloat16 or float16, got float64")
+    yield ErrorCase(
+        "weight rank", (x, weight[0], scales), op + f"weight must have 2 dimensions, got 1 (shape [{weight.shape[1]}])"
+    )
+    strides = "must have stride 1 in its last dimension (call .contiguous() on it), got strides"
+    yield ErrorCase("x's columns apart", (torch.ones(2, 128)[:, ::2], *rest), op + f"x {strides} [128, 2]")
+    yield ErrorCase(
+        "weight's columns apart",
+        (x, torch.zeros(*weight.shape, 2, dtype=weight.dtype)[..., 0], scales),
+        op + f"weight {strides} [{2 * weight.shape[1]}, 2]",
+    )
+    yield ErrorCase(
+        "scales dtype",
+        (x, weight, scales.bfloat16()),
+        op + "scales must be float32 or have the dtype of x, float32, got bfloat16",
+    )
+    yield ErrorCase(
+        "bias dtype", (x, *rest), op + "bias must have the dtype of x, float32, got float16", {"bias": bias.half()}
+    )
+    yield ErrorCase(
+        "bias shape",
+        (x, *rest),
+        op + "bias must have shape [8] to match the rows of weight, got [7]",
+        {"bias": bias[:7]},
+    )
+    yield ErrorCase("bias strides", (x, *rest), op + f"bias {strides} [2]", {"bias": torch.ones(16)[::2]})
+    yield ErrorCase(
+        "out shape",
+        (x, *rest),
+        op + "out must have shape [2, 8], the rows of x by the rows of weight, got [2, 7]",
+        {"out": torch.empty(2, 7)},
+    )
+    yield ErrorCase(
+        "out dtype",
+        (x, *rest),
+        op + "out must have the dtype of x, float32, got float16",
+        {"out": torch.empty(2, 8, dtype=torch.half)},
+    )
+    yield ErrorCase("out strides", (x, *rest), op + f"out {strides} [1, 2]", {"out": torch.empty(8, 2).t()})
+    yield ErrorCase(
+        "out is a broadcast view",
+        (x, *rest),
+        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
+        {"out": torch.empty(8).expand(2, 8)},
+    )
+    shared = "must share no memory with"
+    overlaps = "got one whose span of memory overlaps it"
+    yield ErrorCase("out is x", (x, *rest), op + f"out {shared} x, {overlaps}", {"out": x[:, :8]})
+    yield ErrorCase(
+        "out is weight",
+        (x, *rest),
+        op + f"out {shared} weight, {overlaps}",
+        {"out": weight.view(-1)[:64].view(torch.float32).view(2, 8)},
+    )
+    yield ErrorCase(
+        "out overlaps bias",
+        (x[:1], *rest),
+        op + f"out {shared} bias, {overlaps}",
+        {"bias": bias, "out": bias.view(1, 8)},
+    )
+
+
+def errors_int8() -> Iterator[ErrorCase]:
+    x, weight, scales, bias = inputs_int8(torch.float32, 2, k=64, n=8, bias=True)
+    assert bias is not None
+    op = "infini::linear_int8: "
+    yield from common_errors(op, (x, weight, scales), bias)
+    yield ErrorCase("float weight", (x, weight.float(), scales), op + "weight must be int8, got float32")
+    yield ErrorCase(
+        "weight shape",
+        (x, weight[:, :63], scales),
+        op + "weight must have shape [8, 64] to match the last dimension of x, got [8, 63]",
+    )
+    yield ErrorCase(
+        "scales shape",
+        (x, weight, scales[:7]),
+        op + "scales must have shape [8] to match the rows of weight, got [7]",
+    )
+    yield ErrorCase(
+        "out overlaps scales",
+        (x[:1], weight, scales),
+        op + "out must share no memory with scales, got one whose span of memory overlaps it",
+        {"out": scales.view(1, 8)},
+    )
+
+
+def cost_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None) -> Cost:
+    return product_cost(x, weight.shape[0], weight, scales, bias)
+
+
+SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (4096, 14336)]
+
+
+def bench_int8(dtype: torch.dtype) -> Iterator[Sample]:
+    for rows, k, n in SHAPES:
+        yield Sample(f"{rows}x{k}->{n}", inputs_int8(dtype, rows, k=k, n=n))
+
+
+# ---- linear_int4 ----
+
+
+def reference_int4(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    y = x.double() @ dequantize_int4(weight, scales, zeros, torch.float64).t()
+    return y if bias is None else y + bias.double()
+
+
+def fake_int4(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    return rows_by_weight(x, weight)
+
+
+def peer_int4(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantised.py compares with it.)"""
+    return torch.nn.functional.linear(x, dequantize_int4(weight, scales, zeros, x.dtype), bias)
+
+
+def inputs_int4(
+    dtype: torch.dtype,
+    *rows: int,
+    k: int,
+    n: int,
+    group: int = 64,
+    zeros: bool = True,
+    bias: bool = False,
+    scales_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(x, weight, scales, zeros, bias) with results that have a spread of about 1."""
+    g = torch.Generator().manual_seed(k * 1000 + n)
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=g)
+    scales = (0.5 + torch.rand(n, k // group, generator=g)) / 5 / max(k, 1) ** 0.5
+    shifts = values(g, n, k // group) / max(k, 1) ** 0.5
+    kind = scales_dtype or dtype
+    return (
+        values(g, *rows, k).to(dtype),
+        weight,
+        scales.to(kind),
+        shifts.to(kind) if zeros else None,
+        values(g, n).to(dtype) if bias else None,
+    )
+
+
+def samples_int4(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("one group", inputs_int4(dtype, 1, k=64, n=19))
+    for group in (32, 64, 128):
+        yield Sample(f"groups of {group}", inputs_int4(dtype, 1, k=640, n=21, group=group))
+        yield Sample(f"groups of {group}, no zeros", inputs_int4(dtype, 3, k=1152, n=35, group=group, zeros=False))
+        yield Sample(f"groups of {group}, an odd number", inputs_int4(dtype, 1, k=7 * group, n=16, group=group))
+    for rows in (2, 4, 5, 12, 13, 33):
+        yield Sample(f"{rows} rows", inputs_int4(dtype, rows, k=352, n=61, group=32, bias=True))
+    yield Sample("float32 scales", inputs_int4(dtype, 2, k=192, n=40, bias=True, scales_dtype=torch.float32))
+    yield Sample("several blocks of columns", inputs_int4(dtype, 20, k=4992, n=40))
+    yield Sample("one row, several blocks", inputs_int4(dtype, 1, k=20032, n=9))
+    yield Sample("one dimension", inputs_int4(dtype, k=64, n=33, bias=True))
+    yield Sample("four dimensions", inputs_int4(dtype, 2, 3, 5, k=96, n=70, group=32))
+    yield Sample("one output column", inputs_int4(dtype, 2, k=64, n=1, bias=True))
+    yield Sample("no rows", inputs_int4(dtype, 0, k=64, n=8))
+    yield Sample("no outputs", inputs_int4(dtype, 4, k=64, n=0))
+    yield Sample("no columns", inputs_int4(dtype, 4, k=0, n=20))
+    yield Sample("no columns, bias", inputs_int4(dtype, 4, k=0, n=20, bias=True))
+    yield Sample("several threads", inputs_int4(dtype, 2, k=1024, n=1100, bias=True))
+    yield Sample("many rows", inputs_int4(dtype, 3, 30, k=256, n=200, bias=True))
+
+
+def errors_int4() -> Iterator[ErrorCase]:
+    x, weight, scales, zeros, bias = inputs_int4(torch.float32, 2, k=64, n=8, group=32, bias=True)
+    assert zeros is not None and bias is not None
+    op = "infini::linear_int4: "
+    yield from common_errors(op, (x, weight, scales), bias)
+    yield ErrorCase("signed weight", (x, weight.view(torch.int8), scales), op + "weight must be uint8, got int8")
+    yield ErrorCase(
+        "weight not packed",
+        (x, weight.repeat(1, 2), scales),
+        op + "weight must have shape [8, 32] two to a byte, to match the last dimension of x, got [8, 64]",
+    )
+    yield ErrorCase("odd columns", (x[:, :63], weight, scales), op + "x must have an even last dimension, got [2, 63]")
+    yield ErrorCase("scales rank", (x, weight, scales[0]), op + "scales must have 2 dimensions, got 1 (shape [2])")
+    shape = "scales must have shape [8, 64 / group] with groups of 32, 64 or 128, got"
+    yield ErrorCase("scales rows", (x, weight, scales[:7]), op + f"{shape} [7, 2]")
+    yield ErrorCase("groups of 16", (x, weight, scales.repeat(1, 2)), op + f"{shape} [8, 4]")
+    yield ErrorCase("no groups", (x, weight, scales[:, :0]), op + f"{shape} [8, 0]")
+    yield ErrorCase(
+        "zeros dtype",
+        (x, weight, scales, zeros.half()),
+        op + "zeros must have the dtype of scales, float32, got float16",
+    )
+    yield ErrorCase(
+        "zeros shape",
+        (x, weight, scales, zeros[:, :1]),
+        op + "zeros must have the shape of scales, [8, 2], got [8, 1]",
+    )
+    for i, name in ((2, "scales"), (3, "zeros")):
+        yield ErrorCase(
+            f"out overlaps {name}",
+            (x, weight, scales, zeros),
+            op + f"out must share no memory with {name}, got one whose span of memory overlaps it",
+            {"out": (x, weight, scales, zeros)[i].view(2, 8)},
+        )
+
+
+def cost_int4(
+    x: Tensor, weight: Tensor, scales: Tensor, zeros: Tensor | None = None, bias: Tensor | None = None
+) -> Cost:
+    return product_cost(x, weight.shape[0], weight, scales, zeros, bias)
+
+
+def bench_int4(dtype: torch.dtype) -> Iterator[Sample]:
+    for rows, k, n in SHAPES:
+        yield Sample(f"{rows}x{k}->{n}", inputs_int4(dtype, rows, k=k, n=n))
+
+
+SPECS = [
+    OpSpec(
+        name="linear_int8",
+        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None) -> Tensor",
+        function=linear_int8,
+        fake=fake_int8,
+        reference=reference_int8,
+        samples=samples_int8,
+        errors=errors_int8,
+        cost=cost_int8,
+        bench=bench_int8,
+        peer=peer_int8,
+        tolerances=TOLERANCES,
+    ),
+    OpSpec(
+        name="linear_int4",
+        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None) -> Tensor",
+        function=linear_int4,
+        fake=fake_int4,
+        reference=reference_int4,
+        samples=samples_int4,
+        errors=errors_int4,
+        cost=cost_int4,
+        bench=bench_int4,
+        peer=peer_int4,
+        tolerances=TOLERANCES,
+    ),
+]

@@ -1,0 +1,157 @@
+"""Weights as small integers with float scales: what torch_infini.ops.linear_int8 and linear_int4 take, and back again.
+
+Rounding is to the nearest integer (ties to even), each row or group by itself; nothing is calibrated. Plain torch code
+that runs once for a weight.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+GROUP_SIZES = (32, 64, 128)
+FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def _fail(function: str, argument: str, rule: str, came: object) -> ValueError:
+    return ValueError(f"torch_infini.quantize.{function}: {argument} must {rule}, got {came}")
+
+
+def _check_weight(function: str, weight: Tensor) -> None:
+    if weight.dtype not in FLOATS:
+        raise _fail(function, "weight", "be float32, bfloat16 or float16", str(weight.dtype).removeprefix("torch."))
+    if weight.dim() != 2:
+        raise _fail(function, "weight", "have 2 dimensions", f"{weight.dim()} (shape {list(weight.shape)})")
+    if not weight.isfinite().all():
+        raise _fail(function, "weight", "be finite", "infinity or NaN in it")
+
+
+def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise a weight to int8 with one scale for each row, symmetrically.
+
+    scale = max |row| / 127 and q = round(row / scale), from -127 to 127; a row of zeros has scale 0. Then
+    row = q * scale to within scale / 2.
+
+    Args:
+        weight: [n, k] float32, bfloat16 or float16, finite.
+
+    Returns:
+        (q, scales): [n, k] int8, contiguous, and [n] float32. There is no packing: linear_int8 reads rows as they lie.
+
+    Raises:
+        ValueError: For another dtype or rank, or values that are not finite.
+    """
+    _check_weight("quantize_int8", weight)
+    rows = weight.float()
+    largest = rows.abs().amax(1) if weight.shape[1] else rows.new_zeros(weight.shape[0])
+    scales = largest / 127
+    q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-127, 127)
+    return q.to(torch.int8), scales
+
+
+def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """The weight that int8 values and their scales stand for: q * scale, computed in float64 and rounded once.
+
+    Args:
+        q: [n, k] int8.
+        scales: [n], any floating dtype.
+        dtype: Of the result.
+
+    Returns:
+        [n, k].
+    """
+    return (q.double() * scales.double()[:, None]).to(dtype)
+
+
+def quantize_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+    """Quantise a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
+
+    The range of a group is cut into 15 steps: scale = (largest - least) / 15, zero = least + 8 * scale,
+    both rounded to the weight's dtype, and q = round((w - zero) / scale) + 8, from 0 to 15. Then w is (q - 8) * scale +
+    zero to within half a step and what the rounding of scale and zero takes off the ends of the range. Scale and zero
+    mean what they mean in torch's own `_weight_int4pack_mm`.
+
+    Args:
+        weight: [n, k] float32, bfloat16 or float16, finite; k a multiple of group_size.
+        group_size: 32, 64 or 128.
+
+    Returns:
+        (packed, scales, zeros): [n, k / 2] uint8 as pack_int4 makes it, [n, k / group_size] and [n, k / group_size],
+        dtype of weight.
+
+    Raises:
+        ValueError: For another dtype, rank or group size, a k that is no multiple of it, or values that are not finite.
+    """
+    _check_weight("quantize_int4", weight)
+    if group_size not in GROUP_SIZES:
+        raise _fail("quantize_int4", "group_size", "be 32, 64 or 128", group_size)
+    n, k = weight.shape
+    if k % group_size:
+        raise _fail("quantize_int4", "weight", f"have rows that are a multiple of group_size, {group_size}", k)
+    groups = weight.float().view(n, k // group_size, group_size) if k else weight.new_zeros(n, 0, group_size).float()
+    least, largest = groups.amin(-1), groups.amax(-1)
+    scales = (largest / 15 - least / 15).to(weight.dtype)
+    zeros = (least + 8 * scales.float()).to(weight.dtype)
+    step = torch.where(scales > 0, scales.float(), 1.0)
+    q = ((groups - zeros.float()[..., None]) / step[..., None]).round().add(8).clamp(0, 15)
+    return pack_int4(q.to(torch.uint8).view(n, k)), scales, zeros
+
+
+def pack_int4(values: Tensor) -> Tensor:
+    """Pack integers from 0 to 15 two to a byte, as linear_int4 reads them: for weights quantised elsewhere.
+
+    Element 2i of a row goes to the lower half of byte i, element 2i + 1 to the upper half. They stand for
+    (value - 8) * scale + zero: an integer zero point z, as AWQ and GPTQ store it, is zero = (8 - z) * scale.
+
+    Args:
+        values: [n, k] of an integer dtype, k even.
+
+    Returns:
+        [n, k / 2] uint8, contiguous.
+
+    Raises:
+        ValueError: For another rank, an odd k, or values that are not from 0 to 15.
+    """
+    if values.dim() != 2 or values.shape[1] % 2:
+        raise _fail("pack_int4", "values", "have 2 dimensions, the second even", f"shape {list(values.shape)}")
+    if values.is_floating_point() or values.is_complex():
+        raise _fail("pack_int4", "values", "be integers from 0 to 15", str(values.dtype).removeprefix("torch."))
+    least, largest = (int(values.min()), int(values.max())) if values.numel() else (0, 0)
+    if least < 0 or largest > 15:
+        raise _fail("pack_int4", "values", "be integers from 0 to 15", f"{least} to {largest}")
+    low, high = values.to(torch.uint8).unflatten(1, (-1, 2)).unbind(-1)
+    return low | high << 4
+
+
+def unpack_int4(packed: Tensor) -> Tensor:
+    """The integers from 0 to 15 that pack_int4 packed.
+
+    Args:
+        packed: [n, k / 2] uint8.
+
+    Returns:
+        [n, k] uint8.
+    """
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+
+
+def dequantize_int4(
+    packed: Tensor, scales: Tensor, zeros: Tensor | None = None, dtype: torch.dtype = torch.float32
+) -> Tensor:
+    """The weight that packed values, scales and zeros stand for: (q - 8) * scale + zero, in float64, rounded once.
+
+    Args:
+        packed: [n, k / 2] uint8, from pack_int4 or quantize_int4.
+        scales: [n, k / group], any floating dtype.
+        zeros: The same, or None for no zeros.
+        dtype: Of the result.
+
+    Returns:
+        [n, k].
+    """
+    n, k = packed.shape[0], 2 * packed.shape[1]
+    groups = (unpack_int4(packed).double() - 8).view(n, scales.shape[1], k // max(scales.shape[1], 1))
+    weight = groups * scales.double()[..., None]
+    if zeros is not None:
+        weight = weight + zeros.double()[..., None]
+    return weight.to(dtype).view(n, k)
