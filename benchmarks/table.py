@@ -99,5 +99,28 @@ def sites_table() -> Iterator[str]:
         yield f"| {family} | {text} | {' | '.join(errors)} |"
 
 
+def compile_table() -> Iterator[str]:
+    """backend="infini" against plain Inductor."""
+    yield "| compiled Llama, bfloat16, batch 1, one thread | Inductor, ms | infini, ms | ratio |"
+    yield "| --- | ---: | ---: | ---: |"
+    for row in read("compile.csv"):
+        inductor, infini = float(row["inductor_ms"]), float(row["infini_ms"])
+        what = "prefill of 512 tokens" if row["phase"] == "prefill" else "a decode step at 512"
+        yield f"| {row['shape']} shape, {what} | {inductor:.1f} | {infini:.1f} | {float(row['ratio']):.2f} |"
+
+
+def quantised_table() -> Iterator[str]:
+    """Linear layers with weights of 8 and 4 bits; every weight comes from memory."""
+    yield "| op, bfloat16 x, one thread | us | torch's own takes | dense bfloat16 takes | share of memory bandwidth |"
+    yield "| --- | ---: | ---: | ---: | ---: |"
+    for row in read("quantised.csv"):
+        torch_takes, dense_takes = float(row["ratio_to_torch"]), float(row["ratio_to_dense"])
+        yield (
+            f"| `{row['op']}` {row['rows']}x{row['k']}->{row['n']} | {float(row['infini_us']):.0f} | {torch_takes:.2f}x "
+            f"| {dense_takes:.2f}x | {float(row['share']):.0%} |"
+        )
+
+
 if __name__ == "__main__":
-    print("\n".join([*decode_table(), "", *sites_table(), "", *ops_table(), "", *c_abi_table()]))
+    tables = (decode_table, sites_table, compile_table, quantised_table, ops_table, c_abi_table)
+    print("\n\n".join("\n".join(table()) for table in tables))
