@@ -24,6 +24,16 @@ class Report:
     left: list[tuple[str, str]] = field(default_factory=list)
     skipped: str | None = None
 
+    def settle(self, name: str, reason: str | None, wanted: frozenset[str]) -> bool:
+        """Count a site of a pattern; whether it is to be replaced: no reason is against it, and it is wanted."""
+        self.found[name] += 1
+        reason = reason or (None if name in wanted else "it was not asked for")
+        if reason:
+            self.left.append((name, reason))
+        else:
+            self.replaced[name] += 1
+        return reason is None
+
     def lines(self) -> Iterator[str]:
         """The report, line by line; the same reasons of a pattern are counted."""
         if self.skipped:

@@ -51,15 +51,9 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         site = of_function(node) if is_(node, "sdpa") else of_softmax(node) if is_(node, "softmax") else None
         if site is None:
             continue
-        report.found["attention"] += 1
         reason = site if isinstance(site, str) else refusal(graph, site)
-        if reason is None and "attention" not in wanted:
-            reason = "it was not asked for"
-        if reason or isinstance(site, str):
-            report.left.append(("attention", str(reason)))
-            continue
-        replace(graph, site)
-        report.replaced["attention"] += 1
+        if report.settle("attention", reason, wanted) and isinstance(site, Site):
+            replace(graph, site)
 
 
 def of_function(node: Node) -> Site | str:

@@ -20,7 +20,6 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
             continue
         inputs = [argument(node, 0, "input"), argument(node, 1, "weight"), argument(node, 2, "bias")]
         tensors = [tensor(i) for i in inputs if i is not None]
-        report.found["linear"] += 1
         reason = None
         if any(t is None for t in tensors):
             reason = "its shapes are not known"
@@ -28,13 +27,9 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
             reason = "its dtypes differ, or are not float32, bfloat16 or float16"
         elif tensors[1].dim() != 2 or not (dense_rows(tensors[0]) and dense_rows(tensors[1])):  # type: ignore[union-attr,arg-type]
             reason = "the last dimension of x or of the weight has another stride than 1"
-        elif "linear" not in wanted:
-            reason = "it was not asked for"
-        if reason:
-            report.left.append(("linear", reason))
+        if not report.settle("linear", reason, wanted):
             continue
         with graph.inserting_before(node):
             result = insert(graph, torch.ops.infini.linear.default, tuple(inputs), like=node)
         node.replace_all_uses_with(result)
         sweep(graph, [node])
-        report.replaced["linear"] += 1

@@ -58,8 +58,7 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         if site is None:
             continue
         if isinstance(site, str):
-            report.found["rms_norm"] += 1
-            report.left.append(("rms_norm", site))
+            report.settle("rms_norm", site, wanted)
             continue
         replace(graph, site, report, wanted)
 
@@ -180,12 +179,7 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
     total = without_identity(site.x)
     joined = "add_rms_norm" in wanted and can_join(graph, total, site)
     name = "add_rms_norm" if joined else "rms_norm"
-    report.found[name] += 1
-    reason = refusal(graph, site)
-    if reason is None and name not in wanted:
-        reason = "it was not asked for"
-    if reason:
-        report.left.append((name, reason))
+    if not report.settle(name, refusal(graph, site), wanted):
         return
     eps, rounding = number(site.eps), ROUNDINGS[site.rounding]
     replaced = list(inside(site.last, [site.x, site.weight]))
@@ -204,7 +198,6 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
             result = insert(graph, op, (site.x, site.weight, eps, rounding), like=site.last)
         site.last.replace_all_uses_with(result)
     sweep(graph, [*replaced, total] if joined else replaced)
-    report.replaced[name] += 1
 
 
 def can_join(graph: Graph, total: Any, site: Site) -> bool:

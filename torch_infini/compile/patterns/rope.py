@@ -52,15 +52,9 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         site = find(node)
         if site is None:
             continue
-        report.found["rope"] += 1
         reason = site if isinstance(site, str) else refusal(graph, site)
-        if reason is None and "rope" not in wanted:
-            reason = "it was not asked for"
-        if reason or isinstance(site, str):
-            report.left.append(("rope", str(reason)))
-            continue
-        replace(graph, site, halves)
-        report.replaced["rope"] += 1
+        if report.settle("rope", reason, wanted) and isinstance(site, Site):
+            replace(graph, site, halves)
 
 
 def find(node: Node) -> Site | str | None:

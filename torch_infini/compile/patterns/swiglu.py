@@ -22,7 +22,6 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         up = product.args[1] if product.args[0] is node else product.args[0]
         if tensor(up) is None:
             continue
-        report.found["swiglu"] += 1
         found = tensor(gate)
         reason = None
         if not alike(gate, up, product):
@@ -31,16 +30,12 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
             reason = "its dtype is not float32, bfloat16 or float16"
         elif written_between([gate, up], node, product):
             reason = "gate or up is overwritten meanwhile"
-        elif "swiglu" not in wanted:
-            reason = "it was not asked for"
-        if reason:
-            report.left.append(("swiglu", reason))
+        if not report.settle("swiglu", reason, wanted):
             continue
         with graph.inserting_before(product):
             result = insert(graph, torch.ops.infini.swiglu.default, (gate, up), like=product)
         product.replace_all_uses_with(result)
-        sweep(graph, [product, node, *node.all_input_nodes[1:]])
-        report.replaced["swiglu"] += 1
+        sweep(graph, [product, node, *node.all_input_nodes])  # the sigmoid, where it was written out
 
 
 def silu_of(node: Any) -> Node | None:
