@@ -89,7 +89,9 @@ def test_run_refuses_unknown_names(arguments: list[str], text: str) -> None:
     assert result.returncode == 2 and text in result.stderr
 
 
-@pytest.mark.parametrize(("script", "option"), [("decode.py", "--layers"), ("compile.py", "--sites")])
+@pytest.mark.parametrize(
+    ("script", "option"), [("decode.py", "--layers"), ("compile.py", "--sites"), ("decompose.py", "--out")]
+)
 def test_models_start(script: str, option: str) -> None:
     pytest.importorskip("transformers")
     result = start(script, "--help")

@@ -26,7 +26,7 @@ log = logging.getLogger("torch_infini.compile")
 PATTERN_NAMES = NAMES
 
 # Ops of torch.ops.infini that become aten ops before Inductor sees them, so that it can fuse them with neighbours.
-# Those with an exponential in them stay calls: their kernels are up to six times as fast as what Inductor makes of the
+# Those with an exponential in them stay calls: their kernels are up to four times as fast as what Inductor makes of the
 # formula, which a pass over memory saved does not make up for (benchmarks/decompose.py).
 DECOMPOSED = ("add", "clip", "mul", "ones", "relu", "sub", "zeros")
 
