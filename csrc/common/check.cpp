@@ -85,12 +85,14 @@ void Checker::rank(const char *argument, const TensorView &view, int low, int hi
 }
 
 void Checker::dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const {
-    std::string names;
-    size_t left = allowed.size();
     for (const infiniDtype_t dtype : allowed) {
         if (view.dtype == dtype) {
             return;
         }
+    }
+    std::string names;
+    size_t left = allowed.size();
+    for (const infiniDtype_t dtype : allowed) {
         --left;
         names += message(name_of(dtype), left == 0 ? "" : left == 1 ? " or " : ", ");
     }
