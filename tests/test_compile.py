@@ -178,6 +178,15 @@ NORMS = {
     "gemma": lambda x, w: (x.float() * root(x.float()) * (1.0 + w.float())).type_as(x),
     "a root by power": lambda x, w: w * (x.float() * (x.float() ** 2).mean(-1, True).add(1e-5).pow(-0.5)).to(x.dtype),
     "a product": lambda x, w: w * (x.float() * torch.rsqrt((x.float() * x.float()).mean(2, True) + 1e-5)).to(x.dtype),
+    "names": lambda x, w: torch.mul(
+        input=w,
+        other=torch.mul(
+            input=x.float(),
+            other=torch.rsqrt(
+                input=torch.mean(input=torch.pow(input=x.float(), exponent=2), dim=-1, keepdim=True) + 1e-5
+            ),
+        ).to(x.dtype),
+    ),
     "torch's function": lambda x, w: F.rms_norm(x, (64,), w, 1e-5),
 }
 
@@ -341,6 +350,19 @@ def test_linear() -> None:
     assert run(F.linear, x, weight, bias).replaced == {"linear": 1}
     assert not run(lambda x, w: F.linear(x.transpose(1, 2), w), x, torch.randn(8, 5).bfloat16()).replaced
     assert run(F.linear, x, weight, patterns=("swiglu",)).left == [("linear", "it was not asked for")]
+
+
+def test_arguments_by_name_of_what_stays() -> None:
+    """No spelling of a call breaks the search."""
+    x, _ = inputs(torch.float32)
+    for function in (
+        lambda x: torch.cat(tensors=(-x[..., 32:], x[..., :32]), dim=-1) * 2 + x * 3,
+        lambda x: F.softmax(input=x @ x.transpose(dim0=1, dim1=2), dim=-1) @ x,
+        lambda x: torch.add(x, other=x, alpha=2).mul(other=3),
+        lambda x: torch.rsqrt(torch.add(x.pow(2).mean(-1, keepdim=True), 1e-2, alpha=100)) * x * x[0, 0],
+        lambda x: torch.softmax(x.matmul(other=x.transpose(1, 2)), dim=-1).pow(exponent=2),
+    ):
+        assert not run(function, x).replaced
 
 
 # ---- the door ----

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 
 from ..ops import REGISTRY
 from . import lowering
+from .graph import make_positional
 from .patterns import NAMES, PATTERNS
 from .report import Report
 
@@ -51,10 +52,12 @@ def replace_patterns(graph_module: GraphModule, patterns: Sequence[str] = PATTER
     Raises:
         ValueError: For an unknown pattern.
     """
+    patterns = (patterns,) if isinstance(patterns, str) else patterns
     unknown = sorted(set(patterns) - set(PATTERN_NAMES))
     if unknown:
         raise ValueError(f"torch_infini.compile: patterns must be among {', '.join(PATTERN_NAMES)}, got {unknown[0]!r}")
     report = Report()
+    make_positional(graph_module.graph)
     for pattern in PATTERNS:
         pattern.apply(graph_module.graph, report, frozenset(patterns))
     graph_module.graph.lint()

@@ -26,6 +26,21 @@ SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply"
              "concatenate": "cat", "negative": "neg", "scaled_dot_product_attention": "sdpa"}  # fmt: skip
 
 
+# The arguments that the patterns read by position, under the names they may have been passed by.
+LEADING = {
+    **dict.fromkeys(("add", "div", "matmul", "mul"), ("input", "other")),
+    **dict.fromkeys(("mean", "neg", "rms_norm", "rsqrt", "sigmoid", "silu", "softmax", "square", "tanh"), ("input",)),
+    "cat": ("tensors",),
+    "pow": ("input", "exponent"),
+    "transpose": ("input",),
+    "unsqueeze": ("input",),
+}
+
+
+# With these an operation is another one: x + alpha * y, a quotient that is rounded, a result written elsewhere.
+CHANGERS = frozenset({"alpha", "rounding_mode", "out"})
+
+
 def name_of(node: Any) -> str | None:
     """What a node computes, in torch's own words and whatever way it was written; None for what is no such call."""
     if not isinstance(node, Node):
@@ -43,7 +58,23 @@ def name_of(node: Any) -> str | None:
             return None
     else:
         return None
-    return SPELLINGS.get(name, name)
+    name = SPELLINGS.get(name, name)
+    if CHANGERS & node.kwargs.keys():
+        return None
+    return name if len(node.args) >= len(LEADING.get(name, ())) else None
+
+
+def make_positional(graph: Graph) -> None:
+    """Pass by position what the patterns read by position: torch.mul(input=a, other=b) becomes torch.mul(a, b)."""
+    for node in graph.nodes:
+        if node.op not in ("call_function", "call_method") or not node.kwargs:
+            continue
+        name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+        wanted = LEADING.get(SPELLINGS.get(name, name), ())[len(node.args) :]
+        if wanted and all(key in node.kwargs for key in wanted) and not isinstance(node.target, torch._ops.OpOverload):
+            kwargs = dict(node.kwargs)
+            node.args = (*node.args, *(kwargs.pop(key) for key in wanted))
+            node.kwargs = kwargs
 
 
 def is_(node: Any, *names: str) -> bool:
