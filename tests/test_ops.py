@@ -21,6 +21,7 @@ from torch_infini.testing import (
     as_tuple,
     call,
     check_against_reference,
+    copied,
     cpu_capability_set_to,
     relayout,
     threads_set_to,
@@ -202,6 +203,22 @@ print("done")
 """
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert done.stdout.strip() == "done", done.stderr[-2000:]
+
+
+@pytest.mark.parametrize("spec", [spec for spec in OPS if spec.mutates or spec.inplace], ids=names)
+def test_writing_refuses_what_autograd_follows(spec: OpSpec) -> None:
+    """Each tensor in turn: there is no result that torch could refuse to differentiate."""
+    sample = next(iter(spec.samples(torch.float32)))
+    op = spec.op if spec.mutates else getattr(torch.ops.infini, f"{spec.name}_").default
+    for i, value in enumerate(sample.args):
+        if not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            continue
+        args = [copied(a) for a in sample.args]
+        followed = value.clone().requires_grad_() * 1
+        with torch.no_grad():
+            op(*args[:i], followed, *args[i + 1 :], **sample.kwargs)
+        with pytest.raises(RuntimeError, match=rf"^infini::{spec.name}: every tensor must be detached, .*got argument"):
+            op(*args[:i], followed, *args[i + 1 :], **sample.kwargs)
 
 
 @pytest.mark.parametrize("spec", OPS, ids=names)

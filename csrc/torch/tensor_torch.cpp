@@ -117,6 +117,18 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
 
 } // namespace
 
+void refuse_gradient(const Checker &rule, int index, const Tensor &tensor) {
+    // The stable ABI does not tell requires_grad. A leaf that requires a gradient therefore passes.
+    StableIValue stack[] = {torch::stable::detail::from(tensor)};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::is_leaf", "", stack, TORCH_ABI_VERSION));
+    if (!torch::stable::detail::to<bool>(stack[0])) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "every tensor",
+                  "be detached, for the op writes into its arguments and has no backward (call it under "
+                  "torch.no_grad())",
+                  message("argument ", index, " that autograd follows"));
+    }
+}
+
 Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype) {
     return contiguous(shape.begin(), static_cast<int>(shape.size()), dtype);
 }

@@ -197,10 +197,19 @@ def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     return checked
 
 
-def writing(fake: Callable[..., Any]) -> Callable[..., Any]:
-    """The fake of an op that writes into its arguments: the first that a compiler calls of such an op."""
+def writing(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
+    """The fake of an op that writes into its arguments: the first that a compiler calls of such an op.
+
+    Kernels refuse what autograd follows (csrc/torch/tensor.h); in compiled code they do not see it, but the fake does.
+    """
 
     def prepared(*args: Any, **kwargs: Any) -> Any:
+        for name, value in zip(spec.arguments, args, strict=False):
+            if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+                raise RuntimeError(
+                    f"infini::{spec.name}: every tensor must be detached, for the op writes into its arguments and has "
+                    f"no backward (call it under torch.no_grad()), got {name} that requires a gradient"
+                )
         add_missing_lowering()
         return fake(*args, **kwargs)
 
@@ -212,7 +221,7 @@ def register(spec: OpSpec) -> None:
     assert spec.name not in REGISTRY, f"two descriptions of {spec.name}"
     assert bool(spec.mutates) != bool(spec.outputs), f"{spec.name} must either return tensors or write into arguments"
     _library.define(spec.name + spec.schema)
-    fake = writing(spec.fake) if spec.mutates else spec.fake
+    fake = writing(spec, spec.fake) if spec.mutates else spec.fake
     torch.library.register_fake(f"infini::{spec.name}", same_device(spec, fake), lib=_library)
     REGISTRY[spec.name] = spec
     if spec.mutates:
@@ -229,7 +238,7 @@ def register(spec: OpSpec) -> None:
     torch.library.register_fake(f"infini::{spec.name}.out", same_device(spec, fake_out), lib=_library)
     if spec.inplace:
         _library.define(f"{spec.name}_{inplace_schema(spec)}")
-        fake_ = same_device(spec, writing(lambda *args, **kwargs: None))
+        fake_ = same_device(spec, writing(spec, lambda *args, **kwargs: None))
         torch.library.register_fake(f"infini::{spec.name}_", fake_, lib=_library)
 
 

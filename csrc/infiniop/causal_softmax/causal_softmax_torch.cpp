@@ -29,7 +29,7 @@ void causal_softmax_(const Tensor &x) {
 INFINI_TORCH_LIBRARY(m) {
     m.impl("causal_softmax", TORCH_BOX(&causal_softmax));
     m.impl("causal_softmax.out", TORCH_BOX(&causal_softmax_out));
-    m.impl("causal_softmax_", TORCH_BOX(&causal_softmax_));
+    m.impl("causal_softmax_", INFINI_WRITER(causal_softmax_, kSoftmax));
 }
 
 } // namespace infini::causal_softmax

@@ -197,7 +197,7 @@ void add_forms(Library &m, const char *functional, const char *out, const char *
     m.impl(functional, TORCH_BOX(&F::functional));
     m.impl(out, TORCH_BOX(&F::out));
     if constexpr (!std::is_same_v<F, Swiglu>) {
-        m.impl(in_place, TORCH_BOX(&F::in_place));
+        m.impl(in_place, INFINI_WRITER(F::in_place, F::kRule));
     }
 }
 

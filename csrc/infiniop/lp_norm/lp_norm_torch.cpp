@@ -36,7 +36,7 @@ void lp_norm_(const Tensor &x, int64_t p, int64_t dim, double eps) {
 INFINI_TORCH_LIBRARY(m) {
     m.impl("lp_norm", TORCH_BOX(&lp_norm));
     m.impl("lp_norm.out", TORCH_BOX(&lp_norm_out));
-    m.impl("lp_norm_", TORCH_BOX(&lp_norm_));
+    m.impl("lp_norm_", INFINI_WRITER(lp_norm_, kRule));
 }
 
 } // namespace infini::lp_norm

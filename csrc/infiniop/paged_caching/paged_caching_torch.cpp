@@ -21,7 +21,7 @@ void paged_caching(const Tensor &k_cache, const Tensor &v_cache, const Tensor &k
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("paged_caching", TORCH_BOX(&paged_caching));
+    m.impl("paged_caching", INFINI_WRITER(paged_caching, kRule));
 }
 
 } // namespace infini::paged_caching

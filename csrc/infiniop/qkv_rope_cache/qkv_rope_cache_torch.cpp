@@ -26,7 +26,7 @@ void qkv_rope_cache(const Tensor &q, const Tensor &k_cache, const Tensor &v_cach
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("qkv_rope_cache", TORCH_BOX(&qkv_rope_cache));
+    m.impl("qkv_rope_cache", INFINI_WRITER(qkv_rope_cache, kRule));
 }
 
 } // namespace infini::qkv_rope_cache

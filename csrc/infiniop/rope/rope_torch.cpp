@@ -48,7 +48,7 @@ void rope_(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::opt
 INFINI_TORCH_LIBRARY(m) {
     m.impl("rope", TORCH_BOX(&rope));
     m.impl("rope.out", TORCH_BOX(&rope_out));
-    m.impl("rope_", TORCH_BOX(&rope_));
+    m.impl("rope_", INFINI_WRITER(rope_, kRope));
 }
 
 } // namespace infini::rope

@@ -5,11 +5,11 @@
 namespace infini::softmax {
 namespace {
 
-constexpr Checker kRules[] = {Checker("softmax"), Checker("log_softmax")};
+template <bool kLog> constexpr Checker kRule(kLog ? "log_softmax" : "softmax");
 constexpr Names kNames{"out", "dim"};
 
 template <bool kLog> Tensor softmax_out(const Tensor &x, int64_t dim, Tensor out) {
-    constexpr const Checker &rule = kRules[kLog];
+    constexpr const Checker &rule = kRule<kLog>;
     Args args;
     args.x = view(rule, "x", x);
     args.y = view(rule, "out", out);
@@ -23,11 +23,11 @@ template <bool kLog> Tensor softmax_out(const Tensor &x, int64_t dim, Tensor out
 }
 
 template <bool kLog> Tensor softmax(const Tensor &x, int64_t dim) {
-    return softmax_out<kLog>(x, dim, empty_like(view(kRules[kLog], "x", x)));
+    return softmax_out<kLog>(x, dim, empty_like(view(kRule<kLog>, "x", x)));
 }
 
 template <bool kLog> void softmax_(const Tensor &x, int64_t dim) {
-    kRules[kLog].writable("x", view(kRules[kLog], "x", x));
+    kRule<kLog>.writable("x", view(kRule<kLog>, "x", x));
     softmax_out<kLog>(x, dim, x);
 }
 
@@ -36,10 +36,10 @@ template <bool kLog> void softmax_(const Tensor &x, int64_t dim) {
 INFINI_TORCH_LIBRARY(m) {
     m.impl("softmax", TORCH_BOX(&softmax<false>));
     m.impl("softmax.out", TORCH_BOX(&softmax_out<false>));
-    m.impl("softmax_", TORCH_BOX(&softmax_<false>));
+    m.impl("softmax_", INFINI_WRITER(softmax_<false>, kRule<false>));
     m.impl("log_softmax", TORCH_BOX(&softmax<true>));
     m.impl("log_softmax.out", TORCH_BOX(&softmax_out<true>));
-    m.impl("log_softmax_", TORCH_BOX(&softmax_<true>));
+    m.impl("log_softmax_", INFINI_WRITER(softmax_<true>, kRule<true>));
 }
 
 } // namespace infini::softmax
