@@ -310,7 +310,9 @@ def test_inference_mode() -> None:
 def test_what_autograd_follows_is_refused_while_compiling() -> None:
     x = torch.randn(2, 8, requires_grad=True)
     compiled = torch.compile(lambda x: torch.ops.infini.relu_(x * 2), backend="eager")
-    with pytest.raises(Exception, match="infini::relu: every tensor must be detached, .* got x that requires a gradient"):
+    with pytest.raises(
+        Exception, match="infini::relu: every tensor must be detached, .* got x that requires a gradient"
+    ):
         compiled(x)
     with torch.no_grad():
         compiled(x)
