@@ -8,7 +8,7 @@ import os
 
 from . import compile, ops, quantize
 from ._library import cpu_capabilities, cpu_capability
-from .patch import PatchReport, patch_model, unpatch_model
+from .patch import PatchReport, load_patched, patch_model, patched, save_patched, unpatch_model
 
 if os.environ.get("INFINI_LOG"):
     from . import _logging
@@ -21,8 +21,11 @@ __all__ = [
     "compile",
     "cpu_capabilities",
     "cpu_capability",
+    "load_patched",
     "ops",
     "patch_model",
+    "patched",
     "quantize",
+    "save_patched",
     "unpatch_model",
 ]

@@ -5,14 +5,28 @@ Importing this costs nothing; transformers is imported by the first call of patc
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 from torch import nn
 
-from .report import PatchReport, Row
+from .report import PatchReport, Row, Verification
 from .swap import Patched
 
-__all__ = ["PatchReport", "Row", "is_patched", "patch_model", "unpatch_model"]
+__all__ = [
+    "PatchReport",
+    "Row",
+    "Verification",
+    "is_patched",
+    "load_patched",
+    "patch_model",
+    "patched",
+    "save_patched",
+    "unpatch_model",
+]
 
 
 def is_patched(model: nn.Module) -> bool:
@@ -20,28 +34,47 @@ def is_patched(model: nn.Module) -> bool:
     return "_infini_patch" in vars(model)
 
 
-def patch_model(model: nn.Module, *, strict: bool = False) -> PatchReport:
+def patch_model(
+    model: nn.Module,
+    *,
+    weights: str | None = None,
+    only: Sequence[str] | None = None,
+    skip: Sequence[str] = (),
+    verify: bool = False,
+    strict: bool = False,
+) -> PatchReport:
     """Let infini ops compute the layers of a transformers model, in this instance only.
 
     Norms, projections, rotary embedding, attention and MLP get another forward; weights, names, hooks and caches stay
     as they are, and nothing is copied. Calls that need gradients, autocast or attention weights run the original
-    forwards. One module of each kind is run on a few random tokens, to see that its numbers are the original's.
+    forwards. What a module computes is found out by numbers: a small twin of each kind, with random weights, has to give
+    what its own forward gives.
 
     Args:
-        model: LlamaForCausalLM or LlamaModel of transformers 5, or a model with the same modules and attributes, on the
-            CPU, in float32, bfloat16 or float16.
+        model: A causal language model of the Llama family (README, "Patched models"), or its decoder, of transformers 5;
+            on the CPU, in float32, bfloat16 or float16.
+        weights: "int8" (a scale for each row) or "int4" (a scale and a zero for each 64 or 32 numbers of a row, the head
+            in int8): the linear layers' weights become integers and are freed, one after the other. There is no way
+            back from that; None leaves them where they are.
+        only: Patterns of module names (fnmatch: "model.layers.0.*"); others are left.
+        skip: Patterns of module names that are left, with all that lies in them.
+        verify: Run 64 random tokens through the model before and after, and report how far the logits differ.
         strict: Raise where a module would be left as it is.
 
     Returns:
         What was replaced, and what was left for which reason; print it for a table. A model that is patched already is
-        not touched, and its report says so.
+        not touched, and its report says so; neither is one without a decoder of the Llama family.
 
     Raises:
-        TypeError: For a model of another family.
-        ValueError: With strict=True where something would be left, or if a part of the model is patched already. The
-            model is then as it was before.
+        TypeError: If model is no torch.nn.Module.
+        ValueError: For unknown weights; with strict=True where something would be left; or if a part of the model is
+            patched already. The model is then as it was before.
         ImportError: Without transformers.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"torch_infini.patch_model: model must be a torch.nn.Module, got {type(model).__name__}")
+    if weights not in (None, "int8", "int4"):
+        raise ValueError(f"torch_infini.patch_model: weights must be None, 'int8' or 'int4', got {weights!r}")
     try:
         from . import apply
     except ModuleNotFoundError as error:
@@ -50,16 +83,35 @@ def patch_model(model: nn.Module, *, strict: bool = False) -> PatchReport:
         raise ImportError(
             "torch_infini.patch_model needs transformers: run `pip install 'transformers>=5,<6'`."
         ) from error
-    if isinstance(model, nn.Module):
-        if is_patched(model):
-            return replace(vars(model)[apply.STATE].report, already_patched=True)
-        part = next((name for name, module in model.named_modules() if isinstance(module, Patched)), None)
-        if part is not None:
-            raise ValueError(
-                f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
-                "first call unpatch_model with the model that patch_model was called with."
-            )
-    return apply.apply(model, strict)
+    if is_patched(model):
+        return replace(vars(model)[apply.STATE].report, already_patched=True)
+    part = next((name for name, module in model.named_modules() if isinstance(module, Patched)), None)
+    if part is not None:
+        raise ValueError(
+            f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
+            "first call unpatch_model with the model that patch_model was called with."
+        )
+    selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
+    if not verify:
+        return apply.apply(model, weights, strict, selection)
+    from .verification import Measurement
+
+    measurement = Measurement(model)
+    report = apply.apply(model, weights, strict, selection)
+    if report.reason:
+        return report
+    report = replace(report, verification=measurement.compare(model))
+    vars(model)[apply.STATE].report = report
+    return report
+
+
+def patterns(argument: str, value: Sequence[str] | None) -> tuple[str, ...] | None:
+    """The patterns, or TypeError; a single string would be taken for a pattern a letter."""
+    if value is None:
+        return None
+    if isinstance(value, str) or not all(isinstance(pattern, str) for pattern in value):
+        raise TypeError(f"torch_infini.patch_model: {argument} must be a sequence of patterns, got {value!r}")
+    return tuple(value)
 
 
 def unpatch_model(model: nn.Module) -> None:
@@ -69,7 +121,7 @@ def unpatch_model(model: nn.Module) -> None:
         model: What patch_model was called with, or a copy of it.
 
     Raises:
-        ValueError: If it is not patched.
+        ValueError: If it is not patched, or if its weights were quantised.
     """
     if not (isinstance(model, nn.Module) and is_patched(model)):
         raise ValueError(
@@ -77,4 +129,83 @@ def unpatch_model(model: nn.Module) -> None:
         )
     from . import apply
 
+    if quantised := vars(model)[apply.STATE].quantised:
+        raise ValueError(
+            f"torch_infini.unpatch_model: the model's weights must be there, got {len(quantised)} layers whose weights "
+            "were replaced by integers: load the original model again."
+        )
     apply.undo(model)
+
+
+@contextmanager
+def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
+    """patch_model for the body of a with statement, unpatch_model behind it.
+
+    Args:
+        model: As patch_model takes it.
+        options: Of patch_model, but for `weights`, from which there is no way back.
+
+    Yields:
+        The report.
+
+    Raises:
+        ValueError: For `weights`, or a model that is patched already; and what patch_model raises.
+    """
+    if options.get("weights") is not None:
+        raise ValueError("torch_infini.patched: weights must be None, for they could not be restored")
+    if isinstance(model, nn.Module) and is_patched(model):
+        raise ValueError("torch_infini.patched: model must not be patched already")
+    report = patch_model(model, **options)
+    try:
+        yield report
+    finally:
+        if is_patched(model):
+            unpatch_model(model)
+
+
+def save_patched(model: nn.Module, folder: str | Path) -> None:
+    """Write a patched model, with its quantised weights as they are, for load_patched.
+
+    The folder gets config.json, model.safetensors, torch_infini.json (which layers are integers, and how) and, where the
+    model has one, generation_config.json. A tokenizer is saved beside it by its own save_pretrained.
+
+    Args:
+        model: A patched model of a class of transformers.
+        folder: Made if it is not there; files of these names are replaced.
+
+    Raises:
+        ValueError: If the model is not patched, or its class is not one of transformers.
+    """
+    if not (isinstance(model, nn.Module) and is_patched(model)):
+        raise ValueError(
+            f"torch_infini.save_patched: model must be patched, got a {type(model).__name__} that is not: "
+            "use its own save_pretrained."
+        )
+    from . import saved
+
+    saved.save(model, Path(folder))
+
+
+def load_patched(folder: str | Path) -> nn.Module:
+    """Read a model that save_patched wrote; it is patched, and in evaluation mode.
+
+    Integers stay integers: at no time is there a full-precision weight of a quantised layer.
+
+    Args:
+        folder: What save_patched was called with.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: If the folder is not one of save_patched.
+        ValueError: If its files do not fit each other; the message names the tensors.
+    """
+    if not (Path(folder) / "torch_infini.json").is_file():
+        raise FileNotFoundError(
+            f"torch_infini.load_patched: folder must be one that save_patched wrote, got {str(folder)!r} without "
+            "torch_infini.json"
+        )
+    from . import saved
+
+    return saved.load(Path(folder))

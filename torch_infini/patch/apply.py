@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import nn
 
 from . import interface
-from .families import FAMILIES, Family
-from .modules import Attention
-from .report import LEFT, PatchReport, Row, pattern
-from .swap import Patched, restore, swap
+from .attention import Attention
+from .layer import link
+from .quantised import QuantisedLinear, layers_to_quantise, quantise
+from .report import LEFT, PatchReport, Row
+from .structure import candidates, find_decoder
+from .swap import Patched, Refusal, restore, swap
 from .verify import Verifier
 
 STATE = "_infini_patch"  # attribute of a patched model
@@ -29,72 +32,128 @@ class State:
     config: Any  # as it was found; other models may share it
     patched_config: Any  # the one in its place
     values: dict[str, Any]  # of both, before
+    selection: Selection  # what patch_model was asked for
     report: PatchReport | None = None  # until all is done
+    quantised: list[str] = field(default_factory=list)  # names of linear layers whose weights are gone
 
 
-def find_family(model: Any) -> tuple[Family, str, nn.Module]:
-    """(family, prefix of the decoder's names, decoder); TypeError for a model that the table does not know."""
-    for family in FAMILIES:
-        found = family.find_decoder(model) if isinstance(model, nn.Module) else None
-        if found is not None:
-            return family, *found
-    known = " or ".join(f"a {family.name} of transformers ({', '.join(family.models)})" for family in FAMILIES)
-    raise TypeError(f"torch_infini.patch_model: model must be {known}, got {type(model).__name__}")
+@dataclass(frozen=True)
+class Selection:
+    """Which modules may be replaced, by patterns of their names."""
+
+    only: Sequence[str] | None
+    skip: Sequence[str]
+
+    def refusal(self, name: str) -> str | None:
+        """Why the caller does not want this module replaced; None if it may be."""
+        parents = [name[:i] for i, letter in enumerate(name) if letter == "."] + [name]
+        for pattern in self.skip:
+            if any(fnmatchcase(parent, pattern) for parent in parents):
+                return f"skip={pattern!r}"
+        if self.only is not None and not any(fnmatchcase(name, pattern) for pattern in self.only):
+            return "it is not among `only`"
+        return None
 
 
-def apply(model: nn.Module, strict: bool) -> PatchReport:
-    """Patch the model, or leave it exactly as it was and raise."""
-    family, prefix, decoder = find_family(model)
+def apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
+    """Patch the model, or leave it exactly as it was: and raise, or say why in the report."""
+    found = find_decoder(model)
+    if found is None:
+        reason = "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb)"
+        if strict:
+            raise ValueError(f"torch_infini.patch_model: strict=True, but {type(model).__name__} cannot be: {reason}")
+        return PatchReport("", type(model).__name__, (), reason=reason)
+    name, decoder = found
     interface.register()
     config = decoder.config
-    state = State(config, copy(config), dict(vars(config)))
+    state = State(config, copy(config), dict(vars(config)), selection)
     try:
         vars(model)[STATE] = state
         replace_config(model, config, state.patched_config)
-        # Masks that come as None are causal for SDPA, but not for every implementation.
-        setattr(state.patched_config, IMPLEMENTATION, "sdpa")
         with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
-            rows = patch_modules(model, family, prefix, decoder)
-        report = state.report = PatchReport(family.name, type(model).__name__, rows)
+            rows = patch_modules(model, name, decoder, selection)
+            chosen = choose_weights(model, decoder, weights, selection) if weights else ()
+        family = getattr(config, "model_type", type(config).__name__)
+        rows = merged(model, (*rows, *(row for row, _ in chosen)))
+        report = state.report = PatchReport(family, type(model).__name__, rows)
         if strict and report.left:
             shown = "; ".join(f"{row.name} ({row.reason})" for row in report.left[:3])
             more = f"; and {len(report.left) - 3} more" if len(report.left) > 3 else ""
             raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
-        attention = {name for name, patch in family.rules if issubclass(patch, Attention)}
-        left = any(pattern(row.name.removeprefix(prefix)) in attention for row in report.left)
+        served = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
         # Attention that was left needs the masks of the implementation that it was made for.
-        setattr(state.patched_config, IMPLEMENTATION, state.values.get(IMPLEMENTATION) if left else interface.NAME)
+        setattr(state.patched_config, IMPLEMENTATION, interface.NAME if served else state.values.get(IMPLEMENTATION))
     except BaseException:
         undo(model)
         raise
+    # From here on there is no way back: a weight is freed when its integers are there.
+    for row, format in chosen:
+        if row.op != LEFT:
+            quantise(model.get_submodule(row.name), format)
+            state.quantised.append(row.name)
+    if chosen:
+        report = state.report = replace(report, rows=merged(model, report.rows))
     return report
 
 
-def patch_modules(model: nn.Module, family: Family, prefix: str, decoder: nn.Module) -> tuple[Row, ...]:
+def choose_weights(
+    model: nn.Module, decoder: nn.Module, weights: str, selection: Selection
+) -> tuple[tuple[Row, str], ...]:
+    """(row, format) of every linear layer whose weight may become integers."""
+    chosen = []
+    for name, module, format in layers_to_quantise(model, decoder, weights):
+        reason = selection.refusal(name)
+        if isinstance(module, Patched):
+            restore(module)
+        if reason is None:
+            try:
+                QuantisedLinear.plans(module, format)
+            except Refusal as refusal:
+                reason = str(refusal)
+        chosen.append((Row(name, type(module).__name__, LEFT if reason else f"linear_{format}", reason or ""), format))
+    return tuple(chosen)
+
+
+def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Selection) -> tuple[Row, ...]:
     """Swap and check one module after the other, those inside before those around them; rows in the model's order."""
     verifier = Verifier(decoder)
-    rules = [(f"{prefix}{name}", patch) for name, patch in family.rules] + [family.head]
-    modules = list(model.named_modules(remove_duplicate=False))
+    modules = dict(model.named_modules(remove_duplicate=False))
     rows: dict[str, Row] = {}
-    for wanted, patch in rules:
-        for name, module in modules:
-            if pattern(name) == wanted:
-                original = type(module).__name__
-                # A module that stands in several places is patched once.
-                reason = None if isinstance(module, Patched) else patch_module(module, patch, verifier)
-                rows[name] = Row(name, original, LEFT if reason else patch.infini_ops, reason or "")
-    return tuple(rows[name] for name, _ in modules if name in rows)
+    for here, patch in candidates(model, name, decoder):
+        module = modules[here]
+        original = type(module).__name__
+        reason = selection.refusal(here)
+        # A module that stands in several places is patched once.
+        if reason is None and not isinstance(module, Patched):
+            try:
+                swap(module, patch, verifier.plan(module, patch))
+            except Refusal as refusal:
+                reason = str(refusal)
+        rows[here] = Row(here, original, LEFT if reason else patch.infini_ops, reason or "")
+    link(list(decoder.layers), decoder.norm)
+    return tuple(rows.values())
 
 
-def patch_module(module: nn.Module, patch: type[Patched], verifier: Verifier) -> str | None:
-    """Patch one module, or leave it and say why."""
-    reason = patch.refusal(module)
-    if reason is None:
-        swap(module, patch)
-        reason = verifier.refusal(module)
-        if reason is not None:
-            restore(module)
-    return reason
+def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
+    """The last row of each module, in the model's order, each with the parameters that no row inside it has."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    last = {row.name: row for row in rows}
+    seen: set[int] = set()
+    for name in sorted(last, key=lambda name: -name.count(".")):  # those inside first
+        parameters = size = 0
+        for module in modules[name].modules():
+            if id(module) in seen:
+                continue
+            seen.add(id(module))
+            own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
+            seen |= {id(p) for p in own}
+            parameters += sum(p.numel() for p in own)
+            size += sum(p.numel() * p.element_size() for p in own)
+            if isinstance(module, QuantisedLinear):
+                parameters += module.in_features * module.out_features
+                size += sum(b.numel() * b.element_size() for b in module.buffers())
+        last[name] = replace(last[name], parameters=parameters, bytes=size)
+    return tuple(last[name] for name in modules if name in last)
 
 
 def replace_config(model: nn.Module, old: Any, new: Any) -> None:

@@ -17,7 +17,9 @@ NAME = "infini"
 attention = torch.ops.infini.attention.default
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool) -> Tensor:
+def attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, softcap: float = 0.0
+) -> Tensor:
     """Attention over [B, S, H, D], with the meaning that transformers gives to a missing mask.
 
     The mask function leaves the mask out where it is plainly causal: S = 1 (all keys are visible), T = S, or the first
@@ -25,11 +27,11 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, c
     Any other mask holds causality itself.
     """
     if mask is not None:
-        return attention(q, k, v, mask, None, False, scale)
+        return attention(q, k, v, mask, None, False, scale, softcap)
     length = q.shape[1]
     if causal and 1 < length < k.shape[1]:
         k, v = k[:, :length], v[:, :length]
-    return attention(q, k, v, None, None, causal, scale)
+    return attention(q, k, v, None, None, causal, scale, softcap)
 
 
 def attention_with_weights(

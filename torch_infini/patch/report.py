@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from dataclasses import dataclass
 
 LEFT = "left"
@@ -16,12 +16,49 @@ def pattern(name: str) -> str:
 
 @dataclass(frozen=True)
 class Row:
-    """One module: its name, its class, the ops that serve it ("left" if none does), and why it was left."""
+    """One module.
+
+    Attributes:
+        name: Its name in the model.
+        module_class: Its class.
+        op: The ops that serve it, or "left".
+        reason: Why it was left.
+        parameters: Numbers in it, without those of modules that have a row of their own.
+        bytes: What they take.
+    """
 
     name: str
     module_class: str
     op: str
     reason: str = ""
+    parameters: int = 0
+    bytes: int = 0
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify=True` measured on one prompt of random tokens.
+
+    Attributes:
+        difference: The largest difference of a logit between the patched model and the original.
+        agreement: The share of positions at which both have the same largest logit.
+        original_difference: The largest difference of a logit between the original and the same model in float32; 0 for
+            a model in float32.
+        original_agreement: The share of positions at which these two have the same largest logit.
+        tokens: How many positions.
+    """
+
+    difference: float
+    agreement: float
+    original_difference: float
+    original_agreement: float
+    tokens: int
+
+    def __str__(self) -> str:
+        return (
+            f"largest logit difference {self.difference:.3g}, top-1 agreement {self.agreement:.1%} over {self.tokens} "
+            f"tokens (the original against float32: {self.original_difference:.3g}, {self.original_agreement:.1%})"
+        )
 
 
 @dataclass(frozen=True)
@@ -29,16 +66,20 @@ class PatchReport:
     """What patch_model did to one model; print it for a table.
 
     Attributes:
-        family: The structure that was recognised.
+        family: The model's type as its config calls it.
         model_class: The model's class.
         rows: One for each module that could have been replaced.
         already_patched: The model was patched before this call, which changed nothing.
+        reason: Why nothing was patched, where the model is none of the Llama family; else empty.
+        verification: What verify=True measured.
     """
 
     family: str
     model_class: str
     rows: tuple[Row, ...]
     already_patched: bool = False
+    reason: str = ""
+    verification: Verification | None = None
 
     @property
     def replaced(self) -> tuple[Row, ...]:
@@ -56,15 +97,36 @@ class PatchReport:
         return dict(Counter(row.op for row in self.rows))
 
     def __str__(self) -> str:
+        if self.reason:
+            return f"{self.model_class} not patched: {self.reason}"
         verb = "was patched already" if self.already_patched else "patched"
-        head = (
+        lines = [
             f"{self.model_class} ({self.family}) {verb}: {len(self.replaced)} modules replaced, {len(self.left)} left"
-        )
-        kinds = Counter((pattern(row.name), row.module_class, row.op, row.reason) for row in self.rows)
-        cells = [(f"{count} x", name, kind, op) for (name, kind, op, _), count in kinds.items()]
-        widths = [max(map(len, column)) for column in zip(*cells)]
-        lines = [head]
-        for row, (_, _, _, reason) in zip(cells, kinds):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip()
+        ]
+        kinds: dict[tuple[str, ...], list[Row]] = defaultdict(list)
+        for row in self.rows:
+            kinds[pattern(row.name), row.module_class, row.op, row.reason].append(row)
+        cells = [(f"{len(rows)} x", name, kind, op, *amounts(rows)) for (name, kind, op, _), rows in kinds.items()]
+        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+        for row, (*_, reason) in zip(cells, kinds, strict=True):
+            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             lines.append(f"  {line}: {reason}" if reason else f"  {line}")
+        if self.verification:
+            lines.append(f"  verified: {self.verification}")
         return "\n".join(lines)
+
+
+def amounts(rows: list[Row]) -> tuple[str, str]:
+    """The parameters and bytes of modules, for people."""
+    parameters, size = sum(row.parameters for row in rows), sum(row.bytes for row in rows)
+    if not parameters:
+        return "", ""
+    return f"{shortened(parameters).rstrip()} parameters", f"{shortened(size)}B"
+
+
+def shortened(number: int) -> str:
+    """Three digits and a unit: 1234567 is "1.23 M"."""
+    for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
+        if number >= factor:
+            return f"{number / factor:.3g} {unit}"
+    return f"{number} "

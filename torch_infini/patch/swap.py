@@ -5,28 +5,48 @@ Classes are never changed, so no other model notices; isinstance, hooks, deepcop
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any, ClassVar
 
-from torch import nn
+from torch import Tensor, nn
+
+PLAN = "_infini_plan"  # attribute of a patched module: what was found out about it while patching
+
+
+Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+class Refusal(Exception):  # noqa: N818 (nothing failed: it is an answer)
+    """Why a module cannot be served; the report shows the text."""
 
 
 class Patched(nn.Module):
     """What every patched class has in common; mixed in before the class of the module.
 
-    A subclass says what it serves (`refusal`) and gives `forward`; `super().forward` is the original forward.
+    A subclass says what it serves (`plans`) and gives `forward`; `super().forward` is the original forward.
     """
 
     infini_ops: ClassVar[str]  # what the report says that it calls
-    infini_reads: ClassVar[tuple[str, ...]] = ()  # attributes of the original that forward reads
-    infini_probe: ClassVar[tuple[str, ...]] = ()  # arguments of a call that verify.py compares with the original's
-    infini_precision: ClassVar[float] = 1.0  # factor of verify.py's tolerances
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
 
     @classmethod
-    def refusal(cls, module: nn.Module) -> str | None:
-        """Why this module cannot be served; None if it can."""
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        """What the module may compute, as its attributes tell; verify.py finds the one that it does compute.
+
+        Raises:
+            Refusal: If it cannot be served.
+        """
         raise NotImplementedError
+
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe | None:
+        """The call by which verify.py tells the plans apart; None where there is nothing to tell.
+
+        `rotary` makes the cos and sin of a model from hidden states and position ids.
+        """
+        return None
 
     def _get_name(self) -> str:
         return f"{type(self).__name__}[infini]"  # in print(model)
@@ -35,6 +55,23 @@ class Patched(nn.Module):
         _, _, *state = super().__reduce_ex__(2)  # (copyreg.__newobj__, (class,), state, ...)
         cls = type(self)
         return (_rebuild, (cls.__mro__[1], cls.infini_original), *state)
+
+
+@dataclass(frozen=True, eq=False)
+class Probe:
+    """A small twin of a module, and the arguments of one call of it.
+
+    Attributes:
+        twin: A module of the original's class and attributes with other weights, as small as they may be.
+        args: Arguments by position.
+        kwargs: Arguments by name.
+        tolerance: Relative error (of the Euclidean norm) up to which two results are the same.
+    """
+
+    twin: nn.Module
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    tolerance: float
 
 
 @cache
@@ -53,11 +90,14 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-def swap(module: nn.Module, patch: type[Patched]) -> None:
-    """Give the module its patched class."""
+def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
+    """Give the module its patched class and its plan."""
     module.__class__ = patched_class(patch, type(module))
+    vars(module)[PLAN] = plan
 
 
 def restore(module: nn.Module) -> None:
     """Give a patched module its own class back."""
+    for name in [name for name in vars(module) if name.startswith("_infini_")]:
+        del vars(module)[name]
     module.__class__ = module.infini_original

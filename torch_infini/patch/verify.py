@@ -1,79 +1,91 @@
-"""Checks a module that was just patched against its original forward, on a small input.
+"""Finds out by numbers what a module computes: its patched forward, under each plan, against its own.
 
 Names and shapes say that a module looks like one we know; only its numbers say that it computes the same.
 """
 
 from __future__ import annotations
 
-from functools import cached_property
+import inspect
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .swap import Patched
-
-# Relative error (of the Euclidean norm) that another order of rounding may cause.
-TOLERANCES = {torch.float32: 1e-4, torch.float16: 4e-3, torch.bfloat16: 3e-2}
+from .conditions import must_step_aside
+from .swap import PLAN, Patched, Refusal, patched_class
 
 
 def likeness(module: nn.Module) -> tuple[Any, ...]:
     """Equal for modules that compute the same formula: class, attributes, shapes, and those of their submodules."""
     plain = {name: value for name, value in vars(module).items() if isinstance(value, bool | int | float | str)}
     plain.pop("layer_idx", None)
-    shapes = tuple((name, p.shape, p.dtype) for name, p in module._parameters.items() if p is not None)
-    children = tuple((name, likeness(child)) for name, child in module._modules.items())
+    shapes = tuple((name, p.shape) for name, p in module._parameters.items() if p is not None)
+    children = tuple((name, likeness(child)) for name, child in module._modules.items() if child is not None)
     return (type(module), tuple(sorted(plain.items())), shapes, children)
 
 
 class Verifier:
-    """Compares the forwards of one decoder's modules; one module of each likeness, so that many layers cost as one."""
+    """Tries plans on the modules of one decoder; one module of each likeness, so that many layers cost as one."""
 
     def __init__(self, decoder: nn.Module) -> None:
         self.decoder = decoder
-        self.answers: dict[tuple[Any, ...], str | None] = {}
+        self.answers: dict[tuple[Any, ...], Any] = {}
 
-    @cached_property
-    def hidden(self) -> Tensor:
-        """Hidden states of two sequences of three tokens, the same at every call."""
-        weight = self.decoder.embed_tokens.weight
-        generator = torch.Generator("cpu").manual_seed(0)
-        return torch.randn(2, 3, weight.shape[-1], generator=generator, device="cpu").to(weight.dtype)
+    def rotary(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """cos and sin as the decoder makes them (some have several kinds: any of them will do)."""
+        embedding = self.decoder.rotary_emb
+        original = getattr(embedding, "infini_original", type(embedding))
+        kinds = getattr(embedding, "layer_types", ())
+        more = [kinds[0]] if kinds and "layer_type" in inspect.signature(original.forward).parameters else []
+        return original.forward(embedding, hidden, position_ids, *more)
 
-    @cached_property
-    def position_embeddings(self) -> tuple[Tensor, Tensor]:
-        """cos and sin of the first positions: far ones would make a dynamic embedding grow its tables."""
-        return self.decoder.rotary_emb(self.hidden, torch.arange(3, device="cpu").unsqueeze(0))
+    def plan(self, module: nn.Module, patch: type[Patched]) -> Any:
+        """The plan under which the patched forward computes what the module computes.
 
-    # Far positions and all the same: they must have no effect but through cos and sin. No mask: causal.
-    position_ids = torch.tensor([[0, 100_003, 50_000_017]], device="cpu")
-    attention_mask = None
+        Raises:
+            Refusal: If there is none.
+        """
+        plans = patch.plans(module)
+        key = (patch, likeness(module))
+        if key not in self.answers:
+            try:
+                self.answers[key] = self.choose(module, patch, plans)
+            except Refusal as reason:
+                self.answers[key] = reason
+        if isinstance(self.answers[key], Refusal):
+            raise self.answers[key]
+        return self.answers[key]
 
-    def refusal(self, module: Patched) -> str | None:
-        """Why the patched forward may not stand for the original one; None if both give the same."""
-        if not module.infini_probe:
-            return None
-        kind = likeness(module)
-        if kind not in self.answers:
-            self.answers[kind] = self.compare(module)
-        return self.answers[kind]
-
-    def compare(self, module: Patched) -> str | None:
-        arguments = {name: getattr(self, name) for name in module.infini_probe[1:]}
+    def choose(self, module: nn.Module, patch: type[Patched], plans: Any) -> Any:
         try:
-            expected, actual = (
-                forward(module, self.hidden, **arguments)
-                for forward in (module.infini_original.forward, type(module).forward)
-            )
+            probe = patch.probe(module, self.rotary)
+            if probe is None:
+                return plans[0]
+            twin, args, kwargs = probe.twin, probe.args, probe.kwargs
+            expected = first(type(twin).forward(twin, *args, **kwargs))
+            twin.__class__ = patched_class(patch, type(twin))
+            errors = []
+            for plan in plans:
+                vars(twin)[PLAN] = plan
+                if must_step_aside(twin, expected):
+                    raise Refusal("hooks are registered for all modules: it cannot be checked against its own forward")
+                errors.append(distance(first(twin.forward(*args, **kwargs)), expected))
         except Exception as error:  # whatever the original needs that the probe lacks
-            return f"it cannot be checked against its own forward: {error}"
-        if isinstance(expected, tuple):
-            expected, actual = expected[0], actual[0]
-        # Weights that were never loaded may give inf or NaN, from which nothing can be told.
-        if expected.isfinite().all() and not self.close(actual.float(), expected.float(), module.infini_precision):
-            return "its own forward computes something else"
-        return None
+            if isinstance(error, Refusal):
+                raise
+            raise Refusal(f"it cannot be checked against its own forward: {error}") from error
+        best = min(range(len(plans)), key=errors.__getitem__)
+        if not errors[best] <= probe.tolerance:
+            raise Refusal("its own forward computes something else")
+        return plans[best]
 
-    def close(self, actual: Tensor, expected: Tensor, precision: float) -> bool:
-        limit = TOLERANCES[self.hidden.dtype] * precision * expected.norm()
-        return actual.shape == expected.shape and bool((actual - expected).norm() <= limit)
+
+def first(result: Any) -> Tensor:
+    return result[0] if isinstance(result, tuple) else result
+
+
+def distance(actual: Tensor, expected: Tensor) -> float:
+    """The relative error; infinity for another shape or dtype."""
+    if actual.shape != expected.shape or actual.dtype != expected.dtype:
+        return float("inf")
+    return float((actual.float() - expected.float()).norm() / expected.float().norm())

@@ -1,0 +1,228 @@
+"""Attention of a patched model: one product for q, k and v, their norms, rotary embedding in place, the model's cache.
+
+Heads stay where the product put them, [B, S, heads, D]; rope and attention read and write slices of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from copy import copy
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .cache import append
+from .conditions import must_step_aside, place_refusal, weights_refusal
+from .interface import attend
+from .linear import project, project_together
+from .norm import RMSNorm, eps_name, is_served, normalise_
+from .stand_in import WIDTH, linear, norm_twin, random, twin
+from .swap import Patched, Probe, Refusal, Rotary
+
+rope_ = torch.ops.infini.rope_.default
+
+READS = ("config", "head_dim", "scaling", "layer_idx", "is_causal")
+NORM_NAMES = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
+# Keyword arguments that say nothing to attention, and the values of others that ask for what is done anyway.
+HARMLESS = frozenset(
+    {"position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "num_items_in_batch"}
+)
+NEUTRAL = {"output_attentions": False}
+
+
+class PositionEmbeddings(tuple):
+    """(cos, sin) as transformers has them, each half twice, and `half`: what rope needs, sliced once for all layers."""
+
+    half: tuple[Tensor, Tensor]
+
+
+def halves(position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    """The first halves of cos and sin."""
+    cos, sin = position_embeddings
+    middle = cos.shape[-1] // 2
+    return cos[..., :middle], sin[..., :middle]
+
+
+class RotaryEmbedding(Patched):
+    """cos and sin of the positions; the numbers are the original's."""
+
+    infini_ops = "rope (sliced once for all layers)"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        if reason := place_refusal(module):
+            raise Refusal(reason)
+        return [None]
+
+    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        position_embeddings = super().forward(*args, **kwargs)
+        if torch.compiler.is_compiling():  # a slice costs nothing there
+            return position_embeddings
+        result = PositionEmbeddings(position_embeddings)
+        result.half = halves(result)
+        return result
+
+
+class AttentionPlan(NamedTuple):
+    """What an attention module computes.
+
+    Attributes:
+        inputs: The layers that make q, k and v: three, or one fused.
+        heads: Heads of q, and of k and v each.
+        norms: The norms of q and k, or none.
+        norm_first: Whether they stand before the rotary embedding.
+        rope: The layout of pairs: "half" or "interleaved"; "" where positions are not embedded.
+        softcap: What the scores are capped by, 0 for nothing.
+    """
+
+    inputs: tuple[str, ...]
+    heads: tuple[int, int]
+    norms: tuple[str, str] | None
+    norm_first: bool
+    rope: str
+    softcap: float
+
+
+def head_counts(module: nn.Module, inputs: Sequence[str], size: int) -> tuple[int, int]:
+    """(heads of q, heads of k and of v), from the widths of the projections."""
+    widths = [getattr(module._modules[name], "out_features", None) for name in inputs]
+    if any(width is None or width % size for width in widths):
+        raise Refusal(f"{', '.join(inputs)} do not tell how many heads of {size} columns they make")
+    if len(widths) == 3:
+        if widths[1] != widths[2]:
+            raise Refusal("its keys and values have different sizes")
+        return widths[0] // size, widths[1] // size
+    q = getattr(module.config, "num_attention_heads", 0)
+    return q, (widths[0] // size - q) // 2
+
+
+class Attention(Patched):
+    """Projections, norms of q and k, rotary embedding in place, the model's own cache, attention."""
+
+    infini_ops = "fused_linear, rope, attention, linear"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        return list(cls.possible(module))
+
+    @classmethod
+    def possible(cls, module: nn.Module) -> Iterator[AttentionPlan]:
+        missing = [name for name in READS if not hasattr(module, name)]
+        inputs = ("qkv_proj",) if "qkv_proj" in module._modules else ("q_proj", "k_proj", "v_proj")
+        missing += [name for name in (*inputs, "o_proj") if name not in module._modules]
+        if missing:
+            raise Refusal(f"it lacks what attention has in the Llama family: {', '.join(missing)}")
+        norms = next((pair for pair in NORM_NAMES if module._modules.keys() >= set(pair)), None)
+        more = module._modules.keys() - {*inputs, "o_proj", *(norms or ())}
+        more |= {name for name, p in module._parameters.items() if p is not None}
+        if more:
+            raise Refusal(f"it has parts that are not known: {', '.join(sorted(more))}")
+        for name in norms or ():
+            if not isinstance(module._modules[name], RMSNorm):
+                raise Refusal(f"its {name} was left")
+        if getattr(module.config, "output_attentions", False):
+            raise Refusal("config.output_attentions is set, and the kernel stores no attention weights")
+        if reason := weights_refusal(module, *inputs, "o_proj"):
+            raise Refusal(reason)
+        heads = head_counts(module, inputs, module.head_dim)
+        cap = getattr(module, "attn_logit_softcapping", None) or 0.0
+        for rope in ("half", "interleaved", ""):
+            for norm_first in (True, False) if norms and rope else (True,):
+                yield AttentionPlan(inputs, heads, norms, norm_first, rope, cap)
+
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+        plan: AttentionPlan = cls.plans(module)[0]
+        size, (q, kv) = module.head_dim, plan.heads
+        widths = dict(
+            zip(plan.inputs, (q * size, kv * size, kv * size) if len(plan.inputs) == 3 else ((q + 2 * kv) * size,))
+        )
+        modules = {}
+        for seed, (name, child) in enumerate(module._modules.items()):
+            if name in widths:
+                modules[name] = linear(widths[name], WIDTH, True, seed)
+            elif name == "o_proj":
+                modules[name] = linear(WIDTH, q * size, True, seed)
+            else:
+                modules[name] = norm_twin(child, seed)
+        mask = torch.full((3, 3), torch.finfo(torch.float32).min, device="cpu").triu(1).expand(2, 1, 3, 3)
+        kwargs = {
+            "hidden_states": random(2, 3, WIDTH),
+            "position_embeddings": rotary(random(2, 3, WIDTH), torch.arange(3, device="cpu").unsqueeze(0)),
+            "attention_mask": mask,
+            # Far positions and all the same: they must have no effect but through cos and sin.
+            "position_ids": torch.tensor([[0, 100_003, 50_000_017]], device="cpu"),
+        }
+        small = twin(module, modules=modules)
+        vars(small)["config"] = config = copy(module.config)
+        config._attn_implementation_internal = "eager"  # the one that knows all: SDPA has no cap
+        return Probe(small, (), kwargs, 1e-4)
+
+    def forward(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        if (
+            must_step_aside(self, hidden_states)
+            or (self.training and getattr(self, "attention_dropout", 0))
+            or any(
+                value is not None and value is not NEUTRAL.get(name)
+                for name, value in kwargs.items()
+                if name not in HARMLESS
+            )
+            or not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4))
+        ):
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        plan: AttentionPlan = self.__dict__["_infini_plan"]
+        modules = self._modules
+        batch, length, _ = hidden_states.shape
+        q, k, v, both = self.project_heads(plan, hidden_states)
+        norms = plan.norms
+        if norms and plan.norm_first:
+            self.normalise_heads(q, k, norms)
+        if plan.rope:
+            if type(position_embeddings) is PositionEmbeddings:
+                cos, sin = position_embeddings.half
+            else:
+                cos, sin = halves(position_embeddings)
+            interleaved = plan.rope == "interleaved"
+            if both is not None:
+                rope_(both, cos, sin, None, interleaved)
+            else:
+                rope_(q, cos, sin, None, interleaved)
+                rope_(k, cos, sin, None, interleaved)
+        if norms and not plan.norm_first:
+            self.normalise_heads(q, k, norms)
+        if past_key_values is not None:
+            k, v = append(past_key_values, self.layer_idx, k, v)
+        y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
+        return project(y.view(batch, length, -1), modules["o_proj"]), None
+
+    def project_heads(self, plan: AttentionPlan, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+        """(q, k, v, q and k side by side), [B, S, heads, D]; the last is None if they do not lie so."""
+        modules, (batch, length, _) = self._modules, x.shape
+        q_heads, kv_heads = plan.heads
+        inputs = [modules[name] for name in plan.inputs]
+        fused = project(x, inputs[0]) if len(inputs) == 1 else project_together(x, *inputs)
+        if fused is None:
+            shape = (batch, length, -1, self.head_dim)
+            q, k, v = (project(x, module).view(shape) for module in inputs)
+            return q, k, v, None
+        heads = fused.view(batch, length, q_heads + 2 * kv_heads, self.head_dim)
+        q, k, v = heads.split((q_heads, kv_heads, kv_heads), 2)
+        return q, k, v, heads.narrow(2, 0, q_heads + kv_heads)
+
+    def normalise_heads(self, q: Tensor, k: Tensor, names: tuple[str, str]) -> None:
+        """The norms of q and k in place: of each head, or of all heads of a token as one row."""
+        for x, name in zip((q, k), names):
+            norm = self._modules[name]
+            row = x if norm._parameters["weight"].numel() == x.shape[-1] else x.flatten(2)
+            if is_served(norm):
+                normalise_(row, norm)
+            else:
+                row.copy_(norm(row))

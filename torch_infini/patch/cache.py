@@ -1,0 +1,90 @@
+"""Appending keys and values to the caches of transformers, to its growing cache in place.
+
+DynamicLayer concatenates: every token copies all that came before it. Here the layer's tensors become the beginning of
+larger ones, behind which the next tokens are written; whatever else is done to the layer works as before.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicLayer
+
+STEP = 256  # tokens by which a cache grows at least
+GROWTH = 8  # and by this part of its length: in all, the copies cost as much as this many writes of the whole
+
+
+class Room:
+    """The larger tensors of one cache layer, and the beginnings of them that the layer was given."""
+
+    def __init__(self, owner: DynamicLayer, keys: Tensor, values: Tensor) -> None:
+        self.owner = id(owner)  # a copy of the layer must not write into the same memory
+        self.keys, self.values = keys, values
+        self.given: tuple[Tensor, Tensor] = (keys, values)
+
+    def serves(self, layer: DynamicLayer, length: int) -> bool:
+        """Whether the layer still holds what it was given, or the beginning of it, and there is room behind it."""
+        return (
+            self.owner == id(layer)
+            and (torch.is_inference_mode_enabled() or not self.keys.is_inference())
+            and (layer.keys is self.given[0] or is_beginning(layer.keys, self.keys))
+            and (layer.values is self.given[1] or is_beginning(layer.values, self.values))
+            and length <= self.keys.shape[2]
+        )
+
+
+def is_beginning(part: Tensor, whole: Tensor) -> bool:
+    """Whether part is the first tokens of whole, [B, heads, T, D], in its memory (a cropped cache)."""
+    return (
+        part.data_ptr() == whole.data_ptr()
+        and part.dtype == whole.dtype
+        and part.stride() == whole.stride()
+        and part.shape[:2] == whole.shape[:2]
+        and part.shape[3] == whole.shape[3]
+    )
+
+
+def grows_here(cache: Any, index: int) -> bool:
+    """Whether the cache's layer is a DynamicLayer with something in it, updated in the ordinary way."""
+    return (
+        isinstance(cache, Cache)
+        and type(cache).update is Cache.update
+        and not cache.offloading
+        and index < len(cache.layers)
+        and type(cache.layers[index]) is DynamicLayer
+        and cache.layers[index].get_seq_length() > 0
+        and not torch.compiler.is_compiling()
+    )
+
+
+def append(cache: Any, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Put keys and values [B, S, heads, D] behind those of a cache's layer; all of them, as [B, T, heads, D]."""
+    k, v = k.transpose(1, 2), v.transpose(1, 2)  # the cache keeps [B, heads, S, D]
+    k, v = extend(cache.layers[index], k, v) if grows_here(cache, index) else cache.update(k, v, index)
+    return k.transpose(1, 2), v.transpose(1, 2)
+
+
+def extend(layer: DynamicLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """What layer.update does, in place where there is room."""
+    old = layer.keys.shape[2]
+    new = old + k.shape[2]
+    room: Room | None = vars(layer).get("_infini_room")
+    if room is None or not room.serves(layer, new):
+        if layer.keys.dtype != k.dtype or layer.keys.shape[:2] != k.shape[:2]:
+            return layer.update(k, v)  # says what is wrong
+        capacity = new + max(STEP, new // GROWTH)
+        keys, values = (enlarged(x, capacity) for x in (layer.keys, layer.values))
+        room = layer._infini_room = Room(layer, keys, values)
+    room.keys[:, :, old:new] = k
+    room.values[:, :, old:new] = v
+    room.given = layer.keys, layer.values = room.keys[:, :, :new], room.values[:, :, :new]
+    return room.given
+
+
+def enlarged(x: Tensor, capacity: int) -> Tensor:
+    """x [B, heads, T, D] at the beginning of a tensor of `capacity` tokens."""
+    larger = x.new_empty((*x.shape[:2], capacity, x.shape[3]))
+    larger[:, :, : x.shape[2]] = x
+    return larger

@@ -1,0 +1,66 @@
+"""When an infini op may stand for a module's own forward: questions asked once while patching, and at every call.
+
+Those of a call cost host time, of which a small model has little: they look attributes up directly, without getattr.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch.nn.modules import module as hooks
+
+from ..ops._registry import FLOATS
+
+
+def must_step_aside(module: nn.Module, x: Tensor) -> bool:
+    """Whether the original forward has to run: a backward may follow, autocast picks dtypes, hooks see all modules."""
+    return (
+        (torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())))
+        or torch.is_autocast_enabled("cpu")
+        or watched_globally()
+    )
+
+
+def watched_globally() -> bool:
+    """Whether hooks are registered for the forwards of all modules."""
+    return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
+
+
+def unwatched(module: nn.Module) -> bool:
+    """Whether nothing but the module's class decides what a call of it does."""
+    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+
+
+def is_plain(module: nn.Module) -> bool:
+    """Whether the module is a linear layer whose product may be computed without calling it."""
+    return type(module) is nn.Linear and unwatched(module)
+
+
+def place_refusal(module: nn.Module) -> str | None:
+    """Why the module's forward cannot be another, or not run here; None if it can."""
+    if "forward" in module.__dict__:
+        return "its forward was replaced on the instance"
+    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
+        if tensor.device.type != "cpu":
+            return f"{name} is on {tensor.device}, not cpu"
+    return None
+
+
+def weights_refusal(module: nn.Module, *names: str) -> str | None:
+    """Why the kernels cannot read the module's own parameters and those of the plain linear layers it names.
+
+    Layers of other kinds are called as they are, so nothing is asked of them.
+    """
+    weights = dict(module.named_parameters(recurse=False))
+    for name in names:
+        child = module.get_submodule(name)
+        if type(child) is nn.Linear:
+            weights |= {f"{name}.{key}": p for key, p in child.named_parameters()}
+    for name, weight in weights.items():
+        if type(weight) is not nn.Parameter:
+            return f"{name} is a {type(weight).__name__}, not a plain parameter"
+        if weight.dtype not in FLOATS:
+            return f"{name} is {str(weight.dtype).removeprefix('torch.')}, not float32, bfloat16 or float16"
+    if len({weight.dtype for weight in weights.values()}) > 1:
+        return "its parameters have several dtypes"
+    return place_refusal(module)

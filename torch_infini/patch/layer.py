@@ -1,0 +1,151 @@
+"""The decoder layer of a patched model: its residual additions and norms, also the next layer's first norm, are fused.
+
+Where a layer's norms stand is a row of LAYOUTS; everything else about them is theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .conditions import must_step_aside, place_refusal, unwatched
+from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
+from .stand_in import WIDTH, norm_twin, random, twin
+from .swap import Patched, Probe, Refusal, Rotary
+
+
+class Layout(NamedTuple):
+    """The names of a layer's norms; None where there is none."""
+
+    before_attention: str | None
+    after_attention: str | None
+    before_mlp: str | None
+    after_mlp: str | None
+
+
+LAYOUTS = (
+    # Llama, Mistral, Qwen, Phi-3, Granite, GLM, Gemma, ...
+    Layout("input_layernorm", None, "post_attention_layernorm", None),
+    # Gemma 2 and 3
+    Layout("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    # GLM-4
+    Layout("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm"),
+    # OLMo 2 and 3, EXAONE 4
+    Layout(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
+)
+NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result goes to,)
+
+
+class LayerPlan(NamedTuple):
+    """Where the norms are, and what both branches are multiplied by before they are added."""
+
+    layout: Layout
+    multiplier: float
+
+
+class _Branch(nn.Module):
+    """Stands for attention and for the MLP in a probe: something simple that is not linear."""
+
+    def __init__(self, seed: int, with_weights: bool) -> None:
+        super().__init__()
+        self.weight = random(WIDTH, seed=seed)
+        self.with_weights = with_weights
+
+    def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
+        y = torch.tanh(hidden_states * self.weight) + self.weight
+        return (y, None) if self.with_weights else y
+
+
+class DecoderLayer(Patched):
+    """x + attention(norm(x)), then + mlp(norm(...)), by the layer's layout."""
+
+    infini_ops = "add_rms_norm"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        children = module._modules
+        norms = {name for name, child in children.items() if child is not None and eps_name(child)}
+        layout = next((layout for layout in LAYOUTS if norms == {name for name in layout if name}), None)
+        if layout is None:
+            raise Refusal(f"its norms ({', '.join(sorted(norms)) or 'none'}) stand as in no layout that is known")
+        more = {name for name in children.keys() - norms if not isinstance(children[name], nn.Dropout)}
+        if more != {"self_attn", "mlp"}:
+            raise Refusal(f"its submodules are not self_attn, mlp and norms: {', '.join(sorted(more))}")
+        for name in sorted(norms):
+            if not isinstance(children[name], RMSNorm):
+                raise Refusal(f"its {name} was left")
+        if "forward" in vars(module):
+            raise Refusal(place_refusal(module) or "")
+        return [LayerPlan(layout, float(getattr(module, "residual_multiplier", 1.0)))]
+
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+        modules: dict[str, nn.Module] = {}
+        for seed, (name, child) in enumerate(module._modules.items()):
+            if name in ("self_attn", "mlp"):
+                modules[name] = _Branch(seed, name == "self_attn")
+            elif eps_name(child):
+                modules[name] = norm_twin(child, seed, WIDTH)
+            else:
+                modules[name] = child
+        small = twin(module, modules=modules)
+        vars(small).pop(NEXT, None)
+        return Probe(small, (random(2, 3, WIDTH),), {"position_embeddings": None, "attention_mask": None}, 1e-5)
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        modules = self._modules
+        (first, attended_by, second, last), multiplier = self.__dict__["_infini_plan"]
+        compiling = torch.compiler.is_compiling()
+        if args or must_step_aside(self, hidden_states) or not self.serves(modules):
+            return super().forward(hidden_states, *args, **kwargs)
+        x = hidden_states
+        if first is not None:
+            norm = modules[first]
+            known = None if compiling or self._forward_pre_hooks else attached(hidden_states, norm)
+            x = normalise(hidden_states, norm) if known is None else known
+        x, _ = modules["self_attn"](hidden_states=x, **kwargs)
+        if attended_by is not None:
+            x = normalise(x, modules[attended_by])
+        if multiplier != 1:
+            x = x * multiplier
+        if second is not None:
+            x, stream = add_and_normalise(x, hidden_states, modules[second])
+        else:
+            x = stream = hidden_states + x
+        x = modules["mlp"](x)
+        if last is not None:
+            x = normalise(x, modules[last])
+        if multiplier != 1:
+            x = x * multiplier
+        (following,) = self.__dict__.get(NEXT, (None,))
+        if compiling or self._forward_hooks or not is_served(following):
+            return stream.add_(x)
+        normed, stream = add_and_normalise(x, stream, following)
+        attach(stream, following, normed)
+        return stream
+
+    def serves(self, modules: dict[str, nn.Module]) -> bool:
+        """Whether the norms are the patched ones, and no dropout is on."""
+        for name in self.__dict__["_infini_plan"].layout:
+            if name is not None and not is_served(modules[name]):
+                return False
+        return not (self.training and any(isinstance(child, nn.Dropout) and child.p for child in modules.values()))
+
+
+def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:
+    """Tell each patched layer which norm comes next: the next layer's first, behind the last layer the decoder's.
+
+    In a tuple, which nn.Module does not take for a submodule.
+    """
+    for layer, after in zip(layers, [*layers[1:], None], strict=True):
+        if not isinstance(layer, DecoderLayer):
+            continue
+        name = None
+        if after is not None:
+            name = vars(after)["_infini_plan"].layout.before_attention if isinstance(after, DecoderLayer) else None
+        following = norm if after is None else after._modules[name] if name else None
+        if isinstance(following, RMSNorm):
+            vars(layer)[NEXT] = (following,)

@@ -1,0 +1,78 @@
+"""The gated MLP of a patched model: down_proj(act(gate_proj(x)) * up_proj(x)), also with gate and up in one layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers.activations import ACT2FN
+
+from .conditions import must_step_aside, unwatched, weights_refusal
+from .linear import project, project_together
+from .stand_in import WIDTH, linear, random, twin
+from .swap import Patched, Probe, Refusal, Rotary
+
+ACTIVATION_NAMES = ("act_fn", "activation_fn")
+# Activation classes, and the op that multiplies them by the other half.
+GATES: dict[type[nn.Module], Callable[..., Tensor]] = {
+    nn.SiLU: torch.ops.infini.swiglu.default,
+    type(ACT2FN["silu"]): torch.ops.infini.swiglu.default,
+    type(ACT2FN["gelu_pytorch_tanh"]): torch.ops.infini.geglu.default,
+}
+
+
+class MLPPlan(NamedTuple):
+    """The names of the layers before the activation (one fused, or two) and of the activation."""
+
+    inputs: tuple[str, ...]
+    activation: str
+
+
+class GatedMLP(Patched):
+    """y = down_proj(act(gate_proj(x)) * up_proj(x))."""
+
+    infini_ops = "fused_linear, swiglu, linear"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        activation = next((name for name in ACTIVATION_NAMES if name in module._modules), None)
+        if activation is None:
+            raise Refusal(f"it has no activation ({' or '.join(ACTIVATION_NAMES)})")
+        inputs = ("gate_up_proj",) if "gate_up_proj" in module._modules else ("gate_proj", "up_proj")
+        wanted = {*inputs, activation, "down_proj"}
+        if module._modules.keys() != wanted or any(p is not None for p in module._parameters.values()):
+            raise Refusal(
+                "its submodules are not those of a gated MLP: gate_proj and up_proj (or both in one), down_proj"
+            )
+        if type(module._modules[activation]) not in GATES:
+            kind = type(module._modules[activation]).__name__
+            raise Refusal(f"its activation is {kind}, neither SiLU nor GELU by tanh")
+        if reason := weights_refusal(module, *inputs, "down_proj"):
+            raise Refusal(reason)
+        return [MLPPlan(inputs, activation)]
+
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+        _, activation = cls.plans(module)[0]
+        modules = {}
+        for seed, (name, child) in enumerate(module._modules.items()):
+            if name == activation:
+                modules[name] = child
+            elif name == "down_proj":
+                modules[name] = linear(WIDTH, 24, True, seed)
+            else:
+                modules[name] = linear(48 if name == "gate_up_proj" else 24, WIDTH, True, seed)
+        return Probe(twin(module, modules=modules), (random(2, 3, WIDTH),), {}, 1e-4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        plan, modules = self.__dict__["_infini_plan"], self._modules
+        act = modules[plan.activation]
+        gated = GATES.get(type(act))
+        if must_step_aside(self, x) or gated is None or not unwatched(act):
+            return super().forward(x)
+        inputs = [modules[name] for name in plan.inputs]
+        both = project(x, inputs[0]) if len(inputs) == 1 else project_together(x, *inputs)
+        y = gated(both) if both is not None else gated(project(x, inputs[0]), project(x, inputs[1]))
+        return project(y, modules["down_proj"])

@@ -1,0 +1,120 @@
+"""RMSNorm of a patched model, alone and with the residual addition before it.
+
+Which rounding a model has is found by numbers (verify.py); the plan is its number in torch.ops.infini.rms_norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..ops.rms_norm import ROUNDINGS
+from .conditions import must_step_aside, unwatched, weights_refusal
+from .stand_in import random, twin
+from .swap import Patched, Probe, Refusal, Rotary
+
+rms_norm = torch.ops.infini.rms_norm.default
+rms_norm_out = torch.ops.infini.rms_norm.out
+add_rms_norm = torch.ops.infini.add_rms_norm.default
+
+EPS_NAMES = ("variance_epsilon", "eps")
+
+
+class NormPlan(NamedTuple):
+    """The attribute that holds eps, and where the value is rounded."""
+
+    eps: str
+    rounding: int
+
+
+def eps_name(module: nn.Module) -> str | None:
+    """The attribute with the number under the root; None for a module that is not built like an RMSNorm."""
+    if module._modules or list(module._parameters) != ["weight"] or isinstance(module, nn.Embedding | nn.Linear):
+        return None
+    weight = module._parameters["weight"]
+    if weight is None or weight.dim() != 1:
+        return None
+    return next((name for name in EPS_NAMES if isinstance(vars(module).get(name), float)), None)
+
+
+def normalise(x: Tensor, module: nn.Module) -> Tensor:
+    """A patched norm's result, without a call of the module."""
+    plan = module.__dict__["_infini_plan"]
+    return rms_norm(x, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding)
+
+
+def normalise_(x: Tensor, module: nn.Module) -> None:
+    """The same in place."""
+    plan = module.__dict__["_infini_plan"]
+    rms_norm_out(x, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding, out=x)
+
+
+def add_and_normalise(x: Tensor, residual: Tensor, module: nn.Module) -> tuple[Tensor, Tensor]:
+    """(norm(x + residual), x + residual) of a patched norm."""
+    plan = module.__dict__["_infini_plan"]
+    return add_rms_norm(x, residual, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding)
+
+
+def is_served(module: nn.Module | None) -> bool:
+    """Whether the module is a patched norm that may be computed without calling it."""
+    return isinstance(module, RMSNorm) and unwatched(module)
+
+
+class Normed:
+    """What a layer already knows of its result: the norm of it that the next module asks for (layer.py)."""
+
+    __slots__ = ("norm", "value", "version")
+
+    def __init__(self, norm: nn.Module, value: Tensor, version: int | None) -> None:
+        self.norm, self.value, self.version = norm, value, version
+
+
+def version_of(x: Tensor) -> int | None:
+    """How often x was written to; inference tensors do not count."""
+    return None if x.is_inference() else x._version
+
+
+def attach(x: Tensor, norm: nn.Module, value: Tensor) -> None:
+    """Remember the norm of x with x itself."""
+    x._infini_normed = Normed(norm, value, version_of(x))  # type: ignore[attr-defined]
+
+
+def attached(x: Tensor, norm: nn.Module) -> Tensor | None:
+    """The norm of x, if it was computed with x and x was not written to since."""
+    known: Normed | None = getattr(x, "_infini_normed", None)
+    if known is None or known.norm is not norm or known.version != version_of(x):
+        return None
+    return known.value
+
+
+class RMSNorm(Patched):
+    """y = x / sqrt(mean(x^2) + eps) times weight (or 1 + weight), rounded where the original rounds."""
+
+    infini_ops = "rms_norm"
+
+    @classmethod
+    def plans(cls, module: nn.Module) -> Sequence[Any]:
+        name = eps_name(module)
+        if name is None:
+            raise Refusal("it is not built like an RMSNorm (one weight with one dimension, and eps)")
+        if reason := weights_refusal(module):
+            raise Refusal(reason)
+        return [NormPlan(name, rounding) for rounding in (ROUNDINGS["llama"], ROUNDINGS["once"], ROUNDINGS["gemma"])]
+
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+        size = module._parameters["weight"].numel()
+        # In bfloat16, where the orders of rounding differ; the order of the sum may differ, and nothing else.
+        weight = (1 + random(size) / 4).to(torch.bfloat16)
+        norm = twin(module, parameters={"weight": nn.Parameter(weight, requires_grad=False)})
+        rows = max(6, 8192 // size)  # many, so that one that is rounded the other way by chance weighs little
+        return Probe(norm, (random(rows, size).to(torch.bfloat16),), {}, 1e-3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if must_step_aside(self, x):
+            return super().forward(x)
+        known = None if torch.compiler.is_compiling() else attached(x, self)
+        return normalise(x, self) if known is None else known

@@ -1,0 +1,144 @@
+"""Linear layers whose weights were replaced by integers and scales: `patch_model(model, weights="int8" | "int4")`.
+
+The full-precision weight is freed layer by layer, so that a model's memory really shrinks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from .. import quantize
+from .conditions import must_step_aside, weights_refusal
+from .swap import PLAN, Patched, Refusal, swap
+
+linear_int8 = torch.ops.infini.linear_int8.default
+linear_int4 = torch.ops.infini.linear_int4.default
+
+FORMATS = ("int8", "int4")
+GROUP_SIZES = (64, 32)  # of int4, in the order of preference
+INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
+
+
+class WeightPlan(NamedTuple):
+    """How a weight is stored: "int8", a scale a row; "int4", a scale and a zero for each group of a row."""
+
+    format: str
+    group: int
+    dtype: torch.dtype  # of the weight that was, and of what the layer takes and gives
+
+
+class QuantisedLinear(Patched):
+    """A linear layer with an integer weight; `weight` is what the integers stand for, computed when it is asked for."""
+
+    infini_ops = "linear_int8 or linear_int4"
+
+    @classmethod
+    def plans(cls, module: nn.Module, format: str = "int8") -> Sequence[Any]:
+        if type(module) is not nn.Linear:
+            raise Refusal(f"it is a {type(module).__name__}, not a torch.nn.Linear")
+        if reason := weights_refusal(module):
+            raise Refusal(reason)
+        if not module.weight.isfinite().all():
+            raise Refusal("its weight has infinity or NaN in it, which no integer stands for")
+        dtype = module.weight.dtype
+        if format == "int8":
+            return [WeightPlan("int8", 0, dtype)]
+        plans = [WeightPlan("int4", group, dtype) for group in GROUP_SIZES if module.in_features % group == 0]
+        if not plans:
+            raise Refusal(
+                f"its rows of {module.in_features} are no multiple of {GROUP_SIZES[-1]}, int4's smallest group"
+            )
+        return plans
+
+    @property
+    def weight(self) -> Tensor:
+        """The weight that the integers stand for, [n, k] in the layer's dtype: a new tensor at each access."""
+        plan: WeightPlan = vars(self)[PLAN]
+        integers, scales = self._buffers[INTEGERS], self._buffers[SCALES]
+        assert integers is not None and scales is not None
+        if plan.format == "int8":
+            return quantize.dequantize_int8(integers, scales, plan.dtype)
+        return quantize.dequantize_int4(integers, scales, self._buffers[ZEROS], plan.dtype)
+
+    def forward(self, input: Tensor) -> Tensor:
+        if must_step_aside(self, input):  # to a gradient of the input
+            return nn.functional.linear(input, self.weight, self.bias)
+        plan, buffers, bias = self.__dict__[PLAN], self._buffers, self._parameters["bias"]
+        if plan.format == "int8":
+            return linear_int8(input, buffers[INTEGERS], buffers[SCALES], bias)
+        return linear_int4(input, buffers[INTEGERS], buffers[SCALES], buffers[ZEROS], bias)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
+        """What `to` does: scales go to another device, but keep their precision."""
+        scales = {name: self._buffers[name].dtype for name in (SCALES, ZEROS) if name in self._buffers}
+        old = {name: self._buffers[name] for name in scales}
+        super()._apply(fn, recurse)
+        for name, dtype in scales.items():
+            new = self._buffers[name]
+            if new.dtype != dtype:
+                self._buffers[name] = old[name].to(new.device, torch.float32)
+                vars(self)[PLAN] = vars(self)[PLAN]._replace(dtype=new.dtype)
+        return self
+
+    def extra_repr(self) -> str:
+        plan: WeightPlan = vars(self)[PLAN]
+        group = f", group={plan.group}" if plan.group else ""
+        bias = self._parameters["bias"] is not None
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, {plan.format}{group}"
+
+
+def quantise(module: nn.Linear, format: str) -> None:
+    """Replace the weight of a linear layer by integers.
+
+    Raises:
+        Refusal: If the layer or its weight cannot be served.
+    """
+    plan: WeightPlan = QuantisedLinear.plans(module, format)[0]
+    weight = module.weight.detach()
+    # float32 scales of int8: there is one a row. Those of int4 are an eighth of what the integers take: half precision.
+    if format == "int8":
+        integers, scales = quantize.quantize_int8(weight)
+        install(module, plan, {INTEGERS: integers, SCALES: scales})
+    else:
+        integers, scales, zeros = quantize.quantize_int4(weight, plan.group)
+        install(module, plan, {INTEGERS: integers, SCALES: scales, ZEROS: zeros})
+
+
+def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
+    """The buffers of a layer whose integers are still to be loaded, on the meta device."""
+    n, k = module.out_features, module.in_features
+    if plan.format == "int8":
+        shapes = {INTEGERS: ((n, k), torch.int8), SCALES: ((n,), torch.float32)}
+    else:
+        groups = (n, k // plan.group)
+        shapes = {INTEGERS: ((n, k // 2), torch.uint8), SCALES: (groups, plan.dtype), ZEROS: (groups, plan.dtype)}
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+
+
+def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> None:
+    """Make a plain linear layer a quantised one with these buffers; its weight is gone."""
+    del module._parameters["weight"]
+    swap(module, QuantisedLinear, plan)
+    for name, value in buffers.items():
+        module.register_buffer(name, value)
+
+
+def layers_to_quantise(model: nn.Module, decoder: nn.Module, format: str) -> list[tuple[str, nn.Linear, str]]:
+    """(name, layer, format) of the decoder's projections and of the head, which int4 keeps in int8.
+
+    An error in the head goes into every logit, and it is a small part of most models.
+    """
+    inside = {id(module) for module in decoder._modules["layers"].modules()}
+    found = []
+    for name, module in model.named_modules():
+        if not isinstance(module, nn.Linear) or isinstance(module, QuantisedLinear):
+            continue
+        if id(module) in inside:
+            found.append((name, module, format))
+        elif name.rpartition(".")[2] == "lm_head":
+            found.append((name, module, "int8"))
+    return found

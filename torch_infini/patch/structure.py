@@ -1,0 +1,56 @@
+"""How a decoder of the Llama family is recognised, and which of its modules are asked whether they can be replaced.
+
+By the names of modules and attributes, not by class or import path: those change with every release. What a module
+computes is found out by its numbers (verify.py), so that a look-alike with another formula is left alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import nn
+
+from .attention import Attention, RotaryEmbedding
+from .layer import DecoderLayer
+from .linear import Linear
+from .mlp import GatedMLP
+from .norm import RMSNorm, eps_name
+from .swap import Patched
+
+PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
+
+
+def is_decoder(module: nn.Module) -> bool:
+    """Whether the module embeds tokens and has a list of layers with attention and MLP, a norm and a rotary embedding."""
+    modules = module._modules
+    if not hasattr(module, "config") or any(modules.get(name) is None for name in PARTS):
+        return False
+    layers = modules["layers"]
+    return (
+        isinstance(layers, nn.ModuleList)
+        and len(layers) > 0
+        and all(layer._modules.keys() >= {"self_attn", "mlp"} for layer in layers)
+    )
+
+
+def find_decoder(model: nn.Module) -> tuple[str, nn.Module] | None:
+    """(its name, the decoder) inside a model, or the model itself under the name ""; None if there is none."""
+    return next(((name, module) for name, module in model.named_modules() if is_decoder(module)), None)
+
+
+def candidates(model: nn.Module, name: str, decoder: nn.Module) -> Iterator[tuple[str, type[Patched]]]:
+    """(name, patch) of every module that may be replaced, those inside before those around them."""
+    prefix = f"{name}." if name else ""
+    yield f"{prefix}rotary_emb", RotaryEmbedding
+    for i, layer in enumerate(decoder._modules["layers"]):
+        here = f"{prefix}layers.{i}"
+        for part, module in layer.named_modules():
+            if eps_name(module) and part.rpartition(".")[0] in ("", "self_attn"):
+                yield f"{here}.{part}", RMSNorm
+        yield f"{here}.self_attn", Attention
+        yield f"{here}.mlp", GatedMLP
+        yield here, DecoderLayer
+    yield f"{prefix}norm", RMSNorm
+    for head, module in model.named_modules():
+        if head.rpartition(".")[2] == "lm_head" and isinstance(module, nn.Linear):
+            yield head, Linear

@@ -1,0 +1,41 @@
+"""What patch_model(verify=True) measures: the model's logits before and after, beside what its dtype costs anyway."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+
+import torch
+from torch import Tensor, nn
+
+from .report import Verification
+
+TOKENS = 64
+
+
+class Measurement:
+    """The logits of a model for random tokens, to be compared with those that it gives later."""
+
+    def __init__(self, model: nn.Module) -> None:
+        vocabulary = model.get_input_embeddings().weight.shape[0]
+        generator = torch.Generator("cpu").manual_seed(0)
+        self.ids = torch.randint(vocabulary, (1, TOKENS), generator=generator, device="cpu")
+        self.before = self.logits(model)
+        self.exact = self.before
+        if self.before.dtype != torch.float32:
+            self.exact = self.logits(deepcopy(model).float())
+
+    def logits(self, model: nn.Module) -> Tensor:
+        """[TOKENS, vocabulary]; of a model without a head its hidden states."""
+        with torch.no_grad():
+            output = model(self.ids, use_cache=False)
+        return (output.logits if "logits" in output else output.last_hidden_state)[0]
+
+    def compare(self, model: nn.Module) -> Verification:
+        """How the model's logits now differ from those before."""
+        difference, agreement = differences(self.logits(model), self.before)
+        return Verification(difference, agreement, *differences(self.before, self.exact), TOKENS)
+
+
+def differences(a: Tensor, b: Tensor) -> tuple[float, float]:
+    """(the largest difference, the share of rows with the same largest element)."""
+    return float((a.float() - b.float()).abs().max()), float((a.argmax(-1) == b.argmax(-1)).float().mean())
