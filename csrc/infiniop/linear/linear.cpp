@@ -1,9 +1,7 @@
-// The rules of linear, the way to its kernel, and the table that says where ATen's product is the faster one.
+// The rules of linear and fused_linear, the way to its kernel, and the table that says where ATen's product is the faster one.
 #include "linear.h"
 
 #include <limits>
-
-#include "check.h"
 
 namespace infini::linear {
 
@@ -25,45 +23,60 @@ constexpr int64_t kKernelRows[][kCpuCapabilities] = {
     {kAny, kAny, kAny, kAny}, // float16
 };
 
-constexpr Checker kRule("linear");
+bool given(const TensorView &bias) {
+    return bias.dtype != INFINI_DTYPE_INVALID;
+}
 
 } // namespace
 
-void check_inputs(const Args &args) {
-    const TensorView &x = args.x, &weight = args.weight, &bias = args.bias;
-    kRule.rank("x", x, 1, kMaxDims);
-    kRule.dtype("x", x, INFINI_FLOATS);
-    kRule.dense_last("x", x);
-    kRule.rank("weight", weight, 2);
-    kRule.same_dtype("weight", weight, "x", x);
-    kRule.shape("weight", weight, {weight.size(0), x.size(-1)}, "to match the last dimension of x");
-    kRule.dense_last("weight", weight);
-    if (bias.dtype != INFINI_DTYPE_INVALID) {
-        kRule.same_dtype("bias", bias, "x", x);
-        kRule.shape("bias", bias, {weight.size(0)}, "to match the rows of weight");
-        kRule.dense_last("bias", bias);
+int64_t columns(const Args &args) {
+    int64_t n = 0;
+    for (int i = 0; i < args.weights; ++i) {
+        n += args.weight[i].size(0);
+    }
+    return n;
+}
+
+void check_inputs(const Op &op, const Args &args) {
+    const TensorView &x = args.x;
+    op.rule.rank("x", x, 1, kMaxDims);
+    op.rule.dtype("x", x, INFINI_FLOATS);
+    op.rule.dense_last("x", x);
+    for (int i = 0; i < args.weights; ++i) {
+        const TensorView &weight = args.weight[i], &bias = args.bias[i];
+        op.rule.rank(op.weight[i], weight, 2);
+        op.rule.same_dtype(op.weight[i], weight, "x", x);
+        op.rule.shape(op.weight[i], weight, {weight.size(0), x.size(-1)}, "to match the last dimension of x");
+        op.rule.dense_last(op.weight[i], weight);
+        if (given(bias)) {
+            op.rule.same_dtype(op.bias[i], bias, "x", x);
+            op.rule.shape(op.bias[i], bias, {weight.size(0)}, op.bias_reason[i]);
+            op.rule.dense_last(op.bias[i], bias);
+        }
     }
 }
 
-void check_output(const Args &args) {
+void check_output(const Op &op, const Args &args) {
     const TensorView &y = args.y, &x = args.x;
     TensorView wanted = x;
-    wanted.shape[x.ndim - 1] = args.weight.size(0);
+    wanted.shape[x.ndim - 1] = columns(args);
     bool equal = y.ndim == x.ndim;
     for (int i = 0; equal && i < y.ndim; ++i) {
         equal = y.shape[i] == wanted.shape[i];
     }
     if (!equal) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
-                   message("have shape ", shape_of(wanted), ", the rows of x by the rows of weight"), shape_of(y));
+        op.rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
+                     message("have shape ", shape_of(wanted), ", ", op.out_reason), shape_of(y));
     }
-    kRule.same_dtype("out", y, "x", x);
-    kRule.dense_last("out", y);
-    kRule.writable("out", y);
-    kRule.no_overlap("out", y, "x", x);
-    kRule.no_overlap("out", y, "weight", args.weight);
-    if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-        kRule.no_overlap("out", y, "bias", args.bias);
+    op.rule.same_dtype("out", y, "x", x);
+    op.rule.dense_last("out", y);
+    op.rule.writable("out", y);
+    op.rule.no_overlap("out", y, "x", x);
+    for (int i = 0; i < args.weights; ++i) {
+        op.rule.no_overlap("out", y, op.weight[i], args.weight[i]);
+        if (given(args.bias[i])) {
+            op.rule.no_overlap("out", y, op.bias[i], args.bias[i]);
+        }
     }
 }
 

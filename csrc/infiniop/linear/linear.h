@@ -1,23 +1,44 @@
-// linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n].
-// The kernel reads the row-major weight as it lies in memory, once for every 32 rows of x, with no second copy of it.
-// Products are summed in float in an order that depends on k alone: a row of x gives the same bits in any batch.
+// linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: the same with up to
+// three weights, whose results lie side by side in y. The kernel reads row-major weights as they lie in memory, once for
+// every 32 rows of x. Products are summed in float in an order that k alone decides: a row has the same bits in any call.
 #pragma once
 
+#include "check.h"
 #include "cpu_capability.h"
 #include "tensor_view.h"
 
 namespace infini::linear {
 
+constexpr int kMaxWeights = 3;
+
 struct Args {
-    TensorView y;      // [..., n], the dtype of x
-    TensorView x;      // [..., k]
-    TensorView weight; // [n, k], the dtype of x; any row stride
-    TensorView bias;   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    TensorView y; // [..., the sum of n], the dtype of x
+    TensorView x; // [..., k]
+    int weights = 1;
+    TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
+    TensorView bias[kMaxWeights];   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
 };
 
+// An op, what it calls its arguments, and what its errors say of their sizes.
+struct Op {
+    Checker rule;
+    const char *weight[kMaxWeights], *bias[kMaxWeights];
+    Reason bias_reason[kMaxWeights], out_reason;
+};
+constexpr Op kLinear{
+    Checker("linear"), {"weight"}, {"bias"}, {"to match the rows of weight"}, "the rows of x by the rows of weight"};
+constexpr Op kFusedLinear{Checker("fused_linear"),
+                          {"a", "b", "c"},
+                          {"bias_a", "bias_b", "bias_c"},
+                          {"to match the rows of a", "to match the rows of b", "to match the rows of c"},
+                          "the rows of x by those of all weights"};
+
+// The columns of y.
+int64_t columns(const Args &args);
+
 // Check the arguments against the rules above: first all but y, whose shape follows from them, then y.
-void check_inputs(const Args &args);
-void check_output(const Args &args);
+void check_inputs(const Op &op, const Args &args);
+void check_output(const Op &op, const Args &args);
 
 // Whether run() is faster for this many rows, or the dense product that ATen borrows from oneDNN and MKL.
 bool kernel_is_faster(const Args &args);

@@ -1,4 +1,4 @@
-// The CPU kernel of linear: products of a few rows of x with a weight matrix that is streamed once from memory.
+// The CPU kernel of linear and fused_linear: products of a few rows of x with weights that are streamed from memory.
 // Limit: memory bandwidth for up to about 8 rows (the weight's bytes), the multiply-add units beyond.
 #include "linear.h"
 #include "parallel.h"
@@ -253,14 +253,13 @@ template <typename T> void pack_row(const Plan<T> &plan, int64_t row, const T *f
     }
 }
 
-// y of at most kMaxRows rows of x, for the weight rows begin .. end-1.
+// y of at most kMaxRows rows of x, for the rows begin .. end-1 of one weight; the row m of y begins at y_offsets[m].
 template <typename T>
-void multiply_rows(const linear::Args &a, const Plan<T> &plan, const typename Steps<T>::X *packed,
-                   const int64_t *y_offsets, int64_t begin, int64_t end) {
+void multiply_rows(const TensorView &weights, const T *bias, const Plan<T> &plan, const typename Steps<T>::X *packed,
+                   T *y, const int64_t *y_offsets, int64_t begin, int64_t end) {
     alignas(64) VecF part[kMaxRows * kGroup];
-    const int64_t stride = a.weight.stride(0);
-    const auto *weight = a.weight.as<const T>();
-    const T *bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const T>() : nullptr;
+    const int64_t stride = weights.stride(0);
+    const auto *weight = weights.as<const T>();
     for (int64_t row = begin; row < end; row += kGroup) {
         const int64_t rows = end - row < kGroup ? end - row : kGroup;
         const T *group = weight + row * stride;
@@ -284,18 +283,48 @@ void multiply_rows(const linear::Args &a, const Plan<T> &plan, const typename St
             }
         }
         for (int64_t m = 0; m < plan.m; ++m) {
-            T *y = a.y.as<T>() + y_offsets[m] + row;
+            T *to = y + y_offsets[m] + row;
             for_each_vector(rows, [&](int64_t i, auto lanes) {
                 const VecF value = sums([&](int lane) { return lane < lanes ? part[m * kGroup + i + lane] : VecF{}; });
-                store_at(y, i, bias ? value + load_at(bias + row, i, lanes) : value, lanes);
+                store_at(to, i, bias ? value + load_at(bias + row, i, lanes) : value, lanes);
             });
         }
     }
 }
 
+// The same for all weights, counted in units of kUnit rows, of which every weight has whole ones of its own: so threads
+// share out the columns of y evenly, however narrow a weight is.
+constexpr int64_t kUnit = 12; // a multiple of most tiles' rows
+
+inline int64_t units(const TensorView &weight) {
+    return ceil_div(weight.size(0), kUnit);
+}
+
+template <typename T>
+void multiply_units(const linear::Args &a, const Plan<T> &plan, const typename Steps<T>::X *packed,
+                    const int64_t *y_offsets, int64_t begin, int64_t end) {
+    T *y = a.y.as<T>();
+    for (int i = 0; i < a.weights && end > 0; ++i) {
+        const TensorView &weight = a.weight[i], &bias = a.bias[i];
+        const int64_t count = units(weight), n = weight.size(0);
+        if (begin < count) {
+            multiply_rows<T>(weight, bias.dtype != INFINI_DTYPE_INVALID ? bias.as<const T>() : nullptr, plan, packed, y,
+                             y_offsets, begin * kUnit, end < count ? end * kUnit : n);
+        }
+        begin = begin > count ? begin - count : 0;
+        end -= count;
+        y += n;
+    }
+}
+
 template <typename T> void multiply(const linear::Args &a) {
     using X = typename Steps<T>::X;
-    const int64_t k = a.weight.size(1), n = a.weight.size(0);
+    const int64_t k = a.x.size(-1);
+    int64_t n = 0, all_units = 0;
+    for (int i = 0; i < a.weights; ++i) {
+        n += a.weight[i].size(0);
+        all_units += units(a.weight[i]);
+    }
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
     const int64_t passes = ceil_div(rows.count(), kMaxRows), pass_rows = ceil_div(rows.count(), passes);
@@ -308,12 +337,8 @@ template <typename T> void multiply(const linear::Args &a) {
             pack_row(plan, m, a.x.as<const T>() + at[0], packed);
             y_offsets[m++] = at[1];
         });
-        constexpr int64_t kUnit = 12; // weight rows: a multiple of most tiles'
-        parallel_for(ceil_div(n, kUnit), n * k * static_cast<int64_t>(sizeof(T)) * plan.tiles,
-                     [&](int64_t first, int64_t last) {
-                         const int64_t end = last * kUnit < n ? last * kUnit : n;
-                         multiply_rows<T>(a, plan, packed, y_offsets, first * kUnit, end);
-                     });
+        parallel_for(all_units, n * k * static_cast<int64_t>(sizeof(T)) * plan.tiles,
+                     [&](int64_t first, int64_t last) { multiply_units<T>(a, plan, packed, y_offsets, first, last); });
     }
 }
 

@@ -1,5 +1,5 @@
-// torch.ops.infini.linear, functional and out; declared in torch_infini/ops/linear.py.
-// Where the table in linear.cpp says so, the product is ATen's.
+// torch.ops.infini.linear and fused_linear, functional and out; declared in torch_infini/ops/linear.py and
+// fused_linear.py. Where the table in linear.cpp says so, the products are ATen's.
 #include "../../torch/tensor.h"
 #include "linear.h"
 
@@ -13,15 +13,35 @@ namespace {
 
 using torch::headeronly::DeviceType;
 
-constexpr Checker kRule("linear");
+void add_weight(const Op &op, Args &args, int i, const Tensor &weight, const std::optional<Tensor> &bias) {
+    args.weight[i] = view(op.rule, op.weight[i], weight);
+    if (bias) {
+        args.bias[i] = view(op.rule, op.bias[i], *bias);
+    }
+}
 
 Args linear_args(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias) {
     Args args;
-    args.x = view(kRule, "x", x);
-    args.weight = view(kRule, "weight", weight);
-    if (bias) {
-        args.bias = view(kRule, "bias", *bias);
+    args.x = view(kLinear.rule, "x", x);
+    add_weight(kLinear, args, 0, weight, bias);
+    check_inputs(kLinear, args);
+    return args;
+}
+
+Args fused_args(const Tensor &x, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
+                const std::optional<Tensor> &bias_a, const std::optional<Tensor> &bias_b,
+                const std::optional<Tensor> &bias_c) {
+    Args args;
+    args.x = view(kFusedLinear.rule, "x", x);
+    add_weight(kFusedLinear, args, 0, a, bias_a);
+    add_weight(kFusedLinear, args, 1, b, bias_b);
+    args.weights = c ? 3 : 2;
+    if (c) {
+        add_weight(kFusedLinear, args, 2, *c, bias_c);
+    } else if (bias_c) {
+        kFusedLinear.rule.fail(INFINI_STATUS_NULL_POINTER, "bias_c", "be None where c is", "a tensor");
     }
+    check_inputs(kFusedLinear, args);
     return args;
 }
 
@@ -32,21 +52,29 @@ Tensor borrow(const TensorView &view, torch::headeronly::ScalarType type) {
 }
 
 // y = x @ weight^T + bias by aten::linear.out, on matrices: for these it adds the bias before the result is rounded.
-// reshape copies only where rows do not lie at one distance.
-void run_aten(const Args &args, torch::headeronly::ScalarType type) {
-    const int64_t n = args.weight.size(0), k = args.weight.size(1), rows = args.y.numel() / n;
-    Tensor y = borrow(args.y, type);
-    const Tensor y_matrix = torch::stable::reshape(y, {rows, n});
-    std::optional<Tensor> bias;
-    if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-        bias = borrow(args.bias, type);
-    }
-    std::array<StableIValue, 4> stack{
-        torch::stable::detail::from(torch::stable::reshape(borrow(args.x, type), {rows, k})),
-        torch::stable::detail::from(borrow(args.weight, type)), torch::stable::detail::from(bias),
-        torch::stable::detail::from(y_matrix)};
+void multiply_aten(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Tensor &y) {
+    std::array<StableIValue, 4> stack{torch::stable::detail::from(x), torch::stable::detail::from(weight),
+                                      torch::stable::detail::from(bias), torch::stable::detail::from(y)};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::linear", "out", stack.data(), TORCH_ABI_VERSION));
     torch::stable::detail::to<Tensor>(stack[0]); // takes over the reference that the call returned
+}
+
+// reshape copies only where rows do not lie at one distance.
+void run_aten(const Args &args, torch::headeronly::ScalarType type) {
+    const int64_t n = args.y.size(-1), rows = args.y.numel() / n;
+    Tensor y = borrow(args.y, type);
+    const Tensor x_matrix = torch::stable::reshape(borrow(args.x, type), {rows, args.x.size(-1)});
+    Tensor y_matrix = torch::stable::reshape(y, {rows, n});
+    int64_t column = 0;
+    for (int i = 0; i < args.weights; ++i) {
+        const TensorView &weight = args.weight[i], &bias = args.bias[i];
+        if (weight.size(0) > 0) {
+            multiply_aten(x_matrix, borrow(weight, type),
+                          bias.dtype != INFINI_DTYPE_INVALID ? std::optional<Tensor>(borrow(bias, type)) : std::nullopt,
+                          torch::stable::narrow(y_matrix, 1, column, weight.size(0)));
+        }
+        column += weight.size(0);
+    }
     if (y_matrix.data_ptr() != args.y.data) {
         torch::stable::copy_(y, torch::stable::reshape(y_matrix, y.sizes()));
     }
@@ -60,24 +88,40 @@ void compute(const Args &args, const Tensor &x) {
     }
 }
 
-Tensor linear(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias) {
-    Args args = linear_args(x, weight, bias);
-    check_inputs(args);
+Tensor result(const Op &op, Args args, const Tensor &x) {
     args.y = args.x;
-    args.y.shape[args.x.ndim - 1] = args.weight.size(0);
+    args.y.shape[args.x.ndim - 1] = columns(args);
     Tensor y = empty_like(args.y);
-    args.y = view(kRule, "out", y);
+    args.y = view(op.rule, "out", y);
     compute(args, x);
     return y;
 }
 
-Tensor linear_out(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, Tensor out) {
-    Args args = linear_args(x, weight, bias);
-    check_inputs(args);
-    args.y = view(kRule, "out", out);
-    check_output(args);
+Tensor result(const Op &op, Args args, const Tensor &x, Tensor out) {
+    args.y = view(op.rule, "out", out);
+    check_output(op, args);
     compute(args, x);
     return out;
+}
+
+Tensor linear(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias) {
+    return result(kLinear, linear_args(x, weight, bias), x);
+}
+
+Tensor linear_out(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, Tensor out) {
+    return result(kLinear, linear_args(x, weight, bias), x, out);
+}
+
+Tensor fused_linear(const Tensor &x, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
+                    const std::optional<Tensor> &bias_a, const std::optional<Tensor> &bias_b,
+                    const std::optional<Tensor> &bias_c) {
+    return result(kFusedLinear, fused_args(x, a, b, c, bias_a, bias_b, bias_c), x);
+}
+
+Tensor fused_linear_out(const Tensor &x, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
+                        const std::optional<Tensor> &bias_a, const std::optional<Tensor> &bias_b,
+                        const std::optional<Tensor> &bias_c, Tensor out) {
+    return result(kFusedLinear, fused_args(x, a, b, c, bias_a, bias_b, bias_c), x, out);
 }
 
 } // namespace
@@ -85,6 +129,8 @@ Tensor linear_out(const Tensor &x, const Tensor &weight, const std::optional<Ten
 INFINI_TORCH_LIBRARY(m) {
     m.impl("linear", TORCH_BOX(&linear));
     m.impl("linear.out", TORCH_BOX(&linear_out));
+    m.impl("fused_linear", TORCH_BOX(&fused_linear));
+    m.impl("fused_linear.out", TORCH_BOX(&fused_linear_out));
 }
 
 } // namespace infini::linear
