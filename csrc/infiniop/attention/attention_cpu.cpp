@@ -11,6 +11,7 @@
 #include "tiles.h"
 
 #include <cmath>
+#include <limits>
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -29,6 +30,11 @@ public:
         columns_ = packed_columns<P>(size_);
         width_ = round_up(size_, kTileColumns);
         scale_ = static_cast<float>(a_.scale);
+        softcap_ = static_cast<float>(a_.softcap);
+        if (a_.softcap > 0) { // the factor stays in float's range: infinity would make NaN of a score of 0
+            constexpr double limit = std::numeric_limits<float>::max();
+            cap_factor_ = static_cast<float>(std::fmax(-limit, std::fmin(limit, a_.scale / a_.softcap)));
+        }
         for (int64_t b = 0; b < batch_; ++b) {
             const Sequence s = sequence(b);
             const int64_t pairs = s.length * kv_heads_ * size_;
@@ -285,6 +291,10 @@ private:
                 const int64_t n = seen(r), t = (first_row + r) / group_,
                               head = kv_head * group_ + (first_row + r) % group_;
                 float scale = scale_;
+                if (a_.softcap > 0) {
+                    cap_scores<T>(scores, n, cap_factor_, softcap_);
+                    scale = 1.0f;
+                }
                 if (a_.mask.dtype) {
                     const int64_t *strides = mask_strides_;
                     add_mask(scores, a_.mask, b * strides[0] + head * strides[1] + t * strides[2] + key * strides[3],
@@ -400,6 +410,7 @@ private:
     int64_t work_ = 0; // in bytes of traffic that would take as long
     int64_t mask_strides_[4];
     float scale_;
+    float softcap_, cap_factor_ = 0; // scale / softcap, where there is a cap
     float *partial_out_ = nullptr;  // [pieces, rows, width]
     float *partial_sums_ = nullptr; // [pieces, rows, 2]: the sum and the largest score
 };

@@ -65,6 +65,14 @@ template <typename T> float softmax(float *scores, int64_t n, int64_t width, flo
     return factor;
 }
 
+// softcap * tanh(scores * factor), with 1 / softcap in the factor.
+template <typename T> void cap_scores(float *scores, int64_t n, float factor, float softcap) {
+    // Whole vectors: what is behind the last visible key is never used, and there is room for it.
+    for (int64_t i = 0; i < n; i += kLanes) {
+        store(scores + i, tanh_for<T>(load(scores + i) * splat(factor)) * splat(softcap));
+    }
+}
+
 // The row of a mask from the key at p on: one of three element kinds, any stride.
 template <typename M> inline VecF load_mask(const M *p, int64_t stride, int n) {
     if (stride == 0) {
