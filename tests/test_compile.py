@@ -344,6 +344,44 @@ def test_attention() -> None:
     assert not report.replaced and "causal" in str(report)
 
 
+CAPS: dict[str, Callable[[Tensor], Tensor]] = {
+    "Gemma 2": lambda scores: torch.tanh(scores * 0.25 / 2.0) * 2.0,
+    "one factor": lambda scores: (scores * 0.125).tanh() * 2.0,
+    "divided last": lambda scores: torch.tanh(input=scores / 8) / 0.5,
+    "no factor": lambda scores: torch.tanh(scores * 0.25),
+    "negative scale": lambda scores: torch.tanh(scores * -0.25) * 2.0,
+}
+NO_CAPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "negative": (lambda scores: torch.tanh(scores * 0.25) * -2.0, "the cap of its scores"),
+    "zero": (lambda scores: torch.tanh(scores * 0.25) * 0.0, "the cap of its scores"),
+    "infinite scale": (lambda scores: torch.tanh(scores * 1e39) * 2.0, "its scale"),
+    "division by zero": (lambda scores: torch.tanh(scores / 0.0) * 2.0, "its scale"),
+    "capped twice": (lambda scores: scores.tanh().tanh(), ""),
+    "added inside": (lambda scores: torch.tanh(scores + 1.0) * 2.0, ""),
+}
+
+
+def capped_attention(cap: Callable[[Tensor], Tensor]) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
+    g = torch.Generator().manual_seed(0)
+    q, k, v = (torch.randn(2, 4, 9, 16, generator=g) for _ in range(3))
+    mask = torch.full((9, 9), torch.finfo(torch.float32).min).triu(1)
+    return lambda q, k, v, m: F.softmax(cap(q @ k.transpose(2, 3)) + m, -1) @ v, (q, k, v, mask[None, None])
+
+
+@pytest.mark.parametrize("name", CAPS)
+def test_attention_with_a_soft_cap(name: str) -> None:
+    function, arguments = capped_attention(CAPS[name])
+    assert run(function, *arguments).replaced == {"attention": 1}
+
+
+@pytest.mark.parametrize("name", NO_CAPS)
+def test_attention_with_another_cap_stays(name: str) -> None:
+    cap, reason = NO_CAPS[name]
+    function, arguments = capped_attention(cap)
+    report = run(function, *arguments, patterns=("attention",))
+    assert not report.replaced and reason in str(report), report
+
+
 def test_linear() -> None:
     x, _ = inputs()
     weight, bias = torch.randn(32, 64).bfloat16(), torch.randn(32).bfloat16()

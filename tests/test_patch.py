@@ -257,6 +257,31 @@ def test_attention_in_both_directions() -> None:
         close(logits(model, ids), expected)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_attention_softcap(dtype: torch.dtype) -> None:
+    """What transformers calls with a softcap, as Gemma 2 does, against Gemma 2's own attention."""
+    from torch_infini.patch.interface import attention_forward
+
+    eager = transformers.models.gemma2.modeling_gemma2.eager_attention_forward
+    module = nn.Module().eval()
+    module.num_key_value_groups, module.is_causal = 2, True
+    g = torch.Generator().manual_seed(2)
+    q, k, v = (torch.randn(2, heads, 11, 16, generator=g).to(dtype) * 3 for heads in (4, 2, 2))
+    mask = torch.zeros(11, 11, dtype=dtype).masked_fill(torch.ones(11, 11).triu(1) > 0, torch.finfo(dtype).min)
+    exact, weights = eager(module, *(t.double() for t in (q, k, v)), mask.double(), scaling=0.5, softcap=4.0)
+    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    for given in (None, mask[None, None], mask[None, None] == 0):
+        for more in ({}, {"output_attentions": True}):
+            with CallCounter() as counter:
+                actual = attention_forward(module, q, k, v, given, scaling=0.5, softcap=4.0, **more)
+            assert counter.counts["attention"] == (0 if more else 1)
+            torch.testing.assert_close(actual[0].double(), exact, rtol=tolerance, atol=tolerance)
+            if more:
+                torch.testing.assert_close(actual[1].double(), weights, rtol=tolerance, atol=tolerance)
+    with pytest.raises(ValueError, match="softcap"):  # gradients: SDPA, which has no cap
+        attention_forward(module, q.requires_grad_(), k, v, None, scaling=0.5, softcap=4.0)
+
+
 # Generation
 
 

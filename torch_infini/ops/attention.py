@@ -21,14 +21,16 @@ def attention(
     kv_lens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
+    softcap: float = 0.0,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from each query to the keys it may see and average their values.
 
-    out = softmax(scale * q k^T + mask) v for each head, in float32 with one rounding at the end. With L keys in a
-    sequence (all T, or kv_lens of them), a causal query t of S sees the keys j <= L - S + t: the queries are the last
-    S tokens of the sequence. A query that sees no key gets zeros.
+    out = softmax(scale * q k^T + mask) v for each head, in float32 with one rounding at the end; with a soft cap the
+    scores scale * q k^T become softcap * tanh(scale * q k^T / softcap) first. With L keys in a sequence (all T, or
+    kv_lens of them), a causal query t of S sees the keys j <= L - S + t: the queries are the last S tokens of the
+    sequence. A query that sees no key gets zeros.
 
     Args:
         q: [B, S, H, D] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -39,13 +41,15 @@ def attention(
         kv_lens: [B] int32 or int64, 0 to T: how many keys of a static cache are valid. Those behind are never read.
         causal: Whether a query sees only the keys up to its own position.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
+        softcap: Bound that the scores approach by tanh before the mask is added, as in Gemma 2; positive and finite in
+            float32; 0: none.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
         [B, S, H, D], contiguous, of q's dtype.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride, length or scale that cannot be served.
+        RuntimeError: For a rank, shape, dtype, stride, length, scale or softcap that cannot be served.
 
     Equivalent to:
         >>> S, T = q.shape[1], k.shape[1]
@@ -53,12 +57,17 @@ def attention(
         >>> q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         >>> y = torch.nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True).transpose(1, 2)
 
+        With a softcap, for k and v of as many heads as q:
+
+        >>> scores = softcap * torch.tanh(q @ k.mT * scale / softcap)
+        >>> y = (scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v).transpose(1, 2)
+
     Source: Dao et al., FlashAttention, 2022, arXiv:2205.14135; Milakov and Gimelshein, Online normalizer calculation
-        for softmax, 2018, arXiv:1805.02867.
+        for softmax, 2018, arXiv:1805.02867; Gemma Team, Gemma 2, 2024, arXiv:2408.00118 (the soft cap).
     """
     if out is None:
-        return torch.ops.infini.attention.default(q, k, v, mask, kv_lens, causal, scale)
-    return torch.ops.infini.attention.out(q, k, v, mask, kv_lens, causal, scale, out=out)
+        return torch.ops.infini.attention.default(q, k, v, mask, kv_lens, causal, scale, softcap)
+    return torch.ops.infini.attention.out(q, k, v, mask, kv_lens, causal, scale, softcap, out=out)
 
 
 def fake(
@@ -69,6 +78,7 @@ def fake(
     kv_lens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -89,11 +99,14 @@ def reference(
     kv_lens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
     group = q.shape[2] // k.shape[2]
     q64 = q.double().transpose(1, 2)
     k64, v64 = (t.double().transpose(1, 2).repeat_interleave(group, 1) for t in (k, v))
     scores = q64 @ k64.transpose(-1, -2) * (max(q.shape[-1], 1) ** -0.5 if scale is None else scale)
+    if softcap:
+        scores = softcap * (scores / softcap).tanh()
     visible = visible_keys(q, k, kv_lens, causal)
     if mask is not None and mask.dtype == torch.bool:
         visible = visible & mask
@@ -112,8 +125,12 @@ def peer(
     kv_lens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Tensor:
-    """torch's SDPA on transposed views, with is_causal or no mask at all where that says the same."""
+    """torch's SDPA on transposed views, with is_causal or no mask at all where that says the same.
+
+    SDPA has no soft cap: with one it is Gemma 2's own attention in transformers, written out.
+    """
     queries, keys = q.shape[1], k.shape[1]
     square = causal and mask is None and kv_lens is None and queries == keys
     if kv_lens is not None or (causal and queries > 1 and not square):
@@ -124,11 +141,26 @@ def peer(
             mask = mask.masked_fill(~visible, -torch.inf)
     if mask is not None and mask.dtype != torch.bool:
         mask = mask.to(q.dtype)
+    if softcap:
+        if square:
+            mask = visible_keys(q, k, None, True)
+        return capped(q, k, v, mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap)
     q, k, v = (t.transpose(1, 2) for t in (q, k, v))
     out = torch.nn.functional.scaled_dot_product_attention(
         q, k, v, mask, is_causal=square and queries > 1, scale=scale, enable_gqa=q.shape[1] != k.shape[1]
     )
     return out.transpose(1, 2)
+
+
+def capped(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, softcap: float) -> Tensor:
+    """Attention with a soft cap in torch's words: scores and probabilities are stored, in q's dtype."""
+    groups = q.shape[2] // k.shape[2]
+    q = q.transpose(1, 2)
+    k, v = (t.transpose(1, 2).repeat_interleave(groups, 1) for t in (k, v))
+    scores = torch.tanh(q @ k.transpose(-1, -2) * scale / softcap) * softcap
+    if mask is not None:
+        scores = scores.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else scores + mask
+    return (scores.softmax(-1, dtype=torch.float32).to(q.dtype) @ v).transpose(1, 2)
 
 
 def attention_inputs(
@@ -190,6 +222,27 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     large = make(1, 4, 40, 2, 2, 64)
     yield Sample("large scores", (large[0] * 60, large[1] * 8, large[2]), {"scale": 1.0})
 
+    cap = {"softcap": 2.0}  # scores well beyond the cap, and well below
+    yield Sample("softcap", make(2, 9, 9, 4, 4, 64), {"softcap": 5.0, "scale": 0.5})
+    yield Sample("softcap, prefill, grouped heads", make(1, 150, 150, 8, 2, 64), cap)
+    yield Sample("softcap, decode", make(2, 1, 77, 8, 2, 64), cap)
+    yield Sample("softcap, long decode", make(1, 1, 1300, 4, 1, 64), cap)
+    yield Sample("softcap, continues a cache", make(1, 5, 140, 7, 1, 128), cap)
+    for size in (7, 80, 256):
+        yield Sample(f"softcap, head size {size}", make(1, 3, 19, 4, 2, size), cap)
+        yield Sample(f"softcap, head size {size}, many rows", make(1, 30, 30, 4, 2, size), cap)
+    q, k, v = make(3, 4, 50, 4, 2, 64)
+    k[1, 7:], v[1, 7:] = torch.nan, torch.inf
+    yield Sample("softcap, static cache", (q, k, v), {"kv_lens": lens, "softcap": 30.0})
+    q, k, v = make(3, 20, 20, 4, 2, 32)
+    yield Sample("softcap, additive mask", (q, k, v), {"mask": bias, "softcap": 2.0, "causal": False})
+    yield Sample("softcap, left padding", (q, k, v), {"mask": padding[:, None, None], "softcap": 50.0})
+    yield Sample("softcap, mask of lowest numbers", (q, k, v), {"mask": floor, "softcap": 50.0})
+    yield Sample("softcap, fully masked row", (q, k, v), {"mask": rows, "softcap": 1.0, "scale": -0.75})
+    yield Sample("softcap, large scores", (large[0] * 60, large[1] * 8, large[2]), {"scale": 1.0, "softcap": 50.0})
+    yield Sample("softcap far above the scores", make(1, 4, 40, 2, 2, 64), {"softcap": 1e6})
+    yield Sample("smallest softcap", make(1, 4, 40, 2, 2, 64), {"softcap": 1e-300})
+
     yield Sample("no queries", make(2, 0, 5, 2, 1, 16))
     yield Sample("no keys", make(2, 3, 0, 2, 1, 16))
     yield Sample("no sequences", make(0, 3, 3, 2, 1, 16))
@@ -237,6 +290,9 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "NaN scale", (q, k, v, None, None, True, torch.nan), op + "scale must be finite in float32, got nan"
     )
+    for name, softcap in {"negative": -1.0, "infinite": torch.inf, "large": 1e39, "NaN": torch.nan}.items():
+        said = f"softcap must be 0 (no cap), or positive and finite in float32, got {softcap}".replace("-1.0", "-1")
+        yield ErrorCase(f"{name} softcap", (q, k, v), op + said, {"softcap": softcap})
     yield ErrorCase(
         "mask rank",
         (q, k, v, torch.ones(3, 8, dtype=torch.bool)),
@@ -317,6 +373,7 @@ def cost(
     kv_lens: Tensor | None = None,
     causal: bool = True,
     scale: float | None = None,
+    softcap: float = 0.0,
 ) -> Cost:
     batch, queries, heads, size = q.shape
     lens = [k.shape[1]] * batch if kv_lens is None else kv_lens.tolist()
@@ -340,8 +397,8 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
 SPEC = OpSpec(
     name="attention",
     schema=(
-        "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? kv_lens=None, bool causal=True, float? scale=None)"
-        " -> Tensor"
+        "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? kv_lens=None, bool causal=True, float? scale=None,"
+        " float softcap=0.0) -> Tensor"
     ),
     function=attention,
     fake=fake,

@@ -35,7 +35,7 @@ def attend(
 
 
 def attention_with_weights(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, dropout: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, dropout: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
     """Attention over [B, H, S, D] in plain torch, for callers who want the weights, which the kernel never stores."""
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
@@ -43,6 +43,8 @@ def attention_with_weights(
         k, v = k[:, :, :length], v[:, :, :length]
         mask = torch.ones(length, length, dtype=torch.bool, device=q.device).tril()
     scores = q @ k.repeat_interleave(groups, 1).transpose(2, 3) * scale
+    if softcap:
+        scores = torch.tanh(scores / softcap) * softcap
     if mask is not None:
         scores = scores.masked_fill(~mask, torch.finfo(q.dtype).min) if mask.dtype == torch.bool else scores + mask
     weights = nn.functional.dropout(scores.softmax(-1, dtype=torch.float32).to(q.dtype), dropout)
@@ -62,22 +64,24 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls where config._attn_implementation is "infini".
 
-    The kernel has no backward, no dropout and no autocast; SDPA, which takes the same masks, serves those calls.
+    The kernel has no backward, no dropout and no autocast; SDPA, which takes the same masks, serves those calls,
+    except that it refuses a soft cap.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if kwargs.get("s_aux") is not None:
         raise ValueError("torch_infini: attention sinks (s_aux) are not served: use attn_implementation='eager'.")
+    softcap = kwargs.get("softcap") or 0.0
     if kwargs.get("output_attentions"):
-        return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout)
+        return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
     wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-    more = any(kwargs.get(name) is not None for name in ("softcap", "position_bias", "cache"))
+    more = any(kwargs.get(name) is not None for name in ("position_bias", "cache"))
     if wants_grad or more or dropout or torch.is_autocast_enabled("cpu") or query.device.type != "cpu":
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )
     query, key, value = query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)
-    return attend(query, key, value, attention_mask, scale, causal), None
+    return attend(query, key, value, attention_mask, scale, causal, softcap), None
 
 
 def register() -> None:

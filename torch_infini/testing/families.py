@@ -66,7 +66,6 @@ def family(name: str, *, norms: int, why: str = "", **config: Any) -> Family:
     served = dict(sites)
     if name == "Gemma 2":  # its MLP is gated by gelu
         del sites["swiglu"], served["swiglu"]
-        served["attention"] = 0
     return Family(name, build, sites, served, why)
 
 
@@ -75,7 +74,7 @@ FAMILIES = (
     family("Mistral", norms=0, sliding_window=None),
     family("Qwen2", norms=0),
     family("Qwen3", norms=2, head_dim=16),
-    family("Gemma 2", norms=2, head_dim=16, sliding_window=64, why="its scores are capped by tanh"),
+    family("Gemma 2", norms=2, head_dim=16, sliding_window=64),
     family("Phi-3", norms=0, pad_token_id=0),
 )
 

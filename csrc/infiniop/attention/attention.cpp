@@ -74,6 +74,7 @@ void run(const char *op, const Args &args) {
     }
     constexpr double limit = std::numeric_limits<float>::max();
     rule.range("scale", args.scale, -limit, limit, "be finite in float32");
+    rule.range("softcap", args.softcap, 0, limit, "be 0 (no cap), or positive and finite in float32");
 
     rule.same_shape("out", out, "q", q);
     rule.same_dtype("out", out, "q", q);

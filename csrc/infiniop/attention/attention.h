@@ -1,6 +1,6 @@
-// attention: out = softmax(scale * q k^T + mask) v for each head, over the keys that a query may see.
-// One kernel serves prefill and decode over a cache; scores, probabilities and sums are float32, the result is rounded
-// once. Tensors are token-major, [batch, tokens, heads, head size], as fused q/k/v products and caches hold them.
+// attention: out = softmax(softcap * tanh(scale * q k^T / softcap) + mask) v for each head, over the keys that a query
+// may see; softcap 0: softmax(scale * q k^T + mask) v. Prefill, and decode over a cache, in float32 with one rounding.
+// Tensors are token-major, [batch, tokens, heads, head size], as fused q/k/v products and caches hold them.
 #pragma once
 
 #include "cpu_capability.h"
@@ -23,6 +23,7 @@ struct Args {
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
     double scale = 1;
+    double softcap = 0; // 0: none
 };
 
 // Checks the arguments against the rules above, then computes out. A query that sees no key gets zeros.

@@ -11,7 +11,7 @@ namespace {
 constexpr Checker kRule("attention");
 
 Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
-            const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale) {
+            const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap) {
     Args args;
     args.q = view(kRule, "q", q);
     args.k = view(kRule, "k", k);
@@ -25,12 +25,13 @@ Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::option
     args.causal = causal;
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
     args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+    args.softcap = softcap;
     return args;
 }
 
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
-                 const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale) {
-    Args args = inputs(q, k, v, mask, kv_lens, causal, scale);
+                 const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap) {
+    Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
     Tensor out = empty_like(args.q);
     args.out = view(kRule, "out", out);
     run("attention", args);
@@ -38,8 +39,9 @@ Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::o
 }
 
 Tensor attention_out(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
-                     const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, Tensor out) {
-    Args args = inputs(q, k, v, mask, kv_lens, causal, scale);
+                     const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap,
+                     Tensor out) {
+    Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
     args.out = view(kRule, "out", out);
     run("attention", args);
     return out;

@@ -24,10 +24,6 @@ inline double min(double a, double b) {
     return a < b ? a : b;
 }
 
-inline VecF abs(VecF x) {
-    return (VecF)((VecI)x & 0x7fffffff);
-}
-
 // log(1 + e) for 0 <= e <= 1, with the relative error of a few roundings down to the smallest e:
 // 2 atanh(t), where t = e / (2 + e), by a minimax polynomial of relative error 5e-9.
 inline VecF log1p_of_fraction(VecF e) {
@@ -131,20 +127,8 @@ struct softplus {
     template <typename T> static double of(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 };
 
-// Near 0 a minimax polynomial, x + x^3 P(x^2), of relative error 2e-8; elsewhere by the exponential.
 struct tanh {
-    template <typename T> static VecF of(VecF x) {
-        const VecF magnitude = abs(x), u = x * x;
-        VecF p = splat(-6.09695752e-3f);
-        p = fma(p, u, splat(2.09973716e-2f));
-        p = fma(p, u, splat(-5.38509576e-2f));
-        p = fma(p, u, splat(1.33327701e-1f));
-        p = fma(p, u, splat(-3.33333289e-1f));
-        const VecF near = fma(p * u, x, x);
-        const VecF far = splat(1.0f) - splat(2.0f) / (exp_for<T>(magnitude + magnitude) + splat(1.0f));
-        const VecF with_sign = (VecF)((VecI)far | ((VecI)x & INT32_MIN));
-        return select(magnitude < splat(0.625f), near, with_sign);
-    }
+    template <typename T> static VecF of(VecF x) { return tanh_for<T>(x); }
     template <typename T> static double of(double x) { return std::tanh(x); }
 };
 

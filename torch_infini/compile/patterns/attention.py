@@ -1,11 +1,14 @@
 """Attention: scaled_dot_product_attention, or scores, softmax and the product with V written out.
 
-Keys and values that were repeated for the query heads of a group are taken as they were before.
+Scores may be capped by tanh, as in Gemma 2; keys and values that were repeated for the query heads of a group are taken
+as they were before.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.fx import Graph, Node
@@ -44,6 +47,7 @@ class Site:
     causal: bool
     scale: float | None
     last: Node
+    softcap: float = 0.0  # 0: none
 
 
 def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
@@ -75,7 +79,10 @@ def of_function(node: Node) -> Site | str:
 
 
 def of_softmax(node: Node) -> Site | str | None:
-    """softmax(q k^T * scale + mask) v; None if this softmax is not part of that."""
+    """softmax(q k^T * scale + mask) v, or with softcap * tanh(q k^T * scale / softcap) for the scores.
+
+    None if this softmax is not part of that.
+    """
     weights = node
     while len(weights.users) == 1:
         user = next(iter(weights.users))
@@ -85,16 +92,15 @@ def of_softmax(node: Node) -> Site | str | None:
     product = next(iter(weights.users)) if len(weights.users) == 1 else None
     if product is None or not is_(product, "matmul") or product.args[0] is not weights:
         return None
-    scores, mask, scale = without_identity(node.args[0]), None, 1.0
+    scores, mask, softcap = without_identity(node.args[0]), None, None
     if is_(scores, "add") and all(tensor(a) is not None for a in scores.args):
         scores, mask = scores.args
         scores = without_identity(scores)
-    if is_(scores, "mul", "div") and is_number(scores.args[1]):
-        factor = number(scores.args[1])
-        scale = factor if is_(scores, "mul") else 1 / factor
-        scores = without_identity(scores.args[0])
+    scores, scale = without_factors(scores)
     if is_(scores, "tanh"):
-        return "its scores are capped by tanh"
+        softcap = scale
+        scores, scale = without_factors(scores.args[0])
+        scale *= softcap
     if not is_(scores, "matmul"):
         return None
     q, transposed = scores.args
@@ -105,7 +111,22 @@ def of_softmax(node: Node) -> Site | str | None:
         return "its keys are not transposed where they are multiplied"
     if argument(node, 1, "dim") not in (-1, 3):
         return None
-    return Site(q, transposed.args[0], product.args[1], mask, False, scale, product)
+    largest = torch.finfo(torch.float32).max
+    if not abs(scale) <= largest:
+        return "its scale is not finite"
+    if softcap is not None and not 0 < softcap <= largest:
+        return "the cap of its scores is not positive and finite"
+    return Site(q, transposed.args[0], product.args[1], mask, False, scale, product, softcap or 0.0)
+
+
+def without_factors(node: Any) -> tuple[Any, float]:
+    """(x, f) of x * f, where f may be the product of several numbers, or of none."""
+    node, factor = without_identity(node), 1.0
+    while is_(node, "mul", "div") and is_number(node.args[1]):
+        by = number(node.args[1])
+        factor *= by if is_(node, "mul") else 1 / by if by else math.nan
+        node = without_identity(node.args[0])
+    return node, factor
 
 
 def unrepeated(node: Node) -> Node:
@@ -164,7 +185,7 @@ def replace(graph: Graph, site: Site) -> None:
             for _ in range(2):
                 mask = insert(graph, torch.unsqueeze, (mask, 0))
         op = torch.ops.infini.attention.default
-        result = insert(graph, op, (q, k, v, mask, None, site.causal, site.scale))
+        result = insert(graph, op, (q, k, v, mask, None, site.causal, site.scale, site.softcap))
         result = insert(graph, torch.transpose, (result, 1, 2), like=site.last)
     site.last.replace_all_uses_with(result)
     sweep(graph, replaced)

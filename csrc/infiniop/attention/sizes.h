@@ -1,0 +1,37 @@
+// The table of sizes of the attention kernel: how much is taken at a time, and from where on another way is faster.
+#pragma once
+
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+constexpr int64_t kRowBlock = 96;  // rows (queries x query heads of a key head) that share one packed block of keys
+constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and scores of a block stay in L2
+// Up to so many rows their scores are dot products with K where it lies; above, packing K first costs less.
+template <typename T> constexpr int64_t kDotRows = sizeof(T) == 4 ? 8 : 4;
+constexpr int64_t kDotKeys = 64;    // keys at a time then: K or V of so many, and what is fetched meanwhile, stay in L1
+constexpr int64_t kDirectRows = 12; // up to so many rows V is multiplied where it lies; above, it is packed first
+constexpr int64_t kAheadKeys = 4;   // of K or V that are fetched at a time: the hardware follows longer runs
+constexpr int64_t kPageKeys = 16;   // one of so many is touched long before: few share a page of memory
+// Where there is one block of rows (decode), long sequences are split for the threads, by their length alone: into
+// pieces of at least so many keys, and into at most so many pieces.
+constexpr int64_t kSplitKeys = 512;
+constexpr int64_t kMaxSplits = 16;
+constexpr int64_t kFlopsPerByte = 8; // of arithmetic that takes as long as one byte of traffic, for parallel_for
+
+// Register tiles: rows x vectors of accumulators, as many as the machine's 32 or 16 registers hold.
+constexpr int kTileRows = 6;
+constexpr int kTileVectors = kLanes == 16 ? 4 : 2;
+constexpr int64_t kTileColumns = kTileVectors * kLanes;
+
+constexpr int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+constexpr int64_t round_up(int64_t a, int64_t b) {
+    return ceil_div(a, b) * b;
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

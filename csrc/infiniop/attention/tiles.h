@@ -1,0 +1,170 @@
+// c = a b, or c += a b, by tiles whose sums stay in registers; b lies row behind row, or each row somewhere: the rows
+// of K and V, which are then fetched from memory a few ahead of their use.
+#pragma once
+
+#include "packing.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// Rows of K or V that are read soon, fetched from memory a few at a time while others are multiplied.
+template <typename T> class Ahead {
+public:
+    Ahead(const T *const *rows, int64_t n, int64_t size) : rows_(rows), left_(n), size_(size) {}
+
+    void fetch() {
+        for (int64_t i = 0; i < kAheadKeys && left_ > 0; ++i, ++rows_, --left_) {
+            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
+                __builtin_prefetch(*rows_ + c);
+            }
+        }
+    }
+
+private:
+    const T *const *rows_;
+    int64_t left_, size_;
+};
+
+template <typename T> struct Dense {
+    const T *first;
+    int64_t stride;
+    const T *operator[](int64_t i) const { return first + i * stride; }
+    void at_row(int64_t) const {}
+};
+
+template <typename T> struct Scattered {
+    const T *const *rows;
+    int64_t column;
+    Ahead<T> &ahead; // of it some rows are fetched for each `each` rows of this
+    int64_t each;
+    const T *operator[](int64_t i) const { return rows[i] + column; }
+    void at_row(int64_t i) const {
+        if (i % each == 0) {
+            ahead.fetch();
+        }
+    }
+};
+
+// ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ----
+
+// Two vectors of columns at a time. In order, or where it is cheaper the even columns and then the odd ones: then the
+// sums are dealt out so too while they are in registers.
+template <typename B> struct Columns {
+    static constexpr bool kDealt = false;
+};
+
+#if defined(__AVX512F__)
+
+template <> struct Columns<Scattered<bf16>> {
+    static constexpr bool kDealt = true; // a shift and a mask make two vectors of floats, instead of two of each
+    static void load(const bf16 *p, VecF &even, VecF &odd) {
+        const __m512i pairs = _mm512_loadu_si512(p);
+        even = (VecF)_mm512_slli_epi32(pairs, 16);
+        odd = (VecF)_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
+    }
+    static void deal(VecF &a, VecF &b) {
+        const VecF even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
+        b = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
+        a = even;
+    }
+    static void collect(VecF &even, VecF &odd) {
+        const VecF low = zip_low(even, odd);
+        odd = zip_high(even, odd);
+        even = low;
+    }
+};
+
+#endif
+
+// The loops are unrolled by pragma because the compiler's own unrolling comes too late to keep the sums in registers.
+template <int kRows, int kVectors, bool kAdd, typename A, typename B>
+void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int64_t c_stride) {
+    constexpr bool kDealt = Columns<B>::kDealt && kVectors % 2 == 0;
+    VecF sums[kRows][kVectors];
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) {
+            sums[r][i] = kAdd ? load(c + r * c_stride + i * kLanes) : VecF{};
+        }
+        if constexpr (kDealt) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; i += 2) {
+                Columns<B>::deal(sums[r][i], sums[r][i + 1]);
+            }
+        }
+    }
+    for (int64_t at = 0; at < depth; ++at) {
+        b.at_row(at);
+        const auto *b_row = b[at];
+        decltype(load(b_row)) right[kVectors];
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) {
+            if constexpr (!kDealt) {
+                right[i] = load(b_row + i * kLanes);
+            } else if (i % 2 == 0) {
+                Columns<B>::load(b_row + i * kLanes, right[i], right[i + 1]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int r = 0; r < kRows; ++r) {
+            const A left = a[r * a_stride + at];
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; ++i) {
+                sums[r][i] = multiply_add(left, right[i], sums[r][i]);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+        if constexpr (kDealt) {
+#pragma GCC unroll 8
+            for (int i = 0; i < kVectors; i += 2) {
+                Columns<B>::collect(sums[r][i], sums[r][i + 1]);
+            }
+        }
+#pragma GCC unroll 8
+        for (int i = 0; i < kVectors; ++i) {
+            store(c + r * c_stride + i * kLanes, sums[r][i]);
+        }
+    }
+}
+
+template <bool kAdd, typename A, typename B> struct Tiles {
+    using Function = void (*)(const A *, int64_t, const B &, int64_t, float *, int64_t);
+
+    template <int kVectors> static Function of_rows(int64_t rows) {
+        switch (rows) {
+        case 1:
+            return tile<1, kVectors, kAdd, A, B>;
+        case 2:
+            return tile<2, kVectors, kAdd, A, B>;
+        case 3:
+            return tile<3, kVectors, kAdd, A, B>;
+        case 4:
+            return tile<4, kVectors, kAdd, A, B>;
+        case 5:
+            return tile<5, kVectors, kAdd, A, B>;
+        default:
+            return tile<kTileRows, kVectors, kAdd, A, B>;
+        }
+    }
+
+    static Function of(int64_t rows, int64_t vectors) {
+        switch (vectors) {
+        case 1:
+            return of_rows<1>(rows);
+#if defined(__AVX512F__)
+        case 2:
+            return of_rows<2>(rows);
+        case 3:
+            return of_rows<3>(rows);
+#endif
+        default:
+            return of_rows<kTileVectors>(rows);
+        }
+    }
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
