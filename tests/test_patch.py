@@ -278,8 +278,10 @@ def test_attention_softcap(dtype: torch.dtype) -> None:
             torch.testing.assert_close(actual[0].double(), exact, rtol=tolerance, atol=tolerance)
             if more:
                 torch.testing.assert_close(actual[1].double(), weights, rtol=tolerance, atol=tolerance)
-    with pytest.raises(ValueError, match="softcap"):  # gradients: SDPA, which has no cap
-        attention_forward(module, q.requires_grad_(), k, v, None, scaling=0.5, softcap=4.0)
+    with CallCounter() as counter:  # gradients: plain torch, for the kernel has no backward and SDPA no cap
+        followed = attention_forward(module, q.requires_grad_(), k, v, None, scaling=0.5, softcap=4.0)[0]
+    assert followed.requires_grad and not counter.counts
+    torch.testing.assert_close(followed.double(), exact, rtol=tolerance, atol=tolerance)
 
 
 # Generation
@@ -318,7 +320,7 @@ def test_generate(kind: str, padded: bool) -> None:
     assert len(set(expected[0, PROMPT:].tolist())) > 4
     with patched(model), CallCounter() as counter:
         assert torch.equal(generate(), expected)
-        assert counter.counts["attention"] and counter.counts["attention"] * 7 <= counter.counts["linear"]
+        assert counter.counts["attention"] and counter.counts["attention"] * 2 == counter.counts["fused_linear"]
 
 
 def static_cache(model: Model) -> Any:
@@ -402,7 +404,7 @@ def test_patching_twice() -> None:
     second = patch_model(model, strict=True)
     assert second.already_patched and not first.already_patched
     assert second.rows == first.rows and identity(model) == before
-    assert str(second).startswith("LlamaForCausalLM (LLaMA) was patched already: 13 modules replaced, 0 left\n")
+    assert str(second).startswith("LlamaForCausalLM (llama) was patched already: 13 modules replaced, 0 left\n")
     unpatch_model(model)
     assert patch_model(model) == first
 
@@ -783,7 +785,7 @@ def test_left(change: Callable[[Model], None]) -> None:
 
 @pytest.mark.parametrize("cls", ROUNDINGS, ids=lambda cls: cls.__name__)
 def test_roundings(cls: type[nn.Module]) -> None:
-    """Where a norm rounds is found out even in a float32 model whose weights are all ones, where it makes no difference."""
+    """Where a norm rounds is found out even in float32 with weights of ones, where it makes no difference."""
     model = tiny()
     norm = model.model.norm
     norm.__class__ = cls

@@ -47,15 +47,15 @@ def patch_model(
 
     Norms, projections, rotary embedding, attention and MLP get another forward; weights, names, hooks and caches stay
     as they are, and nothing is copied. Calls that need gradients, autocast or attention weights run the original
-    forwards. What a module computes is found out by numbers: a small twin of each kind, with random weights, has to give
-    what its own forward gives.
+    forwards. What a module computes is found out by numbers: a small twin of each kind, with random weights, has to
+    give what its own forward gives.
 
     Args:
-        model: A causal language model of the Llama family (README, "Patched models"), or its decoder, of transformers 5;
-            on the CPU, in float32, bfloat16 or float16.
-        weights: "int8" (a scale for each row) or "int4" (a scale and a zero for each 64 or 32 numbers of a row, the head
-            in int8): the linear layers' weights become integers and are freed, one after the other. There is no way
-            back from that; None leaves them where they are.
+        model: A causal language model of the Llama family (README, "Patched models"), or its decoder, of transformers
+            5; on the CPU, in float32, bfloat16 or float16.
+        weights: "int8" (a scale for each row) or "int4" (a scale and a zero for each 64 or 32 numbers of a row, the
+            head in int8): the linear layers' weights become integers and are freed, one after the other. There is no
+            way back from that; None leaves them where they are.
         only: Patterns of module names (fnmatch: "model.layers.0.*"); others are left.
         skip: Patterns of module names that are left, with all that lies in them.
         verify: Run 64 random tokens through the model before and after, and report how far the logits differ.
@@ -166,8 +166,8 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
 def save_patched(model: nn.Module, folder: str | Path) -> None:
     """Write a patched model, with its quantised weights as they are, for load_patched.
 
-    The folder gets config.json, model.safetensors, torch_infini.json (which layers are integers, and how) and, where the
-    model has one, generation_config.json. A tokenizer is saved beside it by its own save_pretrained.
+    The folder gets config.json, model.safetensors, torch_infini.json (which layers are integers, and how) and, where
+    the model has one, generation_config.json. A tokenizer is saved beside it by its own save_pretrained.
 
     Args:
         model: A patched model of a class of transformers.

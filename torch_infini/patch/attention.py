@@ -16,7 +16,7 @@ from .cache import append
 from .conditions import must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
-from .norm import RMSNorm, eps_name, is_served, normalise_
+from .norm import RMSNorm, is_served, normalise_
 from .stand_in import WIDTH, linear, norm_twin, random, twin
 from .swap import Patched, Probe, Refusal, Rotary
 

@@ -64,19 +64,20 @@ def attention_forward(
 ) -> tuple[Tensor, Tensor | None]:
     """What transformers calls where config._attn_implementation is "infini".
 
-    The kernel has no backward, no dropout and no autocast; SDPA, which takes the same masks, serves those calls,
-    except that it refuses a soft cap.
+    The kernel has no backward, no dropout and no autocast. SDPA, which takes the same masks, serves those calls; where
+    scores are capped, which it cannot do, plain torch does.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if kwargs.get("s_aux") is not None:
         raise ValueError("torch_infini: attention sinks (s_aux) are not served: use attn_implementation='eager'.")
     softcap = kwargs.get("softcap") or 0.0
-    if kwargs.get("output_attentions"):
-        return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
     wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     more = any(kwargs.get(name) is not None for name in ("position_bias", "cache"))
-    if wants_grad or more or dropout or torch.is_autocast_enabled("cpu") or query.device.type != "cpu":
+    left = wants_grad or more or dropout or torch.is_autocast_enabled("cpu") or query.device.type != "cpu"
+    if kwargs.get("output_attentions") or (softcap and left):
+        return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
+    if left:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .conditions import must_step_aside, place_refusal, unwatched
+from .conditions import must_step_aside, place_refusal
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
 from .stand_in import WIDTH, norm_twin, random, twin
 from .swap import Patched, Probe, Refusal, Rotary

@@ -21,7 +21,7 @@ PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 
 
 def is_decoder(module: nn.Module) -> bool:
-    """Whether the module embeds tokens and has a list of layers with attention and MLP, a norm and a rotary embedding."""
+    """Whether the module has an embedding, a list of layers with attention and MLP, a norm, a rotary embedding."""
     modules = module._modules
     if not hasattr(module, "config") or any(modules.get(name) is None for name in PARTS):
         return False

@@ -8,7 +8,6 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from .conditions import must_step_aside
