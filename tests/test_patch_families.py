@@ -1,4 +1,4 @@
-"""patch_model on every family it serves: what is replaced, the same tokens, logits no further from exact than before."""
+"""patch_model on every family it serves: what is replaced, the same tokens, logits as near to exact as before."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Generates from one prompt with a LLaMA as it is and patched, in turns, and prints texts, equality and speeds.
+"""Generates from one prompt with a LLaMA as it is and patched, in turns, and prints report, texts, equality, speeds.
 
 The share of the memory-bandwidth limit is the bytes of weights that each token must read, over the measured bandwidth.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import statistics
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -16,7 +17,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from .. import patch_model, unpatch_model
+from .. import patch_model
+from .. import patched as patched_for_a_while
 from .._library import cpu_capability
 from ..commands.errors import CommandError
 from ..testing.bandwidth import read_bandwidth
@@ -74,27 +76,30 @@ def generate(model: PreTrainedModel, ids: Tensor, count: int) -> Tensor:
     return out[0, ids.shape[1] :]
 
 
-def time_in_turns(model: PreTrainedModel, ids: Tensor, count: int, runs: int) -> tuple[Runs, Runs]:
-    """(as it is, patched), measured in turns so that a busy neighbour slows both alike; the model is left unpatched."""
+def time_in_turns(
+    model: PreTrainedModel, quantised: PreTrainedModel | None, ids: Tensor, count: int, runs: int
+) -> tuple[Runs, Runs]:
+    """(as it is, patched), measured in turns so that a busy neighbour slows both alike; the model is left unpatched.
+
+    A quantised model is one of its own, for its weights cannot be taken back.
+    """
     plain, patched = Runs(), Runs()
     for turn in range(runs + 1):  # the first turn warms up
         for form in (plain, patched):
-            if form is patched:
-                patch_model(model)
-            start = time.perf_counter()
-            form.tokens = generate(model, ids, count)
-            if turn > 0:
-                form.seconds.append(time.perf_counter() - start)
-            if form is patched:
-                unpatch_model(model)
+            subject = quantised if form is patched and quantised is not None else model
+            with patched_for_a_while(model) if form is patched and subject is model else nullcontext():
+                start = time.perf_counter()
+                form.tokens = generate(subject, ids, count)
+                if turn > 0:
+                    form.seconds.append(time.perf_counter() - start)
     return plain, patched
 
 
 def bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of weights that one token reads: all but the embedding table, of which it reads one row."""
     table = model.get_input_embeddings().weight
-    tied = model.get_output_embeddings().weight is table
-    every = sum(p.numel() * p.element_size() for p in model.parameters())
+    tied = model.get_output_embeddings()._parameters.get("weight") is table
+    every = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     return every - (0 if tied else table.numel() * table.element_size())
 
 
@@ -108,7 +113,7 @@ def divergence(model: PreTrainedModel, ids: Tensor, plain: Tensor, patched: Tens
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Print the comparison; 0 if the tokens are equal, 1 if not."""
+    """Print the comparison; 0 if the tokens are equal or the weights quantised, else 1."""
     count = arguments.max_new_tokens
     if not arguments.prompt.strip():
         raise CommandError("--prompt must not be empty")
@@ -126,9 +131,14 @@ def run_demo(arguments: argparse.Namespace) -> int:
             f"--max-new-tokens must be at most {room} (the model has {model.config.max_position_embeddings} positions, "
             f"the prompt takes {ids.shape[1]}), got {count}"
         )
-    report = patch_model(model)
-    unpatch_model(model)
-    plain, patched = time_in_turns(model, ids, count, arguments.runs)
+    quantised = None
+    if arguments.weights:
+        quantised, _ = load(folder, model.dtype)
+        report = patch_model(quantised, weights=arguments.weights, verify=True)
+    else:
+        with patched_for_a_while(model, verify=True) as report:
+            pass
+    plain, patched = time_in_turns(model, quantised, ids, count, arguments.runs)
     assert plain.tokens is not None
     assert patched.tokens is not None
 
@@ -136,18 +146,23 @@ def run_demo(arguments: argparse.Namespace) -> int:
     print(f"model      {'the small LLaMA of this package' if arguments.model is None else folder}")
     print(f"           {size / 1e6:.1f} M parameters, {arguments.dtype}, batch 1, greedy, {count} tokens")
     print(f"machine    {cpu_capability()} kernels, {torch.get_num_threads()} threads, torch {torch.__version__}")
-    print(f"replaced   {len(report.replaced)} modules, {len(report.left)} left as they were")
+    print(report)
     for name, form in (("unpatched", plain), ("patched", patched)):
         print(f"\n--- {name} ---\n{arguments.prompt}{tokenizer.decode(form.tokens)}")
     equal = torch.equal(plain.tokens, patched.tokens)
     print(f"\ntokens equal   {'yes' if equal else divergence(model, ids, plain.tokens, patched.tokens)}")
-    bandwidth, weights = read_bandwidth(), bytes_per_token(model)
+    bandwidth = read_bandwidth()
+    weights = {"unpatched": bytes_per_token(model), "patched": bytes_per_token(quantised or model)}
     for name, form in (("unpatched", plain), ("patched", patched)):
-        share = form.per_second * weights / bandwidth
+        share = form.per_second * weights[name] / bandwidth
         print(f"{name:14} {form.per_second:8.1f} tokens/s, {share:6.1%} of the memory-bandwidth limit")
     print(f"ratio          {patched.per_second / plain.per_second:8.2f}")
-    print(
-        f"(medians of {arguments.runs} runs in turns; each token reads {weights / 1e6:.1f} MB of weights, "
-        f"this machine reads {bandwidth / 1e9:.1f} GB/s: at most {bandwidth / weights:.0f} tokens/s from memory)"
+    reads = f"{weights['unpatched'] / 1e6:.1f} MB of weights" + (
+        f" ({weights['patched'] / 1e6:.1f} MB with {arguments.weights})" if quantised else ""
     )
-    return 0 if equal else 1
+    print(
+        f"(medians of {arguments.runs} runs in turns; each token reads {reads}, this machine reads "
+        f"{bandwidth / 1e9:.1f} GB/s: at most {bandwidth / weights['patched']:.0f} tokens/s from memory)"
+    )
+    # Integers are other weights: their tokens may be others.
+    return 0 if equal or quantised else 1
