@@ -57,11 +57,6 @@ def attention(
         >>> q, k, v = (t.transpose(1, 2) for t in (q, k, v))
         >>> y = torch.nn.functional.scaled_dot_product_attention(q, k, v, visible, enable_gqa=True).transpose(1, 2)
 
-        With a softcap, for k and v of as many heads as q:
-
-        >>> scores = softcap * torch.tanh(q @ k.mT * scale / softcap)
-        >>> y = (scores.masked_fill(~visible, -torch.inf).softmax(-1) @ v).transpose(1, 2)
-
     Source: Dao et al., FlashAttention, 2022, arXiv:2205.14135; Milakov and Gimelshein, Online normalizer calculation
         for softmax, 2018, arXiv:1805.02867; Gemma Team, Gemma 2, 2024, arXiv:2408.00118 (the soft cap).
     """

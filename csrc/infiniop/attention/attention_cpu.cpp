@@ -1,5 +1,5 @@
-// The CPU kernel of attention: online softmax over blocks of keys. All query heads of a key head are rows of one matrix,
-// so K and V are read once for them; few rows (decode) read them where they lie, through the address of each row.
+// The CPU kernel of attention: online softmax over blocks of keys. All query heads of a key head are rows of one
+// matrix, so K and V are read once for them; few rows (decode) read them where they lie, each row through its address.
 // Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 #include "dot_products.h"
@@ -173,7 +173,7 @@ private:
                (kv_head * group_ + row % group_) * view.strides[2];
     }
 
-    // Where the s.key_block keys from `key` on lie; behind the last key of the sequence: that one, which may be fetched.
+    // Where the s.key_block keys from `key` on lie; behind the sequence's last key: that one, which may be fetched.
     void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const T **k_rows, const T **v_rows) const {
         const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
         const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
@@ -411,8 +411,8 @@ private:
     int64_t mask_strides_[4];
     float scale_;
     float softcap_, cap_factor_ = 0; // scale / softcap, where there is a cap
-    float *partial_out_ = nullptr;  // [pieces, rows, width]
-    float *partial_sums_ = nullptr; // [pieces, rows, 2]: the sum and the largest score
+    float *partial_out_ = nullptr;   // [pieces, rows, width]
+    float *partial_sums_ = nullptr;  // [pieces, rows, 2]: the sum and the largest score
 };
 
 } // namespace
