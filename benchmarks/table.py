@@ -59,6 +59,23 @@ def decode_table() -> Iterator[str]:
         )
 
 
+def families_table() -> Iterator[str]:
+    """What patch_model does to every family it serves."""
+    yield (
+        "| family | modules replaced | float32: largest difference of a logit | tokens equal "
+        "| bfloat16: mean error, the original's own | decode is faster |"
+    )
+    yield "| --- | --- | ---: | --- | --- | ---: |"
+    for row in read("families.csv"):
+        left = f", {row['left']} left" if row["left"] != "0" else ""
+        yield (
+            f"| {row['family']} | {row['replaced']}{left} | {float(row['float32_difference']):.1e} "
+            f"| {'yes' if row['tokens_equal'] == 'True' else 'no'} "
+            f"| {float(row['bfloat16_error']):.2e}, {float(row['bfloat16_original']):.2e} "
+            f"| {float(row['ratio']):.2f}x |"
+        )
+
+
 def c_abi_table() -> Iterator[str]:
     """The C ABI: ratios to torch and the share of the limit, one thread and two, by dtype."""
     yield "| op, case | dtype | us | eager takes | compiled takes | share of limit | two threads: the same three |"
@@ -122,5 +139,5 @@ def quantised_table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    tables = (decode_table, sites_table, compile_table, quantised_table, ops_table, c_abi_table)
+    tables = (decode_table, families_table, sites_table, compile_table, quantised_table, ops_table, c_abi_table)
     print("\n\n".join("\n".join(table()) for table in tables))

@@ -98,6 +98,19 @@ def test_models_start(script: str, option: str) -> None:
     assert result.returncode == 0 and option in result.stdout, result.stderr
 
 
+def test_families(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out = tmp_path / "families.csv"
+    result = start("families.py", "--quick", "--families", "Qwen3,Mixtral", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        qwen, mixtral = csv.DictReader(file)
+    assert (qwen["family"], qwen["left"], qwen["tokens_equal"]) == ("Qwen3", "0", "True")
+    assert (mixtral["left"], mixtral["tokens_equal"]) == ("2", "True")
+    for row in (qwen, mixtral):
+        assert float(row["ratio"]) > 0 and 0 < float(row["float32_difference"]) < 2e-5
+
+
 def test_host_cost(tmp_path: Path) -> None:
     out = tmp_path / "host-cost.csv"
     result = start("host_cost.py", "--ops", "rms_norm,add", "--out", str(out))
