@@ -279,12 +279,21 @@ def test_gates(name: str) -> None:
     assert run(GATES[name], x, x.flip(0)).replaced == {"swiglu": 1}
 
 
+def test_gates_by_gelu() -> None:
+    x, _ = inputs()
+    for function in (
+        lambda x, y: F.gelu(x, approximate="tanh") * y,
+        lambda x, y: y * F.gelu(input=x, approximate="tanh"),
+    ):
+        assert run(function, x, x.flip(0)).replaced == {"geglu": 1}
+
+
 def test_what_is_no_gate_stays() -> None:
     x, w = inputs()
     for function in (
         lambda x, w: F.silu(x) * w,  # broadcast
         lambda x, w: F.silu(x) * F.silu(x).float(),  # two dtypes
-        lambda x, w: F.gelu(x) * x,
+        lambda x, w: F.gelu(x) * (x + 1),  # not the approximation
     ):
         assert not run(function, x, w).replaced
 

@@ -65,7 +65,8 @@ def family(name: str, *, norms: int, why: str = "", **config: Any) -> Family:
     }
     served = dict(sites)
     if name == "Gemma 2":  # its MLP is gated by gelu
-        del sites["swiglu"], served["swiglu"]
+        for counts in (sites, served):
+            counts["geglu"] = counts.pop("swiglu")
         served["attention"] = 0
     return Family(name, build, sites, served, why)
 
