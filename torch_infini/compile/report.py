@@ -12,8 +12,8 @@ class Report:
     """One compiled graph.
 
     Attributes:
-        found: How many sites of each pattern were seen: "rms_norm", "add_rms_norm", "swiglu", "rope", "attention",
-            "linear".
+        found: How many sites of each pattern were seen: "rms_norm", "add_rms_norm", "swiglu", "geglu", "rope",
+            "attention", "linear".
         replaced: How many of them infini ops compute now.
         left: (pattern, reason) of each site that was left as it is.
         skipped: Why the whole graph was left as it is; None: it was not.

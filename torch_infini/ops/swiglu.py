@@ -76,7 +76,8 @@ def inputs(dtype: torch.dtype, *shape: int) -> tuple[Tensor, Tensor]:
     return activations(dtype, *shape), activations(dtype, *shape, seed=1)
 
 
-def samples(dtype: torch.dtype) -> Iterator[Sample]:
+def samples(dtype: torch.dtype, vanishes: float = -80) -> Iterator[Sample]:
+    """Calls of a gated op; `vanishes`: the gate below which its factor may be 0 in float32 while not in float64."""
     for n in (1, 7, 769, 5125):
         yield Sample(f"{n} columns", inputs(dtype, 3, n))
     for n in (2, 14, 1538, 10250):
@@ -99,13 +100,14 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     for factor in (1.0, -2.0, 0.0, torch.nan):
         yield Sample(f"special values by {factor}", (gate, torch.full_like(gate, factor)))
     # Below about -88 the sigmoid is 0 in float32, here as in torch, and 0 times infinity is NaN; in float64 it is not.
-    gate = gate[~(gate < -80)]
+    gate = gate[~(gate < vanishes)]
     yield Sample("special values by inf", (gate, torch.full_like(gate, torch.inf)))
 
 
-def errors() -> Iterator[ErrorCase]:
+def errors(name: str = "swiglu") -> Iterator[ErrorCase]:
+    """The calls that a gated op of that name refuses."""
     gate, up = inputs(torch.float32, 2, 16)
-    op = "infini::swiglu: "
+    op = f"infini::{name}: "
     integers = op + "gate must be float32, bfloat16, float16 or float64, got int64"
     yield ErrorCase("integers", (gate.long(), up), integers)
     yield ErrorCase("integers, fused", (gate.long(),), integers)

@@ -31,17 +31,14 @@ class Family:
         name: As the documentation calls it.
         build: Makes the model, in float32.
         sites: How many sites of each pattern of torch_infini.compile the whole model has.
-        served: How many of them the ops can serve; a family that lacks some says why in `why`.
     """
 
     name: str
     build: Callable[[], nn.Module]
     sites: dict[str, int]
-    served: dict[str, int]
-    why: str = ""
 
 
-def family(name: str, *, norms: int, why: str = "", **config: Any) -> Family:
+def family(name: str, *, norms: int, **config: Any) -> Family:
     """A family of transformers' causal language models; `norms`: those of a layer that no addition feeds."""
 
     def build() -> nn.Module:
@@ -63,10 +60,9 @@ def family(name: str, *, norms: int, why: str = "", **config: Any) -> Family:
         "rope": 2 * LAYERS,
         "swiglu": LAYERS,
     }
-    served = dict(sites)
     if name == "Gemma 2":  # its MLP is gated by gelu
-        del sites["swiglu"], served["swiglu"]
-    return Family(name, build, sites, served, why)
+        sites["geglu"] = sites.pop("swiglu")
+    return Family(name, build, sites)
 
 
 FAMILIES = (

@@ -6,9 +6,9 @@
 #include "cpu_capability.h"
 #include "tensor_view.h"
 
-// One line an op: its name in the C ABI, its name, how many inputs it has, its dtypes, and its tensors' names, the
-// output first. zeros and ones have an input of which only the shape counts.
-#define INFINI_ELEMENTWISE_OPS(X)                                                                                      \
+// The ops of the C ABI. One line an op: its name there, its name, how many inputs it has, its dtypes, and its tensors'
+// names, the output first. zeros and ones have an input of which only the shape counts.
+#define INFINI_ELEMENTWISE_C_OPS(X)                                                                                    \
     X(Add, add, 2, kNumbers, "c", "a", "b")                                                                            \
     X(Sub, sub, 2, kFloats, "c", "a", "b")                                                                             \
     X(Mul, mul, 2, kFloats, "c", "a", "b")                                                                             \
@@ -22,6 +22,11 @@
     X(SwiGLU, swiglu, 2, kFloats, "c", "a", "b")                                                                       \
     X(Zeros, zeros, 1, kAll, "y", "x")                                                                                 \
     X(Ones, ones, 1, kAll, "y", "x")
+
+// All ops: these, and those that torch alone has.
+#define INFINI_ELEMENTWISE_OPS(X)                                                                                      \
+    INFINI_ELEMENTWISE_C_OPS(X)                                                                                        \
+    X(GeGLU, geglu, 2, kFloats, "y", "up", "gate")
 
 namespace infini::elementwise {
 

@@ -1,4 +1,4 @@
-// The C ABI of the elementwise ops: four functions for each line of the table.
+// The C ABI of the elementwise ops: four functions for each line of its table.
 #include "c_api.h"
 #include "elementwise.h"
 
@@ -18,7 +18,7 @@ constexpr c_api::COp<Args> c_op(const char *name) {
 
 // Each op's own COp: its address says whose descriptor one is.
 #define INFINI_OP(Name, ...) constexpr c_api::COp<Args> k##Name = c_op(#Name);
-INFINI_ELEMENTWISE_OPS(INFINI_OP)
+INFINI_ELEMENTWISE_C_OPS(INFINI_OP)
 #undef INFINI_OP
 
 template <typename... Descs>
@@ -75,4 +75,4 @@ infiniStatus_t launch(const c_api::COp<Args> &c_op, Op op, InfiniopDescriptor *d
     }                                                                                                                  \
     INFINIOP_DESTROY(Name, k##Name)
 
-INFINI_ELEMENTWISE_OPS(INFINI_OP)
+INFINI_ELEMENTWISE_C_OPS(INFINI_OP)

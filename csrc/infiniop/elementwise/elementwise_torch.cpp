@@ -1,5 +1,5 @@
-// torch.ops.infini.<op> for each line of the table in elementwise.h: functional, out and, but for swiglu, in place.
-// Declared in torch_infini/ops/elementwise.py, silu.py and swiglu.py.
+// torch.ops.infini.<op> for each line of the table in elementwise.h: functional, out and, but for the gated ones, in
+// place. Declared in torch_infini/ops/elementwise.py, silu.py, swiglu.py and geglu.py.
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -143,9 +143,13 @@ struct Clip {
     static void in_place(Tensor x, Bound min, Bound max) { write(view(kRule, "x", x), min, max, "x", x); }
 };
 
-// The forms of swiglu, of two tensors of one shape or of a fused product [..., 2 d], whose halves are views of it.
-struct Swiglu {
-    static constexpr Checker kRule{name_of(Op::swiglu)};
+constexpr bool is_gated(Op op) {
+    return op == Op::swiglu || op == Op::geglu;
+}
+
+// The forms of a gated op, of two tensors of one shape or of a fused product [..., 2 d], whose halves are views of it.
+template <Op op> struct Gated {
+    static constexpr Checker kRule{name_of(op)};
 
     struct Inputs {
         TensorView gate, up;
@@ -173,7 +177,7 @@ struct Swiglu {
     }
 
     static Tensor write(const Inputs &in, const Tensor &out) {
-        run({Op::swiglu, {view(kRule, "out", out), in.up, in.gate}}, {name_of(Op::swiglu), {"out", "up", "gate"}, 2});
+        run({op, {view(kRule, "out", out), in.up, in.gate}}, {name_of(op), {"out", "up", "gate"}, 2});
         return out;
     }
 
@@ -189,14 +193,14 @@ struct Swiglu {
 
 template <Op op, int inputs>
 using Forms = std::conditional_t<
-    op == Op::swiglu, Swiglu,
+    is_gated(op), Gated<op>,
     std::conditional_t<op == Op::clip, Clip, std::conditional_t<inputs == 2, Binary<op>, Unary<op>>>>;
 
-template <typename F, typename Library>
+template <Op op, typename F, typename Library>
 void add_forms(Library &m, const char *functional, const char *out, const char *in_place) {
     m.impl(functional, TORCH_BOX(&F::functional));
     m.impl(out, TORCH_BOX(&F::out));
-    if constexpr (!std::is_same_v<F, Swiglu>) {
+    if constexpr (!is_gated(op)) {
         m.impl(in_place, INFINI_WRITER(F::in_place, F::kRule));
     }
 }
@@ -204,7 +208,8 @@ void add_forms(Library &m, const char *functional, const char *out, const char *
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-#define INFINI_OP(Name, name, inputs, ...) add_forms<Forms<Op::name, inputs>>(m, #name, #name ".out", #name "_");
+#define INFINI_OP(Name, name, inputs, ...)                                                                             \
+    add_forms<Op::name, Forms<Op::name, inputs>>(m, #name, #name ".out", #name "_");
     INFINI_ELEMENTWISE_OPS(INFINI_OP)
 #undef INFINI_OP
 }

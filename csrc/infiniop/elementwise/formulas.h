@@ -118,6 +118,19 @@ struct swiglu {
     template <typename T, typename V> static V of(V up, V gate) { return silu::of<T>(gate) * up; }
 };
 
+// gate / 2 * (1 + tanh(u)) * up, where u = sqrt(2 / pi) * (gate + 0.044715 gate^3). As (1 + tanh(u)) / 2 is
+// 1 / (1 + e^(-2u)), results keep their relative error far below 0, and it costs what swiglu does.
+struct geglu {
+    static constexpr double kLinear = -1.59576912160573071, kCubic = 0.044715 * kLinear; // -2u = gate * (... + ...)
+    template <typename T> static VecF of(VecF up, VecF gate) {
+        const VecF slope = fma(gate * gate, splat(static_cast<float>(kCubic)), splat(static_cast<float>(kLinear)));
+        return gate / (1.0f + exp_for<T>(gate * slope)) * up;
+    }
+    template <typename T> static double of(double up, double gate) {
+        return gate / (1 + std::exp(gate * (kLinear + kCubic * gate * gate))) * up;
+    }
+};
+
 // log(1 + e^x), and x itself above 20.
 struct softplus {
     template <typename T> static VecF of(VecF x) {

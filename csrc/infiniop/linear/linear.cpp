@@ -1,4 +1,5 @@
-// The rules of linear and fused_linear, the way to its kernel, and the table that says where ATen's product is the faster one.
+// The rules of linear and fused_linear, the way to their kernel, and the table that says where ATen's product is the
+// faster one.
 #include "linear.h"
 
 #include <limits>

@@ -1,6 +1,6 @@
-// linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: the same with up to
-// three weights, whose results lie side by side in y. The kernel reads row-major weights as they lie in memory, once for
-// every 32 rows of x. Products are summed in float in an order that k alone decides: a row has the same bits in any call.
+// linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights,
+// whose results lie side by side in y. The kernel reads the row-major weights as they lie, once for every 32 rows of x,
+// and sums products in float in an order that k alone decides: a row of x has the same bits in any call.
 #pragma once
 
 #include "check.h"

@@ -1,4 +1,6 @@
-"""The gated activation silu(gate) * up, whether gate and up come from two projections or are halves of one."""
+"""The gated activations silu(gate) * up and gelu(gate) * up, whether gate and up come from two projections or are
+halves of one; of gelu the approximation by tanh, called as such.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +12,15 @@ from torch.fx import Graph, Node
 from ..graph import FLOATS, alike, argument, insert, is_, only_user, sweep, tensor, written_between
 from ..report import Report
 
-NAMES = ("swiglu",)
+NAMES = ("swiglu", "geglu")
 
 
 def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
     for node in list(graph.nodes):
+        name = "swiglu"
         gate = silu_of(node)
+        if gate is None:
+            name, gate = "geglu", gelu_of(node)
         product = only_user(node) if gate is not None else None
         if gate is None or product is None or not is_(product, "mul") or product.args[0] is product.args[1]:
             continue
@@ -30,12 +35,19 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
             reason = "its dtype is not float32, bfloat16 or float16"
         elif written_between([gate, up], node, product):
             reason = "gate or up is overwritten meanwhile"
-        if not report.settle("swiglu", reason, wanted):
+        if not report.settle(name, reason, wanted):
             continue
         with graph.inserting_before(product):
-            result = insert(graph, torch.ops.infini.swiglu.default, (gate, up), like=product)
+            result = insert(graph, getattr(torch.ops.infini, name).default, (gate, up), like=product)
         product.replace_all_uses_with(result)
         sweep(graph, [product, node, *node.all_input_nodes])  # the sigmoid, where it was written out
+
+
+def gelu_of(node: Any) -> Node | None:
+    """x if the node is the tanh approximation of gelu(x)."""
+    if is_(node, "gelu") and argument(node, 1, "approximate", default="none") == "tanh":
+        return argument(node, 0, "input")
+    return None
 
 
 def silu_of(node: Any) -> Node | None:
