@@ -15,10 +15,11 @@ from torch import nn
 from . import interface
 from .attention import Attention
 from .layer import link
-from .quantised import QuantisedLinear, layers_to_quantise, quantise
+from .mlp import GatedMLP
+from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
 from .report import LEFT, PatchReport, Row
 from .structure import candidates, find_decoder
-from .swap import Patched, Refusal, restore, swap
+from .swap import PLAN, Patched, Refusal, restore, swap
 from .verify import Verifier
 
 STATE = "_infini_patch"  # attribute of a patched model
@@ -92,8 +93,16 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
             quantise(model.get_submodule(row.name), format)
             state.quantised.append(row.name)
     if chosen:
+        join_products(decoder)
         report = state.report = replace(report, rows=merged(model, report.rows))
     return report
+
+
+def join_products(decoder: nn.Module) -> None:
+    """One product for the quantised layers that share an input."""
+    for module in decoder.modules():
+        if isinstance(module, Attention | GatedMLP):
+            join([module._modules[name] for name in vars(module)[PLAN].inputs])
 
 
 def choose_weights(

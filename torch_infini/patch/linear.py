@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .conditions import is_plain, must_step_aside, weights_refusal
+from .quantised import JOINT
 from .swap import Patched, Refusal
 
 linear = torch.ops.infini.linear.default
@@ -24,10 +25,13 @@ def project(x: Tensor, module: nn.Module) -> Tensor:
 
 
 def project_together(x: Tensor, *modules: nn.Module) -> Tensor | None:
-    """The products of x with two or three linear layers, side by side; None unless all are plain.
+    """The products of x with two or three linear layers, side by side; None unless all are plain, or quantised alike.
 
-    Their weights stay where they are, each a parameter of its own: nothing is copied.
+    Plain weights stay where they are, each a parameter of its own: nothing is copied.
     """
+    joint = modules[0].__dict__.get(JOINT)
+    if joint is not None:
+        return joint.product(x, modules)
     for module in modules:
         if not is_plain(module):
             return None

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import quantize
-from .conditions import must_step_aside, weights_refusal
+from .conditions import must_step_aside, unwatched, weights_refusal
 from .swap import PLAN, Patched, Refusal, swap
 
 linear_int8 = torch.ops.infini.linear_int8.default
@@ -20,6 +20,7 @@ linear_int4 = torch.ops.infini.linear_int4.default
 
 FORMATS = ("int8", "int4")
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
+JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
 
@@ -67,10 +68,8 @@ class QuantisedLinear(Patched):
     def forward(self, input: Tensor) -> Tensor:
         if must_step_aside(self, input):  # to a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
-        plan, buffers, bias = self.__dict__[PLAN], self._buffers, self._parameters["bias"]
-        if plan.format == "int8":
-            return linear_int8(input, buffers[INTEGERS], buffers[SCALES], bias)
-        return linear_int4(input, buffers[INTEGERS], buffers[SCALES], buffers[ZEROS], bias)
+        buffers = self._buffers
+        return product(input, buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS), self._parameters["bias"])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         """What `to` does: scales go to another device, but keep their precision."""
@@ -89,6 +88,71 @@ class QuantisedLinear(Patched):
         group = f", group={plan.group}" if plan.group else ""
         bias = self._parameters["bias"] is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, {plan.format}{group}"
+
+
+def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
+    """x times a quantised weight; the one with zeros has 4 bits."""
+    if zeros is None:
+        return linear_int8(x, integers, scales, bias)
+    return linear_int4(x, integers, scales, zeros, bias)
+
+
+class Joint:
+    """Several quantised layers with one input, their weights end to end in one memory: one product makes them all.
+
+    Each layer's own buffers are its rows of that memory. Where they no longer are (loaded anew, converted, unpickled),
+    the next product puts them together again.
+    """
+
+    def __init__(self, modules: Sequence[nn.Module]) -> None:
+        self.modules = list(modules)
+        self.parts: list[tuple[Tensor, Tensor]] = []
+        self.whole: dict[str, Tensor] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"modules": self.modules, "parts": [], "whole": {}}  # pickle would write every number twice
+
+    def product(self, x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
+        """x times all weights, side by side; None if the layers are others now, not alike, or one is watched."""
+        for module, known in zip(modules, self.modules, strict=True):
+            if module is not known or not unwatched(module):
+                return None
+        if not self.is_whole() and (torch.compiler.is_compiling() or not self.put_together()):
+            return None
+        whole = self.whole
+        return product(x, whole[INTEGERS], whole[SCALES], whole.get(ZEROS), None)
+
+    def is_whole(self) -> bool:
+        """Whether every layer's buffers are still its rows of the common memory."""
+        if not self.parts:
+            return False
+        for (integers, scales), module in zip(self.parts, self.modules, strict=True):
+            buffers = module._buffers
+            if buffers.get(INTEGERS) is not integers or buffers.get(SCALES) is not scales:
+                return False
+        return True
+
+    def put_together(self) -> bool:
+        """Copy the layers' buffers into one memory; False if the layers are not alike."""
+        self.parts, self.whole = [], {}
+        plans = {vars(m).get(PLAN) if isinstance(m, QuantisedLinear) else None for m in self.modules}
+        if len(plans) > 1 or None in plans or any(m._parameters["bias"] is not None for m in self.modules):
+            return False
+        sizes = [module.out_features for module in self.modules]
+        for name in (INTEGERS, SCALES, ZEROS):
+            if name in self.modules[0]._buffers:
+                self.whole[name] = torch.cat([module._buffers[name] for module in self.modules])
+                for module, part in zip(self.modules, self.whole[name].split(sizes), strict=True):
+                    module._buffers[name] = part
+        self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in self.modules]
+        return True
+
+
+def join(modules: Sequence[nn.Module]) -> None:
+    """Let one product serve several layers with the same input, if they are quantised alike."""
+    joint = Joint(modules)
+    if len(modules) > 1 and joint.put_together():
+        vars(modules[0])[JOINT] = joint
 
 
 def quantise(module: nn.Linear, format: str) -> None:

@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from . import apply
 from .quantised import QuantisedLinear, WeightPlan, empty_buffers, install
+from .structure import is_decoder
 
 TENSORS, DESCRIPTION = "model.safetensors", "torch_infini.json"
 FORMAT = 1  # of DESCRIPTION; a reader refuses others
@@ -94,6 +95,8 @@ def load(folder: Path) -> PreTrainedModel:
     model.eval()
     apply.apply(model, None, False, apply.Selection(description["only"], description["skip"]))
     vars(model)[apply.STATE].quantised = list(description["quantised"])
+    for decoder in (module for module in model.modules() if is_decoder(module)):
+        apply.join_products(decoder)
     return model
 
 
