@@ -100,12 +100,13 @@ FAMILIES = (
     Family("Gemma", config=HEAD),
     Family("Gemma2", **SANDWICH, config={**HEAD, **WINDOW, "attn_implementation": "eager"}),
     Family("Gemma3", **SANDWICH, qk_norms=True, config={**HEAD, **WINDOW}),
-    Family("Mixtral", experts=True, config={"num_local_experts": 4}),
+    # Every token goes to all experts: one that a rounding sends elsewhere would be off by more than all roundings.
+    Family("Mixtral", experts=True, config={"num_local_experts": 4, "num_experts_per_tok": 4}),
     Family(
         "Qwen3Moe",
         qk_norms=True,
         experts=True,
-        config={**HEAD, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32},
+        config={**HEAD, "num_experts": 4, "num_experts_per_tok": 4, "moe_intermediate_size": 32},
     ),
 )
 
