@@ -11,10 +11,12 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationMixin
 
 from . import interface
 from .attention import Attention
 from .layer import link
+from .model import IMPLEMENTATION, Model
 from .quantised import QuantisedLinear, layers_to_quantise, quantise
 from .report import LEFT, PatchReport, Row
 from .structure import candidates, find_decoder
@@ -22,7 +24,6 @@ from .swap import Patched, Refusal, restore, swap
 from .verify import Verifier
 
 STATE = "_infini_patch"  # attribute of a patched model
-IMPLEMENTATION = "_attn_implementation_internal"  # where a config of transformers keeps the attention's name
 
 
 @dataclass(eq=False)
@@ -131,6 +132,9 @@ def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Se
                 reason = str(refusal)
         rows[here] = Row(here, original, LEFT if reason else patch.infini_ops, reason or "")
     link(list(decoder.layers), decoder.norm)
+    for module in model.modules():
+        if isinstance(module, GenerationMixin):
+            swap(module, Model, Model.plans(module)[0])
     return tuple(rows.values())
 
 

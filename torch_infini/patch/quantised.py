@@ -120,11 +120,14 @@ def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
 
 
 def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> None:
-    """Make a plain linear layer a quantised one with these buffers; its weight is gone."""
-    del module._parameters["weight"]
-    swap(module, QuantisedLinear, plan)
+    """Make a plain linear layer a quantised one with these buffers; its weight is gone.
+
+    In an order in which it works at any time, should this be interrupted.
+    """
     for name, value in buffers.items():
         module.register_buffer(name, value)
+    swap(module, QuantisedLinear, plan)
+    del module._parameters["weight"]
 
 
 def layers_to_quantise(model: nn.Module, decoder: nn.Module, format: str) -> list[tuple[str, nn.Linear, str]]:
