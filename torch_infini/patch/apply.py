@@ -88,12 +88,15 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         undo(model)
         raise
     # From here on there is no way back: a weight is freed when its integers are there.
-    for row, format in chosen:
-        if row.op != LEFT:
-            quantise(model.get_submodule(row.name), format)
-            state.quantised.append(row.name)
-    if chosen:
-        report = state.report = replace(report, rows=merged(model, report.rows))
+    wanted = {row.name: format for row, format in chosen if row.op != LEFT}
+    try:
+        for name, format in wanted.items():
+            quantise(model.get_submodule(name), format)
+    finally:  # after an interrupt, too, the model works, and its report says what is done
+        state.quantised = [name for name in wanted if isinstance(model.get_submodule(name), QuantisedLinear)]
+        missed = {name for name in wanted if name not in state.quantised}
+        rows = [replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows]
+        report = state.report = replace(report, rows=merged(model, rows))
     return report
 
 

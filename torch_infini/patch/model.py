@@ -39,6 +39,12 @@ class Model(Patched):
             manager._original_attn_impl = NAME  # what it sets when it stops
         return manager
 
+    def get_expanded_tied_weights_keys(self, *args: Any, **kwargs: Any) -> dict[str, str]:
+        """The original's, but for layers of integers, which have no weight that could be tied."""
+        keys = super().get_expanded_tied_weights_keys(*args, **kwargs)
+        layer = lambda name: self.get_submodule(name.rpartition(".")[0])
+        return {name: source for name, source in keys.items() if not isinstance(layer(name), QuantisedLinear)}
+
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:
         """The original's; integers would be taken for missing weights by from_pretrained."""
         if any(isinstance(module, QuantisedLinear) for module in self.modules()):
