@@ -450,7 +450,6 @@ def test_names_and_classes_stay() -> None:
     patch_model(model)
     for name, module in model.named_modules():
         assert isinstance(module, before[name]) and type(module).__name__ == before[name].__name__
-    assert type(model) is transformers.LlamaForCausalLM
     assert list(model.state_dict()) == keys and [p.data_ptr() for p in model.parameters()] == pointers
     assert "(mlp): LlamaMLP[infini](" in str(model)
 

@@ -100,7 +100,12 @@ def patch_model(
     report = apply.apply(model, weights, strict, selection)
     if report.reason:
         return report
-    report = replace(report, verification=measurement.compare(model))
+    try:
+        report = replace(report, verification=measurement.compare(model))
+    except BaseException:
+        if not vars(model)[apply.STATE].quantised:
+            apply.undo(model)
+        raise
     vars(model)[apply.STATE].report = report
     return report
 

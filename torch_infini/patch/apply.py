@@ -11,11 +11,13 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import GenerationMixin
 
 from . import interface
 from .attention import Attention
 from .layer import link
 from .mlp import GatedMLP
+from .model import IMPLEMENTATION, Model
 from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
 from .report import LEFT, PatchReport, Row
 from .structure import candidates, find_decoder
@@ -23,7 +25,6 @@ from .swap import PLAN, Patched, Refusal, restore, swap
 from .verify import Verifier
 
 STATE = "_infini_patch"  # attribute of a patched model
-IMPLEMENTATION = "_attn_implementation_internal"  # where a config of transformers keeps the attention's name
 
 
 @dataclass(eq=False)
@@ -88,13 +89,17 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         undo(model)
         raise
     # From here on there is no way back: a weight is freed when its integers are there.
-    for row, format in chosen:
-        if row.op != LEFT:
-            quantise(model.get_submodule(row.name), format)
-            state.quantised.append(row.name)
-    if chosen:
+    wanted = {row.name: format for row, format in chosen if row.op != LEFT}
+    try:
+        for name, format in wanted.items():
+            quantise(model.get_submodule(name), format)
+    finally:  # after an interrupt, too, the model works, and its report says what is done
+        state.quantised = [name for name in wanted if isinstance(model.get_submodule(name), QuantisedLinear)]
+        missed = {name for name in wanted if name not in state.quantised}
+        rows = [replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows]
+        report = state.report = replace(report, rows=merged(model, rows))
+    if wanted:
         join_products(decoder)
-        report = state.report = replace(report, rows=merged(model, report.rows))
     return report
 
 
@@ -140,6 +145,9 @@ def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Se
                 reason = str(refusal)
         rows[here] = Row(here, original, LEFT if reason else patch.infini_ops, reason or "")
     link(list(decoder.layers), decoder.norm)
+    for module in model.modules():
+        if isinstance(module, GenerationMixin):
+            swap(module, Model, Model.plans(module)[0])
     return tuple(rows.values())
 
 

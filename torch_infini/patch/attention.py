@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .cache import append
+from .cache import append, needs_grad
 from .conditions import must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
@@ -169,6 +169,7 @@ class Attention(Patched):
     ) -> tuple[Tensor, Tensor | None]:
         if (
             must_step_aside(self, hidden_states)
+            or needs_grad(past_key_values)
             or (self.training and getattr(self, "attention_dropout", 0))
             or any(
                 value is not None and value is not NEUTRAL.get(name)

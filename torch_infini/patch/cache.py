@@ -7,6 +7,7 @@ larger ones, behind which the next tokens are written; whatever else is done to 
 from __future__ import annotations
 
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor
@@ -20,30 +21,43 @@ class Room:
     """The larger tensors of one cache layer, and the beginnings of them that the layer was given."""
 
     def __init__(self, owner: DynamicLayer, keys: Tensor, values: Tensor) -> None:
-        self.owner = id(owner)  # a copy of the layer must not write into the same memory
+        self.owner = ref(owner)  # a copy of the layer must not write into the same memory
         self.keys, self.values = keys, values
-        self.given: tuple[Tensor, Tensor] = (keys, values)
+        self.given = ref(keys), ref(values)  # what only the layer holds may be told from what others hold
 
     def serves(self, layer: DynamicLayer, length: int) -> bool:
         """Whether the layer still holds what it was given, or the beginning of it, and there is room behind it."""
         return (
-            self.owner == id(layer)
-            and (torch.is_inference_mode_enabled() or not self.keys.is_inference())
-            and (layer.keys is self.given[0] or is_beginning(layer.keys, self.keys))
-            and (layer.values is self.given[1] or is_beginning(layer.values, self.values))
+            self.owner() is layer
             and length <= self.keys.shape[2]
+            and (torch.is_inference_mode_enabled() or not self.keys.is_inference())
+            and (layer.keys is self.given[0]() or is_free_behind(layer.keys, self.keys))
+            and (layer.values is self.given[1]() or is_free_behind(layer.values, self.values))
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copied or unpickled layer has none until it grows
 
-def is_beginning(part: Tensor, whole: Tensor) -> bool:
-    """Whether part is the first tokens of whole, [B, heads, T, D], in its memory (a cropped cache)."""
+
+def is_free_behind(part: Tensor, whole: Tensor) -> bool:
+    """Whether part is the first tokens of whole, [B, heads, T, D], in its memory, and nobody sees those behind it.
+
+    So it is in a cache that was cropped, unless somebody kept what it held before, or a slice of that.
+    """
     return (
         part.data_ptr() == whole.data_ptr()
         and part.dtype == whole.dtype
         and part.stride() == whole.stride()
         and part.shape[:2] == whole.shape[:2]
         and part.shape[3] == whole.shape[3]
+        and tensors_in(whole) == 2
     )
+
+
+def tensors_in(x: Tensor) -> int | None:
+    """How many tensors share the memory of x; None where this torch does not tell."""
+    count = getattr(torch._C, "_storage_Use_Count", None)
+    return count and count(x.untyped_storage()._cdata) - 1  # the storage object made here is no tensor
 
 
 def grows_here(cache: Any, index: int) -> bool:
@@ -59,6 +73,14 @@ def grows_here(cache: Any, index: int) -> bool:
     )
 
 
+def needs_grad(cache: Any) -> bool:
+    """Whether a backward may go into what the cache holds, as into learned prefixes."""
+    if cache is None or not torch.is_grad_enabled():
+        return False
+    held = [getattr(layer, name, None) for layer in getattr(cache, "layers", ()) for name in ("keys", "values")]
+    return any(isinstance(x, Tensor) and x.requires_grad for x in held)
+
+
 def append(cache: Any, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Put keys and values [B, S, heads, D] behind those of a cache's layer; all of them, as [B, T, heads, D]."""
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # the cache keeps [B, heads, S, D]
@@ -70,17 +92,19 @@ def extend(layer: DynamicLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """What layer.update does, in place where there is room."""
     old = layer.keys.shape[2]
     new = old + k.shape[2]
+    if layer.keys.dtype != k.dtype or layer.keys.shape[:2] != k.shape[:2] or layer.keys.shape[3] != k.shape[3]:
+        return layer.update(k, v)  # says what is wrong
     room: Room | None = vars(layer).get("_infini_room")
     if room is None or not room.serves(layer, new):
-        if layer.keys.dtype != k.dtype or layer.keys.shape[:2] != k.shape[:2]:
-            return layer.update(k, v)  # says what is wrong
+        layer._infini_room = room = None  # frees memory that the layer has left
         capacity = new + max(STEP, new // GROWTH)
         keys, values = (enlarged(x, capacity) for x in (layer.keys, layer.values))
         room = layer._infini_room = Room(layer, keys, values)
     room.keys[:, :, old:new] = k
     room.values[:, :, old:new] = v
-    room.given = layer.keys, layer.values = room.keys[:, :, :new], room.values[:, :, :new]
-    return room.given
+    layer.keys, layer.values = room.keys[:, :, :new], room.values[:, :, :new]
+    room.given = ref(layer.keys), ref(layer.values)
+    return layer.keys, layer.values
 
 
 def enlarged(x: Tensor, capacity: int) -> Tensor:

@@ -13,12 +13,23 @@ from ..ops._registry import FLOATS
 
 
 def must_step_aside(module: nn.Module, x: Tensor) -> bool:
-    """Whether the original forward has to run: a backward may follow, autocast picks dtypes, hooks see all modules."""
+    """Whether the original forward has to run.
+
+    Where a backward may follow, autocast picks dtypes, hooks see all modules, or the model was moved to a device or a
+    dtype that the kernels do not know.
+    """
     return (
-        (torch.is_grad_enabled() and (x.requires_grad or any(p.requires_grad for p in module.parameters())))
+        (torch.is_grad_enabled() and (x.requires_grad or may_need_grad(module)))
         or torch.is_autocast_enabled("cpu")
         or watched_globally()
+        or not x.is_cpu
+        or x.dtype not in FLOATS
     )
+
+
+def may_need_grad(module: nn.Module) -> bool:
+    """Whether a parameter needs a gradient, or a hook inside may bring in something that does."""
+    return any(p.requires_grad for p in module.parameters()) or not all(unwatched(m) for m in module.modules())
 
 
 def watched_globally() -> bool:

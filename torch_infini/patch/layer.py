@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .cache import needs_grad
 from .conditions import must_step_aside, place_refusal
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
 from .stand_in import WIDTH, norm_twin, random, twin
@@ -99,7 +100,8 @@ class DecoderLayer(Patched):
         modules = self._modules
         (first, attended_by, second, last), multiplier = self.__dict__["_infini_plan"]
         compiling = torch.compiler.is_compiling()
-        if args or must_step_aside(self, hidden_states) or not self.serves(modules):
+        aside = must_step_aside(self, hidden_states) or needs_grad(kwargs.get("past_key_values"))
+        if args or aside or not self.serves(modules):
             return super().forward(hidden_states, *args, **kwargs)
         x = hidden_states
         if first is not None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import quantize
 from .conditions import must_step_aside, unwatched, weights_refusal
+from .norm import version_of
 from .swap import PLAN, Patched, Refusal, swap
 
 linear_int8 = torch.ops.infini.linear_int8.default
@@ -21,6 +22,10 @@ linear_int4 = torch.ops.infini.linear_int4.default
 FORMATS = ("int8", "int4")
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
 JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
+WRITTEN = (
+    "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
+    "patch_model(weights=...)"
+)
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
 
@@ -30,6 +35,28 @@ class WeightPlan(NamedTuple):
     format: str
     group: int
     dtype: torch.dtype  # of the weight that was, and of what the layer takes and gives
+
+
+class ReadOnly(Tensor):
+    """A weight made of integers: what is written to it, as by merging an adapter, would be lost. Results are plain."""
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            weights = [x for x in args if isinstance(x, cls)]
+            before = [version_of(x) for x in weights]
+            result = func(*args, **(kwargs or {}))
+            if before != [version_of(x) for x in weights]:
+                raise ValueError(WRITTEN)
+        return result
+
+    @property
+    def data(self) -> Tensor:
+        return self.detach().as_subclass(ReadOnly)
+
+    @data.setter
+    def data(self, value: Tensor) -> None:
+        raise ValueError(WRITTEN)
 
 
 class QuantisedLinear(Patched):
@@ -62,8 +89,10 @@ class QuantisedLinear(Patched):
         integers, scales = self._buffers[INTEGERS], self._buffers[SCALES]
         assert integers is not None and scales is not None
         if plan.format == "int8":
-            return quantize.dequantize_int8(integers, scales, plan.dtype)
-        return quantize.dequantize_int4(integers, scales, self._buffers[ZEROS], plan.dtype)
+            weight = quantize.dequantize_int8(integers, scales, plan.dtype)
+        else:
+            weight = quantize.dequantize_int4(integers, scales, self._buffers[ZEROS], plan.dtype)
+        return weight if torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
     def forward(self, input: Tensor) -> Tensor:
         if must_step_aside(self, input):  # to a gradient of the input
@@ -73,14 +102,14 @@ class QuantisedLinear(Patched):
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         """What `to` does: scales go to another device, but keep their precision."""
-        scales = {name: self._buffers[name].dtype for name in (SCALES, ZEROS) if name in self._buffers}
-        old = {name: self._buffers[name] for name in scales}
+        kept = {name: self._buffers[name] for name in (SCALES, ZEROS) if name in self._buffers}
         super()._apply(fn, recurse)
-        for name, dtype in scales.items():
+        for name, old in kept.items():
             new = self._buffers[name]
-            if new.dtype != dtype:
-                self._buffers[name] = old[name].to(new.device, torch.float32)
-                vars(self)[PLAN] = vars(self)[PLAN]._replace(dtype=new.dtype)
+            if new.dtype != old.dtype:
+                self._buffers[name] = old.to(new.device, torch.float32)
+        plan: WeightPlan = vars(self)[PLAN]
+        vars(self)[PLAN] = plan._replace(dtype=fn(torch.empty(0, dtype=plan.dtype)).dtype)
         return self
 
     def extra_repr(self) -> str:
@@ -184,11 +213,14 @@ def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
 
 
 def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> None:
-    """Make a plain linear layer a quantised one with these buffers; its weight is gone."""
-    del module._parameters["weight"]
-    swap(module, QuantisedLinear, plan)
+    """Make a plain linear layer a quantised one with these buffers; its weight is gone.
+
+    In an order in which it works at any time, should this be interrupted.
+    """
     for name, value in buffers.items():
         module.register_buffer(name, value)
+    swap(module, QuantisedLinear, plan)
+    del module._parameters["weight"]
 
 
 def layers_to_quantise(model: nn.Module, decoder: nn.Module, format: str) -> list[tuple[str, nn.Linear, str]]:
@@ -197,9 +229,18 @@ def layers_to_quantise(model: nn.Module, decoder: nn.Module, format: str) -> lis
     An error in the head goes into every logit, and it is a small part of most models.
     """
     inside = {id(module) for module in decoder._modules["layers"].modules()}
+    # What an adapter adds to a layer stays as it is: it is small, and may be trained.
+    adapters = {
+        id(part)
+        for module in model.modules()
+        if "base_layer" in module._modules
+        for name, child in module.named_children()
+        if name != "base_layer"
+        for part in child.modules()
+    }
     found = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, QuantisedLinear):
+        if not isinstance(module, nn.Linear) or isinstance(module, QuantisedLinear) or id(module) in adapters:
             continue
         if id(module) in inside:
             found.append((name, module, format))

@@ -61,7 +61,7 @@ def save(model: PreTrainedModel, folder: Path) -> None:
         "skip": state.selection.skip,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    state.config.save_pretrained(folder)
+    model.config.save_pretrained(folder)
     if getattr(model, "generation_config", None) is not None:
         model.generation_config.save_pretrained(folder)
     save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
@@ -75,7 +75,12 @@ def load(folder: Path) -> PreTrainedModel:
         raise ValueError(
             f"torch_infini.load_patched: {DESCRIPTION} must have format {FORMAT}, got {description.get('format')}"
         )
-    cls = getattr(transformers, description["class"])
+    cls = getattr(transformers, description["class"], None)
+    if cls is None:
+        raise ValueError(
+            f"torch_infini.load_patched: class must be one of transformers, got {description['class']!r}: "
+            "a newer transformers may know it"
+        )
     config: PretrainedConfig = cls.config_class.from_pretrained(folder)
     dtype = getattr(torch, description["dtype"])
     before = torch.get_default_dtype()
@@ -118,6 +123,9 @@ def fill(model: nn.Module, file: Path, aliases: dict[str, str]) -> None:
         tensor = loaded[aliases.get(name, name)]
         if tensor.shape != empty.shape:
             faults.append(f"{name} has shape {list(tensor.shape)}, wanted {list(empty.shape)}")
+        elif tensor.dtype != empty.dtype and not (tensor.is_floating_point() and empty.is_floating_point()):
+            came, want = (str(t.dtype).removeprefix("torch.") for t in (tensor, empty))
+            faults.append(f"{name} is {came}, wanted {want}")
     if faults:
         raise ValueError(f"torch_infini.load_patched: {file.name} does not fit the model: {'; '.join(faults[:5])}")
     parameters: dict[str, nn.Parameter] = {}

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import MethodType
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -30,6 +31,10 @@ class Patched(nn.Module):
 
     infini_ops: ClassVar[str]  # what the report says that it calls
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Who calls the class of a patched module gets a module of its own class, which is not patched."""
+        return cls.infini_original(*args, **kwargs)
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -87,17 +92,22 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
 
     register()
     cls = patched_class(patch, original)
-    return cls.__new__(cls)
+    return object.__new__(cls)
 
 
 def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
-    """Give the module its patched class and its plan."""
-    module.__class__ = patched_class(patch, type(module))
+    """Give the module its patched class, and its plan before, so that it works if this is interrupted."""
     vars(module)[PLAN] = plan
+    module.__class__ = patched_class(patch, type(module))
 
 
 def restore(module: nn.Module) -> None:
     """Give a patched module its own class back."""
-    for name in [name for name in vars(module) if name.startswith("_infini_")]:
-        del vars(module)[name]
-    module.__class__ = module.infini_original
+    original = module.infini_original
+    for name, value in list(vars(module).items()):
+        if name.startswith("_infini_"):
+            del vars(module)[name]
+        elif isinstance(value, MethodType) and value.__self__ is module:
+            # accelerate's hooks keep the forward that they found.
+            vars(module)[name] = MethodType(getattr(original, value.__name__, value.__func__), module)
+    module.__class__ = original

@@ -1,0 +1,87 @@
+"""A tiny random LLaMA, tokens for it, and a count of the infini ops that it calls: what tests of patch_model share."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LAYERS = 2
+VOCABULARY = 128
+PROMPT = 9
+
+
+def config(**changes: Any) -> Any:
+    """A LlamaConfig."""
+    import transformers
+
+    values = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 64,
+        "intermediate_size": 160,
+        "num_hidden_layers": LAYERS,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 256,
+        "initializer_range": 0.2,  # large enough that tokens depend on all of the model
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": None,
+    }
+    return transformers.LlamaConfig(**{**values, **changes})
+
+
+def tiny(dtype: torch.dtype = torch.float32, seed: int = 1, cls: str = "LlamaForCausalLM", **changes: Any) -> Any:
+    """The model, in evaluation mode; the same weights for the same seed."""
+    import transformers
+
+    torch.manual_seed(seed)
+    model = getattr(transformers, cls)(config(**changes)).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.dim() == 1:  # norms' weights are ones, biases zeros: neither would show a mistake
+                parameter.copy_(torch.rand_like(parameter) + (0.5 if "norm" in name else 0))
+    return model.to(dtype)
+
+
+def tokens(batch: int = 2, length: int = PROMPT) -> Tensor:
+    """[batch, length] token ids, none of them for padding."""
+    return torch.randint(2, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(2))
+
+
+def logits(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
+    with torch.no_grad():
+        return model(*args, **kwargs).logits
+
+
+def close(actual: Tensor, expected: Tensor) -> None:
+    """Within what another order of float32 sums makes."""
+    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
+
+
+class CallCounter(TorchDispatchMode):
+    """Counts the infini ops that the body calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts: Counter[str] = Counter()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.namespace == "infini":
+            self.counts[func.overloadpacket.__name__] += 1
+        return func(*args, **(kwargs or {}))
+
+
+def calls(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, int]:
+    """The infini ops of one call of the model, without gradients."""
+    with CallCounter() as counter, torch.no_grad():
+        model(*args, **kwargs)
+    return dict(counter.counts)
+
+
+def identity(model: nn.Module) -> dict[str, tuple[type, dict[str, Any]]]:
+    """All that a patch may touch: each module's class and attributes."""
+    return {name: (type(module), dict(vars(module))) for name, module in model.named_modules()}
