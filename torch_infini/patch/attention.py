@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .cache import append, needs_grad
+from .cache import append, give, growing_layer, needs_grad, reserve
 from .conditions import must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
@@ -21,6 +21,7 @@ from .stand_in import WIDTH, linear, norm_twin, random, twin
 from .swap import Patched, Probe, Refusal, Rotary
 
 rope_ = torch.ops.infini.rope_.default
+qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
 
 READS = ("config", "head_dim", "scaling", "layer_idx", "is_causal")
 NORM_NAMES = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
@@ -35,6 +36,19 @@ class PositionEmbeddings(tuple):
     """(cos, sin) as transformers has them, each half twice, and `half`: what rope needs, sliced once for all layers."""
 
     half: tuple[Tensor, Tensor]
+    _tables: tuple[tuple[int, ...], tuple[Tensor, ...]] | None = None
+
+    def tables(self, batch: int, length: int, old: int, capacity: int) -> tuple[Tensor, ...]:
+        """(cos, sin, their row for each token, its slot in a cache): for all layers whose caches are alike."""
+        key = (batch, length, old, capacity)
+        if self._tables is None or self._tables[0] != key:
+            cos, sin = (x.flatten(0, 1) for x in self.half)
+            tokens = torch.arange(length, device=cos.device)
+            sequences = torch.arange(batch, device=cos.device)[:, None]
+            rows = (tokens + sequences * length * (len(cos) > length)).flatten()
+            slots = (tokens + old + sequences * capacity).flatten()
+            self._tables = key, (cos, sin, rows, slots)
+        return self._tables[1]
 
 
 def halves(position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -180,43 +194,65 @@ class Attention(Patched):
         ):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         plan: AttentionPlan = self.__dict__["_infini_plan"]
-        modules = self._modules
         batch, length, _ = hidden_states.shape
-        q, k, v, both = self.project_heads(plan, hidden_states)
-        norms = plan.norms
-        if norms and plan.norm_first:
-            self.normalise_heads(q, k, norms)
-        if plan.rope:
-            if type(position_embeddings) is PositionEmbeddings:
-                cos, sin = position_embeddings.half
-            else:
-                cos, sin = halves(position_embeddings)
-            interleaved = plan.rope == "interleaved"
-            if both is not None:
-                rope_(both, cos, sin, None, interleaved)
-            else:
-                rope_(q, cos, sin, None, interleaved)
-                rope_(k, cos, sin, None, interleaved)
-        if norms and not plan.norm_first:
-            self.normalise_heads(q, k, norms)
-        if past_key_values is not None:
-            k, v = append(past_key_values, self.layer_idx, k, v)
-        y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
-        return project(y.view(batch, length, -1), modules["o_proj"]), None
-
-    def project_heads(self, plan: AttentionPlan, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-        """(q, k, v, q and k side by side), [B, S, heads, D]; the last is None if they do not lie so."""
-        modules, (batch, length, _) = self._modules, x.shape
+        shape = (batch, length, -1, self.head_dim)
         q_heads, kv_heads = plan.heads
-        inputs = [modules[name] for name in plan.inputs]
-        fused = project(x, inputs[0]) if len(inputs) == 1 else project_together(x, *inputs)
-        if fused is None:
-            shape = (batch, length, -1, self.head_dim)
-            q, k, v = (project(x, module).view(shape) for module in inputs)
-            return q, k, v, None
-        heads = fused.view(batch, length, q_heads + 2 * kv_heads, self.head_dim)
-        q, k, v = heads.split((q_heads, kv_heads, kv_heads), 2)
-        return q, k, v, heads.narrow(2, 0, q_heads + kv_heads)
+        inputs = [self._modules[name] for name in plan.inputs]
+        fused = project(hidden_states, inputs[0]) if len(inputs) == 1 else project_together(hidden_states, *inputs)
+        written = None
+        if fused is not None:
+            fused = fused.view(shape)
+            if past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms):
+                written = self.rotate_into_cache(plan, fused, position_embeddings, past_key_values)
+        if written is not None:
+            q, k, v = written
+        else:
+            if fused is not None:
+                q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
+            else:
+                q, k, v = (project(hidden_states, module).view(shape) for module in inputs)
+            if plan.norms and plan.norm_first:
+                self.normalise_heads(q, k, plan.norms)
+            if plan.rope:
+                self.rotate(plan, q, k, fused, position_embeddings)
+            if plan.norms and not plan.norm_first:
+                self.normalise_heads(q, k, plan.norms)
+            if past_key_values is not None:
+                k, v = append(past_key_values, self.layer_idx, k, v)
+        y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
+        return project(y.view(batch, length, -1), self._modules["o_proj"]), None
+
+    def rotate(self, plan: AttentionPlan, q: Tensor, k: Tensor, fused: Tensor | None, cos_and_sin: Any) -> None:
+        """The rotary embedding of q and k in place, in one call where they lie side by side."""
+        cos, sin = cos_and_sin.half if type(cos_and_sin) is PositionEmbeddings else halves(cos_and_sin)
+        both = (q, k) if fused is None else (fused.narrow(2, 0, sum(plan.heads)),)
+        for x in both:
+            rope_(x, cos, sin, None, plan.rope == "interleaved")
+
+    def rotate_into_cache(
+        self, plan: AttentionPlan, fused: Tensor, cos_and_sin: Any, cache: Any
+    ) -> tuple[Tensor, Tensor, Tensor] | None:
+        """Rotate q into a tensor of its own, k into the cache, and write v there: in one pass over the fused product.
+
+        (q, all keys, all values), or None for a cache that does not grow in place. A cache [B, heads, T, D] is what the
+        op calls a paged one, with a block for each sequence.
+        """
+        layer = growing_layer(cache, self.layer_idx) if type(cos_and_sin) is PositionEmbeddings else None
+        if layer is None:
+            return None
+        batch, length, _, size = fused.shape
+        heads, kv_heads = plan.heads
+        room = reserve(layer, fused, batch, length, kv_heads, size)
+        if room is None:
+            return None
+        if plan.norms:
+            q, k, _ = fused.split((heads, kv_heads, kv_heads), 2)
+            self.normalise_heads(q, k, plan.norms)
+        cos, sin, rows, slots = cos_and_sin.tables(batch, length, room.length, room.keys.shape[2])
+        q = fused.new_empty((batch * length, heads, size))
+        qkv = fused.view(batch * length, -1)
+        qkv_rope_cache(q, room.keys, room.values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
+        return q.view(batch, length, heads, size), *give(layer, room, room.length + length)
 
     def normalise_heads(self, q: Tensor, k: Tensor, names: tuple[str, str]) -> None:
         """The norms of q and k in place: of each head, or of all heads of a token as one row."""

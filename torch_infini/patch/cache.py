@@ -23,6 +23,7 @@ class Room:
     def __init__(self, owner: DynamicLayer, keys: Tensor, values: Tensor) -> None:
         self.owner = ref(owner)  # a copy of the layer must not write into the same memory
         self.keys, self.values = keys, values
+        self.length = 0  # of what the layer holds
         self.given = ref(keys), ref(values)  # what only the layer holds may be told from what others hold
 
     def serves(self, layer: DynamicLayer, length: int) -> bool:
@@ -60,17 +61,18 @@ def tensors_in(x: Tensor) -> int | None:
     return count and count(x.untyped_storage()._cdata) - 1  # the storage object made here is no tensor
 
 
-def grows_here(cache: Any, index: int) -> bool:
-    """Whether the cache's layer is a DynamicLayer with something in it, updated in the ordinary way."""
-    return (
+def growing_layer(cache: Any, index: int) -> DynamicLayer | None:
+    """The cache's layer, if it is a DynamicLayer that is updated in the ordinary way."""
+    if (
         isinstance(cache, Cache)
         and type(cache).update is Cache.update
         and not cache.offloading
         and index < len(cache.layers)
         and type(cache.layers[index]) is DynamicLayer
-        and cache.layers[index].get_seq_length() > 0
         and not torch.compiler.is_compiling()
-    )
+    ):
+        return cache.layers[index]
+    return None
 
 
 def needs_grad(cache: Any) -> bool:
@@ -83,32 +85,43 @@ def needs_grad(cache: Any) -> bool:
 
 def append(cache: Any, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Put keys and values [B, S, heads, D] behind those of a cache's layer; all of them, as [B, T, heads, D]."""
+    layer = growing_layer(cache, index)
+    room = None if layer is None else reserve(layer, k, *k.shape)
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # the cache keeps [B, heads, S, D]
-    k, v = extend(cache.layers[index], k, v) if grows_here(cache, index) else cache.update(k, v, index)
-    return k.transpose(1, 2), v.transpose(1, 2)
+    if layer is None or room is None:
+        k, v = cache.update(k, v, index)
+        return k.transpose(1, 2), v.transpose(1, 2)
+    new = room.length + k.shape[2]
+    room.keys[:, :, room.length : new] = k
+    room.values[:, :, room.length : new] = v
+    return give(layer, room, new)
 
 
-def extend(layer: DynamicLayer, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    """What layer.update does, in place where there is room."""
-    old = layer.keys.shape[2]
-    new = old + k.shape[2]
-    if layer.keys.dtype != k.dtype or layer.keys.shape[:2] != k.shape[:2] or layer.keys.shape[3] != k.shape[3]:
-        return layer.update(k, v)  # says what is wrong
+def reserve(layer: DynamicLayer, like: Tensor, batch: int, length: int, heads: int, size: int) -> Room | None:
+    """Room behind what the layer holds, whose length it knows; None where only the layer's own update will do.
+
+    `like` has the dtype of the keys.
+    """
+    keys = layer.keys if layer.is_initialized else None
+    old = 0 if keys is None or keys.numel() == 0 else keys.shape[2]
+    if old and (keys.dtype != like.dtype or keys.shape[0] != batch or keys.shape[1] != heads or keys.shape[3] != size):
+        return None  # update says what is wrong
     room: Room | None = vars(layer).get("_infini_room")
-    if room is None or not room.serves(layer, new):
+    if not old or room is None or not room.serves(layer, old + length):
         layer._infini_room = room = None  # frees memory that the layer has left
-        capacity = new + max(STEP, new // GROWTH)
-        keys, values = (enlarged(x, capacity) for x in (layer.keys, layer.values))
-        room = layer._infini_room = Room(layer, keys, values)
-    room.keys[:, :, old:new] = k
-    room.values[:, :, old:new] = v
-    layer.keys, layer.values = room.keys[:, :, :new], room.values[:, :, :new]
+        if keys is None:
+            layer.lazy_initialization(like, like)
+        capacity = old + length + max(STEP, (old + length) // GROWTH)
+        new_keys, new_values = (like.new_empty((batch, heads, capacity, size)) for _ in range(2))
+        if old:
+            new_keys[:, :, :old], new_values[:, :, :old] = layer.keys, layer.values
+        room = layer._infini_room = Room(layer, new_keys, new_values)
+    room.length = old
+    return room
+
+
+def give(layer: DynamicLayer, room: Room, length: int) -> tuple[Tensor, Tensor]:
+    """Let the layer hold the first tokens of its room; (keys, values) as [B, T, heads, D]."""
+    layer.keys, layer.values = room.keys.narrow(2, 0, length), room.values.narrow(2, 0, length)
     room.given = ref(layer.keys), ref(layer.values)
-    return layer.keys, layer.values
-
-
-def enlarged(x: Tensor, capacity: int) -> Tensor:
-    """x [B, heads, T, D] at the beginning of a tensor of `capacity` tokens."""
-    larger = x.new_empty((*x.shape[:2], capacity, x.shape[3]))
-    larger[:, :, : x.shape[2]] = x
-    return larger
+    return layer.keys.transpose(1, 2), layer.values.transpose(1, 2)
