@@ -5,14 +5,14 @@ Where a layer's norms stand is a row of LAYOUTS; everything else about them is t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from .cache import needs_grad
-from .conditions import must_step_aside, place_refusal
+from .conditions import must_step_aside, place_refusal, unwatched
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
 from .stand_in import WIDTH, norm_twin, random, twin
 from .swap import Patched, Probe, Refusal, Rotary
@@ -108,7 +108,7 @@ class DecoderLayer(Patched):
             norm = modules[first]
             known = None if compiling or self._forward_pre_hooks else attached(hidden_states, norm)
             x = normalise(hidden_states, norm) if known is None else known
-        x, _ = modules["self_attn"](hidden_states=x, **kwargs)
+        x, _ = entry(modules["self_attn"])(hidden_states=x, **kwargs)
         if attended_by is not None:
             x = normalise(x, modules[attended_by])
         if multiplier != 1:
@@ -117,7 +117,7 @@ class DecoderLayer(Patched):
             x, stream = add_and_normalise(x, hidden_states, modules[second])
         else:
             x = stream = hidden_states + x
-        x = modules["mlp"](x)
+        x = entry(modules["mlp"])(x)
         if last is not None:
             x = normalise(x, modules[last])
         if multiplier != 1:
@@ -135,6 +135,12 @@ class DecoderLayer(Patched):
             if name is not None and not is_served(modules[name]):
                 return False
         return not (self.training and any(isinstance(child, nn.Dropout) and child.p for child in modules.values()))
+
+
+def entry(module: nn.Module) -> Callable[..., Any]:
+    """What a call of the module comes to: its forward, if nothing else happens on the way."""
+    direct = isinstance(module, Patched) and unwatched(module) and module._compiled_call_impl is None
+    return module.forward if direct else module
 
 
 def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:
