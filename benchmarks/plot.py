@@ -16,7 +16,7 @@ BAR, GAP, LABEL, PANEL, MARGIN = 16, 5, 150, 430, 14  # pixels
 TITLES = {
     "decode-16": "decode, 16 tokens in the cache",
     "decode-2048": "decode, 2048 tokens in the cache",
-    "decode-16x8": "decode, batch 8, 16 tokens in each cache",
+    "decode-16x8": "decode, batch 8, 16 in each cache",
     "prefill-512": "prompt of 512 tokens",
     "prefill-2048": "prompt of 2048 tokens",
     "generate": "generate() behind 16 tokens",

@@ -5,6 +5,7 @@ Steps and prompts are timed at the compiled model's own request, generate() at o
 
 from __future__ import annotations
 
+import importlib.metadata
 import shutil
 import time
 from pathlib import Path
@@ -13,7 +14,6 @@ from typing import Any
 import numpy as np
 import openvino
 import openvino.opset15 as opset
-import optimum.intel.version
 import protocol
 import torch
 from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
@@ -29,7 +29,7 @@ def converted(folder: Path, dtype: str) -> Path:
         part = path.with_suffix(".part")
         shutil.rmtree(part, ignore_errors=True)
         model = OVModelForCausalLM.from_pretrained(
-            folder,
+            str(folder),
             export=True,
             compile=False,
             load_in_8bit=False,
@@ -50,14 +50,14 @@ class OpenvinoModels(protocol.Worker):
             "INFERENCE_PRECISION_HINT": "bf16",
         }
         path = converted(Path(folder), dtype)
-        self.model = OVModelForCausalLM.from_pretrained(path, ov_config=options, compile=False)
+        self.model = OVModelForCausalLM.from_pretrained(str(path), ov_config=options, compile=False)
         last_token_only(self.model.model)
         self.model.compile()
         self.request = self.model.request
         self.inputs = {name for tensor in self.model.model.inputs for name in tensor.get_names()}
         return {
             "version": f"openvino {openvino.__version__.split('-')[0]}, "
-            f"optimum-intel {optimum.intel.version.__version__}",
+            f"optimum-intel {importlib.metadata.version('optimum-intel')}",
             "weight_bytes": weight_bytes(self.model.model),
         }
 

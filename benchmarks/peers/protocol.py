@@ -78,7 +78,7 @@ def serve(worker: Worker) -> None:
                 answer = {"result": getattr(worker, request["call"])(**request["arguments"])}
             except Exception as error:
                 traceback.print_exc()
-                words = str(error) if isinstance(error, Unavailable) else f"{type(error).__name__}: {error}"
+                words = str(error) if isinstance(error, Unavailable) else f"{request['call']}: {error!r}"
                 answer = {"error": " ".join(words.split())[:300]}
             answers.write(json.dumps(answer) + "\n")
             answers.flush()
