@@ -16,8 +16,6 @@ import transformers
 from torch import Tensor
 from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, StaticCache
 
-GROUP = 64  # of the 4-bit weights, torch_infini.quantize's own choice
-
 
 class TorchModels(protocol.Worker):
     def load(self, folder: str, variant: str, dtype: str, threads: int) -> dict[str, Any]:
@@ -37,7 +35,7 @@ class TorchModels(protocol.Worker):
             # Dynamo has to know of freezing before it traces, so that torch.compile's own option comes too late.
             torch._inductor.config.freezing = variant == "packed"
             self.call = torch.compile(self.model, dynamic=False, fullgraph=True)
-        return {"version": version, "weight_bytes": weight_bytes(self.model, dtype)}
+        return {"version": version, "weight_bytes": weight_bytes(self.model)}
 
     def step(self, call: Any, ids: Tensor, cache: Any) -> Tensor:
         return call(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
@@ -129,21 +127,11 @@ def patch(model: LlamaForCausalLM, dtype: str) -> str:
     return torch_infini.__version__
 
 
-def weight_bytes(model: LlamaForCausalLM, dtype: str) -> int:
-    """Bytes of all weights but the embedding; linear layers with scales (and zeros) where they are quantised."""
-    total = 0
-    for module in model.modules():
-        if module is model.get_input_embeddings():
-            continue
-        for parameter in module.parameters(recurse=False):
-            n, k = parameter.numel(), parameter.shape[-1]
-            if parameter.dim() == 2 and dtype == "int8":
-                total += n + 4 * n // k
-            elif parameter.dim() == 2 and dtype == "int4":
-                total += n // 2 + 2 * 2 * n // GROUP
-            else:
-                total += n * parameter.element_size()
-    return total
+def weight_bytes(model: LlamaForCausalLM) -> int:
+    """Bytes of all parameters and buffers (quantised weights are buffers) but for the embedding."""
+    modules = (module for module in model.modules() if module is not model.get_input_embeddings())
+    tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 if __name__ == "__main__":
