@@ -12,23 +12,24 @@ import argparse
 import copy
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import decode
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM, StaticCache
+from transformers import StaticCache
 
 from torch_infini import compile as infini_compile
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import write_csv
 from torch_infini.testing.families import FAMILIES, errors_of, tokens
+from torch_infini.testing.llama import random_llama
 
 PREFILL = 512
 RESULTS = Path(__file__).parent / "results"
+SHAPES = ("1.1B", "160M")
 BACKENDS = ("inductor", "infini")
 
 
@@ -61,29 +62,6 @@ class Site:
     infini_from_eager: float
 
 
-def build_160m(layers: int) -> LlamaForCausalLM:
-    """Hidden size 768, as a Llama of 160M parameters has it with 12 layers."""
-    config = LlamaConfig(
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=layers,
-        num_attention_heads=12,
-        num_key_value_heads=12,
-        vocab_size=32000,
-        max_position_embeddings=2048,
-        tie_word_embeddings=False,
-        dtype=torch.bfloat16,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
-
-
-SHAPES: dict[str, tuple[Callable[[int], LlamaForCausalLM], int]] = {
-    "1.1B": (decode.build, 22),
-    "160M": (build_160m, 12),
-}
-
-
 class Generator:
     """One compiled model with its static cache."""
 
@@ -113,10 +91,9 @@ class Generator:
 
 
 def run(shape: str, layers: int | None, threads: int, steps: int, rounds: int) -> list[Row]:
-    build, whole = SHAPES[shape]
     torch._dynamo.reset()
     with threads_set_to(threads), torch.no_grad():
-        model = build(layers or whole)
+        model = random_llama(shape, layers)
         prompt = torch.randint(32000, (1, PREFILL), generator=torch.Generator().manual_seed(0))
         generators = {backend: Generator(model, backend, PREFILL + 2 * steps) for backend in BACKENDS}
         times: dict[tuple[str, str], list[float]] = {}
@@ -129,7 +106,7 @@ def run(shape: str, layers: int | None, threads: int, steps: int, rounds: int) -
     rows = []
     for phase in ("prefill", "decode"):
         plain, infini = (1e3 * statistics.median(times[phase, backend]) for backend in BACKENDS)
-        rows.append(Row(shape, phase, layers or whole, threads, plain, infini, plain / infini))
+        rows.append(Row(shape, phase, model.config.num_hidden_layers, threads, plain, infini, plain / infini))
     return rows
 
 

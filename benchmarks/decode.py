@@ -17,11 +17,11 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import LlamaConfig, LlamaForCausalLM
 
 import torch_infini
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import measure_limits, write_csv
+from torch_infini.testing.llama import random_llama
 
 PREFILL = 512
 CONTEXTS = (16, 512)  # tokens in the cache where decoding begins
@@ -42,23 +42,6 @@ class Row:
     share_of_read_bandwidth: float | None
     read_gb_per_s: float
     resident_mib: float
-
-
-def build(layers: int) -> LlamaForCausalLM:
-    """The shape of TinyLlama 1.1B, with random weights."""
-    config = LlamaConfig(
-        hidden_size=2048,
-        intermediate_size=5632,
-        num_hidden_layers=layers,
-        num_attention_heads=32,
-        num_key_value_heads=4,
-        vocab_size=32000,
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        dtype=torch.bfloat16,
-    )
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
 
 
 def resident_mib() -> float:
@@ -95,7 +78,7 @@ def decode(model: Any, ids: Tensor, tokens: int) -> float:
 def run(layers: int, threads: int, tokens: int, rounds: int) -> list[Row]:
     with threads_set_to(threads), torch.no_grad():
         limits = measure_limits()
-        model = build(layers)
+        model = random_llama("1.1B", layers)
         weights = weight_bytes(model)
         prompt = torch.randint(32000, (1, PREFILL), generator=torch.Generator().manual_seed(0))
         times: dict[tuple[str, str], list[float]] = {}

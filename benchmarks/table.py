@@ -1,4 +1,4 @@
-"""Prints the tables that README.md and csrc/README.md quote, as Markdown, from the CSV files of run.py and decode.py.
+"""Prints the tables that README.md and csrc/README.md quote, as Markdown, from the CSV files in results/.
 
 python benchmarks/table.py
 """
@@ -138,6 +138,43 @@ def quantised_table() -> Iterator[str]:
         )
 
 
+def generate_table(name: str = "generate.csv") -> Iterator[str]:
+    """Generation by every engine, tokens a second; quantised weights with their logit error. May be empty."""
+    if not (RESULTS / name).exists():
+        return
+    rows = read(name)
+    columns = {"eager": "torch", "compile": "torch.compile", "packed": "packed"}
+    columns |= {engine: engine for engine in ("llama.cpp", "OpenVINO", "infini")}
+    yield f"| shape, cell, weights, threads | {' | '.join(columns.values())} | infini: share of memory bandwidth |"
+    yield f"| --- |{' ---: |' * (len(columns) + 1)}"
+
+    def entry(row: dict[str, str]) -> str:
+        variant = row["engine"].partition(" ")[2]
+        error = f" ({float(row['logit_error']):.1%})" if row["dtype"] != "bfloat16" and row["logit_error"] else ""
+        number = f"{float(row['tokens_per_s']):.1f}" if row["tokens_per_s"] else "failed"
+        return f"{variant} {number}{error}".strip()
+
+    keys = ("shape", "cell", "dtype", "threads")
+    for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):
+        of_cell = [row for row in rows if tuple(row[k] for k in keys) == key]
+        by_engine = {
+            engine: ", ".join(entry(row) for row in of_cell if row["engine"].partition(" ")[0] == engine) or "-"
+            for engine in columns
+        }
+        shares = [row["share_of_limit"] for row in of_cell if row["engine"] == "infini" and row["share_of_limit"]]
+        share = f"{float(shares[0]):.0%}" if shares else "-"
+        yield f"| {', '.join(key)} | {' | '.join(by_engine.values())} | {share} |"
+
+
 if __name__ == "__main__":
-    tables = (decode_table, families_table, sites_table, compile_table, quantised_table, ops_table, c_abi_table)
-    print("\n\n".join("\n".join(table()) for table in tables))
+    tables = (
+        decode_table,
+        generate_table,
+        families_table,
+        sites_table,
+        compile_table,
+        quantised_table,
+        ops_table,
+        c_abi_table,
+    )
+    print("\n\n".join(filter(None, ("\n".join(table()) for table in tables))))

@@ -121,6 +121,41 @@ def test_host_cost(tmp_path: Path) -> None:
     assert all(float(row[name]) > 0 for row in rows for name in ("functional_us", "out_us", "aten_mul_us"))
 
 
+def test_generate(tmp_path: Path) -> None:
+    """The harness, with the two engines that need no environment of their own."""
+    pytest.importorskip("transformers")
+    out = tmp_path / "generate.csv"
+    cells = "--cells decode-16x8,prefill-512,generate --shapes tiny --threads 1 --dtypes bfloat16 --rounds 1 --steps 2"
+    peers = ("--peers", "eager,infini", "--folder", str(tmp_path / "peers"), "--out", str(out))
+    result = start("generate.py", *cells.split(), *peers)
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["cell"], row["engine"]) for row in rows] == [
+        (cell, engine) for cell in ("decode-16x8", "prefill-512", "generate") for engine in ("eager", "infini")
+    ]
+    for row in rows:
+        assert float(row["tokens_per_s"]) > 0 and 0 < float(row["logit_error"]) < 0.02 and row["note"] == ""
+        assert bool(row["share_of_limit"]) == (row["cell"] != "prefill-512")
+    assert out.with_suffix(".svg").read_text().count("<rect") == 1 + len(rows)
+
+
+def test_generate_tells_why_there_is_no_number(tmp_path: Path) -> None:
+    """Errors in a worker, and its end, come back as words."""
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import generate
+    finally:
+        sys.path.pop(0)
+    process = generate.Process(generate.PEERS["eager"], tmp_path, 1, tmp_path / "log", patience=120)
+    with pytest.raises(generate.Failure, match="load: FileNotFoundError"):
+        process.ask("load", folder="no_such_folder", variant="eager", dtype="bfloat16", threads=1)
+    process.process.kill()
+    with pytest.raises(generate.Failure, match="decode: the worker ended with status -9"):
+        process.ask("decode", batch=1, context=1, steps=1)
+
+
 def test_readme_quotes_the_results() -> None:
     """The tables of README.md and csrc/README.md are what table.py makes of the committed CSV files."""
     done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py")], capture_output=True, text=True)

@@ -1,0 +1,410 @@
+"""Generation with Llama models of random weights: torch as it is, compiled, packed; llama.cpp; OpenVINO; torch_infini.
+
+    python benchmarks/generate.py --threads 1,2
+
+Every engine has its own process (peers/) and, where it is not of this environment, its own virtual environment, made
+in build/peers at the first run (minutes: llama.cpp is compiled). All of a cell take turns in every round, and medians
+count. What cannot be installed or fails stands in the CSV in words. logit_error is the root mean square of the distance
+from the float32 logits of the same bfloat16 weights, over theirs: the last of 48 tokens at once, then 16 one by one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import select
+import statistics
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import plot
+from peers import protocol
+
+from torch_infini.testing import threads_set_to
+from torch_infini.testing.bandwidth import read_bandwidth
+from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.llama import SHAPES, random_llama
+
+HERE = Path(__file__).parent
+RESULTS = HERE / "results"
+TORCH = "2.13.0"
+PROMPT, TOKENS = 48, 64  # of the logit error
+DTYPES = ("bfloat16", "int8", "int4")
+
+
+class Failure(Exception):
+    """Why an engine has no number, in words for the CSV."""
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is measured: `length` is the context of a decode, the prompt of a prefill or of generate()."""
+
+    kind: str
+    length: int
+    dtypes: tuple[str, ...] = DTYPES
+    batch: int = 1
+
+
+CELLS = {
+    "decode-16": Cell("decode", 16),
+    "decode-2048": Cell("decode", 2048, ("bfloat16",)),
+    "decode-16x8": Cell("decode", 16, ("bfloat16", "int8"), batch=8),
+    "prefill-512": Cell("prefill", 512),
+    "prefill-2048": Cell("prefill", 2048, ("bfloat16",)),
+    "generate": Cell("generate", 16),
+}
+SHAPE_CELLS = {"1.1B": [name for name in CELLS if name != "generate"], "160M": ["generate"], "tiny": list(CELLS)}
+
+
+@dataclass(frozen=True)
+class Environment:
+    """A virtual environment: the arguments of pip, call by call, and what can be imported then."""
+
+    name: str
+    pip: tuple[tuple[str, ...], ...]
+    check: str
+
+
+LLAMA_CPP = Environment(
+    "llama_cpp",
+    # From source, so that it is compiled for this machine's instruction set.
+    (("install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36", "gguf==0.19.0"),),
+    "import llama_cpp, gguf",
+)
+OPENVINO = Environment(
+    "openvino",
+    (
+        ("install", f"torch=={TORCH}+cpu"),
+        ("install", f"torch=={TORCH}", "optimum-intel[openvino]==2.2.0", "openvino==2026.4.1", "nncf==3.4.0"),
+        # optimum-intel asks for torchvision, which language models do not need; the release that pip finds for a CPU
+        # build of torch may be one for CUDA, which cannot be imported and stops transformers.
+        ("uninstall", "-y", "torchvision"),
+    ),
+    "import optimum.intel.openvino",
+)
+
+
+@dataclass(frozen=True)
+class Peer:
+    """An engine: its worker, the variants that there are for a dtype of weights, and its environment if not ours."""
+
+    script: str
+    variants: dict[str, tuple[str, ...]]
+    environment: Environment | None = None
+
+
+PEERS = {
+    "eager": Peer("torch_models.py", {"bfloat16": ("eager",)}),
+    "compile": Peer("torch_models.py", {"bfloat16": ("compile",)}),
+    "packed": Peer("torch_models.py", {"bfloat16": ("packed",)}),
+    "llama.cpp": Peer(
+        "gguf_models.py", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, LLAMA_CPP
+    ),
+    "OpenVINO": Peer("openvino_models.py", dict.fromkeys(DTYPES, ("",)), OPENVINO),
+    "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),
+}
+
+
+@dataclass
+class Row:
+    """One line of the CSV; the share is that of the time a step takes to read its weights at the measured bandwidth."""
+
+    shape: str
+    threads: int
+    cell: str
+    dtype: str
+    engine: str
+    version: str = ""
+    tokens_per_s: float | None = None
+    share_of_limit: float | None = None
+    logit_error: float | None = None
+    rounds: int = 0
+    read_gb_per_s: float | None = None
+    note: str = ""
+
+
+def last_words(log: Path) -> str:
+    """The last line of a log that says something."""
+    lines = [line.strip() for line in log.read_text(errors="replace").splitlines()] if log.exists() else []
+    return next((line for line in reversed(lines) if line), "nothing")[:200]
+
+
+def interpreter(environment: Environment, folder: Path) -> Path:
+    """The environment's Python; the environment is made where there is none."""
+    home = folder / environment.name
+    python, log = home / "bin" / "python", home.with_suffix(".log")
+
+    def works() -> bool:
+        check = [python, "-W", "ignore", "-c", environment.check]
+        return python.exists() and subprocess.run(check, capture_output=True).returncode == 0
+
+    if works():
+        return python
+    print(f"installing {environment.name} in {home}, see {log.name}", flush=True)
+    folder.mkdir(parents=True, exist_ok=True)
+    with log.open("w") as out:
+
+        def call(*command: Any) -> bool:
+            return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode == 0
+
+        ok = call(sys.executable, "-m", "venv", home)
+        for arguments in environment.pip:
+            done = ok and call(python, "-m", "pip", *arguments)
+            if ok and not done and f"torch=={TORCH}+cpu" in arguments:
+                # uv knows where PyTorch keeps its CPU builds; pip finds one only where an index that has it is set up.
+                uv = (python, "-m", "uv", "pip", "install", "--python", python, "--torch-backend", "cpu")
+                done = call(python, "-m", "pip", "install", "uv") and call(*uv, f"torch=={TORCH}")
+            ok = ok and done
+    if not ok or not works():
+        raise Failure(f"could not be installed: {last_words(log)}")
+    return python
+
+
+class Process:
+    """A worker, asked over its standard streams."""
+
+    def __init__(self, peer: Peer, folder: Path, threads: int, log: Path, patience: float) -> None:
+        python = sys.executable if peer.environment is None else interpreter(peer.environment, folder)
+        self.log, self.patience = log, patience
+        log.parent.mkdir(parents=True, exist_ok=True)
+        with log.open("w") as errors:
+            self.process = subprocess.Popen(
+                [python, "-W", "ignore", HERE / "peers" / peer.script],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                env={**os.environ, "OMP_NUM_THREADS": str(threads), "HF_HUB_OFFLINE": "1"},
+            )
+
+    def ask(self, call: str, **arguments: Any) -> Any:
+        """The result of one call of the protocol; Failure if there is none."""
+        stdin, stdout = self.process.stdin, self.process.stdout
+        assert stdin is not None and stdout is not None
+        try:
+            stdin.write(json.dumps({"call": call, "arguments": arguments}) + "\n")
+            stdin.flush()
+        except BrokenPipeError:
+            pass  # the end of its stdout says so too
+        if not select.select([stdout], [], [], self.patience)[0]:
+            self.process.kill()
+            raise Failure(f"{call} took more than {self.patience:.0f} s")
+        line = stdout.readline()
+        if not line:
+            raise Failure(f"{call}: the worker ended with status {self.process.wait()}: {last_words(self.log)}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise Failure(answer["error"])
+        return answer["result"]
+
+    def close(self) -> None:
+        self.process.communicate()
+
+
+@dataclass
+class Contestant:
+    """An engine with weights of one dtype while it is measured."""
+
+    name: str
+    process: Process
+    version: str
+    weight_bytes: int
+
+
+def label(engine: str, variant: str, dtype: str) -> str:
+    """An engine's name in the CSV: with its variant where it has several for weights of this dtype."""
+    return f"{engine} {variant}" if len(PEERS[engine].variants[dtype]) > 1 else engine
+
+
+class Bench:
+    """One run: the options, the models, what has been measured."""
+
+    def __init__(self, options: argparse.Namespace) -> None:
+        self.options = options
+        self.folder: Path = options.folder
+        self.rows: list[Row] = []
+        self.errors: dict[tuple[str, str, str], float] = {}
+
+    def start(self, engine: str, variant: str, checkpoint: Path, dtype: str, threads: int) -> Contestant:
+        """A worker with its model, whose logit error is known."""
+        name = label(engine, variant, dtype)
+        log = self.folder / "logs" / f"{checkpoint.name}-{name.replace(' ', '-')}-{dtype}.log"
+        process = Process(PEERS[engine], self.folder, threads, log, self.options.patience)
+        try:
+            loaded = process.ask("load", folder=str(checkpoint), variant=variant, dtype=dtype, threads=threads)
+            contestant = Contestant(name, process, loaded["version"], loaded["weight_bytes"])
+            key = (checkpoint.name, name, dtype)
+            if key not in self.errors:  # of the number of threads that comes first: it hardly depends on it
+                self.errors[key] = self.logit_error(process, checkpoint)
+        except Failure:
+            process.close()
+            raise
+        return contestant
+
+    def logits(self, process: Process, checkpoint: Path) -> np.ndarray:
+        (tokens,) = protocol.prompt(1, TOKENS, protocol.vocabulary(str(checkpoint)))
+        out = self.folder / "logs" / f"logits-{os.getpid()}"
+        process.ask("logits", tokens=tokens, prompt=PROMPT, out=str(out))
+        values = np.fromfile(out, np.float32)
+        out.unlink()
+        return values
+
+    def logit_error(self, process: Process, checkpoint: Path) -> float:
+        reference = np.load(checkpoint / "reference.npy").astype(np.float64)
+        distance = self.logits(process, checkpoint) - reference
+        return float(np.sqrt((distance**2).mean() / (reference**2).mean()))
+
+    def checkpoint(self, shape: str) -> Path:
+        """The Hugging Face folder of a shape, with the float32 logits that all are compared with; made once."""
+        folder = self.folder / "models" / shape
+        if not (folder / "reference.npy").exists():
+            print(f"making the model of {shape}", flush=True)
+            random_llama(shape).save_pretrained(folder)
+            threads = os.cpu_count() or 1
+            reference = Process(PEERS["eager"], self.folder, threads, self.folder / "logs" / "reference.log", 3600)
+            reference.ask("load", folder=str(folder), variant="eager", dtype="float32", threads=threads)
+            np.save(folder / "reference.npy", self.logits(reference, folder))
+            reference.close()
+        return folder
+
+    def seconds(self, contestant: Contestant, cell: Cell) -> float:
+        steps = self.options.steps
+        if cell.kind == "decode":
+            return contestant.process.ask("decode", batch=cell.batch, context=cell.length, steps=steps)
+        if cell.kind == "prefill":
+            return contestant.process.ask("prefill", tokens=cell.length)
+        return contestant.process.ask("generate", prompt=cell.length, steps=steps)
+
+    def measure(self, contestants: Sequence[Contestant], cell: Cell) -> tuple[dict[str, float | Failure], float]:
+        """(median seconds or why there are none, by contestant; bytes a second that torch reads)."""
+        times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+        failures: dict[str, Failure] = {}
+        bandwidth = 0.0
+        for turn in range(self.options.rounds + 1):
+            bandwidth = max(bandwidth, read_bandwidth(0.2))
+            for contestant in contestants:
+                if contestant.name in failures:
+                    continue
+                try:
+                    value = self.seconds(contestant, cell)
+                except Failure as failure:
+                    failures[contestant.name] = failure
+                    continue
+                if turn:  # the first turn warms up, and compiles
+                    times[contestant.name].append(value)
+        for contestant in contestants:
+            if contestant.process.process.poll() is None:
+                contestant.process.ask("release")
+        return {name: failures.get(name) or statistics.median(values) for name, values in times.items()}, bandwidth
+
+    def add(self, shape: str, threads: int, name: str, dtype: str, engine: str, **values: Any) -> None:
+        row = Row(shape, threads, name, dtype, engine, rounds=self.options.rounds, **values)
+        self.rows.append(row)
+        print(line(row), flush=True)
+
+    def group(self, shape: str, threads: int, dtype: str, cells: Sequence[str]) -> None:
+        """All cells of a shape with weights of one dtype, by all the engines that have it."""
+        checkpoint = self.checkpoint(shape)
+        contestants: list[Contestant] = []
+        try:
+            for engine in self.options.peers:
+                for variant in PEERS[engine].variants.get(dtype, ()):
+                    try:
+                        contestants.append(self.start(engine, variant, checkpoint, dtype, threads))
+                    except Failure as failure:
+                        for name in cells:
+                            self.add(shape, threads, name, dtype, label(engine, variant, dtype), note=str(failure))
+            for name in cells:
+                self.cell(shape, threads, name, dtype, contestants)
+        finally:
+            for contestant in contestants:
+                contestant.process.close()
+
+    def cell(self, shape: str, threads: int, name: str, dtype: str, contestants: Sequence[Contestant]) -> None:
+        cell = CELLS[name]
+        tokens = cell.length if cell.kind == "prefill" else cell.batch * self.options.steps
+        results, bandwidth = self.measure(contestants, cell)
+        for contestant in contestants:
+            result = results[contestant.name]
+            values: dict[str, Any] = {
+                "version": contestant.version,
+                "read_gb_per_s": bandwidth / 1e9,
+                "logit_error": self.errors[shape, contestant.name, dtype],
+            }
+            if isinstance(result, Failure):
+                values["note"] = str(result)
+            else:
+                values["tokens_per_s"] = tokens / result
+                if cell.kind != "prefill":  # a prefill is bound by arithmetic
+                    steps = self.options.steps / result
+                    values["share_of_limit"] = steps * contestant.weight_bytes / bandwidth
+            self.add(shape, threads, name, dtype, contestant.name, **values)
+
+    def run(self) -> None:
+        for shape in self.options.shapes:
+            for threads in self.options.threads:
+                with threads_set_to(threads):
+                    for dtype in self.options.dtypes:
+                        chosen = self.options.cells or SHAPE_CELLS[shape]
+                        self.group(shape, threads, dtype, [name for name in chosen if dtype in CELLS[name].dtypes])
+                        write_csv(self.options.out, self.rows, Row)
+
+
+def line(row: Row) -> str:
+    text = f"{row.shape:5} {row.threads} {row.cell:12} {row.dtype:8} {row.engine:16}"
+    if row.tokens_per_s is None:
+        return f"{text} {row.note}"
+    text += f" {row.tokens_per_s:9.2f} tokens/s"
+    if row.share_of_limit is not None:
+        text += f", {row.share_of_limit:4.0%} of {row.read_gb_per_s:.1f} GB/s"
+    return text + (f", logit error {row.logit_error:.1e}" if row.logit_error is not None else "")
+
+
+def names(known: Sequence[str]) -> Any:
+    """An argparse type: names out of the known ones, separated by commas."""
+
+    def parse(text: str) -> list[str]:
+        chosen = text.split(",")
+        for name in chosen:
+            if name not in known:
+                raise argparse.ArgumentTypeError(f"there is no {name!r}; known: {', '.join(known)}")
+        return chosen
+
+    return parse
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    numbers = lambda text: [int(number) for number in text.split(",")]
+    parser.add_argument("--shapes", type=names(list(SHAPES)), default=["1.1B", "160M"], help="default: 1.1B,160M")
+    parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
+    parser.add_argument("--dtypes", type=names(DTYPES), default=list(DTYPES), help=f"default: {','.join(DTYPES)}")
+    parser.add_argument(
+        "--cells", type=names(list(CELLS)), help=f"of {','.join(CELLS)} (default: generate for 160M, the rest for 1.1B)"
+    )
+    parser.add_argument("--peers", type=names(list(PEERS)), default=list(PEERS), help=f"default: {','.join(PEERS)}")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=32, help="of a decode measurement and generate() (default: 32)")
+    parser.add_argument("--patience", type=float, default=3600, help="seconds for one answer (default: 3600)")
+    parser.add_argument(
+        "--folder", type=Path, default=HERE.parent / "build" / "peers", help="models and environments (build/peers)"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=RESULTS / "generate.csv", help="CSV; the plot is beside it (results/generate.csv)"
+    )
+    options = parser.parse_args(argv)
+    bench = Bench(options)
+    bench.run()
+    plot.write(options.out)
+    print(f"{len(bench.rows)} rows in {options.out}")
+
+
+if __name__ == "__main__":
+    main()

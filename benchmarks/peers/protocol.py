@@ -1,0 +1,84 @@
+"""How generate.py talks to a worker: a process that holds one model of one engine, in that engine's own environment.
+
+One JSON object a line on stdin, {"call": "decode", "arguments": {...}}, is answered by one on stdout, {"result": ...}
+or {"error": "..."}. Needs the standard library only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+
+class Unavailable(Exception):
+    """An engine has no such thing; says so by itself."""
+
+
+class Worker:
+    """What a worker can be asked for. Times are in seconds, of the engine's own work only."""
+
+    def load(self, folder: str, variant: str, dtype: str, threads: int) -> dict[str, Any]:
+        """Load the model of a Hugging Face checkpoint folder, after converting it if that has not been done.
+
+        Args:
+            folder: The checkpoint, in bfloat16; converted models are kept in it.
+            variant: What tells engines or formats of one worker apart.
+            dtype: Of the weights: float32, bfloat16, int8 or int4.
+            threads: To compute with.
+
+        Returns:
+            version: A text. weight_bytes: what a decode step reads, all weights but the embedding.
+        """
+        raise NotImplementedError
+
+    def logits(self, tokens: list[int], prompt: int, out: str) -> None:
+        """Write logits to a file of float32 values: of the last of `prompt` tokens run at once, then of the rest, run
+        one by one."""
+        raise NotImplementedError
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """Greedy steps of `batch` sequences that have `context` tokens in the cache."""
+        raise NotImplementedError
+
+    def prefill(self, tokens: int) -> float:
+        """A prompt from an empty cache to the logits of its last token."""
+        raise NotImplementedError
+
+    def generate(self, prompt: int, steps: int) -> float:
+        """The engine's own generate() for a prompt and exactly `steps` greedy tokens."""
+        raise NotImplementedError
+
+    def release(self) -> None:
+        """Free caches and compiled code: another cell follows."""
+
+
+def vocabulary(folder: str) -> int:
+    """Tokens that the model of a checkpoint folder knows."""
+    return json.loads((Path(folder) / "config.json").read_text())["vocab_size"]
+
+
+def prompt(batch: int, length: int, vocabulary: int) -> list[list[int]]:
+    """The same random tokens for every engine."""
+    source = random.Random(0)
+    return [[source.randrange(vocabulary) for _ in range(length)] for _ in range(batch)]
+
+
+def serve(worker: Worker) -> None:
+    """Answer until stdin ends. What libraries print to stdout goes to stderr."""
+    with os.fdopen(os.dup(1), "w") as answers:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer = {"result": getattr(worker, request["call"])(**request["arguments"])}
+            except Exception as error:
+                traceback.print_exc()
+                words = str(error) if isinstance(error, Unavailable) else f"{request['call']}: {error!r}"
+                answer = {"error": " ".join(words.split())[:300]}
+            answers.write(json.dumps(answer) + "\n")
+            answers.flush()

@@ -1,0 +1,138 @@
+"""Worker for models of transformers: eager, compiled (compile), compiled with packed weights (packed), patched.
+
+packed is Inductor's freezing: it hands every weight to oneDNN once, which lays it out for its own products.
+"""
+
+from __future__ import annotations
+
+import gc
+import inspect
+import time
+from typing import Any
+
+import protocol
+import torch
+import transformers
+from torch import Tensor
+from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, StaticCache
+
+
+class TorchModels(protocol.Worker):
+    def load(self, folder: str, variant: str, dtype: str, threads: int) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        torch.set_grad_enabled(False)
+        self.vocabulary = protocol.vocabulary(folder)
+        self.compiled = variant in ("compile", "packed")
+        self.caches: dict[tuple[int, ...], Any] = {}
+        float_dtype = torch.float32 if dtype == "float32" else torch.bfloat16
+        self.model = LlamaForCausalLM.from_pretrained(folder, dtype=float_dtype).eval()
+        self.call = self.model
+        version = f"torch {torch.__version__}, transformers {transformers.__version__}"
+        if variant == "infini":
+            version = f"torch_infini {patch(self.model, dtype)}, {version}"
+        elif self.compiled:
+            torch._dynamo.config.recompile_limit = 64  # a graph for each length of the static cache
+            # Dynamo has to know of freezing before it traces, so that torch.compile's own option comes too late.
+            torch._inductor.config.freezing = variant == "packed"
+            self.call = torch.compile(self.model, dynamic=False, fullgraph=True)
+        return {"version": version, "weight_bytes": weight_bytes(self.model)}
+
+    def step(self, call: Any, ids: Tensor, cache: Any) -> Tensor:
+        return call(input_ids=ids, past_key_values=cache, use_cache=True, logits_to_keep=1).logits
+
+    def ids(self, batch: int, length: int) -> Tensor:
+        return torch.tensor(protocol.prompt(batch, length, self.vocabulary))
+
+    def new_cache(self, length: int) -> Any:
+        config = self.model.config
+        return StaticCache(config=config, max_cache_len=length) if self.compiled else DynamicCache(config=config)
+
+    def cache_of(self, batch: int, context: int, steps: int) -> Any:
+        """A cache that holds `context` tokens, filled once by the uncompiled model; later steps are taken off again."""
+        key = (batch, context, steps)
+        if key not in self.caches:
+            cache = self.caches[key] = self.new_cache(context + steps)
+            self.step(self.model, self.ids(batch, context), cache)
+        cache = self.caches[key]
+        if self.compiled:
+            for layer in cache.layers:
+                layer.cumulative_length.fill_(context)
+        elif cache.get_seq_length() > context:
+            cache.crop(context - cache.get_seq_length())
+        return cache
+
+    def logits(self, tokens: list[int], prompt: int, out: str) -> None:
+        ids = torch.tensor([tokens])
+        cache = self.new_cache(len(tokens))
+        rows = [self.step(self.model, ids[:, :prompt], cache)]
+        rows += [self.step(self.call, ids[:, i : i + 1], cache) for i in range(prompt, len(tokens))]
+        torch.cat(rows, 1).float().numpy().tofile(out)
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        cache = self.cache_of(batch, context, steps)
+        token = torch.ones(batch, 1, dtype=torch.long)
+        start = time.perf_counter()
+        for _ in range(steps):
+            token = self.step(self.call, token, cache)[:, -1].argmax(-1, keepdim=True)
+        return time.perf_counter() - start
+
+    def prefill(self, tokens: int) -> float:
+        ids = self.ids(1, tokens)
+        if self.compiled:
+            if (tokens,) not in self.caches:
+                cache = self.caches[tokens,] = self.new_cache(tokens)
+                self.step(self.model, ids[:, :1], cache)  # allocates it outside of the compiled graph
+            cache = self.caches[tokens,]
+            cache.reset()
+        else:
+            cache = self.new_cache(tokens)
+        start = time.perf_counter()
+        self.step(self.call, ids, cache)
+        return time.perf_counter() - start
+
+    def generate(self, prompt: int, steps: int) -> float:
+        ids = self.ids(1, prompt)
+        options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False}
+        if self.compiled:
+            if (prompt, steps) not in self.caches:
+                self.caches[prompt, steps] = self.new_cache(prompt + steps)
+            cache = self.caches[prompt, steps]
+            cache.reset()
+            compile_config = CompileConfig(mode="default", fullgraph=True, dynamic=False)
+            compile_config._compile_all_devices = True  # or generate() compiles on accelerators only
+            options.update(past_key_values=cache, compile_config=compile_config)
+        start = time.perf_counter()
+        result = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
+        seconds = time.perf_counter() - start
+        if result.shape[1] != prompt + steps:
+            raise RuntimeError(f"generate made {result.shape[1] - prompt} tokens instead of {steps}")
+        return seconds
+
+    def release(self) -> None:
+        self.caches.clear()
+        torch._dynamo.reset()
+        gc.collect()
+
+
+def patch(model: LlamaForCausalLM, dtype: str) -> str:
+    """Patch with weights of this dtype; the version of torch_infini."""
+    import torch_infini
+
+    if dtype not in ("int8", "int4"):
+        torch_infini.patch_model(model, strict=True)
+    elif "weights" in inspect.signature(torch_infini.patch_model).parameters:
+        torch_infini.patch_model(model, weights=dtype)
+    else:
+        raise protocol.Unavailable("not available: patch_model takes no weights yet")
+    return torch_infini.__version__
+
+
+def weight_bytes(model: LlamaForCausalLM) -> int:
+    """Bytes of all parameters and buffers (quantised weights are buffers) but for the embedding."""
+    modules = (module for module in model.modules() if module is not model.get_input_embeddings())
+    tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+
+if __name__ == "__main__":
+    protocol.serve(TorchModels())

@@ -1,0 +1,62 @@
+"""Llama models with random weights in the shapes that the benchmarks measure."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from transformers import LlamaForCausalLM
+
+# What LlamaConfig takes. 1.1B is the shape of TinyLlama; tiny is for tests.
+SHAPES = {
+    "1.1B": {
+        "hidden_size": 2048,
+        "intermediate_size": 5632,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 32000,
+    },
+    "160M": {
+        "hidden_size": 768,
+        "intermediate_size": 2048,
+        "num_hidden_layers": 12,
+        "num_attention_heads": 12,
+        "num_key_value_heads": 12,
+        "vocab_size": 32000,
+    },
+    "tiny": {
+        "hidden_size": 128,
+        "intermediate_size": 256,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "vocab_size": 512,
+    },
+}
+
+
+def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
+    """A LlamaForCausalLM in bfloat16 with the same random weights at every call; it never stops by itself.
+
+    Args:
+        shape: A name in SHAPES.
+        layers: Fewer than the shape has, for a quick look.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    config = LlamaConfig(
+        **SHAPES[shape],
+        max_position_embeddings=4096,
+        tie_word_embeddings=False,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+        dtype=torch.bfloat16,
+    )
+    if layers is not None:
+        config.num_hidden_layers = layers
+    torch.manual_seed(0)
+    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
