@@ -26,7 +26,7 @@ class Family:
         norms: Of a layer, outside attention.
         qk_norms: Whether attention normalises q and k.
         experts: Whether the MLP is a mixture of experts, which is left.
-        config: What its config needs beside SIZES.
+        config: What its config needs beside SIZES; lists have an entry for each of LAYERS and go on in turns.
     """
 
     name: str
@@ -41,8 +41,11 @@ class Family:
 
         sizes = {**SIZES, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "pad_token_id": 0}
         ends = {"bos_token_id": 1, "eos_token_id": None}
+        values = {**sizes, **ends, **self.config, **changes}
+        layers = values["num_hidden_layers"]
+        values |= {key: (value * layers)[:layers] for key, value in values.items() if isinstance(value, list)}
         name = "Gemma3Text" if self.name == "Gemma3" else self.name
-        config = getattr(transformers, f"{name}Config")(**{**sizes, **ends, **self.config, **changes})
+        config = getattr(transformers, f"{name}Config")(**values)
         model = getattr(transformers, f"{self.name}ForCausalLM")(config).eval()
         generator = torch.Generator().manual_seed(0)
         with torch.no_grad():
