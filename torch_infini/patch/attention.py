@@ -187,10 +187,8 @@ class Attention(Patched):
         if norms and plan.norm_first:
             self.normalise_heads(q, k, norms)
         if plan.rope:
-            if type(position_embeddings) is PositionEmbeddings:
-                cos, sin = position_embeddings.half
-            else:
-                cos, sin = halves(position_embeddings)
+            # What rebuilds tuples on their way, as accelerate does, drops attributes.
+            cos, sin = getattr(position_embeddings, "half", None) or halves(position_embeddings)
             interleaved = plan.rope == "interleaved"
             if both is not None:
                 rope_(both, cos, sin, None, interleaved)

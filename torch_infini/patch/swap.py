@@ -32,6 +32,11 @@ class Patched(nn.Module):
     infini_ops: ClassVar[str]  # what the report says that it calls
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
 
+    def __init_subclass__(cls) -> None:
+        # A class that others make of a patched one (torch.nn.utils.parametrize) has its weights elsewhere.
+        if is_foreign(cls) and "forward" not in vars(cls):
+            cls.forward = cls.infini_original.forward
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         """Who calls the class of a patched module gets a module of its own class, which is not patched."""
         return cls.infini_original(*args, **kwargs)
@@ -60,6 +65,11 @@ class Patched(nn.Module):
         _, _, *state = super().__reduce_ex__(2)  # (copyreg.__newobj__, (class,), state, ...)
         cls = type(self)
         return (_rebuild, (cls.__mro__[1], cls.infini_original), *state)
+
+
+def is_foreign(cls: type[Patched]) -> bool:
+    """Whether it is a subclass of a patched class that was made by somebody else."""
+    return hasattr(cls, "infini_original") and "infini_original" not in vars(cls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -103,7 +113,10 @@ def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
 
 def restore(module: nn.Module) -> None:
     """Give a patched module its own class back."""
-    original = module.infini_original
+    cls, original = type(module), module.infini_original
+    if is_foreign(cls):
+        own = {name: value for name, value in vars(cls).items() if name not in ("forward", "__dict__", "__weakref__")}
+        original = type(cls.__name__, (original,), own)
     for name, value in list(vars(module).items()):
         if name.startswith("_infini_"):
             del vars(module)[name]
