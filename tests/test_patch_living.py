@@ -337,18 +337,6 @@ def test_meta() -> None:
     assert in_order(model)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_cuda() -> None:
-    model, ids = tiny(), tokens()
-    expected = logits(model, ids)
-    patch_model(model)
-    model.cuda()
-    close(logits(model, ids.cuda()).cpu(), expected)
-    assert torch.equal(greedy(model, ids.cuda()).cpu(), greedy(model.cpu(), ids))
-    report = patch_model(tiny().cuda())
-    assert not report.replaced and {row.reason for row in report.left if "on cuda:0" not in row.reason} == set()
-
-
 def test_model_on_meta() -> None:
     """A model without memory is left, each module with its reason, and says so where it has to be all."""
     with torch.device("meta"):

@@ -38,8 +38,11 @@ class Patched(nn.Module):
             cls.forward = cls.infini_original.forward
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Who calls the class of a patched module gets a module of its own class, which is not patched."""
-        return cls.infini_original(*args, **kwargs)
+        """Who calls the class of a patched module with arguments gets one of its original class.
+
+        Without arguments, it is copied: by torch.nn.DataParallel, or by a __deepcopy__.
+        """
+        return cls.infini_original(*args, **kwargs) if args or kwargs else super().__new__(cls)
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -102,7 +105,7 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
 
     register()
     cls = patched_class(patch, original)
-    return object.__new__(cls)
+    return cls.__new__(cls)
 
 
 def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
