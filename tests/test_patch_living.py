@@ -75,7 +75,7 @@ def test_continuous_batching() -> None:
     }
     prompts = [[3, 4, 5, 6], [7, 8, 9], [3, 4, 5, 6, 7, 8]]
     for implementation in ("sdpa", "eager"):
-        model = tiny(attn_implementation=implementation)
+        model = tiny(attn_implementation=implementation, num_hidden_layers=1)
         run = lambda model: [o.generated_tokens for o in model.generate_batch(prompts, **options).values()]
         expected = run(model)
         assert all(len(made) == 6 for made in expected)
@@ -87,8 +87,8 @@ def test_continuous_batching() -> None:
             assert run(model) == expected
             assert set(seen) == {"sdpa" if implementation == "sdpa" else "paged|eager"}
             assert model.config._attn_implementation == "infini"
-            twin = copy.deepcopy(model)
-            assert run(twin) == expected and run(model) == expected
+            if implementation == "sdpa":
+                assert run(copy.deepcopy(model)) == expected
             assert greedy(model).shape == (2, 21)
         assert model.config._attn_implementation == implementation and in_order(model)
 
@@ -333,6 +333,7 @@ def test_meta() -> None:
     with torch.no_grad():
         output = model(ids.to("meta"))
     assert output.logits.is_meta and output.logits.shape == (2, 9, VOCABULARY)
+    assert calls(model, ids.to("meta")) == {}
     unpatch_model(model)
     assert in_order(model)
 
