@@ -60,6 +60,9 @@ $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	  || $(PY) -m pip install -q -c .ci/constraints.txt ninja
 	@offline=$$($(PY) -m pip install -q --no-index --no-build-isolation -e '.[test]' 2>&1) \
 	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-build-isolation -e '.[test]' \
+	  || { $(PY) -c 'import numpy, pytest, xdist, expecttest, transformers, safetensors' 2>/dev/null \
+	       && $(PY) -m pip install -q --no-index --no-build-isolation --no-deps -e . \
+	       && echo "set-up: no registry, and no peft or accelerate: their tests will be skipped"; } \
 	  || { echo "set-up: without a registry pip said: $$offline"; exit 1; }
 	@touch $@
 

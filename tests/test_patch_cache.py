@@ -500,30 +500,25 @@ def test_other_caches(kind: str) -> None:
     assert Renamed.updates == (2 * 2 * 4 if kind == "own update" else 0)
 
 
-def test_offloaded_cache() -> None:
+def test_offloaded_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     """A cache that moves its layers between devices sees every update; here the second device is the first one."""
 
-    class Offloading(transformers.cache_utils.DynamicLayer):
-        moves = 0
+    class Stream:
+        def wait_stream(self, other: Any) -> None: ...
+        def __enter__(self) -> None: ...
+        def __exit__(self, *error: Any) -> None: ...
 
-        def offload(self) -> None:
-            type(self).moves += 1
-            self.keys, self.values = self.keys.clone(), self.values.clone()
-
-    class Offloaded(transformers.DynamicCache):
-        offloading = property(lambda self: True, lambda self, value: None)
-
-        def update(self, k: Tensor, v: Tensor, index: int, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
-            while len(self.layers) <= index:
-                self.layers.append(Offloading())
-            result = self.layers[index].update(k, v)
-            self.layers[index].offload()
-            return result
+    moved: list[Any] = []
+    layer = transformers.cache_utils.DynamicLayer
+    monkeypatch.setattr(torch, "Stream", Stream)
+    monkeypatch.setattr(torch.cuda, "default_stream", lambda device=None: Stream())
+    monkeypatch.setattr(layer, "offload", lambda self: moved.append((self, self.keys.clone())))
 
     def steps(model: Model) -> list[Tensor]:
-        cache = Offloaded.__new__(Offloaded)
-        cache.layers, cache.layer_class_to_replicate = [], Offloading
-        return feed(model, cache, tokens(length=40), 4, 1, 2, 1)
+        moved.clear()
+        cache = transformers.DynamicCache(config=model.config, offloading=True)
+        results = feed(model, cache, tokens(length=40), 4, 1, 2, 1)
+        assert [cache.layers.index(layer) for layer, _ in moved] == [0, 1] * 4
+        return results + [keys for _, keys in moved]
 
     both(steps)
-    assert Offloading.moves == 2 * 4 * 2

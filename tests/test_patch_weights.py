@@ -1,4 +1,4 @@
-"""patch_model(weights="int8" | "int4"): memory, numbers, what can be done with such a model, save_patched, load_patched.
+"""patch_model(weights="int8" | "int4"): memory, numbers, what can be done with such a model, files.
 
 The numbers are compared with a model whose linear layers have the weights that the integers stand for.
 """
@@ -355,7 +355,7 @@ def test_written_weight() -> None:
 
 
 def test_tie_and_resize() -> None:
-    """Embeddings are resized with integers around them; a head of integers that was tied is made anew and tied again."""
+    """Embeddings are resized with integers around them; a tied head of integers is made anew and tied again."""
     for tied in (False, True):
         model, ids = small(tie_word_embeddings=tied), tokens()
         patch_model(model, weights="int8")

@@ -35,8 +35,14 @@ NEUTRAL = {"output_attentions": False}
 class PositionEmbeddings(tuple):
     """(cos, sin) as transformers has them, each half twice, and `half`: what rope needs, sliced once for all layers."""
 
-    half: tuple[Tensor, Tensor]
+    _half: tuple[Tensor, Tensor] | None = None  # accelerate rebuilds tuples, and drops attributes
     _tables: tuple[tuple[int, ...], tuple[Tensor, ...]] | None = None
+
+    @property
+    def half(self) -> tuple[Tensor, Tensor]:
+        if self._half is None:
+            self._half = halves(self)
+        return self._half
 
     def tables(self, batch: int, length: int, old: int, capacity: int) -> tuple[Tensor, ...]:
         """(cos, sin, their row for each token, its slot in a cache): for all layers whose caches are alike."""
@@ -73,9 +79,7 @@ class RotaryEmbedding(Patched):
         position_embeddings = super().forward(*args, **kwargs)
         if torch.compiler.is_compiling():  # a slice costs nothing there
             return position_embeddings
-        result = PositionEmbeddings(position_embeddings)
-        result.half = halves(result)
-        return result
+        return PositionEmbeddings(position_embeddings)
 
 
 class AttentionPlan(NamedTuple):

@@ -1,4 +1,4 @@
-"""The model around patched layers: what transformers does with a whole model and would do wrongly with a patched one."""
+"""The model around patched layers: what transformers does with a whole model and could not do with a patched one."""
 
 from __future__ import annotations
 

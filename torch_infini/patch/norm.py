@@ -60,7 +60,7 @@ def add_and_normalise(x: Tensor, residual: Tensor, module: nn.Module) -> tuple[T
 
 def is_served(module: nn.Module | None) -> bool:
     """Whether the module is a patched norm that may be computed without calling it."""
-    return isinstance(module, RMSNorm) and unwatched(module)
+    return module is not None and type(module).forward is RMSNorm.forward and unwatched(module)
 
 
 class Normed:

@@ -33,7 +33,7 @@ def twin(
     module: nn.Module, parameters: dict[str, Any] | None = None, modules: dict[str, nn.Module] | None = None
 ) -> nn.Module:
     """A module of the same class and with the same attributes, but these parameters and submodules, and no hooks."""
-    copy = object.__new__(type(module))
+    copy = type(module).__new__(type(module))
     nn.Module.__init__(copy)  # its hooks, empty
     empty = dict(vars(copy))
     vars(copy).update({name: value for name, value in vars(module).items() if name not in empty})

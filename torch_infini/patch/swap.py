@@ -32,9 +32,17 @@ class Patched(nn.Module):
     infini_ops: ClassVar[str]  # what the report says that it calls
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
 
+    def __init_subclass__(cls) -> None:
+        # A class that others make of a patched one (torch.nn.utils.parametrize) has its weights elsewhere.
+        if is_foreign(cls) and "forward" not in vars(cls):
+            cls.forward = cls.infini_original.forward
+
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Who calls the class of a patched module gets a module of its own class, which is not patched."""
-        return cls.infini_original(*args, **kwargs)
+        """Who calls the class of a patched module with arguments gets one of its original class.
+
+        Without arguments, it is copied: by torch.nn.DataParallel, or by a __deepcopy__.
+        """
+        return cls.infini_original(*args, **kwargs) if args or kwargs else super().__new__(cls)
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -60,6 +68,11 @@ class Patched(nn.Module):
         _, _, *state = super().__reduce_ex__(2)  # (copyreg.__newobj__, (class,), state, ...)
         cls = type(self)
         return (_rebuild, (cls.__mro__[1], cls.infini_original), *state)
+
+
+def is_foreign(cls: type[Patched]) -> bool:
+    """Whether it is a subclass of a patched class that was made by somebody else."""
+    return hasattr(cls, "infini_original") and "infini_original" not in vars(cls)
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,7 +105,7 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
 
     register()
     cls = patched_class(patch, original)
-    return object.__new__(cls)
+    return cls.__new__(cls)
 
 
 def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
@@ -103,7 +116,10 @@ def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
 
 def restore(module: nn.Module) -> None:
     """Give a patched module its own class back."""
-    original = module.infini_original
+    cls, original = type(module), module.infini_original
+    if is_foreign(cls):
+        own = {name: value for name, value in vars(cls).items() if name not in ("forward", "__dict__", "__weakref__")}
+        original = type(cls.__name__, (original,), own)
     for name, value in list(vars(module).items()):
         if name.startswith("_infini_"):
             del vars(module)[name]
