@@ -267,6 +267,53 @@ def test_copies(weights: str) -> None:
 
 
 @FORMATS
+def test_pickles_hold_each_number_once(weights: str) -> None:
+    model, full = small(num_hidden_layers=1, hidden_size=256), small(num_hidden_layers=1, hidden_size=256)
+    around = len(pickle.dumps(full)) - size(full)
+    patch_model(model, weights=weights)
+    for twin in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        logits(twin, tokens())
+        assert size(twin) == size(model)
+        assert len(pickle.dumps(twin)) - size(model) < around + 10_000
+
+
+@FORMATS
+def test_inference_mode(weights: str) -> None:
+    """What is put together in inference mode can be loaded into, and gives gradients, outside of it."""
+    model, ids = small(), tokens()
+    patch_model(model, weights=weights)
+    twin = pickle.loads(pickle.dumps(model))
+    with torch.inference_mode():
+        expected = twin(ids).logits.clone()
+    assert not any(b.is_inference() for b in twin.buffers())
+    twin.load_state_dict(model.state_dict())
+    assert torch.equal(logits(twin, ids), expected)
+    twin(ids, labels=ids).loss.backward()
+    assert twin.model.embed_tokens.weight.grad.abs().max() > 0
+
+
+@FORMATS
+def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
+    """Integers that are moved out, to another device or to a file, leave no copy behind."""
+    accelerate = pytest.importorskip("accelerate")
+    model, ids = small(), tokens()
+    patch_model(model, weights=weights)
+    expected = logits(model, ids)
+    old = [weakref.ref(b.untyped_storage()) for name, b in model.named_buffers() if "weight_" in name]
+    accelerate.disk_offload(model, str(tmp_path), torch.device("cpu"), offload_buffers=True)
+    close(logits(model, ids), expected)
+    gc.collect()
+    assert not [ref for ref in old if ref() is not None]
+
+    model = small()
+    patch_model(model, weights=weights)
+    old = [weakref.ref(b.untyped_storage()) for name, b in model.named_buffers() if "weight_" in name]
+    model.to("meta")
+    gc.collect()
+    assert not [ref for ref in old if ref() is not None]
+
+
+@FORMATS
 def test_state_dict(weights: str) -> None:
     """Integers are part of the state, and can be loaded into another model that was quantised in the same way."""
     model, other, ids = small(), small(seed=7), tokens()

@@ -108,9 +108,17 @@ class QuantisedLinear(Patched):
             new = self._buffers[name]
             if new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device, torch.float32)
+        joint: Joint | None = vars(self).get(JOINT)
+        if joint is not None and not joint.is_whole():
+            joint.forget()
         plan: WeightPlan = vars(self)[PLAN]
         vars(self)[PLAN] = plan._replace(dtype=fn(torch.empty(0, dtype=plan.dtype)).dtype)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Of a memory that several layers share, pickle would write all for each of them.
+        own = lambda b: b if b is None or b.untyped_storage().nbytes() == b.nbytes else b.clone()
+        return {**vars(self), "_buffers": {name: own(b) for name, b in self._buffers.items()}}
 
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
@@ -145,11 +153,16 @@ class Joint:
         """x times all weights, side by side; None if the layers are others now, not alike, or one is watched."""
         for module, known in zip(modules, self.modules, strict=True):
             if module is not known or not unwatched(module):
+                self.forget()  # accelerate's hooks, for one, put the layers' buffers elsewhere
                 return None
         if not self.is_whole() and (torch.compiler.is_compiling() or not self.put_together()):
             return None
         whole = self.whole
         return product(x, whole[INTEGERS], whole[SCALES], whole.get(ZEROS), None)
+
+    def forget(self) -> None:
+        """Let go of the common memory; what is left of it belongs to the layers."""
+        self.parts, self.whole = [], {}
 
     def is_whole(self) -> bool:
         """Whether every layer's buffers are still its rows of the common memory."""
@@ -163,15 +176,17 @@ class Joint:
 
     def put_together(self) -> bool:
         """Copy the layers' buffers into one memory; False if the layers are not alike."""
-        self.parts, self.whole = [], {}
+        self.forget()
         plans = {vars(m).get(PLAN) if isinstance(m, QuantisedLinear) else None for m in self.modules}
         if len(plans) > 1 or None in plans or any(m._parameters["bias"] is not None for m in self.modules):
             return False
         sizes = [module.out_features for module in self.modules]
         for name in (INTEGERS, SCALES, ZEROS):
             if name in self.modules[0]._buffers:
-                self.whole[name] = torch.cat([module._buffers[name] for module in self.modules])
-                for module, part in zip(self.modules, self.whole[name].split(sizes), strict=True):
+                with torch.inference_mode(False):  # whose tensors could not be loaded into later
+                    self.whole[name] = torch.cat([module._buffers[name] for module in self.modules])
+                    parts = self.whole[name].split(sizes)
+                for module, part in zip(self.modules, parts, strict=True):
                     module._buffers[name] = part
         self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in self.modules]
         return True
