@@ -2,6 +2,7 @@
 
 import os
 import tempfile
+from collections.abc import Iterator
 
 import pytest
 
@@ -14,3 +15,12 @@ import torch
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from several, and lose much to them on a busy machine."""
+    from torch_infini.testing import threads_set_to
+
+    with threads_set_to(1):
+        yield

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 from torch_infini.patch import patch_model, patched
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.patched_families import FAMILIES, Errors, Family, exact_logits, logits, prompts
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 KINDS = {
@@ -23,12 +22,6 @@ KINDS = {
     "RotaryEmbedding": "rotary",
     "Linear": "head",
 }
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads_set_to(1):
-        yield
 
 
 @EVERY

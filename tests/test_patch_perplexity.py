@@ -3,27 +3,20 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
 from torch import Tensor
 
 from torch_infini import patch_model
-from torch_infini.testing import threads_set_to
 
 pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 from torch_infini.demo.run import SMALL_MODEL, load  # noqa: E402
 from torch_infini.demo.train import split_topics  # noqa: E402
 
 WINDOW, WINDOWS = 256, 24
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads_set_to(1):
-        yield
 
 
 def windows(held_out: bool) -> Tensor:

@@ -75,6 +75,19 @@ class CallCounter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+# What one call with a growing cache makes, and one without a cache.
+ALL_CALLS = {
+    "fused_linear": 2 * LAYERS,
+    "linear": 2 * LAYERS + 1,
+    "qkv_rope_cache": LAYERS,
+    "attention": LAYERS,
+    "swiglu": LAYERS,
+    "rms_norm": 1,
+    "add_rms_norm": 2 * LAYERS,
+}
+UNCACHED_CALLS = {**{name: count for name, count in ALL_CALLS.items() if name != "qkv_rope_cache"}, "rope_": LAYERS}
+
+
 def calls(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, int]:
     """The infini ops of one call of the model, without gradients."""
     with CallCounter() as counter, torch.no_grad():
@@ -85,3 +98,15 @@ def calls(model: nn.Module, *args: Any, **kwargs: Any) -> dict[str, int]:
 def identity(model: nn.Module) -> dict[str, tuple[type, dict[str, Any]]]:
     """All that a patch may touch: each module's class and attributes."""
     return {name: (type(module), dict(vars(module))) for name, module in model.named_modules()}
+
+
+def config_values(model: Any) -> dict[str, Any]:
+    """What a patch may set in the config."""
+    return dict(vars(model.config))
+
+
+def static_cache(model: Any) -> Any:
+    """A StaticCache of 24 tokens."""
+    import transformers
+
+    return transformers.StaticCache(config=model.config, max_cache_len=24)
