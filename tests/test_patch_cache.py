@@ -10,7 +10,7 @@ import gc
 import io
 import pickle
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,18 +19,12 @@ from torch import Tensor
 
 from torch_infini.patch import cache as patch_cache
 from torch_infini.patch import patch_model, patched, unpatch_model
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.tiny_llama import close, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Cache, Model = Any, Any
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads_set_to(1):
-        yield
 
 
 def feed(model: Model, cache: Cache, ids: Tensor, *counts: int) -> list[Tensor]:

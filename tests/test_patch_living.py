@@ -19,7 +19,6 @@ from torch import Tensor, nn
 
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
 from torch_infini.patch.swap import Patched
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.tiny_llama import (
     LAYERS,
     VOCABULARY,
@@ -33,14 +32,9 @@ from torch_infini.testing.tiny_llama import (
 )
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads_set_to(1):
-        yield
 
 
 @pytest.fixture(autouse=True)

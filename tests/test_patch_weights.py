@@ -10,7 +10,6 @@ import gc
 import json
 import pickle
 import weakref
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,20 +21,14 @@ from torch import Tensor, nn
 import torch_infini
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.quantised import QuantisedLinear
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
 FORMATS = pytest.mark.parametrize("weights", ["int8", "int4"])
 PROJECTIONS = 7 * LAYERS
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    with threads_set_to(1):
-        yield
 
 
 def small(dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
