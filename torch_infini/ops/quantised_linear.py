@@ -398,7 +398,7 @@ def bench_int4(dtype: torch.dtype) -> Iterator[Sample]:
 SPECS = [
     OpSpec(
         name="linear_int8",
-        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None) -> Tensor",
+        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None, bool quantize_x=False) -> Tensor",
         function=linear_int8,
         fake=fake_int8,
         reference=reference_int8,
@@ -411,7 +411,8 @@ SPECS = [
     ),
     OpSpec(
         name="linear_int4",
-        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None) -> Tensor",
+        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None, bool quantize_x=False)"
+        " -> Tensor",
         function=linear_int4,
         fake=fake_int4,
         reference=reference_int4,
