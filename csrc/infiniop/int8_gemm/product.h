@@ -1,6 +1,6 @@
 // Product<F>: rows of int8 x against rows of integer weights (F: bytes, or nibbles in groups), summed exactly in int32;
-// what int8_gemm and the quantised linear layers have in common. Few rows of x meet the weights where they lie, along
-// k; for many, the weights are brought into the order of VNNI's instruction first.
+// what int8_gemm and the quantised linear layers have in common. Weights are brought into panels, word by word of a
+// few rows, as VNNI's instruction wants them; a panel's words then meet those of up to kTileRows rows of x.
 #pragma once
 
 #include "dense_rows.h"
@@ -55,7 +55,7 @@ inline VecI splat_word(const void *p) {
     return VecI{} + word;
 }
 
-constexpr int64_t kVectorBytes = 4 * kLanes;
+constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
 
 // ---- formats ----
 
@@ -77,21 +77,24 @@ struct NibbleWeights {
     }
 };
 
-// What NibbleWeights need besides, and others do not have: scales(row, group, lanes) and zeros(...), kLanes groups of a
-// weight row; has_zeros(); of_lanes(scales), those of the lanes of a step of kLanes words.
+// What NibbleWeights need besides, and others do not have: scales(row, group, lanes) and zeros(row, group, lanes), kLanes
+// groups of a weight row; has_zeros().
 struct NoScales {};
 
 // ---- sizes ----
 
-// Up to this many rows of x the weights are read where they lie: bringing them into order would cost more than it saves.
-constexpr int64_t kInPlaceRows = 16;
-constexpr int kInPlaceTile = kLanes == 16 ? 8 : 4; // rows of x that meet two weight rows in registers
-constexpr int kPanelTile = kLanes == 16 ? 12 : 4;  // rows of x that meet a panel
-constexpr int kPanelVectors = 2;
-constexpr int64_t kPanelRows = kPanelVectors * kLanes; // of weights that lie side by side, word by word
-constexpr int64_t kBlockBytes = 256 * 1024;            // of panels: they stay in the L2 cache
+constexpr int kTileRows = kLanes == 16 ? 12 : 4; // rows of x that meet a panel in registers
 
-// Weight rows [first, first + count) at `data`.
+// With more rows of x than a tile has, a panel is kWide vectors wide and packed whole, as many of them at once as stay in
+// the L2 cache. With fewer, memory is the limit: a panel is one vector wide, and kRunBytes of each weight row are packed
+// and multiplied at a time, while the next panel is prefetched in kStreams places in turns. Measured on a Zen 5 core
+// with 8 rows of x, 4096 -> 14336: 0.82 of the bandwidth, without prefetching 0.45, in one place 0.75, in 16 0.48.
+constexpr int kWide = 2;
+constexpr int64_t kBlockBytes = 256 * 1024;
+constexpr int64_t kRunBytes = 256;
+constexpr int64_t kStreams = 4;
+
+// Weight rows [first, first + count).
 struct WeightRows {
     const uint8_t *data;
     int64_t stride, first, count;
@@ -99,41 +102,46 @@ struct WeightRows {
 
 template <typename F> class Product {
 public:
-    // For m rows of k elements, of which `groups` groups have scales of their own.
+    // For m rows of k elements; the weights' rows are in `groups` groups, each of a multiple of 32 elements (ByteWeights:
+    // in one).
     Product(int64_t m, int64_t k, int64_t groups) : m_(m), k_(k), groups_(groups) {
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
         words_ = (row_bytes_ + 3) / 4;
-        steps_ = (words_ + kLanes - 1) / kLanes;
-        in_place_ = m <= kInPlaceRows;
-        const int64_t most = in_place_ ? kInPlaceTile : kPanelTile;
-        tiles_ = (m + most - 1) / most;
+        tiles_ = (m + kTileRows - 1) / kTileRows;
         tile_rows_ = tiles_ > 0 ? (m + tiles_ - 1) / tiles_ : 0;
-        x_row_bytes_ = in_place_ ? steps_ * kInPlaceVectors * kVectorBytes : words_ * F::kPieces * 4;
-        panel_bytes_ = kPanelRows * (words_ * F::kPieces * 4 + (F::kGrouped ? groups * 8 : 0));
-        panels_ = panel_bytes_ > 0 && kBlockBytes / panel_bytes_ > 1 ? kBlockBytes / panel_bytes_ : 1;
+        vectors_ = tiles_ > 1 ? kWide : 1;
+        run_words_ = tiles_ > 1 || words_ < kRunBytes / 4 ? words_ : kRunBytes / 4;
+        scales_at_ = panel_rows() * 4 * F::kPieces * run_words_;
+        panel_bytes_ = scales_at_ + (F::kGrouped ? 2 * panel_rows() * groups_ * 4 : 0);
+        panels_ = tiles_ > 1 && panel_bytes_ > 0 && kBlockBytes / panel_bytes_ > 1 ? kBlockBytes / panel_bytes_ : 1;
     }
 
     // Elements of a quantised row, zeros beyond k.
-    int64_t padded() const { return steps_ * kVectorBytes * F::kPieces; }
+    int64_t padded() const { return up(words_ * F::kPieces * 4); }
     // Memory for x, aligned to 64; and for each thread that multiplies.
-    int64_t x_bytes() const { return up(m_ * x_row_bytes_) + 2 * up(m_ * group_pitch() * 4); }
-    int64_t scratch_bytes() const {
-        return in_place_
-                   ? kVectorBytes * kInPlaceTile * kLanes + (F::kGrouped ? kHeld * (group_pitch() + kLanes) * 4 : 0)
-                   : panels_ * panel_bytes_;
-    }
-    bool in_place() const { return in_place_; }
+    int64_t x_bytes() const { return up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }
+    int64_t scratch_bytes() const { return panels_ * panel_bytes_ + kSumsBytes; }
     // Weight rows that are multiplied in one call.
-    int64_t block_rows() const { return in_place_ ? kLanes : panels_ * kPanelRows; }
+    int64_t block_rows() const { return panels_ * panel_rows(); }
     void set_memory(void *x) {
         x_ = static_cast<uint8_t *>(x);
-        starts_ = reinterpret_cast<int32_t *>(x_ + up(m_ * x_row_bytes_));
-        sums_ = reinterpret_cast<float *>(x_ + up(m_ * x_row_bytes_) + up(m_ * group_pitch() * 4));
+        starts_ = reinterpret_cast<int32_t *>(x_ + up(x_row_bytes() * m_));
+        sums_ = reinterpret_cast<float *>(x_ + up(x_row_bytes() * m_) + up(m_ * groups_ * 4));
     }
 
     // Row `row` of x; q has padded() elements and is changed.
     void set_row(int64_t row, int8_t *q) {
         const int64_t tile = row / tile_rows_, in_tile = row % tile_rows_, rows = rows_of(tile);
+        const int64_t group = groups_ > 0 ? k_ / groups_ : 0;
+        for (int64_t g = 0; g < groups_; ++g) {
+            int32_t sum = 0;
+            for (int64_t i = g * group; i < (g + 1) * group; ++i) {
+                sum += q[i];
+            }
+            const int64_t at = tile * tile_rows_ * groups_ + g * rows + in_tile;
+            starts_[at] = -F::kOffset * sum;
+            sums_[at] = static_cast<float>(sum);
+        }
         if constexpr (F::kPieces == 2) {
             for (int64_t i = 0; i < padded(); i += 8) {
                 uint64_t bytes;
@@ -142,72 +150,26 @@ public:
                 std::memcpy(q + i, &sorted, 8);
             }
         }
-        const int64_t group = groups_ > 0 ? k_ / groups_ : 0;
-        for (int64_t g = 0; g < groups_; ++g) {
-            int32_t sum = 0;
-            for (int64_t i = g * group; i < (g + 1) * group; ++i) {
-                sum += q[i];
-            }
-            const int64_t at = in_place_ ? row * group_pitch() + g : tile * tile_rows_ * groups_ + g * rows + in_tile;
-            starts_[at] = -F::kOffset * sum;
-            sums_[at] = static_cast<float>(sum);
-        }
-        uint8_t *const to = x_ + tile * tile_rows_ * x_row_bytes_;
-        if (!in_place_) {
-            for (int64_t word = 0; word < words_ * F::kPieces; ++word) {
-                std::memcpy(to + (word * rows + in_tile) * 4, q + word * 4, 4);
-            }
-            return;
-        }
-        for (int64_t g = groups_; g < group_pitch(); ++g) {
-            sums_[row * group_pitch() + g] = 0;
-        }
-        for (int64_t step = 0; step < steps_; ++step) {
-            uint8_t *const vectors = to + (step * rows + in_tile) * kInPlaceVectors * kVectorBytes;
-            const int8_t *const from = q + step * F::kPieces * kVectorBytes;
-            if constexpr (F::kPieces == 1) {
-                std::memcpy(vectors, from, kVectorBytes);
-            } else {
-                VecI pieces[2], start{};
-                for (int lane = 0; lane < kLanes; ++lane) {
-                    for (int piece = 0; piece < 2; ++piece) {
-                        int32_t word;
-                        std::memcpy(&word, from + (2 * lane + piece) * 4, 4);
-                        pieces[piece][lane] = word;
-                    }
-                }
-                for (const VecI &piece : pieces) {
-                    start = dot(start, VecU{} + 0x01010101u, piece);
-                }
-                start *= -F::kOffset;
-                std::memcpy(vectors, pieces, sizeof pieces);
-                std::memcpy(vectors + sizeof pieces, &start, sizeof start);
-            }
+        uint8_t *const to = x_ + tile * tile_rows_ * x_row_bytes() + in_tile * 4;
+        for (int64_t word = 0; word < words_ * F::kPieces; ++word) {
+            std::memcpy(to + word * rows * 4, q + word * 4, 4);
         }
     }
 
-    // output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, kLanes of them at a time.
-    // next: what will be multiplied afterwards, and is prefetched.
+    // output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, at most block_rows(), in
+    // vectors of kLanes weight rows. next: what will be multiplied afterwards, and is prefetched.
     template <typename Scales, typename Output>
     void multiply(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
                   const Output &output) const {
-        if (in_place_) {
-            for (int64_t i = 0; i < weights.count; i += kLanes) {
-                const int64_t count = weights.count - i < kLanes ? weights.count - i : kLanes;
-                const uint8_t *const data = weights.data + i * weights.stride;
-                multiply_in_place({data, weights.stride, weights.first + i, count},
-                                  i + kLanes < weights.count ? data + kLanes * weights.stride : next, scales, scratch,
-                                  output);
-            }
+        if (tiles_ > 1) {
+            multiply_block<kWide>(weights, next, scales, scratch, output);
         } else {
-            multiply_packed(weights, next, scales, scratch, output);
+            multiply_block<1>(weights, next, scales, scratch, output);
         }
     }
 
 private:
-    // ByteWeights: x; NibbleWeights: its even and odd elements, and -kOffset times the sums of the lanes.
-    static constexpr int kInPlaceVectors = F::kPieces == 1 ? 1 : 3;
-    static constexpr int kHeld = 2; // weight rows in registers
+    static constexpr int64_t kSumsBytes = kTileRows * kVectorBytes;
 
     static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
     static uint64_t every_second(uint64_t bytes) {
@@ -216,320 +178,253 @@ private:
         return (bytes | bytes >> 16) & 0xffffffffu;
     }
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles_ ? tile_rows_ : m_ - tile * tile_rows_; }
-    int64_t group_pitch() const { return in_place_ ? (groups_ + kLanes - 1) / kLanes * kLanes : groups_; }
+    int64_t x_row_bytes() const { return words_ * F::kPieces * 4; }
+    int64_t panel_rows() const { return vectors_ * kLanes; }
 
-    // ---- few rows: dot products along k ----
+    // ---- packing ----
 
-    struct InPlace {
-        WeightRows weights; // kHeld rows
-        const uint8_t *x;
-        const float *x_sums; // of each row, group_pitch() sums
-        const uint8_t *next;
-        const float *scales; // of each weight row, group_pitch() + kLanes
-        void *sums;          // vectors, of row m and weight row r: sums[m * kLanes + r]
-    };
-
-    template <int kM, typename Scales>
-    __attribute__((noinline)) void multiply_tile(const InPlace &t, const Scales &scales) const {
-        using Sum = std::conditional_t<F::kGrouped, VecF, VecI>;
-        Sum sums[kHeld][kM] = {};
-        const int64_t stride = t.weights.stride;
-        if constexpr (F::kGrouped) {
-            if (scales.has_zeros()) {
-                for (int r = 0; r < kHeld; ++r) {
-                    for_each_vector(groups_, [&](int64_t g, auto lanes) {
-                        const VecF zeros = scales.zeros(t.weights.first + (stride > 0 ? r : 0), g, lanes);
-                        for (int m = 0; m < kM; ++m) {
-                            sums[r][m] = fma(zeros, load(t.x_sums + m * group_pitch() + g), sums[r][m]);
-                        }
-                    });
-                }
-            }
-        }
-        const uint8_t *x = t.x;
-        const auto step = [&](int64_t at, auto... n) __attribute__((always_inline)) {
-            VecU weights[kHeld][F::kPieces];
-            VecF lane_scales[kHeld];
-#pragma GCC unroll 2
-            for (int r = 0; r < kHeld; ++r) {
-                __builtin_prefetch(t.next + r * stride + at);
-                F::split(load_bytes(t.weights.data + r * stride + at, n...), weights[r]);
-                if constexpr (F::kGrouped) {
-                    lane_scales[r] = scales.of_lanes(t.scales + r * (group_pitch() + kLanes), at * F::kPieces);
-                }
-            }
-#pragma GCC unroll 8
-            for (int m = 0; m < kM; ++m, x += kInPlaceVectors * kVectorBytes) {
-                VecI row[kInPlaceVectors];
-#pragma GCC unroll 3
-                for (int i = 0; i < kInPlaceVectors; ++i) {
-                    row[i] = (VecI)load_bytes(x + i * kVectorBytes);
-                }
-#pragma GCC unroll 2
-                for (int r = 0; r < kHeld; ++r) {
-                    if constexpr (F::kGrouped) {
-                        const VecI sum = dot(dot(row[2], weights[r][0], row[0]), weights[r][1], row[1]);
-                        sums[r][m] = fma(lane_scales[r], __builtin_convertvector(sum, VecF), sums[r][m]);
-                    } else {
-                        sums[r][m] = dot(sums[r][m], weights[r][0], row[0]);
-                    }
-                }
-            }
-        };
-        int64_t at = 0;
-        for (; at + kVectorBytes <= row_bytes_; at += kVectorBytes) {
-            step(at);
-        }
-        if (at < row_bytes_) {
-            step(at, row_bytes_ - at);
-        }
-#pragma GCC unroll 8
-        for (int m = 0; m < kM; ++m) {
-#pragma GCC unroll 2
-            for (int r = 0; r < kHeld; ++r) {
-                static_cast<Sum *>(t.sums)[m * kLanes + r] = sums[r][m];
-            }
-        }
-    }
-
-    template <typename Scales, int kM = 1> void multiply_tile(int64_t m, const InPlace &t, const Scales &scales) const {
-        if constexpr (kM < kInPlaceTile) {
-            if (m > kM) {
-                return multiply_tile<Scales, kM + 1>(m, t, scales);
-            }
-        }
-        multiply_tile<kM>(t, scales);
-    }
-
-    // At most kLanes weight rows.
-    template <typename Scales, typename Output>
-    void multiply_in_place(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
-                           const Output &output) const {
-        char *const sums = scratch;
-        auto *const row_scales = reinterpret_cast<float *>(scratch + kVectorBytes * kInPlaceTile * kLanes);
-        for (int64_t tile = 0; tile < tiles_; ++tile) {
-            const int64_t rows = rows_of(tile), first = tile * tile_rows_;
-            for (int64_t i = 0; i < weights.count; i += kHeld) {
-                // The last of an odd number of rows meets itself again.
-                const int64_t stride = i + 1 < weights.count ? weights.stride : 0;
-                const WeightRows held{weights.data + i * weights.stride, stride, weights.first + i, kHeld};
-                if constexpr (F::kGrouped) {
-                    for (int r = 0; r < kHeld; ++r) {
-                        float *const to = row_scales + r * (group_pitch() + kLanes);
-                        for_each_vector(groups_, [&](int64_t g, auto lanes) {
-                            store(to + g, scales.scales(held.first + (stride > 0 ? r : 0), g, lanes));
-                        });
-                        store(to + group_pitch(), VecF{});
-                    }
-                }
-                multiply_tile(rows,
-                              {held, x_ + first * x_row_bytes_, sums_ + first * group_pitch(),
-                               next + i * weights.stride, row_scales, sums + i * kVectorBytes},
-                              scales);
-            }
-            for (int64_t m = 0; m < rows; ++m) {
-                VecF total;
-                const char *const lanes = sums + m * kLanes * kVectorBytes;
-                if constexpr (F::kGrouped) {
-                    total = infini::INFINI_LEVEL::sums(
-                        [&](int i) { return load(reinterpret_cast<const float *>(lanes) + i * kLanes); });
-                } else {
-                    VecU words[kLanes], all = VecU{} + static_cast<uint32_t>(starts_[(first + m) * group_pitch()]);
-                    std::memcpy(words, lanes, sizeof words);
-                    swap_quarters<kLanes / 2>(words, std::make_integer_sequence<int, kLanes>{});
-                    for (const VecU &word : words) {
-                        all += word;
-                    }
-                    total = __builtin_convertvector((VecI)all, VecF);
-                }
-                put(first + m, weights.first, total, weights.count, output);
-            }
-        }
-    }
-
-    template <typename Output>
-    static void put(int64_t row, int64_t column, VecF values, int64_t count, const Output &output) {
-        if (count >= kLanes) {
-            output(row, column, values, Full{});
-        } else if (count > 0) {
-            output(row, column, values, static_cast<int>(count));
-        }
-    }
-
-    // ---- many rows: panels ----
-
-    // Of the weight rows' words, one after the other: that word of kPanelRows rows; then the same of scales and zeros.
-    template <typename Scales> void pack_panel(const WeightRows &weights, const Scales &scales, uint8_t *panel) const {
-        for (int v = 0; v < kPanelVectors; ++v) {
+    // Words [first, first + count) of each weight row: one of all rows, then the next.
+    template <int kVectors> void pack(const WeightRows &weights, int64_t first, int64_t count, uint8_t *panel) const {
+        for (int v = 0; v < kVectors; ++v) {
             const uint8_t *rows[kLanes];
-            for (int i = 0; i < kLanes; ++i) { // beyond the last one, that again
-                const int64_t row = v * kLanes + i;
-                rows[i] = weights.data + (row < weights.count ? row : weights.count - 1) * weights.stride;
+            for (int i = 0; i < kLanes; ++i) {
+                rows[i] = weights.data + row_at(weights, v * kLanes + i) * weights.stride + first * 4;
             }
-            for (int64_t at = 0; at < row_bytes_; at += kVectorBytes) {
+            for (int64_t word = 0; word < count; word += kLanes) {
                 VecU words[kLanes];
-                const int64_t left = row_bytes_ - at;
+                const int64_t left = row_bytes_ - (first + word) * 4;
                 for (int i = 0; i < kLanes; ++i) {
-                    words[i] = left >= kVectorBytes ? load_bytes(rows[i] + at) : load_bytes(rows[i] + at, left);
+                    words[i] =
+                        left >= kVectorBytes ? load_bytes(rows[i] + word * 4) : load_bytes(rows[i] + word * 4, left);
                 }
                 swap_quarters<kLanes / 2>(words, std::make_integer_sequence<int, kLanes>{});
-                uint8_t *to = panel + (at / 4 * F::kPieces * kPanelVectors + v) * kVectorBytes;
-                for (int i = 0; i < kLanes && 4 * i < left; ++i) {
+                uint8_t *to = panel + (word * F::kPieces * kVectors + v) * kVectorBytes;
+                const int64_t here = count - word;
+                const auto put = [&](int i) {
                     VecU bytes[F::kPieces];
                     F::split(words[i], bytes);
                     for (int piece = 0; piece < F::kPieces; ++piece) {
                         std::memcpy(to, &bytes[piece], sizeof bytes[piece]);
-                        to += kPanelVectors * kVectorBytes;
+                        to += kVectors * kVectorBytes;
                     }
-                }
-            }
-            if constexpr (F::kGrouped) {
-                auto *const to = reinterpret_cast<float *>(panel + panel_scales()) + v * kLanes;
-                const auto row = [&](int i) {
-                    const int64_t at = v * kLanes + i;
-                    return weights.first + (at < weights.count ? at : weights.count - 1);
                 };
-                pack_scales([&](int i, int64_t g, auto lanes) { return scales.scales(row(i), g, lanes); }, to);
-                if (scales.has_zeros()) {
-                    pack_scales([&](int i, int64_t g, auto lanes) { return scales.zeros(row(i), g, lanes); },
-                                to + groups_ * kPanelRows);
+                if (here >= kLanes) {
+#pragma GCC unroll 16
+                    for (int i = 0; i < kLanes; ++i) {
+                        put(i);
+                    }
+                } else {
+                    for (int i = 0; i < here; ++i) {
+                        put(i);
+                    }
                 }
             }
         }
     }
 
-    // to[g * kPanelRows + i] = group g of row i.
-    template <typename Load> void pack_scales(const Load &load_row, float *to) const {
-        for_each_vector(groups_, [&](int64_t g, auto lanes) {
-            VecU rows[kLanes];
-            for (int i = 0; i < kLanes; ++i) {
-                rows[i] = (VecU)load_row(i, g, lanes);
-            }
-            swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
-            for (int i = 0; i < lanes; ++i) {
-                store(to + (g + i) * kPanelRows, (VecF)rows[i]);
-            }
-        });
+    // Row i of a panel; beyond the last there is that again.
+    static int64_t row_at(const WeightRows &weights, int64_t i) { return i < weights.count ? i : weights.count - 1; }
+
+    // scales[g * rows + i] = group g of the panel's row i; then the zeros.
+    template <int kVectors, typename Scales>
+    void pack_scales(const WeightRows &weights, const Scales &scales, float *to) const {
+        const auto pack_values = [&](const auto &load_row, float *values) {
+            for_each_vector(groups_, [&](int64_t g, auto lanes) {
+                for (int v = 0; v < kVectors; ++v) {
+                    VecU rows[kLanes];
+                    for (int i = 0; i < kLanes; ++i) {
+                        const int64_t row = row_at(weights, v * kLanes + i);
+                        rows[i] = (VecU)load_row(weights.first + row, g, lanes);
+                    }
+                    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
+                    for (int i = 0; i < lanes; ++i) {
+                        store(values + ((g + i) * kVectors + v) * kLanes, (VecF)rows[i]);
+                    }
+                }
+            });
+        };
+        pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.scales(row, g, lanes); }, to);
+        if (scales.has_zeros()) {
+            pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.zeros(row, g, lanes); },
+                        to + groups_ * kVectors * kLanes);
+        }
     }
 
-    int64_t panel_scales() const { return kPanelRows * words_ * F::kPieces * 4; }
+    // ---- multiplying ----
 
-    struct Panel {
-        const uint8_t *weights, *x;
-        const int32_t *starts; // of the sums: [group, row]
-        const float *x_sums;   // of each group and row; used only with zeros
-        bool zeros;
-        int64_t row, column, columns;
-        const uint8_t *next;
-        int64_t next_step;
+    // Some words of a panel and of a tile of x: whole groups.
+    struct Run {
+        int64_t word, words; // the first, and how many
+        const uint8_t *panel, *x;
+        const int32_t *starts;                  // of the sums: [group, row of x]
+        const float *x_sums;                    // [group, row of x]
+        const float *scales, *zeros;            // [group, weight row]; zeros may be null
+        const uint8_t *next;                    // prefetched: a line a word, in kStreams places
+        int64_t next_apart, next_step;          // between these; and along each
+        int64_t first_row, first_column, count; // of the result, and how many columns there are
+        void *kept;                             // sums between the runs of a panel
     };
 
-    template <int kM, typename Output>
-    __attribute__((noinline)) void multiply_panel(const Panel &t, const Output &output) const {
-        const uint8_t *weights = t.weights, *x = t.x, *next = t.next;
-        const auto *scales = reinterpret_cast<const float *>(t.weights + panel_scales());
-        const int64_t words = groups_ > 0 ? words_ * F::kPieces / groups_ : 0;
-        VecF totals[kM][kPanelVectors] = {};
-        for (int64_t g = 0; g < groups_; ++g) {
-            VecI sums[kM][kPanelVectors];
-#pragma GCC unroll 12
-            for (int m = 0; m < kM; ++m) {
+    // sums += `words` words of a panel by those of kM rows of x; panel and x are left behind them.
+    template <int kVectors, int kM>
+    INFINI_ALWAYS_INLINE void add_words(const Run &t, int64_t word, int64_t words, const uint8_t *&panel,
+                                        const uint8_t *&x, VecI (&sums)[kM][kVectors]) const {
+        for (const int64_t end = word + words; word < end; ++word) {
+            __builtin_prefetch(t.next + word % kStreams * t.next_apart + word / kStreams * t.next_step);
 #pragma GCC unroll 2
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    sums[m][v] = splat_word(t.starts + g * kM + m);
-                }
-            }
-            for (int64_t word = 0; word < words; ++word) {
-                __builtin_prefetch(next);
-                next += t.next_step;
-                VecU columns[kPanelVectors];
+            for (int piece = 0; piece < F::kPieces; ++piece) {
+                VecU columns[kVectors];
 #pragma GCC unroll 2
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    columns[v] = load_bytes(weights + v * kVectorBytes);
+                for (int v = 0; v < kVectors; ++v) {
+                    columns[v] = load_bytes(panel + v * kVectorBytes);
                 }
 #pragma GCC unroll 12
                 for (int m = 0; m < kM; ++m) {
                     const VecI row = splat_word(x + m * 4);
 #pragma GCC unroll 2
-                    for (int v = 0; v < kPanelVectors; ++v) {
+                    for (int v = 0; v < kVectors; ++v) {
                         sums[m][v] = dot(sums[m][v], columns[v], row);
                     }
                 }
-                weights += kPanelVectors * kVectorBytes;
+                panel += kVectors * kVectorBytes;
                 x += kM * 4;
             }
+        }
+    }
+
+    template <int kVectors, int kM, typename Output>
+    __attribute__((noinline)) void multiply_run(const Run &t, const Output &output) const {
+        using Total = std::conditional_t<F::kGrouped, VecF, VecI>;
+        const bool first = t.word == 0, last = t.word + t.words == words_;
+        const uint8_t *panel = t.panel, *x = t.x;
+        auto *const kept = static_cast<Total *>(t.kept);
+        Total totals[kM][kVectors];
 #pragma GCC unroll 12
-            for (int m = 0; m < kM; ++m) {
+        for (int m = 0; m < kM; ++m) {
 #pragma GCC unroll 2
-                for (int v = 0; v < kPanelVectors; ++v) {
-                    const VecF sum = __builtin_convertvector(sums[m][v], VecF);
-                    if constexpr (F::kGrouped) {
-                        const float *const scale = scales + g * kPanelRows + v * kLanes;
-                        totals[m][v] = fma(load(scale), sum, totals[m][v]);
-                        if (t.zeros) {
-                            const VecF zero = load(scale + groups_ * kPanelRows);
+            for (int v = 0; v < kVectors; ++v) {
+                totals[m][v] = first ? Total{} : kept[m * kVectors + v];
+                if (!F::kGrouped && first) {
+                    totals[m][v] = (Total)splat_word(t.starts + m);
+                }
+            }
+        }
+        if constexpr (F::kGrouped) {
+            const int64_t words = words_ > 0 ? words_ / groups_ : 1, end = (t.word + t.words) / words;
+            for (int64_t g = t.word / words; g < end; ++g) {
+                VecI sums[kM][kVectors];
+#pragma GCC unroll 12
+                for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+                    for (int v = 0; v < kVectors; ++v) {
+                        sums[m][v] = splat_word(t.starts + g * kM + m);
+                    }
+                }
+                add_words(t, g * words, words, panel, x, sums);
+#pragma GCC unroll 2
+                for (int v = 0; v < kVectors; ++v) {
+                    const VecF scale = load(t.scales + (g * kVectors + v) * kLanes);
+#pragma GCC unroll 12
+                    for (int m = 0; m < kM; ++m) {
+                        totals[m][v] = fma(scale, __builtin_convertvector(sums[m][v], VecF), totals[m][v]);
+                    }
+                    if (t.zeros != nullptr) {
+                        const VecF zero = load(t.zeros + (g * kVectors + v) * kLanes);
+#pragma GCC unroll 12
+                        for (int m = 0; m < kM; ++m) {
                             totals[m][v] = fma(zero, splat(t.x_sums[g * kM + m]), totals[m][v]);
                         }
-                    } else {
-                        totals[m][v] = sum;
                     }
                 }
             }
+        } else {
+            add_words(t, t.word, t.words, panel, x, totals);
         }
 #pragma GCC unroll 12
         for (int m = 0; m < kM; ++m) {
 #pragma GCC unroll 2
-            for (int v = 0; v < kPanelVectors; ++v) {
-                put(t.row + m, t.column + v * kLanes, totals[m][v], t.columns - v * kLanes, output);
+            for (int v = 0; v < kVectors; ++v) {
+                if (!last) {
+                    kept[m * kVectors + v] = totals[m][v];
+                    continue;
+                }
+                const int64_t column = t.first_column + v * kLanes, left = t.count - v * kLanes;
+                if (left >= kLanes) {
+                    output(t.first_row + m, column, as_float(totals[m][v]), Full{});
+                } else if (left > 0) {
+                    output(t.first_row + m, column, as_float(totals[m][v]), static_cast<int>(left));
+                }
             }
         }
     }
 
-    template <typename Output, int kM = 1> void multiply_panel(int64_t m, const Panel &t, const Output &output) const {
-        if constexpr (kM < kPanelTile) {
+    static VecF as_float(VecF v) { return v; }
+    static VecF as_float(VecI v) { return __builtin_convertvector(v, VecF); }
+
+    // The same with the number of rows of x known when it runs.
+    template <int kVectors, typename Output, int kM = 1>
+    void multiply_run(int64_t m, const Run &t, const Output &output) const {
+        if constexpr (kM < kTileRows) {
             if (m > kM) {
-                return multiply_panel<Output, kM + 1>(m, t, output);
+                return multiply_run<kVectors, Output, kM + 1>(m, t, output);
             }
         }
-        multiply_panel<kM>(t, output);
+        multiply_run<kVectors, kM>(t, output);
     }
 
-    template <typename Scales, typename Output>
-    void multiply_packed(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
-                         const Output &output) const {
-        auto *const panels = reinterpret_cast<uint8_t *>(scratch);
-        const auto panel_rows = [&](int64_t i) {
+    template <int kVectors, typename Scales, typename Output>
+    void multiply_block(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
+                        const Output &output) const {
+        constexpr int64_t kRows = kVectors * kLanes;
+        auto *const panels = reinterpret_cast<uint8_t *>(scratch + kSumsBytes);
+        const auto rows_at = [&](int64_t i) {
+            const int64_t left = weights.count - i;
             return WeightRows{weights.data + i * weights.stride, weights.stride, weights.first + i,
-                              weights.count - i < kPanelRows ? weights.count - i : kPanelRows};
+                              left < kRows ? left : kRows};
         };
-        for (int64_t i = 0, panel = 0; i < weights.count; i += kPanelRows, ++panel) {
-            pack_panel(panel_rows(i), scales, panels + panel * panel_bytes_);
-        }
         bool zeros = false;
-        if constexpr (F::kGrouped) {
-            zeros = scales.has_zeros();
+        for (int64_t i = 0, panel = 0; i < weights.count; i += kRows, ++panel) {
+            if constexpr (F::kGrouped) {
+                auto *const to = reinterpret_cast<float *>(panels + panel * panel_bytes_ + scales_at_);
+                pack_scales<kVectors>(rows_at(i), scales, to);
+                zeros = scales.has_zeros();
+            }
+            if (kVectors > 1) {
+                pack<kVectors>(rows_at(i), 0, words_, panels + panel * panel_bytes_);
+            }
         }
-        // Each call prefetches its share of the next block.
-        const int64_t calls = tiles_ * ((weights.count + kPanelRows - 1) / kPanelRows);
-        const int64_t share = calls > 0 ? weights.count * weights.stride / calls : 0;
-        const int64_t next_step = words_ > 0 ? share / (words_ * F::kPieces) : 0;
+        // Each run but for those of a single tile prefetches its share of what comes next.
+        const int64_t calls = tiles_ * ((weights.count + kRows - 1) / kRows);
+        const int64_t apart = weights.count * weights.stride / kStreams, share = apart / calls;
+        const int64_t step = words_ > 0 ? share * kStreams / words_ : 0;
         for (int64_t tile = 0; tile < tiles_; ++tile) {
-            const int64_t first = tile * tile_rows_;
-            for (int64_t i = 0, panel = 0; i < weights.count; i += kPanelRows, ++panel, next += share) {
-                const WeightRows rows = panel_rows(i);
-                multiply_panel(rows_of(tile),
-                               {panels + panel * panel_bytes_, x_ + first * x_row_bytes_, starts_ + first * groups_,
-                                sums_ + first * groups_, zeros, first, rows.first, rows.count, next, next_step},
-                               output);
+            const int64_t first = tile * tile_rows_, rows = rows_of(tile);
+            for (int64_t i = 0, panel = 0; i < weights.count; i += kRows, ++panel, next += share) {
+                const WeightRows held = rows_at(i);
+                uint8_t *const at = panels + panel * panel_bytes_;
+                const auto *const panel_scales = reinterpret_cast<const float *>(at + scales_at_);
+                int64_t word = 0;
+                do {
+                    const int64_t words = words_ - word < run_words_ ? words_ - word : run_words_;
+                    if (kVectors == 1) {
+                        pack<kVectors>(held, word, words, at);
+                    }
+                    multiply_run<kVectors>(rows,
+                                           {word, words, at, x_ + first * x_row_bytes() + word * F::kPieces * rows * 4,
+                                            starts_ + first * groups_, sums_ + first * groups_, panel_scales,
+                                            zeros ? panel_scales + groups_ * kRows : nullptr, next, apart, step, first,
+                                            held.first, held.count, scratch},
+                                           output);
+                    word += words;
+                } while (word < words_);
             }
         }
     }
 
     int64_t m_, k_, groups_;
-    int64_t row_bytes_, words_, steps_; // of a weight row: bytes, words, vectors of words
-    bool in_place_;
-    int64_t tiles_, tile_rows_, x_row_bytes_;
-    int64_t panels_, panel_bytes_;
+    int64_t row_bytes_, words_; // of a weight row
+    int64_t tiles_, tile_rows_; // of x
+    int64_t vectors_, run_words_, scales_at_, panel_bytes_, panels_;
     uint8_t *x_ = nullptr;
     int32_t *starts_ = nullptr;
     float *sums_ = nullptr;

@@ -1,7 +1,6 @@
 // The CPU kernel of linear_int8 and linear_int4 where x is quantised too: a scale and int8 values for each row of x,
 // then exact products of integers (int8_gemm/product.h).
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
-#include "formats.h"
 #include "int8_gemm/product.h"
 #include "quantised_linear.h"
 #include "rows.h"
@@ -75,9 +74,7 @@ template <typename F> struct Output {
 
 struct GroupScales {
     const Args &args;
-    Int4<float>::Pattern pattern;
 
-    explicit GroupScales(const Args &a) : args(a), pattern(a) {}
     bool has_zeros() const { return args.zeros.dtype != INFINI_DTYPE_INVALID; }
     template <typename Lanes> VecF scales(int64_t row, int64_t group, Lanes lanes) const {
         return of(args.scales, row, group, lanes);
@@ -85,8 +82,6 @@ struct GroupScales {
     template <typename Lanes> VecF zeros(int64_t row, int64_t group, Lanes lanes) const {
         return of(args.zeros, row, group, lanes);
     }
-    // The lanes of the step that begins at element k.
-    VecF of_lanes(const float *scales, int64_t k) const { return pattern.of_lanes(scales + (k >> pattern.shift)); }
 
 private:
     template <typename Lanes> static VecF of(const TensorView &view, int64_t row, int64_t group, Lanes lanes) {
@@ -134,10 +129,8 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
         parallel_for(blocks, work, [&](int64_t first, int64_t last) {
             const auto *const weight = a.weight.as<const uint8_t>();
             const int64_t end = last * block < n ? last * block : n, stride = a.weight.stride(0);
-            // What is read in place is multiplied in one call, what is packed block by block.
-            const int64_t step = product.in_place() ? end : block;
-            for (int64_t row = first * block; row < end; row += step) {
-                const int64_t count = end - row < step ? end - row : step;
+            for (int64_t row = first * block; row < end; row += block) {
+                const int64_t count = end - row < block ? end - row : block;
                 product.multiply({weight + row * stride, stride, row, count}, weight + (row + count) * stride, scales,
                                  own_scratch(), output);
             }
@@ -155,5 +148,5 @@ void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_kernel(const Args 
 
 void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    multiply<NibbleWeights>(args, args.scales.size(1), GroupScales(args));
+    multiply<NibbleWeights>(args, args.scales.size(1), GroupScales{args});
 }
