@@ -55,6 +55,39 @@ inline VecI splat_word(const void *p) {
     return VecI{} + word;
 }
 
+// rows[i][j] becomes rows[j][i].
+inline void transpose(VecU (&rows)[kLanes]) {
+#if defined(__AVX512F__)
+    // Of swap_quarters GCC 12 makes instructions that need an index register each.
+    __m512i pairs[16], fours[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) { // quarter q of fours[4r + i]: column 4q + i of rows 4r to 4r + 3
+        const __m512i low = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0x44);
+        const __m512i high = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0xee);
+        const __m512i low_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0x44);
+        const __m512i high_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0xee);
+        rows[i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0x88);
+        rows[4 + i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0xdd);
+        rows[8 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0x88);
+        rows[12 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0xdd);
+    }
+#else
+    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
+#endif
+}
+
 constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
 
 // ---- formats ----
@@ -92,7 +125,8 @@ constexpr int kTileRows = kLanes == 16 ? 12 : 4; // rows of x that meet a panel 
 constexpr int kWide = 2;
 constexpr int64_t kBlockBytes = 256 * 1024;
 constexpr int64_t kRunBytes = 256;
-constexpr int64_t kStreams = 4;
+constexpr int kStreamBits = 2;
+constexpr int64_t kStreams = 1 << kStreamBits;
 
 // Weight rows [first, first + count).
 struct WeightRows {
@@ -161,7 +195,9 @@ public:
     template <typename Scales, typename Output>
     void multiply(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
                   const Output &output) const {
-        if (tiles_ > 1) {
+        if (m_ == 1 && !F::kGrouped) {
+            multiply_row(weights, next, scratch, output);
+        } else if (tiles_ > 1) {
             multiply_block<kWide>(weights, next, scales, scratch, output);
         } else {
             multiply_block<1>(weights, next, scales, scratch, output);
@@ -169,7 +205,7 @@ public:
     }
 
 private:
-    static constexpr int64_t kSumsBytes = kTileRows * kVectorBytes;
+    static constexpr int64_t kSumsBytes = (kTileRows > kLanes ? kTileRows : kLanes) * kVectorBytes;
 
     static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
     static uint64_t every_second(uint64_t bytes) {
@@ -181,45 +217,103 @@ private:
     int64_t x_row_bytes() const { return words_ * F::kPieces * 4; }
     int64_t panel_rows() const { return vectors_ * kLanes; }
 
+    // ---- one row of x: the weights are read where they lie, along k ----
+
+    template <typename Output>
+    void multiply_row(const WeightRows &weights, const uint8_t *next, char *scratch, const Output &output) const {
+        constexpr int kHeld = 4; // weight rows at once; beyond the last there is that again
+        auto *const sums = reinterpret_cast<VecU *>(scratch);
+        for (int i = 0; i < kLanes && i < weights.count; i += kHeld) {
+            const uint8_t *rows[kHeld];
+            VecI sum[kHeld] = {};
+            for (int r = 0; r < kHeld; ++r) {
+                rows[r] = weights.data + row_at(weights, i + r) * weights.stride;
+            }
+            const int64_t ahead = next - weights.data;
+            int64_t at = 0;
+            for (; at + kVectorBytes <= row_bytes_; at += kVectorBytes) {
+                const VecI x = (VecI)load_bytes(x_ + at);
+#pragma GCC unroll 4
+                for (int r = 0; r < kHeld; ++r) {
+                    VecU bytes[F::kPieces];
+                    __builtin_prefetch(rows[r] + at + ahead);
+                    F::split(load_bytes(rows[r] + at), bytes);
+                    sum[r] = dot(sum[r], bytes[0], x);
+                }
+            }
+            if (at < row_bytes_) {
+                const VecI x = (VecI)load_bytes(x_ + at, row_bytes_ - at);
+                for (int r = 0; r < kHeld; ++r) {
+                    VecU bytes[F::kPieces];
+                    F::split(load_bytes(rows[r] + at, row_bytes_ - at), bytes);
+                    sum[r] = dot(sum[r], bytes[0], x);
+                }
+            }
+            for (int r = 0; r < kHeld; ++r) {
+                sums[i + r] = (VecU)sum[r];
+            }
+        }
+        VecU lanes[kLanes], total = VecU{} + static_cast<uint32_t>(*starts_);
+        for (int i = 0; i < kLanes; ++i) {
+            lanes[i] = i < weights.count ? sums[i] : VecU{};
+        }
+        transpose(lanes);
+        for (const VecU &lane : lanes) {
+            total += lane;
+        }
+        if (weights.count >= kLanes) {
+            output(0, weights.first, as_float((VecI)total), Full{});
+        } else {
+            output(0, weights.first, as_float((VecI)total), static_cast<int>(weights.count));
+        }
+    }
+
     // ---- packing ----
 
     // Words [first, first + count) of each weight row: one of all rows, then the next.
     template <int kVectors> void pack(const WeightRows &weights, int64_t first, int64_t count, uint8_t *panel) const {
-        for (int v = 0; v < kVectors; ++v) {
-            const uint8_t *rows[kLanes];
-            for (int i = 0; i < kLanes; ++i) {
-                rows[i] = weights.data + row_at(weights, v * kLanes + i) * weights.stride + first * 4;
-            }
-            for (int64_t word = 0; word < count; word += kLanes) {
-                VecU words[kLanes];
-                const int64_t left = row_bytes_ - (first + word) * 4;
-                for (int i = 0; i < kLanes; ++i) {
-                    words[i] =
-                        left >= kVectorBytes ? load_bytes(rows[i] + word * 4) : load_bytes(rows[i] + word * 4, left);
-                }
-                swap_quarters<kLanes / 2>(words, std::make_integer_sequence<int, kLanes>{});
-                uint8_t *to = panel + (word * F::kPieces * kVectors + v) * kVectorBytes;
-                const int64_t here = count - word;
-                const auto put = [&](int i) {
-                    VecU bytes[F::kPieces];
-                    F::split(words[i], bytes);
-                    for (int piece = 0; piece < F::kPieces; ++piece) {
-                        std::memcpy(to, &bytes[piece], sizeof bytes[piece]);
-                        to += kVectors * kVectorBytes;
+        const int64_t bytes = row_bytes_ - first * 4 < count * 4 ? row_bytes_ - first * 4 : count * 4;
+        for (int v = 0; v < kVectors; ++v, panel += kVectorBytes) {
+            const uint8_t *from = weights.data + row_at(weights, v * kLanes) * weights.stride + first * 4;
+            uint8_t *to = panel;
+            int64_t left = bytes;
+            if ((v + 1) * kLanes <= weights.count) {
+                for (; left >= kVectorBytes; left -= kVectorBytes, from += kVectorBytes) {
+                    VecU words[kLanes];
+                    const uint8_t *row = from;
+#pragma GCC unroll 16
+                    for (int i = 0; i < kLanes; ++i, row += weights.stride) {
+                        words[i] = load_bytes(row);
                     }
-                };
-                if (here >= kLanes) {
+                    transpose(words);
 #pragma GCC unroll 16
                     for (int i = 0; i < kLanes; ++i) {
-                        put(i);
+                        to = put_word<kVectors>(words[i], to);
                     }
-                } else {
-                    for (int i = 0; i < here; ++i) {
-                        put(i);
-                    }
+                }
+            }
+            for (; left > 0; left -= kVectorBytes, from += kVectorBytes) { // the last rows, or the end of them
+                VecU words[kLanes];
+                for (int i = 0; i < kLanes; ++i) {
+                    const int64_t row = row_at(weights, v * kLanes + i) - row_at(weights, v * kLanes);
+                    words[i] = load_bytes(from + row * weights.stride, left < kVectorBytes ? left : kVectorBytes);
+                }
+                transpose(words);
+                for (int i = 0; i < kLanes && 4 * i < left; ++i) {
+                    to = put_word<kVectors>(words[i], to);
                 }
             }
         }
+    }
+
+    template <int kVectors> INFINI_ALWAYS_INLINE static uint8_t *put_word(VecU word, uint8_t *to) {
+        VecU bytes[F::kPieces];
+        F::split(word, bytes);
+        for (int piece = 0; piece < F::kPieces; ++piece) {
+            std::memcpy(to, &bytes[piece], sizeof bytes[piece]);
+            to += kVectors * kVectorBytes;
+        }
+        return to;
     }
 
     // Row i of a panel; beyond the last there is that again.
@@ -236,7 +330,7 @@ private:
                         const int64_t row = row_at(weights, v * kLanes + i);
                         rows[i] = (VecU)load_row(weights.first + row, g, lanes);
                     }
-                    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
+                    transpose(rows);
                     for (int i = 0; i < lanes; ++i) {
                         store(values + ((g + i) * kVectors + v) * kLanes, (VecF)rows[i]);
                     }
@@ -270,7 +364,7 @@ private:
     INFINI_ALWAYS_INLINE void add_words(const Run &t, int64_t word, int64_t words, const uint8_t *&panel,
                                         const uint8_t *&x, VecI (&sums)[kM][kVectors]) const {
         for (const int64_t end = word + words; word < end; ++word) {
-            __builtin_prefetch(t.next + word % kStreams * t.next_apart + word / kStreams * t.next_step);
+            __builtin_prefetch(t.next + (word & (kStreams - 1)) * t.next_apart + (word >> kStreamBits) * t.next_step);
 #pragma GCC unroll 2
             for (int piece = 0; piece < F::kPieces; ++piece) {
                 VecU columns[kVectors];
