@@ -236,12 +236,14 @@ def samples_int8(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("x quantised, largest sums", (x, weight, scales / 64, bias), {"quantize_x": True})
 
 
-def quantised_x_samples(args: Callable[..., tuple[Any, ...]], dtype: torch.dtype, step: int) -> Iterator[Sample]:
+def quantised_x_samples(
+    args: Callable[..., tuple[Any, ...]], dtype: torch.dtype, step: int, prefix: str = "x quantised"
+) -> Iterator[Sample]:
     """Samples with quantize_x; args makes inputs of k columns, k a multiple of step."""
     on = {"quantize_x": True}
 
     def sample(name: str, *rows: int, k: int, n: int, **more: Any) -> Sample:
-        return Sample(f"x quantised, {name}", args(dtype, *rows, k=k * step, n=n, bias=True, **more), on)
+        return Sample(f"{prefix}, {name}", args(dtype, *rows, k=k * step, n=n, bias=True, **more), on)
 
     for k in (1, 2, 3, 7, 20, 65):
         yield sample(f"{k * step} columns", 3, k=k, n=19)
@@ -259,13 +261,13 @@ def quantised_x_samples(args: Callable[..., tuple[Any, ...]], dtype: torch.dtype
     x, *rest = args(dtype, 4, k=4 * step, n=50, bias=True)
     x[1], x[2], x[3] = 0, x[2] * 1e4, x[3] * 1e-4
     *weight, bias = rest
-    yield Sample("x quantised, a row of zeros, a large and a small one", (x[:2], *rest), on)
-    yield Sample("x quantised, small values", (x[3:], *weight, None), on)
+    yield Sample(f"{prefix}, a row of zeros, a large and a small one", (x[:2], *rest), on)
+    yield Sample(f"{prefix}, small values", (x[3:], *weight, None), on)
     if dtype != torch.float16:
         weight[1] = weight[1] * 1e-4
         if len(weight) == 3:
             weight[2] = weight[2] * 1e-4
-        yield Sample("x quantised, large values", (x[2:3], *weight, bias), on)
+        yield Sample(f"{prefix}, large values", (x[2:3], *weight, bias), on)
 
 
 def common_errors(op: str, args: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> Iterator[ErrorCase]:
@@ -462,7 +464,9 @@ def samples_int4(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("several threads", inputs_int4(dtype, 2, k=1024, n=1100, bias=True))
     yield Sample("many rows", inputs_int4(dtype, 3, 30, k=256, n=200, bias=True))
     for group in (32, 64, 128):
-        yield from quantised_x_samples(functools.partial(inputs_int4, group=group), dtype, group)
+        yield from quantised_x_samples(
+            functools.partial(inputs_int4, group=group), dtype, group, f"x quantised, groups of {group}"
+        )
     for rows in (3, 15):
         args = inputs_int4(dtype, rows, k=384, n=35, zeros=False)
         yield Sample(f"x quantised, {rows} rows, no zeros", args, {"quantize_x": True})

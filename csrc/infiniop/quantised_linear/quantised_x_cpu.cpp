@@ -87,7 +87,9 @@ private:
     template <typename Lanes> static VecF of(const TensorView &view, int64_t row, int64_t group, Lanes lanes) {
         VecF values;
         with_float_type(view.dtype, [&](auto type) {
-            values = load_at(view.as<const decltype(type)>() + row * view.stride(0), group, lanes);
+            const auto *const values_of_row = view.as<const decltype(type)>() + row * view.stride(0);
+            __builtin_prefetch(values_of_row + group + kLanes * view.stride(0)); // of the next panel
+            values = load_at(values_of_row, group, lanes);
         });
         return values;
     }
