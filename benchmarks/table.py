@@ -128,13 +128,17 @@ def compile_table() -> Iterator[str]:
 
 def quantised_table() -> Iterator[str]:
     """Linear layers with weights of 8 and 4 bits; every weight comes from memory."""
-    yield "| op, bfloat16 x, one thread | us | torch's own takes | dense bfloat16 takes | share of memory bandwidth |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
+    yield "| op, bfloat16 x, one thread | us | torch's own takes | dense bfloat16 takes | share of the limit |"
+    yield "| --- | ---: | ---: | ---: | --- |"
     for row in read("quantised.csv"):
         torch_takes, dense_takes = float(row["ratio_to_torch"]), float(row["ratio_to_dense"])
+        share = f"{float(row['share']):.0%} of bandwidth"
+        quantised = row.get("quantize_x") == "True"  # older files have no such column
+        if quantised and row["share_of_vnni"]:
+            share += f", {float(row['share_of_vnni']):.0%} of VNNI's peak"
         yield (
-            f"| `{row['op']}` {row['rows']}x{row['k']}->{row['n']} | {float(row['infini_us']):.0f} "
-            f"| {torch_takes:.2f}x | {dense_takes:.2f}x | {float(row['share']):.0%} |"
+            f"| `{row['op']}` {row['rows']}x{row['k']}->{row['n']}{', `quantize_x`' if quantised else ''} "
+            f"| {float(row['infini_us']):.0f} | {torch_takes:.2f}x | {dense_takes:.2f}x | {share} |"
         )
 
 

@@ -71,9 +71,11 @@ def test_quantised(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stderr
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["op"], row["rows"], row["dtype"]) for row in rows] == [
-        ("linear_int8", "1", "bfloat16"),
-        ("linear_int4", "1", "bfloat16"),
+    assert [(row["op"], row["rows"], row["dtype"], row["quantize_x"]) for row in rows] == [
+        ("linear_int8", "1", "bfloat16", "False"),
+        ("linear_int8", "8", "bfloat16", "True"),
+        ("linear_int4", "1", "bfloat16", "False"),
+        ("linear_int4", "8", "bfloat16", "True"),
     ]
     for row in rows:
         for name in ("infini_us", "torch_us", "dense_us", "ratio_to_torch", "ratio_to_dense", "read_gb_per_s", "share"):

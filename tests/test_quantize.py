@@ -10,7 +10,7 @@ import torch
 import torch_infini
 from torch_infini import quantize
 from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
-from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing import cpu_capability_set_to, threads_set_to
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MODULE = "torch_infini.quantize."
@@ -151,3 +151,82 @@ def test_infinity_and_nan_stay_in_their_row() -> None:
         x[1, 90], x[2, 3] = torch.nan, torch.nan
         y = torch_infini.ops.linear_int4(x, *rest)
         assert y[0].isfinite().all() and y[1].isnan().all() and y[2].isnan().all()
+
+
+# ---- quantize_x ----
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capability: str) -> None:
+    """Alone and among others, for a part of the weight's rows, and whatever the thread count."""
+    int8, int4 = torch_infini.ops.linear_int8, torch_infini.ops.linear_int4
+    with cpu_capability_set_to(capability):
+        calls = [(int8, inputs_int8(dtype, 50, k=1333, n=261))]
+        calls += [(int4, inputs_int4(dtype, 50, k=896, n=261, group=group)) for group in (32, 128)]
+        for op, (x, *rest, _) in calls:
+            all_rows = op(x, *rest, quantize_x=True)
+            for count in (1, 2, 4, 7, 8, 12, 13, 16, 24, 25, 33):
+                assert torch.equal(bits(op(x[:count], *rest, quantize_x=True)), bits(all_rows[:count])), count
+            for count in (1, 5, 30):
+                part = op(x[:count], *(t[7:] for t in rest), quantize_x=True)
+                assert torch.equal(bits(part), bits(all_rows[:count, 7:].contiguous())), count
+            for threads in (1, 2, 3):
+                with threads_set_to(threads):
+                    for count in (1, 8, 50):
+                        assert torch.equal(bits(op(x[:count], *rest, quantize_x=True)), bits(all_rows[:count]))
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+def test_every_integer_counts_exactly_with_quantised_x(capability: str) -> None:
+    """Rows that are integers of which the largest is 127: nothing is lost, and int8 products are those of integers."""
+    with cpu_capability_set_to(capability):
+        x = torch.randint(-127, 128, (20, 256))
+        x[:, 5] = 127
+        q = torch.stack([torch.arange(-128, 128).roll(i) for i in (0, 1, 77)]).to(torch.int8)
+        values = torch.stack([(torch.arange(256) + i) % 16 for i in range(16)])
+        packed, scales = quantize.pack_int4(values), torch.ones(16, 4)
+        for rows in (1, 2, 20):
+            y = torch_infini.ops.linear_int8(x[:rows].float(), q, torch.ones(3), quantize_x=True)
+            assert torch.equal(y, (x[:rows] @ q.long().t()).float())
+            y = torch_infini.ops.linear_int4(x[:rows].float(), packed, scales, scales, quantize_x=True)
+            assert torch.equal(y, (x[:rows] @ (values - 7).t()).float())
+
+
+@pytest.mark.parametrize("rows", [1, 3, 20])
+def test_x_is_quantised_as_a_weight_is(rows: int) -> None:
+    """Ties, and scales that are denormal or nearly too large for the dtype."""
+    for dtype, sizes in ((torch.float32, (1e-44, 1e-39, 1, 3e38)), (torch.float16, (6e-8, 1, 6e4))):
+        for size in sizes:
+            x = (torch.arange(-127, 128) / 254 * size).expand(rows, 255).to(dtype)
+            eye = torch.zeros(255, 255, dtype=torch.int8)
+            eye.fill_diagonal_(1)
+            q, scales = quantize.quantize_int8(x)
+            want = q * scales[:, None]
+            got = torch_infini.ops.linear_int8(x, eye, torch.ones(255), quantize_x=True)
+            assert torch.equal(got, want.to(dtype)), (dtype, size)
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
+def test_a_row_that_is_not_finite_gives_nan(value: float, capability: str) -> None:
+    with cpu_capability_set_to(capability):
+        for dtype in FLOATS:
+            for rows in (1, 3, 20):
+                x, *rest = inputs_int8(dtype, rows, k=45, n=20, bias=True)
+                x[-1, 44] = value
+                y = torch_infini.ops.linear_int8(x, *rest, quantize_x=True)
+                assert y[:-1].isfinite().all() and y[-1].isnan().all()
+                x, *rest = inputs_int4(dtype, rows, k=96, n=20, group=32, bias=True)
+                x[-1, 3] = value
+                y = torch_infini.ops.linear_int4(x, *rest, quantize_x=True)
+                assert y[:-1].isfinite().all() and y[-1].isnan().all()
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_a_layer_with_quantised_x(dtype: torch.dtype) -> None:
+    weight, x = (torch.randn(96, 256) / 16).to(dtype), torch.randn(20, 256).to(dtype)
+    exact = x.double() @ weight.double().t()
+    y8 = torch_infini.ops.linear_int8(x, *quantize.quantize_int8(weight), quantize_x=True)
+    y4 = torch_infini.ops.linear_int4(x, *quantize.quantize_int4(weight), quantize_x=True)
+    assert (y8.double() - exact).abs().max() < 0.1 and (y4.double() - exact).abs().max() < 0.6

@@ -44,6 +44,10 @@ void check_inputs(Format format, const Args &args) {
     if (format == Format::kInt8) {
         rule.dtype("weight", weight, {INFINI_DTYPE_I8});
         rule.shape("weight", weight, {n, k}, "to match the last dimension of x");
+        if (args.quantize_x && k > kMaxDepth) {
+            rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "x",
+                      message("have a last dimension of at most ", kMaxDepth, " with quantize_x"), std::to_string(k));
+        }
     } else {
         rule.dtype("weight", weight, {INFINI_DTYPE_U8});
         if (k % 2 != 0) {
@@ -104,9 +108,9 @@ void run(Format format, const Args &args) {
         return;
     }
     if (format == Format::kInt8) {
-        int8_kernel(args);
+        args.quantize_x ? int8_quantised_x_kernel(args) : int8_kernel(args);
     } else {
-        int4_kernel(args);
+        args.quantize_x ? int4_quantised_x_kernel(args) : int4_kernel(args);
     }
 }
 

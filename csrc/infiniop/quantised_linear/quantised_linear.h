@@ -11,6 +11,7 @@ namespace infini::quantised_linear {
 // linear_int8: weight [n, k] int8, scales [n]; the weight is q * scale.
 // linear_int4: weight [n, k / 2] uint8, element 2i of a row in the lower half of byte i, 2i + 1 in the upper; scales and
 // zeros [n, k / group], group 32, 64 or 128; the weight is (q - 8) * scale + zero.
+// With quantize_x, each row of x becomes int8 with one scale, and products of integers are summed exactly.
 struct Args {
     TensorView y;      // [..., n], the dtype of x
     TensorView x;      // [..., k]
@@ -18,7 +19,11 @@ struct Args {
     TensorView scales; // float32 or the dtype of x
     TensorView zeros;  // linear_int4: the dtype of scales; dtype == INFINI_DTYPE_INVALID: none
     TensorView bias;   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    bool quantize_x = false;
 };
+
+// Of more int8 products a sum might not fit into int32: 127 * 128 * 132105 > 2^31.
+constexpr int64_t kMaxDepth = 131071;
 
 enum class Format { kInt8, kInt4 };
 
@@ -31,5 +36,8 @@ void run(Format format, const Args &args);
 
 INFINI_CPU_KERNEL(int8_kernel, Args)
 INFINI_CPU_KERNEL(int4_kernel, Args)
+// With quantize_x.
+INFINI_CPU_KERNEL(int8_quantised_x_kernel, Args)
+INFINI_CPU_KERNEL(int4_quantised_x_kernel, Args)
 
 } // namespace infini::quantised_linear

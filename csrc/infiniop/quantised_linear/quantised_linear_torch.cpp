@@ -11,7 +11,7 @@ constexpr Checker kInt8Rule("linear_int8"), kInt4Rule("linear_int4");
 
 // The views of the inputs, checked.
 Args inputs(Format format, const Tensor &x, const Tensor &weight, const Tensor &scales,
-            const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias) {
+            const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias, bool quantize_x) {
     const Checker &rule = format == Format::kInt8 ? kInt8Rule : kInt4Rule;
     Args args;
     args.x = view(rule, "x", x);
@@ -23,6 +23,7 @@ Args inputs(Format format, const Tensor &x, const Tensor &weight, const Tensor &
     if (bias) {
         args.bias = view(rule, "bias", *bias);
     }
+    args.quantize_x = quantize_x;
     check_inputs(format, args);
     return args;
 }
@@ -43,23 +44,24 @@ Tensor compute(Format format, Args args, Tensor out) {
     return out;
 }
 
-Tensor linear_int8(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias) {
-    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias));
+Tensor linear_int8(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias,
+                   bool quantize_x) {
+    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias, quantize_x));
 }
 
 Tensor linear_int8_out(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias,
-                       Tensor out) {
-    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias), out);
+                       bool quantize_x, Tensor out) {
+    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias, quantize_x), out);
 }
 
 Tensor linear_int4(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &zeros,
-                   const std::optional<Tensor> &bias) {
-    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias));
+                   const std::optional<Tensor> &bias, bool quantize_x) {
+    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias, quantize_x));
 }
 
 Tensor linear_int4_out(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &zeros,
-                       const std::optional<Tensor> &bias, Tensor out) {
-    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias), out);
+                       const std::optional<Tensor> &bias, bool quantize_x, Tensor out) {
+    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias, quantize_x), out);
 }
 
 } // namespace

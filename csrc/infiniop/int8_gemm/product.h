@@ -1,0 +1,531 @@
+// Product<F>: rows of int8 x against rows of integer weights (F: bytes, or nibbles in groups), summed exactly in int32;
+// what int8_gemm and the quantised linear layers have in common. Weights are brought into panels, word by word of a
+// few rows, as VNNI's instruction wants them; a panel's words then meet those of up to kTileRows rows of x.
+#pragma once
+
+#include "dense_rows.h"
+#include "parallel.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// sum + the products of unsigned and signed bytes, four to a lane; wraps around.
+inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
+#if defined(__AVX512VNNI__)
+    return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#elif defined(__AVX2__)
+    const VecU even = unsigned_bytes & 0x00ff00ffu, odd = unsigned_bytes >> 8 & 0x00ff00ffu;
+#if defined(__AVX512F__)
+    const __m512i s = (__m512i)signed_bytes;
+    const VecU evens = (VecU)_mm512_madd_epi16((__m512i)even, _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
+    const VecU odds = (VecU)_mm512_madd_epi16((__m512i)odd, _mm512_srai_epi16(s, 8));
+#else
+    const __m256i s = (__m256i)signed_bytes;
+    const VecU evens = (VecU)_mm256_madd_epi16((__m256i)even, _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+    const VecU odds = (VecU)_mm256_madd_epi16((__m256i)odd, _mm256_srai_epi16(s, 8));
+#endif
+    return (VecI)((VecU)sum + evens + odds);
+#else
+    VecU total = (VecU)sum;
+    for (int byte = 0; byte < 4; ++byte) {
+        const VecI factor = (VecI)((VecU)signed_bytes << (24 - 8 * byte)) >> 24;
+        total += (unsigned_bytes >> (8 * byte) & 0xffu) * (VecU)factor;
+    }
+    return (VecI)total;
+#endif
+}
+
+inline VecU load_bytes(const void *p) {
+    VecU bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return bytes;
+}
+
+// The first n bytes; the others are 0.
+inline VecU load_bytes(const void *p, int64_t n) {
+    VecU bytes{};
+    std::memcpy(&bytes, p, static_cast<size_t>(n));
+    return bytes;
+}
+
+inline VecI splat_word(const void *p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return VecI{} + word;
+}
+
+// rows[i][j] becomes rows[j][i].
+inline void transpose(VecU (&rows)[kLanes]) {
+#if defined(__AVX512F__)
+    // Of swap_quarters GCC 12 makes instructions that need an index register each.
+    __m512i pairs[16], fours[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) { // quarter q of fours[4r + i]: column 4q + i of rows 4r to 4r + 3
+        const __m512i low = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0x44);
+        const __m512i high = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0xee);
+        const __m512i low_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0x44);
+        const __m512i high_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0xee);
+        rows[i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0x88);
+        rows[4 + i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0xdd);
+        rows[8 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0x88);
+        rows[12 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0xdd);
+    }
+#else
+    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
+#endif
+}
+
+constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
+
+// ---- formats ----
+
+struct ByteWeights {
+    // Rows of x that meet a panel in registers.
+    static constexpr int kTileRows = kLanes == 16 ? 12 : 4;
+    static constexpr int kPieces = 1;       // what a vector of stored weights becomes: vectors of bytes
+    static constexpr int kOffset = 128;     // that makes them unsigned
+    static constexpr bool kGrouped = false; // a scale for a row, which the output applies
+    static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = stored ^ 0x80808080u; }
+};
+
+// Two to a byte; eight elements in a word of which the even ones come first.
+struct NibbleWeights {
+    // With more, the float sums besides the integer ones leave the registers: 8 give 0.81 of VNNI's peak, 12 0.66.
+    static constexpr int kTileRows = kLanes == 16 ? 8 : 4;
+    static constexpr int kPieces = 2;
+    static constexpr int kOffset = 8;
+    static constexpr bool kGrouped = true; // a scale for a group of a row
+    static void split(VecU stored, VecU (&bytes)[kPieces]) {
+        bytes[0] = stored & 0x0f0f0f0fu;
+        bytes[1] = stored >> 4 & 0x0f0f0f0fu;
+    }
+};
+
+// What NibbleWeights need besides, and others do not have: scales(row, group, lanes) and zeros(row, group, lanes), kLanes
+// groups of a weight row; has_zeros().
+struct NoScales {};
+
+// ---- sizes ----
+
+// With more rows of x than a tile has, a panel is kWide vectors wide and packed whole, as many of them at once as stay in
+// the L2 cache. With fewer, memory is the limit: a panel is one vector wide, and kRunBytes of each weight row are packed
+// and multiplied at a time, while the next panel is prefetched in kStreams places in turns. Measured on a Zen 5 core
+// with 8 rows of x, 4096 -> 14336: 0.82 of the bandwidth, without prefetching 0.45, in one place 0.75, in 16 0.48.
+constexpr int kWide = 2;
+constexpr int64_t kBlockBytes = 256 * 1024;
+constexpr int64_t kRunBytes = 256;
+constexpr int kStreamBits = 2;
+constexpr int64_t kStreams = 1 << kStreamBits;
+
+// Weight rows [first, first + count).
+struct WeightRows {
+    const uint8_t *data;
+    int64_t stride, first, count;
+};
+
+template <typename F> class Product {
+public:
+    // For m rows of k elements; the weights' rows are in `groups` groups, each of a multiple of 32 elements (ByteWeights:
+    // in one).
+    Product(int64_t m, int64_t k, int64_t groups) : m_(m), k_(k), groups_(groups) {
+        row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
+        words_ = (row_bytes_ + 3) / 4;
+        tiles_ = (m + kTileRows - 1) / kTileRows;
+        tile_rows_ = tiles_ > 0 ? (m + tiles_ - 1) / tiles_ : 0;
+        vectors_ = tiles_ > 1 ? kWide : 1;
+        run_words_ = tiles_ > 1 || words_ < kRunBytes / 4 ? words_ : kRunBytes / 4;
+        scales_at_ = panel_rows() * 4 * F::kPieces * run_words_;
+        panel_bytes_ = scales_at_ + (F::kGrouped ? 2 * panel_rows() * groups_ * 4 : 0);
+        panels_ = tiles_ > 1 && panel_bytes_ > 0 && kBlockBytes / panel_bytes_ > 1 ? kBlockBytes / panel_bytes_ : 1;
+    }
+
+    // Elements of a quantised row, zeros beyond k.
+    int64_t padded() const { return up(words_ * F::kPieces * 4); }
+    // Memory for x, aligned to 64; and for each thread that multiplies.
+    int64_t x_bytes() const { return up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }
+    int64_t scratch_bytes() const { return panels_ * panel_bytes_ + kSumsBytes; }
+    // Weight rows that are multiplied in one call.
+    int64_t block_rows() const { return panels_ * panel_rows(); }
+    void set_memory(void *x) {
+        x_ = static_cast<uint8_t *>(x);
+        starts_ = reinterpret_cast<int32_t *>(x_ + up(x_row_bytes() * m_));
+        sums_ = reinterpret_cast<float *>(x_ + up(x_row_bytes() * m_) + up(m_ * groups_ * 4));
+    }
+
+    // Row `row` of x; q has padded() elements and is changed.
+    void set_row(int64_t row, int8_t *q) {
+        const int64_t tile = row / tile_rows_, in_tile = row % tile_rows_, rows = rows_of(tile);
+        const int64_t group = groups_ > 0 ? k_ / groups_ : 0;
+        for (int64_t g = 0; g < groups_; ++g) {
+            int32_t sum = 0;
+            for (int64_t i = g * group; i < (g + 1) * group; ++i) {
+                sum += q[i];
+            }
+            const int64_t at = tile * tile_rows_ * groups_ + g * rows + in_tile;
+            starts_[at] = -F::kOffset * sum;
+            sums_[at] = static_cast<float>(sum);
+        }
+        if constexpr (F::kPieces == 2) {
+            for (int64_t i = 0; i < padded(); i += 8) {
+                uint64_t bytes;
+                std::memcpy(&bytes, q + i, 8);
+                const uint64_t sorted = every_second(bytes) | every_second(bytes >> 8) << 32;
+                std::memcpy(q + i, &sorted, 8);
+            }
+        }
+        uint8_t *const to = x_ + tile * tile_rows_ * x_row_bytes() + in_tile * 4;
+        for (int64_t word = 0; word < words_ * F::kPieces; ++word) {
+            std::memcpy(to + word * rows * 4, q + word * 4, 4);
+        }
+    }
+
+    // output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, at most block_rows(), in
+    // vectors of kLanes weight rows. next: what will be multiplied afterwards, and is prefetched.
+    template <typename Scales, typename Output>
+    void multiply(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
+                  const Output &output) const {
+        if (m_ == 1 && !F::kGrouped) {
+            multiply_row(weights, next, scratch, output);
+        } else if (tiles_ > 1) {
+            multiply_block<kWide>(weights, next, scales, scratch, output);
+        } else {
+            multiply_block<1>(weights, next, scales, scratch, output);
+        }
+    }
+
+private:
+    static constexpr int kTileRows = F::kTileRows;
+    static constexpr int64_t kSumsBytes = (kTileRows > kLanes ? kTileRows : kLanes) * kVectorBytes;
+
+    static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
+    static uint64_t every_second(uint64_t bytes) {
+        bytes &= 0x00ff00ff00ff00ffu;
+        bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
+        return (bytes | bytes >> 16) & 0xffffffffu;
+    }
+    int64_t rows_of(int64_t tile) const { return tile + 1 < tiles_ ? tile_rows_ : m_ - tile * tile_rows_; }
+    int64_t x_row_bytes() const { return words_ * F::kPieces * 4; }
+    int64_t panel_rows() const { return vectors_ * kLanes; }
+
+    // ---- one row of x: the weights are read where they lie, along k ----
+
+    template <typename Output>
+    void multiply_row(const WeightRows &weights, const uint8_t *next, char *scratch, const Output &output) const {
+        constexpr int kHeld = 4; // weight rows at once; beyond the last there is that again
+        auto *const sums = reinterpret_cast<VecU *>(scratch);
+        for (int i = 0; i < kLanes && i < weights.count; i += kHeld) {
+            const uint8_t *rows[kHeld];
+            VecI sum[kHeld] = {};
+            for (int r = 0; r < kHeld; ++r) {
+                rows[r] = weights.data + row_at(weights, i + r) * weights.stride;
+            }
+            const int64_t ahead = next - weights.data;
+            int64_t at = 0;
+            for (; at + kVectorBytes <= row_bytes_; at += kVectorBytes) {
+                const VecI x = (VecI)load_bytes(x_ + at);
+#pragma GCC unroll 4
+                for (int r = 0; r < kHeld; ++r) {
+                    VecU bytes[F::kPieces];
+                    __builtin_prefetch(rows[r] + at + ahead);
+                    F::split(load_bytes(rows[r] + at), bytes);
+                    sum[r] = dot(sum[r], bytes[0], x);
+                }
+            }
+            if (at < row_bytes_) {
+                const VecI x = (VecI)load_bytes(x_ + at, row_bytes_ - at);
+                for (int r = 0; r < kHeld; ++r) {
+                    VecU bytes[F::kPieces];
+                    F::split(load_bytes(rows[r] + at, row_bytes_ - at), bytes);
+                    sum[r] = dot(sum[r], bytes[0], x);
+                }
+            }
+            for (int r = 0; r < kHeld; ++r) {
+                sums[i + r] = (VecU)sum[r];
+            }
+        }
+        VecU lanes[kLanes], total = VecU{} + static_cast<uint32_t>(*starts_);
+        for (int i = 0; i < kLanes; ++i) {
+            lanes[i] = i < weights.count ? sums[i] : VecU{};
+        }
+        transpose(lanes);
+        for (const VecU &lane : lanes) {
+            total += lane;
+        }
+        if (weights.count >= kLanes) {
+            output(0, weights.first, as_float((VecI)total), Full{});
+        } else {
+            output(0, weights.first, as_float((VecI)total), static_cast<int>(weights.count));
+        }
+    }
+
+    // ---- packing ----
+
+    // Words [first, first + count) of each weight row: one of all rows, then the next.
+    template <int kVectors> void pack(const WeightRows &weights, int64_t first, int64_t count, uint8_t *panel) const {
+        const int64_t bytes = row_bytes_ - first * 4 < count * 4 ? row_bytes_ - first * 4 : count * 4;
+        for (int v = 0; v < kVectors; ++v, panel += kVectorBytes) {
+            const uint8_t *from = weights.data + row_at(weights, v * kLanes) * weights.stride + first * 4;
+            uint8_t *to = panel;
+            int64_t left = bytes;
+            if ((v + 1) * kLanes <= weights.count) {
+                for (; left >= kVectorBytes; left -= kVectorBytes, from += kVectorBytes) {
+                    VecU words[kLanes];
+                    const uint8_t *row = from;
+#pragma GCC unroll 16
+                    for (int i = 0; i < kLanes; ++i, row += weights.stride) {
+                        words[i] = load_bytes(row);
+                    }
+                    transpose(words);
+#pragma GCC unroll 16
+                    for (int i = 0; i < kLanes; ++i) {
+                        to = put_word<kVectors>(words[i], to);
+                    }
+                }
+            }
+            for (; left > 0; left -= kVectorBytes, from += kVectorBytes) { // the last rows, or the end of them
+                VecU words[kLanes];
+                for (int i = 0; i < kLanes; ++i) {
+                    const int64_t row = row_at(weights, v * kLanes + i) - row_at(weights, v * kLanes);
+                    words[i] = load_bytes(from + row * weights.stride, left < kVectorBytes ? left : kVectorBytes);
+                }
+                transpose(words);
+                for (int i = 0; i < kLanes && 4 * i < left; ++i) {
+                    to = put_word<kVectors>(words[i], to);
+                }
+            }
+        }
+    }
+
+    template <int kVectors> INFINI_ALWAYS_INLINE static uint8_t *put_word(VecU word, uint8_t *to) {
+        VecU bytes[F::kPieces];
+        F::split(word, bytes);
+        for (int piece = 0; piece < F::kPieces; ++piece) {
+            std::memcpy(to, &bytes[piece], sizeof bytes[piece]);
+            to += kVectors * kVectorBytes;
+        }
+        return to;
+    }
+
+    // Row i of a panel; beyond the last there is that again.
+    static int64_t row_at(const WeightRows &weights, int64_t i) { return i < weights.count ? i : weights.count - 1; }
+
+    // scales[g * rows + i] = group g of the panel's row i; then the zeros.
+    template <int kVectors, typename Scales>
+    void pack_scales(const WeightRows &weights, const Scales &scales, float *to) const {
+        const auto pack_values = [&](const auto &load_row, float *values) {
+            for_each_vector(groups_, [&](int64_t g, auto lanes) {
+                for (int v = 0; v < kVectors; ++v) {
+                    VecU rows[kLanes];
+                    for (int i = 0; i < kLanes; ++i) {
+                        const int64_t row = row_at(weights, v * kLanes + i);
+                        rows[i] = (VecU)load_row(weights.first + row, g, lanes);
+                    }
+                    transpose(rows);
+                    for (int i = 0; i < lanes; ++i) {
+                        store(values + ((g + i) * kVectors + v) * kLanes, (VecF)rows[i]);
+                    }
+                }
+            });
+        };
+        pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.scales(row, g, lanes); }, to);
+        if (scales.has_zeros()) {
+            pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.zeros(row, g, lanes); },
+                        to + groups_ * kVectors * kLanes);
+        }
+    }
+
+    // ---- multiplying ----
+
+    // Some words of a panel and of a tile of x: whole groups.
+    struct Run {
+        int64_t word, words; // the first, and how many
+        const uint8_t *panel, *x;
+        const int32_t *starts;                  // of the sums: [group, row of x]
+        const float *x_sums;                    // [group, row of x]
+        const float *scales, *zeros;            // [group, weight row]; zeros may be null
+        const uint8_t *next;                    // prefetched: a line a word, in kStreams places
+        int64_t next_apart, next_step;          // between these; and along each
+        int64_t first_row, first_column, count; // of the result, and how many columns there are
+        void *kept;                             // sums between the runs of a panel
+    };
+
+    // sums += `words` words of a panel by those of kM rows of x; panel and x are left behind them.
+    template <int kVectors, int kM>
+    INFINI_ALWAYS_INLINE void add_words(const Run &t, int64_t word, int64_t words, const uint8_t *&panel,
+                                        const uint8_t *&x, VecI (&sums)[kM][kVectors]) const {
+        for (const int64_t end = word + words; word < end; ++word) {
+            __builtin_prefetch(t.next + (word & (kStreams - 1)) * t.next_apart + (word >> kStreamBits) * t.next_step);
+#pragma GCC unroll 2
+            for (int piece = 0; piece < F::kPieces; ++piece) {
+                VecU columns[kVectors];
+#pragma GCC unroll 2
+                for (int v = 0; v < kVectors; ++v) {
+                    columns[v] = load_bytes(panel + v * kVectorBytes);
+                }
+#pragma GCC unroll 12
+                for (int m = 0; m < kM; ++m) {
+                    const VecI row = splat_word(x + m * 4);
+#pragma GCC unroll 2
+                    for (int v = 0; v < kVectors; ++v) {
+                        sums[m][v] = dot(sums[m][v], columns[v], row);
+                    }
+                }
+                panel += kVectors * kVectorBytes;
+                x += kM * 4;
+            }
+        }
+    }
+
+    template <int kVectors, int kM, typename Output>
+    __attribute__((noinline)) void multiply_run(const Run &t, const Output &output) const {
+        using Total = std::conditional_t<F::kGrouped, VecF, VecI>;
+        const bool first = t.word == 0, last = t.word + t.words == words_;
+        const uint8_t *panel = t.panel, *x = t.x;
+        auto *const kept = static_cast<Total *>(t.kept);
+        Total totals[kM][kVectors];
+#pragma GCC unroll 12
+        for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+                totals[m][v] = first ? Total{} : kept[m * kVectors + v];
+                if (!F::kGrouped && first) {
+                    totals[m][v] = (Total)splat_word(t.starts + m);
+                }
+            }
+        }
+        if constexpr (F::kGrouped) {
+            const int64_t words = words_ > 0 ? words_ / groups_ : 1, end = (t.word + t.words) / words;
+            for (int64_t g = t.word / words; g < end; ++g) {
+                VecI sums[kM][kVectors];
+#pragma GCC unroll 12
+                for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+                    for (int v = 0; v < kVectors; ++v) {
+                        sums[m][v] = splat_word(t.starts + g * kM + m);
+                    }
+                }
+                add_words(t, g * words, words, panel, x, sums);
+#pragma GCC unroll 2
+                for (int v = 0; v < kVectors; ++v) {
+                    const VecF scale = load(t.scales + (g * kVectors + v) * kLanes);
+#pragma GCC unroll 12
+                    for (int m = 0; m < kM; ++m) {
+                        totals[m][v] = fma(scale, __builtin_convertvector(sums[m][v], VecF), totals[m][v]);
+                    }
+                    if (t.zeros != nullptr) {
+                        const VecF zero = load(t.zeros + (g * kVectors + v) * kLanes);
+#pragma GCC unroll 12
+                        for (int m = 0; m < kM; ++m) {
+                            totals[m][v] = fma(zero, splat(t.x_sums[g * kM + m]), totals[m][v]);
+                        }
+                    }
+                }
+            }
+        } else {
+            add_words(t, t.word, t.words, panel, x, totals);
+        }
+#pragma GCC unroll 12
+        for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+            for (int v = 0; v < kVectors; ++v) {
+                if (!last) {
+                    kept[m * kVectors + v] = totals[m][v];
+                    continue;
+                }
+                const int64_t column = t.first_column + v * kLanes, left = t.count - v * kLanes;
+                if (left >= kLanes) {
+                    output(t.first_row + m, column, as_float(totals[m][v]), Full{});
+                } else if (left > 0) {
+                    output(t.first_row + m, column, as_float(totals[m][v]), static_cast<int>(left));
+                }
+            }
+        }
+    }
+
+    static VecF as_float(VecF v) { return v; }
+    static VecF as_float(VecI v) { return __builtin_convertvector(v, VecF); }
+
+    // The same with the number of rows of x known when it runs.
+    template <int kVectors, typename Output, int kM = 1>
+    void multiply_run(int64_t m, const Run &t, const Output &output) const {
+        if constexpr (kM < kTileRows) {
+            if (m > kM) {
+                return multiply_run<kVectors, Output, kM + 1>(m, t, output);
+            }
+        }
+        multiply_run<kVectors, kM>(t, output);
+    }
+
+    template <int kVectors, typename Scales, typename Output>
+    void multiply_block(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
+                        const Output &output) const {
+        constexpr int64_t kRows = kVectors * kLanes;
+        auto *const panels = reinterpret_cast<uint8_t *>(scratch + kSumsBytes);
+        const auto rows_at = [&](int64_t i) {
+            const int64_t left = weights.count - i;
+            return WeightRows{weights.data + i * weights.stride, weights.stride, weights.first + i,
+                              left < kRows ? left : kRows};
+        };
+        bool zeros = false;
+        for (int64_t i = 0, panel = 0; i < weights.count; i += kRows, ++panel) {
+            if constexpr (F::kGrouped) {
+                auto *const to = reinterpret_cast<float *>(panels + panel * panel_bytes_ + scales_at_);
+                pack_scales<kVectors>(rows_at(i), scales, to);
+                zeros = scales.has_zeros();
+            }
+            if (kVectors > 1) {
+                pack<kVectors>(rows_at(i), 0, words_, panels + panel * panel_bytes_);
+            }
+        }
+        // Each run but for those of a single tile prefetches its share of what comes next.
+        const int64_t calls = tiles_ * ((weights.count + kRows - 1) / kRows);
+        const int64_t apart = weights.count * weights.stride / kStreams, share = apart / calls;
+        const int64_t step = words_ > 0 ? share * kStreams / words_ : 0;
+        for (int64_t tile = 0; tile < tiles_; ++tile) {
+            const int64_t first = tile * tile_rows_, rows = rows_of(tile);
+            for (int64_t i = 0, panel = 0; i < weights.count; i += kRows, ++panel, next += share) {
+                const WeightRows held = rows_at(i);
+                uint8_t *const at = panels + panel * panel_bytes_;
+                const auto *const panel_scales = reinterpret_cast<const float *>(at + scales_at_);
+                int64_t word = 0;
+                do {
+                    const int64_t words = words_ - word < run_words_ ? words_ - word : run_words_;
+                    if (kVectors == 1) {
+                        pack<kVectors>(held, word, words, at);
+                    }
+                    multiply_run<kVectors>(rows,
+                                           {word, words, at, x_ + first * x_row_bytes() + word * F::kPieces * rows * 4,
+                                            starts_ + first * groups_, sums_ + first * groups_, panel_scales,
+                                            zeros ? panel_scales + groups_ * kRows : nullptr, next, apart, step, first,
+                                            held.first, held.count, scratch},
+                                           output);
+                    word += words;
+                } while (word < words_);
+            }
+        }
+    }
+
+    int64_t m_, k_, groups_;
+    int64_t row_bytes_, words_; // of a weight row
+    int64_t tiles_, tile_rows_; // of x
+    int64_t vectors_, run_words_, scales_at_, panel_bytes_, panels_;
+    uint8_t *x_ = nullptr;
+    int32_t *starts_ = nullptr;
+    float *sums_ = nullptr;
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

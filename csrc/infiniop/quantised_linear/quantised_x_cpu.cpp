@@ -1,0 +1,154 @@
+// The CPU kernel of linear_int8 and linear_int4 where x is quantised too: a scale and int8 values for each row of x,
+// then exact products of integers (int8_gemm/product.h).
+// Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
+#include "int8_gemm/product.h"
+#include "quantised_linear.h"
+#include "rows.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using quantised_linear::Args;
+
+constexpr int64_t kMaxRows = 1024; // rows of x that are quantised at once; the weights are packed again for the next
+
+// x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127; zeros up to `padded`. A row with infinity or NaN
+// in it has the scale NaN, and with it all of its results are.
+template <typename T> float quantise_row(const T *x, int64_t k, int8_t *q, int64_t padded) {
+    VecI magnitudes{}; // as integers, NaN lies above infinity, and this above all finite values
+    for_each_vector(k, [&](int64_t i, auto lanes) {
+        const VecI bits = (VecI)load_at(x, i, lanes) & 0x7fffffff;
+        magnitudes = bits > magnitudes ? bits : magnitudes;
+    });
+    int32_t most = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        most = magnitudes[i] > most ? magnitudes[i] : most;
+    }
+    if (most >= 0x7f800000) {
+        std::memset(q, 0, static_cast<size_t>(padded));
+        return float_of(0x7fc00000);
+    }
+    const float scale = float_of(static_cast<uint32_t>(most)) / 127;
+    const VecF divisor = splat(scale > 0 ? scale : 1);
+    constexpr float kRounds = 0x1.8p23f; // added to it, a value is rounded to an integer, to nearest even
+    for_each_vector(k, [&](int64_t i, auto lanes) {
+        const VecF value = min(splat(127), max(splat(-127), load_at(x, i, lanes) / divisor));
+        const VecI integer = (VecI)(value + splat(kRounds)) - static_cast<int32_t>(bits_of(kRounds));
+#if defined(__AVX512F__)
+        _mm_storeu_si128(reinterpret_cast<__m128i *>(q + i), _mm512_cvtepi32_epi8((__m512i)integer));
+#else
+        for (int lane = 0; lane < kLanes; ++lane) {
+            q[i + lane] = static_cast<int8_t>(integer[lane]);
+        }
+#endif
+    });
+    const int64_t written = (k + kLanes - 1) / kLanes * kLanes;
+    std::memset(q + written, 0, static_cast<size_t>(padded - written));
+    return scale;
+}
+
+// Of kLanes results at a time; rarely enough for a call and a choice of types each.
+template <typename F> struct Output {
+    const Args &args;
+    const int64_t *offsets; // of each row of y
+    const float *x_scales;
+
+    template <typename Lanes>
+    __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {
+        VecF scale = splat(x_scales[row]);
+        if constexpr (!F::kGrouped) {
+            with_float_type(args.scales.dtype, [&](auto type) {
+                scale = scale * load_at(args.scales.as<const decltype(type)>(), column, lanes);
+            });
+        }
+        value = value * scale;
+        with_float_type(args.y.dtype, [&](auto type) {
+            using T = decltype(type);
+            if (args.bias.dtype != INFINI_DTYPE_INVALID) {
+                value = value + load_at(args.bias.as<const T>(), column, lanes);
+            }
+            store_at(args.y.as<T>() + offsets[row], column, value, lanes);
+        });
+    }
+};
+
+struct GroupScales {
+    const Args &args;
+
+    bool has_zeros() const { return args.zeros.dtype != INFINI_DTYPE_INVALID; }
+    template <typename Lanes> VecF scales(int64_t row, int64_t group, Lanes lanes) const {
+        return of(args.scales, row, group, lanes);
+    }
+    template <typename Lanes> VecF zeros(int64_t row, int64_t group, Lanes lanes) const {
+        return of(args.zeros, row, group, lanes);
+    }
+
+private:
+    template <typename Lanes> static VecF of(const TensorView &view, int64_t row, int64_t group, Lanes lanes) {
+        VecF values;
+        with_float_type(view.dtype, [&](auto type) {
+            const auto *const values_of_row = view.as<const decltype(type)>() + row * view.stride(0);
+            __builtin_prefetch(values_of_row + group + kLanes * view.stride(0)); // of the next panel
+            values = load_at(values_of_row, group, lanes);
+        });
+        return values;
+    }
+};
+
+template <typename F, typename Scales> void multiply(const Args &a, int64_t groups, const Scales &scales) {
+    const int64_t k = a.x.size(-1), n = a.weight.size(0);
+    const TensorView *const views[] = {&a.x, &a.y};
+    const Rows<2> rows(views);
+    const int64_t passes = (rows.count() + kMaxRows - 1) / kMaxRows;
+    const int64_t pass_rows = passes > 0 ? (rows.count() + passes - 1) / passes : 0;
+    float x_scales[kMaxRows];
+    int64_t offsets[kMaxRows];
+    for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
+        const int64_t left = rows.count() - begin, m = left < pass_rows ? left : pass_rows;
+        Product<F> product(m, k, groups);
+        const int64_t block = product.block_rows(), blocks = (n + block - 1) / block;
+        const int64_t x_bytes = m * k * static_cast<int64_t>(size_of(a.x.dtype));
+        const int64_t work = n * a.weight.size(1) * ((m + 3) / 4);
+        const int64_t threads = parallel_threads(INT64_MAX, x_bytes > work ? x_bytes : work);
+        const int64_t needs = product.scratch_bytes() > product.padded() ? product.scratch_bytes() : product.padded();
+        const int64_t pitch = (needs + 63) / 64 * 64;
+        char *const memory =
+            static_cast<char *>(cpu::scratch(static_cast<size_t>(product.x_bytes() + threads * pitch)));
+        product.set_memory(memory);
+        const auto own_scratch = [&] { return memory + product.x_bytes() + omp_get_thread_num() % threads * pitch; };
+        parallel_for(m, x_bytes, [&](int64_t first, int64_t last) {
+            auto *const q = reinterpret_cast<int8_t *>(own_scratch());
+            int64_t row = first;
+            rows.visit(begin + first, begin + last, [&](const int64_t *at) {
+                offsets[row] = at[1];
+                with_float_type(a.x.dtype, [&](auto type) {
+                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + at[0], k, q, product.padded());
+                });
+                product.set_row(row++, q);
+            });
+        });
+        const Output<F> output{a, offsets, x_scales};
+        parallel_for(blocks, work, [&](int64_t first, int64_t last) {
+            const auto *const weight = a.weight.as<const uint8_t>();
+            const int64_t end = last * block < n ? last * block : n, stride = a.weight.stride(0);
+            for (int64_t row = first * block; row < end; row += block) {
+                const int64_t count = end - row < block ? end - row : block;
+                product.multiply({weight + row * stride, stride, row, count}, weight + (row + count) * stride, scales,
+                                 own_scratch(), output);
+            }
+        });
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    multiply<ByteWeights>(args, 1, NoScales{});
+}
+
+void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    multiply<NibbleWeights>(args, args.scales.size(1), GroupScales{args});
+}
