@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_infini
+import torch_infini.patch.quantised as patch_quantised
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.quantised import QuantisedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
@@ -51,6 +52,33 @@ def size(model: nn.Module) -> int:
     """Bytes of memory behind parameters and buffers, each once."""
     storages = [t.untyped_storage() for t in (*model.parameters(), *model.buffers())]
     return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+@pytest.fixture(autouse=True)
+def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
+    """Many rows of x are quantised, too; but for its own test that is off, so that numbers can be told exactly."""
+    if "quantised_rows" not in request.fixturenames:
+        monkeypatch.setattr(patch_quantised, "QUANTIZE_X_ROWS", 1 << 40)
+
+
+@pytest.fixture
+def quantised_rows() -> int:
+    """From how many rows on x is quantised."""
+    return patch_quantised.QUANTIZE_X_ROWS
+
+
+@FORMATS
+def test_many_rows_are_quantised(weights: str, quantised_rows: int) -> None:
+    """From QUANTIZE_X_ROWS rows on, where that is faster, x is integers too: other numbers, but not far off."""
+    model = small()
+    patch_model(model, weights=weights)
+    exact = stood_for(model)
+    for rows in (quantised_rows - 1, quantised_rows, 40):
+        ids = tokens(1, rows)
+        actual, expected = logits(model, ids), logits(exact, ids)
+        error = float((actual - expected).norm() / expected.norm())
+        many = rows >= quantised_rows and torch_infini.cpu_capability() in patch_quantised.QUANTIZES_X
+        assert 1e-3 < error < 0.1 if many else error < 1e-5
 
 
 # Memory and numbers

@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import quantize
+from .._library import cpu_capability
+from ..ops.quantised_linear import QUANTIZE_X_ROWS
 from .conditions import must_step_aside, unwatched, weights_refusal
 from .norm import version_of
 from .swap import PLAN, Patched, Refusal, swap
@@ -19,7 +21,7 @@ from .swap import PLAN, Patched, Refusal, swap
 linear_int8 = torch.ops.infini.linear_int8.default
 linear_int4 = torch.ops.infini.linear_int4.default
 
-FORMATS = ("int8", "int4")
+QUANTIZES_X = ("avx512", "avx512_bf16")  # where products of integers are faster
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
 JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
 WRITTEN = (
@@ -128,10 +130,11 @@ class QuantisedLinear(Patched):
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x times a quantised weight; the one with zeros has 4 bits."""
+    """x times a quantised weight; the one with zeros has 4 bits. Many rows of x are quantised too."""
+    quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and cpu_capability() in QUANTIZES_X
     if zeros is None:
-        return linear_int8(x, integers, scales, bias)
-    return linear_int4(x, integers, scales, zeros, bias)
+        return linear_int8(x, integers, scales, bias, quantize_x)
+    return linear_int4(x, integers, scales, zeros, bias, quantize_x)
 
 
 class Joint:
