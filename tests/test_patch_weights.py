@@ -251,12 +251,11 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> 
             raise KeyboardInterrupt
         return real(*args)
 
-    monkeypatch.setattr(owner, where, interrupted)
     model, ids = small(), tokens()
     expected = logits(model, ids)
-    with pytest.raises(KeyboardInterrupt):
+    with monkeypatch.context() as patching, pytest.raises(KeyboardInterrupt):
+        patching.setattr(owner, where, interrupted)
         patch_model(model, weights="int8")
-    monkeypatch.undo()
     assert is_patched(model) and list(kinds(model).values()).count("int8") == call
     report = patch_model(model)
     assert report.already_patched and [row.reason for row in report.left] == ["interrupted"] * (PROJECTIONS + 1 - call)

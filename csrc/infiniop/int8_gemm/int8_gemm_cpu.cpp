@@ -1,6 +1,6 @@
 // The CPU kernel of int8_gemm: Product of bytes, in blocks of columns; a column of the weights is a row to it.
-// Limit: for few rows the memory bandwidth of the weights, for many the multiply-adds of bytes (VNNI: 64 a unit); and for
-// weights that are not column-major their transposition, block by block.
+// Limit: for few rows the memory bandwidth of the weights, for many the multiply-adds of bytes (VNNI: 64 a unit); and
+// for weights that are not column-major their transposition, block by block.
 #include "int8_gemm.h"
 #include "parallel.h"
 #include "product.h"
@@ -17,8 +17,8 @@ bool are_columns(const TensorView &weights) {
     return weights.stride(0) == 1 || weights.size(0) <= 1;
 }
 
-// Columns [first, first + columns) one after the other. So many rows at once that as many cache lines as the first level
-// holds well are read.
+// Columns [first, first + columns) one after the other. So many rows at once that as many cache lines as the first
+// level holds well are read.
 void gather_columns(const TensorView &weights, int64_t first, int64_t columns, uint8_t *to) {
     constexpr int64_t kDepth = 64;
     const int64_t k = weights.size(0), row = weights.stride(0), column = weights.stride(1);
