@@ -21,7 +21,7 @@ from .swap import PLAN, Patched, Refusal, swap
 linear_int8 = torch.ops.infini.linear_int8.default
 linear_int4 = torch.ops.infini.linear_int4.default
 
-QUANTIZES_X = ("avx512", "avx512_bf16")  # where products of integers are faster
+QUANTIZES_X = ("avx512_bf16",)  # levels with VNNI, where products of integers are faster
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
 JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
 WRITTEN = (
