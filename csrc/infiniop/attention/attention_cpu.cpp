@@ -2,6 +2,7 @@
 // matrix, so K and V are read once for them; few rows (decode) read them where they lie, each row through its address.
 // Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
+#include "ahead.h"
 #include "dot_products.h"
 #include "packing.h"
 #include "parallel.h"
@@ -44,14 +45,17 @@ public:
             row_limit_ = s.row_limit > row_limit_ ? s.row_limit : row_limit_;
             packs_values_ = packs_values_ || s.packs_values;
         }
+        keys_first_ = a_.k.strides[2] > a_.k.strides[1];
         for (int i = 0; i < 4; ++i) {
             mask_strides_[i] = a_.mask.shape[i] == 1 ? 0 : a_.mask.strides[i];
         }
     }
 
     void run() {
-        const int64_t pieces = batch_ * kv_heads_ * splits_, units = pieces * row_blocks_;
-        const int64_t workers = units < omp_get_max_threads() ? units : omp_get_max_threads();
+        const int64_t pieces = batch_ * kv_heads_ * splits_;
+        const int64_t limit = omp_get_max_threads();
+        heads_together_ = together(pieces, limit);
+        const int64_t units = pieces / heads_together_ * row_blocks_, workers = units < limit ? units : limit;
         // Everything is taken here, before the threads start, for running short of memory must not end them.
         const int64_t partial_floats = splits_ > 1 ? pieces * row_limit_ * (width_ + 2) : 0;
         const int64_t partial_bytes = round_up(partial_floats * 4, 64);
@@ -59,21 +63,33 @@ public:
             static_cast<char *>(cpu::scratch(static_cast<size_t>(partial_bytes + workers * Workspace::bytes(*this))));
         partial_out_ = reinterpret_cast<float *>(memory);
         partial_sums_ = partial_out_ + pieces * row_limit_ * width_;
-        // The heads of a split lie side by side in memory, often in one page or in neighbours, and the next one is
-        // fetched ahead at the end of each: where there are plenty, they are taken together.
-        const int64_t taken = units >= 8 * workers * kv_heads_ ? kv_heads_ : 1;
+        // The heads of a split lie side by side in memory, often in one page or in neighbours: where there are plenty,
+        // they are taken by one worker.
+        const int64_t taken = heads_together_ == 1 && units >= 8 * workers * kv_heads_ ? kv_heads_ : 1;
         int64_t next = 0;
         parallel_for(workers, work_, [&](int64_t begin, int64_t) {
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));
             // Units differ in work (causal masks, lengths): each worker takes the next ones when it is done.
-            for (;;) {
-                const int64_t first = __atomic_fetch_add(&next, taken, __ATOMIC_RELAXED);
-                if (first >= units) {
-                    break;
-                }
-                for (int64_t unit = first; unit < first + taken && unit < units; ++unit) {
-                    compute(unit / row_blocks_, row_blocks_ - 1 - unit % row_blocks_, space);
-                }
+            int64_t unit = 0, end = 0;
+            const auto take = [&](Unit &u) {
+                do {
+                    if (unit == end) {
+                        unit = __atomic_fetch_add(&next, taken, __ATOMIC_RELAXED);
+                        end = unit + taken;
+                    }
+                    if (unit >= units) {
+                        return false;
+                    }
+                    u = unit_at(unit / row_blocks_, row_blocks_ - 1 - unit % row_blocks_);
+                    ++unit;
+                } while (u.rows == 0);
+                return true;
+            };
+            // Each is known one ahead, for its first keys are fetched at the end of the one before.
+            Unit unit_now, unit_then;
+            for (bool any = take(unit_now); any; unit_now = unit_then) {
+                any = take(unit_then);
+                compute(unit_now, any ? &unit_then : nullptr, space);
             }
         });
         if (splits_ > 1) {
@@ -111,7 +127,7 @@ private:
         s.row_limit = s.rows < kRowBlock ? s.rows : kRowBlock;
         const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length, kSplitKeys) : 1;
         s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
-        s.dots = s.row_limit <= kDotRows<T>;
+        s.dots = scores_by_dots<T>(s.row_limit);
         s.key_block = s.dots ? kDotKeys : kKeyBlock;
         s.packs_values = s.row_limit > kDirectRows || size_ % kLanes != 0;
         return s;
@@ -124,24 +140,69 @@ private:
 
     int64_t length(int64_t b) const { return a_.kv_lens.dtype ? at(a_.kv_lens, b) : a_.k.size(1); }
 
+    // What a worker does at a time: one block of rows of some key heads against one piece of the keys.
+    struct Unit {
+        int64_t b, split, kv_head, first_row, rows, begin, end; // rows 0: there is nothing to do
+        Sequence s;
+    };
+
+    Unit unit_at(int64_t index, int64_t block) const {
+        const int64_t groups = kv_heads_ / heads_together_;
+        Unit u = {index / groups / splits_, index / groups % splits_, index % groups * heads_together_, 0, 0, 0, 0, {}};
+        u.s = sequence(u.b);
+        const Sequence &s = u.s;
+        const bool untouched = s.length == 0 && a_.block_tables.dtype;
+        if (u.split >= s.splits || block >= s.row_blocks || untouched) {
+            return u;
+        }
+        u.first_row = block * kRowBlock;
+        u.rows = s.rows - u.first_row < kRowBlock ? s.rows - u.first_row : kRowBlock;
+        const int64_t size = round_up(ceil_div(s.length, s.splits), kKeyBlock);
+        u.begin = u.split * size;
+        const int64_t seen = visible(s, u.first_row + u.rows - 1);
+        u.end = s.splits > 1 && u.begin + size < seen ? u.begin + size : seen;
+        return u;
+    }
+
+    // How many key heads a unit has: a divisor of all that leaves the threads an even share.
+    int64_t together(int64_t pieces, int64_t threads) const {
+        if (row_blocks_ > 1 || packs_values_) {
+            return 1;
+        }
+        const int64_t head_bytes = 2 * kDotKeys * size_ * static_cast<int64_t>(sizeof(T));
+        int64_t heads = kv_heads_ < kMostTogether ? kv_heads_ : kMostTogether;
+        for (; heads > 1; --heads) {
+            const int64_t units = pieces / heads;
+            if (kv_heads_ % heads == 0 && heads * head_bytes <= kTogetherBytes &&
+                (units % threads == 0 || units >= 8 * threads)) {
+                break;
+            }
+        }
+        return heads;
+    }
+
     // What one worker needs while it goes through a unit.
     struct Workspace {
-        P *q;             // [rows, columns]
+        P *q;             // [heads, rows, columns]
         P *k;             // panels of [columns][kTileColumns]
         float *v;         // panels of [kKeyBlock][kTileColumns]
         float *scores;    // [rows, kKeyBlock]
-        float *out;       // [rows, width]
-        RowState *state;  // [rows]
+        float *out;       // [heads, rows, width]
+        RowState *state;  // [heads, rows]
         const T **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
         const T **v_rows;
 
-        static int64_t q_bytes(const Attention &a) { return round_up(a.row_limit_ * a.columns_ * 4, 64); }
+        static int64_t q_bytes(const Attention &a) {
+            return round_up(a.heads_together_ * a.row_limit_ * a.columns_ * 4, 64);
+        }
         static int64_t k_bytes(const Attention &a) { return kKeyBlock * a.columns_ * 4; }
         static int64_t v_bytes(const Attention &a) { return a.packs_values_ ? kKeyBlock * a.width_ * 4 : 0; }
         static int64_t scores_bytes(const Attention &a) { return a.row_limit_ * kKeyBlock * 4; }
-        static int64_t out_bytes(const Attention &a) { return round_up(a.row_limit_ * a.width_ * 4, 64); }
+        static int64_t out_bytes(const Attention &a) {
+            return round_up(a.heads_together_ * a.row_limit_ * a.width_ * 4, 64);
+        }
         static int64_t state_bytes(const Attention &a) {
-            return round_up(a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
+            return round_up(a.heads_together_ * a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
         }
         static constexpr int64_t kRowsBytes = 2 * kKeyBlock * static_cast<int64_t>(sizeof(const T *));
         static int64_t bytes(const Attention &a) {
@@ -149,6 +210,7 @@ private:
                    2 * kRowsBytes;
         }
 
+        Workspace() = default;
         Workspace(const Attention &a, char *memory) {
             q = reinterpret_cast<P *>(memory);
             k = reinterpret_cast<P *>(memory += q_bytes(a));
@@ -203,76 +265,81 @@ private:
         }
     }
 
-    // One block of rows against one piece of the keys; index = (sequence, split, key head).
-    void compute(int64_t index, int64_t block, const Workspace &space) const {
-        const int64_t kv_head = index % kv_heads_, split = index / kv_heads_ % splits_, b = index / kv_heads_ / splits_;
-        const Sequence s = sequence(b);
-        const bool untouched = s.length == 0 && a_.block_tables.dtype;
-        if (split >= s.splits || block >= s.row_blocks || untouched) {
-            return;
-        }
-        const int64_t first_row = block * kRowBlock;
-        const int64_t rows = s.rows - first_row < kRowBlock ? s.rows - first_row : kRowBlock;
-        const int64_t size = round_up(ceil_div(s.length, s.splits), kKeyBlock);
-        const int64_t begin = split * size;
-        const int64_t seen = visible(s, first_row + rows - 1);
-        const int64_t end = s.splits > 1 && begin + size < seen ? begin + size : seen;
-
+    // Block of keys by block of keys, each for all heads; `then` is the unit that comes next.
+    void compute(const Unit &u, const Unit *then, const Workspace &space) const {
+        const Sequence &s = u.s;
         const auto *q = a_.q.template as<const T>();
-        for (int64_t r = 0; r < rows; ++r) {
-            pack_row(space.q + r * columns_, q + offset(a_.q, b, s, kv_head, first_row + r), size_);
-            space.state[r] = {VecF{}, -INFINITY};
+        Workspace of_head[kMostTogether];
+        for (int64_t h = 0; h < heads_together_; ++h) {
+            Workspace &head = of_head[h] = space;
+            head.q += h * u.rows * columns_, head.out += h * u.rows * width_, head.state += h * u.rows;
+            for (int64_t r = 0; r < u.rows; ++r) {
+                pack_row(head.q + r * columns_, q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r), size_);
+                head.state[r] = {VecF{}, -INFINITY};
+            }
         }
-        std::memset(space.out, 0, static_cast<size_t>(rows * width_) * 4);
-        if (begin < end) {
-            locate(b, s, kv_head, begin, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+        std::memset(space.out, 0, static_cast<size_t>(heads_together_ * u.rows * width_) * 4);
+        const T **k_next = space.k_rows + kKeyBlock, **v_next = space.v_rows + kKeyBlock;
+        if (u.begin < u.end) {
+            locate(u.b, s, u.kv_head, u.begin, k_next, v_next);
         }
         const auto row_bytes = static_cast<size_t>(s.key_block) * sizeof *space.k_rows;
-        for (int64_t key = begin; key < end; key += s.key_block) {
-            const int64_t keys = end - key < s.key_block ? end - key : s.key_block;
-            std::memcpy(space.k_rows, space.k_rows + kKeyBlock, row_bytes);
-            std::memcpy(space.v_rows, space.v_rows + kKeyBlock, row_bytes);
-            if (key + s.key_block >= end && kv_head + 1 < kv_heads_) {
-                locate(b, s, kv_head + 1, begin, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
-            } else {
-                locate(b, s, kv_head, key + s.key_block, space.k_rows + kKeyBlock, space.v_rows + kKeyBlock);
+        for (int64_t key = u.begin; key < u.end; key += s.key_block) {
+            const int64_t keys = u.end - key < s.key_block ? u.end - key : s.key_block;
+            std::memcpy(space.k_rows, k_next, row_bytes);
+            std::memcpy(space.v_rows, v_next, row_bytes);
+            int64_t ahead_keys = 0;
+            if (key + s.key_block < u.end) {
+                locate(u.b, s, u.kv_head, key + s.key_block, k_next, v_next);
+                ahead_keys = s.key_block;
+            } else if (then && then->begin < then->end) {
+                locate(then->b, then->s, then->kv_head, then->begin, k_next, v_next);
+                ahead_keys = then->s.key_block;
             }
             // The addresses of the pages that come next are looked up meanwhile.
-            for (int64_t i = kKeyBlock; i < kKeyBlock + s.key_block; i += kPageKeys) {
-                __builtin_prefetch(space.k_rows[i]);
-                __builtin_prefetch(space.v_rows[i]);
+            for (int64_t i = 0; i < ahead_keys; i += kPageKeys) {
+                __builtin_prefetch(k_next[i]);
+                __builtin_prefetch(v_next[i]);
             }
-            attend(b, s, kv_head, first_row, rows, key, keys, space);
+            for (int64_t h = 0; h < heads_together_; ++h) {
+                Ahead<T> ahead(k_next, v_next, s.packs_values ? 0 : ahead_keys, size_, a_.k.strides[2], a_.v.strides[2],
+                               heads_together_, h, keys_first_);
+                attend(u.b, s, u.kv_head + h, u.first_row, u.rows, key, keys, of_head[h], ahead);
+                for (int64_t i = 0; h + 1 < heads_together_ && i < s.key_block; ++i) {
+                    space.k_rows[i] += a_.k.strides[2];
+                    space.v_rows[i] += a_.v.strides[2];
+                }
+            }
         }
 
-        for (int64_t r = 0; r < rows; ++r) {
-            const float total = sum(space.state[r].sum);
-            const float *line = space.out + r * width_;
-            if (s.splits > 1) {
-                const int64_t at = ((b * kv_heads_ + kv_head) * splits_ + split) * row_limit_ + r;
-                std::memcpy(partial_out_ + at * width_, line, static_cast<size_t>(width_) * 4);
-                partial_sums_[2 * at] = total;
-                partial_sums_[2 * at + 1] = space.state[r].largest;
-            } else {
-                write(b, s, kv_head, first_row + r, line, total);
+        for (int64_t h = 0; h < heads_together_; ++h) {
+            for (int64_t r = 0; r < u.rows; ++r) {
+                const float total = sum(of_head[h].state[r].sum);
+                const float *line = of_head[h].out + r * width_;
+                if (s.splits > 1) {
+                    const int64_t at = ((u.b * kv_heads_ + u.kv_head + h) * splits_ + u.split) * row_limit_ + r;
+                    std::memcpy(partial_out_ + at * width_, line, static_cast<size_t>(width_) * 4);
+                    partial_sums_[2 * at] = total;
+                    partial_sums_[2 * at + 1] = of_head[h].state[r].largest;
+                } else {
+                    write(u.b, s, u.kv_head + h, u.first_row + r, line, total);
+                }
             }
         }
     }
 
     // A block of keys: scores, probabilities, and their product with V added to out.
     void attend(int64_t b, const Sequence &s, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key,
-                int64_t keys, const Workspace &space) const {
+                int64_t keys, const Workspace &space, Ahead<T> &ahead) const {
         // Of these keys, what the last of the rows up to `row` sees.
         const auto seen = [&](int64_t row) {
             const int64_t n = visible(s, first_row + row) - key;
             return n < 0 ? 0 : n < keys ? n : keys;
         };
-        // While the scores are computed V is fetched, and while V is multiplied the next K.
-        Ahead<T> ahead(space.v_rows, s.packs_values ? 0 : keys, size_);
         if (s.dots) {
             dot_all(space.q, rows, space.k_rows, keys, space.scores, ahead);
         } else {
-            pack_keys(space.k, space.k_rows, keys, size_);
+            pack_keys(space.k, space.k_rows, keys, size_, ahead);
             for (int64_t at = 0; at < keys; at += kTileColumns) {
                 for_each_tile(rows, [&](int64_t row, int64_t count) {
                     const int64_t n = seen(row + count - 1) - at;
@@ -306,9 +373,6 @@ private:
                     add_slope(scores, slope, key - (s.length - s.queries + t), n, scale);
                     scale = 1.0f;
                 }
-                for (int64_t i = keys * r / rows; i < keys * (r + 1) / rows; i += kAheadKeys) {
-                    ahead.fetch();
-                }
                 const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
@@ -324,10 +388,8 @@ private:
                 add_values(rows, seen, space, Dense<float>{space.v + column * keys, kTileColumns}, column);
             }
         } else {
-            ahead = Ahead<T>(space.k_rows + kKeyBlock, s.key_block, size_);
-            const int64_t each = kAheadKeys * ceil_div(size_, kTileColumns);
             for (int64_t column = 0; column < size_; column += kTileColumns) {
-                add_values(rows, seen, space, Scattered<T>{space.v_rows, column, ahead, each}, column);
+                add_values(rows, seen, space, Scattered<T>{space.v_rows, column, ahead}, column);
             }
         }
     }
@@ -406,8 +468,10 @@ private:
     int64_t row_blocks_ = 0; // the largest of all sequences, as the three below
     int64_t row_limit_ = 0;
     int64_t splits_ = 1;
+    int64_t heads_together_ = 1; // key heads of a unit
     bool packs_values_ = false;
-    int64_t work_ = 0; // in bytes of traffic that would take as long
+    bool keys_first_ = false; // the keys of one head lie closer in memory than the heads of one key
+    int64_t work_ = 0;        // in bytes of traffic that would take as long
     int64_t mask_strides_[4];
     float scale_;
     float softcap_, cap_factor_ = 0; // scale / softcap, where there is a cap

@@ -17,9 +17,6 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
     constexpr int kKeys = kLanes / kRows;
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kKeys) {
-        for (int64_t i = 0; i < kKeys; i += kAheadKeys) {
-            ahead.fetch();
-        }
         VecF products[kLanes];
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
@@ -27,6 +24,11 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
         }
         // `rest` is a constant for whole vectors: a masked load takes longer.
         const auto add = [&](int64_t c, auto rest) __attribute__((always_inline)) {
+            if (key % Ahead<T>::kStreams == 0 && c * static_cast<int64_t>(sizeof(T)) % kLineBytes == 0) {
+                for (int64_t i = 0; i < kKeys; i += Ahead<T>::kStreams) {
+                    ahead.fetch();
+                }
+            }
             VecF left[kRows];
 #pragma GCC unroll 4
             for (int r = 0; r < kRows; ++r) {

@@ -2,6 +2,7 @@
 // with the keys along the lanes, V with the columns along the lanes.
 #pragma once
 
+#include "ahead.h"
 #include "sizes.h"
 
 namespace infini::INFINI_LEVEL {
@@ -109,11 +110,16 @@ template <typename P, typename T> void pack_row(P *packed, const T *row, int64_t
 }
 
 // Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.
-template <typename P, typename T> void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n) {
+template <typename P, typename T>
+void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n, Ahead<T> &ahead) {
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kLanes) {
         P *panel = packed + key / kTileColumns * kTileColumns * packed_columns<P>(n) + key % kTileColumns;
         for (int64_t c = 0; c < n; c += step) {
+            for (int64_t i = 0; i < kLanes && c * static_cast<int64_t>(sizeof(T)) % kLineBytes == 0;
+                 i += Ahead<T>::kStreams) {
+                ahead.fetch();
+            }
             VecF x[kLanes];
             if (keys - key >= kLanes && n - c >= step) {
 #pragma GCC unroll 16

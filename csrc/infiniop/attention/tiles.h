@@ -1,29 +1,12 @@
 // c = a b, or c += a b, by tiles whose sums stay in registers; b lies row behind row, or each row somewhere: the rows
-// of K and V, which are then fetched from memory a few ahead of their use.
+// of K and V. Meanwhile what is read next is fetched from memory.
 #pragma once
 
+#include "ahead.h"
 #include "packing.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
-
-// Rows of K or V that are read soon, fetched from memory a few at a time while others are multiplied.
-template <typename T> class Ahead {
-public:
-    Ahead(const T *const *rows, int64_t n, int64_t size) : rows_(rows), left_(n), size_(size) {}
-
-    void fetch() {
-        for (int64_t i = 0; i < kAheadKeys && left_ > 0; ++i, ++rows_, --left_) {
-            for (int64_t c = 0; c < size_; c += 64 / static_cast<int64_t>(sizeof(T))) {
-                __builtin_prefetch(*rows_ + c);
-            }
-        }
-    }
-
-private:
-    const T *const *rows_;
-    int64_t left_, size_;
-};
 
 template <typename T> struct Dense {
     const T *first;
@@ -33,13 +16,15 @@ template <typename T> struct Dense {
 };
 
 template <typename T> struct Scattered {
+    // A row's columns in a tile take so many lines, or parts of one: as many are fetched, on average.
+    static constexpr int64_t kEach = Ahead<T>::kStreams * kLineBytes / (kTileColumns * static_cast<int64_t>(sizeof(T)));
+    static_assert(kEach > 0);
     const T *const *rows;
     int64_t column;
-    Ahead<T> &ahead; // of it some rows are fetched for each `each` rows of this
-    int64_t each;
+    Ahead<T> &ahead;
     const T *operator[](int64_t i) const { return rows[i] + column; }
     void at_row(int64_t i) const {
-        if (i % each == 0) {
+        if (i % kEach == 0) {
             ahead.fetch();
         }
     }
