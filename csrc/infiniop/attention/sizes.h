@@ -18,8 +18,8 @@ constexpr int64_t kDirectRows = 12; // up to so many rows V is multiplied where 
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPageKeys = 16; // one of so many is touched long before: few share a page of memory
 // Key heads that are taken together where there are few rows: the heads of a key lie side by side in most layouts, and
-// in that order K and V come from memory 1.2 times as fast. So many at most, and of so many bytes of a block of keys, of
-// which the L2 cache holds two.
+// in that order K and V come from memory 1.2 times as fast. So many at most, and so many bytes of a block of keys: the
+// L2 cache holds two such blocks.
 constexpr int64_t kMostTogether = 16;
 constexpr int64_t kTogetherBytes = 256 * 1024;
 // Where there is one block of rows (decode), long sequences are split for the threads, by their length alone: into
