@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
+from torch_infini.patch.memory import moved
 from torch_infini.patch.swap import Patched
 from torch_infini.testing.tiny_llama import (
     LAYERS,
@@ -966,3 +967,39 @@ def test_patched_already() -> None:
     with pytest.raises(ValueError, match="unpatch_model: model must be patched"):
         unpatch_model(adapted)
     close(logits(adapted, ids), expected)
+
+
+def test_misaligned_weights_get_memory_of_their_own() -> None:
+    """A checkpoint's file begins its tensors anywhere in a cache line; kernels read whole lines."""
+    model, ids = tiny(tie_word_embeddings=True), tokens()
+    expected = logits(model, ids)
+    linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+
+    def misaligned(weight: Tensor) -> Tensor:
+        """As a mapped file gives it: a memory that is the weight's alone and begins where it will."""
+        data = bytearray(weight.nbytes + 64)
+        start = next(i for i in range(0, 64, 4) if torch.frombuffer(data, dtype=torch.uint8, offset=i).data_ptr() % 64)
+        return torch.frombuffer(memoryview(data)[start : start + weight.nbytes], dtype=weight.dtype).view(weight.shape)
+
+    for _, module in linear:
+        module.weight.data = misaligned(module.weight).copy_(module.weight.data)
+        assert module.weight.data_ptr() % 64 and module.weight.untyped_storage().nbytes() == module.weight.nbytes
+    big = torch.empty(linear[0][1].weight.numel() + 1)
+    linear[0][1].weight.data = big[1:].view(linear[0][1].weight.shape).copy_(linear[0][1].weight.data)
+    parameters, places = list(model.parameters()), [m.weight.data_ptr() for _, m in linear]
+    patch_model(model, skip=["model.layers.1"])
+    for i, ((name, module), place) in enumerate(zip(linear, places, strict=True)):
+        left = i == 0 or ".1." in name  # a part of a larger memory, and what is skipped
+        assert (module.weight.data_ptr() == place) == left, name
+        assert left or module.weight.data_ptr() % 64 == 0
+    assert all(a is b for a, b in zip(model.parameters(), parameters, strict=True))
+    close(logits(model, ids), expected)
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+
+
+@pytest.mark.parametrize("rows", [3, 700])  # 700 rows take more than a megabyte: large pages are asked for
+def test_moved(rows: int) -> None:
+    x = torch.randn(1000, rows).t()[:, ::2]
+    y = moved(x)
+    assert torch.equal(x, y) and y.is_contiguous() and y.data_ptr() % 64 == 0
+    assert y.untyped_storage().nbytes() == y.nbytes and torch.equal(y.clone(), y.mul_(1))

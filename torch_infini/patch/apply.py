@@ -16,6 +16,7 @@ from transformers import GenerationMixin
 from . import interface
 from .attention import Attention
 from .layer import link
+from .memory import align
 from .mlp import GatedMLP
 from .model import IMPLEMENTATION, Model
 from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
@@ -100,6 +101,9 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         report = state.report = replace(report, rows=merged(model, rows))
     if wanted:
         join_products(decoder)
+    served = {row.name for row in report.replaced}
+    with torch.no_grad():
+        align(m for n, m in model.named_modules() if n in served or n.rpartition(".")[0] in served)
     return report
 
 
