@@ -81,6 +81,20 @@ def test_many_rows_are_quantised(weights: str, quantised_rows: int) -> None:
         assert 1e-3 < error < 0.1 if many else error < 1e-5
 
 
+@FORMATS
+def test_compile_many_rows(weights: str, quantised_rows: int) -> None:
+    """One graph, for few rows and for many, static and dynamic."""
+    model = small(num_hidden_layers=1)
+    patch_model(model, weights=weights)
+    for dynamic in (None, True):
+        torch._dynamo.reset()
+        compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+        for rows in (quantised_rows - 1, quantised_rows, 40):
+            ids = tokens(1, rows)
+            with torch.no_grad():
+                close(compiled(ids, use_cache=False).logits, logits(model, ids, use_cache=False))
+
+
 # Memory and numbers
 
 

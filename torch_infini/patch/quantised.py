@@ -21,7 +21,7 @@ from .swap import PLAN, Patched, Refusal, swap
 linear_int8 = torch.ops.infini.linear_int8.default
 linear_int4 = torch.ops.infini.linear_int4.default
 
-QUANTIZES_X = ("avx512_bf16",)  # levels with VNNI, where products of integers are faster
+QUANTIZES_X = ("avx512_bf16",)  # levels with VNNI
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
 JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
 WRITTEN = (
@@ -129,9 +129,15 @@ class QuantisedLinear(Patched):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, {plan.format}{group}"
 
 
+@torch.compiler.assume_constant_result
+def multiplies_integers() -> bool:
+    """Whether products of integers are faster with the instruction set that the kernels use."""
+    return cpu_capability() in QUANTIZES_X
+
+
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
     """x times a quantised weight; the one with zeros has 4 bits. Many rows of x are quantised too."""
-    quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and cpu_capability() in QUANTIZES_X
+    quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers()
     if zeros is None:
         return linear_int8(x, integers, scales, bias, quantize_x)
     return linear_int4(x, integers, scales, zeros, bias, quantize_x)
