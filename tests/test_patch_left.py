@@ -329,3 +329,10 @@ def test_import_is_cheap() -> None:
 def test_exports() -> None:
     assert torch_infini.patch_model is patch_model and torch_infini.unpatch_model is unpatch_model
     assert torch_infini.PatchReport is PatchReport
+
+
+@pytest.mark.parametrize(("name", "value"), [("only", "lm_head"), ("skip", 5), ("skip", [1])])
+def test_patterns(name: str, value: Any) -> None:
+    with pytest.raises(TypeError) as caught:
+        patch_model(tiny(), **{name: value})
+    assert str(caught.value) == f"torch_infini.patch_model: {name} must be a sequence of patterns, got {value!r}"

@@ -5,7 +5,7 @@ Importing this costs nothing; transformers is imported by the first call of patc
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -56,7 +56,7 @@ def patch_model(
         weights: "int8" (a scale for each row) or "int4" (a scale and a zero for each 64 or 32 numbers of a row, the
             head in int8): the linear layers' weights become integers and are freed, one after the other. There is no
             way back from that; None leaves them where they are.
-        only: Patterns of module names (fnmatch: "model.layers.0.*"); others are left.
+        only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of module names that are left, with all that lies in them.
         verify: Run 64 random tokens through the model before and after, and report how far the logits differ.
         strict: Raise where a module would be left as it is.
@@ -114,7 +114,8 @@ def patterns(argument: str, value: Sequence[str] | None) -> tuple[str, ...] | No
     """The patterns, or TypeError; a single string would be taken for a pattern a letter."""
     if value is None:
         return None
-    if isinstance(value, str) or not all(isinstance(pattern, str) for pattern in value):
+    whole = isinstance(value, Collection) and not isinstance(value, str)
+    if not whole or not all(isinstance(pattern, str) for pattern in value):
         raise TypeError(f"torch_infini.patch_model: {argument} must be a sequence of patterns, got {value!r}")
     return tuple(value)
 
