@@ -85,7 +85,9 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
         auto *const q = reinterpret_cast<int8_t *>(scratch);
         std::memset(q, 0, static_cast<size_t>(product.padded()));
         for (int64_t row = 0; row < m; ++row) {
-            std::memcpy(q, args.x.as<const int8_t>() + (first + row) * args.x.stride(0), static_cast<size_t>(k));
+            if (k > 0) { // an empty x may have no memory
+                std::memcpy(q, args.x.as<const int8_t>() + (first + row) * args.x.stride(0), static_cast<size_t>(k));
+            }
             product.set_row(row, q);
         }
         const Output output{args, first};
