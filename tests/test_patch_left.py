@@ -262,6 +262,7 @@ def test_unknown_family() -> None:
         report = patch_model(model)
         assert str(report) == f"{name} not patched: {wanted}" and not report.rows
         assert identity(model) == before and not is_patched(model)
+        assert patch_model(model, verify=True).reason == wanted
         with pytest.raises(ValueError) as caught:
             patch_model(model, strict=True)
         assert str(caught.value) == f"torch_infini.patch_model: strict=True, but {name} cannot be: {wanted}"

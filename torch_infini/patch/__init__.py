@@ -45,10 +45,10 @@ def patch_model(
 ) -> PatchReport:
     """Let infini ops compute the layers of a transformers model, in this instance only.
 
-    Norms, projections, rotary embedding, attention and MLP get another forward; weights, names, hooks and caches stay
-    as they are, and nothing is copied. Calls that need gradients, autocast or attention weights run the original
-    forwards. What a module computes is found out by numbers: a small twin of each kind, with random weights, has to
-    give what its own forward gives.
+    Norms, projections, rotary embedding, attention and MLP get another forward; parameters, names, hooks and caches
+    stay as they are, and nothing is copied but weights that do not begin at a cache line. Calls that need gradients,
+    autocast or attention weights run the original forwards. What a module computes is found out by numbers: a small
+    twin of each kind, with random weights, has to give what its own forward gives.
 
     Args:
         model: A causal language model of the Llama family (README, "Patched models"), or its decoder, of transformers
@@ -92,7 +92,7 @@ def patch_model(
             "first call unpatch_model with the model that patch_model was called with."
         )
     selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
-    if not verify:
+    if not verify or apply.find_decoder(model) is None:
         return apply.apply(model, weights, strict, selection)
     from .verification import Measurement
 
