@@ -29,7 +29,7 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # (rows, k, n, quantize_x)
 CASES = [
     *((rows, 4096, n, False) for n in (14336, 4096) for rows in (1, 8, 32)),
-    *((rows, 4096, n, True) for n in (14336, 4096) for rows in (4, 8, 32)),
+    *((rows, 4096, n, True) for n in (14336, 4096) for rows in (1, 4, 8, 32)),
     *((512, k, n, True) for k, n in ((2048, 5632), (5632, 2048))),
 ]
 QUICK = [(1, 256, 512, False), (8, 256, 512, True)]

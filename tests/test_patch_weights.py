@@ -56,40 +56,51 @@ def size(model: nn.Module) -> int:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Many rows of x are quantised, too; but for its own test that is off, so that numbers can be told exactly."""
-    if "quantised_rows" not in request.fixturenames:
-        monkeypatch.setattr(patch_quantised, "QUANTIZE_X_ROWS", 1 << 40)
+    """x is quantised, too, where that is faster; but for its own tests that is off, so that numbers can be told."""
+    if "quantises_x" not in request.fixturenames:
+        monkeypatch.setattr(patch_quantised, "QUANTIZES_X", ())
 
 
 @pytest.fixture
-def quantised_rows() -> int:
-    """From how many rows on x is quantised."""
-    return patch_quantised.QUANTIZE_X_ROWS
+def quantises_x() -> bool:
+    """Whether x is quantised here."""
+    return torch_infini.cpu_capability() in patch_quantised.QUANTIZES_X
 
 
 @FORMATS
-def test_many_rows_are_quantised(weights: str, quantised_rows: int) -> None:
-    """From QUANTIZE_X_ROWS rows on, where that is faster, x is integers too: other numbers, but not far off."""
+def test_x_is_quantised(weights: str, quantises_x: bool) -> None:
+    """Where that is faster, x is integers too, for one token and for many: other numbers, but not far off."""
     model = small()
     patch_model(model, weights=weights)
     exact = stood_for(model)
-    for rows in (quantised_rows - 1, quantised_rows, 40):
+    for rows in (1, 2, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
         error = float((actual - expected).norm() / expected.norm())
-        many = rows >= quantised_rows and torch_infini.cpu_capability() in patch_quantised.QUANTIZES_X
-        assert 1e-3 < error < 0.1 if many else error < 1e-5
+        assert 1e-3 < error < 0.1 if quantises_x else error < 1e-5
 
 
 @FORMATS
-def test_compile_many_rows(weights: str, quantised_rows: int) -> None:
+def test_rows_alone(weights: str, quantises_x: bool) -> None:
+    """A layer gives a token the same bits alone and among others."""
+    model = small()
+    patch_model(model, weights=weights)
+    layer = model.model.layers[0].mlp.down_proj
+    x = torch.randn(21, layer.in_features)
+    with torch.no_grad():
+        together = layer(x)
+        assert all(torch.equal(layer(x[i : i + 1]), together[i : i + 1]) for i in range(len(x)))
+
+
+@FORMATS
+def test_compile_any_rows(weights: str, quantises_x: bool) -> None:
     """One graph, for few rows and for many, static and dynamic."""
     model = small(num_hidden_layers=1)
     patch_model(model, weights=weights)
     for dynamic in (None, True):
         torch._dynamo.reset()
         compiled = torch.compile(model, fullgraph=True, backend="aot_eager", dynamic=dynamic)
-        for rows in (quantised_rows - 1, quantised_rows, 40):
+        for rows in (1, 3, 40):
             ids = tokens(1, rows)
             with torch.no_grad():
                 close(compiled(ids, use_cache=False).logits, logits(model, ids, use_cache=False))

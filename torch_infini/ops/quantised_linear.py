@@ -41,8 +41,8 @@ def linear_int8(
 
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
     again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster. With quantize_x, on AVX-512
-    VNNI, it is faster than that from QUANTIZE_X_ROWS rows on, and than a dense product at any number of rows. Without
-    VNNI it is right, but not fast.
+    VNNI, it is as fast as that at one row and faster at more, and faster than a dense product at any number of rows.
+    Without VNNI it is right, but not fast.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -99,8 +99,8 @@ def linear_int4(
 
     At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. Without quantize_x it is
     converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster. With
-    quantize_x, on AVX-512 VNNI, it is faster than that from QUANTIZE_X_ROWS rows on, and than a dense product at any
-    number of rows. Without VNNI it is right, but not fast.
+    quantize_x, on AVX-512 VNNI, it is faster than that, and than a dense product, at any number of rows. Without VNNI
+    it is right, but not fast.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -131,13 +131,6 @@ def linear_int4(
     if out is None:
         return torch.ops.infini.linear_int4.default(x, weight, scales, zeros, bias, quantize_x)
     return torch.ops.infini.linear_int4.out(x, weight, scales, zeros, bias, quantize_x, out=out)
-
-
-# From this many rows of x on, quantize_x pays. With 4096 -> 14336, bfloat16, on a Zen 5 core with AVX-512 VNNI, it
-# takes, of the time without: linear_int8 1.08 at 2 rows, 0.97 at 4, 0.72 at 8, 0.45 at 32; linear_int4 1.15, 0.67, 0.57
-# and 0.41.
-# The ops themselves do as they are told; this is for callers.
-QUANTIZE_X_ROWS = 4
 
 
 # ---- what the two share ----

@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from .. import quantize
 from .._library import cpu_capability
-from ..ops.quantised_linear import QUANTIZE_X_ROWS
 from .conditions import must_step_aside, unwatched, weights_refusal
 from .norm import version_of
 from .swap import PLAN, Patched, Refusal, swap
@@ -136,8 +135,11 @@ def multiplies_integers() -> bool:
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x times a quantised weight; the one with zeros has 4 bits. Many rows of x are quantised too."""
-    quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers()
+    """x times a quantised weight; the one with zeros has 4 bits.
+
+    Where x is quantised too, it is at any number of rows: a token's numbers do not depend on what it is computed with.
+    """
+    quantize_x = multiplies_integers()
     if zeros is None:
         return linear_int8(x, integers, scales, bias, quantize_x)
     return linear_int4(x, integers, scales, zeros, bias, quantize_x)

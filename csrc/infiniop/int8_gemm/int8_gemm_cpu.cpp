@@ -93,8 +93,10 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
         const Output output{args, first};
         parallel_for((n + block - 1) / block, work, [&](int64_t begin, int64_t end) {
             char *const mine = scratch + omp_get_thread_num() % threads * pitch;
-            for (int64_t at = begin * block; at < end * block && at < n; at += block) {
-                const int64_t count = n - at < block ? n - at : block;
+            // Columns that lie one after the other are the rows of one call; others are gathered, block by block.
+            const int64_t last = end * block < n ? end * block : n, step = gathers ? block : last - begin * block;
+            for (int64_t at = begin * block; at < last; at += step) {
+                const int64_t count = last - at < step ? last - at : step;
                 const uint8_t *columns = w.as<const uint8_t>() + at * w.stride(1);
                 int64_t stride = w.stride(1);
                 if (gathers) {
@@ -103,7 +105,7 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
                     columns = to;
                     stride = k;
                 }
-                product.multiply({columns, stride, at, count}, columns + count * stride, NoScales{}, mine, output);
+                product.multiply({columns, stride, at, count}, NoScales{}, mine, output);
             }
         });
     }

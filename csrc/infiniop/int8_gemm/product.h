@@ -3,120 +3,11 @@
 // few rows, as VNNI's instruction wants them; a panel's words then meet those of up to kTileRows rows of x.
 #pragma once
 
-#include "dense_rows.h"
-#include "parallel.h"
-#include "vec.h"
+#include "bytes.h"
+#include "few_rows.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
-
-// sum + the products of unsigned and signed bytes, four to a lane; wraps around.
-inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
-#if defined(__AVX512VNNI__)
-    return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
-#elif defined(__AVX2__)
-    const VecU even = unsigned_bytes & 0x00ff00ffu, odd = unsigned_bytes >> 8 & 0x00ff00ffu;
-#if defined(__AVX512F__)
-    const __m512i s = (__m512i)signed_bytes;
-    const VecU evens = (VecU)_mm512_madd_epi16((__m512i)even, _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
-    const VecU odds = (VecU)_mm512_madd_epi16((__m512i)odd, _mm512_srai_epi16(s, 8));
-#else
-    const __m256i s = (__m256i)signed_bytes;
-    const VecU evens = (VecU)_mm256_madd_epi16((__m256i)even, _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
-    const VecU odds = (VecU)_mm256_madd_epi16((__m256i)odd, _mm256_srai_epi16(s, 8));
-#endif
-    return (VecI)((VecU)sum + evens + odds);
-#else
-    VecU total = (VecU)sum;
-    for (int byte = 0; byte < 4; ++byte) {
-        const VecI factor = (VecI)((VecU)signed_bytes << (24 - 8 * byte)) >> 24;
-        total += (unsigned_bytes >> (8 * byte) & 0xffu) * (VecU)factor;
-    }
-    return (VecI)total;
-#endif
-}
-
-inline VecU load_bytes(const void *p) {
-    VecU bytes;
-    std::memcpy(&bytes, p, sizeof bytes);
-    return bytes;
-}
-
-// The first n bytes; the others are 0.
-inline VecU load_bytes(const void *p, int64_t n) {
-    VecU bytes{};
-    std::memcpy(&bytes, p, static_cast<size_t>(n));
-    return bytes;
-}
-
-inline VecI splat_word(const void *p) {
-    int32_t word;
-    std::memcpy(&word, p, 4);
-    return VecI{} + word;
-}
-
-// rows[i][j] becomes rows[j][i].
-inline void transpose(VecU (&rows)[kLanes]) {
-#if defined(__AVX512F__)
-    // Of swap_quarters GCC 12 makes instructions that need an index register each.
-    __m512i pairs[16], fours[16];
-#pragma GCC unroll 8
-    for (int i = 0; i < 16; i += 2) {
-        pairs[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-        pairs[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 16; i += 4) {
-        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
-        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
-        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
-        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
-    }
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) { // quarter q of fours[4r + i]: column 4q + i of rows 4r to 4r + 3
-        const __m512i low = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0x44);
-        const __m512i high = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0xee);
-        const __m512i low_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0x44);
-        const __m512i high_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0xee);
-        rows[i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0x88);
-        rows[4 + i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0xdd);
-        rows[8 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0x88);
-        rows[12 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0xdd);
-    }
-#else
-    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
-#endif
-}
-
-constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
-
-// ---- formats ----
-
-struct ByteWeights {
-    // Rows of x that meet a panel in registers.
-    static constexpr int kTileRows = kLanes == 16 ? 12 : 4;
-    static constexpr int kPieces = 1;       // what a vector of stored weights becomes: vectors of bytes
-    static constexpr int kOffset = 128;     // that makes them unsigned
-    static constexpr bool kGrouped = false; // a scale for a row, which the output applies
-    static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = stored ^ 0x80808080u; }
-};
-
-// Two to a byte; eight elements in a word of which the even ones come first.
-struct NibbleWeights {
-    // With more, the float sums besides the integer ones leave the registers: 8 give 0.81 of VNNI's peak, 12 0.66.
-    static constexpr int kTileRows = kLanes == 16 ? 8 : 4;
-    static constexpr int kPieces = 2;
-    static constexpr int kOffset = 8;
-    static constexpr bool kGrouped = true; // a scale for a group of a row
-    static void split(VecU stored, VecU (&bytes)[kPieces]) {
-        bytes[0] = stored & 0x0f0f0f0fu;
-        bytes[1] = stored >> 4 & 0x0f0f0f0fu;
-    }
-};
-
-// What NibbleWeights need besides, and others do not have: scales(row, group, lanes) and zeros(row, group, lanes),
-// kLanes groups of a weight row; has_zeros().
-struct NoScales {};
 
 // ---- sizes ----
 
@@ -130,17 +21,12 @@ constexpr int64_t kRunBytes = 256;
 constexpr int kStreamBits = 2;
 constexpr int64_t kStreams = 1 << kStreamBits;
 
-// Weight rows [first, first + count).
-struct WeightRows {
-    const uint8_t *data;
-    int64_t stride, first, count;
-};
-
 template <typename F> class Product {
 public:
     // For m rows of k elements; the weights' rows are in `groups` groups, each of a multiple of 32 elements
     // (ByteWeights: in one).
-    Product(int64_t m, int64_t k, int64_t groups) : m_(m), k_(k), groups_(groups) {
+    Product(int64_t m, int64_t k, int64_t groups)
+        : m_(m), k_(k), groups_(groups), few_(m, k, groups), is_few_(m <= FewRows<F>::kMost) {
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
         words_ = (row_bytes_ + 3) / 4;
         tiles_ = (m + kTileRows - 1) / kTileRows;
@@ -153,11 +39,11 @@ public:
     }
 
     // Elements of a quantised row, zeros beyond k.
-    int64_t padded() const { return up(words_ * F::kPieces * 4); }
+    int64_t padded() const { return up(few_.padded()); }
     // Memory for x, aligned to 64; and for each thread that multiplies.
-    int64_t x_bytes() const { return up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }
-    int64_t scratch_bytes() const { return panels_ * panel_bytes_ + kSumsBytes; }
-    // Weight rows that are multiplied in one call.
+    int64_t x_bytes() const { return is_few_ ? up(few_.x_bytes()) : up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }
+    int64_t scratch_bytes() const { return is_few_ ? few_.scratch_bytes() : panels_ * panel_bytes_ + kSumsBytes; }
+    // Weight rows that are multiplied at a time: calls get a multiple of these, but for the last.
     int64_t block_rows() const { return panels_ * panel_rows(); }
     void set_memory(void *x) {
         x_ = static_cast<uint8_t *>(x);
@@ -167,6 +53,9 @@ public:
 
     // Row `row` of x; q has padded() elements and is changed.
     void set_row(int64_t row, int8_t *q) {
+        if (is_few_) {
+            return few_.set_row(q, x_, row);
+        }
         const int64_t tile = row / tile_rows_, in_tile = row % tile_rows_, rows = rows_of(tile);
         const int64_t group = groups_ > 0 ? k_ / groups_ : 0;
         for (int64_t g = 0; g < groups_; ++g) {
@@ -192,23 +81,30 @@ public:
         }
     }
 
-    // output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, at most block_rows(), in
-    // vectors of kLanes weight rows. next: what will be multiplied afterwards, and is prefetched.
+    // output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, in vectors of up to kLanes
+    // weight rows. Prefetches what lies behind them.
     template <typename Scales, typename Output>
-    void multiply(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
-                  const Output &output) const {
-        if (m_ == 1 && !F::kGrouped) {
-            multiply_row(weights, next, scratch, output);
-        } else if (tiles_ > 1) {
-            multiply_block<kWide>(weights, next, scales, scratch, output);
-        } else {
-            multiply_block<1>(weights, next, scales, scratch, output);
+    void multiply(const WeightRows &weights, const Scales &scales, char *scratch, const Output &output) const {
+        if (is_few_) {
+            return few_.multiply(x_, weights, scales, scratch, output);
+        }
+        for (int64_t i = 0; i < weights.count; i += block_rows()) {
+            const int64_t left = weights.count - i, count = left < block_rows() ? left : block_rows();
+            const uint8_t *const rows = weights.data + i * weights.stride;
+            const WeightRows block{rows, weights.stride, weights.first + i, count};
+            if (tiles_ > 1) {
+                multiply_block<kWide>(block, rows + count * weights.stride, scales, scratch, output);
+            } else {
+                multiply_block<1>(block, rows + count * weights.stride, scales, scratch, output);
+            }
         }
     }
 
 private:
     static constexpr int kTileRows = F::kTileRows;
-    static constexpr int64_t kSumsBytes = (kTileRows > kLanes ? kTileRows : kLanes) * kVectorBytes;
+    // Between the runs of a panel: the sums of each row of x and vector of the panel.
+    static constexpr int kParts = F::kGrouped ? kLanes : 1;
+    static constexpr int64_t kSumsBytes = kParts * kTileRows * kWide * kVectorBytes;
 
     static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
     static uint64_t every_second(uint64_t bytes) {
@@ -219,57 +115,6 @@ private:
     int64_t rows_of(int64_t tile) const { return tile + 1 < tiles_ ? tile_rows_ : m_ - tile * tile_rows_; }
     int64_t x_row_bytes() const { return words_ * F::kPieces * 4; }
     int64_t panel_rows() const { return vectors_ * kLanes; }
-
-    // ---- one row of x: the weights are read where they lie, along k ----
-
-    template <typename Output>
-    void multiply_row(const WeightRows &weights, const uint8_t *next, char *scratch, const Output &output) const {
-        constexpr int kHeld = 4; // weight rows at once; beyond the last there is that again
-        auto *const sums = reinterpret_cast<VecU *>(scratch);
-        for (int i = 0; i < kLanes && i < weights.count; i += kHeld) {
-            const uint8_t *rows[kHeld];
-            VecI sum[kHeld] = {};
-            for (int r = 0; r < kHeld; ++r) {
-                rows[r] = weights.data + row_at(weights, i + r) * weights.stride;
-            }
-            const int64_t ahead = next - weights.data;
-            int64_t at = 0;
-            for (; at + kVectorBytes <= row_bytes_; at += kVectorBytes) {
-                const VecI x = (VecI)load_bytes(x_ + at);
-#pragma GCC unroll 4
-                for (int r = 0; r < kHeld; ++r) {
-                    VecU bytes[F::kPieces];
-                    __builtin_prefetch(rows[r] + at + ahead);
-                    F::split(load_bytes(rows[r] + at), bytes);
-                    sum[r] = dot(sum[r], bytes[0], x);
-                }
-            }
-            if (at < row_bytes_) {
-                const VecI x = (VecI)load_bytes(x_ + at, row_bytes_ - at);
-                for (int r = 0; r < kHeld; ++r) {
-                    VecU bytes[F::kPieces];
-                    F::split(load_bytes(rows[r] + at, row_bytes_ - at), bytes);
-                    sum[r] = dot(sum[r], bytes[0], x);
-                }
-            }
-            for (int r = 0; r < kHeld; ++r) {
-                sums[i + r] = (VecU)sum[r];
-            }
-        }
-        VecU lanes[kLanes], total = VecU{} + static_cast<uint32_t>(*starts_);
-        for (int i = 0; i < kLanes; ++i) {
-            lanes[i] = i < weights.count ? sums[i] : VecU{};
-        }
-        transpose(lanes);
-        for (const VecU &lane : lanes) {
-            total += lane;
-        }
-        if (weights.count >= kLanes) {
-            output(0, weights.first, as_float((VecI)total), Full{});
-        } else {
-            output(0, weights.first, as_float((VecI)total), static_cast<int>(weights.count));
-        }
-    }
 
     // ---- packing ----
 
@@ -319,34 +164,6 @@ private:
         return to;
     }
 
-    // Row i of a panel; beyond the last there is that again.
-    static int64_t row_at(const WeightRows &weights, int64_t i) { return i < weights.count ? i : weights.count - 1; }
-
-    // scales[g * rows + i] = group g of the panel's row i; then the zeros.
-    template <int kVectors, typename Scales>
-    void pack_scales(const WeightRows &weights, const Scales &scales, float *to) const {
-        const auto pack_values = [&](const auto &load_row, float *values) {
-            for_each_vector(groups_, [&](int64_t g, auto lanes) {
-                for (int v = 0; v < kVectors; ++v) {
-                    VecU rows[kLanes];
-                    for (int i = 0; i < kLanes; ++i) {
-                        const int64_t row = row_at(weights, v * kLanes + i);
-                        rows[i] = (VecU)load_row(weights.first + row, g, lanes);
-                    }
-                    transpose(rows);
-                    for (int i = 0; i < lanes; ++i) {
-                        store(values + ((g + i) * kVectors + v) * kLanes, (VecF)rows[i]);
-                    }
-                }
-            });
-        };
-        pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.scales(row, g, lanes); }, to);
-        if (scales.has_zeros()) {
-            pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.zeros(row, g, lanes); },
-                        to + groups_ * kVectors * kLanes);
-        }
-    }
-
     // ---- multiplying ----
 
     // Some words of a panel and of a tile of x: whole groups.
@@ -391,22 +208,10 @@ private:
 
     template <int kVectors, int kM, typename Output>
     __attribute__((noinline)) void multiply_run(const Run &t, const Output &output) const {
-        using Total = std::conditional_t<F::kGrouped, VecF, VecI>;
-        const bool first = t.word == 0, last = t.word + t.words == words_;
         const uint8_t *panel = t.panel, *x = t.x;
-        auto *const kept = static_cast<Total *>(t.kept);
-        Total totals[kM][kVectors];
-#pragma GCC unroll 12
-        for (int m = 0; m < kM; ++m) {
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) {
-                totals[m][v] = first ? Total{} : kept[m * kVectors + v];
-                if (!F::kGrouped && first) {
-                    totals[m][v] = (Total)splat_word(t.starts + m);
-                }
-            }
-        }
+        const bool last = t.word + t.words == words_;
         if constexpr (F::kGrouped) {
+            auto *const parts = static_cast<VecF *>(t.kept); // [group % kLanes, row, vector]
             const int64_t words = words_ > 0 ? words_ / groups_ : 1, end = (t.word + t.words) / words;
             for (int64_t g = t.word / words; g < end; ++g) {
                 VecI sums[kM][kVectors];
@@ -418,45 +223,77 @@ private:
                     }
                 }
                 add_words(t, g * words, words, panel, x, sums);
+                VecF *const part = parts + g % kLanes * kM * kVectors;
 #pragma GCC unroll 2
                 for (int v = 0; v < kVectors; ++v) {
                     const VecF scale = load(t.scales + (g * kVectors + v) * kLanes);
+                    const VecF zero = t.zeros ? load(t.zeros + (g * kVectors + v) * kLanes) : VecF{};
 #pragma GCC unroll 12
                     for (int m = 0; m < kM; ++m) {
-                        totals[m][v] = fma(scale, __builtin_convertvector(sums[m][v], VecF), totals[m][v]);
-                    }
-                    if (t.zeros != nullptr) {
-                        const VecF zero = load(t.zeros + (g * kVectors + v) * kLanes);
-#pragma GCC unroll 12
-                        for (int m = 0; m < kM; ++m) {
-                            totals[m][v] = fma(zero, splat(t.x_sums[g * kM + m]), totals[m][v]);
-                        }
+                        VecF total = g < kLanes ? VecF{} : part[m * kVectors + v];
+                        total = fma(scale, __builtin_convertvector(sums[m][v], VecF), total);
+                        part[m * kVectors + v] = fma(zero, splat(t.x_sums[g * kM + m]), total);
                     }
                 }
             }
-        } else {
-            add_words(t, t.word, t.words, panel, x, totals);
-        }
-#pragma GCC unroll 12
-        for (int m = 0; m < kM; ++m) {
-#pragma GCC unroll 2
-            for (int v = 0; v < kVectors; ++v) {
-                if (!last) {
-                    kept[m * kVectors + v] = totals[m][v];
-                    continue;
+            if (last) {
+                for (int64_t unused = groups_ * kM * kVectors; unused < kLanes * kM * kVectors; ++unused) {
+                    parts[unused] = VecF{};
                 }
-                const int64_t column = t.first_column + v * kLanes, left = t.count - v * kLanes;
-                if (left >= kLanes) {
-                    output(t.first_row + m, column, as_float(totals[m][v]), Full{});
-                } else if (left > 0) {
-                    output(t.first_row + m, column, as_float(totals[m][v]), static_cast<int>(left));
+                for (int i = 0; i < kM * kVectors; ++i) {
+                    put(t, output, i / kVectors, i % kVectors, sum_parts(parts + i, kM * kVectors));
+                }
+            }
+        } else {
+            auto *const kept = static_cast<VecI *>(t.kept);
+            VecI sums[kM][kVectors];
+#pragma GCC unroll 12
+            for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+                for (int v = 0; v < kVectors; ++v) {
+                    sums[m][v] = t.word == 0 ? splat_word(t.starts + m) : kept[m * kVectors + v];
+                }
+            }
+            add_words(t, t.word, t.words, panel, x, sums);
+#pragma GCC unroll 12
+            for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+                for (int v = 0; v < kVectors; ++v) {
+                    if (last) {
+                        put(t, output, m, v, __builtin_convertvector(sums[m][v], VecF));
+                    } else {
+                        kept[m * kVectors + v] = sums[m][v];
+                    }
                 }
             }
         }
     }
 
-    static VecF as_float(VecF v) { return v; }
-    static VecF as_float(VecI v) { return __builtin_convertvector(v, VecF); }
+    // The sum of kLanes parts, `step` apart, in the order in which vec.h's sum adds lanes.
+    INFINI_ALWAYS_INLINE static VecF sum_parts(const VecF *parts, int64_t step) {
+        VecF sums[kLanes];
+#pragma GCC unroll 16
+        for (int i = 0; i < kLanes; ++i) {
+            sums[i] = parts[i * step];
+        }
+#pragma GCC unroll 4
+        for (int half = kLanes / 2; half > 0; half /= 2) {
+#pragma GCC unroll 8
+            for (int i = 0; i < half; ++i) {
+                sums[i] = sums[i] + sums[i + half];
+            }
+        }
+        return sums[0];
+    }
+
+    template <typename Output> static void put(const Run &t, const Output &output, int64_t m, int64_t v, VecF value) {
+        const int64_t column = t.first_column + v * kLanes, left = t.count - v * kLanes;
+        if (left >= kLanes) {
+            output(t.first_row + m, column, value, Full{});
+        } else if (left > 0) {
+            output(t.first_row + m, column, value, static_cast<int>(left));
+        }
+    }
 
     // The same with the number of rows of x known when it runs.
     template <int kVectors, typename Output, int kM = 1>
@@ -483,7 +320,7 @@ private:
         for (int64_t i = 0, panel = 0; i < weights.count; i += kRows, ++panel) {
             if constexpr (F::kGrouped) {
                 auto *const to = reinterpret_cast<float *>(panels + panel * panel_bytes_ + scales_at_);
-                pack_scales<kVectors>(rows_at(i), scales, to);
+                pack_scales<kVectors>(rows_at(i), groups_, scales, to);
                 zeros = scales.has_zeros();
             }
             if (kVectors > 1) {
@@ -522,6 +359,8 @@ private:
     int64_t row_bytes_, words_; // of a weight row
     int64_t tiles_, tile_rows_; // of x
     int64_t vectors_, run_words_, scales_at_, panel_bytes_, panels_;
+    FewRows<F> few_;
+    bool is_few_;
     uint8_t *x_ = nullptr;
     int32_t *starts_ = nullptr;
     float *sums_ = nullptr;

@@ -2,6 +2,7 @@
 // then exact products of integers (int8_gemm/product.h).
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
 #include "int8_gemm/product.h"
+#include "parallel.h"
 #include "quantised_linear.h"
 #include "rows.h"
 
@@ -72,26 +73,23 @@ template <typename F> struct Output {
     }
 };
 
-struct GroupScales {
-    const Args &args;
+// Of type T.
+template <typename T> struct GroupScales {
+    const TensorView &scale, &zero;
 
-    bool has_zeros() const { return args.zeros.dtype != INFINI_DTYPE_INVALID; }
+    bool has_zeros() const { return zero.dtype != INFINI_DTYPE_INVALID; }
     template <typename Lanes> VecF scales(int64_t row, int64_t group, Lanes lanes) const {
-        return of(args.scales, row, group, lanes);
+        return of(scale, row, group, lanes);
     }
     template <typename Lanes> VecF zeros(int64_t row, int64_t group, Lanes lanes) const {
-        return of(args.zeros, row, group, lanes);
+        return of(zero, row, group, lanes);
     }
 
 private:
     template <typename Lanes> static VecF of(const TensorView &view, int64_t row, int64_t group, Lanes lanes) {
-        VecF values;
-        with_float_type(view.dtype, [&](auto type) {
-            const auto *const values_of_row = view.as<const decltype(type)>() + row * view.stride(0);
-            __builtin_prefetch(values_of_row + group + kLanes * view.stride(0)); // of the next panel
-            values = load_at(values_of_row, group, lanes);
-        });
-        return values;
+        const T *const values = view.as<const T>() + row * view.stride(0);
+        __builtin_prefetch(values + group + kLanes * view.stride(0)); // of the rows that come next
+        return load_at(values, group, lanes);
     }
 };
 
@@ -131,11 +129,8 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
         parallel_for(blocks, work, [&](int64_t first, int64_t last) {
             const auto *const weight = a.weight.as<const uint8_t>();
             const int64_t end = last * block < n ? last * block : n, stride = a.weight.stride(0);
-            for (int64_t row = first * block; row < end; row += block) {
-                const int64_t count = end - row < block ? end - row : block;
-                product.multiply({weight + row * stride, stride, row, count}, weight + (row + count) * stride, scales,
-                                 own_scratch(), output);
-            }
+            product.multiply({weight + first * block * stride, stride, first * block, end - first * block}, scales,
+                             own_scratch(), output);
         });
     }
 }
@@ -150,5 +145,7 @@ void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_kernel(const Args 
 
 void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    multiply<NibbleWeights>(args, args.scales.size(1), GroupScales{args});
+    with_float_type(args.scales.dtype, [&](auto type) {
+        multiply<NibbleWeights>(args, args.scales.size(1), GroupScales<decltype(type)>{args.scales, args.zeros});
+    });
 }

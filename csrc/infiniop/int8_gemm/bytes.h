@@ -1,0 +1,161 @@
+// Bytes for products of integers: how they are loaded, multiplied, transposed; the formats of integer weights, and the
+// scales of their groups.
+#pragma once
+
+#include <type_traits>
+
+#include "dense_rows.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// sum + the products of unsigned and signed bytes, four to a lane; wraps around.
+inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
+#if defined(__AVX512VNNI__)
+    return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#elif defined(__AVX2__)
+    const VecU even = unsigned_bytes & 0x00ff00ffu, odd = unsigned_bytes >> 8 & 0x00ff00ffu;
+#if defined(__AVX512F__)
+    const __m512i s = (__m512i)signed_bytes;
+    const VecU evens = (VecU)_mm512_madd_epi16((__m512i)even, _mm512_srai_epi16(_mm512_slli_epi16(s, 8), 8));
+    const VecU odds = (VecU)_mm512_madd_epi16((__m512i)odd, _mm512_srai_epi16(s, 8));
+#else
+    const __m256i s = (__m256i)signed_bytes;
+    const VecU evens = (VecU)_mm256_madd_epi16((__m256i)even, _mm256_srai_epi16(_mm256_slli_epi16(s, 8), 8));
+    const VecU odds = (VecU)_mm256_madd_epi16((__m256i)odd, _mm256_srai_epi16(s, 8));
+#endif
+    return (VecI)((VecU)sum + evens + odds);
+#else
+    VecU total = (VecU)sum;
+    for (int byte = 0; byte < 4; ++byte) {
+        const VecI factor = (VecI)((VecU)signed_bytes << (24 - 8 * byte)) >> 24;
+        total += (unsigned_bytes >> (8 * byte) & 0xffu) * (VecU)factor;
+    }
+    return (VecI)total;
+#endif
+}
+
+constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
+
+inline VecU load_bytes(const void *p) {
+    VecU bytes;
+    std::memcpy(&bytes, p, sizeof bytes);
+    return bytes;
+}
+
+// The first n bytes; the others are 0.
+inline VecU load_bytes(const void *p, int64_t n) {
+#if defined(__AVX512F__)
+    return (VecU)_mm512_maskz_loadu_epi8(n < 64 ? (uint64_t{1} << n) - 1 : ~uint64_t{0}, p);
+#else
+    VecU bytes{};
+    std::memcpy(&bytes, p, static_cast<size_t>(n < kVectorBytes ? n : kVectorBytes));
+    return bytes;
+#endif
+}
+
+inline VecI splat_word(const void *p) {
+    int32_t word;
+    std::memcpy(&word, p, 4);
+    return VecI{} + word;
+}
+
+// rows[i][j] becomes rows[j][i].
+inline void transpose(VecU (&rows)[kLanes]) {
+#if defined(__AVX512F__)
+    // Of swap_quarters GCC 12 makes instructions that need an index register each.
+    __m512i pairs[16], fours[16];
+#pragma GCC unroll 8
+    for (int i = 0; i < 16; i += 2) {
+        pairs[i] = _mm512_unpacklo_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+        pairs[i + 1] = _mm512_unpackhi_epi32((__m512i)rows[i], (__m512i)rows[i + 1]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 16; i += 4) {
+        fours[i] = _mm512_unpacklo_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 1] = _mm512_unpackhi_epi64(pairs[i], pairs[i + 2]);
+        fours[i + 2] = _mm512_unpacklo_epi64(pairs[i + 1], pairs[i + 3]);
+        fours[i + 3] = _mm512_unpackhi_epi64(pairs[i + 1], pairs[i + 3]);
+    }
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) { // quarter q of fours[4r + i]: column 4q + i of rows 4r to 4r + 3
+        const __m512i low = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0x44);
+        const __m512i high = _mm512_shuffle_i32x4(fours[i], fours[4 + i], 0xee);
+        const __m512i low_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0x44);
+        const __m512i high_rest = _mm512_shuffle_i32x4(fours[8 + i], fours[12 + i], 0xee);
+        rows[i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0x88);
+        rows[4 + i] = (VecU)_mm512_shuffle_i32x4(low, low_rest, 0xdd);
+        rows[8 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0x88);
+        rows[12 + i] = (VecU)_mm512_shuffle_i32x4(high, high_rest, 0xdd);
+    }
+#else
+    swap_quarters<kLanes / 2>(rows, std::make_integer_sequence<int, kLanes>{});
+#endif
+}
+
+// ---- formats ----
+
+struct ByteWeights {
+    // Rows of x that meet a panel in registers.
+    static constexpr int kTileRows = kLanes == 16 ? 12 : 4;
+    static constexpr int kPieces = 1;       // what a vector of stored weights becomes: vectors of bytes
+    static constexpr int kOffset = 128;     // that makes them unsigned
+    static constexpr bool kGrouped = false; // a scale for a row, which the output applies
+    static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = stored ^ 0x80808080u; }
+};
+
+// Two to a byte; eight elements in a word of which the even ones come first.
+struct NibbleWeights {
+    // The integer sums stay in registers, the float ones in the L1 cache, of which 12 rows would take too much.
+    static constexpr int kTileRows = kLanes == 16 ? 8 : 4;
+    static constexpr int kPieces = 2;
+    static constexpr int kOffset = 8;
+    static constexpr bool kGrouped = true; // a scale for a group of a row
+    static void split(VecU stored, VecU (&bytes)[kPieces]) {
+        bytes[0] = stored & 0x0f0f0f0fu;
+        bytes[1] = stored >> 4 & 0x0f0f0f0fu;
+    }
+};
+
+// What NibbleWeights need besides, and others do not have: scales(row, group, lanes) and zeros(row, group, lanes),
+// kLanes groups of a weight row; has_zeros().
+struct NoScales {};
+
+// Weight rows [first, first + count).
+struct WeightRows {
+    const uint8_t *data;
+    int64_t stride, first, count;
+};
+
+// Row i of some; beyond the last there is that again.
+inline int64_t row_at(const WeightRows &weights, int64_t i) {
+    return i < weights.count ? i : weights.count - 1;
+}
+
+// scales[g * rows + i] = group g of weight row i, of `rows` = kVectors * kLanes; then the zeros, if there are any.
+template <int kVectors, typename Scales>
+void pack_scales(const WeightRows &weights, int64_t groups, const Scales &scales, float *to) {
+    const auto pack_values = [&](const auto &load_row, float *values) {
+        for_each_vector(groups, [&](int64_t g, auto lanes) {
+            for (int v = 0; v < kVectors; ++v) {
+                VecU rows[kLanes];
+                for (int i = 0; i < kLanes; ++i) {
+                    rows[i] = (VecU)load_row(weights.first + row_at(weights, v * kLanes + i), g, lanes);
+                }
+                transpose(rows);
+                for (int i = 0; i < lanes; ++i) {
+                    store(values + ((g + i) * kVectors + v) * kLanes, (VecF)rows[i]);
+                }
+            }
+        });
+    };
+    pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.scales(row, g, lanes); }, to);
+    if (scales.has_zeros()) {
+        pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.zeros(row, g, lanes); },
+                    to + groups * kVectors * kLanes);
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

@@ -1,0 +1,294 @@
+// Few rows of int8 x against rows of integer weights: the weights are read where they lie, along k, once for all of x.
+// Sums of integers are exact in any order; those of groups are added up in the order of Product, lane by lane.
+// Limit: memory bandwidth of the weights' bytes.
+#pragma once
+
+#include "bytes.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// The weight rows are read in kFarStreams far parts, a few lines of each in turns: with runs of 512 bytes from one part
+// memory gave 17 GB/s instead of 27, with whole rows 22 (int4, one row of x, 2048 -> 2048 on a Zen 5 core).
+constexpr int kFarStreams = 4;
+
+#if defined(__AVX512F__)
+// Element l of quarter q: the sum of quarter q of lines[l].
+inline __m512i sum_quarters(const VecI (&lines)[4]) {
+    const auto sum_pairs = [](VecI a, VecI b) {
+        const __m512i x = (__m512i)a, y = (__m512i)b;
+        return _mm512_add_epi32(_mm512_unpacklo_epi32(x, y), _mm512_unpackhi_epi32(x, y));
+    };
+    const __m512i low = sum_pairs(lines[0], lines[1]), high = sum_pairs(lines[2], lines[3]);
+    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+}
+
+// Quarters 0 and 1 of a, 2 and 3 of a, then those of b.
+inline __m512i add_quarters(__m512i a, __m512i b) {
+    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+}
+
+// The sums of 16 groups of kGroup elements, two to a byte, in order: of sum_quarters of four lines each.
+template <int kGroup> VecI group_sums(const VecI *sums) {
+    const auto *const quarters = reinterpret_cast<const __m512i *>(sums);
+    if constexpr (kGroup == 32) {
+        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+        return (VecI)_mm512_permutexvar_epi32(order, quarters[0]);
+    } else if constexpr (kGroup == 64) {
+        const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
+        return (VecI)_mm512_permutexvar_epi32(order, add_quarters(quarters[0], quarters[1]));
+    } else {
+        const __m512i low = add_quarters(quarters[0], quarters[1]), high = add_quarters(quarters[2], quarters[3]);
+        return (VecI)add_quarters(low, high);
+    }
+}
+#endif
+
+template <typename F> class FewRows {
+public:
+    // Up to so many rows of x; with more, panels in registers (Product) are faster. Groups are summed for AVX-512 only.
+    static constexpr int64_t kMost = !F::kGrouped ? 1 : kLanes == 16 ? 2 : 0;
+
+    // How far on the weights are prefetched: farther, the better for those that take longer to multiply.
+    static constexpr int64_t kAheadBytes = F::kGrouped ? 2048 : 1024;
+
+    // For m rows of k elements; the weights' rows are in `groups` groups.
+    FewRows(int64_t m, int64_t k, int64_t groups) : m_(m), groups_(groups), group_(groups > 0 ? k / groups : 0) {
+        row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
+        lines_ = (row_bytes_ + kVectorBytes - 1) / kVectorBytes;
+        padded_groups_ = (groups + kLanes - 1) / kLanes * kLanes;
+    }
+
+    // Elements of a quantised row, zeros beyond k.
+    int64_t padded() const { return lines_ * kVectorBytes * F::kPieces; }
+    // Memory for x, and for each thread.
+    int64_t x_bytes() const { return m_ * x_row_bytes(); }
+    int64_t scratch_bytes() const { return kFarStreams * kLanes * m_ * kVectorBytes; }
+
+    // A row of x as the lines of weights want it: of two nibbles a byte, first all even elements; then, for each group,
+    // what the sum of its products begins with, and the sum of its elements.
+    void set_row(const int8_t *q, uint8_t *x, int64_t row) const {
+        x += row * x_row_bytes();
+        if constexpr (F::kPieces == 1) {
+            std::memcpy(x, q, static_cast<size_t>(padded()));
+        } else {
+            for (int64_t line = 0; line < padded(); line += 2 * kVectorBytes) {
+                for (int64_t i = 0; i < kVectorBytes; ++i) {
+                    x[line + i] = static_cast<uint8_t>(q[line + 2 * i]);
+                    x[line + kVectorBytes + i] = static_cast<uint8_t>(q[line + 2 * i + 1]);
+                }
+            }
+        }
+        auto *const starts = reinterpret_cast<int32_t *>(x + padded());
+        auto *const sums = reinterpret_cast<float *>(starts + padded_groups_);
+        for (int64_t g = 0; g < padded_groups_; ++g) {
+            int32_t sum = 0;
+            for (int64_t i = g * group_; g < groups_ && i < (g + 1) * group_; ++i) {
+                sum += q[i];
+            }
+            starts[g] = -F::kOffset * sum;
+            sums[g] = static_cast<float>(sum);
+        }
+    }
+
+    // What Product::multiply does.
+    template <typename Scales, typename Output>
+    void multiply(const uint8_t *x, const WeightRows &weights, const Scales &scales, char *scratch,
+                  const Output &output) const {
+        const Call<Scales, Output> call{x, scales, reinterpret_cast<uint8_t *>(scratch), output};
+        const int64_t most = weights.count / kFarStreams * kFarStreams;
+        const WeightRows left{weights.data + most * weights.stride, weights.stride, weights.first + most,
+                              weights.count - most};
+        multiply_groups<kFarStreams>({weights.data, weights.stride, weights.first, most}, call);
+        multiply_groups<1>(left, call);
+    }
+
+private:
+    template <typename Scales, typename Output> struct Call {
+        const uint8_t *x;
+        const Scales &scales;
+        uint8_t *results; // a vector for each weight row and row of x: [weight row, stream, row of x]
+        const Output &output;
+    };
+
+    using Total = std::conditional_t<F::kGrouped, VecF, VecI>;
+
+    int64_t x_row_bytes() const { return padded() + 2 * 4 * padded_groups_; }
+
+    template <int kStreams, typename C> void multiply_groups(const WeightRows &weights, const C &call) const {
+        if constexpr (!F::kGrouped) {
+            multiply_tails<kStreams, 64, 0>(weights, call); // there are no groups: chunks of 8 lines
+        } else if (group_ == 32) {
+            multiply_tails<kStreams, 32, 0>(weights, call);
+        } else if (group_ == 128) {
+            multiply_tails<kStreams, 128, 0>(weights, call);
+        } else {
+            multiply_tails<kStreams, 64, 0>(weights, call);
+        }
+    }
+
+    // Lines of a weight row that are multiplied at a time: those of 16 groups.
+    static constexpr int chunk_lines(int group) { return group / 8; }
+
+    // With the number of lines behind the last whole chunk known when it runs.
+    template <int kStreams, int kGroup, int kTail, typename C>
+    void multiply_tails(const WeightRows &weights, const C &call) const {
+        if constexpr (kTail + 1 < chunk_lines(kGroup)) {
+            if (lines_ % chunk_lines(kGroup) != kTail) {
+                return multiply_tails<kStreams, kGroup, kTail + 1>(weights, call);
+            }
+        }
+        multiply_streams<kStreams, kGroup, kTail>(weights, call);
+    }
+
+    template <int kStreams, int kGroup, int kTail, typename C>
+    void multiply_streams(const WeightRows &weights, const C &call) const {
+        const int64_t length = weights.count / kStreams, apart = length * weights.stride;
+        const int64_t results_apart = m_ * kVectorBytes;
+        for (int64_t first = 0; first < length; first += kLanes) {
+            const int64_t rows = length - first < kLanes ? length - first : kLanes;
+            uint8_t *results = call.results;
+            for (int64_t i = first; i < first + rows; ++i, results += kStreams * results_apart) {
+                const Rows rows_of_parts{weights.data + i * weights.stride, apart, weights.first + i, length};
+                for (int64_t m = 0; m < m_; ++m) {
+                    multiply_rows<kStreams, kGroup, kTail>(rows_of_parts, m, call, results + m * kVectorBytes);
+                }
+            }
+            for (int64_t stream = 0; stream < kStreams; ++stream) {
+                for (int64_t m = 0; m < m_; ++m) {
+                    finish(m, weights.first + stream * length + first, rows, kStreams * results_apart,
+                           call.results + stream * results_apart + m * kVectorBytes, call);
+                }
+            }
+        }
+    }
+
+    // A weight row of each part.
+    struct Rows {
+        const uint8_t *data;
+        int64_t apart; // in bytes
+        int64_t row, rows_apart;
+    };
+
+    // These by row m of x: the lanes of the sums.
+    template <int kStreams, int kGroup, int kTail, typename C>
+    __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
+        constexpr int kChunk = chunk_lines(kGroup);
+        const int64_t whole = lines_ / kChunk;
+        const uint8_t *const x = call.x + m * x_row_bytes();
+        Total totals[kStreams] = {};
+        for (int64_t c = 0; c < whole; ++c) {
+            add_chunk<kGroup, kChunk>(rows, c, m == 0, x, call, totals);
+        }
+        if constexpr (kTail > 0) {
+            add_chunk<kGroup, kTail>(rows, whole, m == 0, x, call, totals);
+        }
+#pragma GCC unroll 4
+        for (int s = 0; s < kStreams; ++s) {
+            std::memcpy(results + s * m_ * kVectorBytes, &totals[s], sizeof totals[s]);
+        }
+    }
+
+    // totals += the sums of kLines lines, of chunk c, of each weight row with a row of x.
+    template <int kGroup, int kLines, int kStreams, typename C>
+    INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
+                                        [[maybe_unused]] const C &call, Total (&totals)[kStreams]) const {
+        constexpr int kChunk = chunk_lines(kGroup), kTurn = F::kGrouped ? 4 : 2;
+        const int64_t at = c * kChunk * kVectorBytes;
+        const uint8_t *const factors = x + at * F::kPieces;
+        [[maybe_unused]] VecI quarters[kStreams][kChunk / kTurn];
+#pragma GCC unroll 8
+        for (int turn = 0; turn < kChunk; turn += kTurn) {
+#pragma GCC unroll 4
+            for (int s = 0; s < kStreams; ++s) {
+                const uint8_t *const data = rows.data + s * rows.apart + at;
+                VecI sums[kTurn];
+#pragma GCC unroll 4
+                for (int i = 0; i < kTurn; ++i) {
+                    const int l = turn + i;
+                    sums[i] = VecI{};
+                    if (l < kLines) {
+                        if (prefetches) {
+                            __builtin_prefetch(data + l * kVectorBytes + kAheadBytes);
+                        }
+                        const bool whole = kLines == kChunk || l + 1 < kLines; // the last one of a row may not be
+                        const uint8_t *const line = data + l * kVectorBytes;
+                        VecU bytes[F::kPieces];
+                        F::split(whole ? load_bytes(line) : load_bytes(line, row_bytes_ - at - l * kVectorBytes),
+                                 bytes);
+#pragma GCC unroll 2
+                        for (int piece = 0; piece < F::kPieces; ++piece) {
+                            const uint8_t *const factor = factors + (l * F::kPieces + piece) * kVectorBytes;
+                            sums[i] = dot(sums[i], bytes[piece], (VecI)load_bytes(factor));
+                        }
+                    }
+                }
+                if constexpr (F::kGrouped) {
+#if defined(__AVX512F__)
+                    quarters[s][turn / kTurn] = (VecI)sum_quarters(sums);
+#endif
+                } else {
+                    totals[s] += sums[0] + sums[1];
+                }
+            }
+        }
+#if defined(__AVX512F__)
+        if constexpr (F::kGrouped) {
+            const int64_t g = c * kLanes;
+            const VecI starts = (VecI)load_bytes(x + padded() + 4 * g);
+            const VecF x_sums = (VecF)load_bytes(x + padded() + 4 * (padded_groups_ + g));
+#pragma GCC unroll 4
+            for (int s = 0; s < kStreams; ++s) {
+                const int64_t row = rows.row + s * rows.rows_apart;
+                const VecF sum = __builtin_convertvector(group_sums<kGroup>(quarters[s]) + starts, VecF);
+                const auto add = [&](auto lanes) __attribute__((always_inline)) {
+                    totals[s] = fma(call.scales.scales(row, g, lanes), sum, totals[s]);
+                    if (call.scales.has_zeros()) {
+                        totals[s] = fma(call.scales.zeros(row, g, lanes), x_sums, totals[s]);
+                    }
+                };
+                if (kLines == kChunk) {
+                    add(Full{});
+                } else {
+                    add(static_cast<int>(groups_ - g));
+                }
+            }
+        }
+#endif
+    }
+
+    // The results of up to kLanes weight rows and a row of x, of the lanes of their sums.
+    template <typename C>
+    void finish(int64_t m, int64_t weight_row, int64_t count, int64_t apart, const uint8_t *results,
+                const C &call) const {
+        const auto lanes_of = [&](int64_t i) { return i < count ? load_bytes(results + i * apart) : VecU{}; };
+        VecF value;
+        if constexpr (F::kGrouped) {
+            value = sums([&](int lane) { return (VecF)lanes_of(lane); });
+        } else {
+            VecU columns[kLanes];
+#pragma GCC unroll 16
+            for (int i = 0; i < kLanes; ++i) {
+                columns[i] = lanes_of(i);
+            }
+            transpose(columns);
+            int32_t start;
+            std::memcpy(&start, call.x + m * x_row_bytes() + padded(), 4);
+            VecU total = VecU{} + static_cast<uint32_t>(start);
+            for (const VecU &column : columns) {
+                total += column;
+            }
+            value = __builtin_convertvector((VecI)total, VecF);
+        }
+        if (count == kLanes) {
+            call.output(m, weight_row, value, Full{});
+        } else {
+            call.output(m, weight_row, value, static_cast<int>(count));
+        }
+    }
+
+    int64_t m_, groups_, group_, row_bytes_, lines_, padded_groups_;
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
