@@ -241,6 +241,8 @@ def quantised_x_samples(
 
     for k in (1, 2, 3, 7, 20, 65):
         yield sample(f"{k * step} columns", 3, k=k, n=19)
+    for k in (1, 3, 15, 16, 17, 65):  # read along k: with whole and broken lines at the end
+        yield sample(f"{k * step} columns, one row", 1, k=k, n=19)
     for rows in (1, 2, 4, 5, 11, 12, 13, 24, 25, 40, 200):
         yield sample(f"{rows} rows", rows, k=4, n=67)
     yield sample("several blocks of rows of weight", 30, k=40, n=300)

@@ -129,12 +129,14 @@ private:
 
     // Lines of a weight row that are multiplied at a time: those of 16 groups.
     static constexpr int chunk_lines(int group) { return group / 8; }
+    template <int kGroup> int64_t whole_chunks() const { return row_bytes_ / (chunk_lines(kGroup) * kVectorBytes); }
 
-    // With the number of lines behind the last whole chunk known when it runs.
+    // With the number of lines behind the last whole chunk known when it runs: as many as a chunk has, if the last one
+    // is not whole.
     template <int kStreams, int kGroup, int kTail, typename C>
     void multiply_tails(const WeightRows &weights, const C &call) const {
-        if constexpr (kTail + 1 < chunk_lines(kGroup)) {
-            if (lines_ % chunk_lines(kGroup) != kTail) {
+        if constexpr (kTail < chunk_lines(kGroup)) {
+            if (lines_ - whole_chunks<kGroup>() * chunk_lines(kGroup) > kTail) {
                 return multiply_tails<kStreams, kGroup, kTail + 1>(weights, call);
             }
         }
@@ -173,15 +175,14 @@ private:
     // These by row m of x: the lanes of the sums.
     template <int kStreams, int kGroup, int kTail, typename C>
     __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
-        constexpr int kChunk = chunk_lines(kGroup);
-        const int64_t whole = lines_ / kChunk;
+        const int64_t whole = whole_chunks<kGroup>();
         const uint8_t *const x = call.x + m * x_row_bytes();
         Total totals[kStreams] = {};
         for (int64_t c = 0; c < whole; ++c) {
-            add_chunk<kGroup, kChunk>(rows, c, m == 0, x, call, totals);
+            add_chunk<kGroup, chunk_lines(kGroup), true>(rows, c, m == 0, x, call, totals);
         }
         if constexpr (kTail > 0) {
-            add_chunk<kGroup, kTail>(rows, whole, m == 0, x, call, totals);
+            add_chunk<kGroup, kTail, false>(rows, whole, m == 0, x, call, totals);
         }
 #pragma GCC unroll 4
         for (int s = 0; s < kStreams; ++s) {
@@ -189,8 +190,9 @@ private:
         }
     }
 
-    // totals += the sums of kLines lines, of chunk c, of each weight row with a row of x.
-    template <int kGroup, int kLines, int kStreams, typename C>
+    // totals += the sums of kLines lines, of chunk c, of each weight row with a row of x. The last line of a row may end
+    // early: then kWhole is false.
+    template <int kGroup, int kLines, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, Total (&totals)[kStreams]) const {
         constexpr int kChunk = chunk_lines(kGroup), kTurn = F::kGrouped ? 4 : 2;
@@ -211,7 +213,7 @@ private:
                         if (prefetches) {
                             __builtin_prefetch(data + l * kVectorBytes + kAheadBytes);
                         }
-                        const bool whole = kLines == kChunk || l + 1 < kLines; // the last one of a row may not be
+                        const bool whole = kWhole || l + 1 < kLines;
                         const uint8_t *const line = data + l * kVectorBytes;
                         VecU bytes[F::kPieces];
                         F::split(whole ? load_bytes(line) : load_bytes(line, row_bytes_ - at - l * kVectorBytes),
@@ -247,7 +249,7 @@ private:
                         totals[s] = fma(call.scales.zeros(row, g, lanes), x_sums, totals[s]);
                     }
                 };
-                if (kLines == kChunk) {
+                if (kWhole) {
                     add(Full{});
                 } else {
                     add(static_cast<int>(groups_ - g));
