@@ -69,20 +69,21 @@ def quantises_x() -> bool:
 
 @FORMATS
 def test_x_is_quantised(weights: str, quantises_x: bool) -> None:
-    """Where that is faster, x is integers too, for one token and for many: other numbers, but not far off."""
+    """Where that is faster, x is integers too: other numbers, but not far off."""
     model = small()
     patch_model(model, weights=weights)
     exact = stood_for(model)
-    for rows in (1, 2, 40):
+    for rows in (1, patch_quantised.QUANTIZE_X_ROWS - 1, patch_quantised.QUANTIZE_X_ROWS, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
         error = float((actual - expected).norm() / expected.norm())
-        assert 1e-3 < error < 0.1 if quantises_x else error < 1e-5
+        does = quantises_x and (weights == "int4" or rows >= patch_quantised.QUANTIZE_X_ROWS)
+        assert 1e-3 < error < 0.1 if does else error < 1e-5
 
 
 @FORMATS
-def test_rows_alone(weights: str, quantises_x: bool) -> None:
-    """A layer gives a token the same bits alone and among others."""
+def test_rows_alone(weights: str) -> None:
+    """A layer gives a token the same bits alone and among others, if x is quantised or is not."""
     model = small()
     patch_model(model, weights=weights)
     layer = model.model.layers[0].mlp.down_proj
@@ -90,6 +91,12 @@ def test_rows_alone(weights: str, quantises_x: bool) -> None:
     with torch.no_grad():
         together = layer(x)
         assert all(torch.equal(layer(x[i : i + 1]), together[i : i + 1]) for i in range(len(x)))
+
+
+@pytest.mark.usefixtures("quantises_x")
+def test_int4_rows_alone() -> None:
+    """The same with x as it is quantised in use: for weights of 4 bits, at any number of rows."""
+    test_rows_alone("int4")
 
 
 @FORMATS

@@ -58,6 +58,9 @@ def cpu_capability() -> str:
     return RUNTIME.infinirtCpuCapability().decode()
 
 
+capability = cpu_capability()  # as it was at import, or as Python set it last: cheaper to ask at every product
+
+
 def cpu_capabilities() -> list[str]:
     """The instruction sets that this machine and this build have, lowest first."""
     highest = RUNTIME.infinirtCpuHighestCapability().decode()
@@ -66,5 +69,7 @@ def cpu_capabilities() -> list[str]:
 
 def set_cpu_capability(name: str) -> None:
     """Use another instruction set from now on, for tests and measurements; ValueError if the machine lacks it."""
+    global capability
     if RUNTIME.infinirtCpuSetCapability(name.encode()):
         raise ValueError(RUNTIME.infiniGetLastErrorMessage().decode())
+    capability = name

@@ -185,10 +185,21 @@ class Attention(Patched):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
+        aside = must_step_aside(self, hidden_states) or needs_grad(past_key_values)
+        forward = super().forward if aside else self.compute
+        return forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+    def compute(
+        self,
+        hidden_states: Tensor,
+        position_embeddings: tuple[Tensor, Tensor] | None = None,
+        attention_mask: Tensor | None = None,
+        past_key_values: Any = None,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor | None]:
+        """forward, for a caller that knows that nothing but the arguments asks to step aside."""
         if (
-            must_step_aside(self, hidden_states)
-            or needs_grad(past_key_values)
-            or (self.training and getattr(self, "attention_dropout", 0))
+            (self.training and getattr(self, "attention_dropout", 0))
             or any(
                 value is not None and value is not NEUTRAL.get(name)
                 for name, value in kwargs.items()
@@ -204,14 +215,14 @@ class Attention(Patched):
         inputs = [self._modules[name] for name in plan.inputs]
         fused = project(hidden_states, inputs[0]) if len(inputs) == 1 else project_together(hidden_states, *inputs)
         written = None
-        if fused is not None:
-            fused = fused.view(shape)
-            if past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms):
-                written = self.rotate_into_cache(plan, fused, position_embeddings, past_key_values)
+        in_one_pass = past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms)
+        if fused is not None and in_one_pass:
+            written = self.rotate_into_cache(plan, fused, position_embeddings, past_key_values)
         if written is not None:
             q, k, v = written
         else:
             if fused is not None:
+                fused = fused.view(shape)
                 q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
             else:
                 q, k, v = (project(hidden_states, module).view(shape) for module in inputs)
@@ -244,17 +255,18 @@ class Attention(Patched):
         layer = growing_layer(cache, self.layer_idx) if type(cos_and_sin) is PositionEmbeddings else None
         if layer is None:
             return None
-        batch, length, _, size = fused.shape
+        batch, length, width = fused.shape
         heads, kv_heads = plan.heads
+        size = self.head_dim
         room = reserve(layer, fused, batch, length, kv_heads, size)
         if room is None:
             return None
         if plan.norms:
-            q, k, _ = fused.split((heads, kv_heads, kv_heads), 2)
+            q, k, _ = fused.view(batch, length, -1, size).split((heads, kv_heads, kv_heads), 2)
             self.normalise_heads(q, k, plan.norms)
         cos, sin, rows, slots = cos_and_sin.tables(batch, length, room.length, room.keys.shape[2])
         q = fused.new_empty((batch * length, heads, size))
-        qkv = fused.view(batch * length, -1)
+        qkv = fused.view(batch * length, width)
         qkv_rope_cache(q, room.keys, room.values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
         return q.view(batch, length, heads, size), *give(layer, room, room.length + length)
 

@@ -11,8 +11,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .attention import Attention
 from .cache import needs_grad
 from .conditions import must_step_aside, place_refusal, unwatched
+from .mlp import GatedMLP
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
 from .stand_in import WIDTH, norm_twin, random, twin
 from .swap import Patched, Probe, Refusal, Rotary
@@ -108,7 +110,7 @@ class DecoderLayer(Patched):
             norm = modules[first]
             known = None if compiling or self._forward_pre_hooks else attached(hidden_states, norm)
             x = normalise(hidden_states, norm) if known is None else known
-        x, _ = entry(modules["self_attn"])(hidden_states=x, **kwargs)
+        x, _ = entry(modules["self_attn"], Attention)(hidden_states=x, **kwargs)
         if attended_by is not None:
             x = normalise(x, modules[attended_by])
         if multiplier != 1:
@@ -117,7 +119,7 @@ class DecoderLayer(Patched):
             x, stream = add_and_normalise(x, hidden_states, modules[second])
         else:
             x = stream = hidden_states + x
-        x = entry(modules["mlp"])(x)
+        x = entry(modules["mlp"], GatedMLP)(x)
         if last is not None:
             x = normalise(x, modules[last])
         if multiplier != 1:
@@ -137,10 +139,10 @@ class DecoderLayer(Patched):
         return not (self.training and any(isinstance(child, nn.Dropout) and child.p for child in modules.values()))
 
 
-def entry(module: nn.Module) -> Callable[..., Any]:
-    """What a call of the module comes to: its forward, if nothing else happens on the way."""
-    direct = isinstance(module, Patched) and unwatched(module) and module._compiled_call_impl is None
-    return module.forward if direct else module
+def entry(module: nn.Module, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:
+    """What a call of the module comes to in a layer that does not step aside: its `compute`, if it is served."""
+    direct = type(module).forward is patch.forward and unwatched(module) and module._compiled_call_impl is None
+    return module.compute if direct else module
 
 
 def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:

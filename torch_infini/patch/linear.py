@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conditions import is_plain, must_step_aside, weights_refusal
-from .quantised import JOINT
+from .conditions import is_plain, must_step_aside, unwatched, weights_refusal
+from .quantised import JOINT, QuantisedLinear
 from .swap import Patched, Refusal
 
 linear = torch.ops.infini.linear.default
@@ -17,10 +17,12 @@ fused_linear = torch.ops.infini.fused_linear.default
 
 
 def project(x: Tensor, module: nn.Module) -> Tensor:
-    """A linear layer's product; a layer of another kind, or a watched one, is called."""
+    """A linear layer's product where nothing asks to step aside; of another kind, or watched, the layer is called."""
     if is_plain(module):
         parameters = module._parameters
         return linear(x, parameters["weight"], parameters["bias"])
+    if type(module).forward is QuantisedLinear.forward and unwatched(module):
+        return module.product(x)
     return module(x)
 
 

@@ -67,10 +67,14 @@ class GatedMLP(Patched):
         return Probe(twin(module, modules=modules), (random(2, 3, WIDTH),), {}, 1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) if must_step_aside(self, x) else self.compute(x)
+
+    def compute(self, x: Tensor) -> Tensor:
+        """forward, for a caller that knows that nothing asks to step aside."""
         plan, modules = self.__dict__["_infini_plan"], self._modules
         act = modules[plan.activation]
         gated = GATES.get(type(act))
-        if must_step_aside(self, x) or gated is None or not unwatched(act):
+        if gated is None or not unwatched(act):
             return super().forward(x)
         inputs = [modules[name] for name in plan.inputs]
         both = project(x, inputs[0]) if len(inputs) == 1 else project_together(x, *inputs)

@@ -11,8 +11,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import quantize
-from .._library import cpu_capability
+from .. import _library, quantize
 from .conditions import must_step_aside, unwatched, weights_refusal
 from .norm import version_of
 from .swap import PLAN, Patched, Refusal, swap
@@ -27,6 +26,9 @@ WRITTEN = (
     "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
     "patch_model(weights=...)"
 )
+# From so many rows of x on, x is quantised too for weights of 8 bits. Below it would not be faster, and most of the error
+# is x's. Weights of 4 bits have a larger one than x adds, and products of integers are faster at any number of rows.
+QUANTIZE_X_ROWS = 4
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
 
@@ -98,8 +100,12 @@ class QuantisedLinear(Patched):
     def forward(self, input: Tensor) -> Tensor:
         if must_step_aside(self, input):  # to a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
+        return self.product(input)
+
+    def product(self, x: Tensor) -> Tensor:
+        """What forward gives where nothing asks it to step aside."""
         buffers = self._buffers
-        return product(input, buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS), self._parameters["bias"])
+        return product(x, buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS), self._parameters["bias"])
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         """What `to` does: scales go to another device, but keep their precision."""
@@ -131,18 +137,15 @@ class QuantisedLinear(Patched):
 @torch.compiler.assume_constant_result
 def multiplies_integers() -> bool:
     """Whether products of integers are faster with the instruction set that the kernels use."""
-    return cpu_capability() in QUANTIZES_X
+    return _library.capability in QUANTIZES_X
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x times a quantised weight; the one with zeros has 4 bits.
-
-    Where x is quantised too, it is at any number of rows: a token's numbers do not depend on what it is computed with.
-    """
-    quantize_x = multiplies_integers()
+    """x times a quantised weight; the one with zeros has 4 bits."""
     if zeros is None:
+        quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers()
         return linear_int8(x, integers, scales, bias, quantize_x)
-    return linear_int4(x, integers, scales, zeros, bias, quantize_x)
+    return linear_int4(x, integers, scales, zeros, bias, multiplies_integers())
 
 
 class Joint:
