@@ -26,8 +26,8 @@ WRITTEN = (
     "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
     "patch_model(weights=...)"
 )
-# From so many rows of x on, x is quantised too for weights of 8 bits. Below it would not be faster, and most of the error
-# is x's. Weights of 4 bits have a larger one than x adds, and products of integers are faster at any number of rows.
+# From so many rows of x on, x is quantised too for weights of 8 bits. Below it would not be faster, and most of the
+# error is x's. Weights of 4 bits have a larger one than x adds, and integers are faster at any number of rows.
 QUANTIZE_X_ROWS = 4
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
