@@ -59,6 +59,21 @@ def decode_table() -> Iterator[str]:
         )
 
 
+def steps_table() -> Iterator[str]:
+    """Where the time of a patched model's step goes."""
+    yield "| step, weights, threads | ms | products | attention | other ops | host | products read weights at |"
+    yield "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
+    for row in read("steps.csv"):
+        step = float(row["step_ms"])
+        parts = (float(row[name]) / step for name in ("products_ms", "attention_ms", "other_ops_ms", "host_ms"))
+        rate = row["weights_gb_per_s"]
+        share = f"{float(rate) / float(row['read_gb_per_s']):.0%} of memory bandwidth" if rate else "-"
+        yield (
+            f"| {row['shape']}, {row['phase']} {row['length']}, {row['weights']}, {row['threads']} | {step:.2f} "
+            f"| {' | '.join(f'{part:.0%}' for part in parts)} | {share} |"
+        )
+
+
 def families_table() -> Iterator[str]:
     """What patch_model does to every family it serves."""
     yield (
@@ -174,6 +189,7 @@ if __name__ == "__main__":
     tables = (
         decode_table,
         generate_table,
+        steps_table,
         families_table,
         sites_table,
         compile_table,

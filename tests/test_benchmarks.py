@@ -123,6 +123,22 @@ def test_host_cost(tmp_path: Path) -> None:
     assert all(float(row[name]) > 0 for row in rows for name in ("functional_us", "out_us", "aten_mul_us"))
 
 
+def test_steps(tmp_path: Path) -> None:
+    out = tmp_path / "steps.csv"
+    result = start("steps.py", "--quick", "--threads", "1,2", "--steps", "4", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    cases = [("bfloat16", "decode"), ("int4", "prefill")]
+    assert [(row["weights"], row["phase"], row["threads"]) for row in rows] == [
+        (*case, count) for case in cases for count in ("1", "2")
+    ]
+    for row in rows:
+        assert float(row["products_ms"]) > 0 and float(row["attention_ms"]) > 0 and float(row["step_ms"]) > 0
+        assert (row["weights_gb_per_s"] != "") == (row["phase"] == "decode")
+    assert "products" in result.stdout
+
+
 def test_generate(tmp_path: Path) -> None:
     """The harness, with the two engines that need no environment of their own."""
     pytest.importorskip("transformers")
