@@ -24,3 +24,10 @@ def one_thread() -> Iterator[None]:
 
     with threads_set_to(1):
         yield
+
+
+@pytest.fixture
+def no_graphs_left() -> Iterator[None]:
+    """Graphs that a test compiled, and the hooks that they hold, end with it."""
+    yield
+    torch._dynamo.reset()

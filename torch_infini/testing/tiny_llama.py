@@ -105,6 +105,21 @@ def config_values(model: Any) -> dict[str, Any]:
     return dict(vars(model.config))
 
 
+def greedy(model: Any, ids: Tensor | None = None, **kwargs: Any) -> Tensor:
+    """The tokens of generate, 12 new ones unless told."""
+    values = {"max_new_tokens": 12, "do_sample": False, "input_ids": tokens() if ids is None else ids, **kwargs}
+    return model.generate(**values)
+
+
+def in_order(module: nn.Module) -> bool:
+    """Whether nothing of a patch is left in it."""
+    from ..patch.swap import Patched
+
+    return not any(
+        isinstance(m, Patched) or any(name.startswith("_infini_") for name in vars(m)) for m in module.modules()
+    )
+
+
 def static_cache(model: Any) -> Any:
     """A StaticCache of 24 tokens."""
     import transformers
