@@ -70,7 +70,7 @@ def steps_table() -> Iterator[str]:
         share = f"{float(rate) / float(row['read_gb_per_s']):.0%} of memory bandwidth" if rate else "-"
         yield (
             f"| {row['shape']}, {row['phase']} {row['length']}, {row['weights']}, {row['threads']} | {step:.2f} "
-            f"| {' | '.join(f'{part:.0%}' for part in parts)} | {share} |"
+            f"| {' | '.join(f'{round(part, 2) + 0.0:.0%}' for part in parts)} | {share} |"
         )
 
 
