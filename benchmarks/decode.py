@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 import torch_infini
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import measure_limits, write_csv
-from torch_infini.testing.llama import random_llama
+from torch_infini.testing.llama import random_llama, weight_bytes
 
 PREFILL = 512
 CONTEXTS = (16, 512)  # tokens in the cache where decoding begins
@@ -50,12 +50,6 @@ def resident_mib() -> float:
         if row.startswith("VmRSS:"):
             return int(row.split()[1]) / 1024
     raise OSError("/proc/self/status has no VmRSS")
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of weights that one token reads: all but the embedding, of which it reads a row."""
-    embedding = model.get_input_embeddings().weight
-    return sum(p.numel() * p.element_size() for p in model.parameters() if p is not embedding)
 
 
 def prefill(model: Any, ids: Tensor) -> tuple[float, Any]:

@@ -17,14 +17,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import torch_infini
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import write_csv
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
 
 RESULTS = Path(__file__).parent / "results"
 # (shape, weights, phase, length): what a decode begins with, what a prefill has.
@@ -55,13 +54,6 @@ class Row:
     host_ms: float
     weights_gb_per_s: float | None  # that the products of a decode read
     read_gb_per_s: float
-
-
-def weight_bytes(model: nn.Module) -> int:
-    """Bytes of the weights that a step reads: all but the embedding, of which it reads a row."""
-    modules = (module for module in model.modules() if module is not model.get_input_embeddings())
-    tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
-    return sum(t.numel() * t.element_size() for t in tensors)
 
 
 def stepper(model: Any, phase: str, length: int) -> Callable[[], Any]:

@@ -16,6 +16,8 @@ import transformers
 from torch import Tensor
 from transformers import CompileConfig, DynamicCache, LlamaForCausalLM, StaticCache
 
+from torch_infini.testing.llama import weight_bytes
+
 
 class TorchModels(protocol.Worker):
     def load(self, folder: str, variant: str, dtype: str, threads: int) -> dict[str, Any]:
@@ -125,13 +127,6 @@ def patch(model: LlamaForCausalLM, dtype: str) -> str:
     else:
         raise protocol.Unavailable("not available: patch_model takes no weights yet")
     return torch_infini.__version__
-
-
-def weight_bytes(model: LlamaForCausalLM) -> int:
-    """Bytes of all parameters and buffers (quantised weights are buffers) but for the embedding."""
-    modules = (module for module in model.modules() if module is not model.get_input_embeddings())
-    tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 if __name__ == "__main__":

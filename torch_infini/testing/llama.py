@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import torch
+from torch import nn
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -60,3 +61,10 @@ def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
         config.num_hidden_layers = layers
     torch.manual_seed(0)
     return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+
+def weight_bytes(model: nn.Module) -> int:
+    """Bytes of weights that a step reads: all parameters and buffers (integers are buffers) but for the embedding."""
+    modules = (module for module in model.modules() if module is not model.get_input_embeddings())
+    tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
+    return sum(t.numel() * t.element_size() for t in tensors)
