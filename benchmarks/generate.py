@@ -28,7 +28,7 @@ from peers import protocol
 
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.benchmark import count, counts, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama
 
 HERE = Path(__file__).parent
@@ -382,16 +382,15 @@ def names(known: Sequence[str]) -> Any:
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    numbers = lambda text: [int(number) for number in text.split(",")]
     parser.add_argument("--shapes", type=names(list(SHAPES)), default=["1.1B", "160M"], help="default: 1.1B,160M")
-    parser.add_argument("--threads", type=numbers, default=[1, 2], help="default: 1,2")
+    parser.add_argument("--threads", type=counts, default=[1, 2], help="default: 1,2")
     parser.add_argument("--dtypes", type=names(DTYPES), default=list(DTYPES), help=f"default: {','.join(DTYPES)}")
     parser.add_argument(
         "--cells", type=names(list(CELLS)), help=f"of {','.join(CELLS)} (default: generate for 160M, the rest for 1.1B)"
     )
     parser.add_argument("--peers", type=names(list(PEERS)), default=list(PEERS), help=f"default: {','.join(PEERS)}")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--steps", type=int, default=32, help="of a decode measurement and generate() (default: 32)")
+    parser.add_argument("--rounds", type=count, default=5)
+    parser.add_argument("--steps", type=count, default=32, help="of a decode measurement and generate() (default: 32)")
     parser.add_argument("--patience", type=float, default=3600, help="seconds for one answer (default: 3600)")
     parser.add_argument(
         "--folder", type=Path, default=HERE.parent / "build" / "peers", help="models and environments (build/peers)"

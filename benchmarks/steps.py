@@ -22,7 +22,7 @@ from torch.profiler import ProfilerActivity, profile
 import torch_infini
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.benchmark import count, counts, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
 
 RESULTS = Path(__file__).parent / "results"
@@ -128,11 +128,10 @@ def run(cases: Sequence[tuple[str, str | None, str, int]], threads: Sequence[int
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    numbers = lambda text: [int(number) for number in text.split(",")]
-    parser.add_argument("--threads", type=numbers, default=[1], help="default: 1")
+    parser.add_argument("--threads", type=counts, default=[1], help="default: 1")
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"], help="only this one")
     parser.add_argument("--quick", action="store_true", help="a tiny model, to see that everything runs")
-    parser.add_argument("--steps", type=int, default=32, help="of a measurement; of prompts an eighth (default: 32)")
+    parser.add_argument("--steps", type=count, default=32, help="of a measurement; of prompts an eighth (default: 32)")
     parser.add_argument("--out", type=Path, default=RESULTS / "steps.csv", help="CSV file (default: results/steps.csv)")
     options = parser.parse_args(argv)
     cases = QUICK if options.quick else [case for case in CASES if options.shape in (None, case[0])]

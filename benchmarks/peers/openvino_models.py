@@ -100,14 +100,7 @@ class OpenvinoModels(protocol.Worker):
         return time.perf_counter() - start
 
     def generate(self, prompt: int, steps: int) -> float:
-        ids = torch.from_numpy(self.start(1, prompt))
-        options = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False}
-        start = time.perf_counter()
-        result = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        seconds = time.perf_counter() - start
-        if result.shape[1] != prompt + steps:
-            raise RuntimeError(f"generate made {result.shape[1] - prompt} tokens instead of {steps}")
-        return seconds
+        return protocol.seconds_to_generate(self.model, torch.from_numpy(self.start(1, prompt)), steps)
 
     def release(self) -> None:
         self.request.reset_state()

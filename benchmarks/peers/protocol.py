@@ -10,6 +10,7 @@ import json
 import os
 import random
 import sys
+import time
 import traceback
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,17 @@ def prompt(batch: int, length: int, vocabulary: int) -> list[list[int]]:
     """The same random tokens for every engine."""
     source = random.Random(0)
     return [[source.randrange(vocabulary) for _ in range(length)] for _ in range(batch)]
+
+
+def seconds_to_generate(model: Any, ids: Any, steps: int, **options: Any) -> float:
+    """Of the greedy generate() of a transformers model, `steps` new tokens behind ids [1, prompt]."""
+    options |= {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False}
+    start = time.perf_counter()
+    result = model.generate(ids, attention_mask=ids.new_ones(ids.shape), **options)
+    seconds = time.perf_counter() - start
+    if result.shape[1] != ids.shape[1] + steps:
+        raise RuntimeError(f"generate made {result.shape[1] - ids.shape[1]} tokens instead of {steps}")
+    return seconds
 
 
 def serve(worker: Worker) -> None:

@@ -94,7 +94,7 @@ class TorchModels(protocol.Worker):
 
     def generate(self, prompt: int, steps: int) -> float:
         ids = self.ids(1, prompt)
-        options: dict[str, Any] = {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False}
+        options: dict[str, Any] = {}
         if self.compiled:
             if (prompt, steps) not in self.caches:
                 self.caches[prompt, steps] = self.new_cache(prompt + steps)
@@ -103,12 +103,7 @@ class TorchModels(protocol.Worker):
             compile_config = CompileConfig(mode="default", fullgraph=True, dynamic=False)
             compile_config._compile_all_devices = True  # or generate() compiles on accelerators only
             options.update(past_key_values=cache, compile_config=compile_config)
-        start = time.perf_counter()
-        result = self.model.generate(ids, attention_mask=torch.ones_like(ids), **options)
-        seconds = time.perf_counter() - start
-        if result.shape[1] != prompt + steps:
-            raise RuntimeError(f"generate made {result.shape[1] - prompt} tokens instead of {steps}")
-        return seconds
+        return protocol.seconds_to_generate(self.model, ids, steps, **options)
 
     def release(self) -> None:
         self.caches.clear()

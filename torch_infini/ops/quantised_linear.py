@@ -41,8 +41,8 @@ def linear_int8(
 
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
     again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster. With quantize_x, on AVX-512
-    VNNI, it is as fast as that at one row and faster at more, and faster than a dense product at any number of rows.
-    Without VNNI it is right, but not fast.
+    VNNI, it is as fast as that at one or two rows, faster at more, and faster than a dense product at any number of
+    rows. Without VNNI it is right, but not fast.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

@@ -5,6 +5,7 @@ All contestants take turns in every round, so a slow moment hits all alike; the 
 
 from __future__ import annotations
 
+import argparse
 import csv
 import math
 import statistics
@@ -101,3 +102,15 @@ def write_csv(path: Path, rows: Sequence[Any], row_type: type) -> None:
         writer = csv.DictWriter(file, [f.name for f in fields(row_type)], lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: rounded(value) for name, value in asdict(row).items()} for row in rows)
+
+
+def count(text: str) -> int:
+    """An argparse type: an integer of at least 1."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be an integer of at least 1, got {text!r}")
+    return int(text)
+
+
+def counts(text: str) -> list[int]:
+    """The same, several with commas between."""
+    return [count(part) for part in text.split(",")]
