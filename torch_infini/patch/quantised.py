@@ -27,7 +27,7 @@ WRITTEN = (
     "patch_model(weights=...)"
 )
 # From so many rows of x on, x is quantised too for weights of 8 bits. Below it would not be faster, and most of the
-# error is x's. Weights of 4 bits have a larger one than x adds, and integers are faster at any number of rows.
+# error is x's. Weights of 4 bits have a larger one than x adds, and integers are never slower there.
 QUANTIZE_X_ROWS = 4
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
