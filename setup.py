@@ -123,7 +123,7 @@ def build() -> None:
         )
     nvcc, reason = choose_cuda(version.get("cuda"))
     print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
-    BUILD.mkdir(parents=True, exist_ok=True)
+    (BUILD / "emulated").mkdir(parents=True, exist_ok=True)
     (BUILD / "build.ninja").write_text(ninja_file(torch, nvcc))
     ninja = shutil.which("ninja")
     command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
@@ -164,7 +164,7 @@ class CheckCuda(Command):
 
 def libraries_of(path: Path) -> tuple[str, ...]:
     """The libraries that a source (relative to csrc/) is linked into."""
-    if path.parts[0] == "common":  # without state, so that each has its own copy
+    if path.parts[0] in ("common", "emulation"):  # without state, so that each has its own copy
         return LIBRARIES
     if path.parts[0] == "infinirt":
         return ("libinfinirt",)
@@ -195,7 +195,7 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         "\n  description = CXX $out",
         "rule nvcc\n  command = $nvcc $cudaflags -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = NVCC $out",
-        "rule link\n  command = $cxx $in -o $out -Wl,-soname,$out $ldflags $libs\n  description = LINK $out",
+        "rule link\n  command = $cxx $in -o $out -Wl,-soname,$soname $ldflags $libs\n  description = LINK $out",
     ]
     objects: dict[str, list[str]] = {library: [] for library in LIBRARIES}
 
@@ -206,12 +206,14 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         for library in libraries_of(path):
             objects[library].append(name)
 
-    for source in sorted((ROOT / "csrc").rglob("*.cpp")):
+    emulation = ROOT / "csrc" / "emulation"
+    for source in sorted(set((ROOT / "csrc").rglob("*.cpp")) - set(emulation.iterdir())):
         if source.stem.endswith("_cpu"):
             for level, flags in levels.items():
                 compile_("cxx", source, f".{level}", flags)
         else:
             compile_("cxx", source, flags=torch_flags if source.stem.endswith("_torch") else "")
+    host_objects = {library: list(names) for library, names in objects.items()}
     if nvcc:
         for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
@@ -222,7 +224,22 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     }
     for library in LIBRARIES:
         needs = "" if library == "libinfinirt" else " | libinfinirt.so"
-        lines.append(f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {uses[library]}")
+        lines.append(f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {uses[library]}\n  soname = {library}.so")
+    lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
+
+    # The same libraries with the CUDA kernels compiled for the host, for tests: INFINI_EMULATION=1, csrc/emulation.
+    objects = host_objects
+    for source in [*sorted(emulation.glob("*.cpp")), *cuda_sources()]:
+        flags = f"-O2 -DINFINI_EMULATION -I{CSRC}/emulation -ffp-contract=fast -Wno-unknown-pragmas -x c++"
+        compile_("cxx", source, ".emulated", flags)
+    for library in LIBRARIES:
+        needs = "" if library == "libinfinirt" else " | emulated/libinfinirt.so"
+        lines.append(
+            f"build emulated/{library}.so: link {' '.join(objects[library])}{needs}\n"
+            f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so"
+        )
+    if os.environ.get("INFINI_EMULATION") == "1":
+        lines.append(f"default {' '.join(f'emulated/{library}.so' for library in LIBRARIES)}")
     return "\n".join(lines) + "\n"
 
 

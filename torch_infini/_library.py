@@ -6,6 +6,7 @@ What does not fit (torch, processor, a missing build) ends in one ImportError se
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 from pathlib import Path
 
@@ -13,7 +14,8 @@ import torch
 
 OLDEST_TORCH = (2, 11)
 ROOT = Path(__file__).parent  # INFINI_ROOT: lib/ has the libraries, include/ their C headers
-PATH = ROOT / "lib" / "libtorch_infini.so"
+# Tests of the CUDA kernels without a GPU load libraries of another folder, build/native/emulated.
+PATH = Path(os.environ.get("INFINI_LIBRARIES") or ROOT / "lib") / "libtorch_infini.so"
 
 
 def check_torch(version: str) -> None:

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "infinirt.h"
+#include "place.h"
 #include "status.h"
 
 namespace infini {
@@ -25,6 +26,13 @@ inline CpuCapability cpu_capability() {
     return static_cast<CpuCapability>(level);
 }
 
+// What stands between a CPU kernel and the memory of another device.
+inline void must_be_on_cpu() {
+    if (current_place.type != INFINI_DEVICE_CPU) {
+        throw Error(INFINI_STATUS_NOT_IMPLEMENTED, "infini: this op has a kernel for the CPU only");
+    }
+}
+
 } // namespace infini
 
 #if defined(__x86_64__)
@@ -44,6 +52,7 @@ inline CpuCapability cpu_capability() {
     inline void name(const __VA_ARGS__ &args) {                                                                        \
         constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name, avx512::name,                   \
                                                            avx512_bf16::name};                                         \
+        must_be_on_cpu();                                                                                              \
         levels[cpu_capability()](args);                                                                                \
     }
 #else
@@ -52,6 +61,7 @@ inline CpuCapability cpu_capability() {
     void name(const __VA_ARGS__ &);                                                                                    \
     }                                                                                                                  \
     inline void name(const __VA_ARGS__ &args) {                                                                        \
+        must_be_on_cpu();                                                                                              \
         baseline::name(args);                                                                                          \
     }
 #endif

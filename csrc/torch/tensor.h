@@ -1,6 +1,6 @@
 // Between torch and the kernels, on the LibTorch stable ABI: a TensorView of a torch tensor, and new output tensors.
-// Only *_torch.cpp files include it. INFINI_TORCH_LIBRARY(m) { m.impl("rms_norm", TORCH_BOX(&rms_norm)); } registers
-// implementations for the CPU; schemas and fakes are declared in torch_infini/ops/<op>.py.
+// Only *_torch.cpp files include it. INFINI_TORCH_LIBRARY(m) { m.impl("rms_norm", INFINI_BOX(rms_norm)); } registers
+// implementations for CPU and CUDA tensors; schemas and fakes are declared in torch_infini/ops/<op>.py.
 #pragma once
 
 #include <optional>
@@ -10,16 +10,18 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include "check.h"
+#include "cuda/kernel.h"
+#include "place.h"
 #include "tensor_view.h"
 
 namespace infini {
 
 using torch::stable::Tensor;
 
-// The view of a CPU tensor. Throws where the device, the layout or the number of dimensions cannot be served.
+// The view of a tensor on current_place's device. Throws where the device, the layout or the number of dimensions cannot be served.
 TensorView view(const Checker &rule, const char *argument, const Tensor &tensor);
 
-// A new contiguous CPU tensor, uninitialised: of a given shape, or of the shape and dtype of `like`.
+// A new contiguous tensor on current_place's device, uninitialised: of a given shape, or of the shape and dtype of `like`.
 Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype);
 Tensor empty_like(const TensorView &like);
 Tensor empty_like(const TensorView &like, infiniDtype_t dtype);
@@ -52,9 +54,69 @@ private:
     }
 };
 
+// current_place for a call with CUDA tensors: the device of the first one, made current, and torch's stream there.
+class CudaCall {
+public:
+    template <typename... Arguments> explicit CudaCall(const Arguments &...arguments) : CudaCall(first(arguments...)) {}
+    explicit CudaCall(const Tensor *first);
+    ~CudaCall();
+    CudaCall(const CudaCall &) = delete;
+    CudaCall &operator=(const CudaCall &) = delete;
+
+private:
+    static const Tensor *first() { return nullptr; }
+    template <typename Argument, typename... Others>
+    static const Tensor *first(const Argument &argument, const Others &...others) {
+        if constexpr (std::is_same_v<Argument, Tensor>) {
+            if (argument.defined() && argument.is_cuda()) {
+                return &argument;
+            }
+        } else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) {
+            if (argument && argument->defined() && argument->is_cuda()) {
+                return &*argument;
+            }
+        }
+        return first(others...);
+    }
+
+    DeviceGuardHandle guard_ = nullptr;
+    std::optional<PlaceScope> place_;
+};
+
+template <auto function> struct OnCuda;
+
+template <typename Result, typename... Arguments, Result (*function)(Arguments...)> struct OnCuda<function> {
+    static Result call(Arguments... arguments) {
+        const CudaCall place(arguments...);
+        return function(arguments...);
+    }
+};
+
+// Registers one library of functions for one dispatch key.
+class Registrar {
+public:
+    using Boxed = void (*)(StableIValue *, uint64_t, uint64_t);
+    Registrar(torch::stable::detail::StableLibrary &library, bool cuda) : library_(library), cuda_(cuda) {}
+    void impl(const char *name, Boxed on_cpu, Boxed on_cuda) { library_.impl(name, cuda_ ? on_cuda : on_cpu); }
+
+private:
+    torch::stable::detail::StableLibrary &library_;
+    const bool cuda_;
+};
+
 } // namespace infini
 
-// TORCH_BOX for such an op: m.impl("rope_", INFINI_WRITER(rope_, kRope)).
-#define INFINI_WRITER(function, rule) TORCH_BOX((&::infini::Writer<&function, rule>::call))
+// What Registrar::impl takes: the function for CPU tensors, and the same around which current_place is the GPU's.
+#define INFINI_BOX(function) TORCH_BOX(&function), TORCH_BOX((&::infini::OnCuda<&function>::call))
 
-#define INFINI_TORCH_LIBRARY(m) STABLE_TORCH_LIBRARY_IMPL(infini, CPU, m)
+// The same for an op that writes into its arguments: m.impl("rope_", INFINI_WRITER(rope_, kRope)).
+#define INFINI_WRITER(function, rule)                                                                                  \
+    TORCH_BOX((&::infini::Writer<&function, rule>::call)),                                                             \
+        TORCH_BOX((&::infini::OnCuda<&::infini::Writer<&function, rule>::call>::call))
+
+// Emulated CUDA computes on the host's memory, so there the CPU's tensors go to the CUDA kernels.
+#define INFINI_TORCH_LIBRARY(m)                                                                                        \
+    static void register_functions(::infini::Registrar m);                                                             \
+    STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) { register_functions({library, ::infini::cuda_is_emulated()}); }   \
+    STABLE_TORCH_LIBRARY_IMPL(infini, CUDA, library) { register_functions({library, true}); }                          \
+    static void register_functions(::infini::Registrar m)

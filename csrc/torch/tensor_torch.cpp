@@ -1,7 +1,35 @@
 // TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
 #include "tensor.h"
 
+// In libtorch_cuda, which only builds with CUDA link.
+extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+
 namespace infini {
+
+CudaCall::CudaCall(const Tensor *first) {
+    Place place{INFINI_DEVICE_NVIDIA, 0, nullptr};
+    if (!cuda_is_emulated()) {
+        if (first == nullptr || aoti_torch_get_current_cuda_stream == nullptr) {
+            throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
+                        first == nullptr ? "infini: one argument of a call on CUDA must be a CUDA tensor, got none"
+                                         : "infini: this build of torch_infini has no CUDA: rebuild it where torch has");
+        }
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(first->get(), &place.id));
+        int32_t current = -1;
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
+        if (current != place.id) {
+            TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(place.id, &guard_));
+        }
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.id, &place.stream));
+    }
+    place_.emplace(place);
+}
+
+CudaCall::~CudaCall() {
+    if (guard_ != nullptr) {
+        aoti_torch_delete_device_guard(guard_);
+    }
+}
 
 namespace {
 
@@ -35,10 +63,27 @@ infiniDtype_t dtype_of(const Checker &rule, const char *argument, const Tensor &
     }
 }
 
-const char *device_name(const Tensor &tensor) {
+int32_t device_index(const Tensor &tensor) {
+    int32_t index = -1;
+    TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(tensor.get(), &index));
+    return index;
+}
+
+std::string device_name(const Tensor &tensor) {
     int32_t type = -1;
     TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(tensor.get(), &type));
-    return type == aoti_torch_device_type_cuda() ? "cuda" : type == aoti_torch_device_type_meta() ? "meta" : "another";
+    return type == aoti_torch_device_type_cuda()   ? message("cuda:", device_index(tensor))
+           : type == aoti_torch_device_type_cpu()  ? "cpu"
+           : type == aoti_torch_device_type_meta() ? "meta"
+                                                   : "another";
+}
+
+bool uses_cuda_memory() {
+    return on_cuda() && !cuda_is_emulated();
+}
+
+bool is_here(const Tensor &tensor) {
+    return uses_cuda_memory() ? tensor.is_cuda() && device_index(tensor) == current_place.id : tensor.is_cpu();
 }
 
 } // namespace
@@ -48,9 +93,10 @@ TensorView view(const Checker &rule, const char *argument, const Tensor &tensor)
     if (!tensor.defined()) {
         rule.fail(INFINI_STATUS_NULL_POINTER, argument, "be a tensor", "None");
     }
-    if (!tensor.is_cpu()) {
-        rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument, "be on the device of the other arguments, cpu",
-                  device_name(tensor));
+    if (!is_here(tensor)) {
+        const std::string here = uses_cuda_memory() ? message("cuda:", current_place.id) : "cpu";
+        rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument,
+                  message("be on the device of the other arguments, ", here), device_name(tensor));
     }
     view.dtype = dtype_of(rule, argument, tensor);
     const auto sizes = tensor.sizes();
@@ -110,8 +156,9 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
         step *= shape[i] > 1 ? shape[i] : 1; // torch's own rule for dimensions of size 0
     }
     AtenTensorHandle handle = nullptr;
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype),
-                                                    aoti_torch_device_type_cpu(), 0, &handle));
+    const int32_t device = uses_cuda_memory() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device,
+                                                    current_place.id, &handle));
     return Tensor(handle);
 }
 

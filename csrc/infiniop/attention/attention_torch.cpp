@@ -50,8 +50,8 @@ Tensor attention_out(const Tensor &q, const Tensor &k, const Tensor &v, const st
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("attention", TORCH_BOX(&attention));
-    m.impl("attention.out", TORCH_BOX(&attention_out));
+    m.impl("attention", INFINI_BOX(attention));
+    m.impl("attention.out", INFINI_BOX(attention_out));
 }
 
 } // namespace infini::attention

@@ -27,8 +27,8 @@ void causal_softmax_(const Tensor &x) {
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("causal_softmax", TORCH_BOX(&causal_softmax));
-    m.impl("causal_softmax.out", TORCH_BOX(&causal_softmax_out));
+    m.impl("causal_softmax", INFINI_BOX(causal_softmax));
+    m.impl("causal_softmax.out", INFINI_BOX(causal_softmax_out));
     m.impl("causal_softmax_", INFINI_WRITER(causal_softmax_, kSoftmax));
 }
 

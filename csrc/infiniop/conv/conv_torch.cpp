@@ -88,8 +88,8 @@ Tensor conv(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("conv", TORCH_BOX(&conv));
-    m.impl("conv.out", TORCH_BOX(&conv_out));
+    m.impl("conv", INFINI_BOX(conv));
+    m.impl("conv.out", INFINI_BOX(conv_out));
 }
 
 } // namespace infini::conv

@@ -28,8 +28,8 @@ Tensor dequantize_awq(const Tensor &qweight, const Tensor &scales, const Tensor 
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("dequantize_awq", TORCH_BOX(&dequantize_awq));
-    m.impl("dequantize_awq.out", TORCH_BOX(&dequantize_awq_out));
+    m.impl("dequantize_awq", INFINI_BOX(dequantize_awq));
+    m.impl("dequantize_awq.out", INFINI_BOX(dequantize_awq_out));
 }
 
 } // namespace infini::dequantize_awq

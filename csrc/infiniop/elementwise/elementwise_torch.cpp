@@ -198,8 +198,8 @@ using Forms = std::conditional_t<
 
 template <Op op, typename F, typename Library>
 void add_forms(Library &m, const char *functional, const char *out, const char *in_place) {
-    m.impl(functional, TORCH_BOX(&F::functional));
-    m.impl(out, TORCH_BOX(&F::out));
+    m.impl(functional, INFINI_BOX(F::functional));
+    m.impl(out, INFINI_BOX(F::out));
     if constexpr (!is_gated(op)) {
         m.impl(in_place, INFINI_WRITER(F::in_place, F::kRule));
     }

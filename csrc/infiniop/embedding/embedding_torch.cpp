@@ -37,8 +37,8 @@ Tensor embedding_out(const Tensor &ids, const Tensor &weight, Tensor out) {
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("embedding", TORCH_BOX(&embedding));
-    m.impl("embedding.out", TORCH_BOX(&embedding_out));
+    m.impl("embedding", INFINI_BOX(embedding));
+    m.impl("embedding.out", INFINI_BOX(embedding_out));
 }
 
 } // namespace infini::embedding

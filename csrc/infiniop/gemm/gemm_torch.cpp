@@ -49,10 +49,10 @@ Tensor matmul(const Tensor &a, const Tensor &b) {
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("gemm", TORCH_BOX(&gemm));
-    m.impl("gemm.out", TORCH_BOX(&gemm_out));
-    m.impl("matmul", TORCH_BOX(&matmul));
-    m.impl("matmul.out", TORCH_BOX(&matmul_out));
+    m.impl("gemm", INFINI_BOX(gemm));
+    m.impl("gemm.out", INFINI_BOX(gemm_out));
+    m.impl("matmul", INFINI_BOX(matmul));
+    m.impl("matmul.out", INFINI_BOX(matmul_out));
 }
 
 } // namespace infini::matmul

@@ -76,8 +76,8 @@ Tensor scaled_mm_int8(const Tensor &a, const Tensor &b, const Tensor &a_scale, c
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("scaled_mm_int8", TORCH_BOX(&scaled_mm_int8));
-    m.impl("scaled_mm_int8.out", TORCH_BOX(&scaled_mm_int8_out));
+    m.impl("scaled_mm_int8", INFINI_BOX(scaled_mm_int8));
+    m.impl("scaled_mm_int8.out", INFINI_BOX(scaled_mm_int8_out));
 }
 
 } // namespace infini::int8_gemm

@@ -38,8 +38,8 @@ void layer_norm_(const Tensor &x, const std::optional<Tensor> &weight, const std
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("layer_norm", TORCH_BOX(&layer_norm));
-    m.impl("layer_norm.out", TORCH_BOX(&layer_norm_out));
+    m.impl("layer_norm", INFINI_BOX(layer_norm));
+    m.impl("layer_norm.out", INFINI_BOX(layer_norm_out));
     m.impl("layer_norm_", INFINI_WRITER(layer_norm_, kRule));
 }
 

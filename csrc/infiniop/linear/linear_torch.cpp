@@ -127,10 +127,10 @@ Tensor fused_linear_out(const Tensor &x, const Tensor &a, const Tensor &b, const
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("linear", TORCH_BOX(&linear));
-    m.impl("linear.out", TORCH_BOX(&linear_out));
-    m.impl("fused_linear", TORCH_BOX(&fused_linear));
-    m.impl("fused_linear.out", TORCH_BOX(&fused_linear_out));
+    m.impl("linear", INFINI_BOX(linear));
+    m.impl("linear.out", INFINI_BOX(linear_out));
+    m.impl("fused_linear", INFINI_BOX(fused_linear));
+    m.impl("fused_linear.out", INFINI_BOX(fused_linear_out));
 }
 
 } // namespace infini::linear

@@ -34,8 +34,8 @@ void lp_norm_(const Tensor &x, int64_t p, int64_t dim, double eps) {
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("lp_norm", TORCH_BOX(&lp_norm));
-    m.impl("lp_norm.out", TORCH_BOX(&lp_norm_out));
+    m.impl("lp_norm", INFINI_BOX(lp_norm));
+    m.impl("lp_norm.out", INFINI_BOX(lp_norm_out));
     m.impl("lp_norm_", INFINI_WRITER(lp_norm_, kRule));
 }
 

@@ -71,10 +71,10 @@ Tensor prefill_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("paged_attention", TORCH_BOX(&decode));
-    m.impl("paged_attention.out", TORCH_BOX(&decode_out));
-    m.impl("paged_attention_prefill", TORCH_BOX(&prefill));
-    m.impl("paged_attention_prefill.out", TORCH_BOX(&prefill_out));
+    m.impl("paged_attention", INFINI_BOX(decode));
+    m.impl("paged_attention.out", INFINI_BOX(decode_out));
+    m.impl("paged_attention_prefill", INFINI_BOX(prefill));
+    m.impl("paged_attention_prefill.out", INFINI_BOX(prefill_out));
 }
 
 } // namespace infini::paged_attention

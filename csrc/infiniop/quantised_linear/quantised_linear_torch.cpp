@@ -67,10 +67,10 @@ Tensor linear_int4_out(const Tensor &x, const Tensor &weight, const Tensor &scal
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("linear_int8", TORCH_BOX(&linear_int8));
-    m.impl("linear_int8.out", TORCH_BOX(&linear_int8_out));
-    m.impl("linear_int4", TORCH_BOX(&linear_int4));
-    m.impl("linear_int4.out", TORCH_BOX(&linear_int4_out));
+    m.impl("linear_int8", INFINI_BOX(linear_int8));
+    m.impl("linear_int8.out", INFINI_BOX(linear_int8_out));
+    m.impl("linear_int4", INFINI_BOX(linear_int4));
+    m.impl("linear_int4.out", INFINI_BOX(linear_int4_out));
 }
 
 } // namespace infini::quantised_linear

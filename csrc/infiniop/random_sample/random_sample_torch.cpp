@@ -32,8 +32,8 @@ Tensor random_sample(const Tensor &logits, const Tensor &temperature, const Tens
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("random_sample", TORCH_BOX(&random_sample));
-    m.impl("random_sample.out", TORCH_BOX(&random_sample_out));
+    m.impl("random_sample", INFINI_BOX(random_sample));
+    m.impl("random_sample.out", INFINI_BOX(random_sample_out));
 }
 
 } // namespace infini::random_sample

@@ -19,8 +19,8 @@ Tensor rearrange(const Tensor &x) {
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("rearrange", TORCH_BOX(&rearrange));
-    m.impl("rearrange.out", TORCH_BOX(&rearrange_out));
+    m.impl("rearrange", INFINI_BOX(rearrange));
+    m.impl("rearrange.out", INFINI_BOX(rearrange_out));
 }
 
 } // namespace infini::rearrange

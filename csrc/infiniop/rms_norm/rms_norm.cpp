@@ -55,7 +55,7 @@ void check(const char *op, const Args &args) {
 void run(const char *op, const Args &args) {
     check(op, args);
     if (args.x.numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

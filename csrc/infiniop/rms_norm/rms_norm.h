@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::rms_norm {
@@ -36,5 +37,6 @@ void check(const char *op, const Args &args);
 void run(const char *op, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::rms_norm

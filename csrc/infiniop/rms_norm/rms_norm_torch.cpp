@@ -55,10 +55,10 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual,
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("rms_norm", TORCH_BOX(&rms_norm));
-    m.impl("rms_norm.out", TORCH_BOX(&rms_norm_out));
-    m.impl("add_rms_norm", TORCH_BOX(&add_rms_norm));
-    m.impl("add_rms_norm.out", TORCH_BOX(&add_rms_norm_out));
+    m.impl("rms_norm", INFINI_BOX(rms_norm));
+    m.impl("rms_norm.out", INFINI_BOX(rms_norm_out));
+    m.impl("add_rms_norm", INFINI_BOX(add_rms_norm));
+    m.impl("add_rms_norm.out", INFINI_BOX(add_rms_norm_out));
 }
 
 } // namespace infini::rms_norm

@@ -46,8 +46,8 @@ void rope_(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::opt
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("rope", TORCH_BOX(&rope));
-    m.impl("rope.out", TORCH_BOX(&rope_out));
+    m.impl("rope", INFINI_BOX(rope));
+    m.impl("rope.out", INFINI_BOX(rope_out));
     m.impl("rope_", INFINI_WRITER(rope_, kRope));
 }
 

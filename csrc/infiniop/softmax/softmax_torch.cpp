@@ -34,11 +34,11 @@ template <bool kLog> void softmax_(const Tensor &x, int64_t dim) {
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("softmax", TORCH_BOX(&softmax<false>));
-    m.impl("softmax.out", TORCH_BOX(&softmax_out<false>));
+    m.impl("softmax", INFINI_BOX(softmax<false>));
+    m.impl("softmax.out", INFINI_BOX(softmax_out<false>));
     m.impl("softmax_", INFINI_WRITER(softmax_<false>, kRule<false>));
-    m.impl("log_softmax", TORCH_BOX(&softmax<true>));
-    m.impl("log_softmax.out", TORCH_BOX(&softmax_out<true>));
+    m.impl("log_softmax", INFINI_BOX(softmax<true>));
+    m.impl("log_softmax.out", INFINI_BOX(softmax_out<true>));
     m.impl("log_softmax_", INFINI_WRITER(softmax_<true>, kRule<true>));
 }
 

@@ -66,10 +66,10 @@ Outputs topkrouter_out(const Tensor &x, const Tensor &correction_bias, int64_t k
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("topksoftmax", TORCH_BOX(&topksoftmax));
-    m.impl("topksoftmax.out", TORCH_BOX(&topksoftmax_out));
-    m.impl("topkrouter", TORCH_BOX(&topkrouter));
-    m.impl("topkrouter.out", TORCH_BOX(&topkrouter_out));
+    m.impl("topksoftmax", INFINI_BOX(topksoftmax));
+    m.impl("topksoftmax.out", INFINI_BOX(topksoftmax_out));
+    m.impl("topkrouter", INFINI_BOX(topkrouter));
+    m.impl("topkrouter.out", INFINI_BOX(topkrouter_out));
 }
 
 } // namespace infini::topk

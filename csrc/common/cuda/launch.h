@@ -1,0 +1,63 @@
+// Launching CUDA kernels: on the stream of current_place, every error an Error. Included by *.cu files only.
+// Kernels are called through launch(), never through <<< >>>, so that the emulation (csrc/emulation) can run them.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "../place.h"
+#include "../status.h"
+
+namespace infini::cuda {
+
+inline void must(const char *what, cudaError_t status) {
+    if (status != cudaSuccess) {
+        throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: ", what, ": ", cudaGetErrorString(status)));
+    }
+}
+
+inline cudaStream_t stream() {
+    return static_cast<cudaStream_t>(current_place.stream);
+}
+
+// Blocks are counted in grid.x, which may have 2^31 - 1 of them.
+constexpr int64_t kMaxGridX = 0x7fffffff;
+
+inline unsigned grid_x(int64_t blocks) {
+    if (blocks > kMaxGridX) {
+        throw Error(INFINI_STATUS_BAD_TENSOR_SHAPE,
+                    message("infini: a CUDA kernel must have at most 2147483647 blocks, got ", blocks));
+    }
+    return static_cast<unsigned>(blocks);
+}
+
+// Runs kernel(args...) with `shared` bytes of dynamic shared memory, at most 227 KiB on sm_90 and 163 on sm_80.
+template <typename... Parameters>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+            const std::common_type_t<Parameters> &...args) {
+#ifdef INFINI_EMULATION
+    emulation::launch(kernel, grid, block, shared, stream(), args...);
+#else
+    if (shared > 48 * 1024) {
+        must("cudaFuncSetAttribute", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                          static_cast<int>(shared)));
+    }
+    void *pointers[] = {const_cast<void *>(static_cast<const void *>(&args))...};
+    must("a kernel launch",
+         cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, block, pointers, shared, stream()));
+#endif
+}
+
+// The block's dynamic shared memory, aligned to 16 bytes.
+template <typename T> __device__ __forceinline__ T *dynamic_shared() {
+#ifdef INFINI_EMULATION
+    return static_cast<T *>(emulation::dynamic_shared());
+#else
+    extern __shared__ __align__(16) unsigned char memory[];
+    return reinterpret_cast<T *>(memory);
+#endif
+}
+
+} // namespace infini::cuda

@@ -1,0 +1,49 @@
+// Sums and maxima over the threads of a warp, and over the threads that share a row of a block. The order is fixed by
+// the number of threads alone; every thread gets the result.
+#pragma once
+
+#include <cuda_runtime.h>
+
+namespace infini::cuda {
+
+constexpr int kWarp = 32;
+constexpr unsigned kAllLanes = 0xffffffffu;
+
+struct Sum {
+    template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a + b; }
+};
+struct Max {
+    template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a > b || a != a ? a : b; } // NaN stays
+};
+
+// Over kLanes neighbouring lanes, a power of two.
+template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinline__ C warp_reduce(C value) {
+#pragma unroll
+    for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+        value = Join::join(value, __shfl_xor_sync(kAllLanes, value, distance));
+    }
+    return value;
+}
+
+// Over the blockDim.x threads (a multiple of 32) that have one threadIdx.y. `shared`: room for all warps of the block,
+// free to be written when the call begins. To be called by all threads of the block.
+template <typename Join, typename C> __device__ __forceinline__ C row_reduce(C value, C *shared) {
+    value = warp_reduce<Join>(value);
+    const int warps = blockDim.x / kWarp;
+    if (warps == 1) {
+        return value;
+    }
+    C *mine = shared + threadIdx.y * warps;
+    if (threadIdx.x % kWarp == 0) {
+        mine[threadIdx.x / kWarp] = value;
+    }
+    __syncthreads();
+    C result = mine[0];
+    for (int warp = 1; warp < warps; ++warp) {
+        result = Join::join(result, mine[warp]);
+    }
+    __syncthreads(); // `shared` may be written again
+    return result;
+}
+
+} // namespace infini::cuda

@@ -1,0 +1,158 @@
+// Rows on CUDA: where row number `row` (all dimensions but the last) starts in each of several tensors of one shape with
+// strides of their own. And RowPlan: how many threads share a row, from the row's length alone.
+#pragma once
+
+#include "../tensor_view.h"
+#include "vectors.h"
+
+namespace infini::cuda {
+
+template <int kTensors> struct Rows {
+    int ndim = 0; // after adjacent dimensions were merged where every tensor allows it
+    int64_t count = 1;
+    int64_t shape[kMaxDims] = {};
+    int64_t strides[kTensors][kMaxDims] = {};
+
+    // All views have the shape of views[0], apart from the last `inner` dimensions.
+    explicit Rows(const TensorView *const (&views)[kTensors], int inner = 1) {
+        const TensorView &first = *views[0];
+        for (int dim = 0; dim + inner < first.ndim; ++dim) {
+            const int64_t size = first.shape[dim];
+            count *= size;
+            if (size == 1) {
+                continue;
+            }
+            bool merges = ndim > 0;
+            for (int t = 0; t < kTensors; ++t) {
+                merges = merges && strides[t][ndim - 1] == views[t]->strides[dim] * size;
+            }
+            ndim += merges ? 0 : 1;
+            shape[ndim - 1] = merges ? shape[ndim - 1] * size : size;
+            for (int t = 0; t < kTensors; ++t) {
+                strides[t][ndim - 1] = views[t]->strides[dim];
+            }
+        }
+    }
+
+    // The row's offset in each tensor, in elements.
+    __device__ __forceinline__ void locate(int64_t row, int64_t (&at)[kTensors]) const {
+#pragma unroll
+        for (int t = 0; t < kTensors; ++t) {
+            at[t] = 0;
+        }
+        for (int dim = ndim - 1; dim > 0; --dim) {
+            const int64_t index = row % shape[dim];
+            row /= shape[dim];
+#pragma unroll
+            for (int t = 0; t < kTensors; ++t) {
+                at[t] += index * strides[t][dim];
+            }
+        }
+        if (ndim > 0) { // most often the only one: no division
+#pragma unroll
+            for (int t = 0; t < kTensors; ++t) {
+                at[t] += row * strides[t][0];
+            }
+        }
+    }
+};
+
+// A row of n elements is cut into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
+// depends on n alone, so that a row has the same bits in any batch.
+struct RowPlan {
+    int threads;  // a multiple of 32, at most 1024
+    int rows;     // rows a block
+    int vectors;  // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
+    int64_t blocks;
+
+    RowPlan(int64_t row_count, int64_t n, int width) {
+        const int64_t all = (n + width - 1) / width;
+        vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 4096 ? 4 : 0;
+        const int64_t wanted = vectors == 0 ? 1024 : (all + vectors - 1) / vectors;
+        threads = static_cast<int>(wanted < 32 ? 32 : (wanted + 31) / 32 * 32);
+        rows = threads < 128 ? 128 / threads : 1;
+        blocks = (row_count + rows - 1) / rows;
+    }
+
+    dim3 block() const { return dim3(static_cast<unsigned>(threads), static_cast<unsigned>(rows)); }
+};
+
+// On the host: calls body(std::integral_constant<int, vectors>).
+template <typename Body> void with_vectors(int vectors, const Body &body) {
+    switch (vectors) {
+    case 1:
+        return body(std::integral_constant<int, 1>{});
+    case 2:
+        return body(std::integral_constant<int, 2>{});
+    case 4:
+        return body(std::integral_constant<int, 4>{});
+    default:
+        return body(std::integral_constant<int, 0>{});
+    }
+}
+
+// What one thread holds of a row: its vectors in registers, in their storage type, or, kVectors = 0, what it reads again
+// each time. visit(body) calls body(i, count, values) for each vector: i is where it starts, count how many elements are
+// in it, values[kWidth] the elements. update(body) keeps what body wrote to values, rounded to T (kVectors > 0 only).
+template <typename T, int kVectors> class RowPart {
+public:
+    using C = Compute<T>;
+    static constexpr int kElements = kWidth<T>;
+
+    // whole: vectors may be accessed as such. Elements beyond the end read as `fill`.
+    __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{})
+        : row_(row), n_(n), whole_(whole), fill_(fill) {
+        if constexpr (kVectors > 0) {
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if (start(v) < n_) {
+                    vectors_[v] = read(start(v));
+                }
+            }
+        }
+    }
+
+    template <typename Body> __device__ __forceinline__ void visit(const Body &body) { each<false>(body); }
+    template <typename Body> __device__ __forceinline__ void update(const Body &body) { each<true>(body); }
+
+    // Whether the vector from i on may be accessed as one, in every tensor that `whole` was found for.
+    __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
+
+private:
+    template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {
+        if constexpr (kVectors > 0) {
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if (start(v) < n_) {
+                    C values[kElements];
+                    widen(values, vectors_[v]);
+                    body(start(v), left(start(v)), values);
+                    if constexpr (kUpdate) {
+                        vectors_[v] = narrow<T>(values);
+                    }
+                }
+            }
+        } else {
+            for (int64_t i = start(0); i < n_; i += static_cast<int64_t>(blockDim.x) * kElements) {
+                C values[kElements];
+                widen(values, read(i));
+                body(i, left(i), values);
+            }
+        }
+    }
+    __device__ __forceinline__ int64_t start(int v) const {
+        return (static_cast<int64_t>(v) * blockDim.x + threadIdx.x) * kElements;
+    }
+    __device__ __forceinline__ int left(int64_t i) const {
+        return static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
+    }
+    __device__ __forceinline__ Vector<T> read(int64_t i) const { return load(row_ + i, whole(i), left(i), fill_); }
+
+    const T *row_;
+    const int64_t n_;
+    const bool whole_;
+    const T fill_;
+    Vector<T> vectors_[kVectors > 0 ? kVectors : 1];
+};
+
+} // namespace infini::cuda

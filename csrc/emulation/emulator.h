@@ -1,0 +1,52 @@
+// The emulator of CUDA's execution model: a grid's blocks one after another, a block's threads as fibers that switch at
+// barriers and shuffles only. The order in which threads go on is shuffled, so that what relies on luck between two
+// barriers tends to give wrong numbers. A barrier that some threads never reach is an Error, not a hang.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <tuple>
+#include <type_traits>
+
+#include "cuda_runtime_api.h"
+
+namespace infini::emulation {
+
+struct Fiber {
+    uint3 thread{}; // its threadIdx
+    int lane = 0, warp = 0;
+    unsigned exchanges = 0; // how many shuffles it has done
+    const unsigned *waits_for = nullptr; // goes on when this differs from `seen`
+    unsigned seen = 0;
+    bool done = false;
+    void *stack_pointer = nullptr;
+};
+
+// The state of the block that runs now; one grid runs at a time.
+extern Fiber *fiber;
+extern uint3 block_index;
+extern dim3 block_dim, grid_dim;
+
+inline int lane() {
+    return fiber->lane;
+}
+void *dynamic_shared();
+void sync_block();
+int sync_block_or(int predicate);
+// All lanes of `mask` meet; gives what lane `source` brought (0 where source is negative).
+uint64_t exchange(unsigned mask, uint64_t bits, int source);
+unsigned ballot(unsigned mask, bool predicate);
+
+void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel);
+
+// Queues the work on the stream: runs it, or keeps it in the stream's capture. In runtime.cpp.
+void enqueue(cudaStream_t stream, std::function<void()> work);
+
+template <typename... Parameters>
+void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,
+            const std::common_type_t<Parameters> &...args) {
+    enqueue(stream, [=] { run_grid(grid, block, shared, [&] { kernel(args...); }); });
+}
+
+} // namespace infini::emulation

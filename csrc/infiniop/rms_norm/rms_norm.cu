@@ -1,0 +1,125 @@
+// The CUDA kernel of rms_norm and add_rms_norm: one pass, the row in the registers of the threads that share it.
+// Limit: memory bandwidth, as on the CPU. Rows too long for registers (65536 halves) are read a second time.
+#include "cuda/launch.h"
+#include "cuda/reduce.h"
+#include "cuda/rows.h"
+#include "rms_norm.h"
+
+namespace infini::rms_norm {
+namespace {
+
+using cuda::Compute;
+using cuda::RowPart;
+using cuda::Rows;
+using cuda::RowPlan;
+
+template <typename T> struct Row {
+    const T *x, *residual; // residual == nullptr: plain rms_norm
+    void *y;
+    T *h;
+    const void *weight;
+    int64_t n;
+    Rows<4> rows; // x, y, h, residual
+    Compute<T> eps;
+    Rounding rounding;
+    bool whole; // vectors fit all tensors
+};
+
+// y = v * scale * w for kCount elements.
+template <typename T, typename W, typename Y, int kCount>
+__device__ void scale(const Row<T> &a, Y *y, int64_t i, int count, bool whole, const Compute<T> (&v)[kCount],
+                      Compute<T> factor) {
+    Compute<T> w[kCount], out[kCount];
+    cuda::load(w, static_cast<const W *>(a.weight) + i, whole, count);
+#pragma unroll
+    for (int e = 0; e < kCount; ++e) {
+        const Compute<T> value = v[e] * factor;
+        out[e] = a.rounding == Rounding::kLlama   ? cuda::round_to<T>(value) * w[e]
+                 : a.rounding == Rounding::kGemma ? value * (1 + w[e])
+                                                  : value * w[e];
+    }
+    cuda::store(y + i, out, whole, count);
+}
+
+template <typename T, typename W, int kVectors>
+__global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ Row<T> a) {
+    using C = Compute<T>;
+    __shared__ C sums[32];
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    const bool mine = row < a.rows.count; // the last block may have rows too many; they meet the barriers all the same
+    int64_t at[4];
+    a.rows.locate(mine ? row : 0, at);
+    const int64_t n = mine ? a.n : 0;
+
+    RowPart<T, kVectors> part(a.x + at[0], n, a.whole);
+    C squares = 0;
+    part.update([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
+        if (a.residual != nullptr) {
+            C r[cuda::kWidth<T>];
+            cuda::load(r, a.residual + at[3] + i, part.whole(i), count);
+#pragma unroll
+            for (int e = 0; e < cuda::kWidth<T>; ++e) {
+                v[e] = cuda::round_to<T>(v[e] + r[e]);
+            }
+            cuda::store(a.h + at[2] + i, v, part.whole(i), count);
+        }
+#pragma unroll
+        for (int e = 0; e < cuda::kWidth<T>; ++e) {
+            squares += v[e] * v[e];
+        }
+    });
+    squares = cuda::row_reduce<cuda::Sum>(squares, sums);
+    const C factor = 1 / sqrt(squares / static_cast<C>(a.n) + a.eps);
+
+    const auto finish = [&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
+        if (std::is_same_v<T, W> || a.rounding != Rounding::kLlama) {
+            scale<T, W>(a, static_cast<T *>(a.y) + at[1], i, count, part.whole(i), v, factor);
+        } else { // the output has the wider dtype: that of the weight
+            scale<T, W>(a, static_cast<W *>(a.y) + at[1], i, count, part.whole(i), v, factor);
+        }
+    };
+    if (kVectors == 0 && a.residual != nullptr) { // what is read again is the sum
+        RowPart<T, kVectors>(a.h + at[2], n, a.whole).visit(finish);
+    } else {
+        part.visit(finish);
+    }
+}
+
+template <typename T, typename W> void launch(const Args &args) {
+    const bool with_residual = args.h.dtype != INFINI_DTYPE_INVALID;
+    const TensorView &h = with_residual ? args.h : args.x, &residual = with_residual ? args.residual : args.x;
+    const TensorView *const views[] = {&args.x, &args.y, &h, &residual};
+    const Row<T> row{args.x.as<const T>(),
+                     with_residual ? residual.as<const T>() : nullptr,
+                     args.y.data,
+                     h.as<T>(),
+                     args.weight.data,
+                     args.x.size(-1),
+                     Rows<4>(views),
+                     static_cast<Compute<T>>(args.eps),
+                     args.rounding,
+                     cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
+    const RowPlan plan(row.rows.count, row.n, cuda::kWidth<T>);
+    cuda::with_vectors(plan.vectors, [&](auto vectors) {
+        cuda::launch(norm_rows<T, W, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, row);
+    });
+}
+
+} // namespace
+
+void nvidia::cuda_kernel(const Args &args) {
+    infini::cuda::with_float_type(args.x.dtype, [&](auto x) {
+        using T = decltype(x);
+        if (args.weight.dtype == args.x.dtype) {
+            launch<T, T>(args);
+        } else if constexpr (sizeof(T) == 2) {
+            if (args.weight.dtype == INFINI_DTYPE_F32) {
+                launch<T, float>(args);
+            } else {
+                launch<T, std::conditional_t<std::is_same_v<T, bf16>, f16, bf16>>(args);
+            }
+        }
+    });
+}
+
+} // namespace infini::rms_norm
