@@ -8,6 +8,11 @@ bool infini::emulates_cuda() {
     return true;
 }
 
+// How a process tells that it has loaded the emulated libraries.
+extern "C" __attribute__((visibility("default"))) int infinirtEmulatesCuda() {
+    return 1;
+}
+
 void infini::emulation::enqueue(cudaStream_t, std::function<void()> work) {
     work();
 }

@@ -54,6 +54,9 @@ private:
     }
 };
 
+// Whether this build has CUDA kernels.
+bool has_cuda();
+
 // current_place for a call with CUDA tensors: the device of the first one, made current, and torch's stream there.
 class CudaCall {
 public:
@@ -118,5 +121,9 @@ private:
 #define INFINI_TORCH_LIBRARY(m)                                                                                        \
     static void register_functions(::infini::Registrar m);                                                             \
     STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) { register_functions({library, ::infini::cuda_is_emulated()}); }   \
-    STABLE_TORCH_LIBRARY_IMPL(infini, CUDA, library) { register_functions({library, true}); }                          \
+    STABLE_TORCH_LIBRARY_IMPL(infini, CUDA, library) {                                                                 \
+        if (::infini::has_cuda()) {                                                                                    \
+            register_functions({library, true});                                                                       \
+        }                                                                                                              \
+    }                                                                                                                  \
     static void register_functions(::infini::Registrar m)

@@ -6,13 +6,16 @@ extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stre
 
 namespace infini {
 
+bool has_cuda() {
+    return aoti_torch_get_current_cuda_stream != nullptr;
+}
+
 CudaCall::CudaCall(const Tensor *first) {
     Place place{INFINI_DEVICE_NVIDIA, 0, nullptr};
     if (!cuda_is_emulated()) {
-        if (first == nullptr || aoti_torch_get_current_cuda_stream == nullptr) {
+        if (first == nullptr) { // an op without tensor arguments, or with lists of them
             throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
-                        first == nullptr ? "infini: one argument of a call on CUDA must be a CUDA tensor, got none"
-                                         : "infini: this build of torch_infini has no CUDA: rebuild it where torch has");
+                        "infini: one argument of a call on CUDA must be a CUDA tensor, got none");
         }
         TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(first->get(), &place.id));
         int32_t current = -1;

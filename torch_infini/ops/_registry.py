@@ -47,12 +47,17 @@ class Sample:
 
 @dataclass(frozen=True)
 class ErrorCase:
-    """A call that must raise, and the whole text of its message."""
+    """A call that must raise, and the whole text of its message.
+
+    of_values: the rule is about the tensors' contents (an index out of range). Only the CPU looks at these before it
+    computes; on CUDA, where that would wait for the GPU, the op's docstring says what the result is instead.
+    """
 
     name: str
     args: tuple[Any, ...]
     message: str
     kwargs: dict[str, Any] = field(default_factory=dict)
+    of_values: bool = False
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,7 @@
 
 from .compare import as_tuple, assert_close, call, check_against_reference, copied
 from .layouts import LAYOUTS, relayout
-from .machine import cpu_capability_set_to, sanitized, threads_set_to
+from .machine import cpu_capability_set_to, cuda_device, emulates_cuda, sanitized, threads_set_to
 
 __all__ = [
     "LAYOUTS",
@@ -12,6 +12,8 @@ __all__ = [
     "check_against_reference",
     "copied",
     "cpu_capability_set_to",
+    "cuda_device",
+    "emulates_cuda",
     "relayout",
     "sanitized",
     "threads_set_to",

@@ -1,4 +1,4 @@
-"""Scopes in which another instruction set or another number of threads is in use; whether a sanitizer watches."""
+"""Scopes in which another instruction set or another number of threads is in use; a sanitizer, CUDA or its emulation."""
 
 from __future__ import annotations
 
@@ -8,13 +8,24 @@ from pathlib import Path
 
 import torch
 
-from .._library import cpu_capability, set_cpu_capability
+from .._library import RUNTIME, cpu_capability, set_cpu_capability
 
 
 def sanitized() -> bool:
     """Whether this process runs under AddressSanitizer or ThreadSanitizer, which keep memory that was freed."""
     maps = Path("/proc/self/maps")
     return maps.exists() and any(name in maps.read_text() for name in ("libasan", "libtsan"))
+
+
+def emulates_cuda() -> bool:
+    """Whether the loaded libraries run the CUDA kernels on the host (csrc/emulation), for CPU tensors."""
+    return hasattr(RUNTIME, "infinirtEmulatesCuda")
+
+
+def cuda_device() -> str | None:
+    """Where tensors must be for the CUDA kernels: cuda; cpu, if they are emulated; None if there are none."""
+    has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", "CUDA")
+    return "cpu" if emulates_cuda() else "cuda" if torch.cuda.is_available() and has_kernels else None
 
 
 @contextmanager

@@ -1,0 +1,93 @@
+"""Every registered op on CUDA, by its own description: against the float64 reference, fresh inputs, poisoned outputs.
+
+On a GPU where there is one. Elsewhere, with INFINI_LIBRARIES=build/native/emulated, the same kernels compiled for the
+host (csrc/emulation), where tensors stay on the CPU. Skipped where there is neither.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from torch_infini.ops import OpSpec, Sample, all_ops
+from torch_infini.testing import LAYOUTS, as_tuple, call, check_against_reference, cuda_device, relayout
+
+DEVICE = cuda_device()
+pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
+
+OPS = list(all_ops())
+
+
+def names(value: Any) -> str | None:
+    return value.name if isinstance(value, OpSpec) else str(value).removeprefix("torch.")
+
+
+def op_dtype_pairs(ops: list[OpSpec]) -> list[tuple[OpSpec, torch.dtype]]:
+    return [(spec, dtype) for spec in ops for dtype in spec.dtypes]
+
+
+def moved(value: Any) -> Any:
+    return value.to(DEVICE) if isinstance(value, torch.Tensor) else value
+
+
+def on_cuda(sample: Sample, change: Any = lambda value: value) -> Sample:
+    args = tuple(change(moved(a)) for a in sample.args)
+    return Sample(sample.name, args, {k: change(moved(v)) for k, v in sample.kwargs.items()})
+
+
+def on_cpu(value: Any) -> Any:
+    return tuple(v.cpu() for v in value) if isinstance(value, tuple) else value.cpu()
+
+
+def same_bits(a: Any, b: Any) -> bool:
+    flat = lambda t: t.reshape(-1).clone(memory_format=torch.contiguous_format).view(torch.uint8)  # noqa: E731
+    return all(torch.equal(flat(x), flat(y)) for x, y in zip(as_tuple(a), as_tuple(b), strict=True))
+
+
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(OPS), ids=names)
+def test_reference(spec: OpSpec, dtype: torch.dtype) -> None:
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        for sample in spec.samples(dtype):
+            check_against_reference(spec, sample, dtype, on_cpu(call(spec, on_cuda(sample))))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(OPS), ids=names)
+def test_layouts(spec: OpSpec, dtype: torch.dtype, layout: str) -> None:
+    """Every layout gives the bits of the contiguous one; those that need not be served are refused in words."""
+    for sample in spec.samples(dtype):
+        expected = call(spec, on_cuda(sample))
+        try:
+            actual = call(spec, on_cuda(sample, lambda value: relayout(layout, value)))
+        except RuntimeError as error:
+            assert not LAYOUTS[layout][1], f"{sample.name}: {error}"
+            assert f"infini::{spec.name}: " in str(error) and " must " in str(error), str(error)
+            continue
+        assert same_bits(actual, expected), f"{sample.name}: other bits than from contiguous input"
+
+
+@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs([s for s in OPS if s.outputs]), ids=names)
+def test_out_is_written_whole(spec: OpSpec, dtype: torch.dtype) -> None:
+    """Outputs hold poison before; a second run, from other poison, gives the same bits."""
+    for sample in map(on_cuda, spec.samples(dtype)):
+        expected = as_tuple(call(spec, sample))
+        for poison in (55, 77):
+            outs = [relayout("strided rows", torch.full_like(t, poison)) for t in expected]
+            spec.out(*sample.args, **sample.kwargs, **dict(zip(spec.out_names, outs, strict=True)))
+            assert same_bits(tuple(outs), expected), sample.name
+
+
+@pytest.mark.parametrize("spec", OPS, ids=names)
+def test_errors(spec: OpSpec) -> None:
+    """The sentences of the CPU; rules about values are the CPU's alone."""
+    for case in spec.errors():
+        if case.of_values:
+            continue
+        kwargs = {k: moved(v) for k, v in case.kwargs.items()}
+        op = spec.out if any(name in case.kwargs for name in spec.out_names) else spec.op
+        with pytest.raises(RuntimeError) as caught:
+            op(*map(moved, case.args), **kwargs)
+        assert str(caught.value) == case.message, case.name
