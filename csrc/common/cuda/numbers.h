@@ -2,6 +2,8 @@
 // computes in, float, or double for double. Conversions to half types round to nearest even.
 #pragma once
 
+#include <limits>
+
 #include "../dtype.h"
 
 #ifdef INFINI_EMULATION
@@ -14,6 +16,9 @@
 #endif
 
 namespace infini::cuda {
+
+// Device code may not call std::numeric_limits.
+template <typename C> constexpr C kInfinity = std::numeric_limits<C>::infinity();
 
 template <typename T> struct ComputeOf {
     using type = float;

@@ -15,6 +15,9 @@ struct Sum {
 struct Max {
     template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a > b || a != a ? a : b; } // NaN stays
 };
+struct Min {
+    template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a < b || a != a ? a : b; }
+};
 
 // Over kLanes neighbouring lanes, a power of two.
 template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinline__ C warp_reduce(C value) {

@@ -91,22 +91,32 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
     }
 }
 
-// What one thread holds of a row: its vectors in registers, in their storage type, or, kVectors = 0, what it reads again
-// each time. visit(body) calls body(i, count, values) for each vector: i is where it starts, count how many elements are
-// in it, values[kWidth] the elements. update(body) keeps what body wrote to values, rounded to T (kVectors > 0 only).
-template <typename T, int kVectors> class RowPart {
+// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update writes must not be
+// rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each vector: i is
+// where it starts, count how many elements are in it, values[kWidth] the elements. update(body) also keeps what body wrote
+// to values (kVectors > 0 only).
+template <typename T, int kVectors, typename Kept = T> class RowPart {
 public:
     using C = Compute<T>;
     static constexpr int kElements = kWidth<T>;
 
-    // whole: vectors may be accessed as such. Elements beyond the end read as `fill`.
-    __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{})
-        : row_(row), n_(n), whole_(whole), fill_(fill) {
+    // whole: vectors may be accessed as such. Elements beyond the end read as `fill`; neighbours are `step` apart.
+    __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{}, int64_t step = 1)
+        : row_(row), n_(n), step_(step), whole_(whole), fill_(fill) {
         if constexpr (kVectors > 0) {
+            Vector<T> read_[kVectors]; // all loads before the first conversion
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
-                    vectors_[v] = read(start(v));
+                    read_[v] = read(start(v));
+                }
+            }
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if constexpr (std::is_same_v<T, Kept>) {
+                    vectors_[v] = read_[v];
+                } else {
+                    widen(vectors_[v].values, read_[v]);
                 }
             }
         }
@@ -119,6 +129,8 @@ public:
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
 
 private:
+    static constexpr int kAhead = 3; // vectors on their way where the row is not held
+
     template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {
         if constexpr (kVectors > 0) {
 #pragma unroll
@@ -128,14 +140,29 @@ private:
                     widen(values, vectors_[v]);
                     body(start(v), left(start(v)), values);
                     if constexpr (kUpdate) {
-                        vectors_[v] = narrow<T>(values);
+                        vectors_[v] = narrow<Kept>(values);
                     }
                 }
             }
         } else {
-            for (int64_t i = start(0); i < n_; i += static_cast<int64_t>(blockDim.x) * kElements) {
+            const int64_t stride = start(1) - start(0);
+            Vector<T> ahead[kAhead];
+#pragma unroll
+            for (int v = 0; v < kAhead; ++v) {
+                if (start(v) < n_) {
+                    ahead[v] = read(start(v));
+                }
+            }
+            for (int64_t i = start(0); i < n_; i += stride) {
                 C values[kElements];
-                widen(values, read(i));
+                widen(values, ahead[0]);
+#pragma unroll
+                for (int v = 1; v < kAhead; ++v) {
+                    ahead[v - 1] = ahead[v];
+                }
+                if (i + kAhead * stride < n_) {
+                    ahead[kAhead - 1] = read(i + kAhead * stride);
+                }
                 body(i, left(i), values);
             }
         }
@@ -146,13 +173,15 @@ private:
     __device__ __forceinline__ int left(int64_t i) const {
         return static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
     }
-    __device__ __forceinline__ Vector<T> read(int64_t i) const { return load(row_ + i, whole(i), left(i), fill_); }
+    __device__ __forceinline__ Vector<T> read(int64_t i) const {
+        return load(row_ + i * step_, whole(i), left(i), fill_, step_);
+    }
 
     const T *row_;
-    const int64_t n_;
+    const int64_t n_, step_;
     const bool whole_;
     const T fill_;
-    Vector<T> vectors_[kVectors > 0 ? kVectors : 1];
+    Vector<Kept, kElements> vectors_[kVectors > 0 ? kVectors : 1];
 };
 
 } // namespace infini::cuda
