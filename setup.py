@@ -196,7 +196,10 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     }
     for library in LIBRARIES:
         needs = "" if library == "libinfinirt" else " | libinfinirt.so"
-        lines.append(f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {uses[library]}\n  soname = {library}.so")
+        lines.append(
+            f"build {library}.so: link {' '.join(objects[library])}{needs}\n"
+            f"  libs = {uses[library]}\n  soname = {library}.so"
+        )
     lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
 
     # The same libraries with the CUDA kernels compiled for the host, for tests: INFINI_EMULATION=1, csrc/emulation.
