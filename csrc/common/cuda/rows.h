@@ -60,9 +60,9 @@ template <int kTensors> struct Rows {
 // A row of n elements is cut into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
 // depends on n alone, so that a row has the same bits in any batch.
 struct RowPlan {
-    int threads;  // a multiple of 32, at most 1024
-    int rows;     // rows a block
-    int vectors;  // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
+    int threads; // a multiple of 32, at most 1024
+    int rows;    // rows a block
+    int vectors; // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
     int64_t blocks;
 
     RowPlan(int64_t row_count, int64_t n, int width) {

@@ -11,8 +11,8 @@ namespace {
 
 using cuda::Compute;
 using cuda::RowPart;
-using cuda::Rows;
 using cuda::RowPlan;
+using cuda::Rows;
 
 template <typename T> struct Row {
     const T *x, *residual; // residual == nullptr: plain rms_norm
@@ -90,16 +90,11 @@ template <typename T, typename W> void launch(const Args &args) {
     const bool with_residual = args.h.dtype != INFINI_DTYPE_INVALID;
     const TensorView &h = with_residual ? args.h : args.x, &residual = with_residual ? args.residual : args.x;
     const TensorView *const views[] = {&args.x, &args.y, &h, &residual};
-    const Row<T> row{args.x.as<const T>(),
-                     with_residual ? residual.as<const T>() : nullptr,
-                     args.y.data,
-                     h.as<T>(),
-                     args.weight.data,
-                     args.x.size(-1),
-                     Rows<4>(views),
-                     static_cast<Compute<T>>(args.eps),
-                     args.rounding,
-                     cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
+    const Row<T> row{args.x.as<const T>(), with_residual ? residual.as<const T>() : nullptr,
+                     args.y.data,          h.as<T>(),
+                     args.weight.data,     args.x.size(-1),
+                     Rows<4>(views),       static_cast<Compute<T>>(args.eps),
+                     args.rounding,        cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
     const RowPlan plan(row.rows.count, row.n, cuda::kWidth<T>);
     cuda::with_vectors(plan.vectors, [&](auto vectors) {
         cuda::launch(norm_rows<T, W, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, row);
