@@ -60,7 +60,7 @@ template <int kTensors> struct Rows {
 // A row of n elements is cut into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
 // depends on n alone, so that a row has the same bits in any batch.
 struct RowPlan {
-    int threads; // a multiple of 32, at most 512, or 1024 where the row is read again
+    int threads; // a multiple of 32, at most 512
     int rows;    // rows a block
     int vectors; // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
     int64_t blocks;
@@ -68,7 +68,7 @@ struct RowPlan {
     RowPlan(int64_t row_count, int64_t n, int width) {
         const int64_t all = (n + width - 1) / width;
         vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 2048 ? 4 : 0;
-        const int64_t wanted = vectors == 0 ? 1024 : (all + vectors - 1) / vectors;
+        const int64_t wanted = vectors == 0 ? 512 : (all + vectors - 1) / vectors;
         threads = static_cast<int>(wanted < 32 ? 32 : (wanted + 31) / 32 * 32);
         rows = threads < 128 ? 128 / threads : 1;
         blocks = (row_count + rows - 1) / rows;
