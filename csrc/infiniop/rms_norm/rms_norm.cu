@@ -42,7 +42,7 @@ __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Comp
 }
 
 template <typename T, typename W, int kVectors>
-__global__ void __launch_bounds__(512) norm_rows(const __grid_constant__ Row<T> a) {
+__global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<T> a) {
     using C = Compute<T>;
     __shared__ C sums[32];
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
