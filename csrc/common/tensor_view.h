@@ -8,7 +8,12 @@
 #include "dtype.h"
 
 // For small functions that files of several instruction sets share: inlined, they leave no copy for the linker to pick.
+// In *.cu files device code may call them too.
+#ifdef __CUDACC__
+#define INFINI_ALWAYS_INLINE __host__ __device__ __forceinline__
+#else
 #define INFINI_ALWAYS_INLINE __attribute__((always_inline)) inline
+#endif
 
 namespace infini {
 
