@@ -8,7 +8,7 @@
 #include "dtype.h"
 
 // For small functions that files of several instruction sets share: inlined, they leave no copy for the linker to pick.
-// CUDA kernels may call them too.
+// In *.cu files device code may call them too.
 #ifdef __CUDACC__
 #define INFINI_ALWAYS_INLINE __host__ __device__ __forceinline__
 #else

@@ -193,7 +193,10 @@ inline float __saturatef(float v) {
     return v != v ? 0.0f : std::min(1.0f, std::max(0.0f, v));
 }
 inline int __float2int_rn(float v) { // saturates; NaN gives 0
-    return v != v ? 0 : v >= 2147483648.0f ? INT32_MAX : v < -2147483648.0f ? INT32_MIN : static_cast<int>(std::nearbyint(v));
+    return v != v               ? 0
+           : v >= 2147483648.0f ? INT32_MAX
+           : v < -2147483648.0f ? INT32_MIN
+                                : static_cast<int>(std::nearbyint(v));
 }
 inline unsigned long long __double2ull_rn(double v) { // saturates; NaN gives 0
     return !(v > 0) ? 0 : v >= 18446744073709551616.0 ? UINT64_MAX : static_cast<uint64_t>(std::nearbyint(v));

@@ -16,7 +16,7 @@ namespace infini::emulation {
 struct Fiber {
     uint3 thread{}; // its threadIdx
     int lane = 0, warp = 0;
-    unsigned exchanges = 0; // how many shuffles it has done
+    unsigned exchanges = 0;              // how many shuffles it has done
     const unsigned *waits_for = nullptr; // goes on when this differs from `seen`
     unsigned seen = 0;
     bool done = false;

@@ -116,8 +116,9 @@ def no_replacement(graph_module: GraphModule, example_inputs: Sequence[Any]) -> 
     tensors = [t for t in (*example_inputs, *graph_module.parameters()) if isinstance(t, Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "a gradient may be asked for, and infini ops have none (call it under torch.no_grad())"
-    if any(t.device.type != "cpu" for t in tensors):
-        return "it is not on the CPU"
-    if torch.is_autocast_enabled("cpu"):
+    served = REGISTRY["rms_norm"].backends
+    if any(t.device.type not in served for t in tensors):
+        return f"it is not on a device that has kernels ({', '.join(served)})"
+    if any(torch.is_autocast_enabled(device) for device in served):
         return "autocast is on"
     return None

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from ..ops._registry import FLOATS
+from ..ops._registry import FLOATS, REGISTRY
+
+CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has kernels for it
 
 
 def must_step_aside(module: nn.Module, x: Tensor) -> bool:
@@ -20,11 +22,15 @@ def must_step_aside(module: nn.Module, x: Tensor) -> bool:
     """
     return (
         (torch.is_grad_enabled() and (x.requires_grad or may_need_grad(module)))
-        or torch.is_autocast_enabled("cpu")
         or watched_globally()
-        or not x.is_cpu
-        or x.dtype not in FLOATS
+        or not has_kernels(x)
     )
+
+
+def has_kernels(x: Tensor) -> bool:
+    """Whether kernels know the tensor's device and dtype, and autocast leaves them alone."""
+    here = x.is_cpu or (CUDA and x.is_cuda and not torch.is_autocast_enabled("cuda"))
+    return here and x.dtype in FLOATS and not torch.is_autocast_enabled("cpu")
 
 
 def may_need_grad(module: nn.Module) -> bool:
@@ -51,10 +57,12 @@ def place_refusal(module: nn.Module) -> str | None:
     """Why the module's forward cannot be another, or not run here; None if it can."""
     if "forward" in module.__dict__:
         return "its forward was replaced on the instance"
-    for name, tensor in (*module.named_parameters(), *module.named_buffers()):
-        if tensor.device.type != "cpu":
-            return f"{name} is on {tensor.device}, not cpu"
-    return None
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in tensors:
+        if not (tensor.is_cpu or (CUDA and tensor.is_cuda)):
+            return f"{name} is on {tensor.device}, not {'cpu or cuda' if CUDA else 'cpu'}"
+    places = sorted({str(tensor.device) for _, tensor in tensors})
+    return f"it is spread over {', '.join(places)}" if len(places) > 1 else None
 
 
 def weights_refusal(module: nn.Module, *names: str) -> str | None:

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from ..ops._registry import FLOATS
+from .conditions import has_kernels
 
 NAME = "infini"
 attention = torch.ops.infini.attention.default
@@ -76,8 +76,7 @@ def attention_forward(
     softcap = kwargs.get("softcap") or 0.0
     wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     more = any(kwargs.get(name) is not None for name in ("position_bias", "cache"))
-    elsewhere = not query.is_cpu or query.dtype not in FLOATS
-    left = wants_grad or more or dropout or torch.is_autocast_enabled("cpu") or elsewhere
+    left = wants_grad or more or dropout or not has_kernels(query)
     if kwargs.get("output_attentions") or (softcap and left):
         return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
     if left:

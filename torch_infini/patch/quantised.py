@@ -135,17 +135,22 @@ class QuantisedLinear(Patched):
 
 
 @torch.compiler.assume_constant_result
-def multiplies_integers() -> bool:
+def cpu_multiplies_integers() -> bool:
     """Whether products of integers are faster with the instruction set that the kernels use."""
     return _library.capability in QUANTIZES_X
+
+
+def multiplies_integers(x: Tensor) -> bool:
+    """Whether x is quantised as well; not on CUDA, where few rows wait for the weights and many use half precision."""
+    return x.is_cpu and cpu_multiplies_integers()
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
     """x times a quantised weight; the one with zeros has 4 bits."""
     if zeros is None:
-        quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers()
+        quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers(x)
         return linear_int8(x, integers, scales, bias, quantize_x)
-    return linear_int4(x, integers, scales, zeros, bias, multiplies_integers())
+    return linear_int4(x, integers, scales, zeros, bias, multiplies_integers(x))
 
 
 class Joint:

@@ -16,9 +16,10 @@ class Measurement:
     """The logits of a model for random tokens, to be compared with those that it gives later."""
 
     def __init__(self, model: nn.Module) -> None:
-        vocabulary = model.get_input_embeddings().weight.shape[0]
+        embedding = model.get_input_embeddings().weight
         generator = torch.Generator("cpu").manual_seed(0)
-        self.ids = torch.randint(vocabulary, (1, TOKENS), generator=generator, device="cpu")
+        self.ids = torch.randint(embedding.shape[0], (1, TOKENS), generator=generator, device="cpu")
+        self.ids = self.ids.to(embedding.device)
         self.before = self.logits(model)
         self.exact = self.before
         if self.before.dtype != torch.float32:

@@ -6,6 +6,7 @@ Names and shapes say that a module looks like one we know; only its numbers say 
 from __future__ import annotations
 
 import inspect
+from copy import deepcopy
 from typing import Any
 
 from torch import Tensor, nn
@@ -27,12 +28,15 @@ class Verifier:
     """Tries plans on the modules of one decoder; one module of each likeness, so that many layers cost as one."""
 
     def __init__(self, decoder: nn.Module) -> None:
-        self.decoder = decoder
+        # Probes are small and run on the CPU, wherever the model is.
+        self.embedding = decoder.rotary_emb
+        if any(buffer.is_cuda for buffer in self.embedding.buffers()):
+            self.embedding = deepcopy(self.embedding).cpu()
         self.answers: dict[tuple[Any, ...], Any] = {}
 
     def rotary(self, hidden: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
         """cos and sin as the decoder makes them (some have several kinds: any of them will do)."""
-        embedding = self.decoder.rotary_emb
+        embedding = self.embedding
         original = getattr(embedding, "infini_original", type(embedding))
         kinds = getattr(embedding, "layer_types", ())
         more = [kinds[0]] if kinds and "layer_type" in inspect.signature(original.forward).parameters else []

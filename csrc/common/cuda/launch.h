@@ -41,8 +41,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
     emulation::launch(kernel, grid, block, shared, stream(), args...);
 #else
     if (shared > 48 * 1024) {
-        must("cudaFuncSetAttribute", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                          static_cast<int>(shared)));
+        must("cudaFuncSetAttribute",
+             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     }
     void *pointers[] = {const_cast<void *>(static_cast<const void *>(&args))...};
     must("a kernel launch",

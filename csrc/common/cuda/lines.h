@@ -41,7 +41,7 @@ private:
 template <typename T, int kVectors, typename Kept = T> class RowLine {
 public:
     using C = Compute<T>;
-    static constexpr int kMaxThreads = 1024, kShared = 32;
+    static constexpr int kMaxThreads = 512, kShared = 32;
     static constexpr bool kKeeps = kVectors > 0;
 
     template <int kTensors>

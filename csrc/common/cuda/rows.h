@@ -60,15 +60,15 @@ template <int kTensors> struct Rows {
 // A row of n elements is cut into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
 // depends on n alone, so that a row has the same bits in any batch.
 struct RowPlan {
-    int threads;  // a multiple of 32, at most 1024
-    int rows;     // rows a block
-    int vectors;  // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
+    int threads; // a multiple of 32, at most 512
+    int rows;    // rows a block
+    int vectors; // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
     int64_t blocks;
 
     RowPlan(int64_t row_count, int64_t n, int width) {
         const int64_t all = (n + width - 1) / width;
-        vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 4096 ? 4 : 0;
-        const int64_t wanted = vectors == 0 ? 1024 : (all + vectors - 1) / vectors;
+        vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 2048 ? 4 : 0;
+        const int64_t wanted = vectors == 0 ? 512 : (all + vectors - 1) / vectors;
         threads = static_cast<int>(wanted < 32 ? 32 : (wanted + 31) / 32 * 32);
         rows = threads < 128 ? 128 / threads : 1;
         blocks = (row_count + rows - 1) / rows;
@@ -91,10 +91,11 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
     }
 }
 
-// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update writes must not be
+// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update keeps must not be
 // rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each vector: i is
-// where it starts, count how many elements are in it, values[kWidth] the elements. update(body) also keeps what body wrote
-// to values (kVectors > 0 only).
+// where it starts, count how many elements are in it, values[kWidth] the elements. visit_with(other, body) adds those of
+// another row of the same length, such as weights, which are then on their way before they are needed. update(body) keeps
+// what body wrote to values (kVectors > 0 only).
 template <typename T, int kVectors, typename Kept = T> class RowPart {
 public:
     using C = Compute<T>;
@@ -125,10 +126,35 @@ public:
     template <typename Body> __device__ __forceinline__ void visit(const Body &body) { each<false>(body); }
     template <typename Body> __device__ __forceinline__ void update(const Body &body) { each<true>(body); }
 
+    template <typename W, typename Body>
+    __device__ __forceinline__ void visit_with(const RowPart<W, kVectors> &other, const Body &body) {
+        static_assert(RowPart<W, kVectors>::kElements == kElements, "the two rows must be cut alike");
+        if constexpr (kVectors > 0) {
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if (start(v) < n_) {
+                    C values[kElements];
+                    Compute<W> others[kElements];
+                    widen(values, vectors_[v]);
+                    widen(others, other.vectors_[v]);
+                    body(start(v), left(start(v)), values, others);
+                }
+            }
+        } else {
+            each<false>([&](int64_t i, int count, C(&values)[kElements]) {
+                Compute<W> others[kElements];
+                widen(others, other.read(i));
+                body(i, count, values, others);
+            });
+        }
+    }
+
     // Whether the vector from i on may be accessed as one, in every tensor that `whole` was found for.
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
 
 private:
+    template <typename OtherT, int kOtherVectors, typename OtherKept> friend class RowPart;
+
     static constexpr int kAhead = 3; // vectors on their way where the row is not held
 
     template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {

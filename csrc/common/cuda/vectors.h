@@ -19,7 +19,8 @@ template <typename... Views> bool vectors_fit(const Views &...views) {
     const auto fits = [](const TensorView &view) {
         bool all = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
         for (int dim = 0; dim + 1 < view.ndim; ++dim) {
-            all = all && (view.shape[dim] <= 1 || view.strides[dim] * static_cast<int64_t>(size_of(view.dtype)) % 16 == 0);
+            all = all &&
+                  (view.shape[dim] <= 1 || view.strides[dim] * static_cast<int64_t>(size_of(view.dtype)) % 16 == 0);
         }
         return all;
     };
@@ -64,7 +65,8 @@ __device__ __forceinline__ void widen(Compute<T> (&out)[kCount], const Vector<T,
     }
 }
 
-template <typename T, int kCount> __device__ __forceinline__ Vector<T, kCount> narrow(const Compute<T> (&values)[kCount]) {
+template <typename T, int kCount>
+__device__ __forceinline__ Vector<T, kCount> narrow(const Compute<T> (&values)[kCount]) {
     Vector<T, kCount> vector;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {

@@ -1,5 +1,5 @@
 // The CUDA kernel of layer_norm: one pass, the line in the registers of the threads that share it; lines too long for
-// that (32768 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
+// that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
 // Limit: memory bandwidth, one line read and one or two written: 4 or 6 bytes for each bf16.
 #include "cuda/launch.h"
 #include "cuda/lines.h"
@@ -20,7 +20,7 @@ template <typename T> struct Job {
 };
 
 template <typename T, typename Line>
-__global__ void __launch_bounds__(Line::kMaxThreads) norm_lines(const __grid_constant__ Job<T> a) {
+__global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
     __shared__ float shared[Line::kShared];
     const int64_t number = Line::number();

@@ -1,5 +1,5 @@
 // The CUDA kernel of lp_norm: one pass, the line in the registers of the threads that share it; lines too long for that
-// (32768 halves) and lines side by side are read twice, the second time from the level-2 cache.
+// (16384 halves) and lines side by side are read twice, the second time from the level-2 cache.
 // Limit: memory bandwidth, 4 bytes for each bf16; for p above 2 arithmetic, a multiplication or two for each bit of p.
 #include "cuda/launch.h"
 #include "cuda/lines.h"
@@ -46,7 +46,7 @@ template <int kWidth, typename Line> __device__ float norm(Line &line, int64_t p
 }
 
 template <typename T, typename Line>
-__global__ void __launch_bounds__(Line::kMaxThreads) norm_lines(const __grid_constant__ Job<T> a) {
+__global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
     __shared__ float shared[Line::kShared];
     const int64_t number = Line::number();

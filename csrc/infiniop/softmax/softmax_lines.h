@@ -1,6 +1,6 @@
 // Lines of softmax on CUDA, for the kernels of softmax, log_softmax and causal_softmax: the maximum, the exponentials
 // and their sum, the result; in one pass, the exponentials in the registers of the threads that share a line. Lines too
-// long for that (32768 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
+// long for that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
 #pragma once
 
 #include "cuda/launch.h"
@@ -34,7 +34,7 @@ __device__ __forceinline__ void put(const Job<T> &a, int64_t at, const float (&v
 
 // kAnyOutput: the output may have another dtype.
 template <typename T, bool kAnyOutput, typename Line>
-__global__ void __launch_bounds__(Line::kMaxThreads) softmax_lines(const __grid_constant__ Job<T> a) {
+__global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
     __shared__ float shared[Line::kShared];
     const int64_t number = Line::number();

@@ -51,7 +51,7 @@ __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) {
 }
 
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(1024) softmax_rows(const __grid_constant__ Job<T> a) {
+__global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
     __shared__ uint64_t candidates[kWarp];
     __shared__ float sums[kWarp];

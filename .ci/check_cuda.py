@@ -1,0 +1,139 @@
+"""Compiles every CUDA source with nvcc alone, for sm_80 and sm_90 with the build's flags, and looks at what came out.
+
+Prints registers and shared memory of each kernel, and fails on errors and warnings, on spilled registers, and where a
+kernel named in a line `// SASS: <kernel>: LDG.E.128 STG.E.128` of its source lacks one of these instructions.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import runpy
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+ARCHS = ["8.0", "9.0"]
+
+
+@dataclass
+class Kernel:
+    """What ptxas says of one kernel (a template's instance) on one architecture."""
+
+    symbol: str
+    arch: str
+    registers: int = 0
+    shared: int = 0
+    stack: int = 0
+    spilled: int = 0
+
+    @property
+    def name(self) -> str:
+        """The function's own name, of a mangled symbol: the last identifier that has a length before it."""
+        position, name = 0, self.symbol
+        while match := re.compile(r"\D*?(\d+)").match(self.symbol, position):
+            length, start = int(match[1]), match.end()
+            if (
+                length == 0
+                or start + length > len(self.symbol)
+                or not self.symbol[start : start + length].isidentifier()
+            ):
+                break
+            name, position = self.symbol[start : start + length], start + length
+            if self.symbol[position : position + 1] not in "0123456789":
+                break
+        return name
+
+
+def read_kernels(log: str) -> list[Kernel]:
+    """The kernels in what `nvcc -Xptxas -v` printed."""
+    kernels: list[Kernel] = []
+    for line in log.splitlines():
+        if match := re.search(r"Compiling entry function '(\w+)' for '(\w+)'", line):
+            kernels.append(Kernel(match[1], match[2]))
+        elif kernels and (match := re.search(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+)", line)):
+            kernels[-1].stack = max(kernels[-1].stack, int(match[1]))
+            kernels[-1].spilled += int(match[2]) + int(match[3])
+        elif kernels and (match := re.search(r"Used (\d+) registers", line)):
+            kernels[-1].registers = int(match[1])
+            shared = re.search(r"(\d+) bytes smem", line)
+            kernels[-1].shared = int(shared[1]) if shared else 0
+    return kernels
+
+
+def span(values: set[int]) -> str:
+    return f"{min(values)}" if len(values) == 1 else f"{min(values)}-{max(values)}"
+
+
+def table(kernels: list[Kernel]) -> list[str]:
+    """A line for each kernel and architecture, its instances together."""
+    groups: dict[tuple[str, str], list[Kernel]] = {}
+    for kernel in kernels:
+        groups.setdefault((kernel.name, kernel.arch), []).append(kernel)
+    return [
+        f"  {name:<28} {arch}  {len(group):>3} instances  {span({k.registers for k in group}):>7} registers  "
+        f"{span({k.shared for k in group}):>11} B shared  {sum(k.spilled for k in group)} B spilled"
+        for (name, arch), group in sorted(groups.items())
+    ]
+
+
+def missing_instructions(source: Path, dump: str) -> list[str]:
+    """Sentences about kernels that lack an instruction their source promises."""
+    text: dict[str, str] = {}
+    for part in re.split(r"\n\s*Function : ", dump)[1:]:
+        symbol, _, body = part.partition("\n")
+        name = Kernel(symbol.strip(), "").name
+        text[name] = text.get(name, "") + body
+    wanted = re.findall(r"^// SASS: (\w+): (.+)$", source.read_text(), re.MULTILINE)
+    return [
+        f"{name} has no {instruction} in its SASS"
+        for name, instructions in wanted
+        for instruction in instructions.split()
+        if not re.search(rf"\b{re.escape(instruction)}\b", text.get(name, ""))
+    ]
+
+
+def check(source: Path, flags: str, folder: Path) -> tuple[list[str], list[str]]:
+    """(lines for the table, what is wrong) of one source."""
+    made = folder / (str(source.relative_to(ROOT)).replace(os.sep, ".") + ".o")
+    command = ["nvcc", *flags.split(), "-Xptxas", "-v", "-c", str(source), "-o", str(made)]
+    result = subprocess.run(command, cwd=ROOT / "build" / "native", capture_output=True, text=True)
+    log = result.stderr
+    if result.returncode or "warning" in log:
+        return [], [line for line in log.splitlines() if "error" in line or "warning" in line] or [log]
+    kernels = read_kernels(log)
+    wrong = [f"{k.name} ({k.arch}) spills {k.spilled} bytes" for k in kernels if k.spilled]
+    if shutil.which("cuobjdump"):
+        dump = subprocess.run(["cuobjdump", "--dump-sass", str(made)], capture_output=True, text=True, check=True)
+        wrong += missing_instructions(source, dump.stdout)
+    return table(kernels), wrong
+
+
+def main() -> int:
+    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="check_cuda")
+    sources: list[Path] = setup["cuda_sources"]()
+    if not shutil.which("nvcc"):
+        print(f"check_cuda: no nvcc on PATH: none of the {len(sources)} CUDA sources was compiled")
+        return 0
+    (ROOT / "build" / "native").mkdir(parents=True, exist_ok=True)
+    flags = setup["cuda_flags"](ARCHS)
+    failed = False
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
+        checks = pool.map(lambda source: check(source, flags, Path(folder)), sources)
+        for source, (lines, wrong) in zip(sources, checks, strict=True):
+            print(f"{source.relative_to(ROOT)}: {'FAILED' if wrong else 'compiles'}", *lines, sep="\n", flush=True)
+            for sentence in wrong:
+                print(f"  {sentence}")
+            failed = failed or bool(wrong)
+    sass = "" if shutil.which("cuobjdump") else "; SASS not looked at: no cuobjdump on PATH"
+    print(f"check_cuda: {len(sources)} sources for {', '.join(ARCHS)}: {'FAILED' if failed else 'no spills'}{sass}")
+    return int(failed)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
