@@ -46,6 +46,13 @@ template <typename T> inline T from_lane(unsigned mask, T value, int lane) {
 
 } // namespace infini::emulation
 
+struct float2 {
+    float x, y;
+};
+inline float2 make_float2(float x, float y) {
+    return {x, y};
+}
+
 // ---- barriers and what goes between the lanes of a warp ----
 
 inline void __syncthreads() {

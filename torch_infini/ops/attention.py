@@ -320,11 +320,13 @@ def errors() -> Iterator[ErrorCase]:
         "kv_lens too long",
         (q, k, v, None, torch.tensor([8, 9])),
         op + "kv_lens must be 0 to 8, the number of keys in k, got 9 at position 1",
+        of_values=True,
     )
     yield ErrorCase(
         "kv_lens negative",
         (q, k, v, None, torch.tensor([-1, 9], dtype=torch.int32)),
         op + "kv_lens must be 0 to 8, the number of keys in k, got -1 at position 0",
+        of_values=True,
     )
     yield ErrorCase("meta k", (q, k.to("meta"), v), op + "k must be on the device of q, cpu, got meta")
     yield ErrorCase(

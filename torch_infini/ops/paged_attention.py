@@ -364,6 +364,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         "length",
         (q, k, v, tables, torch.tensor([20, 49]), *rest),
         op + "seq_lens must be at least 0 and fit into 3 blocks of 16, got 49 for sequence 1",
+        of_values=True,
     )
     wrong = tables.clone()
     wrong[0, 1] = 4
@@ -371,6 +372,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         "block",
         (q, k, v, wrong, lens, *rest),
         op + "block_tables must name blocks from 0 to less than 4, the blocks of k_cache, got 4 at [0, 1]",
+        of_values=True,
     )
     yield ErrorCase(
         "alibi_slopes shape",
@@ -421,11 +423,12 @@ def prefill_errors() -> Iterator[ErrorCase]:
         ([0, 6, 5], "not decrease, got 5 after 6 at position 2"),
     ):
         changed = (q, k, v, tables, lens, torch.tensor(values))
-        yield ErrorCase(f"starts {values}", changed, op + f"cum_seq_lens_q must {rule}")
+        yield ErrorCase(f"starts {values}", changed, op + f"cum_seq_lens_q must {rule}", of_values=True)
     yield ErrorCase(
         "more queries than keys",
         (q, k, v, tables, torch.tensor([20, 2]), starts),
         op + "seq_lens must count a sequence's queries among its keys, got 2 keys for the 3 queries of sequence 1",
+        of_values=True,
     )
 
 
