@@ -3,7 +3,7 @@
 #include "attention.h"
 
 #include "core_kernel.cuh"
-#include "tensor_core_kernel.cuh"
+#include "kernels.cuh"
 
 namespace infini::attention::nvidia {
 namespace {
@@ -81,34 +81,10 @@ template <typename T> Problem<T> problem_of(const Args &a, const Sizes &sizes) {
     return p;
 }
 
-template <typename T> using Kernel = void (*)(Problem<T>);
-
-// few: for rows that one tile holds; many: for any number of them. shared: bytes of each.
-template <typename T> struct Kernels {
-    Kernel<T> few, many;
-    int few_rows, many_rows; // of a tile
-    size_t few_shared, many_shared;
-    int64_t column_blocks;
-};
-
-template <typename T, int kSize> Kernels<T> tensor_core_kernels() {
-    using Few = TensorCoreShape<kSize, true>;
-    using Many = TensorCoreShape<kSize, false>;
-    return {attend_by_tensor_cores<T, kSize, true>,
-            attend_by_tensor_cores<T, kSize, false>,
-            Few::kRows,
-            Many::kRows,
-            Few::kShared,
-            Many::kShared,
-            1};
-}
-
 template <typename T> Kernels<T> kernels_for(int64_t size) {
     if constexpr (sizeof(T) == 2) {
         if (size <= 256) {
-            return size <= 64    ? tensor_core_kernels<T, 64>()
-                   : size <= 128 ? tensor_core_kernels<T, 128>()
-                                 : tensor_core_kernels<T, 256>();
+            return tensor_core_kernels<T>(size);
         }
     }
     const size_t shared = sizeof(CoreShared<T>);

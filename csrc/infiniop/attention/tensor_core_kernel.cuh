@@ -9,7 +9,7 @@
 
 #include "cuda/async_copy.h"
 #include "cuda/mma.h"
-#include "problem.cuh"
+#include "kernels.cuh"
 
 namespace infini::attention::nvidia {
 
@@ -31,23 +31,24 @@ template <int kSize> __device__ __forceinline__ int chunk_at(int row, int chunk)
     return row * kSize + ((chunk ^ (row & 7)) << 3);
 }
 
-// 8 elements from global to shared memory; at: of their row, or kNoKey or kBadBlock.
-template <typename T>
-__device__ __forceinline__ void copy_chunk(T *to, const T *from, int64_t at, int column, int size, bool whole,
-                                           uint16_t bad) {
-    if (at > kBadBlock && column < size && whole) {
-        cuda::async_copy(to, from + at + column);
-        return;
-    }
-    cuda::Vector<T> vector;
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-        vector.values[e] = at > kBadBlock && column + e < size ? from[at + column + e] : T{};
-        if (at == kBadBlock) {
-            vector.values[e].bits = bad;
+// What stands for a key in a block outside the cache: its scores become NaN, and where these are masked its values count
+// nothing.
+struct alignas(16) NoRow {
+    uint16_t k[256] = {}, v[256] = {};
+    constexpr NoRow() {
+        for (uint16_t &bits : k) {
+            bits = 0x7fff;
         }
     }
-    *reinterpret_cast<cuda::Vector<T> *>(to) = vector;
+};
+__device__ const NoRow no_row;
+
+// 8 elements from global to shared memory one by one, where vectors may not be accessed. count: how many there are.
+template <typename T> __device__ __forceinline__ void copy_elements(T *to, const T *from, int count) {
+#pragma unroll
+    for (int e = 0; e < 8; ++e) {
+        to[e] = e < count ? from[e] : T{};
+    }
 }
 
 // x and y (in [0, 1]) as sums of halves: parts[0] the largest ones, ... Pairs as mma takes them, x in the low bits.
@@ -79,7 +80,7 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
     float out[kSize / 8][4] = {};
     float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {}; // sums: over this lane's keys
     uint32_t q[Shape::kHoldQ ? kSize / 16 : 1][4];
-    typename Problem<T>::RowScores rows[2];
+    const typename Problem<T>::RowScores *rows; // of these two, 8 apart, in shared memory: registers are few
 
     // 16 rows and columns of q from shared memory.
     __device__ __forceinline__ void load_q(uint32_t (&a)[4], const T *shared_q, int part) const {
@@ -110,6 +111,7 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
         }
 
         const bool plain = p.mask_dtype == INFINI_DTYPE_INVALID && p.slopes == nullptr && !p.capped;
+        const int64_t seen[2] = {rows[0].seen, rows[8].seen};
         float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
         for (int n = 0; n < kStep / 8; ++n) {
@@ -117,10 +119,10 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
             for (int e = 0; e < 4; ++e) {
                 float &x = scores[n][e];
                 const int64_t at = key + 8 * n + 2 * (lane % 4) + e % 2;
-                if (!visible && at >= rows[e / 2].seen) {
+                if (!visible && at >= seen[e / 2]) {
                     x = -INFINITY;
                 } else {
-                    x = plain ? x * p.scale : p.score(x, rows[e / 2], at);
+                    x = plain ? x * p.scale : p.score(x, rows[e / 2 * 8], at);
                 }
                 most[e / 2] = fmaxf(most[e / 2], x);
             }
@@ -204,24 +206,46 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         return tiles + ((kShareKeys ? warp * kStages : 0) + stage) * 2 * kTileKeys * kSize;
     };
     // What the warp copies of a tile: 16 keys. Lane l knows where in K key l lies, or in V key l - 16.
+    const auto first_key = [&](int64_t tile) { return u.begin + tile * kBlockKeys + warp * kWarpKeys; };
     const auto locate = [&](int64_t tile) {
-        const int64_t key = u.begin + tile * kBlockKeys + warp * kWarpKeys + lane % 16;
-        return key >= u.end ? kNoKey : p.locate(lane < 16 ? p.k_strides : p.v_strides, u, key);
+        const int64_t key = first_key(tile) + lane % 16;
+        const T *const all = lane < 16 ? p.k : p.v;
+        if (key >= u.end) {
+            return all; // not read
+        }
+        const int64_t at = p.locate(lane < 16 ? p.k_strides : p.v_strides, u, key);
+        return at == kBadBlock ? reinterpret_cast<const T *>(lane < 16 ? no_row.k : no_row.v) : all + at;
     };
     const int64_t count = u.end <= u.begin ? 0 : (u.end - u.begin + kBlockKeys - 1) / kBlockKeys;
-    int64_t next_at = locate(0);
+    const T *next = locate(0);
     const auto copy = [&](int64_t tile) {
         if (tile < count) {
             T *const k = tile_at(tile) + (kShareKeys ? 0 : warp * kWarpKeys * kSize), *const v = k + kTileKeys * kSize;
-            const int64_t at = next_at;
+            const int64_t left = u.end - first_key(tile);
+            const int live = left < kWarpKeys ? static_cast<int>(left) : kWarpKeys;
+            const auto address = reinterpret_cast<uintptr_t>(next);
+            constexpr int kEach = kWarpKeys * kChunks / kWarp;
+            const auto each = [&](int i, const auto &copy_one) {
+                const int row = i * (kWarp / kChunks) + lane / kChunks, chunk = lane % kChunks;
+                const int to = chunk_at<kSize>(row, chunk), there = row < live ? p.size - 8 * chunk : 0;
+                copy_one(k + to, reinterpret_cast<const T *>(__shfl_sync(cuda::kAllLanes, address, row)) + 8 * chunk,
+                         there);
+                copy_one(v + to,
+                         reinterpret_cast<const T *>(__shfl_sync(cuda::kAllLanes, address, row + 16)) + 8 * chunk,
+                         there);
+            };
+            if (p.whole_kv) {
 #pragma unroll
-            for (int i = 0; i < kWarpKeys * kChunks / kWarp; ++i) {
-                const int row = (i * kWarp + lane) / kChunks, chunk = (i * kWarp + lane) % kChunks;
-                const int to = chunk_at<kSize>(row, chunk);
-                copy_chunk(k + to, p.k, __shfl_sync(cuda::kAllLanes, at, row), 8 * chunk, p.size, p.whole_kv, 0x7fff);
-                copy_chunk(v + to, p.v, __shfl_sync(cuda::kAllLanes, at, row + 16), 8 * chunk, p.size, p.whole_kv, 0);
+                for (int i = 0; i < kEach; ++i) {
+                    each(i, [](T *to, const T *from, int there) { cuda::async_copy(to, from, there > 0 ? 16 : 0); });
+                }
+            } else {
+#pragma unroll 1
+                for (int i = 0; i < kEach; ++i) {
+                    each(i, copy_elements<T>);
+                }
             }
-            next_at = locate(tile + 1);
+            next = locate(tile + 1);
         }
         cuda::async_commit();
     };
@@ -229,6 +253,10 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         copy(tile);
     }
 
+    __shared__ typename Problem<T>::RowScores rows[Shape::kRows];
+    if (threadIdx.x < Shape::kRows) {
+        rows[threadIdx.x] = p.row_scores(u, u.first_row + threadIdx.x);
+    }
     for (int i = threadIdx.x; i < Shape::kRows * kChunks; i += kThreads) {
         const int row = i / kChunks, column = i % kChunks * 8;
         cuda::Vector<T> vector{};
@@ -248,13 +276,12 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
             mine.load_q(mine.q[part], my_q, part);
         }
     }
-    mine.rows[0] = p.row_scores(u, u.first_row + first_row + lane / 4);
-    mine.rows[1] = p.row_scores(u, u.first_row + first_row + lane / 4 + 8);
+    mine.rows = rows + first_row + lane / 4;
     // What the warp's first row sees all rows do, what the last one does not see none does; rows that are not there
     // see nothing.
     const int my_rows = u.rows - first_row < kWarpRows ? u.rows - first_row : kWarpRows;
-    const int64_t least = my_rows < kWarpRows ? 0 : p.row_scores(u, u.first_row + first_row).seen;
-    const int64_t last = my_rows <= 0 ? 0 : p.row_scores(u, u.first_row + first_row + my_rows - 1).seen;
+    const int64_t least = my_rows < kWarpRows ? 0 : rows[first_row].seen;
+    const int64_t last = my_rows <= 0 ? 0 : rows[first_row + my_rows - 1].seen;
     const int64_t end = last < u.end ? last : u.end;
 
     for (int64_t tile = 0; tile < count; ++tile) {
@@ -316,6 +343,24 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
             }
         }
     }
+}
+
+template <typename T, int kSize> Kernels<T> tensor_core_kernels_of_size() {
+    using Few = TensorCoreShape<kSize, true>;
+    using Many = TensorCoreShape<kSize, false>;
+    return {attend_by_tensor_cores<T, kSize, true>,
+            attend_by_tensor_cores<T, kSize, false>,
+            Few::kRows,
+            Many::kRows,
+            Few::kShared,
+            Many::kShared,
+            1};
+}
+
+template <typename T> Kernels<T> tensor_core_kernels_of(int64_t size) {
+    return size <= 64    ? tensor_core_kernels_of_size<T, 64>()
+           : size <= 128 ? tensor_core_kernels_of_size<T, 128>()
+                         : tensor_core_kernels_of_size<T, 256>();
 }
 
 } // namespace infini::attention::nvidia
