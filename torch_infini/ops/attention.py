@@ -30,7 +30,8 @@ def attention(
     out = softmax(scale * q k^T + mask) v for each head, in float32 with one rounding at the end; with a soft cap the
     scores scale * q k^T become softcap * tanh(scale * q k^T / softcap) first. With L keys in a sequence (all T, or
     kv_lens of them), a causal query t of S sees the keys j <= L - S + t: the queries are the last S tokens of the
-    sequence. A query that sees no key gets zeros.
+    sequence. A query that sees no key gets zeros. On CUDA kv_lens is only read by the GPU: a length out of range makes
+    its sequence's rows NaN and raises nothing.
 
     Args:
         q: [B, S, H, D] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

@@ -28,7 +28,9 @@ def paged_attention(
     """Attend from one query of each sequence to all its keys, which lie in the blocks of a paged cache.
 
     out = softmax(scale * q k^T + alibi) v for each head, in float32 with one rounding at the end: decode. A sequence
-    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block.
+    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. On
+    CUDA lengths and tables are only read by the GPU: a length out of range, or a block outside the cache, makes the
+    rows that depend on it NaN and raises nothing.
 
     Args:
         q: [n, H, D], a query for each of n sequences, float32, bfloat16 or float16; D at most 1024; stride 1 in the
@@ -79,7 +81,9 @@ def paged_attention_prefill(
     """Attend causally from the queries of several sequences, one behind the other in q, to keys in a paged cache.
 
     As paged_attention, with any number of queries a sequence: they are its last tokens, whose keys are in the cache
-    already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode.
+    already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode. On
+    CUDA so is cum_seq_lens_q: where it breaks its rules all rows become NaN, and those of a sequence with fewer keys than
+    queries.
 
     Args:
         q: [tokens, H, D], the queries of all sequences; otherwise as in paged_attention.
