@@ -82,8 +82,8 @@ def paged_attention_prefill(
 
     As paged_attention, with any number of queries a sequence: they are its last tokens, whose keys are in the cache
     already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode. On
-    CUDA so is cum_seq_lens_q: where it breaks its rules all rows become NaN, and those of a sequence with fewer keys than
-    queries.
+    CUDA cum_seq_lens_q, too, is only read by the GPU: where it breaks its rules all rows become NaN; where a sequence
+    has fewer keys than queries, its own do.
 
     Args:
         q: [tokens, H, D], the queries of all sequences; otherwise as in paged_attention.

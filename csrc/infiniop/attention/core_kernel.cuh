@@ -11,14 +11,14 @@ constexpr int kCoreRows = 8, kCoreColumns = 256;
 
 template <typename T> struct CoreShared {
     float probabilities[kWarps][kWarp][kCoreRows];
-    int64_t values_at[kWarps][kWarp];
+    int64_t values_at[kWarps][kWarp], q_at[kCoreRows];
     float out[kWarps][kCoreRows][kCoreColumns];
     typename Problem<T>::RowScores rows[kCoreRows];
     float sums[kWarps][kCoreRows], largest[kWarps][kCoreRows];
 };
 
 template <typename T>
-__global__ void __launch_bounds__(kThreads) attend_by_cores(const __grid_constant__ Problem<T> p) {
+__global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_constant__ Problem<T> p) {
     constexpr int kWidth = cuda::kWidth<T>, kEach = kCoreColumns / kWarp; // columns of a vector, and of a lane
     if (p.starts != nullptr && !p.small && !p.starts_fit()) {
         return write_not_a_number(p);
@@ -32,14 +32,16 @@ __global__ void __launch_bounds__(kThreads) attend_by_cores(const __grid_constan
     const int first_column = static_cast<int>(blockIdx.y) * kCoreColumns;
 
     if (threadIdx.x < kCoreRows) {
-        shared.rows[threadIdx.x] = p.row_scores(u, u.first_row + threadIdx.x);
+        const int r = threadIdx.x;
+        shared.rows[r] = p.row_scores(u, u.first_row + r);
+        // Rows that are not there compute what the first does.
+        shared.q_at[r] = p.row_at(p.q_strides, u, u.first_row + (r < u.rows ? r : 0));
     }
     __syncthreads();
     float out[kCoreRows][kEach] = {}, sums[kCoreRows], largest[kCoreRows];
-    const T *q[kCoreRows];
+    const T *const q = p.q;
 #pragma unroll
-    for (int r = 0; r < kCoreRows; ++r) { // rows that are not there compute what the first does
-        q[r] = p.q + p.row_at(p.q_strides, u, u.first_row + (r < u.rows ? r : 0));
+    for (int r = 0; r < kCoreRows; ++r) {
         sums[r] = 0;
         largest[r] = -INFINITY;
     }
@@ -49,17 +51,27 @@ __global__ void __launch_bounds__(kThreads) attend_by_cores(const __grid_constan
         shared.values_at[warp][lane] = key < u.end ? p.locate(p.v_strides, u, key) : kNoKey;
         float scores[kCoreRows] = {};
         if (k_at > kBadBlock) {
-#pragma unroll 2
-            for (int column = 0; column < p.size; column += kWidth) {
-                float k[kWidth];
-                cuda::load(k, p.k + k_at + column, p.whole_kv, p.size - column);
+            constexpr int kAhead = 4; // vectors of K under way
+            for (int first = 0; first < p.size; first += kAhead * kWidth) {
+                cuda::Vector<T> k[kAhead];
 #pragma unroll
-                for (int r = 0; r < kCoreRows; ++r) {
-                    float x[kWidth];
-                    cuda::load(x, q[r] + column, p.whole_q, p.size - column);
+                for (int i = 0; i < kAhead; ++i) {
+                    const int column = first + i * kWidth;
+                    k[i] = cuda::load(p.k + k_at + column, p.whole_kv && column < p.size, p.size - column);
+                }
 #pragma unroll
-                    for (int e = 0; e < kWidth; ++e) {
-                        scores[r] += x[e] * k[e];
+                for (int i = 0; i < kAhead; ++i) {
+                    const int column = first + i * kWidth;
+                    float of_k[kWidth];
+                    cuda::widen(of_k, k[i]);
+#pragma unroll
+                    for (int r = 0; r < kCoreRows && column < p.size; ++r) {
+                        float x[kWidth];
+                        cuda::load(x, q + shared.q_at[r] + column, p.whole_q, p.size - column);
+#pragma unroll
+                        for (int e = 0; e < kWidth; ++e) {
+                            scores[r] += x[e] * of_k[e];
+                        }
                     }
                 }
             }
@@ -83,7 +95,7 @@ __global__ void __launch_bounds__(kThreads) attend_by_cores(const __grid_constan
         }
         __syncwarp();
         const int count = static_cast<int>(u.end - from < kWarp ? u.end - from : kWarp);
-#pragma unroll 2
+#pragma unroll 4
         for (int i = 0; i < count; ++i) {
             const int64_t v_at = shared.values_at[warp][i];
 #pragma unroll

@@ -2,9 +2,11 @@
 // head), so that all query heads of a key head share what is read of K and V, which cp.async brings some tiles ahead.
 // Few rows (decode): the warps share the keys, each with tiles and sums of its own. More (prefill): each warp has rows
 // of its own, and all share a tile of 64 keys. Probabilities are multiplied in parts that make up a whole float (two of
-// float16, three of bfloat16), so that the result is rounded once, as the op says.
-// Limits: decode reads K and V once, 512 bytes a key for a head of 128, while it does 4 x 16 x 128 x 2 flops for it: an
-// eighth of what the tensor cores could. Prefill is bound by them: 3 or 4 products where 2 would do with rounding.
+// float16, three of bfloat16), so that the result is rounded once, as the op says. Prefill does not go through torch's
+// scaled_dot_product_attention for that reason: it rounds them to the half type.
+// Limits: decode reads K and V once, 512 bytes a key for a head of 128, while it does 4 x 16 x 128 x 2 flops for it: a
+// seventh of what the tensor cores of an H200 could meanwhile. Prefill is bound by them: 3 or 4 products for every 2
+// that rounding would need.
 #pragma once
 
 #include "cuda/async_copy.h"
