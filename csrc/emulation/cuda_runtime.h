@@ -46,6 +46,19 @@ template <typename T> inline T from_lane(unsigned mask, T value, int lane) {
 
 } // namespace infini::emulation
 
+struct float2 {
+    float x, y;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+inline float2 make_float2(float x, float y) {
+    return {x, y};
+}
+
 // ---- barriers and what goes between the lanes of a warp ----
 
 inline void __syncthreads() {
