@@ -12,7 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "../common/status.h"
+#include "../common/cuda/kernel.h"
+
+bool infini::emulates_cuda() {
+    return true;
+}
 
 namespace infini::emulation {
 
@@ -27,9 +31,9 @@ constexpr int kMaxThreads = 1024, kWarp = 32;
 constexpr size_t kMaxShared = 227 * 1024;
 
 struct Warp {
-    unsigned live = 0;          // lanes that have not returned
-    unsigned arrived = 0;       // lanes that wait in the present exchange
-    unsigned generation = 0;    // counts completed exchanges
+    unsigned live = 0;           // lanes that have not returned
+    unsigned arrived = 0;        // lanes that wait in the present exchange
+    unsigned generation = 0;     // counts completed exchanges
     uint64_t values[2][kWarp]{}; // of the present exchange and the one before
 };
 
@@ -164,10 +168,11 @@ void run_block(const std::vector<int> &order) {
             }
         }
         if (!progress) {
-            throw Error(INFINI_STATUS_INTERNAL_ERROR,
-                        message("infini: emulated kernel: a barrier or a shuffle was not reached by all threads (block ",
-                                block_index.x, ", ", block_index.y, ", ", block_index.z, "; ", arrived_threads, " of ",
-                                live_threads, " wait at the block's barrier)"));
+            throw Error(
+                INFINI_STATUS_INTERNAL_ERROR,
+                message("infini: emulated kernel: a barrier or a shuffle was not reached by all threads (block ",
+                        block_index.x, ", ", block_index.y, ", ", block_index.z, "; ", arrived_threads, " of ",
+                        live_threads, " wait at the block's barrier)"));
         }
     }
 }
@@ -199,7 +204,8 @@ uint64_t exchange(unsigned mask, uint64_t bits, int source) {
     Warp &warp = warps[fiber->warp];
     const unsigned self = 1u << fiber->lane;
     if ((mask & self) == 0 || (mask & warp.live) != warp.live) {
-        throw Error(INFINI_STATUS_INTERNAL_ERROR, "infini: emulated kernel: the mask of a shuffle must name all live lanes");
+        throw Error(INFINI_STATUS_INTERNAL_ERROR,
+                    "infini: emulated kernel: the mask of a shuffle must name all live lanes");
     }
     if (source >= 0 && (warp.live & 1u << source) == 0) {
         throw Error(INFINI_STATUS_INTERNAL_ERROR,
@@ -231,7 +237,8 @@ void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> 
         grid.y > 65535 || grid.z > 65535 || block.z > 64 || shared > kMaxShared) {
         throw Error(INFINI_STATUS_INTERNAL_ERROR,
                     message("infini: emulated launch: a grid of ", grid.x, " x ", grid.y, " x ", grid.z, " blocks of ",
-                            block.x, " x ", block.y, " x ", block.z, " threads with ", shared, " bytes of shared memory"));
+                            block.x, " x ", block.y, " x ", block.z, " threads with ", shared,
+                            " bytes of shared memory"));
     }
     const std::lock_guard<std::mutex> lock(one_grid);
     block_dim = block;

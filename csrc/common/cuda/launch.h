@@ -8,15 +8,9 @@
 #include <type_traits>
 
 #include "../place.h"
-#include "../status.h"
+#include "error.h"
 
 namespace infini::cuda {
-
-inline void must(const char *what, cudaError_t status) {
-    if (status != cudaSuccess) {
-        throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: ", what, ": ", cudaGetErrorString(status)));
-    }
-}
 
 inline cudaStream_t stream() {
     return static_cast<cudaStream_t>(current_place.stream);
@@ -41,8 +35,8 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
     emulation::launch(kernel, grid, block, shared, stream(), args...);
 #else
     if (shared > 48 * 1024) {
-        must("cudaFuncSetAttribute", cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                          static_cast<int>(shared)));
+        must("cudaFuncSetAttribute",
+             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
     }
     void *pointers[] = {const_cast<void *>(static_cast<const void *>(&args))...};
     must("a kernel launch",
