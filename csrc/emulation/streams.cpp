@@ -1,6 +1,6 @@
-// The emulated CUDA runtime: streams that run their work when it is queued, events, captures and graphs. A graph's
-// nodes run in a shuffled order that keeps their dependencies, so that a dependency that was not captured shows. What is
-// not allowed while something is captured gives CUDA's error, and as there the capture is invalid afterwards.
+// The emulated CUDA runtime: streams that run their work when it is queued, events, captures and graphs. The nodes of
+// a graph run in a shuffled order that keeps their dependencies, so that a dependency that was not captured shows. What
+// is not allowed while something is captured gives the error of CUDA, and as there the capture is invalid afterwards.
 #include "streams.h"
 
 #include <algorithm>
