@@ -136,9 +136,9 @@ def build() -> None:
 
 def libraries_of(path: Path) -> tuple[str, ...]:
     """The libraries that a source (relative to csrc/) is linked into."""
-    if path.parts[0] in ("common", "emulation"):  # without state, so that each has its own copy
+    if path.parts[0] == "common" or path.stem == "emulator":  # without state, so that each has its own copy
         return LIBRARIES
-    if path.parts[0] == "infinirt":
+    if path.parts[0] in ("infinirt", "emulation"):
         return ("libinfinirt",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
         return ("libtorch_infini",)
@@ -162,12 +162,14 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         f"cudaflags = {cuda_flags(archs)}",
         # $ORIGIN: the libraries find each other in their own folder.
         "ldflags = -shared -fopenmp -Wl,-z,defs -Wl,-rpath,'$$ORIGIN'"
-        f" -Wl,--version-script={CSRC}/exports.map {os.environ.get('LDFLAGS', '')}",
+        f" {os.environ.get('LDFLAGS', '')}",
+        f"exports = {CSRC}/exports.map",
         "rule cxx\n  command = $cxx $cxxflags $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = CXX $out",
         "rule nvcc\n  command = $nvcc $cudaflags -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = NVCC $out",
-        "rule link\n  command = $cxx $in -o $out -Wl,-soname,$soname $ldflags $libs\n  description = LINK $out",
+        "rule link\n  command = $cxx $in -o $out -Wl,-soname,$soname -Wl,--version-script=$exports $ldflags"
+        " $libs\n  description = LINK $out",
     ]
     objects: dict[str, list[str]] = {library: [] for library in LIBRARIES}
 
@@ -189,6 +191,8 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     if nvcc:
         for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
+    # Kernels and runtime calls are in all three; a copy of cudart for each, as it has no state that matters to us.
+    cudart = cudart_flags(Path(nvcc)) if nvcc else ""
     uses = {
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
@@ -196,9 +200,11 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     }
     for library in LIBRARIES:
         needs = "" if library == "libinfinirt" else " | libinfinirt.so"
+        libs = f"{uses[library]} {cudart}"
+        if nvcc and library == "libtorch_infini" and (torch / "lib" / "libtorch_cuda.so").exists():
+            libs += " -Wl,--no-as-needed -ltorch_cuda"  # has the stream that torch is on (csrc/torch/tensor_torch.cpp)
         lines.append(
-            f"build {library}.so: link {' '.join(objects[library])}{needs}\n"
-            f"  libs = {uses[library]}\n  soname = {library}.so"
+            f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {libs}\n  soname = {library}.so"
         )
     lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
 
@@ -211,7 +217,8 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         needs = "" if library == "libinfinirt" else " | emulated/libinfinirt.so"
         lines.append(
             f"build emulated/{library}.so: link {' '.join(objects[library])}{needs}\n"
-            f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so"
+            f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so\n"
+            f"  exports = {CSRC}/emulation/exports.map"
         )
     if os.environ.get("INFINI_EMULATION") == "1":
         lines.append(f"default {' '.join(f'emulated/{library}.so' for library in LIBRARIES)}")
@@ -226,6 +233,14 @@ def cuda_flags(archs: list[str]) -> str:
     halves = ("HALF_OPERATORS", "HALF_CONVERSIONS", "BFLOAT16_CONVERSIONS", "HALF2_OPERATORS")
     defines = " ".join(f"-D__CUDA_NO_{name}__" for name in halves)
     return f"-std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden {defines} {INCLUDE} {gencode(archs)}"
+
+
+def cudart_flags(nvcc: Path) -> str:
+    """How to link the CUDA runtime of the toolkit that has this nvcc."""
+    homes = dict.fromkeys((nvcc.parent.parent, nvcc.resolve().parent.parent))
+    folders = [home / lib for home in homes for lib in ("lib64", "lib", "targets/x86_64-linux/lib")]
+    places = "".join(f"-L{shlex.quote(str(folder))} " for folder in folders if folder.is_dir())
+    return f"{places}-lcudart_static -ldl -lrt -lpthread"
 
 
 def gencode(archs: list[str]) -> str:

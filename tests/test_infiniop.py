@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
 
 import pytest
 import torch
@@ -16,11 +15,11 @@ from torch import Tensor
 
 import torch_infini
 from torch_infini.testing import cpu_capability_set_to, threads_set_to
+from torch_infini.testing.c_checks import bits, check, clone, first_sample
 from torch_infini.testing.c_ops import (
     INTERFACE,
     CError,
     COp,
-    CSample,
     Described,
     Descriptor,
     Handle,
@@ -36,67 +35,6 @@ CAPABILITIES = torch_infini.cpu_capabilities()
 
 def name(op: COp) -> str:
     return op.name
-
-
-def clone(args: dict[str, Any]) -> dict[str, Any]:
-    """Copies of all tensors, strides kept; names that share a tensor share its copy."""
-    copies: dict[int, Any] = {}
-
-    def copy(value: Any) -> Any:
-        if isinstance(value, Described):
-            return Described(copy(value.base), value.shape, value.strides, value.offset, value.dtype)
-        if not isinstance(value, Tensor):
-            return value
-        if id(value) not in copies:
-            storage = value.untyped_storage().clone()
-            copies[id(value)] = torch.empty(0, dtype=value.dtype).set_(
-                storage, value.storage_offset(), value.shape, value.stride()
-            )
-        return copies[id(value)]
-
-    return {key: copy(value) for key, value in args.items()}
-
-
-def as_tensor(value: Tensor | Described) -> Tensor:
-    """What a descriptor with strides that torch does not know (negative ones) shows, copied element by element."""
-    if isinstance(value, Tensor):
-        return value
-    index = torch.full(value.shape, value.offset, dtype=torch.int64)
-    for dim, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
-        index += (torch.arange(size) * stride).view([-1 if d == dim else 1 for d in range(len(value.shape))])
-    return value.base.reshape(-1)[index]
-
-
-def bits(value: Tensor | Described) -> Tensor:
-    return as_tensor(value).contiguous().reshape(-1).view(torch.uint8)
-
-
-def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any]) -> None:
-    visible = {key: as_tensor(v) if isinstance(v, Described) else v for key, v in before.items()}
-    outputs = {key: as_tensor(after[key]) for key in op.outputs if after[key] is not None}
-    if op.compare is not None:
-        op.compare(CSample(sample.name, visible, sample.tolerance), outputs)
-        return
-    floats = {a.name for function in (op.create, op.run) for a in function.arguments if a.type == "float"}
-    # The reference sees the parameters as the C ABI rounds them.
-    expected = op.reference(**{k: ctypes.c_float(v).value if k in floats else v for k, v in visible.items()})
-    assert expected.keys() == outputs.keys()
-    for key, actual in outputs.items():
-        want = expected[key]
-        where = f"{sample.name}: {key}"
-        assert actual.shape == want.shape, where
-        if not actual.dtype.is_floating_point:
-            assert torch.equal(actual, want.to(actual.dtype)), where
-            continue
-        rtol, atol = sample.tolerance or op.tolerances.get(actual.dtype, (0, 0))
-        torch.testing.assert_close(
-            actual.double(),
-            want.double(),
-            rtol=rtol,
-            atol=atol,
-            equal_nan=True,
-            msg=lambda text, w=where: f"{w}: {text}",
-        )
 
 
 @pytest.mark.parametrize("capability", CAPABILITIES)
@@ -178,11 +116,6 @@ def test_errors(op: COp) -> None:
             else:
                 call(op, case.args)
         assert (str(caught.value), caught.value.status) == (case.message, case.status), case.name
-
-
-def first_sample(op: COp) -> CSample:
-    """One with memory behind every tensor."""
-    return next(s for s in op.samples() if all(v.numel() for v in s.args.values() if isinstance(v, Tensor)))
 
 
 @pytest.mark.parametrize("op", OPS, ids=name)

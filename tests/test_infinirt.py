@@ -16,82 +16,50 @@ import pytest
 
 from torch_infini.libinfiniop import LIBINFINIOP
 from torch_infini.testing import sanitized
-
-SUCCESS, INTERNAL_ERROR, NOT_IMPLEMENTED, BAD_PARAM, NULL_POINTER, NO_BACKEND, NO_DEVICE = range(7)
-CPU, NVIDIA, CAMBRICON, QY = 0, 1, 2, 9
-H2H, H2D, D2H, D2D = range(4)
-COMPLETE, NOT_READY = range(2)
-DISABLE_TIMING, BLOCKING_SYNC = 1, 2
-GLOBAL, THREAD_LOCAL, RELAXED = range(3)
-LONG = 30.0  # seconds after which a test that waits has failed
-
-HostFunction = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
-Release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-
-
-FUNCTIONS = {name: f for name, f in LIBINFINIOP.interface.functions.items() if f.library == "libinfinirt"}
-rt = LIBINFINIOP
-
-
-def last_error() -> str:
-    return rt.infiniGetLastErrorMessage().decode()
-
-
-def ok(name: str, *arguments: object) -> None:
-    status = getattr(rt, f"infinirt{name}")(*arguments)
-    assert status == SUCCESS, f"status {status}: {last_error()}"
-
-
-def refused(expected: int, pattern: str, name: str, *arguments: object) -> None:
-    rt.infinirtSetLastErrorMessage(None)
-    status = getattr(rt, f"infinirt{name}")(*arguments)
-    assert (status, bool(re.search(pattern, last_error()))) == (expected, True), (status, last_error())
-
-
-def made(name: str, *arguments: object) -> int | None:
-    """What a function writes through its first argument, a pointer to a pointer."""
-    out = ctypes.c_void_p()
-    ok(name, ctypes.byref(out), *arguments)
-    return out.value
-
-
-def stream() -> int:
-    return made("StreamCreate")
-
-
-def event(flags: int = 0) -> int:
-    return made("EventCreateWithFlags", flags)
-
-
-def captured(on: int) -> int:
-    graph = ctypes.c_void_p()
-    ok("StreamEndCapture", on, ctypes.byref(graph))
-    return graph.value
-
-
-def instantiated(graph: int) -> int:
-    return made("GraphInstantiate", graph, None, None, 0)
-
-
-def query(of: int) -> int:
-    status = ctypes.c_int(-1)
-    ok("EventQuery", of, ctypes.byref(status))
-    return status.value
-
-
-def elapsed(start: int, end: int) -> float:
-    ms = ctypes.c_float()
-    ok("EventElapsedTime", ctypes.byref(ms), start, end)
-    return ms.value
-
-
-def device() -> tuple[int, int]:
-    kind, number = ctypes.c_int(-1), ctypes.c_int(-1)
-    ok("GetDevice", ctypes.byref(kind), ctypes.byref(number))
-    return kind.value, number.value
-
-
-callbacks: list[object] = []  # C code may hold any of them
+from torch_infini.testing.c_runtime import (
+    BAD_PARAM,
+    BLOCKING_SYNC,
+    COMPLETE,
+    CPU,
+    D2D,
+    D2H,
+    DISABLE_TIMING,
+    GLOBAL,
+    H2D,
+    H2H,
+    INTERNAL_ERROR,
+    LONG,
+    NO_BACKEND,
+    NO_DEVICE,
+    NOT_IMPLEMENTED,
+    NOT_READY,
+    NULL_POINTER,
+    NVIDIA,
+    RELAXED,
+    SUCCESS,
+    THREAD_LOCAL,
+    Bytes,
+    Enqueue,
+    HostFunction,
+    Release,
+    callbacks,
+    captured,
+    check_refusals,
+    device,
+    device_count,
+    elapsed,
+    event,
+    in_thread,
+    instantiated,
+    joined,
+    last_error,
+    made,
+    ok,
+    query,
+    refused,
+    rt,
+    stream,
+)
 
 
 def launch(on: int | None, body: Callable[[], object], released: Callable[[], object] | None = None) -> int:
@@ -121,46 +89,6 @@ class Gate:
         self.opened.set()
 
 
-class Bytes:
-    """Host memory that is not of the library."""
-
-    def __init__(self, data: bytes) -> None:
-        self.buffer = ctypes.create_string_buffer(data, len(data))
-        self.at = ctypes.addressof(self.buffer)
-
-    def __bytes__(self) -> bytes:
-        return self.buffer.raw
-
-
-def in_thread(body: Callable[[], None]) -> threading.Thread:
-    """Runs body in a thread; its failure is the test's (see the fixture)."""
-
-    def guarded() -> None:
-        try:
-            body()
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=guarded, daemon=True)
-    thread.start()
-    return thread
-
-
-failures: list[BaseException] = []
-
-
-def joined(thread: threading.Thread) -> None:
-    thread.join(LONG)
-    assert not thread.is_alive(), "still waiting"
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    failures.clear()
-    yield
-    assert not failures, failures
-
-
 @pytest.fixture
 def s() -> Iterator[int]:
     handle = stream()
@@ -178,108 +106,13 @@ def s2() -> Iterator[int]:
 # ---- arguments ----
 
 
-def refusals() -> dict[str, list[tuple[tuple[object, ...], int, str]]]:
-    """For each function what it must refuse: arguments, status, part of the sentence."""
-    out, number, ms = (ctypes.byref(kind()) for kind in (ctypes.c_void_p, ctypes.c_int, ctypes.c_float))
-    live, an_event = stream(), event()
-    ok("StreamBeginCapture", live, RELAXED)
-    graph = captured(live)
-    exec_ = instantiated(graph)
-    function, data = HostFunction(lambda _: 0), Bytes(b"12345678")
-    callbacks.append(function)
-    gone_stream, gone_event, gone_graph, gone_exec = stream(), event(), graph, exec_
-    ok("StreamDestroy", gone_stream)
-    ok("EventDestroy", gone_event)
-    ok("GraphDestroy", gone_graph)
-    ok("GraphExecDestroy", gone_exec)
-    not_made = data.at  # an address that is no handle
-
-    def bad(argument: str, *calls: tuple[object, ...]) -> list[tuple[tuple[object, ...], int, str]]:
-        return [
-            (call, BAD_PARAM, f"{argument} must be a handle that was made and not destroyed, got 0x") for call in calls
-        ]
-
-    def null(argument: str, *call: object) -> list[tuple[tuple[object, ...], int, str]]:
-        return [(call, NULL_POINTER, f"{argument} must not be NULL")]
-
-    return {
-        "GetAllDeviceCount": null("count_array", None),
-        "GetDeviceCount": null("count", CPU, None)
-        + [((value, number), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10)],
-        "SetDevice": [
-            ((value, 0), NO_BACKEND, f"device must be a device type, 0 to 9, got {value}") for value in (-1, 10, 99)
-        ],
-        "StreamCreate": null("stream_ptr", None),
-        "StreamDestroy": null("stream", None) + bad("stream", (gone_stream,), (not_made,), (an_event,)),
-        "StreamSynchronize": bad("stream", (gone_stream,), (not_made,), (an_event,)),
-        "StreamWaitEvent": bad("stream", (gone_stream, an_event))
-        + bad("event", (live, gone_event), (None, gone_event), (live, live))
-        + null("event", live, None),
-        "StreamLaunchHostFunction": bad("stream", (gone_stream, function, None, None))
-        + null("function", live, None, None, None),
-        "EventCreate": null("event_ptr", None),
-        "EventCreateWithFlags": null("event_ptr", None, 0)
-        + [((out, 4), BAD_PARAM, r"flags must be an or of infinirtEventFlags_t \(0 to 3\), got 4")],
-        "EventRecord": null("event", None, live)
-        + bad("event", (gone_event, live), (live, live))
-        + bad("stream", (an_event, gone_stream), (an_event, an_event)),
-        "EventQuery": null("event", None, number)
-        + null("status_ptr", an_event, None)
-        + bad("event", (gone_event, number)),
-        "EventSynchronize": null("event", None) + bad("event", (gone_event,), (live,)),
-        "EventDestroy": null("event", None) + bad("event", (gone_event,), (live,)),
-        "EventElapsedTime": null("ms_ptr", None, an_event, an_event)
-        + null("start", ms, None, an_event)
-        + null("end", ms, an_event, None)
-        + bad("start", (ms, gone_event, an_event))
-        + bad("end", (ms, an_event, gone_event)),
-        "Malloc": null("p_ptr", None, 8),
-        "MallocHost": null("p_ptr", None, 8),
-        "Free": [((data.at,), BAD_PARAM, "ptr must be memory of infinirtMalloc on cpu 0 that was not freed, got 0x")],
-        "FreeHost": [((data.at,), BAD_PARAM, "ptr must be memory of infinirtMallocHost that was not freed, got 0x")],
-        "Memcpy": null("dst", None, data.at, 8, H2D)
-        + null("src", data.at, None, 8, H2D)
-        + [
-            ((data.at, data.at, 8, kind), BAD_PARAM, f"kind must be an infinirtMemcpyKind_t, 0 to 3, got {kind}")
-            for kind in (-1, 4)
-        ],
-        "MemcpyAsync": null("dst", None, data.at, 8, H2D, live)
-        + null("src", data.at, None, 8, H2D, None)
-        + bad("stream", (data.at, data.at, 8, H2D, gone_stream))
-        + [((data.at, data.at, 8, 4, live), BAD_PARAM, "kind must be an infinirtMemcpyKind_t, 0 to 3, got 4")],
-        "MallocAsync": null("p_ptr", None, 8, live) + bad("stream", (out, 8, gone_stream)),
-        "FreeAsync": bad("stream", (None, gone_stream))
-        + [((data.at, on), BAD_PARAM, "ptr must be memory of infinirtMalloc on cpu 0") for on in (live, None)],
-        "StreamBeginCapture": bad("stream", (gone_stream, GLOBAL))
-        + [((None, GLOBAL), BAD_PARAM, "stream must be a stream that was created, got NULL")]
-        + [
-            ((live, mode), BAD_PARAM, f"mode must be an infinirtStreamCaptureMode_t, 0 to 2, got {mode}")
-            for mode in (-1, 3)
-        ],
-        "StreamEndCapture": bad("stream", (gone_stream, out))
-        + null("graph_ptr", live, None)
-        + [((None, out), BAD_PARAM, "stream must be a stream that was created, got NULL")]
-        + [((live, out), BAD_PARAM, "stream must be the one on which a capture began")],
-        "GraphDestroy": null("graph", None) + bad("graph", (gone_graph,), (live,)),
-        "GraphInstantiate": null("graph_exec_ptr", None, gone_graph, None, None, 0)
-        + null("graph", out, None, None, None, 0)
-        + bad("graph", (out, gone_graph, None, None, 0)),
-        "GraphExecDestroy": null("graph_exec", None) + bad("graph_exec", (gone_exec,), (live,)),
-        "GraphLuanch": null("graph_exec", None, live) + bad("graph_exec", (gone_exec, live), (gone_exec, None)),
-        "CpuSetCapability": null("name", None),
-    }
-
-
 def test_refused_arguments() -> None:
-    table = refusals()
-    cannot_fail = {"Init", "GetDevice", "DeviceSynchronize", "SetLastErrorMessage", "CpuCapability"}
-    cannot_fail |= {"CpuCapabilityLevel", "CpuHighestCapability"}
-    assert set(table) | cannot_fail == {name.removeprefix("infinirt") for name in FUNCTIONS} - {
-        "infiniGetLastErrorMessage"
-    }
-    for name, calls in table.items():
-        for arguments, status, sentence in calls:
-            refused(status, f"^infinirt{name}: .*{sentence}", name, *arguments)
+    check_refusals("cpu")
+    out = ctypes.byref(ctypes.c_void_p())
+    absent = ": the backend of cpu does not implement this function"
+    refused(NOT_IMPLEMENTED, f"^infinirtStreamFromNative{absent}$", "StreamFromNative", out, 64)
+    enqueue = Enqueue(lambda *_: 0)
+    refused(NOT_IMPLEMENTED, f"^infinirtStreamEnqueue{absent}$", "StreamEnqueue", CPU, 0, None, enqueue, None)
 
 
 def test_errors_belong_to_the_thread() -> None:
@@ -298,21 +131,23 @@ def test_devices() -> None:
     ok("Init")
     counts = (ctypes.c_int * 10)(*[7] * 10)
     ok("GetAllDeviceCount", counts)
-    assert list(counts) == [1] + [0] * 9
-    for kind in range(10):
-        count = ctypes.c_int(7)
-        ok("GetDeviceCount", kind, ctypes.byref(count))
-        assert count.value == (1 if kind == CPU else 0)
+    nvidia = device_count(NVIDIA)
+    assert list(counts) == [1, nvidia] + [0] * 8
+    assert [device_count(kind) for kind in range(10)] == list(counts)
     ok("DeviceSynchronize")
     ok("GetDevice", None, None)
 
 
 def test_absent_devices_change_nothing() -> None:
-    names = ["nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy"]
-    for kind, name in enumerate(names, NVIDIA):
-        where = "" if kind == NVIDIA else '; CONTRIBUTING.md, "Bring up a device", adds one'
-        sentence = f"infinirtSetDevice: device must be one this build has a backend for (cpu), got {name}{where}"
-        refused(NO_BACKEND, f"^{re.escape(sentence)}$", "SetDevice", kind, 0)
+    names = ["cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy"]
+    where = dict.fromkeys(names, 'CONTRIBUTING.md, "Bring up a device", adds one')
+    has_cuda = rt.infinirtSetDevice(NVIDIA, -1) != NO_BACKEND
+    if not has_cuda:
+        names, where = ["nvidia", *names], where | {"nvidia": "a build with nvcc has one"}
+    for kind, name in enumerate(names, NVIDIA + has_cuda):
+        there = "cpu, nvidia" if has_cuda else "cpu"
+        rule = f"infinirtSetDevice: device must be one this build has a backend for ({there})"
+        refused(NO_BACKEND, f"^{re.escape(f'{rule}, got {name}; {where[name]}')}$", "SetDevice", kind, 0)
         assert device() == (CPU, 0)
     for number in (-1, 1):
         sentence = rf"device_id must be less than the number of devices \(cpu has 1\), got {number}"

@@ -13,9 +13,12 @@ namespace infini {
 // Value is held by shared_ptr: what was looked up stays valid while in use, even if it is destroyed meanwhile.
 template <typename Value> class Live {
 public:
-    // The address that stands for the value from now on.
+    // The address that stands for the value from now on: its own, or another that no live value has.
     void *insert(std::shared_ptr<Value> value) {
         void *const address = value.get();
+        return insert(address, std::move(value));
+    }
+    void *insert(void *address, std::shared_ptr<Value> value) {
         Shard &shard = shard_of(address);
         const std::lock_guard<std::mutex> lock(shard.mutex);
         shard.values.emplace(address, std::move(value));

@@ -12,7 +12,11 @@
 #include <utility>
 #include <vector>
 
-#include "../common/status.h"
+#include "../common/cuda/kernel.h"
+
+bool infini::emulates_cuda() {
+    return true;
+}
 
 namespace infini::emulation {
 

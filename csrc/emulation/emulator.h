@@ -53,8 +53,8 @@ unsigned ballot(unsigned mask, bool predicate);
 
 void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel);
 
-// Queues the work on the stream: runs it, or keeps it in the stream's capture. In runtime.cpp.
-void enqueue(cudaStream_t stream, std::function<void()> work);
+// Queues a kernel on a stream of the current device: runs it, or keeps it in the stream's capture. In streams.cpp.
+__attribute__((visibility("default"))) void enqueue(cudaStream_t stream, std::function<void()> work);
 
 template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared, cudaStream_t stream,

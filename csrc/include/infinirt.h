@@ -19,7 +19,11 @@ extern "C" {
  * NULL_POINTER, but for streams. A handle works on the device that it was made on, whichever is current.
  *
  * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
- * A NULL stream means: done on return, on the current device. It waits for nothing that streams have queued. */
+ * A NULL stream means: done on return, on the current device. It waits for nothing that streams have queued.
+ * A stream of an NVIDIA device is a cudaStream_t, made with cudaStreamNonBlocking.
+ *
+ * On NVIDIA devices, device memory is none that the host can read or write; a failure of queued work stays: every later
+ * call that touches the device fails with it. */
 typedef void *infinirtStream_t;
 typedef void *infinirtEvent_t;
 typedef void *infinirtGraph_t;
@@ -46,7 +50,8 @@ INFINI_API infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id
 INFINI_API infiniStatus_t infinirtGetDevice(infiniDevice_t *device_ptr, int *device_id_ptr);
 
 /* Returns when all work queued on the current device is done; with the status of the first piece of it, on any stream,
- * that failed since the stream's last synchronisation. What is being captured is not queued. */
+ * that failed since the stream's last synchronisation. What is being captured is not queued; on NVIDIA devices
+ * BAD_PARAM while a stream of the device is captured. */
 INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
 
 /* ---- streams (of the current device) ---- */
@@ -54,8 +59,17 @@ INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
 /* INTERNAL_ERROR where the system has no more threads. */
 INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
 
+/* Makes a stream that the caller has created with the driver (a cudaStream_t, be it torch's) known here, as one of the
+ * current device: *stream_ptr is `native` itself, which the functions below take from then on. It stays the caller's:
+ * infinirtStreamDestroy() only forgets it, once for each time that it was registered, and waits for nothing. To be
+ * forgotten before its owner destroys it. BAD_PARAM for a stream of infinirtStreamCreate(), or of another device;
+ * NOT_IMPLEMENTED on the CPU. CUDA's default stream is cudaStreamLegacy here, since NULL is refused. (An addition to
+ * the Infini interface.) */
+INFINI_API infiniStatus_t infinirtStreamFromNative(infinirtStream_t *stream_ptr, void *native);
+
 /* Waits for the queued work, then frees the stream. NULL is refused with NULL_POINTER. A capture that began on it is
- * lost, and so is a failure that no synchronisation has reported. Threads that wait for the stream return as ever. */
+ * lost, and so is a failure that no synchronisation has reported. Threads that wait for the stream return as ever.
+ * On NVIDIA devices a stream that joined a capture takes that capture with it. */
 INFINI_API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
 
 /* Returns when all work queued before is done; with the status of the first piece of it that failed since the last
@@ -83,6 +97,15 @@ INFINI_API infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infin
 typedef infiniStatus_t (*infinirtHostFunction_t)(void *data);
 INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinirtHostFunction_t function,
                                                            void *data, void (*release)(void *data));
+
+/* For libraries that queue kernels themselves, as libinfiniop does: calls enqueue(native, data) once, on this thread,
+ * with the device current to its driver meanwhile, and returns what that returned. `native` is what the driver takes
+ * for a stream: `stream` as it came, which need not be known here; where that is NULL, a stream on which all is done
+ * when this call returns. The device need not be the current one. NOT_IMPLEMENTED on the CPU. (An addition to the
+ * Infini interface.) */
+typedef infiniStatus_t (*infinirtEnqueue_t)(void *native, void *data);
+INFINI_API infiniStatus_t infinirtStreamEnqueue(infiniDevice_t device, int device_id, infinirtStream_t stream,
+                                                infinirtEnqueue_t enqueue, void *data);
 
 /* ---- events (of the current device) ---- */
 
@@ -130,7 +153,7 @@ INFINI_API infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
 /* Waits for the device's queued work, then frees; in a host function that a stream runs, frees without waiting.
  * Failures of that work stay for the next synchronisation. NULL does nothing. BAD_PARAM for memory that
  * infinirtMalloc() (infinirtMallocHost()) did not give, that was freed already, or for an address inside of an
- * allocation. */
+ * allocation; on NVIDIA devices also while a stream of the device is captured. */
 INFINI_API infiniStatus_t infinirtFree(void *ptr);
 INFINI_API infiniStatus_t infinirtFreeHost(void *ptr);
 
@@ -155,12 +178,16 @@ INFINI_API infiniStatus_t infinirtMemcpyAsync(void *dst, const void *src, size_t
 INFINI_API infiniStatus_t infinirtMallocAsync(void **p_ptr, size_t size, infinirtStream_t stream);
 
 /* Frees when all work queued on the stream before is done; the address is refused from now on. Not while the stream is
- * captured (NOT_IMPLEMENTED). With a NULL stream the same as infinirtFree(). */
+ * captured (NOT_IMPLEMENTED). With a NULL stream the same as infinirtFree(). On NVIDIA devices memory of
+ * infinirtMalloc() is waited for; that of infinirtMallocAsync() is not. */
 INFINI_API infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream);
 
 /* ---- graphs: work captured from streams once and replayed any number of times ---- */
 
-/* Which calls of other threads a capture forbids on devices where they would disturb it; the CPU forbids none. */
+/* Which calls a capture forbids on devices where they would disturb it; the CPU forbids none. On NVIDIA devices these
+ * are infinirtMalloc(), infinirtMallocHost(), and waiting for or asking about streams and events outside of the
+ * capture: GLOBAL forbids them to all threads, THREAD_LOCAL to the one that began the capture, RELAXED to none. They
+ * give BAD_PARAM, and the capture is lost: its end says so. */
 typedef enum INFINI_ENUM_BASE {
     INFINIRT_STREAM_CAPTURE_MODE_GLOBAL = 0,
     INFINIRT_STREAM_CAPTURE_MODE_THREAD_LOCAL = 1,
@@ -173,8 +200,8 @@ typedef enum INFINI_ENUM_BASE {
 INFINI_API infiniStatus_t infinirtStreamBeginCapture(infinirtStream_t stream, infinirtStreamCaptureMode_t mode);
 
 /* Ends the capture where it began; the graph belongs to the caller. BAD_PARAM on a stream where none began. Streams
- * that joined leave the capture; what they queued is in it. (Let the first stream wait for them before: devices other
- * than the CPU may demand it.) */
+ * that joined leave the capture; what they queued is in it. On NVIDIA devices the first stream must wait for them
+ * before (BAD_PARAM, and the capture is lost), and unless the mode is RELAXED the thread must be the one that began. */
 INFINI_API infiniStatus_t infinirtStreamEndCapture(infinirtStream_t stream, infinirtGraph_t *graph_ptr);
 
 /* What was instantiated from the graph stays valid. */

@@ -8,6 +8,7 @@
 #include "guard.h"
 #include "infiniop.h"
 #include "live.h"
+#include "place.h"
 #include "tensor_view.h"
 
 namespace infini::c_api {
@@ -75,11 +76,12 @@ public:
             const Function function("infiniopCreate", name_, "Descriptor");
             not_null(function, "desc_ptr", desc_ptr);
             const InfiniopHandle device = checked_handle(function, handle);
-            if (device.device != INFINI_DEVICE_CPU) {
+            if (device.device != INFINI_DEVICE_CPU && device.device != INFINI_DEVICE_NVIDIA) {
                 throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
-                            message(function, ": handle must be of a device that has a kernel for ", name_,
-                                    " (INFINI_DEVICE_CPU), got one of device type ", static_cast<int>(device.device)));
+                            message(function, ": handle must be of a device that has kernels (INFINI_DEVICE_CPU, ",
+                                    "INFINI_DEVICE_NVIDIA), got one of device type ", static_cast<int>(device.device)));
             }
+            const PlaceScope place({device.device, device.device_id, nullptr});
             auto made = std::make_shared<ArgsDescriptor<Args>>();
             made->device_type = device.device;
             made->device_id = device.device_id;
@@ -122,7 +124,9 @@ public:
             if constexpr (has_workspace<Args>(0)) {
                 args.workspace = workspace;
             }
-            if (stream == nullptr) {
+            if (found->device_type == INFINI_DEVICE_NVIDIA) {
+                launch_on_cuda(*found, args, stream);
+            } else if (stream == nullptr) {
                 run_(args);
             } else {
                 check_(args);
@@ -150,6 +154,27 @@ private:
                         message(function, ": desc must be a descriptor of ", name_, ", got one of ", found->name));
         }
         return found;
+    }
+
+    // The kernels are queued on the cudaStream_t, with the descriptor's device current; NULL: done on return.
+    void launch_on_cuda(const Descriptor &desc, const Args &args, void *stream) const {
+        struct Launch {
+            const Args &args;
+            void (*run)(const Args &);
+            Place place;
+        } launch{args, run_, {desc.device_type, desc.device_id, nullptr}};
+        const auto enqueue = [](void *native, void *data) {
+            auto &launched = *static_cast<Launch *>(data);
+            launched.place.stream = native;
+            return guarded([&] {
+                const PlaceScope place(launched.place);
+                launched.run(launched.args);
+            });
+        };
+        const infiniStatus_t status = infinirtStreamEnqueue(desc.device_type, desc.device_id, stream, enqueue, &launch);
+        if (status != INFINI_STATUS_SUCCESS) {
+            throw Error(status, infiniGetLastErrorMessage());
+        }
     }
 
     struct Queued {

@@ -65,6 +65,14 @@ void Backend::stream_launch_host_function(Stream *, infinirtHostFunction_t, void
     not_implemented("infinirtStreamLaunchHostFunction");
 }
 
+std::shared_ptr<Stream> Backend::stream_from_native(int, void *) {
+    not_implemented("infinirtStreamFromNative");
+}
+
+void Backend::stream_enqueue(int, void *, const std::function<void(void *)> &) {
+    not_implemented("infinirtStreamEnqueue");
+}
+
 void Backend::stream_begin_capture(Stream &, infinirtStreamCaptureMode_t) {
     not_implemented("infinirtStreamBeginCapture");
 }

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 
@@ -27,7 +28,10 @@ struct Object {
     int device_id = 0;
     virtual ~Object() = default;
 };
-struct Stream : Object {};
+struct Stream : Object {
+    void *handle = this;     // what the caller gets; a backend may put its driver's own handle here
+    int foreign_handles = 0; // how often the caller has registered a stream that infinirt did not make
+};
 struct Event : Object {
     uint32_t flags = 0; // infinirtEventFlags_t
 };
@@ -78,6 +82,11 @@ public:
 
     virtual void stream_launch_host_function(Stream *stream, infinirtHostFunction_t function, void *data,
                                              void (*release)(void *));
+
+    // A stream that the caller made with the driver; its handle is the driver's.
+    virtual std::shared_ptr<Stream> stream_from_native(int device_id, void *native);
+    // Calls body(native stream) with the device current to the driver.
+    virtual void stream_enqueue(int device_id, void *native, const std::function<void(void *)> &body);
 
     virtual void stream_begin_capture(Stream &stream, infinirtStreamCaptureMode_t mode);
     virtual std::shared_ptr<Graph> stream_end_capture(Stream &stream);

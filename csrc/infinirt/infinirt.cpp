@@ -2,6 +2,8 @@
 // turns handles into objects, and calls the backend of the object's device, or of the thread's current one.
 #include <algorithm>
 #include <cstring>
+#include <mutex>
+#include <type_traits>
 
 #include "allocations.h"
 #include "backend.h"
@@ -20,6 +22,7 @@ Live<Event> &events = *new Live<Event>;
 Live<Graph> &graphs = *new Live<Graph>;
 Live<GraphExec> &graph_execs = *new Live<GraphExec>;
 Allocations &allocations = *new Allocations;
+std::mutex foreign_streams; // held while one is registered or forgotten
 
 // The number in an enum that came from C, which may be none of the enum's values.
 template <typename Enum> unsigned number_of(const Enum &value) {
@@ -53,6 +56,24 @@ public:
     }
 
     void not_null(const char *argument, const void *pointer) const { infini::not_null(function_, argument, pointer); }
+
+    // The backend of a device that is there.
+    Backend &device(const infiniDevice_t &type, int id) const {
+        device_type(type);
+        Backend *const backend = backend_of(type);
+        if (backend == nullptr) {
+            refuse(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "device must be one this build has a backend for (",
+                   backend_names(), "), got ", name_of(type),
+                   type == INFINI_DEVICE_NVIDIA ? "; a build with nvcc has one"
+                                                : "; CONTRIBUTING.md, \"Bring up a device\", adds one");
+        }
+        const int count = backend->device_count();
+        if (id < 0 || id >= count) {
+            refuse(INFINI_STATUS_DEVICE_NOT_FOUND, "device_id must be less than the number of devices (", name_of(type),
+                   " has ", count, "), got ", id);
+        }
+        return *backend;
+    }
 
     void device_type(const infiniDevice_t &device) const {
         if (number_of(device) >= INFINI_DEVICE_TYPE_COUNT) {
@@ -161,11 +182,30 @@ Device device_of(const Object &object) {
     return {object.backend->type, object.device_id};
 }
 
+void *keep(std::shared_ptr<Stream> stream) {
+    void *const handle = stream->handle;
+    return streams.insert(handle, std::move(stream));
+}
+
 // Gives an object that a backend made its place, and the caller its handle.
 template <typename T> void *hand_out(Live<T> &live, std::shared_ptr<T> object, Device device) {
     object->backend = backend_of(device.type);
     object->device_id = device.id;
-    return live.insert(std::move(object));
+    if constexpr (std::is_same_v<T, Stream>) {
+        return keep(std::move(object));
+    } else {
+        return live.insert(std::move(object));
+    }
+}
+
+// Calls free(); where that fails, the memory stays in the books.
+template <typename Free> void or_keep(void *ptr, const Allocation &allocation, const Free &free) {
+    try {
+        free();
+    } catch (...) {
+        allocations.insert(ptr, allocation);
+        throw;
+    }
 }
 
 infiniStatus_t event_create(const char *function, infinirtEvent_t *event_ptr, uint32_t flags) {
@@ -219,19 +259,7 @@ infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count) {
 
 infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id) {
     return enter(__func__, [&](const Call &call) {
-        call.device_type(device);
-        Backend *const backend = backend_of(device);
-        if (backend == nullptr) {
-            call.refuse(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, "device must be one this build has a backend for (",
-                        backend_names(), "), got ", name_of(device),
-                        device == INFINI_DEVICE_NVIDIA ? "" : "; CONTRIBUTING.md, \"Bring up a device\", adds one");
-        }
-        const int count = backend->device_count();
-        if (device_id < 0 || device_id >= count) {
-            call.refuse(INFINI_STATUS_DEVICE_NOT_FOUND, "device_id must be less than the number of devices (",
-                        name_of(device), " has ", count, "), got ", device_id);
-        }
-        backend->set_device(device_id);
+        call.device(device, device_id).set_device(device_id);
         current = {device, device_id};
     });
 }
@@ -259,13 +287,43 @@ infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr) {
     });
 }
 
+infiniStatus_t infinirtStreamFromNative(infinirtStream_t *stream_ptr, void *native) {
+    return enter(__func__, [&](const Call &call) {
+        call.not_null("stream_ptr", stream_ptr);
+        call.not_null("native", native);
+        const std::lock_guard<std::mutex> lock(foreign_streams);
+        std::shared_ptr<Stream> stream = streams.find(native);
+        if (stream == nullptr) {
+            stream = current_backend().stream_from_native(current.id, native);
+            hand_out(streams, stream, current);
+        } else if (stream->foreign_handles == 0) {
+            call.refuse(INFINI_STATUS_BAD_PARAM, "native must be a stream that the caller made, got one of "
+                                                 "infinirtStreamCreate");
+        } else if (stream->backend != &current_backend() || stream->device_id != current.id) {
+            call.refuse(INFINI_STATUS_BAD_PARAM, "native must be a stream of the current device, ",
+                        name_of(current.type), " ", current.id, ", got one registered for ",
+                        name_of(stream->backend->type), " ", stream->device_id);
+        }
+        ++stream->foreign_handles;
+        *stream_ptr = stream->handle;
+    });
+}
+
 infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream) {
     return enter(__func__, [&](const Call &call) {
+        std::unique_lock<std::mutex> lock(foreign_streams);
         const auto taken = call.take(streams, "stream", stream);
+        if (taken->foreign_handles > 0) {
+            if (--taken->foreign_handles > 0) {
+                keep(taken);
+            }
+            return;
+        }
+        lock.unlock();
         try {
             taken->backend->stream_destroy(*taken);
         } catch (...) {
-            streams.insert(taken); // it failed: the handle stays
+            keep(taken); // it failed: the handle stays
             throw;
         }
     });
@@ -299,6 +357,20 @@ infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinir
         call.not_null("function", reinterpret_cast<const void *>(function));
         Backend &backend = found == nullptr ? current_backend() : *found->backend;
         backend.stream_launch_host_function(found.get(), function, data, release);
+    });
+}
+
+infiniStatus_t infinirtStreamEnqueue(infiniDevice_t device, int device_id, infinirtStream_t stream,
+                                     infinirtEnqueue_t enqueue, void *data) {
+    return enter(__func__, [&](const Call &call) {
+        Backend &backend = call.device(device, device_id);
+        call.not_null("enqueue", reinterpret_cast<const void *>(enqueue));
+        backend.stream_enqueue(device_id, stream, [&](void *native) {
+            const infiniStatus_t status = enqueue(native, data);
+            if (status != INFINI_STATUS_SUCCESS) {
+                throw Error(status, infiniGetLastErrorMessage());
+            }
+        });
     });
 }
 
@@ -384,8 +456,8 @@ infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size) {
 infiniStatus_t infinirtFree(void *ptr) {
     return enter(__func__, [&](const Call &call) {
         if (ptr != nullptr) {
-            call.take_memory(current, false, ptr);
-            current_backend().free(current.id, ptr);
+            const Allocation allocation = call.take_memory(current, false, ptr);
+            or_keep(ptr, allocation, [&] { current_backend().free(current.id, ptr); });
         }
     });
 }
@@ -393,8 +465,9 @@ infiniStatus_t infinirtFree(void *ptr) {
 infiniStatus_t infinirtFreeHost(void *ptr) {
     return enter(__func__, [&](const Call &call) {
         if (ptr != nullptr) {
-            const Device device = call.take_memory(current, true, ptr).device;
-            backend_of(device.type)->free_host(device.id, ptr);
+            const Allocation allocation = call.take_memory(current, true, ptr);
+            const Device device = allocation.device;
+            or_keep(ptr, allocation, [&] { backend_of(device.type)->free_host(device.id, ptr); });
         }
     });
 }
@@ -447,16 +520,13 @@ infiniStatus_t infinirtFreeAsync(void *ptr, infinirtStream_t stream) {
         }
         const Device device = queue == nullptr ? current : device_of(*queue);
         const Allocation allocation = call.take_memory(device, false, ptr);
-        try {
+        or_keep(ptr, allocation, [&] {
             if (queue == nullptr) {
                 current_backend().free(device.id, ptr);
             } else {
                 queue->backend->free_async(ptr, *queue);
             }
-        } catch (...) {
-            allocations.insert(ptr, allocation); // it failed: the memory stays
-            throw;
-        }
+        });
     });
 }
 

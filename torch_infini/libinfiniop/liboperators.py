@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._headers import parse
+from .._library import PATH
 from .op_register import OpRegister
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -32,7 +33,7 @@ class InfiniLib:
 
 
 def open_lib() -> InfiniLib:
-    """Load the libraries below $INFINI_ROOT, or where it is not set those that came with torch_infini.
+    """Load the libraries below $INFINI_ROOT, or where it is not set those that torch_infini itself has loaded.
 
     Returns:
         The libraries, their functions' argtypes and restype set from the headers in $INFINI_ROOT/include.
@@ -40,8 +41,10 @@ def open_lib() -> InfiniLib:
     Raises:
         AssertionError: If a library or the headers, from which the signatures come, are not there.
     """
-    root = Path(os.environ.get("INFINI_ROOT") or PACKAGE)
-    paths = [root / "lib" / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]
+    given = os.environ.get("INFINI_ROOT")
+    root = Path(given) if given else PACKAGE
+    folder = root / "lib" if given else PATH.parent
+    paths = [folder / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]
     for path in paths:
         assert path.is_file(), f"{path.name} is not in {path.parent}: build torch_infini, or set INFINI_ROOT"
     lib = InfiniLib(*(ctypes.CDLL(str(path)) for path in paths), root=root)

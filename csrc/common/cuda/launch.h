@@ -8,15 +8,9 @@
 #include <type_traits>
 
 #include "../place.h"
-#include "../status.h"
+#include "error.h"
 
 namespace infini::cuda {
-
-inline void must(const char *what, cudaError_t status) {
-    if (status != cudaSuccess) {
-        throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: ", what, ": ", cudaGetErrorString(status)));
-    }
-}
 
 inline cudaStream_t stream() {
     return static_cast<cudaStream_t>(current_place.stream);

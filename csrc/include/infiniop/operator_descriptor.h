@@ -9,6 +9,10 @@
  *                               lost. stream: a stream of the device, on which the run is queued: memory and workspace
  *                               must stay valid until it is done there, the descriptor need not. NULL: done on return.
  *                               A descriptor may run on several threads at once, each with a workspace of its own.
+ *                               On NVIDIA devices: memory and workspace are device memory. The stream is any
+ *                               cudaStream_t of the device, infinirt's or the caller's; NULL waits for no other stream,
+ *                               not even for CUDA's default one (that is cudaStreamLegacy). A run captured on a stream
+ *                               is repeated by each replay, on what the same addresses hold then.
  * infiniopDestroy<Op>Descriptor frees the descriptor.
  *
  * Unless an op says otherwise: tensors have any strides, also negative, and any number of elements, also none; inputs
@@ -21,7 +25,9 @@
  * _SHAPE, _STRIDES for tensors that break the op's rules; INSUFFICIENT_WORKSPACE; NOT_IMPLEMENTED for what the
  * interface has and this build has not. infiniGetLastErrorMessage() says which argument, which rule and what came. What
  * fails has written nothing, except where a value found in memory is at fault (a position, an index, a length): then
- * the output is unspecified. */
+ * the output is unspecified. On NVIDIA devices such a value is no error, for nothing waits to look at it: no memory
+ * outside of the tensors is touched, what depends on it in the output is NaN (0 in integers), and nothing is written
+ * to a place that is not there. */
 #ifndef INFINIOP_OPERATOR_DESCRIPTOR_H
 #define INFINIOP_OPERATOR_DESCRIPTOR_H
 

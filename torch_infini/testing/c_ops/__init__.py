@@ -70,13 +70,17 @@ class CSample:
 
 @dataclass(frozen=True)
 class CErrorCase:
-    """A call that must be refused: by `at` ("create" or "run"), with this status and this sentence."""
+    """A call that must be refused: by `at` ("create" or "run"), with this status and this sentence.
+
+    of_values: the rule is about the tensors' contents, which only the CPU looks at before it computes.
+    """
 
     name: str
     args: Mapping[str, Any]
     status: str
     message: str
     at: str = "create"
+    of_values: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,7 +245,9 @@ class Descriptor:
     def bound(self, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None) -> Callable[[], None]:
         """The run as a function without arguments, to be called often; it holds the workspace."""
         size = self.workspace_size()
-        workspace = torch.empty(size, dtype=torch.uint8)
+        bases = [v.base if isinstance(v, Described) else v for v in args.values()]
+        place = next((v.device for v in bases if isinstance(v, Tensor)), None)
+        workspace = torch.empty(size, dtype=torch.uint8, device=place)
         keep: list[Any] = [workspace]
         values: list[Any] = []
         for argument in self.op.run.arguments:

@@ -281,7 +281,9 @@ def cases(name: str, prefill: bool) -> Iterator[CErrorCase]:
         ),
     ]
     for case, changed, sentence in at_run:
-        yield CErrorCase(case, {**args, **changed}, "BAD_PARAM", op + sentence, at="run")
+        yield CErrorCase(
+            case, {**args, **changed}, "BAD_PARAM", op + sentence, at="run", of_values="share no memory" not in sentence
+        )
 
 
 def errors() -> Iterator[CErrorCase]:
@@ -315,6 +317,7 @@ def prefill_errors() -> Iterator[CErrorCase]:
             "BAD_PARAM",
             op + f"cum_seq_lens_q must {rule}",
             at="run",
+            of_values=True,
         )
     yield CErrorCase(
         "more queries than keys",
@@ -322,6 +325,7 @@ def prefill_errors() -> Iterator[CErrorCase]:
         "BAD_PARAM",
         op + "seq_lens must count a sequence's queries among its keys, got 2 keys for the 3 queries of sequence 1",
         at="run",
+        of_values=True,
     )
 
 
@@ -455,6 +459,7 @@ def caching_errors() -> Iterator[CErrorCase]:
         "BAD_PARAM",
         op + "slot_mapping must be below 0 or less than 3 blocks of 16 slots, got 48 for token 2",
         at="run",
+        of_values=True,
     )
     yield CErrorCase(
         "overlap",

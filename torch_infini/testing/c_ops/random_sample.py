@@ -176,7 +176,9 @@ def errors() -> Iterator[CErrorCase]:
         probs = torch.full((200,), -torch.inf, dtype=dtype)
         at_run.append((f"all masked in {dtype}", {"probs": probs}, "probs must have a value above -infinity, got none"))
     for case, changed, sentence in at_run:
-        yield CErrorCase(case, {**args, **changed}, "BAD_PARAM", op + sentence, at="run")
+        yield CErrorCase(
+            case, {**args, **changed}, "BAD_PARAM", op + sentence, at="run", of_values=sentence.startswith("probs")
+        )
 
 
 OPS = [COp("RandomSample", ["result"], reference, samples, errors, compare)]

@@ -171,6 +171,7 @@ def errors() -> Iterator[CErrorCase]:
             "BAD_PARAM",
             op + f"positions must be at least 0 and less than 50, the rows of cos, got {value} at [1, 2]",
             at="run",
+            of_values=True,
         )
     memory = torch.ones(200)
     yield CErrorCase(

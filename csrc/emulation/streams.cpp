@@ -1,0 +1,392 @@
+// The emulated CUDA runtime: streams that run their work when it is queued, events, captures and graphs. The nodes of
+// a graph run in a shuffled order that keeps their dependencies, so that a dependency that was not captured shows. What
+// is not allowed while something is captured gives the error of CUDA, and as there the capture is invalid afterwards.
+#include "streams.h"
+
+#include <algorithm>
+#include <chrono>
+#include <memory>
+#include <mutex>
+#include <random>
+#include <thread>
+#include <vector>
+
+#include "../common/cuda/error.h"
+#include "emulator.h"
+
+namespace infini::emulation {
+
+namespace {
+
+using Places = std::vector<size_t>; // numbers of nodes
+
+struct Node {
+    std::function<void()> work;
+    Places after; // the nodes that it depends on, all of them before it in the list
+};
+using Nodes = std::vector<Node>;
+
+struct Capture {
+    unsigned long long id;
+    cudaStream_t origin;
+    cudaStreamCaptureMode mode;
+    std::thread::id thread; // that began it
+    Nodes nodes;
+    bool active = true, valid = true;
+};
+
+std::mutex mutex; // of all that follows, and of all streams and events
+std::vector<std::shared_ptr<Capture>> active_captures;
+unsigned long long captures_made = 0;
+
+thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
+
+} // namespace
+
+} // namespace infini::emulation
+
+struct CUstream_st {
+    int device;
+    std::shared_ptr<infini::emulation::Capture> capture; // that it is in, or was in until that ended
+    infini::emulation::Places last;                      // what is queued next depends on these
+};
+struct CUevent_st {
+    int device;
+    bool recorded = false;
+    std::chrono::steady_clock::time_point time{};
+    std::shared_ptr<infini::emulation::Capture> capture{}; // of the last record
+    infini::emulation::Places last{};
+};
+struct CUgraph_st {
+    std::shared_ptr<const infini::emulation::Nodes> nodes;
+};
+struct CUgraphExec_st {
+    std::shared_ptr<const infini::emulation::Nodes> nodes;
+};
+
+namespace infini::emulation {
+
+namespace {
+
+using Lock = std::lock_guard<std::mutex>;
+
+// The capture that the stream is in, or nullptr. Under the mutex.
+Capture *capture_of(cudaStream_t stream) {
+    const bool is_handle = stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
+    return is_handle && stream->capture != nullptr && stream->capture->active ? stream->capture.get() : nullptr;
+}
+
+void end(Capture &capture) {
+    capture.active = false;
+    const auto is_this = [&](const std::shared_ptr<Capture> &other) { return other.get() == &capture; };
+    active_captures.erase(std::remove_if(active_captures.begin(), active_captures.end(), is_this),
+                          active_captures.end());
+}
+
+void join(Places &places, const Places &others) {
+    places.insert(places.end(), others.begin(), others.end());
+    std::sort(places.begin(), places.end());
+    places.erase(std::unique(places.begin(), places.end()), places.end());
+}
+
+// Whether all nodes come before the end of the stream on which the capture began.
+bool is_joined(const Capture &capture) {
+    std::vector<bool> reached(capture.nodes.size());
+    Places next = capture.origin->last;
+    while (!next.empty()) {
+        const size_t place = next.back();
+        next.pop_back();
+        if (!reached[place]) {
+            reached[place] = true;
+            next.insert(next.end(), capture.nodes[place].after.begin(), capture.nodes[place].after.end());
+        }
+    }
+    return std::find(reached.begin(), reached.end(), false) == reached.end();
+}
+
+void run(const Nodes &nodes) {
+    static std::mutex shuffling;
+    static std::mt19937 shuffler(0); // a fixed seed: a failure repeats
+    std::vector<size_t> waits_for(nodes.size());
+    std::vector<Places> followers(nodes.size());
+    Places ready;
+    for (size_t place = 0; place < nodes.size(); ++place) {
+        waits_for[place] = nodes[place].after.size();
+        for (const size_t before : nodes[place].after) {
+            followers[before].push_back(place);
+        }
+        if (waits_for[place] == 0) {
+            ready.push_back(place);
+        }
+    }
+    while (!ready.empty()) {
+        {
+            const Lock lock(shuffling);
+            std::swap(ready[shuffler() % ready.size()], ready.back());
+        }
+        const size_t place = ready.back();
+        ready.pop_back();
+        nodes[place].work();
+        for (const size_t follower : followers[place]) {
+            if (--waits_for[follower] == 0) {
+                ready.push_back(follower);
+            }
+        }
+    }
+}
+
+} // namespace
+
+bool is_captured(cudaStream_t stream) {
+    const Lock lock(mutex);
+    return capture_of(stream) != nullptr;
+}
+
+cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
+    {
+        const Lock lock(mutex);
+        if (Capture *const capture = capture_of(stream)) {
+            if (!capture->valid) {
+                return cudaErrorStreamCaptureInvalidated;
+            }
+            capture->nodes.push_back({std::move(work), stream->last});
+            stream->last = {capture->nodes.size() - 1};
+            return cudaSuccess;
+        }
+    }
+    work();
+    return cudaSuccess;
+}
+
+void enqueue(cudaStream_t stream, std::function<void()> work) {
+    const bool is_handle = stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
+    const bool elsewhere = is_handle && stream->device != current_device();
+    cuda::must("a kernel launch", report(elsewhere ? cudaErrorInvalidResourceHandle : submit(stream, std::move(work))));
+}
+
+cudaError_t check_unsafe_call() {
+    const Lock lock(mutex);
+    cudaError_t error = cudaSuccess;
+    for (const std::shared_ptr<Capture> &capture : active_captures) {
+        const bool mine = capture->thread == std::this_thread::get_id();
+        const bool forbids =
+            thread_mode != cudaStreamCaptureModeRelaxed &&
+            (mine ? capture->mode != cudaStreamCaptureModeRelaxed
+                  : capture->mode == cudaStreamCaptureModeGlobal && thread_mode == cudaStreamCaptureModeGlobal);
+        if (forbids) {
+            capture->valid = false;
+            error = cudaErrorStreamCaptureUnsupported;
+        }
+    }
+    return error;
+}
+
+cudaError_t check_device_wait() {
+    const Lock lock(mutex);
+    cudaError_t error = cudaSuccess;
+    for (const std::shared_ptr<Capture> &capture : active_captures) {
+        if (capture->origin->device == current_device()) {
+            capture->valid = false;
+            error = cudaErrorStreamCaptureUnsupported;
+        }
+    }
+    return error;
+}
+
+} // namespace infini::emulation
+
+using namespace infini::emulation;
+
+// ---- streams ----
+
+cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+    *stream = new CUstream_st{current_device(), nullptr, {}};
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamDestroy(cudaStream_t stream) {
+    {
+        const Lock lock(mutex);
+        if (Capture *const capture = capture_of(stream)) {
+            capture->valid = false;
+            if (capture->origin == stream) {
+                end(*capture);
+            }
+        }
+    }
+    delete stream;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetDevice(cudaStream_t stream, int *device) {
+    *device = stream->device;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
+    {
+        const Lock lock(mutex);
+        if (Capture *const capture = capture_of(stream)) {
+            capture->valid = false;
+            return report(cudaErrorStreamCaptureUnsupported);
+        }
+    }
+    return report(check_unsafe_call());
+}
+
+cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned) {
+    const Lock lock(mutex);
+    Capture *const mine = capture_of(stream), *const theirs = event->capture.get();
+    if (theirs == nullptr) {
+        if (mine == nullptr) {
+            return cudaSuccess;
+        }
+        mine->valid = false;
+        return report(cudaErrorStreamCaptureIsolation);
+    }
+    if (!theirs->active || !theirs->valid) {
+        return report(cudaErrorInvalidValue);
+    }
+    if (mine == nullptr) {
+        stream->capture = event->capture;
+        stream->last.clear();
+    } else if (mine != theirs) {
+        mine->valid = theirs->valid = false;
+        return report(cudaErrorStreamCaptureMerge);
+    }
+    join(stream->last, event->last);
+    return cudaSuccess;
+}
+
+// ---- events ----
+
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned) {
+    *event = new CUevent_st{current_device()};
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventDestroy(cudaEvent_t event) {
+    delete event;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    const Lock lock(mutex);
+    Capture *const capture = capture_of(stream);
+    if (capture != nullptr && !capture->valid) {
+        return report(cudaErrorStreamCaptureInvalidated);
+    }
+    event->recorded = true;
+    event->time = std::chrono::steady_clock::now();
+    event->capture = capture == nullptr ? nullptr : stream->capture;
+    event->last = capture == nullptr ? Places{} : stream->last;
+    return cudaSuccess;
+}
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    {
+        const Lock lock(mutex);
+        if (event->capture != nullptr) {
+            event->capture->valid = false;
+            return report(cudaErrorCapturedEvent);
+        }
+    }
+    return report(check_unsafe_call());
+}
+
+cudaError_t cudaEventSynchronize(cudaEvent_t event) {
+    return cudaEventQuery(event);
+}
+
+cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
+    const Lock lock(mutex);
+    if (!start->recorded || !end->recorded) {
+        return report(cudaErrorInvalidResourceHandle);
+    }
+    *ms = std::chrono::duration<float, std::milli>(end->time - start->time).count();
+    return cudaSuccess;
+}
+
+// ---- captures and graphs ----
+
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+    std::swap(*mode, thread_mode);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus *status, unsigned long long *id) {
+    const Lock lock(mutex);
+    const Capture *const capture = capture_of(stream);
+    *status = capture == nullptr ? cudaStreamCaptureStatusNone
+              : capture->valid   ? cudaStreamCaptureStatusActive
+                                 : cudaStreamCaptureStatusInvalidated;
+    if (id != nullptr && *status == cudaStreamCaptureStatusActive) {
+        *id = capture->id;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamBeginCapture(cudaStream_t stream, cudaStreamCaptureMode mode) {
+    const Lock lock(mutex);
+    if (stream == nullptr || stream == cudaStreamLegacy) {
+        return report(cudaErrorStreamCaptureImplicit);
+    }
+    if (capture_of(stream) != nullptr) {
+        return report(cudaErrorIllegalState);
+    }
+    stream->capture = std::make_shared<Capture>();
+    stream->capture->id = ++captures_made;
+    stream->capture->origin = stream;
+    stream->capture->mode = mode;
+    stream->capture->thread = std::this_thread::get_id();
+    stream->last.clear();
+    active_captures.push_back(stream->capture);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamEndCapture(cudaStream_t stream, cudaGraph_t *graph) {
+    const Lock lock(mutex);
+    *graph = nullptr;
+    Capture *const capture = capture_of(stream);
+    if (capture == nullptr) {
+        return report(cudaErrorIllegalState);
+    }
+    if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id()) {
+        return report(cudaErrorStreamCaptureWrongThread);
+    }
+    if (capture->origin != stream) {
+        capture->valid = false;
+        return report(cudaErrorStreamCaptureUnmatched);
+    }
+    end(*capture);
+    if (!capture->valid) {
+        return report(cudaErrorStreamCaptureInvalidated);
+    }
+    if (!is_joined(*capture)) {
+        return report(cudaErrorStreamCaptureUnjoined);
+    }
+    *graph = new CUgraph_st{std::make_shared<const Nodes>(std::move(capture->nodes))};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
+    delete graph;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphInstantiateWithParams(cudaGraphExec_t *exec, cudaGraph_t graph,
+                                           cudaGraphInstantiateParams *params) {
+    params->errNode_out = nullptr;
+    params->result_out = cudaGraphInstantiateSuccess;
+    *exec = new CUgraphExec_st{graph->nodes};
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
+    delete exec;
+    return cudaSuccess;
+}
+
+cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
+    return report(submit(stream, [nodes = exec->nodes] { run(*nodes); }));
+}

@@ -1,0 +1,28 @@
+// What runtime.cpp (devices, memory) and streams.cpp (streams, events, captures, graphs) of the emulated CUDA runtime
+// need of each other.
+#pragma once
+
+#include <functional>
+
+#include "cuda_runtime_api.h"
+
+namespace infini::emulation {
+
+int current_device();
+
+// Keeps the error for cudaGetLastError() and returns it.
+cudaError_t report(cudaError_t error);
+
+// Runs the work now, which is a legal order, or adds it to the capture that the stream is in.
+cudaError_t submit(cudaStream_t stream, std::function<void()> work);
+
+bool is_captured(cudaStream_t stream);
+
+// For calls such as cudaMalloc that CUDA considers unsafe while something is captured: an error where the modes of the
+// captures and of the calling thread forbid them. The captures that do so are invalid from then on.
+cudaError_t check_unsafe_call();
+
+// For calls that wait for a whole device: never allowed while one of its streams is captured.
+cudaError_t check_device_wait();
+
+} // namespace infini::emulation
