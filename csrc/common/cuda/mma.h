@@ -84,7 +84,8 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], con
                  : "memory");
 }
 
-// a: four 8x8 matrices, rows 0 to 7 and 8 to 15 of columns 0 to 7, then of columns 8 to 15, as load_matrices gives them.
+// a: four 8x8 matrices, rows 0 to 7 and 8 to 15 of columns 0 to 7, then of columns 8 to 15, as load_matrices gives
+// them.
 // b0, b1: rows 0 to 7 and 8 to 15 of b, as load_matrices_transposed gives them, or load_matrices those of b transposed.
 template <typename T>
 __device__ __forceinline__ void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {

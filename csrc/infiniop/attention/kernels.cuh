@@ -1,5 +1,5 @@
-// The kernels that attention.cu chooses from. Those on tensor cores are compiled in files of their own, a half type each,
-// which takes half as long.
+// The kernels that attention.cu chooses from. Those on tensor cores are compiled in files of their own, a half type
+// each, which takes half as long.
 #pragma once
 
 #include "problem.cuh"

@@ -33,8 +33,8 @@ template <int kSize> __device__ __forceinline__ int chunk_at(int row, int chunk)
     return row * kSize + ((chunk ^ (row & 7)) << 3);
 }
 
-// What stands for a key in a block outside the cache: its scores become NaN, and where these are masked its values count
-// nothing.
+// What stands for a key in a block outside the cache: its scores become NaN, and where these are masked its values
+// count nothing.
 struct alignas(16) NoRow {
     uint16_t k[256] = {}, v[256] = {};
     constexpr NoRow() {

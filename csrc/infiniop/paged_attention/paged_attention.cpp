@@ -1,6 +1,6 @@
 // The rules of paged_attention and paged_attention_prefill, and the way to the kernel of attention.
-// On the CPU lengths and blocks are read once here, before anything is computed, and the kernel trusts them. On CUDA they
-// are in the GPU's memory, and the kernel judges them.
+// On the CPU lengths and blocks are read once here, before anything is computed, and the kernel trusts them. On CUDA
+// they are in the GPU's memory, and the kernel judges them.
 #include "paged_attention.h"
 
 #include <limits>
