@@ -20,4 +20,10 @@ typedef struct CUstream_st *cudaStream_t;
 enum cudaDeviceAttr { cudaDevAttrMultiProcessorCount = 16 };
 cudaError_t cudaGetDevice(int *device);
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device);
+enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal,
+    cudaStreamCaptureModeThreadLocal,
+    cudaStreamCaptureModeRelaxed
+};
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode);
 cudaError_t cudaMemsetAsync(void *p, int value, size_t size, cudaStream_t stream);

@@ -35,6 +35,10 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
     return cudaSuccess;
 }
 
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *) {
+    return cudaSuccess;
+}
+
 cudaError_t cudaMemsetAsync(void *p, int value, size_t size, cudaStream_t stream) {
     infini::emulation::enqueue(stream, [=] { std::memset(p, value, size); });
     return cudaSuccess;
