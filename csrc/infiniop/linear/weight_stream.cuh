@@ -467,7 +467,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
     using X = typename F::X;
     using Sum = typename F::Sum;
     using S = Stages<F>;
-    constexpr bool kEarly = kTiles * S::kSteps * F::kXRegisters <= 64; // x fits into registers before it is needed
+    constexpr bool kEarly = kTiles * S::kSteps * F::kXRegisters <= 32; // x is in registers before it is needed
     const int lane = threadIdx.x, warp = threadIdx.y, g = lane / 4, t = lane % 4;
     const int64_t block = blockIdx.x / a.x_tiles, first_m = blockIdx.x % a.x_tiles * (kTiles * kTileRows);
     const Weight &w = a.weight[weight_of(a, block)];
