@@ -19,16 +19,18 @@ inline void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
     std::memcpy(mine, words, sizeof words);
     const auto all = emulation::gather(mine);
     const int lane = emulation::lane();
-    const auto byte = [&](int of, int word, int i) {
-        int8_t value;
-        std::memcpy(&value, reinterpret_cast<const char *>(all[of]) + 4 * word + i, 1);
-        return static_cast<int32_t>(value);
-    };
+    // Rows lane / 4 and + 8 of a, columns 2 (lane % 4) and + 1 of b: 4 bytes at a time.
+    int8_t rows[2][32], columns[2][32];
+    for (int i = 0; i < 2; ++i) {
+        for (int k = 0; k < 32; k += 4) {
+            const int of = k % 16 / 4, later = k / 16;
+            std::memcpy(rows[i] + k, &all[lane / 4 * 4 + of][i + 2 * later], 4);
+            std::memcpy(columns[i] + k, &all[(2 * (lane % 4) + i) * 4 + of][4 + later], 4);
+        }
+    }
     for (int e = 0; e < 4; ++e) {
-        const int row = lane / 4, column = 2 * (lane % 4) + e % 2;
         for (int k = 0; k < 32; ++k) {
-            c[e] += byte(4 * row + k % 16 / 4, e / 2 + k / 16 * 2, k % 4) *
-                    byte(4 * column + k % 16 / 4, 4 + k / 16, k % 4);
+            c[e] += rows[e / 2][k] * columns[e % 2][k];
         }
     }
 }

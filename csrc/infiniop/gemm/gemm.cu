@@ -1,9 +1,10 @@
-// The CUDA kernel of gemm: cuBLAS, and a plain tiled kernel for what that does not take: matrices whose rows overlap or
-// run backwards, and k = 0. Limit: the tensor units (a dense product), or memory bandwidth at few rows; the plain kernel
-// is far from either.
+// The CUDA kernel of gemm: cuBLAS; where few rows meet a b that lies by columns (or few columns an a that lies by rows),
+// weight_stream.cuh; and a plain tiled kernel for what cuBLAS does not take: matrices whose rows overlap or run
+// backwards, and k = 0. Limit: the tensor units, memory bandwidth at few rows; the plain kernel is far from either.
 #include "cublas.h"
 #include "cuda/launch.h"
 #include "cuda/numbers.h"
+#include "linear/weight_stream.cuh"
 
 namespace infini::gemm {
 namespace {
@@ -89,19 +90,49 @@ Args merged(Args args) {
     return args;
 }
 
+TensorView transposed(const TensorView &x) { // a matrix
+    TensorView turned = x;
+    for (int i = 0; i < 2; ++i) {
+        turned.shape[i] = x.shape[1 - i];
+        turned.strides[i] = x.strides[1 - i];
+    }
+    return turned;
+}
+
+// Whether c = a @ b was streamed: few rows of a, and columns of b to run along.
+template <typename T> bool streams(const Args &args, const TensorView &c, const TensorView &a, const TensorView &b) {
+    const auto runs_along_k = [](const TensorView &rows) { return rows.stride(-1) == 1 || rows.size(-1) <= 1; };
+    if (c.ndim != 2 || c.size(0) > weight_stream::kStreamedRows<T> || !runs_along_k(a) ||
+        !runs_along_k(transposed(b))) {
+        return false;
+    }
+    weight_stream::Problem<T> problem(c, a);
+    problem.add(transposed(b));
+    problem.alpha = args.alpha;
+    problem.beta = args.beta;
+    weight_stream::multiply_dense(problem);
+    return true;
+}
+
+template <typename T> bool streams(const Args &args) {
+    return args.a.size(-1) > 0 &&
+           (streams<T>(args, args.c, args.a, args.b) ||
+            (args.c.ndim == 2 && streams<T>(args, transposed(args.c), transposed(args.b), transposed(args.a))));
+}
+
 } // namespace
 
 void nvidia::cuda_kernel(const Args &given) {
     const Args args = merged(given);
-    if (args.a.size(-1) > 0 && cublas_takes(args)) {
-        multiply_by_cublas(args);
-    } else {
-        cuda::with_float_type(args.c.dtype, [&](auto type) {
-            if constexpr (sizeof(type) <= 4) {
-                launch_plain<decltype(type)>(args);
+    cuda::with_float_type(args.c.dtype, [&](auto type) {
+        using T = decltype(type);
+        if constexpr (sizeof(T) <= 4) {
+            if (streams<T>(args)) {
+                return;
             }
-        });
-    }
+            args.a.size(-1) > 0 && cublas_takes(args) ? multiply_by_cublas(args) : launch_plain<T>(args);
+        }
+    });
 }
 
 } // namespace infini::gemm

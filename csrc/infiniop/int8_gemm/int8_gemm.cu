@@ -17,7 +17,7 @@ void nvidia::cuda_kernel(const Args &args) {
     problem.weight[0].scales = weight_stream::Numbers(args.weights_scale, args.weights_scale.stride(0));
     problem.weight[0].bias = weight_stream::Numbers(args.bias, args.bias.ndim > 0 ? args.bias.stride(0) : 0);
     problem.row_scales = weight_stream::Numbers(args.x_scale, args.x_scale.stride(0));
-    weight_stream::multiply<weight_stream::Int8ByInt8, 4>(problem);
+    weight_stream::multiply<weight_stream::Int8ByInt8, weight_stream::kInt8Tiles>(problem);
 }
 
 } // namespace infini::int8_gemm

@@ -7,10 +7,6 @@
 namespace infini::linear {
 namespace {
 
-// Up to how many rows of x the weights are streamed. Of half types more would wait for the tensor cores, of float32 for
-// the multiply-adds; not measured.
-constexpr int64_t kStreamedHalves = 16, kStreamedFloats = 4;
-
 template <typename T> struct Fill {
     T *y;
     const T *bias;
@@ -34,11 +30,7 @@ template <typename T> void stream(const Args &args) {
         problem.add(args.weight[i]);
         problem.weight[i].bias = weight_stream::Numbers(args.bias[i], 1);
     }
-    if constexpr (sizeof(T) == 2) {
-        weight_stream::multiply<weight_stream::Dense<T>, 2>(problem);
-    } else {
-        weight_stream::multiply_floats<32>(problem);
-    }
+    weight_stream::multiply_dense(problem);
 }
 
 // A view of a matrix, or of several, with a dimension of 1 in front where there was but one.
@@ -92,8 +84,7 @@ void nvidia::cuda_kernel(const Args &args) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
             const int64_t rows = args.y.numel() / columns(args);
-            rows <= (sizeof(T) == 2 ? kStreamedHalves : kStreamedFloats) || args.x.size(-1) == 0 ? stream<T>(args)
-                                                                                                 : multiply<T>(args);
+            rows <= weight_stream::kStreamedRows<T> || args.x.size(-1) == 0 ? stream<T>(args) : multiply<T>(args);
         }
     });
 }

@@ -728,4 +728,26 @@ template <int kBits> void multiply_floats(Problem<float> a) {
                  dim3(cuda::kWarp, kWarps), 0, a);
 }
 
+// ---- compiled once, in weight_stream.cu: what several ops use ----
+
+// Up to how many rows of x streaming dense weights is the choice, where cuBLAS is the other. Of half types more would
+// wait for the tensor cores, of float32 for the multiply-adds; not measured.
+template <typename T> constexpr int64_t kStreamedRows = sizeof(T) == 2 ? 16 : kFloatRows;
+constexpr int kInt8Tiles = 4;
+
+extern template void multiply<Dense<bf16>, 2>(const Problem<bf16> &);
+extern template void multiply<Dense<f16>, 2>(const Problem<f16> &);
+extern template void multiply<Int8ByInt8, kInt8Tiles>(const Problem<int8_t> &);
+extern template void multiply_floats<32>(Problem<float>);
+
+inline void multiply_dense(const Problem<bf16> &a) {
+    multiply<Dense<bf16>, 2>(a);
+}
+inline void multiply_dense(const Problem<f16> &a) {
+    multiply<Dense<f16>, 2>(a);
+}
+inline void multiply_dense(const Problem<float> &a) {
+    multiply_floats<32>(a);
+}
+
 } // namespace infini::weight_stream

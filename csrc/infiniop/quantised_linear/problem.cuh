@@ -7,7 +7,7 @@
 
 namespace infini::quantised_linear {
 
-constexpr int kMaxTiles = 4; // of 8 rows of x, that share one reading of the weight
+constexpr int kMaxTiles = weight_stream::kInt8Tiles; // of 8 rows of x, that share one reading of the weight
 
 template <typename X> weight_stream::Problem<X> problem_of(const Args &args, const TensorView &x) {
     weight_stream::Problem<X> problem(args.y, x);

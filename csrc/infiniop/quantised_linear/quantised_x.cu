@@ -15,37 +15,45 @@ template <typename T> struct Quantise {
     bool whole;
 };
 
-// A block a row: its largest magnitude, then integers to nearest even. A row with infinity or NaN in it gets the scale
-// NaN, and with it all of its results.
-template <typename T> __global__ void __launch_bounds__(256) quantise_rows(const __grid_constant__ Quantise<T> a) {
-    constexpr int kWidth = 8;
+constexpr int kVector = 8; // elements that a thread has at once
+
+// The largest magnitude of a row, then integers to nearest even. A row with infinity or NaN in it gets the scale NaN, and
+// with it all of its results.
+template <typename T> __global__ void __launch_bounds__(1024) quantise_rows(const __grid_constant__ Quantise<T> a) {
     __shared__ float shared[32];
-    const int64_t row = blockIdx.x;
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    const bool mine = row < a.rows.count; // rows too many meet the barriers all the same
     int64_t at[1];
-    a.rows.locate(row, at);
+    a.rows.locate(mine ? row : 0, at);
     const T *const x = a.x + at[0];
-    float most = 0;
-    for (int64_t i = threadIdx.x * kWidth; i < a.k; i += blockDim.x * kWidth) {
-        float values[kWidth];
-        cuda::load(values, x + i, a.whole && i + kWidth <= a.k, static_cast<int>(a.k - i));
+    const int64_t first = static_cast<int64_t>(threadIdx.x) * kVector,
+                  step = static_cast<int64_t>(blockDim.x) * kVector;
+    const auto load = [&](int64_t i, float (&values)[kVector]) {
+        cuda::load(values, x + i, a.whole && i + kVector <= a.k, static_cast<int>(a.k > i ? a.k - i : 0));
+    };
+    float most = 0, values[kVector];
+    for (int64_t i = first; i < a.k; i += step) {
+        load(i, values);
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) {
+        for (int e = 0; e < kVector; ++e) {
             most = cuda::Max::join(most, fabsf(values[e]));
         }
     }
     most = cuda::row_reduce<cuda::Max>(most, shared);
     const bool finite = most <= 3.402823466e38f; // not infinity, not NaN
     const float scale = most / 127, divisor = scale > 0 ? scale : 1;
-    for (int64_t i = threadIdx.x * kWidth; i < a.pitch; i += blockDim.x * kWidth) {
-        float values[kWidth];
-        cuda::load(values, x + i, a.whole && i + kWidth <= a.k, static_cast<int>(a.k > i ? a.k - i : 0));
-        cuda::Vector<int8_t, kWidth> q;
+    if (!mine) {
+        return;
+    }
+    for (int64_t i = first; i < a.pitch; i += step) {
+        load(i, values);
+        cuda::Vector<int8_t, kVector> q;
 #pragma unroll
-        for (int e = 0; e < kWidth; ++e) {
+        for (int e = 0; e < kVector; ++e) {
             const float value = min(127.0f, max(-127.0f, values[e] / divisor));
             q.values[e] = static_cast<int8_t>(finite && i + e < a.k ? __float2int_rn(value) : 0);
         }
-        *reinterpret_cast<cuda::Vector<int8_t, kWidth> *>(a.q + row * a.pitch + i) = q;
+        *reinterpret_cast<cuda::Vector<int8_t, kVector> *>(a.q + row * a.pitch + i) = q;
     }
     if (threadIdx.x == 0) {
         a.scales[row] = finite ? scale : __uint_as_float(0x7fc00000u);
@@ -60,7 +68,8 @@ template <typename Format> void multiply(const Args &args) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
             const TensorView *const views[] = {&args.x};
-            cuda::launch(quantise_rows<T>, cuda::grid_x(layout.rows), dim3(256), 0,
+            const cuda::RowPlan plan(layout.rows, layout.pitch, kVector);
+            cuda::launch(quantise_rows<T>, cuda::grid_x(plan.blocks), plan.block(), 0,
                          Quantise<T>{args.x.as<const T>(), q, scales, args.x.size(-1), layout.pitch,
                                      cuda::Rows<1>(views), cuda::vectors_fit(args.x)});
         }
