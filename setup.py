@@ -7,6 +7,7 @@ LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it 
 import importlib.util
 import os
 import platform
+import re
 import runpy
 import shlex
 import shutil
@@ -161,8 +162,7 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         f" -Wno-psabi -fno-math-errno -fno-trapping-math -ffp-contract=off {INCLUDE} {os.environ.get('CXXFLAGS', '')}",
         f"cudaflags = {cuda_flags(archs)}",
         # $ORIGIN: the libraries find each other in their own folder.
-        "ldflags = -shared -fopenmp -Wl,-z,defs -Wl,-rpath,'$$ORIGIN'"
-        f" {os.environ.get('LDFLAGS', '')}",
+        f"ldflags = -shared -fopenmp -Wl,-z,defs -Wl,-rpath,'$$ORIGIN' {os.environ.get('LDFLAGS', '')}",
         f"exports = {CSRC}/exports.map",
         "rule cxx\n  command = $cxx $cxxflags $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = CXX $out",
@@ -191,8 +191,8 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     if nvcc:
         for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
-    # Kernels and runtime calls are in all three; a copy of cudart for each, as it has no state that matters to us.
-    cudart = cudart_flags(Path(nvcc)) if nvcc else ""
+    # All three have kernels or runtime calls. Each gets a copy of cudart; what these share, the driver keeps.
+    cudart = cudart_flags(nvcc) if nvcc else ""
     uses = {
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
@@ -235,12 +235,12 @@ def cuda_flags(archs: list[str]) -> str:
     return f"-std=c++17 -O3 -Xcompiler -fPIC,-fvisibility=hidden {defines} {INCLUDE} {gencode(archs)}"
 
 
-def cudart_flags(nvcc: Path) -> str:
-    """How to link the CUDA runtime of the toolkit that has this nvcc."""
-    homes = dict.fromkeys((nvcc.parent.parent, nvcc.resolve().parent.parent))
-    folders = [home / lib for home in homes for lib in ("lib64", "lib", "targets/x86_64-linux/lib")]
-    places = "".join(f"-L{shlex.quote(str(folder))} " for folder in folders if folder.is_dir())
-    return f"{places}-lcudart_static -ldl -lrt -lpthread"
+def cudart_flags(nvcc: str) -> str:
+    """How to link the CUDA runtime: nvcc itself says where its toolkit keeps it."""
+    command = [nvcc, "-dryrun", "-x", "cu", os.devnull, "-o", os.devnull]
+    said = subprocess.run(command, capture_output=True, text=True).stderr
+    folders = re.search(r"^#\$ LIBRARIES=(.*)$", said, re.MULTILINE)
+    return f"{folders.group(1).strip() if folders else ''} -lcudart_static -ldl -lrt -lpthread"
 
 
 def gencode(archs: list[str]) -> str:

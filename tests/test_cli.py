@@ -35,6 +35,8 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert facts["cpu_capability"] in facts["cpu_capabilities"]
     assert facts["torch_infini"]
+    assert facts["cuda_kernels"] in ("no", "yes", "emulated on the CPU")
+    assert len(facts["cuda_devices"]) == torch.cuda.device_count()
 
 
 def test_ops(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,7 +12,16 @@ import pytest
 import torch
 
 from torch_infini.ops import OpSpec, Sample, all_ops
-from torch_infini.testing import LAYOUTS, as_tuple, call, check_against_reference, cuda_device, relayout
+from torch_infini.testing import (
+    LAYOUTS,
+    as_tuple,
+    call,
+    check_against_reference,
+    cuda_device,
+    moved,
+    on_cpu,
+    relayout,
+)
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -29,17 +38,9 @@ def op_dtype_pairs(ops: list[OpSpec]) -> list[tuple[OpSpec, torch.dtype]]:
     return [(spec, dtype) for spec in ops for dtype in spec.dtypes]
 
 
-def moved(value: Any) -> Any:
-    return value.to(DEVICE) if isinstance(value, torch.Tensor) and value.device.type == "cpu" else value
-
-
 def on_cuda(sample: Sample, change: Any = lambda value: value) -> Sample:
-    args = tuple(change(moved(a)) for a in sample.args)
-    return Sample(sample.name, args, {k: change(moved(v)) for k, v in sample.kwargs.items()})
-
-
-def on_cpu(value: Any) -> Any:
-    return tuple(v.cpu() for v in value) if isinstance(value, tuple) else value.cpu()
+    there = moved(sample, DEVICE)
+    return Sample(sample.name, tuple(map(change, there.args)), {k: change(v) for k, v in there.kwargs.items()})
 
 
 def same_bits(a: Any, b: Any) -> bool:
@@ -96,8 +97,8 @@ def test_errors(spec: OpSpec) -> None:
     for case in spec.errors():
         if case.of_values:
             continue
-        kwargs = {k: moved(v) for k, v in case.kwargs.items()}
+        there = on_cuda(Sample(case.name, case.args, case.kwargs))
         op = spec.out if any(name in case.kwargs for name in spec.out_names) else spec.op
         with pytest.raises(RuntimeError) as caught:
-            op(*map(moved, case.args), **kwargs)
+            op(*there.args, **there.kwargs)
         assert str(caught.value) == case.message.replace(", cpu, got", f", {HERE}, got"), case.name

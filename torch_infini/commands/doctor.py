@@ -1,6 +1,7 @@
 """doctor: does this installation work? Every op on every backend present against its float64 reference, and the rest.
 
-On the CPU with each instruction set that the machine has; then threads, and a patched model. Exit status 1 on failure.
+On the CPU with each instruction set that the machine has, on each GPU where the build has kernels for it; then threads,
+and a patched model. Exit status 1 on failure.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import torch
 
 from .._library import cpu_capabilities
 from ..ops import OpSpec, all_ops
-from ..testing import call, check_against_reference, cpu_capability_set_to
+from ..testing import call, check_against_reference, cpu_capability_set_to, moved, on_cpu
 
 HELP = "check every op on every backend present, and the installation"
 
@@ -23,11 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="a line for each op, backend and instruction set")
 
 
-def check_op(spec: OpSpec, capability: str) -> None:
-    with cpu_capability_set_to(capability), torch.no_grad():
+def check_op(spec: OpSpec, device: str = "cpu") -> None:
+    with torch.no_grad():
         for dtype in spec.dtypes:
             for sample in spec.samples(dtype):
-                check_against_reference(spec, sample, dtype, call(spec, sample))
+                check_against_reference(spec, sample, dtype, on_cpu(call(spec, moved(sample, device))))
+
+
+def check_op_with(spec: OpSpec, capability: str) -> None:
+    with cpu_capability_set_to(capability):
+        check_op(spec)
 
 
 def check_threads() -> None:
@@ -65,12 +71,19 @@ def check_patched_model() -> None:
     assert difference < 1e-4, f"the patched model's logits differ by {difference}"
 
 
+def gpus() -> list[str]:
+    return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
+
+
 def checks() -> Iterator[tuple[str, Callable[[], None]]]:
     for spec in all_ops():
         for backend in spec.backends:
             if backend == "cpu":
                 for capability in cpu_capabilities():
-                    yield f"{spec.name} on cpu, {capability}", lambda s=spec, c=capability: check_op(s, c)
+                    yield f"{spec.name} on cpu, {capability}", lambda s=spec, c=capability: check_op_with(s, c)
+            elif backend == "cuda":
+                for gpu in gpus():
+                    yield f"{spec.name} on {gpu}", lambda s=spec, g=gpu: check_op(s, g)
     yield "one OpenMP runtime", check_threads
     if find_spec("transformers"):
         yield "patch_model on a small LLaMA", check_patched_model
@@ -90,5 +103,5 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"ok      {name}")
     if not find_spec("transformers"):
         print("skipped patch_model: transformers is not installed (pip install 'torch_infini[hf]')")
-    print(f"doctor: {passed} checks passed, {failed} failed ({', '.join(cpu_capabilities())})")
+    print(f"doctor: {passed} checks passed, {failed} failed ({', '.join(cpu_capabilities() + gpus())})")
     return 1 if failed else 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ctypes
 import importlib.metadata
 import json
 import os
@@ -13,9 +14,12 @@ from typing import Any
 import torch
 
 from .. import __version__
-from .._library import PATH, cpu_capabilities, cpu_capability
+from .._library import PATH, RUNTIME, cpu_capabilities, cpu_capability
+from ..testing import emulates_cuda
 
 HELP = "print versions, CPU features and settings, for a bug report"
+
+NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 
 # Every environment variable that torch_infini reads when it runs.
 VARIABLES = {
@@ -45,9 +49,35 @@ def cpu_name() -> str:
     return platform.processor() or platform.machine()
 
 
+def cuda_driver() -> str | None:
+    """The CUDA release that the driver supports; None: there is no driver."""
+    version = ctypes.c_int()
+    try:
+        if ctypes.CDLL("libcuda.so.1").cuDriverGetVersion(ctypes.byref(version)):
+            return None
+    except OSError:
+        return None
+    return f"{version.value // 1000}.{version.value % 1000 // 10}"
+
+
+def cuda_build() -> str:
+    """Whether our libraries have CUDA kernels."""
+    absent = RUNTIME.infinirtSetDevice(NVIDIA, -1) == DEVICE_TYPE_NOT_SUPPORTED  # refused in any case, and why tells
+    return "no" if absent else "emulated on the CPU" if emulates_cuda() else "yes"
+
+
+def cuda_devices() -> list[str]:
+    """Name, compute capability and memory of each GPU, as torch sees them."""
+    names = []
+    for index in range(torch.cuda.device_count() if torch.version.cuda else 0):
+        properties = torch.cuda.get_device_properties(index)
+        capability = f"compute capability {properties.major}.{properties.minor}"
+        names.append(f"{properties.name} ({capability}, {properties.total_memory / 2**30:.1f} GiB)")
+    return names
+
+
 def collect() -> dict[str, Any]:
     """All facts, as JSON-able values."""
-    cuda = torch.version.cuda
     return {
         "torch_infini": __version__,
         "library": PATH.name,
@@ -60,8 +90,10 @@ def collect() -> dict[str, Any]:
         "cpu_capability": cpu_capability(),
         "cpu_capabilities": cpu_capabilities(),
         "threads": torch.get_num_threads(),
-        "cuda": cuda,
-        "cuda_devices": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if cuda else [],
+        "cuda_kernels": cuda_build(),
+        "cuda_runtime": torch.version.cuda,
+        "cuda_driver": cuda_driver(),
+        "cuda_devices": cuda_devices(),
         "variables": {name: os.environ.get(name) for name in VARIABLES},
     }
 

@@ -39,6 +39,20 @@ def copied(value: Any) -> Any:
     return torch.empty(0, dtype=value.dtype).set_(storage, value.storage_offset(), value.shape, value.stride())
 
 
+def moved(sample: Sample, device: str | None) -> Sample:
+    """The sample with its CPU tensors on another device."""
+
+    def move(value: Any) -> Any:
+        return value.to(device) if isinstance(value, Tensor) and value.device.type == "cpu" else value
+
+    return Sample(sample.name, tuple(map(move, sample.args)), {k: move(v) for k, v in sample.kwargs.items()})
+
+
+def on_cpu(result: Any) -> Any:
+    """An op's result, in host memory."""
+    return tuple(t.cpu() for t in result) if isinstance(result, tuple) else result.cpu()
+
+
 def call(spec: OpSpec, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
     """What the op makes of the sample: its result, or copies of the arguments it writes into.
 

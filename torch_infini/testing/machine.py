@@ -1,4 +1,4 @@
-"""Scopes in which another instruction set or number of threads is in use; a sanitizer, CUDA or its emulation."""
+"""Scopes with another instruction set or number of threads; whether there is a sanitizer, CUDA or its emulation."""
 
 from __future__ import annotations
 

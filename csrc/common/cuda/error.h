@@ -1,5 +1,5 @@
 // Errors of the CUDA runtime as Errors of this project: must(what, status) throws unless it is cudaSuccess.
-// CUDA keeps an error for the next one who asks, be it torch: what was thrown here is taken away from there.
+// CUDA also keeps an error for the next one who asks: what was thrown here is taken away from there.
 #pragma once
 
 #include <cuda_runtime_api.h>
