@@ -95,8 +95,8 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
 // rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each vector: i is
 // where it starts, count how many elements are in it, values[kWidth] the elements. visit_with(other, body) adds those of
 // another row of the same length, such as weights, which are then on their way before they are needed. update(body) keeps
-// what body wrote to values (kVectors > 0 only).
-template <typename T, int kVectors, typename Kept = T> class RowPart {
+// what body wrote to values (kVectors > 0 only). kAhead: vectors on their way where the row is read again.
+template <typename T, int kVectors, typename Kept = T, int kAhead = 3> class RowPart {
 public:
     using C = Compute<T>;
     static constexpr int kElements = kWidth<T>;
@@ -153,9 +153,7 @@ public:
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
 
 private:
-    template <typename OtherT, int kOtherVectors, typename OtherKept> friend class RowPart;
-
-    static constexpr int kAhead = 3; // vectors on their way where the row is not held
+    template <typename OtherT, int kOtherVectors, typename OtherKept, int kOtherAhead> friend class RowPart;
 
     template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {
         if constexpr (kVectors > 0) {

@@ -90,7 +90,8 @@ __device__ __forceinline__ void load(Compute<T> (&out)[kCount], const T *p, bool
 }
 
 template <int kCount, typename T>
-__device__ __forceinline__ void store(T *p, const Compute<T> (&values)[kCount], bool whole, int count, int64_t step = 1) {
+__device__ __forceinline__ void store(T *p, const Compute<T> (&values)[kCount], bool whole, int count,
+                                      int64_t step = 1) {
     constexpr int kPart = kCount < kWidth<T> ? kCount : kWidth<T>;
 #pragma unroll
     for (int part = 0; part < kCount; part += kPart) {

@@ -1,5 +1,6 @@
 // The CUDA kernel of causal_softmax. Limit: memory bandwidth: what a row sees is read, all of it written, about 3 bytes
 // for each bf16 of a square.
+// SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
 #include "causal_softmax.h"
 #include "softmax/softmax_lines.h"
 

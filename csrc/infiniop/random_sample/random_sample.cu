@@ -1,16 +1,17 @@
-// The CUDA kernel of random_sample: a block has a row, and neither sorts it nor keeps it. Weights are whole numbers, in
-// units so small that n of them may add up to 2^62: sums come out the same in any order, so they are made by
-// atomic additions to a histogram in shared memory. The passes over a row:
-//   1. the maximum, its first column, and whether there is a NaN or +infinity. Greedy rows end here.
-//   2. a histogram of the weights over 2048 equal steps of (maximum - x) / temperature; for top-k also of their number.
-//   3. another over the values in the step where the limit lies, until one value is left: once for bfloat16 and float16,
-//      mostly twice for float32; with top-k, before that, as often for the k-th value.
-//   4. one over the columns of that value, to find which of them the limit falls to.
-// So top-p over bfloat16 reads a row 4 times, the first time from memory, then from the level-2 cache, which holds 128
-// rows of 128,256 (33 MB). Limit: memory bandwidth for greedy rows: 33 MB are 8 us at 4.3 TB/s. For the others what one
-// multiprocessor does with its row, at 128 rows: 4 x 257 KB at 40 bytes a cycle, about 25,000 cycles, 128,256
-// exponentials and 25 other instructions for each, 30,000, and 2 atomic additions for each 32 columns and bank
-// conflict, 50,000: 60 us in all at 1.75 GHz. That is an estimate, not measured.
+// The CUDA kernel of random_sample: a block has a row, and neither sorts nor keeps it. Weights are whole numbers, in units
+// so small that n of them may add up to 2^62: sums are the same in any order, so they are made by atomic additions to a
+// histogram in shared memory. The passes over a row:
+//   1. The maximum, its first column, and whether there is a NaN or +infinity. Greedy rows end here.
+//   2. A histogram of the weights over 2048 equal steps of (maximum - x) / temperature; for top-k also of their number.
+//   3. Another over the values in the step where the limit lies, until one value is left: once for bfloat16 and float16,
+//      mostly twice for float32. With top-k, before that, as often for the k-th value.
+//   4. One over the columns of that value, to find the one that the limit falls to; then 64 columns once more.
+// Limit of greedy rows: memory bandwidth; 128 rows of 128,256 bfloat16 are 33 MB, 8 us at 4.3 TB/s. With top-p each of
+// these rows is read 4 times (f32: 5), but for the first time from the level-2 cache, which holds them all. An estimate
+// for a multiprocessor with one of the rows: 8 us for pass 1, 20,000 cycles for 3 x 257 KB from the cache, 60,000 for
+// about 60 instructions for each logit, 50,000 to 100,000 for 2 atomic additions each, with a few conflicts in a warp:
+// 80 to 110 us at 1.75 GHz. Not measured.
+// SASS: sample_rows: LDG.E.128 ATOMS.ADD MUFU.EX2
 #include <limits>
 
 #include "cuda/launch.h"
@@ -71,9 +72,32 @@ __device__ __forceinline__ Amount operator+(const Amount &a, const Amount &b) {
     return {a.mass + b.mass, a.count + b.count};
 }
 
+// What a histogram is of: the other sums stay 0.
+struct Kinds {
+    bool mass, count;
+};
+
+// Masses in two halves: there are no atomic additions of 64 bits in shared memory.
 struct Histogram {
-    unsigned long long mass[kBuckets];
-    unsigned count[kBuckets];
+    unsigned low[kBuckets], high[kBuckets], count[kBuckets];
+
+    __device__ __forceinline__ Amount operator[](unsigned i) const {
+        return {static_cast<unsigned long long>(high[i]) << 32 | low[i], count[i]};
+    }
+    __device__ __forceinline__ void clear(unsigned i) { low[i] = high[i] = count[i] = 0; }
+    __device__ __forceinline__ void add(unsigned i, const Amount &amount, Kinds kinds) {
+        if (kinds.mass) {
+            const auto part = static_cast<unsigned>(amount.mass);
+            const unsigned carry = atomicAdd(&low[i], part) + part < part ? 1 : 0;
+            const unsigned upper = static_cast<unsigned>(amount.mass >> 32) + carry;
+            if (upper > 0) {
+                atomicAdd(&high[i], upper);
+            }
+        }
+        if (kinds.count) {
+            atomicAdd(&count[i], amount.count);
+        }
+    }
 };
 
 // Unsigned integers in the order of the values of a dtype, and the way back.
@@ -132,7 +156,7 @@ template <typename T> struct Row {
     template <typename Body>
     __device__ __forceinline__ void visit(uint32_t begin, uint32_t end, const Body &body) const {
         constexpr int kWidth = cuda::kWidth<T>;
-        cuda::RowPart<T, 0>(x + begin, end - begin, whole).visit([&](int64_t i, int count, C(&v)[kWidth]) {
+        cuda::RowPart<T, 0, T, 2>(x + begin, end - begin, whole).visit([&](int64_t i, int count, C(&v)[kWidth]) {
 #pragma unroll
             for (int e = 0; e < kWidth; ++e) {
                 if (e < count) {
@@ -149,8 +173,7 @@ template <typename T> struct Place {
     using C = Compute<T>;
 
     enum { kDistance, kKey, kColumn } by;
-    unsigned first;     // the bucket
-    Key<T> bottom, top; // the keys that can be in it
+    unsigned first; // the bucket
     C value;
     Key<T> low, high; // keys or columns
     int shift;        // from their distance to a bucket of this histogram
@@ -163,7 +186,7 @@ template <typename T> struct Place {
         if (by == kDistance || bucket != first) {
             return by == kDistance ? bucket : kNowhere;
         }
-        const Key<T> exact = key_of<T>(v), key = exact > top ? top : exact < bottom ? bottom : exact;
+        const Key<T> key = key_of<T>(v);
         return key >= low && key <= high ? static_cast<unsigned>((high - key) >> shift) : kNowhere;
     }
 
@@ -175,8 +198,8 @@ template <typename T> struct Place {
         const C highest = row.top - near, lowest = bucket == kBuckets - 1 ? -cuda::kInfinity<C> : row.top - far;
         by = kKey;
         first = bucket;
-        high = top = key_of<T>(fmin(highest + fabs(highest) * kMore, row.top)); // a NaN gives the maximum
-        low = bottom = key_of<T>(lowest - fabs(lowest) * kMore);
+        high = key_of<T>(fmin(highest + fabs(highest) * kMore, row.top)); // a NaN gives the maximum
+        low = key_of<T>(lowest - fabs(lowest) * kMore);
     }
     __device__ void start_columns(const Row<T> &row, C of_value) {
         by = kColumn;
@@ -208,6 +231,7 @@ template <typename T> struct Search {
         kColumn, // at which of its columns?
         kAnswered
     } question;
+    Row<T> row;
     Place<T> place;
     bool filled;               // the histogram is there
     unsigned long long target; // what is looked for: where the amounts, from the maximum downwards, reach it
@@ -216,7 +240,8 @@ template <typename T> struct Search {
     int64_t top_k;
     double p, u;
 
-    __device__ void begin(int64_t row_top_k, float row_p, float row_u) {
+    __device__ void begin(const Row<T> &this_row, int64_t row_top_k, float row_p, float row_u) {
+        row = this_row;
         question = kTotal;
         place.by = Place<T>::kDistance;
         filled = false;
@@ -227,8 +252,14 @@ template <typename T> struct Search {
         u = row_u;
     }
 
+    // What the histogram has to tell.
+    __device__ __forceinline__ Kinds kinds() const {
+        return {question != kColumn, question == kTotal ? top_k > 0 : question != kToken};
+    }
+
     // The histogram holds `total`, and reaches the target in `bucket`, before which there is `before`.
-    __device__ __noinline__ void go_on(const Row<T> &row, unsigned bucket, const Amount &before, const Amount &total) {
+    // Not inlined: its registers would add to those of the passes.
+    __device__ __noinline__ void go_on(unsigned bucket, Amount before, Amount total) {
         if (question == kTotal) {
             all = total;
             top_k > 0 && top_k < all.count ? ask(kLast, top_k) : ask_for_token(all.mass);
@@ -288,36 +319,34 @@ template <typename T> struct Shared {
 // The functions below are called by all threads of a block, with the same arguments.
 
 // The histogram of the columns that have a weight.
-template <typename T> __device__ __forceinline__ void fill(Histogram &h, const Row<T> &row, const Place<T> place) {
+template <typename T>
+__device__ __forceinline__ void fill(Histogram &h, const Row<T> &row, const Place<T> place, Kinds kinds) {
     for (unsigned i = threadIdx.x; i < kBuckets; i += blockDim.x) {
-        h.mass[i] = 0;
-        h.count[i] = 0;
+        h.clear(i);
     }
     __syncthreads();
     unsigned bucket = kNowhere; // that of the last columns, whose amount is not yet added: equals often come together
     Amount amount{};
-    const auto add = [&] {
-        if (bucket != kNowhere) {
-            atomicAdd(&h.mass[bucket], amount.mass);
-            atomicAdd(&h.count[bucket], amount.count);
-        }
-    };
     constexpr uint32_t kWidth = cuda::kWidth<T>;
-    const bool some = place.by == Place<T>::kColumn;
+    const bool some = place.by == Place<T>::kColumn; // they all have a weight
     row.visit(some ? static_cast<uint32_t>(place.low) / kWidth * kWidth : 0,
               some ? static_cast<uint32_t>(place.high) + 1 : row.n, [&](uint32_t column, Compute<T> v) {
                   const unsigned next = place(row, column, v);
-                  const unsigned long long mass = next == kNowhere ? 0 : row.weight(v);
+                  const unsigned long long mass = next == kNowhere ? 0 : some ? 1 : row.weight(v);
                   if (mass > 0) {
                       if (next != bucket) {
-                          add();
+                          if (bucket != kNowhere) {
+                              h.add(bucket, amount, kinds);
+                          }
                           bucket = next;
                           amount = {};
                       }
                       amount = amount + Amount{mass, 1};
                   }
               });
-    add();
+    if (bucket != kNowhere) {
+        h.add(bucket, amount, kinds);
+    }
     __syncthreads();
 }
 
@@ -347,14 +376,13 @@ __device__ __forceinline__ Amount scan(const Amount &part, Amount (&warps)[kWarp
 
 // One step of the search: finds where the histogram reaches the target.
 template <typename T>
-__device__ __forceinline__ void find(Search<T> &search, const Histogram &h, const Row<T> &row, Amount (&warps)[kWarp]) {
+__device__ __forceinline__ void find(Search<T> &search, const Histogram &h, Amount (&warps)[kWarp]) {
     const bool by_mass = search.question == Search<T>::kToken;
     const auto measure = [&](const Amount &amount) { return by_mass ? amount.mass : amount.count; };
-    const auto at = [&](unsigned i) { return Amount{h.mass[i], h.count[i]}; };
     const unsigned each = kBuckets / blockDim.x, begin = threadIdx.x * each; // there is a power of two of threads
     Amount part{};
     for (unsigned i = begin; i < begin + each; ++i) {
-        part = part + at(i);
+        part = part + h[i];
     }
     Amount before = search.above;
     const Amount all = scan(part, warps, before);
@@ -365,10 +393,10 @@ __device__ __forceinline__ void find(Search<T> &search, const Histogram &h, cons
     __syncthreads(); // all have read what go_on writes
     if (mine) {
         unsigned i = begin;
-        for (; i + 1 < begin + each && measure(before + at(i)) < target; ++i) {
-            before = before + at(i);
+        for (; i + 1 < begin + each && measure(before + h[i]) < target; ++i) {
+            before = before + h[i];
         }
-        search.go_on(row, i, before, all);
+        search.go_on(i, before, all);
     }
     __syncthreads();
 }
@@ -407,15 +435,17 @@ __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float t
     row.inverse = fmin(fmax(1 / static_cast<C>(temperature), kSmallest<C>), kLargest<C>);
     Search<T> &search = shared.search;
     if (threadIdx.x == 0) {
-        search.begin(top_k, top_p, u);
+        search.begin(row, top_k, top_p, u);
     }
     __syncthreads();
     while (search.question != Search<T>::kAnswered) {
         Histogram &h = search.place.by == Place<T>::kDistance ? shared.by_distance : shared.within;
         if (!search.filled) {
-            fill(h, row, search.place);
+            row.top = search.row.top; // not held in registers meanwhile
+            row.inverse = search.row.inverse;
+            fill(h, row, search.place, search.kinds());
         }
-        find(search, h, row, shared.warps);
+        find(search, h, shared.warps);
     }
     return static_cast<int64_t>(search.place.low);
 }

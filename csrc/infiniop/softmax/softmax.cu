@@ -1,5 +1,6 @@
 // The CUDA kernel of softmax and log_softmax. Limit: memory bandwidth, 4 bytes for each bf16, against which stand an
 // exponential and about 30 other instructions.
+// SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
 #include "softmax.h"
 #include "softmax_lines.h"
 

@@ -46,15 +46,15 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __gr
     Line line(a.x + at[0], end, a.lines, shared);
     const auto seen_from = [&](int64_t i) { return static_cast<int>(seen - i < kWidth ? seen - i : kWidth); };
 
-    const float top = line.template reduce<cuda::Max>(
-        -cuda::kInfinity<float>, [&](float &part, int64_t i, int, float(&v)[kWidth]) {
+    const float top =
+        line.template reduce<cuda::Max>(-cuda::kInfinity<float>, [&](float &part, int64_t i, int, float (&v)[kWidth]) {
             const int count = seen_from(i);
             for (int e = 0; e < kWidth; ++e) {
                 part = e < count ? cuda::Max::join(v[e], part) : part;
             }
         });
-    const float total = line.template reduce_and_keep<cuda::Sum>(
-        0.0f, [&](float &part, int64_t i, int, float(&v)[kWidth]) {
+    const float total =
+        line.template reduce_and_keep<cuda::Sum>(0.0f, [&](float &part, int64_t i, int, float (&v)[kWidth]) {
             const int count = seen_from(i);
             for (int e = 0; e < kWidth; ++e) {
                 const float exponential = e < count ? expf(v[e] - top) : 0;
@@ -63,7 +63,7 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __gr
             }
         });
     const float scale = 1 / total, log_total = a.log ? logf(total) : 0;
-    line.visit([&](int64_t i, int, float(&v)[kWidth]) {
+    line.visit([&](int64_t i, int, float (&v)[kWidth]) {
         const int count = seen_from(i);
         for (int e = 0; e < kWidth; ++e) {
             if (a.log) {
