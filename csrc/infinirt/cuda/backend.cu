@@ -286,7 +286,7 @@ public:
         return std::make_shared<CudaStream>(stream, true);
     }
 
-    std::shared_ptr<Stream> stream_from_native(int device_id, void *native) override {
+    std::shared_ptr<Stream> stream_from_native([[maybe_unused]] int device_id, void *native) override {
         const auto stream = static_cast<cudaStream_t>(native);
 #if CUDART_VERSION >= 12080
         int of = device_id;
