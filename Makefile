@@ -1,4 +1,5 @@
 # make demo: the two-command start. make test: all tests. Both set .venv up first; a second call does nothing twice.
+# make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed (docs/gpu.md).
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -6,14 +7,24 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test build bench sanitize fuzz format check-format check-cuda clean
+.PHONY: demo test test-emulated build bench sanitize fuzz format check-format check-cuda build-cuda \
+  test-cuda bench-cuda clean
 .DELETE_ON_ERROR:
 
 demo: build
 	$(PY) -m torch_infini demo
 
+PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+
 test: build
-	$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+	$(PYTEST)
+	$(MAKE) --no-print-directory test-emulated
+
+# The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
+EMULATED := build/native/emulated
+test-emulated: build
+	@INFINI_EMULATION=1 $(PY) -W ignore setup.py -q build_ext --inplace
+	INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
 
 bench: build
 	$(PY) benchmarks/run.py
@@ -96,6 +107,26 @@ $(VENV)/.sass: $(VENV)/.ready
 check-cuda: $(VENV)/.sass
 	@bin=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13/bin; \
 	  if [ -d $$bin ]; then chmod +x $$bin/*; fi; PATH=$$PATH:$$bin $(PY) .ci/check_cuda.py
+
+# On a GPU. The architectures are those of the GPUs that are there.
+build-cuda: export TORCH_CUDA_ARCH_LIST ?= $(shell $(PYTHON) -c 'import torch; c = torch.cuda; \
+  print(";".join(sorted({"%d.%d" % c.get_device_capability(i) for i in range(c.device_count())})))')
+build-cuda:
+	@$(PYTHON) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("torch sees no GPU: see docs/gpu.md")'
+	$(PYTHON) -W ignore setup.py -q build_ext --inplace
+
+test-cuda: build-cuda
+	PYTHONPATH=. $(PYTHON) -m torch_infini env
+	PYTHONPATH=. $(PYTHON) -m torch_infini doctor
+	PYTHONPATH=. $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_cuda*.py
+	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not there: not run"; exit 0; }; \
+	  PYTHONPATH=. timeout 120 compute-sanitizer --tool memcheck --error-exitcode 3 \
+	  $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_cuda.py -k "$(SANITIZED_OPS)"
+
+SANITIZED_OPS := test_reference and bfloat16 and (rms_norm or swiglu or rope or attention or embedding)
+
+bench-cuda: build-cuda
+	PYTHONPATH=. $(PYTHON) benchmarks/cuda.py
 
 clean:
 	rm -rf build dist *.egg-info torch_infini/lib

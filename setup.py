@@ -152,7 +152,7 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     """The text of build.ninja."""
     torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}"
     levels = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ""}
-    archs = os.environ.get("TORCH_CUDA_ARCH_LIST", "8.0;9.0+PTX").replace(" ", ";").split(";")
+    archs = (os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0;9.0+PTX").replace(" ", ";").split(";")
     lines = [
         f"cxx = {os.environ.get('CXX', 'g++')}",
         f"nvcc = {nvcc}",

@@ -38,7 +38,11 @@ class Kernel:
         position, name = 0, self.symbol
         while match := re.compile(r"\D*?(\d+)").match(self.symbol, position):
             length, start = int(match[1]), match.end()
-            if length == 0 or start + length > len(self.symbol) or not self.symbol[start : start + length].isidentifier():
+            if (
+                length == 0
+                or start + length > len(self.symbol)
+                or not self.symbol[start : start + length].isidentifier()
+            ):
                 break
             name, position = self.symbol[start : start + length], start + length
             if self.symbol[position : position + 1] not in "0123456789":

@@ -181,3 +181,17 @@ def test_readme_quotes_the_results() -> None:
     assert done.stdout.count("|") > 100, done.stderr
     missing = [line for line in done.stdout.splitlines() if line not in page]
     assert not missing
+
+
+def test_cuda(tmp_path: Path) -> None:
+    """The GPU's script, on what is here: shapes, peers, the static cache of the models."""
+    out = tmp_path / "cuda.csv"
+    result = start("cuda.py", "--quick", "--csv", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["case"].split()[0] for row in rows} >= {"rms_norm", "swiglu", "random_sample", "linear_int4", "decode"}
+    assert not [row for row in rows if " fails" in row["note"]]
+    assert all(float(row["infini_us"]) > 0 and float(row["share"]) > 0 for row in rows)
+    refused = start("cuda.py", "--only", "rms")
+    assert refused.returncode == 2 and "--only must name some of norms, " in refused.stderr

@@ -29,25 +29,36 @@ def test_add_an_op(tmp_path: Path) -> None:
     # With the objects built so far (times kept), so that only the new op is compiled.
     for folder in ("csrc", "torch_infini", "tests", "build"):
         shutil.copytree(
-            ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized")
+            ROOT / folder,
+            tmp_path / folder,
+            ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized", "peers"),
         )
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, tmp_path / file)
     files = blocks("Add an op")
-    assert len(files) == 5
+    assert len(files) == 6
     for name, text in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    def run(*arguments: str) -> None:
-        environment = {**os.environ, "PYTHONPATH": str(tmp_path)}
+    def run(*arguments: str, **more: str) -> None:
+        environment = {**os.environ, "PYTHONPATH": str(tmp_path), **more}
         done = subprocess.run(
             [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
         )
         assert done.returncode == 0, done.stdout + done.stderr
 
-    run("setup.py", "-q", "build_ext", "--inplace")
+    run("setup.py", "-q", "build_ext", "--inplace", INFINI_EMULATION="1")
     run("-m", "pytest", "-q", "tests/test_ops.py", "tests/test_docs.py", "-k", "scale")
+    run(
+        "-m",
+        "pytest",
+        "-q",
+        "tests/test_cuda.py",
+        "-k",
+        "scale and not scaled",
+        INFINI_LIBRARIES=str(tmp_path / "build/native/emulated"),
+    )
 
 
 # Two devices, whose memory is the host's, and whose streams do everything at once.
@@ -92,8 +103,7 @@ def test_bring_up_a_device(tmp_path: Path) -> None:
     source.write_text(text)
     shutil.copy2(ROOT / "csrc" / "infinirt" / "backend.h", source.parent.parent)
     library = tmp_path / "libwithqy.so"
-    compiled = sorted((ROOT / "build" / "native").glob("infinirt.*.o"))
-    objects = [str(path) for path in compiled if not path.name.startswith("infinirt.cuda.")]
+    objects = sorted(str(o) for o in (ROOT / "build" / "native").glob("infinirt.*.o") if "cuda" not in o.name)
     flags = "-std=c++17 -Wall -Wextra -Werror -fPIC -fopenmp -shared -Icsrc/include -Icsrc/common"
     environment = [
         os.environ.get(name, default) for name, default in (("CXX", "g++"), ("CXXFLAGS", ""), ("LDFLAGS", ""))

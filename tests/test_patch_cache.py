@@ -516,3 +516,17 @@ def test_offloaded_cache(monkeypatch: pytest.MonkeyPatch) -> None:
         return results + [keys for _, keys in moved]
 
     both(steps)
+
+
+def test_static_decode_reads_nothing_back() -> None:
+    """Or the step could not be captured in a CUDA graph: fake tensors have no values to read."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    model = tiny()
+    patch_model(model)
+    cache = transformers.StaticCache(config=model.config, max_cache_len=24)
+    with torch.no_grad():
+        model(input_ids=torch.tensor([[1, 2, 3, 4]]), past_key_values=cache)
+        with FakeTensorMode(allow_non_fake_inputs=True):
+            fake = model(input_ids=torch.tensor([[5]]), past_key_values=cache, position_ids=torch.tensor([[4]]))
+    assert fake.logits.shape == (1, 1, model.config.vocab_size)

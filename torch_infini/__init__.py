@@ -1,12 +1,12 @@
 """torch_infini: the Infini kernels for LLaMA-type inference, as torch ops and behind the doors built on them.
 
 torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
-torch_infini.quantize makes the weights of the quantised ones.
+torch_infini.quantize makes the weights of the quantised ones; torch_infini.runtime has streams, events and graphs.
 """
 
 import os
 
-from . import compile, ops, quantize
+from . import compile, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
 from .patch import PatchReport, load_patched, patch_model, patched, save_patched, unpatch_model
 
@@ -26,6 +26,7 @@ __all__ = [
     "patch_model",
     "patched",
     "quantize",
+    "runtime",
     "save_patched",
     "unpatch_model",
 ]

@@ -11,18 +11,6 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The view with dimension `dim` moved to the end.
-inline TensorView moved_last(const TensorView &view, int dim) {
-    TensorView moved = view;
-    for (int i = dim; i + 1 < view.ndim; ++i) {
-        moved.shape[i] = view.shape[i + 1];
-        moved.strides[i] = view.strides[i + 1];
-    }
-    moved.shape[view.ndim - 1] = view.shape[dim];
-    moved.strides[view.ndim - 1] = view.strides[dim];
-    return moved;
-}
-
 // Swaps the off-diagonal quarters in each block of 2 * kHalf rows and lanes; for all sizes, that transposes.
 template <int kHalf, int... kLane>
 inline void swap_quarters(VecU (&rows)[kLanes], std::integer_sequence<int, kLane...> all) {

@@ -8,7 +8,12 @@
 #include "dtype.h"
 
 // For small functions that files of several instruction sets share: inlined, they leave no copy for the linker to pick.
+// In *.cu files device code may call them too.
+#ifdef __CUDACC__
+#define INFINI_ALWAYS_INLINE __host__ __device__ __forceinline__
+#else
 #define INFINI_ALWAYS_INLINE __attribute__((always_inline)) inline
+#endif
 
 namespace infini {
 
@@ -35,6 +40,18 @@ struct TensorView {
 
     template <typename T> INFINI_ALWAYS_INLINE T *as() const { return static_cast<T *>(data); }
 };
+
+// The view with dimension `dim` moved to the end.
+INFINI_ALWAYS_INLINE TensorView moved_last(const TensorView &view, int dim) {
+    TensorView moved = view;
+    for (int i = dim; i + 1 < view.ndim; ++i) {
+        moved.shape[i] = view.shape[i + 1];
+        moved.strides[i] = view.strides[i + 1];
+    }
+    moved.shape[view.ndim - 1] = view.shape[dim];
+    moved.strides[view.ndim - 1] = view.strides[dim];
+    return moved;
+}
 
 std::string shape_of(const TensorView &view);   // "[2, 4096]"
 std::string strides_of(const TensorView &view); // "[4096, 1]"

@@ -397,6 +397,11 @@ template <typename T> inline VecF exp_for(VecF x) {
 
 #endif
 
+// a / b for a result that is rounded to T: on a CPU no cheaper than the quotient itself.
+template <typename T> inline VecF quotient_for(VecF a, VecF b) {
+    return a / b;
+}
+
 // 1 / (1 + e^-x); no overflow for any x.
 inline VecF sigmoid(VecF x) {
     return splat(1.0f) / (splat(1.0f) + exp(-x));
@@ -404,6 +409,11 @@ inline VecF sigmoid(VecF x) {
 
 inline VecF abs(VecF x) {
     return (VecF)((VecI)x & 0x7fffffff);
+}
+
+// x without the last 12 bits, so that the square is exact.
+inline VecF leading_bits(VecF x) {
+    return (VecF)((VecU)x & 0xfffff000u);
 }
 
 // tanh x for a result that is rounded to T, in float to within 3 ulp; a NaN stays one. Near 0 a minimax polynomial,

@@ -46,6 +46,19 @@ template <typename T> inline T from_lane(unsigned mask, T value, int lane) {
 
 } // namespace infini::emulation
 
+struct float2 {
+    float x, y;
+};
+struct uint4 {
+    unsigned x, y, z, w;
+};
+inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) {
+    return {x, y, z, w};
+}
+inline float2 make_float2(float x, float y) {
+    return {x, y};
+}
+
 // ---- barriers and what goes between the lanes of a warp ----
 
 inline void __syncthreads() {
@@ -193,7 +206,16 @@ inline float __saturatef(float v) {
     return v != v ? 0.0f : std::min(1.0f, std::max(0.0f, v));
 }
 inline int __float2int_rn(float v) { // saturates; NaN gives 0
-    return v != v ? 0 : v >= 2147483648.0f ? INT32_MAX : v < -2147483648.0f ? INT32_MIN : static_cast<int>(std::nearbyint(v));
+    return v != v               ? 0
+           : v >= 2147483648.0f ? INT32_MAX
+           : v < -2147483648.0f ? INT32_MIN
+                                : static_cast<int>(std::nearbyint(v));
+}
+inline unsigned long long __double2ull_rn(double v) { // saturates; NaN gives 0
+    return !(v > 0) ? 0 : v >= 18446744073709551616.0 ? UINT64_MAX : static_cast<uint64_t>(std::nearbyint(v));
+}
+inline unsigned long long __float2ull_rn(float v) {
+    return __double2ull_rn(v);
 }
 inline unsigned __umulhi(unsigned a, unsigned b) {
     return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32);
@@ -206,6 +228,13 @@ inline int __ffs(int v) {
 }
 inline int __clz(int v) {
     return v == 0 ? 32 : __builtin_clz(static_cast<unsigned>(v));
+}
+inline unsigned __brev(unsigned v) {
+    unsigned out = 0;
+    for (int i = 0; i < 32; ++i) {
+        out |= (v >> i & 1) << (31 - i);
+    }
+    return out;
 }
 inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
     const uint64_t bytes = static_cast<uint64_t>(b) << 32 | a;

@@ -35,6 +35,7 @@ struct Warp {
     unsigned arrived = 0;        // lanes that wait in the present exchange
     unsigned generation = 0;     // counts completed exchanges
     uint64_t values[2][kWarp]{}; // of the present exchange and the one before
+    float numbers[2][kWarp][16]{};
 };
 
 std::mutex one_grid;
@@ -220,6 +221,13 @@ uint64_t exchange(unsigned mask, uint64_t bits, int source) {
         wait(warp.generation);
     }
     return source < 0 ? 0 : values[source];
+}
+
+const float (*gather(const float (&numbers)[16]))[16] {
+    auto &all = warps[fiber->warp].numbers[fiber->exchanges & 1];
+    std::memcpy(all[fiber->lane], numbers, sizeof numbers);
+    exchange(0xffffffffu, 0, -1);
+    return all;
 }
 
 unsigned ballot(unsigned mask, bool predicate) {

@@ -8,10 +8,19 @@
 #include <functional>
 #include <tuple>
 #include <type_traits>
+#include <vector>
 
 #include "cuda_runtime_api.h"
 
 namespace infini::emulation {
+
+// A cp.async that was started and not yet waited for.
+struct AsyncCopy {
+    void *to;
+    const void *from;
+    int bytes; // of 16; zeros behind them
+    unsigned group;
+};
 
 struct Fiber {
     uint3 thread{}; // its threadIdx
@@ -21,6 +30,8 @@ struct Fiber {
     unsigned seen = 0;
     bool done = false;
     void *stack_pointer = nullptr;
+    std::vector<AsyncCopy> copies;
+    unsigned groups = 0; // of copies that were committed
 };
 
 // The state of the block that runs now; one grid runs at a time.
@@ -36,6 +47,8 @@ void sync_block();
 int sync_block_or(int predicate);
 // All lanes of `mask` meet; gives what lane `source` brought (0 where source is negative).
 uint64_t exchange(unsigned mask, uint64_t bits, int source);
+// The same with 16 numbers a lane; gives those of all lanes, lane by lane, until this lane's exchange after the next.
+const float (*gather(const float (&numbers)[16]))[16];
 unsigned ballot(unsigned mask, bool predicate);
 
 void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> &kernel);

@@ -120,7 +120,9 @@ private:
 // Emulated CUDA computes on the host's memory, so there the CPU's tensors go to the CUDA kernels.
 #define INFINI_TORCH_LIBRARY(m)                                                                                        \
     static void register_functions(::infini::Registrar m);                                                             \
-    STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) { register_functions({library, ::infini::cuda_is_emulated()}); }   \
+    STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) {                                                                  \
+        register_functions({library, ::infini::cuda_is_emulated()});                                                   \
+    }                                                                                                                  \
     STABLE_TORCH_LIBRARY_IMPL(infini, CUDA, library) {                                                                 \
         if (::infini::has_cuda()) {                                                                                    \
             register_functions({library, true});                                                                       \

@@ -160,8 +160,8 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
     }
     AtenTensorHandle handle = nullptr;
     const int32_t device = uses_cuda_memory() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-    TORCH_ERROR_CODE_CHECK(aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device,
-                                                    current_place.id, &handle));
+    TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device, current_place.id, &handle));
     return Tensor(handle);
 }
 

@@ -99,6 +99,8 @@ class OpSpec:
             takes (actual, sample), raises AssertionError.
         decomposition: The functional form in aten ops, with the op's own rounding, for a compiler that may fuse them
             with their neighbours; takes the op's arguments. None: the op always stays a call.
+        same_bits_on_cuda: Whether on CUDA too a result has the same bits in every layout. Not where products are
+            cuBLAS's: that chooses its kernels, and so the order of sums, by shape, strides and alignment.
     """
 
     name: str
@@ -116,6 +118,7 @@ class OpSpec:
     inplace: str | None = None
     compare: Callable[[Any, Sample], None] | None = None
     decomposition: Callable[..., Any] | None = None
+    same_bits_on_cuda: bool = True
 
     @property
     def op(self) -> torch._ops.OpOverload:

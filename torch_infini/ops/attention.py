@@ -30,7 +30,8 @@ def attention(
     out = softmax(scale * q k^T + mask) v for each head, in float32 with one rounding at the end; with a soft cap the
     scores scale * q k^T become softcap * tanh(scale * q k^T / softcap) first. With L keys in a sequence (all T, or
     kv_lens of them), a causal query t of S sees the keys j <= L - S + t: the queries are the last S tokens of the
-    sequence. A query that sees no key gets zeros.
+    sequence. A query that sees no key gets zeros. On CUDA kv_lens is only read by the GPU: a length out of range makes
+    its sequence's rows NaN and raises nothing.
 
     Args:
         q: [B, S, H, D] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -320,11 +321,13 @@ def errors() -> Iterator[ErrorCase]:
         "kv_lens too long",
         (q, k, v, None, torch.tensor([8, 9])),
         op + "kv_lens must be 0 to 8, the number of keys in k, got 9 at position 1",
+        of_values=True,
     )
     yield ErrorCase(
         "kv_lens negative",
         (q, k, v, None, torch.tensor([-1, 9], dtype=torch.int32)),
         op + "kv_lens must be 0 to 8, the number of keys in k, got -1 at position 0",
+        of_values=True,
     )
     yield ErrorCase("meta k", (q, k.to("meta"), v), op + "k must be on the device of q, cpu, got meta")
     yield ErrorCase(

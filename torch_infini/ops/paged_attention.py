@@ -28,7 +28,9 @@ def paged_attention(
     """Attend from one query of each sequence to all its keys, which lie in the blocks of a paged cache.
 
     out = softmax(scale * q k^T + alibi) v for each head, in float32 with one rounding at the end: decode. A sequence
-    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block.
+    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. On
+    CUDA lengths and tables are only read by the GPU: a length out of range, or a block outside the cache, makes the
+    rows that depend on it NaN and raises nothing.
 
     Args:
         q: [n, H, D], a query for each of n sequences, float32, bfloat16 or float16; D at most 1024; stride 1 in the
@@ -79,7 +81,9 @@ def paged_attention_prefill(
     """Attend causally from the queries of several sequences, one behind the other in q, to keys in a paged cache.
 
     As paged_attention, with any number of queries a sequence: they are its last tokens, whose keys are in the cache
-    already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode.
+    already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode. On
+    CUDA cum_seq_lens_q, too, is only read by the GPU: where it breaks its rules all rows become NaN; where a sequence
+    has fewer keys than queries, its own do.
 
     Args:
         q: [tokens, H, D], the queries of all sequences; otherwise as in paged_attention.
@@ -364,6 +368,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         "length",
         (q, k, v, tables, torch.tensor([20, 49]), *rest),
         op + "seq_lens must be at least 0 and fit into 3 blocks of 16, got 49 for sequence 1",
+        of_values=True,
     )
     wrong = tables.clone()
     wrong[0, 1] = 4
@@ -371,6 +376,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         "block",
         (q, k, v, wrong, lens, *rest),
         op + "block_tables must name blocks from 0 to less than 4, the blocks of k_cache, got 4 at [0, 1]",
+        of_values=True,
     )
     yield ErrorCase(
         "alibi_slopes shape",
@@ -421,11 +427,12 @@ def prefill_errors() -> Iterator[ErrorCase]:
         ([0, 6, 5], "not decrease, got 5 after 6 at position 2"),
     ):
         changed = (q, k, v, tables, lens, torch.tensor(values))
-        yield ErrorCase(f"starts {values}", changed, op + f"cum_seq_lens_q must {rule}")
+        yield ErrorCase(f"starts {values}", changed, op + f"cum_seq_lens_q must {rule}", of_values=True)
     yield ErrorCase(
         "more queries than keys",
         (q, k, v, tables, torch.tensor([20, 2]), starts),
         op + "seq_lens must count a sequence's queries among its keys, got 2 keys for the 3 queries of sequence 1",
+        of_values=True,
     )
 
 

@@ -17,7 +17,8 @@ def paged_caching(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_m
     """Write each token's keys and values into its slot of a paged cache, in place.
 
     cache[slot // block, h, slot % block] = k[t, h] with slot = slot_mapping[t]. A token whose slot is below 0 is
-    skipped; of two tokens with one slot the last stays. Nothing is written unless all slots are in the cache.
+    skipped; of two tokens with one slot the last stays. Nothing is written unless all slots are in the cache; on CUDA,
+    where slots are read by the kernel, a token whose slot is outside the cache is skipped.
 
     Args:
         k_cache: [blocks, Hkv, block, D] float32, bfloat16 or float16, written; stride 1 in the last dimension, any
@@ -32,8 +33,8 @@ def paged_caching(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_m
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, a slot outside the cache, or
-            slot_mapping in the cache's memory.
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, slot_mapping in the cache's memory, or,
+            on the CPU, a slot outside the cache.
 
     Equivalent to:
         >>> written = slot_mapping >= 0  # no slot twice
@@ -144,6 +145,7 @@ def errors() -> Iterator[ErrorCase]:
         "slot",
         (k_cache, v_cache, k, v, torch.tensor([5, -1, 48])),
         op + "slot_mapping must be below 0 or less than 3 blocks of 16 slots, got 48 for token 2",
+        of_values=True,
     )
     yield ErrorCase(
         "meta k", (k_cache, v_cache, k.to("meta"), v, slots), op + "k must be on the device of k_cache, cpu, got meta"

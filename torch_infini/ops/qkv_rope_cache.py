@@ -53,8 +53,9 @@ def qkv_rope_cache(
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, a position outside the tables, a slot
-            outside the cache, or arguments that share memory with one that is written.
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, arguments that share memory with one
+            that is written, or, on the CPU, a position outside the tables or a slot outside the cache. On CUDA, where
+            the kernel reads these, the former gives NaN as in rope, the latter is skipped.
 
     Equivalent to:
         >>> (tokens, heads, size), kv_heads = q.shape, k_cache.shape[1]
@@ -179,8 +180,9 @@ def errors() -> Iterator[ErrorCase]:
     values = dict(zip(names, args, strict=True))
     q, k_cache, v_cache, qkv, cos, sin, positions, slots = args
 
-    def case(name: str, rule: str, **changed: Tensor) -> ErrorCase:
-        return ErrorCase(name, tuple({**values, **changed}.values()), f"infini::qkv_rope_cache: {rule}")
+    def case(name: str, rule: str, of_values: bool = False, **changed: Tensor) -> ErrorCase:
+        args = tuple({**values, **changed}.values())
+        return ErrorCase(name, args, f"infini::qkv_rope_cache: {rule}", of_values=of_values)
 
     columns = "qkv must hold in each row q's 4 heads and twice k_cache's 2 heads of 8 columns, got "
     overlap = "share no memory with qkv, got one whose span of memory overlaps it"
@@ -235,6 +237,7 @@ def errors() -> Iterator[ErrorCase]:
     yield case(
         "position",
         "positions must be at least 0 and less than 50, the rows of cos, got 50 at [1]",
+        of_values=True,
         positions=torch.tensor([0, 50, 1]),
     )
     yield case("slots dtype", "slot_mapping must be int64, got int32", slot_mapping=slots.int())
@@ -244,6 +247,7 @@ def errors() -> Iterator[ErrorCase]:
     yield case(
         "slot",
         "slot_mapping must be below 0 or less than 3 blocks of 16 slots, got 48 for token 2",
+        of_values=True,
         slot_mapping=torch.tensor([5, -1, 48]),
     )
     yield case("meta cos", "cos must be on the device of q, cpu, got meta", cos=cos.to("meta"))

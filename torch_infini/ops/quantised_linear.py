@@ -42,7 +42,8 @@ def linear_int8(
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
     again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster. With quantize_x, on AVX-512
     VNNI, it is as fast as that at one or two rows, faster at more, and faster than a dense product at any number of
-    rows. Without VNNI it is right, but not fast.
+    rows. Without VNNI it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
+    every 32 of more (of float32 x without quantize_x, for every 4).
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -100,7 +101,8 @@ def linear_int4(
     At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. Without quantize_x it is
     converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster. With
     quantize_x, on AVX-512 VNNI, it is as fast as that at one row (faster where k is small), faster at more, and faster
-    than a dense product at any number of rows. Without VNNI it is right, but not fast.
+    than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8; sums
+    within 32 elements are scaled and added up, whatever the group.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

@@ -51,6 +51,8 @@ def random_sample(
     Raises:
         RuntimeError: For a rank, shape, dtype or stride that cannot be served; a temperature that is negative, infinite
             or NaN; a top_p that is negative or NaN; a NaN or +infinity in logits, or nothing but -infinity in a row.
+            On CUDA, where nobody waits for the values, such a row gets a token below 0 instead: -1 - c for the first
+            column c that has a NaN or +infinity, -1 - n for nothing but -infinity, -2 - n for its settings.
 
     Equivalent to:
         >>> w, order = torch.sort(torch.softmax(logits.double() / temperature, -1), descending=True, stable=True)
@@ -289,24 +291,32 @@ def errors() -> Iterator[ErrorCase]:
             f"temperature {text}",
             (x, *settings(temperature=second(value))),
             op + f"temperature must be a finite number of at least 0, got {text} in row 1",
+            of_values=True,
         )
     for value, text in ((-0.5, "-0.5"), (torch.nan, "nan")):
         yield ErrorCase(
             f"top_p {text}",
             (x, *settings(top_p=second(value))),
             op + f"top_p must be a number of at least 0, got {text} in row 1",
+            of_values=True,
         )
     rule = op + "logits must be below +infinity and not NaN, got "
-    yield ErrorCase("NaN", (with_value(torch.nan, 1, 9), *good), rule + "nan at row 1, column 9")
-    yield ErrorCase("infinity", (with_value(torch.inf, 0, 15), *good), rule + "inf at row 0, column 15")
+    yield ErrorCase("NaN", (with_value(torch.nan, 1, 9), *good), rule + "nan at row 1, column 9", of_values=True)
+    yield ErrorCase("infinity", (with_value(torch.inf, 0, 15), *good), rule + "inf at row 0, column 15", of_values=True)
     yield ErrorCase(
-        "NaN, first maximum", (with_value(torch.nan, 1, 0), *settings_for(2, 0.0)), rule + "nan at row 1, column 0"
+        "NaN, first maximum",
+        (with_value(torch.nan, 1, 0), *settings_for(2, 0.0)),
+        rule + "nan at row 1, column 0",
+        of_values=True,
     )
-    yield ErrorCase("all NaN", (with_value(torch.nan, 0, slice(None)), *good), rule + "nan at row 0, column 0")
+    yield ErrorCase(
+        "all NaN", (with_value(torch.nan, 0, slice(None)), *good), rule + "nan at row 0, column 0", of_values=True
+    )
     yield ErrorCase(
         "all masked",
         (with_value(-torch.inf, 1, slice(None)), *good),
         op + "logits must have a value above -infinity in every row, got none in row 1",
+        of_values=True,
     )
     yield ErrorCase(
         "meta seed", (x, *settings(seed=good[3].to("meta"))), op + "seed must be on the device of logits, cpu, got meta"

@@ -34,7 +34,8 @@ def rope(
             position; without, row t belongs to token t: [S, R/2] or [B or 1, S, R/2]. Stride 1 in the last dimension,
             any other strides.
         sin: The shape and dtype of cos.
-        positions: [S], [1, S] or [B, S] integers: the row of cos and sin for each token.
+        positions: [S], [1, S] or [B, S] integers: the row of cos and sin for each token. On CUDA they are read by the
+            kernel: a token whose position is outside the table gets NaN in the first R columns.
         interleaved: False: the pairs are columns i and i + R/2 (GPT-NeoX; Llama in Hugging Face's order). True:
             columns 2i and 2i + 1 (GPT-J).
         out: Written and returned instead of a new tensor; may be x itself, as in torch.ops.infini.rope_.
@@ -43,7 +44,8 @@ def rope(
         The shape and dtype of x, contiguous.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or a position outside the table.
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or, on the CPU, a position outside the
+            table.
 
     Equivalent to:
         >>> if positions is not None:
@@ -197,11 +199,13 @@ def errors() -> Iterator[ErrorCase]:
         "position too large",
         (x, cos, sin, where),
         op + "positions must be at least 0 and less than 3, the rows of cos, got 3 at [1, 1]",
+        of_values=True,
     )
     yield ErrorCase(
         "position negative",
         (x, cos, sin, where[1].flip(0).int()),
         op + "positions must be at least 0 and less than 3, the rows of cos, got -1 at [0]",
+        of_values=True,
     )
     yield ErrorCase(
         "positions dtype",

@@ -30,7 +30,8 @@ def scaled_mm_int8(
     Args:
         a: [m, k] int8; stride 1 in the last dimension; k at most 131071, for int32 to hold the product.
         b: [k, n] int8, any strides. One that lies column by column (stride 1 in the first dimension, as weight.t() of a
-            [n, k] weight) is read in place; another one is transposed on the way, panel by panel.
+            [n, k] weight) is read in place; another one is transposed on the way, panel by panel; on CUDA, byte by
+            byte, slowly.
         a_scale: [m] or [m, 1] float32; any strides.
         b_scale: [n] or [1, n] float32; any strides.
         bias: [n], of the result's dtype, or None; any strides.

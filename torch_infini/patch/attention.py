@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .cache import append, give, growing_layer, needs_grad, reserve
+from .cache import append, give, growing_layer, needs_grad, reserve, static_layer
 from .conditions import must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
@@ -44,9 +44,12 @@ class PositionEmbeddings(tuple):
             self._half = halves(self)
         return self._half
 
-    def tables(self, batch: int, length: int, old: int, capacity: int) -> tuple[Tensor, ...]:
-        """(cos, sin, their row for each token, its slot in a cache): for all layers whose caches are alike."""
-        key = (batch, length, old, capacity)
+    def tables(self, batch: int, length: int, old: int | Tensor, capacity: int) -> tuple[Tensor, ...]:
+        """(cos, sin, their row for each token, its slot in a cache): for all layers whose caches are alike.
+
+        Static caches count what is in them (old) in a tensor a layer, all alike: the first one's is asked.
+        """
+        key = (batch, length, -1 if isinstance(old, Tensor) else old, capacity)
         if self._tables is None or self._tables[0] != key:
             cos, sin = (x.flatten(0, 1) for x in self.half)
             tokens = torch.arange(length, device=cos.device)
@@ -249,26 +252,38 @@ class Attention(Patched):
     ) -> tuple[Tensor, Tensor, Tensor] | None:
         """Rotate q into a tensor of its own, k into the cache, and write v there: in one pass over the fused product.
 
-        (q, all keys, all values), or None for a cache that does not grow in place. A cache [B, heads, T, D] is what the
-        op calls a paged one, with a block for each sequence.
+        (q, all keys, all values), or None for a cache of which that cannot be done. A cache [B, heads, T, D] is what
+        the op calls a paged one, with a block for each sequence.
         """
-        layer = growing_layer(cache, self.layer_idx) if type(cos_and_sin) is PositionEmbeddings else None
-        if layer is None:
+        if type(cos_and_sin) is not PositionEmbeddings:
             return None
         batch, length, width = fused.shape
         heads, kv_heads = plan.heads
         size = self.head_dim
-        room = reserve(layer, fused, batch, length, kv_heads, size)
-        if room is None:
+        growing, room = growing_layer(cache, self.layer_idx), None
+        static = None if growing else static_layer(cache, self.layer_idx, fused, batch, kv_heads, size)
+        if growing is not None:
+            room = reserve(growing, fused, batch, length, kv_heads, size)
+            if room is None:
+                return None
+            keys, values, old = room.keys, room.values, room.length
+        elif static is not None:
+            keys, values, old = static.keys, static.values, static.cumulative_length
+        else:
             return None
         if plan.norms:
             q, k, _ = fused.view(batch, length, -1, size).split((heads, kv_heads, kv_heads), 2)
             self.normalise_heads(q, k, plan.norms)
-        cos, sin, rows, slots = cos_and_sin.tables(batch, length, room.length, room.keys.shape[2])
+        cos, sin, rows, slots = cos_and_sin.tables(batch, length, old, keys.shape[2])
         q = fused.new_empty((batch * length, heads, size))
         qkv = fused.view(batch * length, width)
-        qkv_rope_cache(q, room.keys, room.values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
-        return q.view(batch, length, heads, size), *give(layer, room, room.length + length)
+        qkv_rope_cache(q, keys, values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
+        if static is not None:
+            static.cumulative_length.add_(length)
+            keys, values = keys.transpose(1, 2), values.transpose(1, 2)
+        else:
+            keys, values = give(growing, room, room.length + length)
+        return q.view(batch, length, heads, size), keys, values
 
     def normalise_heads(self, q: Tensor, k: Tensor, names: tuple[str, str]) -> None:
         """The norms of q and k in place: of each head, or of all heads of a token as one row."""

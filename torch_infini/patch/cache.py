@@ -11,7 +11,7 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from transformers.cache_utils import Cache, DynamicLayer
+from transformers.cache_utils import Cache, DynamicLayer, StaticLayer
 
 STEP = 256  # tokens by which a cache grows at least
 GROWTH = 8  # and by this part of its length: in all, the copies cost as much as this many writes of the whole
@@ -73,6 +73,24 @@ def growing_layer(cache: Any, index: int) -> DynamicLayer | None:
     ):
         return cache.layers[index]
     return None
+
+
+def static_layer(cache: Any, index: int, like: Tensor, batch: int, heads: int, size: int) -> StaticLayer | None:
+    """The cache's layer [batch, heads, T, size], if it is a StaticLayer that is updated in the ordinary way.
+
+    It counts its tokens in a tensor, so that a captured step finds its place anew at each replay.
+    """
+    if not isinstance(cache, Cache) or type(cache).update is not Cache.update or torch.compiler.is_compiling():
+        return None
+    layer = cache.layers[index] if index < len(cache.layers) and not cache.offloading else None
+    if type(layer) is not StaticLayer or not isinstance(getattr(layer, "cumulative_length", None), Tensor):
+        return None
+    if not layer.is_initialized:
+        none = like.new_empty((batch, heads, 0, size))
+        layer.lazy_initialization(none, none)
+    shape = (batch, heads, layer.keys.shape[2], size)
+    alike = layer.keys.shape == shape == layer.values.shape and layer.keys.dtype == like.dtype == layer.values.dtype
+    return layer if alike and layer.keys.device == like.device else None
 
 
 def needs_grad(cache: Any) -> bool:

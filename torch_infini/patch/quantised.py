@@ -141,7 +141,7 @@ def cpu_multiplies_integers() -> bool:
 
 
 def multiplies_integers(x: Tensor) -> bool:
-    """Whether x is quantised as well: never on CUDA, where few rows wait for the weights and many take half precision."""
+    """Whether x is quantised as well; not on CUDA, where few rows wait for the weights and many use half precision."""
     return x.is_cpu and cpu_multiplies_integers()
 
 

@@ -10,8 +10,16 @@ from torch import nn
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
 
-# What LlamaConfig takes. 1.1B is the shape of TinyLlama; tiny is for tests.
+# What LlamaConfig takes. 8B is the shape of Llama 3, 1.1B that of TinyLlama; tiny is for tests.
 SHAPES = {
+    "8B": {
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+    },
     "1.1B": {
         "hidden_size": 2048,
         "intermediate_size": 5632,

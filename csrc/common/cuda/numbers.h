@@ -1,6 +1,10 @@
 // Numbers in CUDA kernels: conversions between the storage types (bf16, f16, float, double) and the type that a kernel
-// computes in, float, or double for double. Conversions to half types round to nearest even.
+// computes in, float, or double for double. Conversions to half types round to nearest even. Integers stay as they are.
 #pragma once
+
+#include <cstdint>
+#include <limits>
+#include <type_traits>
 
 #include "../dtype.h"
 
@@ -15,8 +19,11 @@
 
 namespace infini::cuda {
 
+// Device code may not call std::numeric_limits.
+template <typename C> constexpr C kInfinity = std::numeric_limits<C>::infinity();
+
 template <typename T> struct ComputeOf {
-    using type = float;
+    using type = std::conditional_t<std::is_integral_v<T>, T, float>;
 };
 template <> struct ComputeOf<double> {
     using type = double;
@@ -31,6 +38,9 @@ __device__ __forceinline__ float widen(float v) {
     return v;
 }
 __device__ __forceinline__ double widen(double v) {
+    return v;
+}
+template <typename T> __device__ __forceinline__ std::enable_if_t<std::is_integral_v<T>, T> widen(T v) {
     return v;
 }
 
@@ -68,6 +78,9 @@ __device__ __forceinline__ void narrow_to(float *out, float v) {
     *out = v;
 }
 __device__ __forceinline__ void narrow_to(double *out, double v) {
+    *out = v;
+}
+template <typename T> __device__ __forceinline__ std::enable_if_t<std::is_integral_v<T>> narrow_to(T *out, T v) {
     *out = v;
 }
 

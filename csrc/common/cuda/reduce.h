@@ -13,7 +13,12 @@ struct Sum {
     template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a + b; }
 };
 struct Max {
-    template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a > b || a != a ? a : b; } // NaN stays
+    template <typename C> static __device__ __forceinline__ C join(C a, C b) {
+        return a > b || a != a ? a : b;
+    } // NaN stays
+};
+struct Min {
+    template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a < b || a != a ? a : b; }
 };
 
 // Over kLanes neighbouring lanes, a power of two.

@@ -60,15 +60,15 @@ template <int kTensors> struct Rows {
 // A row of n elements is cut into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
 // depends on n alone, so that a row has the same bits in any batch.
 struct RowPlan {
-    int threads;  // a multiple of 32, at most 1024
-    int rows;     // rows a block
-    int vectors;  // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
+    int threads; // a multiple of 32, at most 512
+    int rows;    // rows a block
+    int vectors; // a thread holds in registers: 1, 2 or 4; 0: the row does not fit and is read again
     int64_t blocks;
 
     RowPlan(int64_t row_count, int64_t n, int width) {
         const int64_t all = (n + width - 1) / width;
-        vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 4096 ? 4 : 0;
-        const int64_t wanted = vectors == 0 ? 1024 : (all + vectors - 1) / vectors;
+        vectors = all <= 256 ? 1 : all <= 1024 ? 2 : all <= 2048 ? 4 : 0;
+        const int64_t wanted = vectors == 0 ? 512 : (all + vectors - 1) / vectors;
         threads = static_cast<int>(wanted < 32 ? 32 : (wanted + 31) / 32 * 32);
         rows = threads < 128 ? 128 / threads : 1;
         blocks = (row_count + rows - 1) / rows;
@@ -91,22 +91,33 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
     }
 }
 
-// What one thread holds of a row: its vectors in registers, in their storage type, or, kVectors = 0, what it reads again
-// each time. visit(body) calls body(i, count, values) for each vector: i is where it starts, count how many elements are
-// in it, values[kWidth] the elements. update(body) keeps what body wrote to values, rounded to T (kVectors > 0 only).
-template <typename T, int kVectors> class RowPart {
+// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update keeps must not be
+// rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each vector: i is
+// where it starts, count how many elements are in it, values[kWidth] the elements. visit_with(other, body) adds those of
+// another row of the same length, such as weights, which are then on their way before they are needed. update(body) keeps
+// what body wrote to values (kVectors > 0 only).
+template <typename T, int kVectors, typename Kept = T> class RowPart {
 public:
     using C = Compute<T>;
     static constexpr int kElements = kWidth<T>;
 
-    // whole: vectors may be accessed as such. Elements beyond the end read as `fill`.
-    __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{})
-        : row_(row), n_(n), whole_(whole), fill_(fill) {
+    // whole: vectors may be accessed as such. Elements beyond the end read as `fill`; neighbours are `step` apart.
+    __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{}, int64_t step = 1)
+        : row_(row), n_(n), step_(step), whole_(whole), fill_(fill) {
         if constexpr (kVectors > 0) {
+            Vector<T> read_[kVectors]; // all loads before the first conversion
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
-                    vectors_[v] = read(start(v));
+                    read_[v] = read(start(v));
+                }
+            }
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if constexpr (std::is_same_v<T, Kept>) {
+                    vectors_[v] = read_[v];
+                } else {
+                    widen(vectors_[v].values, read_[v]);
                 }
             }
         }
@@ -115,10 +126,37 @@ public:
     template <typename Body> __device__ __forceinline__ void visit(const Body &body) { each<false>(body); }
     template <typename Body> __device__ __forceinline__ void update(const Body &body) { each<true>(body); }
 
+    template <typename W, typename Body>
+    __device__ __forceinline__ void visit_with(const RowPart<W, kVectors> &other, const Body &body) {
+        static_assert(RowPart<W, kVectors>::kElements == kElements, "the two rows must be cut alike");
+        if constexpr (kVectors > 0) {
+#pragma unroll
+            for (int v = 0; v < kVectors; ++v) {
+                if (start(v) < n_) {
+                    C values[kElements];
+                    Compute<W> others[kElements];
+                    widen(values, vectors_[v]);
+                    widen(others, other.vectors_[v]);
+                    body(start(v), left(start(v)), values, others);
+                }
+            }
+        } else {
+            each<false>([&](int64_t i, int count, C(&values)[kElements]) {
+                Compute<W> others[kElements];
+                widen(others, other.read(i));
+                body(i, count, values, others);
+            });
+        }
+    }
+
     // Whether the vector from i on may be accessed as one, in every tensor that `whole` was found for.
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
 
 private:
+    template <typename OtherT, int kOtherVectors, typename OtherKept> friend class RowPart;
+
+    static constexpr int kAhead = 3; // vectors on their way where the row is not held
+
     template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {
         if constexpr (kVectors > 0) {
 #pragma unroll
@@ -128,14 +166,29 @@ private:
                     widen(values, vectors_[v]);
                     body(start(v), left(start(v)), values);
                     if constexpr (kUpdate) {
-                        vectors_[v] = narrow<T>(values);
+                        vectors_[v] = narrow<Kept>(values);
                     }
                 }
             }
         } else {
-            for (int64_t i = start(0); i < n_; i += static_cast<int64_t>(blockDim.x) * kElements) {
+            const int64_t stride = start(1) - start(0);
+            Vector<T> ahead[kAhead];
+#pragma unroll
+            for (int v = 0; v < kAhead; ++v) {
+                if (start(v) < n_) {
+                    ahead[v] = read(start(v));
+                }
+            }
+            for (int64_t i = start(0); i < n_; i += stride) {
                 C values[kElements];
-                widen(values, read(i));
+                widen(values, ahead[0]);
+#pragma unroll
+                for (int v = 1; v < kAhead; ++v) {
+                    ahead[v - 1] = ahead[v];
+                }
+                if (i + kAhead * stride < n_) {
+                    ahead[kAhead - 1] = read(i + kAhead * stride);
+                }
                 body(i, left(i), values);
             }
         }
@@ -146,13 +199,15 @@ private:
     __device__ __forceinline__ int left(int64_t i) const {
         return static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
     }
-    __device__ __forceinline__ Vector<T> read(int64_t i) const { return load(row_ + i, whole(i), left(i), fill_); }
+    __device__ __forceinline__ Vector<T> read(int64_t i) const {
+        return load(row_ + i * step_, whole(i), left(i), fill_, step_);
+    }
 
     const T *row_;
-    const int64_t n_;
+    const int64_t n_, step_;
     const bool whole_;
     const T fill_;
-    Vector<T> vectors_[kVectors > 0 ? kVectors : 1];
+    Vector<Kept, kElements> vectors_[kVectors > 0 ? kVectors : 1];
 };
 
 } // namespace infini::cuda

@@ -19,31 +19,32 @@ template <typename... Views> bool vectors_fit(const Views &...views) {
     const auto fits = [](const TensorView &view) {
         bool all = reinterpret_cast<uintptr_t>(view.data) % 16 == 0;
         for (int dim = 0; dim + 1 < view.ndim; ++dim) {
-            all = all && (view.shape[dim] <= 1 || view.strides[dim] * static_cast<int64_t>(size_of(view.dtype)) % 16 == 0);
+            all = all &&
+                  (view.shape[dim] <= 1 || view.strides[dim] * static_cast<int64_t>(size_of(view.dtype)) % 16 == 0);
         }
         return all;
     };
     return (fits(views) && ...);
 }
 
-// A vector of storage type: the elements from p on, as one access if `whole` (aligned, all there), else the first `count`
-// one by one and `fill` for the rest.
+// A vector of storage type: the elements from p on, as one access if `whole` (aligned, all there, side by side), else the
+// first `count`, each `step` from the one before it, and `fill` for the rest.
 template <typename T, int kCount = kWidth<T>>
-__device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int count, T fill = T{}) {
+__device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int count, T fill = T{}, int64_t step = 1) {
     if (whole) {
         return *reinterpret_cast<const Vector<T, kCount> *>(p);
     }
     Vector<T, kCount> vector;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        vector.values[i] = i < count ? p[i] : fill;
+        vector.values[i] = i < count ? p[i * step] : fill;
     }
     return vector;
 }
 
 // The other way round; elements from `count` on are left alone.
 template <typename T, int kCount>
-__device__ __forceinline__ void store(T *p, const Vector<T, kCount> &vector, bool whole, int count) {
+__device__ __forceinline__ void store(T *p, const Vector<T, kCount> &vector, bool whole, int count, int64_t step = 1) {
     if (whole) {
         *reinterpret_cast<Vector<T, kCount> *>(p) = vector;
         return;
@@ -51,7 +52,7 @@ __device__ __forceinline__ void store(T *p, const Vector<T, kCount> &vector, boo
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         if (i < count) {
-            p[i] = vector.values[i];
+            p[i * step] = vector.values[i];
         }
     }
 }
@@ -64,7 +65,8 @@ __device__ __forceinline__ void widen(Compute<T> (&out)[kCount], const Vector<T,
     }
 }
 
-template <typename T, int kCount> __device__ __forceinline__ Vector<T, kCount> narrow(const Compute<T> (&values)[kCount]) {
+template <typename T, int kCount>
+__device__ __forceinline__ Vector<T, kCount> narrow(const Compute<T> (&values)[kCount]) {
     Vector<T, kCount> vector;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -75,11 +77,11 @@ template <typename T, int kCount> __device__ __forceinline__ Vector<T, kCount> n
 
 // kCount elements of any type (kCount a multiple or a part of its vector) as numbers to compute with, and back.
 template <int kCount, typename T>
-__device__ __forceinline__ void load(Compute<T> (&out)[kCount], const T *p, bool whole, int count) {
+__device__ __forceinline__ void load(Compute<T> (&out)[kCount], const T *p, bool whole, int count, int64_t step = 1) {
     constexpr int kPart = kCount < kWidth<T> ? kCount : kWidth<T>;
 #pragma unroll
     for (int part = 0; part < kCount; part += kPart) {
-        const Vector<T, kPart> vector = load<T, kPart>(p + part, whole, count - part);
+        const Vector<T, kPart> vector = load<T, kPart>(p + part * step, whole, count - part, T{}, step);
 #pragma unroll
         for (int i = 0; i < kPart; ++i) {
             out[part + i] = widen(vector.values[i]);
@@ -88,7 +90,7 @@ __device__ __forceinline__ void load(Compute<T> (&out)[kCount], const T *p, bool
 }
 
 template <int kCount, typename T>
-__device__ __forceinline__ void store(T *p, const Compute<T> (&values)[kCount], bool whole, int count) {
+__device__ __forceinline__ void store(T *p, const Compute<T> (&values)[kCount], bool whole, int count, int64_t step = 1) {
     constexpr int kPart = kCount < kWidth<T> ? kCount : kWidth<T>;
 #pragma unroll
     for (int part = 0; part < kCount; part += kPart) {
@@ -97,7 +99,7 @@ __device__ __forceinline__ void store(T *p, const Compute<T> (&values)[kCount], 
         for (int i = 0; i < kPart; ++i) {
             narrow_to(&vector.values[i], values[part + i]);
         }
-        store(p + part, vector, whole, count - part);
+        store(p + part * step, vector, whole, count - part, step);
     }
 }
 

@@ -1,6 +1,7 @@
 // The rules of attention, and the way to its kernel.
 #include "attention.h"
 
+#include <cmath>
 #include <limits>
 
 #include "check.h"
@@ -34,7 +35,7 @@ void check_kv_lens(const Checker &rule, const Args &args) {
     const TensorView &lens = args.kv_lens;
     rule.shape("kv_lens", lens, {args.q.size(0)}, "to match the batch size of q");
     rule.dtype("kv_lens", lens, {INFINI_DTYPE_I32, INFINI_DTYPE_I64});
-    for (int64_t b = 0; b < lens.size(0); ++b) {
+    for (int64_t b = 0; b < lens.size(0) && !on_cuda(); ++b) { // there the kernel judges them
         const int64_t at = b * lens.stride(0);
         const int64_t length =
             lens.dtype == INFINI_DTYPE_I32 ? lens.as<const int32_t>()[at] : lens.as<const int64_t>()[at];
@@ -48,7 +49,7 @@ void check_kv_lens(const Checker &rule, const Args &args) {
 
 } // namespace
 
-void run(const char *op, const Args &args) {
+void check(const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &q = args.q, &k = args.k, &v = args.v, &out = args.out;
     rule.rank("q", q, 4);
@@ -88,9 +89,17 @@ void run(const char *op, const Args &args) {
             rule.no_overlap("out", out, names[i], *others[i]);
         }
     }
-    if (out.numel() > 0) {
-        cpu_kernel(args);
+}
+
+void compute(const Args &args) {
+    if (args.out.numel() > 0) {
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
+}
+
+float cap_factor(const Args &args) {
+    constexpr double limit = std::numeric_limits<float>::max();
+    return args.softcap > 0 ? static_cast<float>(std::fmax(-limit, std::fmin(limit, args.scale / args.softcap))) : 0;
 }
 
 } // namespace infini::attention

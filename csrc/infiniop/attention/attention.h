@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::attention {
@@ -23,12 +24,29 @@ struct Args {
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
     double scale = 1;
-    double softcap = 0; // 0: none
+    double softcap = 0;        // 0: none
+    bool keeps_empty = false;  // rows of a sequence without keys keep what out holds; false: they become zeros
+    void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// Checks the arguments against the rules above, then computes out. A query that sees no key gets zeros.
-void run(const char *op, const Args &args);
+// Checks the arguments against the rules above. `op` names the op in sentences.
+void check(const char *op, const Args &args);
+
+// Computes out of arguments that were checked. A query that sees no key gets zeros.
+void compute(const Args &args);
+
+// scale / softcap, in float's range: infinity would make NaN of a score of 0.
+float cap_factor(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
+
+namespace nvidia {
+__attribute__((weak)) size_t workspace_bytes(const Args &);
+}
+// The bytes that compute() needs at args.workspace, by the shapes of arguments that were checked.
+inline size_t workspace_bytes(const Args &args) {
+    return on_cuda() && nvidia::workspace_bytes != nullptr && args.out.numel() > 0 ? nvidia::workspace_bytes(args) : 0;
+}
 
 } // namespace infini::attention

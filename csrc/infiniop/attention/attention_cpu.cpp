@@ -32,10 +32,7 @@ public:
         width_ = round_up(size_, kTileColumns);
         scale_ = static_cast<float>(a_.scale);
         softcap_ = static_cast<float>(a_.softcap);
-        if (a_.softcap > 0) { // the factor stays in float's range: infinity would make NaN of a score of 0
-            constexpr double limit = std::numeric_limits<float>::max();
-            cap_factor_ = static_cast<float>(std::fmax(-limit, std::fmin(limit, a_.scale / a_.softcap)));
-        }
+        cap_factor_ = attention::cap_factor(a_);
         for (int64_t b = 0; b < batch_; ++b) {
             const Sequence s = sequence(b);
             const int64_t pairs = s.length * kv_heads_ * size_;
@@ -151,7 +148,7 @@ private:
         Unit u = {index / groups / splits_, index / groups % splits_, index % groups * heads_together_, 0, 0, 0, 0, {}};
         u.s = sequence(u.b);
         const Sequence &s = u.s;
-        const bool untouched = s.length == 0 && a_.block_tables.dtype;
+        const bool untouched = s.length == 0 && a_.keeps_empty;
         if (u.split >= s.splits || block >= s.row_blocks || untouched) {
             return u;
         }
@@ -474,9 +471,9 @@ private:
     int64_t work_ = 0;        // in bytes of traffic that would take as long
     int64_t mask_strides_[4];
     float scale_;
-    float softcap_, cap_factor_ = 0; // scale / softcap, where there is a cap
-    float *partial_out_ = nullptr;   // [pieces, rows, width]
-    float *partial_sums_ = nullptr;  // [pieces, rows, 2]: the sum and the largest score
+    float softcap_, cap_factor_;    // scale / softcap, where there is a cap
+    float *partial_out_ = nullptr;  // [pieces, rows, width]
+    float *partial_sums_ = nullptr; // [pieces, rows, 2]: the sum and the largest score
 };
 
 } // namespace

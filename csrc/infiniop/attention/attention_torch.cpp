@@ -29,12 +29,24 @@ Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::option
     return args;
 }
 
+// Checked and computed, with memory for partial results where it is needed.
+void run(Args &args) {
+    check("attention", args);
+    const size_t bytes = workspace_bytes(args);
+    std::optional<Tensor> workspace;
+    if (bytes > 0) {
+        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+        args.workspace = workspace->data_ptr();
+    }
+    compute(args);
+}
+
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
                  const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap) {
     Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
     Tensor out = empty_like(args.q);
     args.out = view(kRule, "out", out);
-    run("attention", args);
+    run(args);
     return out;
 }
 
@@ -43,7 +55,7 @@ Tensor attention_out(const Tensor &q, const Tensor &k, const Tensor &v, const st
                      Tensor out) {
     Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
     args.out = view(kRule, "out", out);
-    run("attention", args);
+    run(args);
     return out;
 }
 

@@ -48,6 +48,10 @@ void copy(const TensorView &to, const TensorView &from) {
     if (to.data == from.data) { // it is there already, say the rules
         return;
     }
+    if (on_cuda()) {
+        copy_kernel({to, from});
+        return;
+    }
     const auto size = static_cast<int64_t>(size_of(to.dtype));
     for (int64_t head = 0; head < to.shape[0]; ++head) {
         for (int64_t row = 0; row < to.shape[1]; ++row) {
@@ -56,6 +60,19 @@ void copy(const TensorView &to, const TensorView &from) {
                         static_cast<size_t>(to.shape[2] * size));
         }
     }
+}
+
+// The attention over what the cache holds once k and v are in it.
+attention::Args attend(const Args &args) {
+    attention::Args attend;
+    attend.out = with_batch(args.out);
+    attend.q = with_batch(swapped(args.q));
+    attend.k = with_batch(swapped(args.k_cache));
+    attend.v = with_batch(swapped(args.v_cache));
+    attend.k.shape[1] = attend.v.shape[1] = static_cast<int64_t>(args.pos) + args.q.size(1);
+    attend.scale = 1.0 / std::sqrt(static_cast<double>(args.q.size(2)));
+    attend.workspace = args.workspace;
+    return attend;
 }
 
 } // namespace
@@ -125,17 +142,11 @@ void run(const Args &args) {
     }
     copy(new_rows(args.k_cache, args), args.k);
     copy(new_rows(args.v_cache, args), args.v);
-    if (args.out.numel() == 0) { // no query heads
-        return;
-    }
-    attention::Args attend;
-    attend.out = with_batch(args.out);
-    attend.q = with_batch(swapped(args.q));
-    attend.k = with_batch(swapped(args.k_cache));
-    attend.v = with_batch(swapped(args.v_cache));
-    attend.k.shape[1] = attend.v.shape[1] = static_cast<int64_t>(args.pos) + args.q.size(1);
-    attend.scale = 1.0 / std::sqrt(static_cast<double>(args.q.size(2)));
-    attention::cpu_kernel(attend);
+    attention::compute(attend(args));
+}
+
+size_t workspace_bytes(const Args &args) {
+    return attention::workspace_bytes(attend(args));
 }
 
 } // namespace infini::cached_attention

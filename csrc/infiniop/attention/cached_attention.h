@@ -2,6 +2,7 @@
 // out = softmax(q k^T / sqrt(D) + causal mask) v over all that the cache holds up to there. The kernel is attention's.
 #pragma once
 
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::cached_attention {
@@ -14,10 +15,20 @@ struct Args {
     TensorView k_cache; // [Hkv, rows, D], read and written: k goes to the rows from pos on (and may be these already)
     TensorView v_cache; // [Hkv, rows, D]
     uint64_t pos = 0;   // tokens that are in the cache before
+    void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
+
+// What copies rows on CUDA: `to` and `from` are [heads, tokens, D].
+struct Copy {
+    TensorView to, from;
+};
+INFINI_CUDA_KERNEL(copy_kernel, Copy)
 
 void check(const Args &args);
 
 void run(const Args &args);
+
+// The bytes that run() needs at args.workspace, by the shapes of arguments that were checked.
+size_t workspace_bytes(const Args &args);
 
 } // namespace infini::cached_attention

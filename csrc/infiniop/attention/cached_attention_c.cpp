@@ -7,7 +7,8 @@ namespace {
 using namespace infini;
 using cached_attention::Args;
 
-constexpr c_api::COp<Args> kOp("Attention", cached_attention::check, cached_attention::run);
+constexpr c_api::COp<Args> kOp("Attention", cached_attention::check, cached_attention::run,
+                               cached_attention::workspace_bytes);
 
 } // namespace
 

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::causal_softmax {
@@ -19,5 +20,6 @@ void check(const Args &args);
 void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::causal_softmax

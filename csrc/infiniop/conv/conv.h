@@ -1,10 +1,11 @@
 // conv: y[n, o, p] = bias[o] + sum over c and k of w[o, c, k] * x[n, c, p * stride - pad + k * dilation], in 1 to 6
 // spatial dimensions; x is 0 outside of its shape. A convolution is a matrix product of w [Cout, Cin * kernel] with a
-// matrix that holds, for each output position, what the kernel sees there; that matrix is made tile by tile in the
-// workspace. A w that is not contiguous is copied there first, and a y whose spatial dimensions are not, written there.
+// matrix that holds, for each output position, what the kernel sees there; that matrix is made tile by tile, on the CPU
+// in the workspace. There, a w that is not contiguous is copied first, and a y whose spatial dimensions are not, written.
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::conv {
@@ -28,7 +29,7 @@ TensorView output_of(const Args &args);
 // Checks all arguments against the rules above.
 void check(const Args &args);
 
-// The bytes that run needs at args.workspace.
+// The bytes that run needs at args.workspace: none on CUDA.
 size_t workspace_size(const Args &args);
 
 // Checks the arguments, then computes y.
@@ -43,5 +44,8 @@ struct Tile {
 // Writes what the kernel sees at the tile's output positions to the workspace, [Cin * kernel, columns], and the bias
 // to y there.
 INFINI_CPU_KERNEL(cpu_kernel, Tile)
+
+// Computes y.
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::conv

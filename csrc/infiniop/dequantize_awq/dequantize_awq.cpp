@@ -40,7 +40,7 @@ void check(const Args &args) {
 void run(const Args &args) {
     check(args);
     if (args.out.numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

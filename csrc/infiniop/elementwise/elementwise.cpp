@@ -41,7 +41,7 @@ void check(const Args &args, const Names &names) {
 void run(const Args &args, const Names &names) {
     check(args, names);
     if (args.tensors[0].numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 // The ops of the C ABI. One line an op: its name there, its name, how many inputs it has, its dtypes, and its tensors'
@@ -72,9 +73,28 @@ constexpr bool is_fill(Op op) {
     return op == Op::zeros || op == Op::ones;
 }
 
+// The bits of a 1.
+constexpr uint64_t bits_of_one(infiniDtype_t dtype) {
+    switch (dtype) {
+    case INFINI_DTYPE_F8:
+        return 0x38; // float8_e4m3fn
+    case INFINI_DTYPE_F16:
+        return 0x3c00;
+    case INFINI_DTYPE_BF16:
+        return 0x3f80;
+    case INFINI_DTYPE_F32:
+        return 0x3f800000;
+    case INFINI_DTYPE_F64:
+        return 0x3ff0000000000000;
+    default: // the integers, and bool
+        return 1;
+    }
+}
+
 struct Args {
     Op op = Op::add;
     TensorView tensors[kMaxTensors]; // the output, then the inputs in the table's order, all of one shape and dtype
+    int numbers = 0; // how many inputs, the last ones, are one number each: in host memory, the strides all 0
 };
 
 // Checks the arguments against the rules above.
@@ -84,5 +104,6 @@ void check(const Args &args, const Names &names);
 void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::elementwise

@@ -2,10 +2,12 @@
 // through small dense buffers, block by block, so that bits cannot depend on strides.
 // Limit: memory bandwidth, each input read once and the output written once.
 #include "elementwise.h"
-#include "formulas.h"
 #include "stream.h"
 #include "strided.h"
 #include "vec.h"
+
+#define INFINI_FORMULA inline
+#include "formulas.h"
 
 #include <type_traits>
 #include <utility>
@@ -13,6 +15,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
+using elementwise::bits_of_one;
 using elementwise::Dtypes;
 using elementwise::kMaxTensors;
 using elementwise::Op;
@@ -90,15 +93,15 @@ struct ones {
     static DenseRow row(infiniDtype_t dtype) {
         switch (dtype) {
         case INFINI_DTYPE_F8:
-            return fill_row<uint8_t, 0x38>; // float8_e4m3fn
+            return fill_row<uint8_t, bits_of_one(INFINI_DTYPE_F8)>;
         case INFINI_DTYPE_F16:
-            return fill_row<uint16_t, 0x3c00>;
+            return fill_row<uint16_t, bits_of_one(INFINI_DTYPE_F16)>;
         case INFINI_DTYPE_BF16:
-            return fill_row<uint16_t, 0x3f80>;
+            return fill_row<uint16_t, bits_of_one(INFINI_DTYPE_BF16)>;
         case INFINI_DTYPE_F32:
-            return fill_row<uint32_t, 0x3f800000>;
+            return fill_row<uint32_t, bits_of_one(INFINI_DTYPE_F32)>;
         case INFINI_DTYPE_F64:
-            return fill_row<uint64_t, 0x3ff0000000000000>;
+            return fill_row<uint64_t, bits_of_one(INFINI_DTYPE_F64)>;
         case INFINI_DTYPE_I16:
         case INFINI_DTYPE_U16:
             return fill_row<uint16_t, 1>;

@@ -126,7 +126,8 @@ struct Clip {
         uint64_t memory[3] = {};
         run({Op::clip,
              {view(kRule, out_name, out), nan ? number(x, std::nan(""), memory[0]) : x,
-              number(x, low < high ? low : high, memory[1]), number(x, high, memory[2])}},
+              number(x, low < high ? low : high, memory[1]), number(x, high, memory[2])},
+             nan ? 3 : 2},
             {name_of(Op::clip), {out_name, "x", "min", "max"}, 1});
         return out;
     }

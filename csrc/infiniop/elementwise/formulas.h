@@ -1,33 +1,36 @@
 // The formulas of the elementwise ops, T being the dtype that the result is rounded to: of(VecF ...) for the half types
-// and float, of(double ...) for double; one template where both are alike. Included by elementwise_cpu.cpp only.
+// and float, of(double ...) for double; one template where both are alike. Included by elementwise_cpu.cpp after vec.h
+// and by elementwise.cu after one_lane.cuh, where a VecF is one float. INFINI_FORMULA stands before each function.
 // Errors, in units in the last place (ulp) of float, are the largest found; the elementwise tests hold them.
 #pragma once
 
 #include <cmath>
 #include <type_traits>
 
-#include "vec.h"
-
 namespace infini::INFINI_LEVEL {
 namespace {
 
-template <typename T> inline double exp_for(double x) {
+template <typename T> INFINI_FORMULA double exp_for(double x) {
     return std::exp(x);
 }
 
+template <typename T> INFINI_FORMULA double quotient_for(double a, double b) {
+    return a / b;
+}
+
 // As for VecF: a NaN in either argument gives the second one.
-inline double max(double a, double b) {
+INFINI_FORMULA double max(double a, double b) {
     return a > b ? a : b;
 }
 
-inline double min(double a, double b) {
+INFINI_FORMULA double min(double a, double b) {
     return a < b ? a : b;
 }
 
 // log(1 + e) for 0 <= e <= 1, with the relative error of a few roundings down to the smallest e:
 // 2 atanh(t), where t = e / (2 + e), by a minimax polynomial of relative error 5e-9.
-inline VecF log1p_of_fraction(VecF e) {
-    const VecF t = e / (e + splat(2.0f)), u = t * t;
+template <typename T> INFINI_FORMULA VecF log1p_of_fraction(VecF e) {
+    const VecF t = quotient_for<T>(e, e + splat(2.0f)), u = t * t;
     VecF p = splat(0.281782557f);
     p = fma(p, u, splat(0.279606226f));
     p = fma(p, u, splat(0.400249086f));
@@ -37,11 +40,11 @@ inline VecF log1p_of_fraction(VecF e) {
 }
 
 // e^(-z^2 / 2) for 0 <= z <= 15, without the error that rounding z^2 would bring: up to 100 ulp.
-template <typename T> inline VecF gaussian(VecF z) {
+template <typename T> INFINI_FORMULA VecF gaussian(VecF z) {
     if constexpr (!std::is_same_v<T, float>) {
         return exp_for<T>(z * z * splat(-0.5f));
     } else {
-        const VecF high = (VecF)((VecU)z & 0xfffff000u); // 12 bits, so that its square is exact
+        const VecF high = leading_bits(z);
         const VecF rest = (z - high) * (z + high) * splat(-0.5f);
         VecF p = splat(1.0f / 24); // e^rest for -0.06 < rest <= 0
         p = fma(p, rest, splat(1.0f / 6));
@@ -54,8 +57,8 @@ template <typename T> inline VecF gaussian(VecF z) {
 
 // The share of a normal distribution that lies beyond z, for 0 <= z <= 15, over e^(-z^2 / 2): G(q) / (z + 4), where
 // q = (z - 4) / (z + 4), by a minimax polynomial G of relative error 9e-9.
-inline VecF normal_tail(VecF z) {
-    const VecF inverse = splat(1.0f) / (z + splat(4.0f));
+template <typename T> INFINI_FORMULA VecF normal_tail(VecF z) {
+    const VecF inverse = quotient_for<T>(splat(1.0f), z + splat(4.0f));
     const VecF q = (z - splat(4.0f)) * inverse;
     VecF p = splat(-1.34196397e-4f);
     p = fma(p, q, splat(1.74659144e-4f));
@@ -73,76 +76,82 @@ inline VecF normal_tail(VecF z) {
 namespace formula {
 
 struct add {
-    template <typename T, typename V> static V of(V a, V b) { return a + b; }
+    template <typename T, typename V> INFINI_FORMULA static V of(V a, V b) { return a + b; }
 };
 
 struct sub {
-    template <typename T, typename V> static V of(V a, V b) { return a - b; }
+    template <typename T, typename V> INFINI_FORMULA static V of(V a, V b) { return a - b; }
 };
 
 struct mul {
-    template <typename T, typename V> static V of(V a, V b) { return a * b; }
+    template <typename T, typename V> INFINI_FORMULA static V of(V a, V b) { return a * b; }
 };
 
 // low where low > high; a NaN in x stays one, a bound that is a NaN does not bound.
 struct clip {
-    template <typename T, typename V> static V of(V x, V low, V high) { return max(low, min(high, x)); }
+    template <typename T, typename V> INFINI_FORMULA static V of(V x, V low, V high) { return max(low, min(high, x)); }
 };
 
 // A NaN stays one.
 struct relu {
-    template <typename T, typename V> static V of(V x) { return max(V{}, x); }
+    template <typename T, typename V> INFINI_FORMULA static V of(V x) { return max(V{}, x); }
 };
 
 // x times the share of a normal distribution that lies below x: x / 2 * (1 + erf(x / sqrt(2))). Of the vector form
 // what is beyond |x| is taken away from max(x, 0), so that results keep their relative error far below 0; beyond 15
 // that is 0 in float.
 struct gelu {
-    template <typename T> static VecF of(VecF x) {
+    template <typename T> INFINI_FORMULA static VecF of(VecF x) {
         const VecF z = min(splat(15.0f), abs(x));
         const VecF width = max(-x, z); // |x|, but 15 for infinity, and minus infinity gives NaN as in the formula
-        return max(splat(0.0f), x) - width * normal_tail(z) * gaussian<T>(z);
+        return max(splat(0.0f), x) - width * normal_tail<T>(z) * gaussian<T>(z);
     }
-    template <typename T> static double of(double x) { return 0.5 * x * std::erfc(x * -0.70710678118654752440); }
+    template <typename T> INFINI_FORMULA static double of(double x) {
+        return 0.5 * x * std::erfc(x * -0.70710678118654752440);
+    }
 };
 
 struct sigmoid {
-    template <typename T, typename V> static V of(V x) { return 1.0f / (1.0f + exp_for<T>(-x)); }
+    template <typename T, typename V> INFINI_FORMULA static V of(V x) {
+        return quotient_for<T>(V{} + 1.0f, 1.0f + exp_for<T>(-x));
+    }
 };
 
 struct silu {
-    template <typename T, typename V> static V of(V x) { return x / (1.0f + exp_for<T>(-x)); }
+    template <typename T, typename V> INFINI_FORMULA static V of(V x) {
+        return quotient_for<T>(x, 1.0f + exp_for<T>(-x));
+    }
 };
 
 struct swiglu {
-    template <typename T, typename V> static V of(V up, V gate) { return silu::of<T>(gate) * up; }
+    template <typename T, typename V> INFINI_FORMULA static V of(V up, V gate) { return silu::of<T>(gate) * up; }
 };
 
 // gate / 2 * (1 + tanh(u)) * up, where u = sqrt(2 / pi) * (gate + 0.044715 gate^3). As (1 + tanh(u)) / 2 is
 // 1 / (1 + e^(-2u)), results keep their relative error far below 0, and it costs what swiglu does.
 struct geglu {
     static constexpr double kLinear = -1.59576912160573071, kCubic = 0.044715 * kLinear; // -2u = gate * (... + ...)
-    template <typename T> static VecF of(VecF up, VecF gate) {
+    template <typename T> INFINI_FORMULA static VecF of(VecF up, VecF gate) {
         const VecF slope = fma(gate * gate, splat(static_cast<float>(kCubic)), splat(static_cast<float>(kLinear)));
-        return gate / (1.0f + exp_for<T>(gate * slope)) * up;
+        return quotient_for<T>(gate, 1.0f + exp_for<T>(gate * slope)) * up;
     }
-    template <typename T> static double of(double up, double gate) {
+    template <typename T> INFINI_FORMULA static double of(double up, double gate) {
         return gate / (1 + std::exp(gate * (kLinear + kCubic * gate * gate))) * up;
     }
 };
 
 // log(1 + e^x), and x itself above 20.
 struct softplus {
-    template <typename T> static VecF of(VecF x) {
-        const VecF above = max(splat(0.0f), x) + log1p_of_fraction(exp_for<T>(-abs(x)));
+    template <typename T> INFINI_FORMULA static VecF of(VecF x) {
+        const VecF above = max(splat(0.0f), x) + log1p_of_fraction<T>(exp_for<T>(-abs(x)));
         return select(x > splat(20.0f), x, above);
     }
-    template <typename T> static double of(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
+    template <typename T> INFINI_FORMULA static double of(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }
 };
 
 struct tanh {
-    template <typename T> static VecF of(VecF x) { return tanh_for<T>(x); }
-    template <typename T> static double of(double x) { return std::tanh(x); }
+    template <typename T> INFINI_FORMULA static VecF of(VecF x) { return tanh_for<T>(x); }
+    template <typename T> INFINI_FORMULA static double of(double x) { return std::tanh(x); }
 };
 
 } // namespace formula

@@ -1,5 +1,5 @@
 // The rules of embedding, and the way to its kernel.
-// The ids are values, not shapes: they are read here once before the kernel trusts them.
+// The ids are values, not shapes: on the CPU they are read here once before the kernel trusts them.
 #include "embedding.h"
 
 #include "check.h"
@@ -65,13 +65,15 @@ void run(const Args &args) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "out", "share no memory with weight", "weight itself");
     }
 
-    if (ids.dtype == INFINI_DTYPE_I64) {
+    if (on_cuda()) {
+        // the kernel looks at each id by itself
+    } else if (ids.dtype == INFINI_DTYPE_I64) {
         check_ids<int64_t>(ids, weight.shape[0]);
     } else {
         check_ids<int32_t>(ids, weight.shape[0]);
     }
     if (out.numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -1,9 +1,11 @@
 // embedding: out[...] = weight[ids[...]]: rows of a table [v, n], picked by ids of any shape, one copied after another.
-// Every id is checked before anything is copied.
+// On the CPU every id is checked before anything is copied; on CUDA, where the host does not read the ids, the row of
+// one out of range becomes NaN.
 // The copy knows no arithmetic, so a row arrives bit for bit.
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::embedding {
@@ -18,5 +20,6 @@ struct Args {
 void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::embedding

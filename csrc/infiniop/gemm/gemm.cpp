@@ -51,8 +51,16 @@ void check(const Args &args) {
 void run(const Args &args) {
     check(args);
     if (args.c.numel() > 0) {
-        cpu_kernel(args);
+        compute(args);
     }
+}
+
+void compute(const Args &args) {
+    on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+}
+
+size_t workspace_size(const Args &) {
+    return on_cuda() ? kWorkspaceBytes : 0;
 }
 
 } // namespace infini::gemm

@@ -3,7 +3,10 @@
 // batch stride are free: padded, negative, and for a and b also 0.
 #pragma once
 
+#include <cstddef>
+
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini {
@@ -14,7 +17,8 @@ namespace infini::gemm {
 
 // Products are summed in float, alpha and beta applied in float, and the result rounded once. The order of the sum
 // depends on k and the dtype alone: an element of c has the same bits in any shape, batch, layout and thread count.
-// On AVX-512 BF16, bfloat16 products are added in pairs and denormals count as zero, as that instruction does.
+// On CUDA large products are cuBLAS's, in an order that it chooses by shape, strides and alignment; and where alpha is 0,
+// a and b are not read. On AVX-512 BF16, bfloat16 products are added in pairs and denormals count as zero, as that instruction does.
 // With beta == 0, c is not read; with k == 0, c = beta * c.
 struct Args {
     TensorView c; // [m, n] or [batch, m, n]; shares no memory with a or b
@@ -22,7 +26,14 @@ struct Args {
     TensorView b; // [k, n] or [batch or 1, k, n], the dtype of c
     float alpha = 1;
     float beta = 0;
+    void *workspace = nullptr; // CUDA: kWorkspaceBytes for cuBLAS; nullptr: it uses memory of its own
 };
+
+// What cuBLAS is given to work in, as its documentation wants it for an H100; with room to align it.
+constexpr size_t kWorkspaceBytes = (32 << 20) + 256;
+
+// The bytes that run needs at args.workspace, on current_place's device.
+size_t workspace_size(const Args &args);
 
 // Stride 1 in one of the last two dimensions; that of a dimension with at most one element says nothing.
 void check_layout(const Checker &rule, const char *name, const TensorView &x);
@@ -33,6 +44,10 @@ void check(const Args &args);
 // Checks the arguments, then computes c.
 void run(const Args &args);
 
+// Computes c of arguments that were checked, with c not empty.
+void compute(const Args &args);
+
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::gemm

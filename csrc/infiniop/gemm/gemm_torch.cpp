@@ -14,6 +14,16 @@ Args factors(const Checker &rule, const Tensor &a, const Tensor &b) {
     return args;
 }
 
+// Computes with a workspace for cuBLAS, which only CUDA needs.
+void run_with_workspace(const char *op, Args &args) {
+    if (!on_cuda()) {
+        return run(op, args);
+    }
+    const Tensor workspace = empty({static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
+    args.workspace = workspace.data_ptr();
+    run(op, args);
+}
+
 constexpr Checker kGemm("gemm"), kMatmul("matmul");
 
 Tensor gemm_out(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, double alpha, double beta,
@@ -25,7 +35,7 @@ Tensor gemm_out(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c
     args.alpha = alpha;
     args.beta = beta;
     args.out = view(kGemm, "out", out);
-    run("gemm", args);
+    run_with_workspace("gemm", args);
     return out;
 }
 
@@ -37,7 +47,7 @@ Tensor gemm(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, do
 Tensor matmul_out(const Tensor &a, const Tensor &b, Tensor out) {
     Args args = factors(kMatmul, a, b);
     args.out = view(kMatmul, "out", out);
-    run("matmul", args);
+    run_with_workspace("matmul", args);
     return out;
 }
 

@@ -4,7 +4,6 @@
 #include <limits>
 
 #include "check.h"
-#include "gemm.h"
 #include "rearrange/rearrange.h"
 
 namespace infini::matmul {
@@ -85,7 +84,7 @@ void merge_batches(gemm::Args &args) {
 // The kernel takes one leading dimension: those before it are walked.
 void multiply(const gemm::Args &args) {
     if (args.c.ndim <= 3) {
-        gemm::cpu_kernel(args);
+        gemm::compute(args);
         return;
     }
     gemm::Args entry = args;
@@ -194,8 +193,13 @@ void run(const char *op, const Args &args) {
     product.b = expand(b_matrix, product.c, 2);
     product.alpha = static_cast<float>(args.alpha);
     product.beta = static_cast<float>(args.beta);
-    merge_batches(product);
-    multiply(product);
+    product.workspace = args.workspace;
+    multiply_batches(product);
+}
+
+void multiply_batches(gemm::Args args) {
+    merge_batches(args);
+    multiply(args);
 }
 
 } // namespace infini::matmul

@@ -3,7 +3,7 @@
 // that dimension. c broadcasts to out. Each matrix lies row by row or column by column, as gemm wants it.
 #pragma once
 
-#include "tensor_view.h"
+#include "gemm.h"
 
 namespace infini::matmul {
 
@@ -13,10 +13,15 @@ struct Args {
     TensorView b;   // the dtype of a
     TensorView c;   // the dtype of a; dtype == INFINI_DTYPE_INVALID: none, and beta is 0
     double alpha = 1, beta = 0;
+    void *workspace = nullptr; // as gemm's
 };
 
 // Checks a and b; the shape and dtype of their product.
 TensorView output_of(const char *op, const TensorView &a, const TensorView &b);
+
+// gemm's kernel for any number of leading dimensions, the same in all three: those of a and b by stride 0 where they
+// broadcast. The arguments were checked.
+void multiply_batches(gemm::Args args);
 
 // Checks all arguments, then computes out. With beta == 0, c is not read.
 void run(const char *op, const Args &args);

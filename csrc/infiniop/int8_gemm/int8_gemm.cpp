@@ -70,7 +70,7 @@ void check(const Args &args, const Names &names) {
 void run(const Args &args, const Names &names) {
     check(args, names);
     if (args.out.numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -59,7 +59,7 @@ void run(const Args &args, const Names &names) {
     check(args, names);
     // A row without elements has a deviation.
     if (args.output.numel() > 0 || (args.deviation.dtype != INFINI_DTYPE_INVALID && args.deviation.numel() > 0)) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -92,7 +92,7 @@ bool kernel_is_faster(const Args &args) {
 
 void run(const Args &args) {
     if (args.y.numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -1,10 +1,12 @@
 // linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights,
 // whose results lie side by side in y. The kernel reads the row-major weights as they lie, once for every 32 rows of x,
-// and sums products in float in an order that k alone decides: a row of x has the same bits in any call.
+// and sums products in float in an order that k alone decides: a row of x has the same bits in any call. On CUDA that
+// holds for few rows; the products of more are cuBLAS's.
 #pragma once
 
 #include "check.h"
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::linear {
@@ -17,6 +19,7 @@ struct Args {
     int weights = 1;
     TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
     TensorView bias[kMaxWeights];   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    void *workspace = nullptr;      // CUDA: gemm::kWorkspaceBytes; nullptr: cuBLAS uses memory of its own
 };
 
 // An op, what it calls its arguments, and what its errors say of their sizes.
@@ -47,5 +50,6 @@ bool kernel_is_faster(const Args &args);
 void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::linear

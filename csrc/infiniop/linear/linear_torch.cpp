@@ -1,6 +1,7 @@
 // torch.ops.infini.linear and fused_linear, functional and out; declared in torch_infini/ops/linear.py and
 // fused_linear.py. Where the table in linear.cpp says so, the products are ATen's.
 #include "../../torch/tensor.h"
+#include "gemm/gemm.h"
 #include "linear.h"
 
 #include <torch/csrc/stable/ops.h>
@@ -80,7 +81,12 @@ void run_aten(const Args &args, torch::headeronly::ScalarType type) {
     }
 }
 
-void compute(const Args &args, const Tensor &x) {
+void compute(Args args, const Tensor &x) {
+    if (on_cuda()) {
+        const Tensor workspace = empty({static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
+        args.workspace = workspace.data_ptr();
+        return run(args);
+    }
     if (args.y.numel() == 0 || kernel_is_faster(args)) {
         run(args);
     } else {

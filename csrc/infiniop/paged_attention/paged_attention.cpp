@@ -1,8 +1,8 @@
 // The rules of paged_attention and paged_attention_prefill, and the way to the kernel of attention.
-// Lengths and blocks are read once here, before anything is computed: the kernel trusts them.
+// On the CPU lengths and blocks are read once here, before anything is computed, and the kernel trusts them. On CUDA
+// they are in the GPU's memory, and the kernel judges them.
 #include "paged_attention.h"
 
-#include <cstring>
 #include <limits>
 
 #include "attention/attention.h"
@@ -95,16 +95,21 @@ TensorView token_major(const TensorView &cache) {
     return result;
 }
 
-// Zeros for the sequences that the kernel leaves alone. With cum_seq_lens_q these have no rows.
-void clear_without_keys(const Args &args) {
-    const TensorView &out = args.out;
-    const auto element = static_cast<int64_t>(size_of(out.dtype));
-    for (int64_t b = 0; b < (args.cum_seq_lens_q.dtype ? 0 : sequences(args)); ++b) {
-        for (int64_t head = 0; head < out.size(1) && value(args.seq_lens, b) == 0; ++head) {
-            char *const row = out.as<char>() + (b * out.strides[0] + head * out.strides[1]) * element;
-            std::memset(row, 0, static_cast<size_t>(out.size(2) * element));
-        }
-    }
+attention::Args attend(const Args &args) {
+    const bool several = args.cum_seq_lens_q.dtype != INFINI_DTYPE_INVALID;
+    attention::Args paged;
+    paged.out = with_queries(args.out, several);
+    paged.q = with_queries(args.q, several);
+    paged.k = token_major(args.k_cache);
+    paged.v = token_major(args.v_cache);
+    paged.kv_lens = args.seq_lens;
+    paged.block_tables = args.block_tables;
+    paged.q_starts = args.cum_seq_lens_q;
+    paged.alibi_slopes = args.alibi_slopes;
+    paged.scale = args.scale;
+    paged.keeps_empty = !args.define_all;
+    paged.workspace = args.workspace;
+    return paged;
 }
 
 } // namespace
@@ -171,29 +176,22 @@ void check(const char *op, const Args &args) {
 
 void run(const char *op, const Args &args) {
     check(op, args);
+    compute(op, args);
+}
+
+void compute(const char *op, const Args &args) {
     const Checker rule(op);
-    const bool several = args.cum_seq_lens_q.dtype != INFINI_DTYPE_INVALID;
-    if (several) {
-        check_queries(rule, args);
+    if (!on_cuda()) {
+        if (args.cum_seq_lens_q.dtype) {
+            check_queries(rule, args);
+        }
+        check_sequences(rule, args);
     }
-    check_sequences(rule, args);
-    if (args.out.numel() == 0) {
-        return;
-    }
-    attention::Args paged;
-    paged.out = with_queries(args.out, several);
-    paged.q = with_queries(args.q, several);
-    paged.k = token_major(args.k_cache);
-    paged.v = token_major(args.v_cache);
-    paged.kv_lens = args.seq_lens;
-    paged.block_tables = args.block_tables;
-    paged.q_starts = args.cum_seq_lens_q;
-    paged.alibi_slopes = args.alibi_slopes;
-    paged.scale = args.scale;
-    attention::cpu_kernel(paged);
-    if (args.define_all) {
-        clear_without_keys(args);
-    }
+    attention::compute(attend(args));
+}
+
+size_t workspace_bytes(const Args &args) {
+    return attention::workspace_bytes(attend(args));
 }
 
 } // namespace infini::paged_attention

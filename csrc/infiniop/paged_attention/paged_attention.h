@@ -20,13 +20,20 @@ struct Args {
     TensorView cum_seq_lens_q; // [n + 1] int64: where each sequence's queries begin in q; dtype 0: paged_attention
     TensorView alibi_slopes;   // [H] float32: slope * (key's position - query's position); dtype 0: none
     double scale = 1;
-    bool define_all = false; // out's rows of a sequence without keys become zeros; false: they keep what they hold
+    bool define_all = false;   // out's rows of a sequence without keys become zeros; false: they keep what they hold
+    void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
 // Checks all that does not depend on values in memory. `op` names the op in sentences.
 void check(const char *op, const Args &args);
 
-// Checks that and the lengths and blocks, then computes out.
+// Checks that and, on the CPU, the lengths and blocks, then computes out. On CUDA the kernel judges these.
 void run(const char *op, const Args &args);
+
+// The same for arguments that check() has passed.
+void compute(const char *op, const Args &args);
+
+// The bytes that run() and compute() need at args.workspace, by the shapes of arguments that were checked.
+size_t workspace_bytes(const Args &args);
 
 } // namespace infini::paged_attention

@@ -9,11 +9,11 @@ using paged_attention::Args;
 
 constexpr c_api::COp<Args> kDecode(
     "PagedAttention", [](const Args &args) { paged_attention::check("paged_attention", args); },
-    [](const Args &args) { paged_attention::run("paged_attention", args); });
+    [](const Args &args) { paged_attention::run("paged_attention", args); }, paged_attention::workspace_bytes);
 
 constexpr c_api::COp<Args> kPrefill(
     "PagedAttentionPrefill", [](const Args &args) { paged_attention::check("paged_attention_prefill", args); },
-    [](const Args &args) { paged_attention::run("paged_attention_prefill", args); });
+    [](const Args &args) { paged_attention::run("paged_attention_prefill", args); }, paged_attention::workspace_bytes);
 
 } // namespace
 

@@ -29,12 +29,24 @@ Args inputs(const Checker &rule, const Tensor &q, const Tensor &k_cache, const T
     return args;
 }
 
+// Checked and computed, with memory for partial results where it is needed.
+void run_with_workspace(const char *op, Args &args) {
+    check(op, args);
+    const size_t bytes = workspace_bytes(args);
+    std::optional<Tensor> workspace;
+    if (bytes > 0) {
+        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+        args.workspace = workspace->data_ptr();
+    }
+    compute(op, args);
+}
+
 Tensor decode(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
               const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale) {
     Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
     Tensor out = empty_like(args.q);
     args.out = view(kDecode, "out", out);
-    run("paged_attention", args);
+    run_with_workspace("paged_attention", args);
     return out;
 }
 
@@ -43,7 +55,7 @@ Tensor decode_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
                   Tensor out) {
     Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
     args.out = view(kDecode, "out", out);
-    run("paged_attention", args);
+    run_with_workspace("paged_attention", args);
     return out;
 }
 
@@ -54,7 +66,7 @@ Tensor prefill(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, co
     args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     Tensor out = empty_like(args.q);
     args.out = view(kPrefill, "out", out);
-    run("paged_attention_prefill", args);
+    run_with_workspace("paged_attention_prefill", args);
     return out;
 }
 
@@ -64,7 +76,7 @@ Tensor prefill_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache
     Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
     args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     args.out = view(kPrefill, "out", out);
-    run("paged_attention_prefill", args);
+    run_with_workspace("paged_attention_prefill", args);
     return out;
 }
 

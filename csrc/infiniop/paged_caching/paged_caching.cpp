@@ -49,10 +49,16 @@ TensorView copy(const TensorView &rows, void *memory) {
     return copied;
 }
 
+constexpr Checker kRule("paged_caching");
+
 } // namespace
 
+bool needs_copies(const Args &args) {
+    return on_cuda() && args.k.numel() > 0 && (in_caches(args, args.k) || in_caches(args, args.v));
+}
+
 void check(const Args &args) {
-    constexpr Checker rule("paged_caching");
+    constexpr Checker rule = kRule;
     const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
     check_caches(rule, k_cache, v_cache);
     rule.rank("k", k, 3);
@@ -70,7 +76,9 @@ void check(const Args &args) {
 
 void run(const Args &args) {
     check(args);
-    check_slots(Checker("paged_caching"), args.slot_mapping, args.k_cache);
+    if (!on_cuda()) {
+        check_slots(kRule, args.slot_mapping, args.k_cache);
+    }
     if (args.k.numel() == 0) {
         return;
     }
@@ -78,11 +86,16 @@ void run(const Args &args) {
     const bool copies_k = in_caches(args, args.k), copies_v = in_caches(args, args.v);
     if (copies_k || copies_v) {
         const auto bytes = args.k.numel() * static_cast<int64_t>(size_of(args.k.dtype));
-        auto *const scratch = static_cast<char *>(cpu::scratch(static_cast<size_t>(2 * bytes)));
+        auto *const scratch =
+            static_cast<char *>(on_cuda() ? args.copies : cpu::scratch(static_cast<size_t>(2 * bytes)));
+        if (scratch == nullptr) {
+            kRule.fail(INFINI_STATUS_BAD_PARAM, copies_k ? "k" : "v", "share no memory with the caches",
+                       "one whose span of memory overlaps theirs");
+        }
         apart.k = copies_k ? copy(args.k, scratch) : args.k;
         apart.v = copies_v ? copy(args.v, scratch + bytes) : args.v;
     }
-    cpu_kernel(apart);
+    on_cuda() ? cuda_kernel(apart) : cpu_kernel(apart);
 }
 
 } // namespace infini::paged_caching

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini {
@@ -12,12 +13,12 @@ class Checker;
 namespace infini::paged_caching {
 
 struct Args {
-    TensorView k_cache; // [blocks, Hkv, block size, D]; out, as v_cache: what is not written stays
-    TensorView v_cache; // [blocks, Hkv, block size, D]
-    TensorView k;       // [tokens, Hkv, D]
-    TensorView v;       // [tokens, Hkv, D]
-    TensorView
-        slot_mapping; // [tokens] int64; below 0: the token is skipped. Of two tokens with one slot the last stays
+    TensorView k_cache;      // [blocks, Hkv, block size, D]; out, as v_cache: what is not written stays
+    TensorView v_cache;      // [blocks, Hkv, block size, D]
+    TensorView k;            // [tokens, Hkv, D]
+    TensorView v;            // [tokens, Hkv, D]
+    TensorView slot_mapping; // [tokens] int64; below 0: skipped. Of two tokens with one slot the last stays
+    void *copies = nullptr;  // on CUDA: room for copies of k and v; if null they may not lie in the caches
 };
 
 // Where the row of a head begins in a cache [blocks, Hkv, block size, D], in elements.
@@ -33,9 +34,14 @@ void check_slots(const Checker &rule, const TensorView &slots, const TensorView 
 // Checks all that does not depend on values in memory.
 void check(const Args &args);
 
-// Checks that and the slots, then writes. Of k and v what lies in the caches is read before anything is written.
+// Whether run needs args.copies: twice the bytes of k.
+bool needs_copies(const Args &args);
+
+// Checks that and the slots, then writes. Of k and v what lies in the caches is read before anything is written. On
+// CUDA it is the kernel that looks at slots: a token whose slot is outside the caches is skipped.
 void run(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::paged_caching

@@ -15,6 +15,11 @@ void paged_caching(const Tensor &k_cache, const Tensor &v_cache, const Tensor &k
     args.k = view(kRule, "k", k);
     args.v = view(kRule, "v", v);
     args.slot_mapping = view(kRule, "slot_mapping", slot_mapping);
+    Tensor copies;
+    if (needs_copies(args)) {
+        copies = empty({2, args.k.numel()}, args.k.dtype);
+        args.copies = copies.data_ptr();
+    }
     run(args);
 }
 

@@ -60,12 +60,14 @@ void check(const Args &args) {
 
 void run(const Args &args) {
     check(args);
-    rope::check_positions(kRule, args.positions, args.cos.shape[0]);
-    paged_caching::check_slots(kRule, args.slot_mapping, args.k_cache);
+    if (!on_cuda()) {
+        rope::check_positions(kRule, args.positions, args.cos.shape[0]);
+        paged_caching::check_slots(kRule, args.slot_mapping, args.k_cache);
+    }
     if (args.qkv.numel() > 0) {
         Args batched = args;
         batched.positions = rope::with_batch(args.positions, 1, 2);
-        cpu_kernel(batched);
+        on_cuda() ? cuda_kernel(batched) : cpu_kernel(batched);
     }
 }
 

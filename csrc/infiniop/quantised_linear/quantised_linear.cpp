@@ -107,11 +107,22 @@ void run(Format format, const Args &args) {
     if (args.y.numel() == 0) {
         return;
     }
-    if (format == Format::kInt8) {
-        args.quantize_x ? int8_quantised_x_kernel(args) : int8_kernel(args);
+    const bool int8 = format == Format::kInt8;
+    if (on_cuda()) {
+        if (args.quantize_x) {
+            int8 ? int8_quantised_x_cuda_kernel(args) : int4_quantised_x_cuda_kernel(args);
+        } else {
+            int8 ? int8_cuda_kernel(args) : int4_cuda_kernel(args);
+        }
+    } else if (args.quantize_x) {
+        int8 ? int8_quantised_x_kernel(args) : int4_quantised_x_kernel(args);
     } else {
-        args.quantize_x ? int4_quantised_x_kernel(args) : int4_kernel(args);
+        int8 ? int8_kernel(args) : int4_kernel(args);
     }
+}
+
+size_t workspace_size(const Args &args) {
+    return on_cuda() && args.quantize_x ? static_cast<size_t>(QuantisedX(args.x).bytes()) : 0;
 }
 
 } // namespace infini::quantised_linear

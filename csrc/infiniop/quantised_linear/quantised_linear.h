@@ -3,7 +3,10 @@
 // integers. Sums are in float, in an order that depends on k and the group alone: a row has the same bits in any batch.
 #pragma once
 
+#include <cstddef>
+
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::quantised_linear {
@@ -20,7 +23,23 @@ struct Args {
     TensorView zeros;  // linear_int4: the dtype of scales; dtype == INFINI_DTYPE_INVALID: none
     TensorView bias;   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
     bool quantize_x = false;
+    void *workspace = nullptr; // as workspace_size says
 };
+
+// Where x as int8 lies in the workspace on CUDA: rows, padded for vectors of 16 bytes, then their scales.
+struct QuantisedX {
+    int64_t rows, pitch;
+    explicit QuantisedX(const TensorView &x) : rows(1), pitch((x.size(-1) + 15) / 16 * 16) {
+        for (int dim = 0; dim + 1 < x.ndim; ++dim) {
+            rows *= x.shape[dim];
+        }
+    }
+    int64_t scales_at() const { return rows * pitch; }
+    int64_t bytes() const { return scales_at() + rows * static_cast<int64_t>(sizeof(float)); }
+};
+
+// The bytes that run needs at args.workspace, aligned to 16, on current_place's device.
+size_t workspace_size(const Args &args);
 
 // Of more int8 products a sum might not fit into int32: 127 * 128 * 132105 > 2^31.
 constexpr int64_t kMaxDepth = 131071;
@@ -39,5 +58,10 @@ INFINI_CPU_KERNEL(int4_kernel, Args)
 // With quantize_x.
 INFINI_CPU_KERNEL(int8_quantised_x_kernel, Args)
 INFINI_CPU_KERNEL(int4_quantised_x_kernel, Args)
+
+INFINI_CUDA_KERNEL(int8_cuda_kernel, Args)
+INFINI_CUDA_KERNEL(int4_cuda_kernel, Args)
+INFINI_CUDA_KERNEL(int8_quantised_x_cuda_kernel, Args)
+INFINI_CUDA_KERNEL(int4_quantised_x_cuda_kernel, Args)
 
 } // namespace infini::quantised_linear

@@ -28,19 +28,30 @@ Args inputs(Format format, const Tensor &x, const Tensor &weight, const Tensor &
     return args;
 }
 
+// Computes with the workspace that this needs.
+void run_with_workspace(Format format, Args args) {
+    const size_t bytes = workspace_size(args);
+    if (bytes == 0) {
+        return run(format, args);
+    }
+    const Tensor workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+    args.workspace = workspace.data_ptr();
+    run(format, args);
+}
+
 Tensor compute(Format format, Args args) {
     args.y = args.x;
     args.y.shape[args.x.ndim - 1] = args.weight.size(0);
     Tensor y = empty_like(args.y);
     args.y = view(kInt8Rule, "out", y);
-    run(format, args);
+    run_with_workspace(format, args);
     return y;
 }
 
 Tensor compute(Format format, Args args, Tensor out) {
     args.y = view(format == Format::kInt8 ? kInt8Rule : kInt4Rule, "out", out);
     check_output(format, args);
-    run(format, args);
+    run_with_workspace(format, args);
     return out;
 }
 

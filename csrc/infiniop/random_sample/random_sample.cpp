@@ -67,6 +67,9 @@ void run(const char *op, const Args &args) {
     rule.no_partial_overlap("out", out, "top_p", args.top_p);
     rule.no_partial_overlap("out", out, "seed", args.seed);
     rule.no_partial_overlap("out", out, "offset", args.offset);
+    if (on_cuda()) {
+        return cuda_kernel(args);
+    }
     each_row<float>(rule, "temperature", args.temperature, rows, "be a finite number of at least 0",
                     [](float t) { return t >= 0 && std::isfinite(t); });
     each_row<float>(rule, "top_p", args.top_p, rows, "be a number of at least 0", [](float p) { return p >= 0; });

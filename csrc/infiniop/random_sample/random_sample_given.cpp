@@ -125,6 +125,9 @@ void check(const GivenArgs &args) {
 
 void run(const GivenArgs &args) {
     check(args);
+    if (on_cuda()) {
+        return cuda_kernel_given(args);
+    }
     int64_t token;
     if (args.probs.dtype == INFINI_DTYPE_F64) {
         token = sample_double(args);

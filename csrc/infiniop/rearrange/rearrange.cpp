@@ -19,7 +19,7 @@ void check(const Args &args, const Names &names) {
 void run(const Args &args, const Names &names) {
     check(args, names);
     if (args.dst.numel() > 0 && args.dst.data != args.src.data) { // of one address they are the same elements
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

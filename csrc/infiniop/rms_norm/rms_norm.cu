@@ -1,5 +1,5 @@
 // The CUDA kernel of rms_norm and add_rms_norm: one pass, the row in the registers of the threads that share it.
-// Limit: memory bandwidth, as on the CPU. Rows too long for registers (65536 halves) are read a second time.
+// Limit: memory bandwidth, as on the CPU. Rows too long for registers (16384 halves) are read a second time.
 // SASS: norm_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.h"
 #include "cuda/reduce.h"
@@ -11,8 +11,8 @@ namespace {
 
 using cuda::Compute;
 using cuda::RowPart;
-using cuda::Rows;
 using cuda::RowPlan;
+using cuda::Rows;
 
 template <typename T> struct Row {
     const T *x, *residual; // residual == nullptr: plain rms_norm
@@ -26,24 +26,23 @@ template <typename T> struct Row {
     bool whole; // vectors fit all tensors
 };
 
-// y = v * scale * w for kCount elements.
-template <typename T, typename W, typename Y, int kCount>
-__device__ void scale(const Row<T> &a, Y *y, int64_t i, int count, bool whole, const Compute<T> (&v)[kCount],
-                      Compute<T> factor) {
-    Compute<T> w[kCount], out[kCount];
-    cuda::load(w, static_cast<const W *>(a.weight) + i, whole, count);
+// y = v * factor * w for the elements of one vector.
+template <typename T, typename Y, int kCount>
+__device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Compute<T> (&v)[kCount],
+                      const Compute<T> (&w)[kCount], Compute<T> factor) {
+    Compute<T> out[kCount];
 #pragma unroll
     for (int e = 0; e < kCount; ++e) {
         const Compute<T> value = v[e] * factor;
-        out[e] = a.rounding == Rounding::kLlama   ? cuda::round_to<T>(value) * w[e]
-                 : a.rounding == Rounding::kGemma ? value * (1 + w[e])
-                                                  : value * w[e];
+        out[e] = rounding == Rounding::kLlama   ? cuda::round_to<T>(value) * w[e]
+                 : rounding == Rounding::kGemma ? value * (1 + w[e])
+                                                : value * w[e];
     }
-    cuda::store(y + i, out, whole, count);
+    cuda::store(y, out, whole, count);
 }
 
 template <typename T, typename W, int kVectors>
-__global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ Row<T> a) {
+__global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<T> a) {
     using C = Compute<T>;
     __shared__ C sums[32];
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -52,7 +51,12 @@ __global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ Row<T>
     a.rows.locate(mine ? row : 0, at);
     const int64_t n = mine ? a.n : 0;
 
+    // Weights of the same width are asked for before the sum; others are cut into other vectors.
+    constexpr bool kEarly = sizeof(T) == sizeof(W) && kVectors > 0;
+    const auto *weight = static_cast<const W *>(a.weight);
     RowPart<T, kVectors> part(a.x + at[0], n, a.whole);
+    const RowPart<std::conditional_t<kEarly, W, T>, kVectors> weights(
+        reinterpret_cast<const std::conditional_t<kEarly, W, T> *>(weight), kEarly ? n : 0, a.whole);
     C squares = 0;
     part.update([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
         if (a.residual != nullptr) {
@@ -72,17 +76,29 @@ __global__ void __launch_bounds__(1024) norm_rows(const __grid_constant__ Row<T>
     squares = cuda::row_reduce<cuda::Sum>(squares, sums);
     const C factor = 1 / sqrt(squares / static_cast<C>(a.n) + a.eps);
 
-    const auto finish = [&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
+    const auto finish = [&](int64_t i, int count, const C(&v)[cuda::kWidth<T>], const C(&w)[cuda::kWidth<T>]) {
         if (std::is_same_v<T, W> || a.rounding != Rounding::kLlama) {
-            scale<T, W>(a, static_cast<T *>(a.y) + at[1], i, count, part.whole(i), v, factor);
+            scale<T>(a.rounding, static_cast<T *>(a.y) + at[1] + i, part.whole(i), count, v, w, factor);
         } else { // the output has the wider dtype: that of the weight
-            scale<T, W>(a, static_cast<W *>(a.y) + at[1], i, count, part.whole(i), v, factor);
+            scale<T>(a.rounding, static_cast<W *>(a.y) + at[1] + i, part.whole(i), count, v, w, factor);
+        }
+    };
+    const auto finish_all = [&](RowPart<T, kVectors> &values) {
+        if constexpr (kEarly) {
+            values.visit_with(weights, finish);
+        } else {
+            values.visit([&](int64_t i, int count, const C(&v)[cuda::kWidth<T>]) {
+                C w[cuda::kWidth<T>];
+                cuda::load(w, weight + i, part.whole(i), count);
+                finish(i, count, v, w);
+            });
         }
     };
     if (kVectors == 0 && a.residual != nullptr) { // what is read again is the sum
-        RowPart<T, kVectors>(a.h + at[2], n, a.whole).visit(finish);
+        RowPart<T, kVectors> sum(a.h + at[2], n, a.whole);
+        finish_all(sum);
     } else {
-        part.visit(finish);
+        finish_all(part);
     }
 }
 
@@ -90,16 +106,11 @@ template <typename T, typename W> void launch(const Args &args) {
     const bool with_residual = args.h.dtype != INFINI_DTYPE_INVALID;
     const TensorView &h = with_residual ? args.h : args.x, &residual = with_residual ? args.residual : args.x;
     const TensorView *const views[] = {&args.x, &args.y, &h, &residual};
-    const Row<T> row{args.x.as<const T>(),
-                     with_residual ? residual.as<const T>() : nullptr,
-                     args.y.data,
-                     h.as<T>(),
-                     args.weight.data,
-                     args.x.size(-1),
-                     Rows<4>(views),
-                     static_cast<Compute<T>>(args.eps),
-                     args.rounding,
-                     cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
+    const Row<T> row{args.x.as<const T>(), with_residual ? residual.as<const T>() : nullptr,
+                     args.y.data,          h.as<T>(),
+                     args.weight.data,     args.x.size(-1),
+                     Rows<4>(views),       static_cast<Compute<T>>(args.eps),
+                     args.rounding,        cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
     const RowPlan plan(row.rows.count, row.n, cuda::kWidth<T>);
     cuda::with_vectors(plan.vectors, [&](auto vectors) {
         cuda::launch(norm_rows<T, W, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, row);

@@ -24,7 +24,7 @@ void check(const Args &args, const Names &names) {
 void run(const Args &args, const Names &names) {
     check(args, names);
     if (args.x.numel() > 0) {
-        cpu_kernel(args);
+        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -59,8 +59,13 @@ void check(const Args &args, const Names &names) {
 
 void run(const Args &args, const Names &names) {
     check(args, names);
-    if (args.x.numel() > 0) {
-        args.bias.dtype == INFINI_DTYPE_INVALID ? softmax_kernel(args) : router_kernel(args);
+    if (args.x.numel() == 0) {
+        return;
+    }
+    if (args.bias.dtype == INFINI_DTYPE_INVALID) {
+        on_cuda() ? cuda_softmax_kernel(args) : softmax_kernel(args);
+    } else {
+        on_cuda() ? cuda_router_kernel(args) : router_kernel(args);
     }
 }
 

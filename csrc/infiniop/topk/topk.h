@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "cuda/kernel.h"
 #include "tensor_view.h"
 
 namespace infini::topk {
@@ -36,5 +37,7 @@ void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(softmax_kernel, Args)
 INFINI_CPU_KERNEL(router_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_softmax_kernel, Args)
+INFINI_CUDA_KERNEL(cuda_router_kernel, Args)
 
 } // namespace infini::topk

@@ -1,5 +1,6 @@
 // The CPU kernels of topksoftmax and topkrouter: a row at a time. The largest are chosen with a heap of topk: one
 // comparison for most columns. Limit: arithmetic, an exponential and a comparison for each column.
+#include "candidate.h"
 #include "parallel.h"
 #include "softmax/softmax_row.h"
 #include "topk.h"
@@ -8,17 +9,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// A value with its index, as a number: the larger value is the larger number, of equal values the one with the lower
-// index. A NaN is above all numbers, and -0 equals 0.
-inline uint64_t candidate(float value, int64_t index) {
-    const uint32_t bits = bits_of(value + 0.0f);
-    const uint32_t order = value != value ? ~uint32_t{0} : bits >> 31 ? ~bits : bits | 0x80000000u;
-    return static_cast<uint64_t>(order) << 32 | ~static_cast<uint32_t>(index);
-}
-
-inline int64_t index_of(uint64_t chosen) {
-    return ~static_cast<uint32_t>(chosen);
-}
+using topk::candidate;
+using topk::index_of;
 
 // Lets heap[at] sink to its place in a heap of k whose smallest is on top.
 inline void sink(uint64_t *heap, int64_t k, int64_t at) {

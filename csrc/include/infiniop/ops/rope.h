@@ -10,6 +10,8 @@
  *   algo       INFINIOP_ROPE_ALGO_GPT_J: pairs are columns (2i, 2i + 1); INFINIOP_ROPE_ALGO_GPT_NEOX: (i, i + dhead /
  *                    2)
  *
+ * On NVIDIA GPUs positions are read by the kernel: a token whose position is outside the tables gets NaN.
+ *
  * Differences from the reference: strides of pos_ids are honoured, positions checked; an algo out of range is BAD_PARAM
  * (the reference: NULL_POINTER).
  * Reference for the method: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021. Workspace:

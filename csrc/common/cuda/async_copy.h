@@ -1,0 +1,55 @@
+// Copies from global to shared memory that go on while the thread computes (cp.async): 16 bytes each, started one by
+// one, committed in groups, waited for by groups. Other threads see a copy after its thread's wait and a barrier.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstring>
+
+namespace infini::cuda {
+
+#ifdef INFINI_EMULATION
+
+// Copied as late as is allowed, at the wait, so that a wait that is missing shows.
+inline void async_copy(void *to, const void *from, int bytes = 16) {
+    auto &fiber = *emulation::fiber;
+    fiber.copies.push_back({to, from, bytes, fiber.groups});
+}
+inline void async_commit() {
+    ++emulation::fiber->groups;
+}
+template <int kGroups> inline void async_wait() {
+    auto &fiber = *emulation::fiber;
+    size_t left = 0;
+    for (const emulation::AsyncCopy &copy : fiber.copies) {
+        if (copy.group + kGroups < fiber.groups) {
+            std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
+            std::memset(static_cast<char *>(copy.to) + copy.bytes, 0, static_cast<size_t>(16 - copy.bytes));
+        } else {
+            fiber.copies[left++] = copy;
+        }
+    }
+    fiber.copies.resize(left);
+}
+
+#else
+
+// Starts to copy the first `bytes` of 16; the others become zeros. Both addresses are aligned to 16 bytes.
+__device__ __forceinline__ void async_copy(void *to, const void *from, int bytes = 16) {
+    asm volatile(
+        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
+        "l"(from), "r"(bytes)
+        : "memory");
+}
+// The copies started since the last commit are a group, which may be empty.
+__device__ __forceinline__ void async_commit() {
+    asm volatile("cp.async.commit_group;\n" ::: "memory");
+}
+// Waits until at most the last kGroups groups of this thread are under way.
+template <int kGroups> __device__ __forceinline__ void async_wait() {
+    asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroups) : "memory");
+}
+
+#endif
+
+} // namespace infini::cuda

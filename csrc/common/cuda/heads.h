@@ -1,0 +1,114 @@
+// Heads on CUDA: [tokens, heads, D], a head's columns cut into slices of two vectors, so that rope's thread has both
+// elements of every pair it turns. HeadPlan shares the slices out: enough threads for a few tokens, two heads a thread
+// for many. Included by *.cu files only.
+#pragma once
+
+#include "launch.h"
+#include "vectors.h"
+
+namespace infini::cuda {
+
+// A thread's part of a head's columns [first, last): vectors number i from `first` and from first + apart on.
+template <typename T> struct Slice {
+    int at[2];
+    int count[2]; // elements in each vector; 0: none
+    bool whole[2];
+
+    // aligned: rows begin at multiples of 16 bytes.
+    __device__ __forceinline__ Slice(int first, int last, int apart, int i, bool aligned) {
+        constexpr int kElements = kWidth<T>;
+        const int middle = first + apart < last ? first + apart : last;
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            at[k] = first + k * apart + i * kElements;
+            const int left = (k == 0 ? middle : last) - at[k];
+            count[k] = left < 0 ? 0 : left < kElements ? left : kElements;
+            whole[k] = aligned && (first | apart) % kElements == 0 && count[k] == kElements;
+        }
+    }
+
+    __device__ __forceinline__ void read(Vector<T> (&vectors)[2], const T *row) const {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            vectors[k] = load(row + at[k], whole[k], count[k]);
+        }
+    }
+    __device__ __forceinline__ void write(T *row, const Vector<T> (&vectors)[2]) const {
+#pragma unroll
+        for (int k = 0; k < 2; ++k) {
+            store(row + at[k], vectors[k], whole[k], count[k]);
+        }
+    }
+};
+
+// Columns of a head, which slices count in int.
+inline int checked_columns(int64_t columns) {
+    constexpr int64_t kMost = int64_t{1} << 30;
+    if (columns > kMost) {
+        throw Error(INFINI_STATUS_BAD_TENSOR_SHAPE,
+                    message("infini: on CUDA a head must have at most ", kMost, " columns, got ", columns));
+    }
+    return static_cast<int>(columns);
+}
+
+// How many slices of `width` elements a vector n columns make.
+INFINI_ALWAYS_INLINE int slices_of(int n, int width) {
+    return n / (2 * width) + (n % (2 * width) != 0);
+}
+
+constexpr int kHeadThreads = 128; // a block, at most
+constexpr int kThreadHeads = 2;   // neighbouring heads of which a thread owns one slice, at most
+constexpr int kTileTokens = 32;   // a block, at most
+
+// From this many slices on (a GPU full of threads) threads own two heads each, which halves the reading of angles and
+// keeps twice the bytes in flight.
+constexpr int64_t kManySlices = 132 * 1024;
+
+// Blocks of threads.x * threads.y: x along a token's units (one slice of `thread_heads` heads each), y along tokens.
+struct HeadPlan {
+    int64_t tokens;
+    int64_t heads;
+    unsigned slices;  // of a head
+    unsigned units;   // of a token
+    unsigned parts;   // blocks that share a token
+    int thread_heads; // 1 or 2
+    int tile;         // tokens a block sees to, threads.y at a time
+    dim3 threads;
+    int64_t blocks;
+
+    // wanted_tile: tokens a block should see to, at least.
+    HeadPlan(int64_t tokens, int64_t heads, int slices, int64_t wanted_tile)
+        : tokens(tokens), heads(heads), slices(static_cast<unsigned>(slices)) {
+        thread_heads = tokens * heads * slices >= kManySlices ? kThreadHeads : 1;
+        units = grid_x((heads + thread_heads - 1) / thread_heads * slices);
+        threads.x = units < kHeadThreads ? units : kHeadThreads;
+        parts = (units + threads.x - 1) / threads.x;
+        const int64_t fitting = kHeadThreads / threads.x < kTileTokens ? kHeadThreads / threads.x : kTileTokens;
+        threads.y = static_cast<unsigned>(tokens < fitting ? tokens : fitting);
+        tile = static_cast<int>(wanted_tile < kTileTokens ? wanted_tile : kTileTokens);
+        tile = tile > static_cast<int>(threads.y) ? tile : static_cast<int>(threads.y);
+        blocks = (tokens + tile - 1) / tile * parts;
+    }
+
+    // ---- what the present block and thread have ----
+
+    __device__ __forceinline__ int64_t first_token() const { return static_cast<int64_t>(blockIdx.x / parts) * tile; }
+    __device__ __forceinline__ int64_t end_token() const {
+        const int64_t end = first_token() + tile;
+        return end < tokens ? end : tokens;
+    }
+    // Heads from here on belong to other blocks.
+    __device__ __forceinline__ int64_t end_head() const {
+        const unsigned last = (blockIdx.x % parts + 1) * threads.x - 1;
+        return (static_cast<int64_t>(last / slices) + 1) * thread_heads;
+    }
+    __device__ __forceinline__ unsigned unit() const { return blockIdx.x % parts * threads.x + threadIdx.x; }
+    // A thread beyond the last unit has no slice.
+    __device__ __forceinline__ bool has_slice() const { return unit() < units; }
+    __device__ __forceinline__ int slice() const { return static_cast<int>(unit() % slices); }
+    __device__ __forceinline__ int64_t head() const { return static_cast<int64_t>(unit() / slices) * thread_heads; }
+    // Whether the thread owns a slice of its k-th head.
+    __device__ __forceinline__ bool owns(int64_t head, int k) const { return k < thread_heads && head + k < heads; }
+};
+
+} // namespace infini::cuda

@@ -1,0 +1,49 @@
+// The tensor cores by warp for integers: c [16, 8] += a [16, 32] b [32, 8], int8 with exact sums in int32. All lanes of
+// a warp call it together; which lane has what of c is as in mma.h.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <cstring>
+
+namespace infini::cuda {
+
+// Lane l: a[0], a[2] row l / 4, a[1], a[3] row l / 4 + 8, elements 4 (l % 4) and the next three of columns 0 to 15
+// (a[0], a[1]) and 16 to 31; b0, b1 the same rows of column l / 4 of b.
+#ifdef INFINI_EMULATION
+
+inline void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    const uint32_t words[6] = {a[0], a[1], a[2], a[3], b0, b1};
+    float mine[16]{};
+    std::memcpy(mine, words, sizeof words);
+    const auto all = emulation::gather(mine);
+    const int lane = emulation::lane();
+    // Rows lane / 4 and + 8 of a, columns 2 (lane % 4) and + 1 of b: 4 bytes at a time.
+    int8_t rows[2][32], columns[2][32];
+    for (int i = 0; i < 2; ++i) {
+        for (int k = 0; k < 32; k += 4) {
+            const int of = k % 16 / 4, later = k / 16;
+            std::memcpy(rows[i] + k, &all[lane / 4 * 4 + of][i + 2 * later], 4);
+            std::memcpy(columns[i] + k, &all[(2 * (lane % 4) + i) * 4 + of][4 + later], 4);
+        }
+    }
+    for (int e = 0; e < 4; ++e) {
+        for (int k = 0; k < 32; ++k) {
+            c[e] += rows[e / 2][k] * columns[e % 2][k];
+        }
+    }
+}
+
+#else
+
+__device__ __forceinline__ void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+    asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};\n"
+        : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+#endif
+
+} // namespace infini::cuda

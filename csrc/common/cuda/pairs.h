@@ -1,0 +1,53 @@
+// Two numbers of a half type in one register, and small integers put there by their bits.
+#pragma once
+
+#include "numbers.h"
+
+namespace infini::cuda {
+
+// a - b, number by number, rounded to nearest even.
+#ifdef INFINI_EMULATION
+
+template <typename T> inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+    uint32_t out = 0;
+    for (int i = 0; i < 2; ++i) {
+        const T left{static_cast<uint16_t>(a >> 16 * i)}, right{static_cast<uint16_t>(b >> 16 * i)};
+        out |= static_cast<uint32_t>(narrow<T>(widen(left) - widen(right)).bits) << 16 * i;
+    }
+    return out;
+}
+
+#else
+
+template <typename T> __device__ __forceinline__ uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+    uint32_t out;
+    if constexpr (std::is_same_v<T, bf16>) {
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(out) : "r"(b), "r"(0xbf80bf80u), "r"(a)); // b * -1 + a
+    } else {
+        asm("sub.rn.f16x2 %0, %1, %2;\n" : "=r"(out) : "r"(a), "r"(b));
+    }
+    return out;
+}
+
+#endif
+
+// Bytes kFirst and kFirst + 1 of `bytes`, int8, as two numbers, exactly.
+template <typename T, int kFirst> __device__ __forceinline__ uint32_t int8_pair(uint32_t bytes) {
+    constexpr uint32_t kSelect = 0x4040 + kFirst * 0x0101 + 0x0100; // each byte below one of the constant's
+    if constexpr (std::is_same_v<T, bf16>) {
+        // 0x4300 is 128, and 7 bits count up from there: 128 + the lower 7 bits, less 128 or, for negative ones, 256.
+        const uint32_t pair = __byte_perm(bytes, 0x43434343u, kSelect);
+        return subtract_pairs<bf16>(pair & 0xff7fff7fu, pair & 0xff80ff80u);
+    } else {
+        // 0x6400 is 1024, and 10 bits count up from there: 1024 + (byte + 128), less 1152.
+        return subtract_pairs<f16>(__byte_perm(bytes ^ 0x80808080u, 0x64646464u, kSelect), 0x64806480u);
+    }
+}
+
+// Nibbles i and i + 4 of eight, 0 to 15, less 8, as two numbers, exactly.
+template <typename T> __device__ __forceinline__ uint32_t int4_pair(uint32_t nibbles, int i) {
+    constexpr uint32_t kBase = std::is_same_v<T, bf16> ? 0x43004300u : 0x64006400u; // 128, 1024
+    return subtract_pairs<T>((nibbles >> 4 * i & 0x000f000fu) | kBase, kBase + 0x00080008u);
+}
+
+} // namespace infini::cuda

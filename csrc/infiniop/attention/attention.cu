@@ -1,0 +1,148 @@
+// The CUDA kernels of attention: which one serves a call, and how its work is shared out.
+// Limits: decode reads K and V once (memory bandwidth), prefill does 4 flops for each visible (row, key, column).
+#include "attention.h"
+
+#include "core_kernel.cuh"
+#include "kernels.cuh"
+
+namespace infini::attention::nvidia {
+namespace {
+
+int64_t multiprocessors() {
+    int count = 0;
+    cuda::must("cudaDeviceGetAttribute",
+               cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_place.id));
+    return count;
+}
+
+int64_t ceil_div(int64_t a, int64_t b) {
+    return (a + b - 1) / b;
+}
+
+// What shapes alone say of a call.
+struct Sizes {
+    int64_t batch, queries, keys, kv_heads, group;
+    bool many;         // q_starts: every sequence has a number of queries of its own
+    int64_t row_limit; // rows of a sequence whose keys may be split; 0: none is split
+    Splits splits;
+
+    explicit Sizes(const Args &a) {
+        many = a.q_starts.dtype != INFINI_DTYPE_INVALID;
+        batch = many ? a.q_starts.size(0) - 1 : a.q.size(0);
+        queries = a.q.size(1);
+        keys = a.block_tables.dtype ? a.block_tables.size(1) * a.k.size(1) : a.k.size(1);
+        kv_heads = a.k.size(2);
+        group = a.q.size(2) / kv_heads;
+        const int64_t rows = queries * group;
+        row_limit = many ? kSplitRowsOfMany : rows <= kSplitRows ? rows : 0;
+        splits = row_limit > 0 ? plan_splits(keys, kv_heads, multiprocessors()) : Splits{keys, 1};
+    }
+
+    int64_t partial_rows() const { return splits.count > 1 ? batch * kv_heads * row_limit * splits.count : 0; }
+};
+
+template <typename T> Problem<T> problem_of(const Args &a, const Sizes &sizes) {
+    Problem<T> p{};
+    p.out = a.out.as<T>(), p.q = a.q.as<const T>(), p.k = a.k.as<const T>(), p.v = a.v.as<const T>();
+    for (int i = 0; i < 3; ++i) {
+        p.out_strides[i] = a.out.strides[i], p.q_strides[i] = a.q.strides[i];
+        p.k_strides[i] = a.k.strides[i], p.v_strides[i] = a.v.strides[i];
+    }
+    p.mask = a.mask.data, p.mask_dtype = a.mask.dtype;
+    for (int i = 0; i < 4; ++i) {
+        p.mask_strides[i] = a.mask.shape[i] == 1 ? 0 : a.mask.strides[i];
+    }
+    if (a.kv_lens.dtype) {
+        p.lens = a.kv_lens.data, p.wide_lens = a.kv_lens.dtype == INFINI_DTYPE_I64;
+        p.lens_stride = a.kv_lens.strides[0];
+    }
+    if (a.block_tables.dtype) {
+        p.tables = a.block_tables.as<const int64_t>();
+        p.table_strides[0] = a.block_tables.strides[0], p.table_strides[1] = a.block_tables.strides[1];
+        p.block_size = a.k.size(1), p.blocks = a.k.size(0);
+    }
+    if (sizes.many) {
+        p.starts = a.q_starts.as<const int64_t>(), p.starts_stride = a.q_starts.strides[0];
+    }
+    if (a.alibi_slopes.dtype) {
+        p.slopes = a.alibi_slopes.as<const float>(), p.slopes_stride = a.alibi_slopes.strides[0];
+    }
+    p.batch = sizes.batch, p.queries = sizes.queries, p.keys = sizes.keys;
+    p.kv_heads = sizes.kv_heads, p.group = sizes.group, p.size = static_cast<int>(a.q.size(3));
+    p.causal = a.causal, p.capped = a.softcap > 0, p.keeps_empty = a.keeps_empty;
+    constexpr int kWidth = cuda::kWidth<T>;
+    p.whole_q = cuda::vectors_fit(a.q) && p.size % kWidth == 0;
+    p.whole_kv = cuda::vectors_fit(a.k, a.v) && p.size % kWidth == 0;
+    p.whole_out = cuda::vectors_fit(a.out) && p.size % kWidth == 0;
+    p.scale = static_cast<float>(a.scale), p.softcap = static_cast<float>(a.softcap);
+    p.cap_factor = cap_factor(a);
+    p.partial_sums = static_cast<float2 *>(a.workspace);
+    p.partial_out = static_cast<float *>(a.workspace) + (2 * sizes.partial_rows() + 3) / 4 * 4;
+    return p;
+}
+
+template <typename T> Kernels<T> kernels_for(int64_t size) {
+    if constexpr (sizeof(T) == 2) {
+        if (size <= 256) {
+            return tensor_core_kernels<T>(size);
+        }
+    }
+    const size_t shared = sizeof(CoreShared<T>);
+    return {attend_by_cores<T>, attend_by_cores<T>, kCoreRows, kCoreRows, shared, shared, ceil_div(size, kCoreColumns)};
+}
+
+template <typename T> void launch(const Args &args) {
+    const Sizes sizes(args);
+    Problem<T> p = problem_of<T>(args, sizes);
+    const Kernels<T> kernels = kernels_for<T>(p.size);
+    const auto start = [&](bool few, int64_t blocks) {
+        const dim3 grid(cuda::grid_x(blocks), static_cast<unsigned>(kernels.column_blocks));
+        cuda::launch(few ? kernels.few : kernels.many, grid, dim3(kThreads),
+                     few ? kernels.few_shared : kernels.many_shared, p);
+    };
+    const int64_t lines = sizes.batch * sizes.kv_heads;
+    const auto start_split = [&](bool few, int64_t rows) {
+        p.tile_rows = few ? kernels.few_rows : kernels.many_rows;
+        p.row_tiles = ceil_div(rows, p.tile_rows);
+        p.splits = sizes.splits;
+        p.row_limit = sizes.row_limit;
+        start(few, lines * p.splits.count * p.row_tiles);
+        if (p.splits.count > 1) {
+            cuda::launch(combine<T>, cuda::grid_x(lines * p.row_limit), dim3(kThreads), 0, p);
+        }
+    };
+    if (!sizes.many) {
+        const int64_t rows = sizes.queries * sizes.group;
+        start_split(rows <= kernels.few_rows, rows);
+        return;
+    }
+    // Sequences of few rows first, then the others: that launch also says it if q_starts cannot be right.
+    if (lines > 0) {
+        p.small = true;
+        start_split(true, kSplitRowsOfMany);
+    }
+    p.small = false;
+    p.splits = {sizes.keys, 1};
+    p.tile_rows = kernels.many_rows;
+    // Each sequence may have one tile that is not full.
+    const int64_t tiles = ceil_div(sizes.queries * sizes.group, p.tile_rows) + sizes.batch;
+    start(false, tiles * sizes.kv_heads);
+}
+
+} // namespace
+
+size_t workspace_bytes(const Args &args) {
+    const Sizes sizes(args);
+    const int64_t rows = sizes.partial_rows();
+    return static_cast<size_t>(((2 * rows + 3) / 4 * 4 + rows * args.q.size(3)) * 4);
+}
+
+void cuda_kernel(const Args &args) {
+    infini::cuda::with_float_type(args.q.dtype, [&](auto q) {
+        if constexpr (!std::is_same_v<decltype(q), double>) { // the rules know none
+            launch<decltype(q)>(args);
+        }
+    });
+}
+
+} // namespace infini::attention::nvidia

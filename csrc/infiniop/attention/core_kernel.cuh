@@ -1,0 +1,141 @@
+// Attention on CUDA cores: float32, and head sizes beyond the tensor core kernel's. A block has 8 rows and up to 256
+// columns of the result; its warps take 32 keys at a time, a lane computes the scores of one key, then the lanes share
+// the columns. Scores of wider heads are computed once for each 256 columns: simple, and rare.
+#pragma once
+
+#include "problem.cuh"
+
+namespace infini::attention::nvidia {
+
+constexpr int kCoreRows = 8, kCoreColumns = 256;
+
+template <typename T> struct CoreShared {
+    float probabilities[kWarps][kWarp][kCoreRows];
+    int64_t values_at[kWarps][kWarp], q_at[kCoreRows];
+    float out[kWarps][kCoreRows][kCoreColumns];
+    typename Problem<T>::RowScores rows[kCoreRows];
+    float sums[kWarps][kCoreRows], largest[kWarps][kCoreRows];
+};
+
+template <typename T>
+__global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_constant__ Problem<T> p) {
+    constexpr int kWidth = cuda::kWidth<T>, kEach = kCoreColumns / kWarp; // columns of a vector, and of a lane
+    if (p.starts != nullptr && !p.small && !p.starts_fit()) {
+        return write_not_a_number(p);
+    }
+    const Unit u = p.unit();
+    if (u.rows == 0) {
+        return;
+    }
+    auto &shared = *cuda::dynamic_shared<CoreShared<T>>();
+    const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    const int first_column = static_cast<int>(blockIdx.y) * kCoreColumns;
+
+    if (threadIdx.x < kCoreRows) {
+        const int r = threadIdx.x;
+        shared.rows[r] = p.row_scores(u, u.first_row + r);
+        // Rows that are not there compute what the first does.
+        shared.q_at[r] = p.row_at(p.q_strides, u, u.first_row + (r < u.rows ? r : 0));
+    }
+    __syncthreads();
+    float out[kCoreRows][kEach] = {}, sums[kCoreRows], largest[kCoreRows];
+    const T *const q = p.q;
+#pragma unroll
+    for (int r = 0; r < kCoreRows; ++r) {
+        sums[r] = 0;
+        largest[r] = -INFINITY;
+    }
+    for (int64_t from = u.begin + warp * kWarp; from < u.end; from += kThreads) {
+        const int64_t key = from + lane;
+        const int64_t k_at = key < u.end ? p.locate(p.k_strides, u, key) : kNoKey;
+        shared.values_at[warp][lane] = key < u.end ? p.locate(p.v_strides, u, key) : kNoKey;
+        float scores[kCoreRows] = {};
+        if (k_at > kBadBlock) {
+            constexpr int kAhead = 4; // vectors of K under way
+            for (int first = 0; first < p.size; first += kAhead * kWidth) {
+                cuda::Vector<T> k[kAhead];
+#pragma unroll
+                for (int i = 0; i < kAhead; ++i) {
+                    const int column = first + i * kWidth;
+                    k[i] = cuda::load(p.k + k_at + column, p.whole_kv && column < p.size, p.size - column);
+                }
+#pragma unroll
+                for (int i = 0; i < kAhead; ++i) {
+                    const int column = first + i * kWidth;
+                    float of_k[kWidth];
+                    cuda::widen(of_k, k[i]);
+#pragma unroll
+                    for (int r = 0; r < kCoreRows && column < p.size; ++r) {
+                        float x[kWidth];
+                        cuda::load(x, q + shared.q_at[r] + column, p.whole_q, p.size - column);
+#pragma unroll
+                        for (int e = 0; e < kWidth; ++e) {
+                            scores[r] += x[e] * of_k[e];
+                        }
+                    }
+                }
+            }
+        }
+#pragma unroll
+        for (int r = 0; r < kCoreRows; ++r) {
+            const bool sees = key < u.end && key < shared.rows[r].seen;
+            scores[r] = !sees               ? -INFINITY
+                        : k_at == kBadBlock ? not_a_number()
+                                            : p.score(scores[r], shared.rows[r], key);
+            const float before = largest[r];
+            largest[r] = fmaxf(before, cuda::warp_reduce<cuda::Max>(scores[r] == scores[r] ? scores[r] : -INFINITY));
+            const float base = base_of(largest[r]), factor = exp_for<T>(before - base);
+            const float probability = exp_for<T>(scores[r] - base);
+            sums[r] = sums[r] * factor + probability; // of this lane's keys
+            shared.probabilities[warp][lane][r] = probability;
+#pragma unroll
+            for (int e = 0; e < kEach; ++e) {
+                out[r][e] *= factor;
+            }
+        }
+        __syncwarp();
+        const int count = static_cast<int>(u.end - from < kWarp ? u.end - from : kWarp);
+#pragma unroll 4
+        for (int i = 0; i < count; ++i) {
+            const int64_t v_at = shared.values_at[warp][i];
+#pragma unroll
+            for (int part = 0; part < kEach; part += kWidth) {
+                const int column = first_column + part * kWarp + lane * kWidth;
+                float v[kWidth] = {};
+                if (v_at > kBadBlock && column < p.size) {
+                    cuda::load(v, p.v + v_at + column, p.whole_kv, p.size - column);
+                }
+#pragma unroll
+                for (int r = 0; r < kCoreRows; ++r) {
+                    const float probability = shared.probabilities[warp][i][r];
+#pragma unroll
+                    for (int e = 0; e < kWidth; ++e) {
+                        out[r][part + e] += probability * v[e];
+                    }
+                }
+            }
+        }
+        __syncwarp();
+    }
+
+    // The warps' sums are joined in shared memory.
+#pragma unroll
+    for (int r = 0; r < kCoreRows; ++r) {
+        sums[r] = cuda::warp_reduce<cuda::Sum>(sums[r]);
+        if (lane == 0) {
+            shared.sums[warp][r] = sums[r];
+            shared.largest[warp][r] = largest[r];
+        }
+#pragma unroll
+        for (int e = 0; e < kEach; ++e) {
+            shared.out[warp][r][e / kWidth * kWidth * kWarp + lane * kWidth + e % kWidth] = out[r][e];
+        }
+    }
+    __syncthreads();
+    for (int r = warp; r < u.rows; r += kWarps) {
+        join_warps(p, u, u.first_row + r, first_column, kCoreColumns, &shared.sums[0][r], &shared.largest[0][r],
+                   kCoreRows, &shared.out[0][r][0], kCoreRows * kCoreColumns);
+    }
+}
+
+} // namespace infini::attention::nvidia

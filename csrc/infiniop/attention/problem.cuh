@@ -1,0 +1,334 @@
+// What attention's CUDA kernels share: the problem as a kernel's parameter, which rows and keys a block has, where a
+// key lies, what joins a score, and where a row's sums go. Values that only the GPU knows (lengths, blocks, where
+// queries start) are judged here: nothing outside is touched, and a row that depends on a wrong one becomes NaN.
+#pragma once
+
+#include "attention.h"
+#include "cuda/exp2.h"
+#include "cuda/launch.h"
+#include "cuda/reduce.h"
+#include "cuda/vectors.h"
+#include "splits.h"
+
+namespace infini::attention::nvidia {
+
+using cuda::kWarp;
+
+constexpr int kThreads = 128, kWarps = kThreads / kWarp;
+constexpr int64_t kNoKey = INT64_MIN;        // instead of a key's offset: zeros
+constexpr int64_t kBadBlock = INT64_MIN + 1; // its block is outside the cache: NaN
+
+// A sequence of the batch; row = query * group + head in the group, for each key head.
+struct Sequence {
+    int64_t length;      // its keys
+    int64_t first_query; // in its batch entry of q and out, or in all of q
+    int64_t queries;
+    bool bad; // its length or its queries break the rules: its rows are NaN
+};
+
+// What a block has to do: a tile of rows of one key head against the keys [begin, end).
+struct Unit {
+    Sequence s;
+    int64_t b, kv_head, split, first_row, begin, end;
+    int rows; // of the tile; 0: nothing
+};
+
+// e^x for x <= 0, as exact as the output's type asks for.
+template <typename T> __device__ __forceinline__ float exp_for(float x) {
+    if constexpr (sizeof(T) == 4) {
+        return expf(x);
+    } else {
+        return cuda::fast_exp2(x * 1.44269504f);
+    }
+}
+
+__device__ __forceinline__ float not_a_number() {
+    return __int_as_float(0x7fffffff);
+}
+
+// The score that others are taken relative to; 0 while nothing is visible.
+__device__ __forceinline__ float base_of(float largest) {
+    return largest == -INFINITY ? 0.0f : largest;
+}
+
+template <typename T> struct Problem {
+    T *out;
+    const T *q, *k, *v;
+    int64_t out_strides[3], q_strides[3], k_strides[3], v_strides[3]; // batch or block, token, head
+    const void *mask;
+    infiniDtype_t mask_dtype; // 0: none
+    int64_t mask_strides[4];
+    const void *lens;
+    bool wide_lens; // int64
+    int64_t lens_stride;
+    const int64_t *tables;
+    int64_t table_strides[2], block_size, blocks;
+    const int64_t *starts;
+    int64_t starts_stride;
+    const float *slopes;
+    int64_t slopes_stride;
+
+    int64_t batch, queries, keys, kv_heads, group; // queries: of each sequence, or of all; keys: at most
+    int size;
+    bool causal, capped, keeps_empty;
+    bool whole_q, whole_kv, whole_out; // 16-byte vectors may be used
+    float scale, softcap, cap_factor;
+
+    // How this launch shares the work out.
+    int tile_rows;
+    int64_t row_tiles; // of each sequence; with starts: of all
+    bool small;        // with starts: only sequences of at most kSplitRowsOfMany rows, else only the others
+    Splits splits;
+    int64_t row_limit;    // rows of a sequence in the partial sums
+    float *partial_out;   // [batch, kv_heads, row_limit, splits, size]
+    float2 *partial_sums; // [batch, kv_heads, row_limit, splits]: the sum and the largest score
+
+    __device__ Sequence sequence(int64_t b) const {
+        Sequence s{keys, 0, queries, false};
+        if (lens != nullptr) {
+            const int64_t at = b * lens_stride;
+            s.length = wide_lens ? static_cast<const int64_t *>(lens)[at] : static_cast<const int32_t *>(lens)[at];
+            s.bad = s.length < 0 || s.length > keys;
+        }
+        if (starts != nullptr) {
+            const int64_t first = starts[b * starts_stride], end = starts[(b + 1) * starts_stride];
+            const bool fits = first >= 0 && first <= end && end <= queries;
+            s.first_query = fits ? first : 0;
+            s.queries = fits ? end - first : 0;
+            s.bad = s.bad || s.queries > s.length;
+        }
+        if (s.bad) {
+            s.length = 0;
+        }
+        return s;
+    }
+
+    // The block's unit of work. To be called by whole warps.
+    __device__ Unit unit() const {
+        Unit u{};
+        int64_t index = blockIdx.x, tile;
+        if (starts != nullptr && !small) {
+            u.kv_head = index % kv_heads;
+            if (!find_tile(index / kv_heads, u.b, tile)) {
+                return u;
+            }
+        } else {
+            tile = row_tiles - 1 - index % row_tiles; // the later rows see the most keys: they begin first
+            index /= row_tiles;
+            u.kv_head = index % kv_heads;
+            index /= kv_heads;
+            u.split = index % splits.count;
+            u.b = index / splits.count;
+        }
+        u.s = sequence(u.b);
+        const int64_t rows = u.s.queries * group;
+        u.first_row = tile * tile_rows;
+        const bool keep = keeps_empty && u.s.length == 0 && !u.s.bad;
+        u.begin = u.split * splits.keys;
+        const bool behind = splits.count > 1 && u.begin >= u.s.length; // nobody will look at this split
+        if (u.first_row >= rows || (small && rows > kSplitRowsOfMany) || keep || behind) {
+            return u;
+        }
+        u.rows = static_cast<int>(rows - u.first_row < tile_rows ? rows - u.first_row : tile_rows);
+        u.end = row_scores(u, u.first_row + u.rows - 1).seen;
+        if (splits.count > 1 && u.end > u.begin + splits.keys) {
+            u.end = u.begin + splits.keys;
+        }
+        return u;
+    }
+
+    // Whether q_starts goes from 0 to the number of queries without ever decreasing. By a whole warp.
+    __device__ bool starts_fit() const {
+        bool fit = starts[0] == 0 && starts[batch * starts_stride] == queries;
+        for (int64_t b = threadIdx.x % kWarp; b < batch; b += kWarp) {
+            fit = fit && starts[b * starts_stride] <= starts[(b + 1) * starts_stride];
+        }
+        return __all_sync(cuda::kAllLanes, fit);
+    }
+
+    // Which tile of which sequence is number `index` of all, sequences of few rows left out. By a whole warp.
+    __device__ bool find_tile(int64_t index, int64_t &b, int64_t &tile) const {
+        const int lane = threadIdx.x % kWarp;
+        for (int64_t from = 0; from < batch; from += kWarp) {
+            int64_t count = 0;
+            if (from + lane < batch) {
+                const int64_t rows = sequence(from + lane).queries * group;
+                count = rows > kSplitRowsOfMany ? (rows + tile_rows - 1) / tile_rows : 0;
+            }
+            int64_t up_to = count;
+            for (int distance = 1; distance < kWarp; distance *= 2) {
+                const int64_t before = __shfl_up_sync(cuda::kAllLanes, up_to, distance);
+                up_to += lane >= distance ? before : 0;
+            }
+            const unsigned behind = __ballot_sync(cuda::kAllLanes, index < up_to);
+            if (behind != 0) {
+                const int found = __ffs(behind) - 1;
+                b = from + found;
+                tile = __shfl_sync(cuda::kAllLanes, up_to, found) - 1 - index; // the later rows first
+                return true;
+            }
+            index -= __shfl_sync(cuda::kAllLanes, up_to, kWarp - 1);
+        }
+        return false;
+    }
+
+    // Where a key (< the sequence's length) lies in k (or v), or kBadBlock.
+    __device__ __forceinline__ int64_t locate(const int64_t (&strides)[3], const Unit &u, int64_t key) const {
+        int64_t outer = u.b, inner = key;
+        if (tables != nullptr) {
+            outer = tables[u.b * table_strides[0] + key / block_size * table_strides[1]];
+            inner = key % block_size;
+            if (outer < 0 || outer >= blocks) {
+                return kBadBlock;
+            }
+        }
+        return outer * strides[0] + inner * strides[1] + u.kv_head * strides[2];
+    }
+
+    // Where a row (of the sequence and key head) lies in q or out.
+    __device__ __forceinline__ int64_t row_at(const int64_t (&strides)[3], const Unit &u, int64_t row) const {
+        return (starts != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + row / group) * strides[1] +
+               (u.kv_head * group + row % group) * strides[2];
+    }
+
+    // From products q k of one row to its scores.
+    struct RowScores {
+        int64_t mask_at; // of key 0
+        int64_t own;     // the query's own position
+        int64_t seen;    // how many keys it sees; may be negative
+        float slope;
+    };
+    __device__ RowScores row_scores(const Unit &u, int64_t row) const {
+        const int64_t query = row / group, head = u.kv_head * group + row % group;
+        const int64_t own = u.s.length - u.s.queries + query;
+        return {u.b * mask_strides[0] + head * mask_strides[1] + query * mask_strides[2], own,
+                row - u.first_row >= u.rows ? 0
+                : causal                    ? own + 1
+                                            : u.s.length,
+                slopes != nullptr && row - u.first_row < u.rows ? slopes[head * slopes_stride] : 0.0f};
+    }
+    __device__ __forceinline__ float score(float product, const RowScores &row, int64_t key) const {
+        float x = capped ? softcap * tanhf(product * cap_factor) : product * scale;
+        if (mask_dtype != INFINI_DTYPE_INVALID) {
+            const int64_t at = row.mask_at + key * mask_strides[3];
+            if (mask_dtype == INFINI_DTYPE_BOOL) {
+                x = static_cast<const uint8_t *>(mask)[at] != 0 ? x : -INFINITY;
+            } else if (mask_dtype == INFINI_DTYPE_F32) {
+                x += static_cast<const float *>(mask)[at];
+            } else {
+                x += cuda::widen(static_cast<const T *>(mask)[at]);
+            }
+        }
+        if (slopes != nullptr) {
+            x += row.slope * static_cast<float>(key - row.own);
+        }
+        return x;
+    }
+
+    // kCount columns of a row from `column` on: sums of probability x value, where the probabilities, relative to the
+    // largest score, sum up to `total`. With several splits they wait for combine(), else they become the result.
+    template <int kCount>
+    __device__ __forceinline__ void put(const Unit &u, int64_t row, int column, const float (&values)[kCount],
+                                        float total, float largest) const {
+        if (splits.count > 1) {
+            const int64_t at = ((u.b * kv_heads + u.kv_head) * row_limit + row) * splits.count + u.split;
+            cuda::store(partial_out + at * size + column, values, size % 4 == 0 && column + kCount <= size,
+                        size - column);
+            if (column == 0) {
+                partial_sums[at] = make_float2(total, largest);
+            }
+        } else {
+            write(u, row, column, values, total);
+        }
+    }
+
+    template <int kCount>
+    __device__ __forceinline__ void write(const Unit &u, int64_t row, int column, const float (&values)[kCount],
+                                          float total) const {
+        const float inverse = 1.0f / total;
+        float result[kCount];
+#pragma unroll
+        for (int i = 0; i < kCount; ++i) {
+            result[i] = total == 0 ? 0.0f : values[i] * inverse;
+        }
+        cuda::store(out + row_at(out_strides, u, row) + column, result, whole_out && column + kCount <= size,
+                    size - column);
+    }
+};
+
+// What the block's warps have of a row is joined by one of them: each warp's sum and largest score lie `step` apart,
+// their columns, `columns` in a row from first_column on, out_step.
+template <typename T>
+__device__ void join_warps(const Problem<T> &p, const Unit &u, int64_t row, int first_column, int columns,
+                           const float *sums, const float *largest, int step, const float *out, int out_step) {
+    constexpr int kCount = 4;
+    float most = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f, factors[kWarps];
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+        most = fmaxf(most, largest[warp * step]);
+    }
+#pragma unroll
+    for (int warp = 0; warp < kWarps; ++warp) {
+        factors[warp] = exp_for<T>(largest[warp * step] - base_of(most));
+        total += sums[warp * step] * factors[warp];
+    }
+    for (int column = threadIdx.x % kWarp * kCount; column < columns && first_column + column < p.size;
+         column += kWarp * kCount) {
+        float values[kCount] = {};
+#pragma unroll
+        for (int warp = 0; warp < kWarps; ++warp) {
+            float part[kCount];
+            cuda::load(part, out + warp * out_step + column, true, kCount);
+#pragma unroll
+            for (int i = 0; i < kCount; ++i) {
+                values[i] += part[i] * factors[warp];
+            }
+        }
+        p.put(u, row, first_column + column, values, total, most);
+    }
+}
+
+// Every row NaN, for q_starts that says nothing one can rely on. By all blocks.
+template <typename T> __device__ void write_not_a_number(const Problem<T> &p) {
+    const int64_t heads = p.kv_heads * p.group, rows = p.queries * heads;
+    for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
+        T *out = p.out + row / heads * p.out_strides[1] + row % heads * p.out_strides[2];
+        for (int column = threadIdx.x; column < p.size; column += blockDim.x) {
+            out[column] = cuda::narrow<T>(not_a_number());
+        }
+    }
+}
+
+// The sums of a row over its splits, each relative to its own largest score, become the result. A block is a row.
+template <typename T> __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Problem<T> p) {
+    Unit u{};
+    const int64_t row = blockIdx.x % p.row_limit, line = blockIdx.x / p.row_limit;
+    u.kv_head = line % p.kv_heads;
+    u.b = line / p.kv_heads;
+    u.s = p.sequence(u.b);
+    const int64_t rows = u.s.queries * p.group;
+    if (row >= rows || rows > p.row_limit || (p.keeps_empty && u.s.length == 0 && !u.s.bad)) {
+        return;
+    }
+    const int64_t first = blockIdx.x * p.splits.count;
+    const int live = static_cast<int>((u.s.length + p.splits.keys - 1) / p.splits.keys);
+    float largest = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f;
+    for (int i = 0; i < live; ++i) {
+        largest = fmaxf(largest, p.partial_sums[first + i].y);
+    }
+    const float base = base_of(largest);
+    for (int i = 0; i < live; ++i) {
+        const float2 sums = p.partial_sums[first + i];
+        total += sums.x * exp_for<T>(sums.y - base);
+    }
+    for (int column = threadIdx.x; column < p.size; column += kThreads) {
+        float value[1] = {0.0f};
+#pragma unroll 4
+        for (int i = 0; i < live; ++i) {
+            value[0] += p.partial_out[(first + i) * p.size + column] * exp_for<T>(p.partial_sums[first + i].y - base);
+        }
+        p.write(u, row, column, value, total);
+    }
+}
+
+} // namespace infini::attention::nvidia

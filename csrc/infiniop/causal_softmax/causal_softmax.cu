@@ -1,0 +1,12 @@
+// The CUDA kernel of causal_softmax. Limit: memory bandwidth: what a row sees is read, all of it written, about 3 bytes
+// for each bf16 of a square.
+#include "causal_softmax.h"
+#include "softmax/softmax_lines.h"
+
+void infini::causal_softmax::nvidia::cuda_kernel(const Args &args) {
+    infini::cuda::with_float_type(args.x.dtype, [&](auto v) {
+        if constexpr (!std::is_same_v<decltype(v), double>) {
+            softmax::launch<decltype(v), false>(args.x, args.y, false, args.x.size(-2));
+        }
+    });
+}

@@ -1,0 +1,173 @@
+// The CUDA kernel of conv: the product of w with what the kernel sees of x, tile by tile in shared memory, into which both
+// are gathered from wherever they lie; so no workspace, any strides, and one order of sums for all layouts and batches.
+// Limit: float arithmetic outside of the tensor cores. For patches and audio towers; nothing that decodes needs it.
+#include "conv.h"
+#include "cuda/launch.h"
+#include "cuda/vectors.h"
+
+namespace infini::conv {
+namespace {
+
+constexpr int kTile = 64;              // channels and positions of a block
+constexpr int kDepth = 32;             // products at a time
+constexpr int kPart = 4;               // a thread's channels and positions
+constexpr int kAcross = kTile / kPart; // threads along the positions, and along the channels
+constexpr int kThreads = kAcross * kAcross;
+constexpr int kPitch = kTile + 4; // in shared memory; lines stay aligned to 16 bytes
+
+template <typename T> struct Convolution {
+    T *y;
+    const T *x, *w, *bias;       // bias == nullptr: none
+    TensorView of_y, of_x, of_w; // shapes and strides
+    int64_t bias_stride;
+    int spatial;
+    int64_t pads[kMaxSpatial], strides[kMaxSpatial], dilations[kMaxSpatial];
+    int64_t depth;     // Cin * kernel
+    int64_t positions; // of all images
+    int64_t channel_tiles;
+};
+
+struct Shared {
+    alignas(16) float w[kDepth][kPitch], x[kDepth][kPitch];
+    // Of each position: where it is in y, and where in x the kernel's first element is, as an offset and by coordinates.
+    int64_t y_at[kTile], x_at[kTile], first[kMaxSpatial][kTile];
+    // Of each product: where its factor is in w, and what it adds to a position's offset and coordinates in x.
+    int64_t w_at[kDepth], step[kDepth], steps[kMaxSpatial][kDepth];
+};
+
+template <typename T> __device__ void place_position(const Convolution<T> &a, Shared &s, int i, int64_t position) {
+    int64_t rest = position, y_at = 0, x_at = 0;
+    for (int dim = a.spatial - 1; dim >= 0; --dim) {
+        const int64_t size = a.of_y.shape[dim + 2], index = rest % size;
+        rest /= size;
+        const int64_t first = index * a.strides[dim] - a.pads[dim];
+        s.first[dim][i] = first;
+        y_at += index * a.of_y.strides[dim + 2];
+        x_at += first * a.of_x.strides[dim + 2];
+    }
+    s.y_at[i] = y_at + rest * a.of_y.strides[0]; // what is left is the image
+    s.x_at[i] = x_at + rest * a.of_x.strides[0];
+}
+
+template <typename T> __device__ void place_product(const Convolution<T> &a, Shared &s, int i, int64_t product) {
+    int64_t rest = product, w_at = 0, step = 0;
+    for (int dim = a.spatial - 1; dim >= 0; --dim) {
+        const int64_t size = a.of_w.shape[dim + 2], index = rest % size;
+        rest /= size;
+        s.steps[dim][i] = index * a.dilations[dim];
+        w_at += index * a.of_w.strides[dim + 2];
+        step += index * a.dilations[dim] * a.of_x.strides[dim + 2];
+    }
+    s.w_at[i] = w_at + rest * a.of_w.strides[1]; // what is left is the input channel
+    s.step[i] = step + rest * a.of_x.strides[1];
+}
+
+template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ Convolution<T> a) {
+    __shared__ Shared s;
+    const int thread = threadIdx.x;
+    const int64_t tile = blockIdx.x / a.channel_tiles;
+    const int64_t channel_0 = (blockIdx.x - tile * a.channel_tiles) * kTile, position_0 = tile * kTile;
+    const int channels = static_cast<int>(min(a.of_w.shape[0] - channel_0, int64_t{kTile}));
+    const int positions = static_cast<int>(min(a.positions - position_0, int64_t{kTile}));
+    if (thread < positions) {
+        place_position(a, s, thread, position_0 + thread);
+    }
+    float sums[kPart][kPart] = {}; // [channel][position]
+    const int my_channel = thread / kAcross * kPart, my_position = thread % kAcross * kPart;
+
+    for (int64_t begin = 0; begin < a.depth; begin += kDepth) {
+        const int depth = static_cast<int>(min(a.depth - begin, int64_t{kDepth}));
+        __syncthreads(); // the tiles have been used
+        if (thread < depth) {
+            place_product(a, s, thread, begin + thread);
+        }
+        __syncthreads();
+#pragma unroll
+        for (int i = 0; i < kTile * kDepth / kThreads; ++i) {
+            const int k = thread % kDepth, channel = thread / kDepth + i * (kThreads / kDepth);
+            s.w[k][channel] = k < depth && channel < channels
+                                  ? cuda::widen(a.w[(channel_0 + channel) * a.of_w.strides[0] + s.w_at[k]])
+                                  : 0.0f;
+        }
+#pragma unroll
+        for (int i = 0; i < kTile * kDepth / kThreads; ++i) {
+            const int position = thread % kTile, k = thread / kTile + i * (kThreads / kTile);
+            bool inside = k < depth && position < positions;
+            if (inside) {
+                for (int dim = 0; dim < a.spatial; ++dim) {
+                    const int64_t at = s.first[dim][position] + s.steps[dim][k];
+                    inside = inside && at >= 0 && at < a.of_x.shape[dim + 2];
+                }
+            }
+            s.x[k][position] = inside ? cuda::widen(a.x[s.x_at[position] + s.step[k]]) : 0.0f;
+        }
+        __syncthreads();
+#pragma unroll 8
+        for (int k = 0; k < kDepth; ++k) {
+            float w[kPart], x[kPart];
+            cuda::load(w, &s.w[k][my_channel], true, kPart);
+            cuda::load(x, &s.x[k][my_position], true, kPart);
+#pragma unroll
+            for (int i = 0; i < kPart; ++i) {
+#pragma unroll
+                for (int j = 0; j < kPart; ++j) {
+                    sums[i][j] += w[i] * x[j];
+                }
+            }
+        }
+    }
+    if (a.depth == 0) {
+        __syncthreads(); // else there was one after the positions were placed
+    }
+#pragma unroll
+    for (int i = 0; i < kPart; ++i) {
+        const int channel = my_channel + i;
+        if (channel < channels) {
+            const float bias = a.bias == nullptr ? 0.0f : cuda::widen(a.bias[(channel_0 + channel) * a.bias_stride]);
+            T *y = a.y + (channel_0 + channel) * a.of_y.strides[1];
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) {
+                if (my_position + j < positions) {
+                    y[s.y_at[my_position + j]] = cuda::narrow<T>(sums[i][j] + bias);
+                }
+            }
+        }
+    }
+}
+
+} // namespace
+
+void nvidia::cuda_kernel(const Args &args) {
+    infini::cuda::with_float_type(args.x.dtype, [&](auto value) {
+        using T = decltype(value);
+        if constexpr (!std::is_same_v<T, double>) { // which the check has refused
+            const bool with_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
+            Convolution<T> a{};
+            a.y = args.y.as<T>();
+            a.x = args.x.as<const T>();
+            a.w = args.w.as<const T>();
+            a.bias = with_bias ? args.bias.as<const T>() : nullptr;
+            a.of_y = args.y;
+            a.of_x = args.x;
+            a.of_w = args.w;
+            a.bias_stride = with_bias ? args.bias.strides[0] : 0;
+            a.spatial = args.spatial;
+            a.depth = 1;
+            for (int dim = 1; dim < args.w.ndim; ++dim) {
+                a.depth *= args.w.shape[dim];
+            }
+            for (int dim = 0; dim < args.spatial; ++dim) {
+                a.pads[dim] = args.pads[dim];
+                a.strides[dim] = args.strides[dim];
+                a.dilations[dim] = args.dilations[dim];
+            }
+            const int64_t channels = args.w.shape[0];
+            a.positions = args.y.numel() / channels;
+            a.channel_tiles = (channels + kTile - 1) / kTile;
+            const int64_t blocks = (a.positions + kTile - 1) / kTile * a.channel_tiles;
+            infini::cuda::launch(convolve<T>, infini::cuda::grid_x(blocks), kThreads, 0, a);
+        }
+    });
+}
+
+} // namespace infini::conv

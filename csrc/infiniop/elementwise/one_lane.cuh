@@ -1,0 +1,64 @@
+// The words of vec.h for CUDA, where each thread computes one value at a time and a VecF is one float: so formulas.h
+// serves the CPU and the GPU. What is rounded to a half type is computed by approximations that are good for it.
+#pragma once
+
+#include <cmath>
+#include <type_traits>
+
+#include "cuda/approximate.h"
+
+#define INFINI_LEVEL nvidia
+#define INFINI_FORMULA __device__ __forceinline__
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using VecF = float;
+
+INFINI_FORMULA float splat(float x) {
+    return x;
+}
+
+INFINI_FORMULA float fma(float a, float b, float c) {
+    return __fmaf_rn(a, b, c);
+}
+
+INFINI_FORMULA float select(bool mask, float yes, float no) {
+    return mask ? yes : no;
+}
+
+// A NaN in either argument gives the second one.
+INFINI_FORMULA float max(float a, float b) {
+    return a > b ? a : b;
+}
+
+INFINI_FORMULA float min(float a, float b) {
+    return a < b ? a : b;
+}
+
+INFINI_FORMULA float abs(float x) {
+    return fabsf(x);
+}
+
+INFINI_FORMULA float leading_bits(float x) {
+    return __uint_as_float(__float_as_uint(x) & 0xfffff000u);
+}
+
+INFINI_FORMULA float exp(float x) {
+    return expf(x);
+}
+
+template <typename T> INFINI_FORMULA float exp_for(float x) {
+    return std::is_same_v<T, float> ? expf(x) : cuda::approximate_exp(x);
+}
+
+template <typename T> INFINI_FORMULA float quotient_for(float a, float b) {
+    return std::is_same_v<T, float> ? a / b : cuda::approximate_quotient(a, b);
+}
+
+template <typename T> INFINI_FORMULA float tanh_for(float x) {
+    return tanhf(x);
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

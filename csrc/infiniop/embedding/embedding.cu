@@ -1,0 +1,80 @@
+// The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, four independent ones each at
+// a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN.
+#include "cuda/launch.h"
+#include "cuda/rows.h"
+#include "embedding.h"
+
+#include <limits>
+
+namespace infini::embedding {
+namespace {
+
+constexpr int kLoads = 4;
+
+// Bits: an unsigned integer of the weight's size.
+template <typename Bits, typename Id> struct Copy {
+    Bits *out;
+    const Id *ids;
+    const Bits *weight;
+    int64_t rows_of_weight, stride, n;
+    cuda::Rows<2> rows; // out, ids
+    bool whole;         // vectors fit
+};
+
+template <typename Bits, typename Id> __global__ void copy_rows(const __grid_constant__ Copy<Bits, Id> a) {
+    constexpr int kElements = cuda::kWidth<Bits>;
+    constexpr Bits kNan = std::numeric_limits<Bits>::max() >> 1; // of float and both half types
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    if (row >= a.rows.count) {
+        return;
+    }
+    int64_t at[2];
+    a.rows.locate(row, at);
+    const int64_t id = a.ids[at[1]];
+    const bool good = id >= 0 && id < a.rows_of_weight;
+    const Bits *from = a.weight + (good ? id * a.stride : 0);
+    Bits *to = a.out + at[0];
+    const int64_t step = static_cast<int64_t>(blockDim.x) * kElements;
+    for (int64_t begin = static_cast<int64_t>(threadIdx.x) * kElements; begin < a.n; begin += kLoads * step) {
+        cuda::Vector<Bits> vectors[kLoads];
+        const auto left = [&](int v) { // elements of vector v
+            const int64_t rest = a.n - (begin + v * step);
+            return static_cast<int>(rest < 0 ? 0 : rest < kElements ? rest : kElements);
+        };
+#pragma unroll
+        for (int v = 0; v < kLoads; ++v) {
+            const int count = good ? left(v) : 0;
+            vectors[v] = cuda::load(from + begin + v * step, a.whole && count == kElements, count, kNan);
+        }
+#pragma unroll
+        for (int v = 0; v < kLoads; ++v) {
+            cuda::store(to + begin + v * step, vectors[v], a.whole && left(v) == kElements, left(v));
+        }
+    }
+}
+
+template <typename Bits, typename Id> void copy(const Args &args) {
+    // The ids with a last dimension of stride 0, so that both walk the same rows.
+    TensorView ids = args.ids;
+    ids.shape[ids.ndim] = args.out.size(-1);
+    ids.strides[ids.ndim++] = 0;
+    const TensorView *const views[] = {&args.out, &ids};
+    const Copy<Bits, Id> a{args.out.as<Bits>(),          args.ids.as<const Id>(),
+                           args.weight.as<const Bits>(), args.weight.shape[0],
+                           args.weight.strides[0],       args.out.size(-1),
+                           cuda::Rows<2>(views),         cuda::vectors_fit(args.out, args.weight)};
+    const cuda::RowPlan plan(a.rows.count, (a.n + kLoads - 1) / kLoads, cuda::kWidth<Bits>);
+    cuda::launch(copy_rows<Bits, Id>, cuda::grid_x(plan.blocks), plan.block(), 0, a);
+}
+
+template <typename Bits> void copy(const Args &args) {
+    args.ids.dtype == INFINI_DTYPE_I64 ? copy<Bits, int64_t>(args) : copy<Bits, int32_t>(args);
+}
+
+} // namespace
+
+void nvidia::cuda_kernel(const Args &args) {
+    size_of(args.weight.dtype) == 2 ? copy<uint16_t>(args) : copy<uint32_t>(args);
+}
+
+} // namespace infini::embedding

@@ -1,0 +1,116 @@
+// The CUDA kernel of layer_norm: one pass, the line in the registers of the threads that share it; lines too long for
+// that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
+// Limit: memory bandwidth, one line read and one or two written: 4 or 6 bytes for each bf16.
+#include "cuda/launch.h"
+#include "cuda/lines.h"
+#include "layer_norm.h"
+
+namespace infini::layer_norm {
+namespace {
+
+enum { kInput, kOutput, kStandardization, kDeviation, kTensors };
+
+template <typename T> struct Job {
+    const T *input;
+    T *output, *standardization, *deviation; // the latter two may be nullptr
+    const T *weight, *bias;                  // may be nullptr
+    int64_t weight_step, bias_step;
+    cuda::Lines<kTensors> lines;
+    float eps;
+};
+
+template <typename T, typename Line>
+__global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
+    constexpr int kWidth = cuda::kWidth<T>;
+    __shared__ float shared[Line::kShared];
+    const int64_t number = Line::number();
+    const bool mine = number < a.lines.rows.count; // the last block may have lines too many; they meet the barriers too
+    int64_t at[kTensors];
+    a.lines.rows.locate(mine ? number : 0, at);
+    Line line(a.input + at[kInput], mine ? a.lines.n : 0, a.lines, shared);
+
+    const auto n = static_cast<float>(a.lines.n);
+    const float mean = line.template reduce<cuda::Sum>(0.0f, [&](float &sum, int64_t, int, float (&v)[kWidth]) {
+        for (int e = 0; e < kWidth; ++e) {
+            sum += v[e];
+        }
+    }) / n;
+    const float squares =
+        line.template reduce<cuda::Sum>(0.0f, [&](float &sum, int64_t, int count, float (&v)[kWidth]) {
+            for (int e = 0; e < kWidth; ++e) {
+                const float difference = e < count ? v[e] - mean : 0;
+                sum += difference * difference;
+            }
+        });
+    const float deviation = sqrtf(squares / n + a.eps), scale = 1 / deviation;
+    if (a.deviation != nullptr && mine && Line::thread() == 0) {
+        cuda::narrow_to(a.deviation + at[kDeviation], deviation);
+    }
+    line.visit([&](int64_t i, int count, float (&v)[kWidth]) {
+        const bool whole = line.whole(i);
+        const auto store = [&](T *to, int tensor) {
+            const int64_t step = a.lines.steps[tensor];
+            cuda::store(to + at[tensor] + i * step, v, whole, count, step);
+        };
+        for (int e = 0; e < kWidth; ++e) {
+            v[e] = (v[e] - mean) * scale;
+        }
+        if (a.standardization != nullptr) {
+            store(a.standardization, kStandardization);
+        }
+        if (a.weight != nullptr) {
+            float weight[kWidth];
+            cuda::load(weight, a.weight + i * a.weight_step, whole, count, a.weight_step);
+            for (int e = 0; e < kWidth; ++e) {
+                v[e] *= weight[e];
+            }
+        }
+        if (a.bias != nullptr) {
+            float bias[kWidth];
+            cuda::load(bias, a.bias + i * a.bias_step, whole, count, a.bias_step);
+            for (int e = 0; e < kWidth; ++e) {
+                v[e] += bias[e];
+            }
+        }
+        store(a.output, kOutput);
+    });
+}
+
+template <typename T> void launch(const Args &args) {
+    const bool with_statistics = args.standardization.dtype != INFINI_DTYPE_INVALID;
+    TensorView deviation = args.deviation; // [..., 1]
+    deviation.shape[deviation.ndim] = deviation.strides[deviation.ndim] = 1;
+    ++deviation.ndim;
+    const TensorView &output = args.output, &second = with_statistics ? args.standardization : output;
+    const TensorView *const views[] = {&args.input, &output, &second, with_statistics ? &deviation : &output};
+    Job<T> job{args.input.as<const T>(),
+               output.as<T>(),
+               args.standardization.as<T>(),
+               args.deviation.as<T>(),
+               args.weight.as<const T>(),
+               args.bias.as<const T>(),
+               args.weight.strides[0],
+               args.bias.strides[0],
+               cuda::Lines<kTensors>(views, cuda::kWidth<T>),
+               static_cast<float>(args.eps)};
+    for (const TensorView *parameter : {&args.weight, &args.bias}) {
+        if (parameter->dtype != INFINI_DTYPE_INVALID) {
+            job.lines.whole = job.lines.whole && parameter->strides[0] == 1 && cuda::vectors_fit(*parameter);
+        }
+    }
+    cuda::with_line<T>(job.lines, [&](auto line, dim3 grid, dim3 block) {
+        cuda::launch(norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
+    });
+}
+
+} // namespace
+
+void nvidia::cuda_kernel(const Args &args) {
+    infini::cuda::with_float_type(args.input.dtype, [&](auto x) {
+        if constexpr (!std::is_same_v<decltype(x), double>) {
+            launch<decltype(x)>(args);
+        }
+    });
+}
+
+} // namespace infini::layer_norm

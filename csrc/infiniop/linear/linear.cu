@@ -1,0 +1,92 @@
+// The CUDA kernels of linear and fused_linear: few rows of x stream the weights (weight_stream.cuh), more are products
+// by cuBLAS, one for each weight, into the columns of y that hold its bias already: so the result is rounded once.
+#include "gemm/matmul.h"
+#include "linear.h"
+#include "weight_stream.cuh"
+
+namespace infini::linear {
+namespace {
+
+template <typename T> struct Fill {
+    T *y;
+    const T *bias;
+    int64_t n;
+    cuda::Rows<1> rows;
+};
+
+// Every row of y becomes the bias.
+template <typename T> __global__ void __launch_bounds__(256) fill_rows(const __grid_constant__ Fill<T> a) {
+    const int64_t row = blockIdx.x;
+    int64_t at[1];
+    a.rows.locate(row, at);
+    for (int64_t i = threadIdx.x; i < a.n; i += blockDim.x) {
+        a.y[at[0] + i] = a.bias[i];
+    }
+}
+
+template <typename T> void stream(const Args &args) {
+    weight_stream::Problem<T> problem(args.y, args.x);
+    for (int i = 0; i < args.weights; ++i) {
+        problem.add(args.weight[i]);
+        problem.weight[i].bias = weight_stream::Numbers(args.bias[i], 1);
+    }
+    weight_stream::multiply_dense(problem);
+}
+
+// A view of a matrix, or of several, with a dimension of 1 in front where there was but one.
+TensorView with_rows(TensorView x) {
+    if (x.ndim == 1) {
+        x.ndim = 2;
+        x.shape[1] = x.shape[0];
+        x.strides[1] = x.strides[0];
+        x.shape[0] = 1;
+        x.strides[0] = x.shape[1];
+    }
+    return x;
+}
+
+template <typename T> void multiply(const Args &args) {
+    gemm::Args product;
+    product.a = with_rows(args.x);
+    product.c = with_rows(args.y);
+    product.workspace = args.workspace;
+    for (int i = 0; i < args.weights; ++i) {
+        const TensorView &weight = args.weight[i], &bias = args.bias[i];
+        const int64_t n = weight.size(0);
+        if (n == 0) {
+            continue;
+        }
+        product.c.shape[product.c.ndim - 1] = n;
+        product.b = product.c; // its leading dimensions, by stride 0
+        for (int dim = 0; dim + 2 < product.b.ndim; ++dim) {
+            product.b.strides[dim] = 0;
+        }
+        product.b.data = weight.data;
+        product.b.shape[product.b.ndim - 2] = weight.size(1);
+        product.b.strides[product.b.ndim - 2] = weight.stride(1);
+        product.b.strides[product.b.ndim - 1] = weight.stride(0);
+        product.beta = 0;
+        if (bias.dtype != INFINI_DTYPE_INVALID) {
+            const TensorView *const views[] = {&product.c};
+            const Fill<T> fill{product.c.as<T>(), bias.as<const T>(), n, cuda::Rows<1>(views)};
+            cuda::launch(fill_rows<T>, cuda::grid_x(fill.rows.count), dim3(256), 0, fill);
+            product.beta = 1;
+        }
+        matmul::multiply_batches(product);
+        product.c.data = product.c.as<T>() + n;
+    }
+}
+
+} // namespace
+
+void nvidia::cuda_kernel(const Args &args) {
+    cuda::with_float_type(args.x.dtype, [&](auto type) {
+        using T = decltype(type);
+        if constexpr (sizeof(T) <= 4) {
+            const int64_t rows = args.y.numel() / columns(args);
+            rows <= weight_stream::kStreamedRows<T> || args.x.size(-1) == 0 ? stream<T>(args) : multiply<T>(args);
+        }
+    });
+}
+
+} // namespace infini::linear

@@ -1,0 +1,13 @@
+// The kernels of weight_stream.cuh that several ops use: dense weights, and int8 by int8.
+// gemm and linear share the first, int8_gemm and linear_int8 the second.
+// Limit: as there.
+#include "weight_stream.cuh"
+
+namespace infini::weight_stream {
+
+template void multiply<Dense<bf16>, 2>(const Problem<bf16> &);
+template void multiply<Dense<f16>, 2>(const Problem<f16> &);
+template void multiply<Int8ByInt8, kInt8Tiles>(const Problem<int8_t> &);
+template void multiply_floats<32>(Problem<float>);
+
+} // namespace infini::weight_stream

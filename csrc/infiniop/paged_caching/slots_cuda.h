@@ -1,0 +1,79 @@
+// Which tokens of a block's tile are written to a paged cache on CUDA, and where: not those whose slot is outside the
+// cache, nor those whose slot a later token has too: the last one stays, as on the CPU, without an order among blocks.
+// For the .cu files of paged_caching and of the ops that fuse it.
+#pragma once
+
+#include "cuda/heads.h"
+#include "paged_caching.h"
+
+namespace infini::paged_caching {
+
+// Every tile looks through all slots behind it. With so many tokens a tile (up to cuda::kTileTokens) that costs less
+// than a tenth of the bytes that the tokens themselves have.
+inline int64_t tile_of(int64_t tokens) {
+    return tokens / 512;
+}
+
+// In shared memory.
+class Tile {
+public:
+    // To be called by all threads of the block, for the tokens [first, end), at most kTileTokens.
+    __device__ __forceinline__ void find(const TensorView &slots, const TensorView &k_cache, const TensorView &v_cache,
+                                         int64_t first, int64_t end, int64_t tokens) {
+        const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
+        const auto slot_of = [&](int64_t token) {
+            return token < tokens ? slots.as<const int64_t>()[token * slots.strides[0]] : -1;
+        };
+        int64_t later = first + 1 + thread, next = slot_of(later); // asked for early: not waited for yet
+        for (int i = thread; i < kFilterBits / 32; i += threads) {
+            filter_[i] = 0;
+        }
+        __syncthreads();
+        const int count = static_cast<int>(end - first);
+        for (int j = thread; j < count; j += threads) {
+            const int64_t slot = slot_of(first + j), block_size = k_cache.shape[2];
+            const bool inside = slot >= 0 && block_size > 0 && slot / block_size < k_cache.shape[0];
+            slots_[j] = inside ? slot : -1;
+            skipped_[j] = !inside;
+            if (inside) {
+                k_[j] = row_of(k_cache, slot, 0);
+                v_[j] = row_of(v_cache, slot, 0);
+                atomicOr(&filter_[bit(slot) / 32], 1u << bit(slot) % 32);
+            }
+        }
+        __syncthreads();
+        for (; later < tokens; later += threads) {
+            const int64_t slot = next;
+            next = slot_of(later + threads);
+            if ((filter_[bit(slot) / 32] >> bit(slot) % 32 & 1) == 0) {
+                continue; // nearly always
+            }
+            for (int j = 0; j < count; ++j) {
+                if (slots_[j] == slot && first + j < later) {
+                    skipped_[j] = 1;
+                }
+            }
+        }
+        __syncthreads();
+    }
+
+    // Whether token number j of the tile is written; where the row of its first head begins.
+    __device__ __forceinline__ bool writes(int j) const { return skipped_[j] == 0; }
+    __device__ __forceinline__ int64_t k(int j) const { return k_[j]; }
+    __device__ __forceinline__ int64_t v(int j) const { return v_[j]; }
+
+private:
+    static constexpr int kFilterBits = 1024;
+
+    // A token has its slot's bit set; most other slots have another one.
+    static __device__ __forceinline__ unsigned bit(int64_t slot) {
+        return static_cast<unsigned>(slot) * 2654435761u >> 22;
+    }
+
+    int64_t slots_[cuda::kTileTokens]; // -1: outside the cache
+    int64_t k_[cuda::kTileTokens], v_[cuda::kTileTokens];
+    int skipped_[cuda::kTileTokens];
+    unsigned filter_[kFilterBits / 32];
+};
+
+} // namespace infini::paged_caching

@@ -1,0 +1,20 @@
+// The CUDA kernel of linear_int8 with x in its own precision: weight_stream.cuh at any number of rows.
+// Limit: memory bandwidth of the weight's bytes up to 16 rows. More rows read the weight again for every 32 (float32 x:
+// for every 4), from L2 where it fits.
+#include "linear/weight_stream.cuh"
+#include "problem.cuh"
+
+namespace infini::quantised_linear {
+
+void nvidia::int8_cuda_kernel(const Args &args) {
+    cuda::with_float_type(args.x.dtype, [&](auto type) {
+        using T = decltype(type);
+        if constexpr (sizeof(T) == 2) {
+            weight_stream::multiply<weight_stream::Int8<T>, kMaxTiles>(problem_of<T>(args, args.x));
+        } else if constexpr (sizeof(T) == 4) {
+            weight_stream::multiply_floats<8>(problem_of<T>(args, args.x));
+        }
+    });
+}
+
+} // namespace infini::quantised_linear

@@ -1,0 +1,29 @@
+// The arguments of linear_int8 and linear_int4 as weight_stream.cuh wants them.
+// x apart, for it may be the quantised one; of that, scales and zeros of int4 are those of the weight still.
+#pragma once
+
+#include "linear/weight_stream.cuh"
+#include "quantised_linear.h"
+
+namespace infini::quantised_linear {
+
+constexpr int kMaxTiles = weight_stream::kInt8Tiles; // of 8 rows of x, that share one reading of the weight
+
+template <typename X> weight_stream::Problem<X> problem_of(const Args &args, const TensorView &x) {
+    weight_stream::Problem<X> problem(args.y, x);
+    problem.k = args.x.size(-1);
+    problem.add(args.weight);
+    weight_stream::Weight &weight = problem.weight[0];
+    weight.bias = weight_stream::Numbers(args.bias, 1);
+    if (args.scales.ndim == 1) {
+        weight.scales = weight_stream::Numbers(args.scales, 1);
+    } else {
+        const int64_t groups = args.scales.size(1);
+        problem.scales = weight_stream::Numbers(args.scales, args.scales.stride(0));
+        problem.zeros = weight_stream::Numbers(args.zeros, args.zeros.ndim > 0 ? args.zeros.stride(0) : 0);
+        problem.group = groups > 0 ? static_cast<int>(problem.k / groups) : 1;
+    }
+    return problem;
+}
+
+} // namespace infini::quantised_linear

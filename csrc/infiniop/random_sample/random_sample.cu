@@ -1,0 +1,500 @@
+// The CUDA kernel of random_sample: a block has a row, and neither sorts it nor keeps it. Weights are whole numbers, in
+// units so small that n of them may add up to 2^62: sums come out the same in any order, so they are made by
+// atomic additions to a histogram in shared memory. The passes over a row:
+//   1. the maximum, its first column, and whether there is a NaN or +infinity. Greedy rows end here.
+//   2. a histogram of the weights over 2048 equal steps of (maximum - x) / temperature; for top-k also of their number.
+//   3. another over the values in the step where the limit lies, until one value is left: once for bfloat16 and float16,
+//      mostly twice for float32; with top-k, before that, as often for the k-th value.
+//   4. one over the columns of that value, to find which of them the limit falls to.
+// So top-p over bfloat16 reads a row 4 times, the first time from memory, then from the level-2 cache, which holds 128
+// rows of 128,256 (33 MB). Limit: memory bandwidth for greedy rows: 33 MB are 8 us at 4.3 TB/s. For the others what one
+// multiprocessor does with its row, at 128 rows: 4 x 257 KB at 40 bytes a cycle, about 25,000 cycles, 128,256
+// exponentials and 25 other instructions for each, 30,000, and 2 atomic additions for each 32 columns and bank
+// conflict, 50,000: 60 us in all at 1.75 GHz. That is an estimate, not measured.
+#include <limits>
+
+#include "cuda/launch.h"
+#include "cuda/reduce.h"
+#include "cuda/rows.h"
+#include "philox.h"
+#include "random_sample.h"
+
+namespace infini::random_sample {
+namespace {
+
+using cuda::Compute;
+using cuda::kWarp;
+
+template <typename C> constexpr C kSmallest = std::numeric_limits<C>::min();
+template <typename C> constexpr C kLargest = std::numeric_limits<C>::max();
+
+// One number for each row, or one given with the call.
+template <typename V> struct PerRow {
+    const V *data = nullptr;
+    int64_t stride = 0;
+    V given = 0;
+
+    explicit PerRow(V given) : given(given) {}
+    explicit PerRow(const TensorView &view) : data(view.as<const V>()), stride(view.ndim == 0 ? 0 : view.strides[0]) {}
+    __device__ __forceinline__ V operator[](int64_t row) const { return data == nullptr ? given : data[row * stride]; }
+};
+
+template <typename T> struct Job {
+    const T *logits;
+    int64_t n, row_stride;
+    bool whole;      // vectors fit the logits
+    Compute<T> unit; // the weight 1 as a whole number, a power of two
+    void *out;
+    int64_t out_stride;
+    int out_bytes; // of each token
+    PerRow<float> temperature;
+    PerRow<int64_t> top_k;
+    PerRow<float> top_p;
+    bool given; // u, else:
+    PerRow<int64_t> seed, offset;
+    float u;
+};
+
+constexpr int kDigitBits = 11;
+constexpr unsigned kBuckets = 1 << kDigitBits, kNowhere = kBuckets;
+
+// The buckets of the first histogram; the last takes all from 32 on, where weights are below 1.3e-14.
+constexpr int kBucketsPerUnit = 64;
+
+// Of some columns: the sum of their weights, and how many there are that have a weight.
+struct Amount {
+    unsigned long long mass;
+    unsigned count;
+};
+
+__device__ __forceinline__ Amount operator+(const Amount &a, const Amount &b) {
+    return {a.mass + b.mass, a.count + b.count};
+}
+
+struct Histogram {
+    unsigned long long mass[kBuckets];
+    unsigned count[kBuckets];
+};
+
+// Unsigned integers in the order of the values of a dtype, and the way back.
+template <int kBytes> struct Word;
+template <> struct Word<2> {
+    using type = uint16_t;
+};
+template <> struct Word<4> {
+    using type = uint32_t;
+};
+template <> struct Word<8> {
+    using type = uint64_t;
+};
+template <typename T> using Bits = typename Word<sizeof(T)>::type;
+template <typename T> using Key = std::conditional_t<sizeof(T) == 8, uint64_t, uint32_t>;
+template <typename T> constexpr Bits<T> kSign = static_cast<Bits<T>>(Bits<T>{1} << (8 * sizeof(T) - 1));
+
+template <typename T> __device__ __forceinline__ Key<T> key_of(Compute<T> value) {
+    const T stored = cuda::narrow<T>(value + 0); // -0 becomes 0
+    Bits<T> bits;
+    memcpy(&bits, &stored, sizeof bits);
+    return (bits & kSign<T>) != 0 ? static_cast<Bits<T>>(~bits) : static_cast<Bits<T>>(bits | kSign<T>);
+}
+
+template <typename T> __device__ __forceinline__ Compute<T> value_of(Key<T> key) {
+    const auto order = static_cast<Bits<T>>(key);
+    const auto bits = static_cast<Bits<T>>((order & kSign<T>) != 0 ? order ^ kSign<T> : ~order);
+    T stored;
+    memcpy(&stored, &bits, sizeof bits);
+    return cuda::widen(stored);
+}
+
+__device__ __forceinline__ unsigned long long whole_number(float v) {
+    return __float2ull_rn(v);
+}
+__device__ __forceinline__ unsigned long long whole_number(double v) {
+    return __double2ull_rn(v);
+}
+
+// A row, its maximum and its weights.
+template <typename T> struct Row {
+    using C = Compute<T>;
+
+    const T *x;
+    uint32_t n;
+    bool whole;
+    C unit, top, inverse;
+
+    __device__ __forceinline__ C distance(C v) const { return (top - v) * inverse; }
+    __device__ __forceinline__ unsigned long long weight(C v) const { return whole_number(exp(-distance(v)) * unit); }
+    __device__ __forceinline__ unsigned bucket(C v) const {
+        return static_cast<unsigned>(fmin(distance(v) * kBucketsPerUnit, static_cast<C>(kBuckets - 1)));
+    }
+
+    // Calls body(column, value) for columns begin .. end-1, begin a multiple of kWidth.
+    template <typename Body>
+    __device__ __forceinline__ void visit(uint32_t begin, uint32_t end, const Body &body) const {
+        constexpr int kWidth = cuda::kWidth<T>;
+        cuda::RowPart<T, 0>(x + begin, end - begin, whole).visit([&](int64_t i, int count, C(&v)[kWidth]) {
+#pragma unroll
+            for (int e = 0; e < kWidth; ++e) {
+                if (e < count) {
+                    body(begin + static_cast<uint32_t>(i) + e, v[e]);
+                }
+            }
+        });
+    }
+};
+
+// Which columns go into a histogram, and where: all, by their distance from the maximum; or those of one bucket of that
+// histogram whose keys are in low .. high, larger ones first; or those of one value in the columns low .. high.
+template <typename T> struct Place {
+    using C = Compute<T>;
+
+    enum { kDistance, kKey, kColumn } by;
+    unsigned first;     // the bucket
+    Key<T> bottom, top; // the keys that can be in it
+    C value;
+    Key<T> low, high; // keys or columns
+    int shift;        // from their distance to a bucket of this histogram
+
+    __device__ __forceinline__ unsigned operator()(const Row<T> &row, uint32_t column, C v) const {
+        if (by == kColumn) {
+            return v == value && column >= low ? static_cast<unsigned>((column - low) >> shift) : kNowhere;
+        }
+        const unsigned bucket = row.bucket(v);
+        if (by == kDistance || bucket != first) {
+            return by == kDistance ? bucket : kNowhere;
+        }
+        const Key<T> exact = key_of<T>(v), key = exact > top ? top : exact < bottom ? bottom : exact;
+        return key >= low && key <= high ? static_cast<unsigned>((high - key) >> shift) : kNowhere;
+    }
+
+    __device__ void start_keys(const Row<T> &row, unsigned bucket) {
+        // The values whose bucket that is, and a little more at each end for what rounding may do.
+        constexpr C kMore = 1e-6f;
+        const C near = static_cast<C>(bucket) / kBucketsPerUnit * (1 - kMore) / row.inverse;
+        const C far = static_cast<C>(bucket + 1) / kBucketsPerUnit * (1 + kMore) / row.inverse;
+        const C highest = row.top - near, lowest = bucket == kBuckets - 1 ? -cuda::kInfinity<C> : row.top - far;
+        by = kKey;
+        first = bucket;
+        high = top = key_of<T>(fmin(highest + fabs(highest) * kMore, row.top)); // a NaN gives the maximum
+        low = bottom = key_of<T>(lowest - fabs(lowest) * kMore);
+    }
+    __device__ void start_columns(const Row<T> &row, C of_value) {
+        by = kColumn;
+        value = of_value;
+        low = 0;
+        high = row.n - 1;
+    }
+    // Leaves of low .. high what one bucket stands for.
+    __device__ void narrow_to(unsigned bucket) {
+        const Key<T> range = high - low, wanted = static_cast<Key<T>>(bucket) << shift;
+        const Key<T> before = wanted < range ? wanted : range;
+        const Key<T> last = (Key<T>{1} << shift) - 1, after = range - before > last ? range - before - last : 0;
+        high -= by == kColumn ? after : before;
+        low += by == kColumn ? before : after;
+    }
+    __device__ void set_shift() {
+        for (shift = 0; (high - low) >> shift >= kBuckets;) {
+            ++shift;
+        }
+    }
+};
+
+// The questions to a row, in this order, and how far the present one is answered. In shared memory: thread 0 writes.
+template <typename T> struct Search {
+    enum {
+        kTotal,  // what do all columns amount to?
+        kLast,   // which value is the k-th?
+        kToken,  // at which value do the weights reach the limit?
+        kColumn, // at which of its columns?
+        kAnswered
+    } question;
+    Place<T> place;
+    bool filled;               // the histogram is there
+    unsigned long long target; // what is looked for: where the amounts, from the maximum downwards, reach it
+    Amount above;              // before what is left of place
+    Amount all;
+    int64_t top_k;
+    double p, u;
+
+    __device__ void begin(int64_t row_top_k, float row_p, float row_u) {
+        question = kTotal;
+        place.by = Place<T>::kDistance;
+        filled = false;
+        target = 0;
+        above = {};
+        top_k = row_top_k;
+        p = row_p < 1 ? row_p : 1;
+        u = row_u;
+    }
+
+    // The histogram holds `total`, and reaches the target in `bucket`, before which there is `before`.
+    __device__ __noinline__ void go_on(const Row<T> &row, unsigned bucket, const Amount &before, const Amount &total) {
+        if (question == kTotal) {
+            all = total;
+            top_k > 0 && top_k < all.count ? ask(kLast, top_k) : ask_for_token(all.mass);
+            return;
+        }
+        above = before;
+        if (place.by == Place<T>::kDistance) {
+            place.start_keys(row, bucket);
+        } else {
+            place.narrow_to(bucket);
+        }
+        if (place.low == place.high) {
+            if (question == kLast) {
+                const unsigned long long each = row.weight(value_of<T>(place.low));
+                return ask_for_token(above.mass + (static_cast<unsigned>(top_k) - above.count) * each);
+            }
+            if (question == kColumn) {
+                question = kAnswered;
+                return;
+            }
+            const Compute<T> value = value_of<T>(place.low);
+            const unsigned long long each = row.weight(value);
+            question = kColumn;
+            target = (target - above.mass + each - 1) / each;
+            above = {};
+            place.start_columns(row, value);
+        }
+        place.set_shift();
+        filled = false;
+    }
+
+private:
+    __device__ void ask(decltype(kTotal) next, unsigned long long to_reach) {
+        question = next;
+        target = to_reach;
+        above = {};
+        place.by = Place<T>::kDistance;
+        filled = true;
+    }
+    // kept: the weights of top-k.
+    __device__ void ask_for_token(unsigned long long kept) {
+        // A sum of whole numbers reaches the limit where it reaches the next whole number; the first weight is above 0.
+        const double limit = ceil(u * fmin(static_cast<double>(kept), p * static_cast<double>(all.mass)));
+        const auto whole = limit < 1 ? 1ULL : static_cast<unsigned long long>(limit);
+        ask(kToken, whole < kept ? whole : kept);
+    }
+};
+
+template <typename T> struct Shared {
+    Histogram by_distance, within; // within one bucket of the first
+    Search<T> search;
+    Amount warps[kWarp];
+    Compute<T> values[kWarp];
+    uint32_t columns[kWarp];
+};
+
+// The functions below are called by all threads of a block, with the same arguments.
+
+// The histogram of the columns that have a weight.
+template <typename T> __device__ __forceinline__ void fill(Histogram &h, const Row<T> &row, const Place<T> place) {
+    for (unsigned i = threadIdx.x; i < kBuckets; i += blockDim.x) {
+        h.mass[i] = 0;
+        h.count[i] = 0;
+    }
+    __syncthreads();
+    unsigned bucket = kNowhere; // that of the last columns, whose amount is not yet added: equals often come together
+    Amount amount{};
+    const auto add = [&] {
+        if (bucket != kNowhere) {
+            atomicAdd(&h.mass[bucket], amount.mass);
+            atomicAdd(&h.count[bucket], amount.count);
+        }
+    };
+    constexpr uint32_t kWidth = cuda::kWidth<T>;
+    const bool some = place.by == Place<T>::kColumn;
+    row.visit(some ? static_cast<uint32_t>(place.low) / kWidth * kWidth : 0,
+              some ? static_cast<uint32_t>(place.high) + 1 : row.n, [&](uint32_t column, Compute<T> v) {
+                  const unsigned next = place(row, column, v);
+                  const unsigned long long mass = next == kNowhere ? 0 : row.weight(v);
+                  if (mass > 0) {
+                      if (next != bucket) {
+                          add();
+                          bucket = next;
+                          amount = {};
+                      }
+                      amount = amount + Amount{mass, 1};
+                  }
+              });
+    add();
+    __syncthreads();
+}
+
+// Adds to `before` the amounts of the threads before this one; returns that of all.
+__device__ __forceinline__ Amount scan(const Amount &part, Amount (&warps)[kWarp], Amount &before) {
+    const int lane = static_cast<int>(threadIdx.x % kWarp);
+    const unsigned warp = threadIdx.x / kWarp;
+    Amount sum = part;
+#pragma unroll
+    for (int distance = 1; distance < kWarp; distance *= 2) {
+        const Amount other{__shfl_up_sync(cuda::kAllLanes, sum.mass, distance),
+                           __shfl_up_sync(cuda::kAllLanes, sum.count, distance)};
+        sum = lane >= distance ? sum + other : sum;
+    }
+    if (lane == kWarp - 1) {
+        warps[warp] = sum;
+    }
+    __syncthreads();
+    Amount all{};
+    before = before + Amount{sum.mass - part.mass, sum.count - part.count};
+    for (unsigned i = 0; i < blockDim.x / kWarp; ++i) {
+        before = i < warp ? before + warps[i] : before;
+        all = all + warps[i];
+    }
+    return all;
+}
+
+// One step of the search: finds where the histogram reaches the target.
+template <typename T>
+__device__ __forceinline__ void find(Search<T> &search, const Histogram &h, const Row<T> &row, Amount (&warps)[kWarp]) {
+    const bool by_mass = search.question == Search<T>::kToken;
+    const auto measure = [&](const Amount &amount) { return by_mass ? amount.mass : amount.count; };
+    const auto at = [&](unsigned i) { return Amount{h.mass[i], h.count[i]}; };
+    const unsigned each = kBuckets / blockDim.x, begin = threadIdx.x * each; // there is a power of two of threads
+    Amount part{};
+    for (unsigned i = begin; i < begin + each; ++i) {
+        part = part + at(i);
+    }
+    Amount before = search.above;
+    const Amount all = scan(part, warps, before);
+    // One thread has the place; were there none, for rounding, the last one takes all.
+    const unsigned long long target = search.target;
+    const bool last = threadIdx.x == blockDim.x - 1;
+    const bool mine = (threadIdx.x == 0 || measure(before) < target) && (last || target <= measure(before + part));
+    __syncthreads(); // all have read what go_on writes
+    if (mine) {
+        unsigned i = begin;
+        for (; i + 1 < begin + each && measure(before + at(i)) < target; ++i) {
+            before = before + at(i);
+        }
+        search.go_on(row, i, before, all);
+    }
+    __syncthreads();
+}
+
+// The token, or below 0 what is wrong: see random_sample.h.
+template <typename T>
+__device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float temperature, int64_t top_k, float top_p,
+                                          float u) {
+    using C = Compute<T>;
+    const int64_t n = row.n;
+    if (!(temperature >= 0 && temperature < cuda::kInfinity<float> && top_p >= 0)) {
+        return -2 - n;
+    }
+    C best = -cuda::kInfinity<C>; // of this thread
+    uint32_t column = row.n, refused = row.n;
+    row.visit(0, row.n, [&](uint32_t i, C v) {
+        if (!(v < cuda::kInfinity<C>)) {
+            refused = min(refused, i);
+        } else if (v > best) {
+            best = v;
+            column = i;
+        }
+    });
+    refused = cuda::row_reduce<cuda::Min>(refused, shared.columns);
+    if (refused < row.n) {
+        return -1 - static_cast<int64_t>(refused);
+    }
+    row.top = cuda::row_reduce<cuda::Max>(best, shared.values);
+    if (row.top == -cuda::kInfinity<C>) {
+        return -1 - n;
+    }
+    if (temperature == 0 || top_k == 1 || top_p == 0) {
+        return cuda::row_reduce<cuda::Min>(best == row.top ? column : row.n, shared.columns);
+    }
+    // Bounded so that neither 0 nor infinity times it is a NaN.
+    row.inverse = fmin(fmax(1 / static_cast<C>(temperature), kSmallest<C>), kLargest<C>);
+    Search<T> &search = shared.search;
+    if (threadIdx.x == 0) {
+        search.begin(top_k, top_p, u);
+    }
+    __syncthreads();
+    while (search.question != Search<T>::kAnswered) {
+        Histogram &h = search.place.by == Place<T>::kDistance ? shared.by_distance : shared.within;
+        if (!search.filled) {
+            fill(h, row, search.place);
+        }
+        find(search, h, row, shared.warps);
+    }
+    return static_cast<int64_t>(search.place.low);
+}
+
+template <typename T> __global__ void __launch_bounds__(1024) sample_rows(const __grid_constant__ Job<T> a) {
+    const int64_t number = blockIdx.x;
+    const Row<T> row{a.logits + number * a.row_stride, static_cast<uint32_t>(a.n), a.whole, a.unit, 0, 0};
+    const float u =
+        a.given ? a.u : uniform(static_cast<uint64_t>(a.seed[number]), static_cast<uint64_t>(a.offset[number]));
+    const int64_t token =
+        sample(*cuda::dynamic_shared<Shared<T>>(), row, a.temperature[number], a.top_k[number], a.top_p[number], u);
+    if (threadIdx.x > 0) {
+        return;
+    }
+    // The lower bytes of a number that fits are the same for signed and unsigned.
+    const int64_t at = number * a.out_stride, narrow = token < 0 ? -1 : token;
+    switch (a.out_bytes) {
+    case 1:
+        static_cast<uint8_t *>(a.out)[at] = static_cast<uint8_t>(narrow);
+        break;
+    case 2:
+        static_cast<uint16_t *>(a.out)[at] = static_cast<uint16_t>(narrow);
+        break;
+    case 4:
+        static_cast<uint32_t *>(a.out)[at] = static_cast<uint32_t>(token);
+        break;
+    default:
+        static_cast<int64_t *>(a.out)[at] = token;
+    }
+}
+
+// 2^62 / 2^bits for n of up to 2^bits.
+template <typename T> Compute<T> unit_for(int64_t n) {
+    int bits = 0;
+    while (int64_t{1} << bits < n) {
+        ++bits;
+    }
+    return static_cast<Compute<T>>(uint64_t{1} << (62 - bits));
+}
+
+template <typename T> void launch(const Job<T> &job, int64_t rows) {
+    unsigned threads = 128; // a power of two; 32 columns for each of 1024 threads
+    while (threads < 1024 && threads * 32 < job.n) {
+        threads *= 2;
+    }
+    cuda::launch(sample_rows<T>, cuda::grid_x(rows), dim3(threads), sizeof(Shared<T>), job);
+}
+
+} // namespace
+
+void nvidia::cuda_kernel(const Args &args) {
+    const TensorView &logits = args.logits, &out = args.out;
+    const bool one_row = logits.ndim == 1;
+    const int64_t rows = one_row ? 1 : logits.size(0), n = logits.size(-1);
+    if (rows == 0) {
+        return;
+    }
+    infini::cuda::with_float_type(logits.dtype, [&](auto x) {
+        using T = decltype(x);
+        if constexpr (!std::is_same_v<T, double>) {
+            launch<T>({logits.as<const T>(), n, one_row ? 0 : logits.stride(0), cuda::vectors_fit(logits),
+                       unit_for<T>(n), out.data, one_row ? 0 : out.stride(0), 8, PerRow<float>(args.temperature),
+                       PerRow<int64_t>(args.top_k), PerRow<float>(args.top_p), false, PerRow<int64_t>(args.seed),
+                       PerRow<int64_t>(args.offset), 0},
+                      rows);
+        }
+    });
+}
+
+void nvidia::cuda_kernel_given(const GivenArgs &args) {
+    const int64_t n = args.probs.size(0);
+    infini::cuda::with_float_type(args.probs.dtype, [&](auto x) {
+        using T = decltype(x);
+        launch<T>({args.probs.as<const T>(), n, 0, cuda::vectors_fit(args.probs), unit_for<T>(n), args.result.data, 0,
+                   static_cast<int>(size_of(args.result.dtype)), PerRow<float>(args.temperature),
+                   PerRow<int64_t>(args.random_val == 0 ? 1 : args.topk), PerRow<float>(args.topp), true,
+                   PerRow<int64_t>(0), PerRow<int64_t>(0), args.random_val},
+                  1);
+    });
+}
+
+} // namespace infini::random_sample

@@ -1,0 +1,99 @@
+// Lines of softmax on CUDA, for the kernels of softmax, log_softmax and causal_softmax: the maximum, the exponentials
+// and their sum, the result; in one pass, the exponentials in the registers of the threads that share a line. Lines too
+// long for that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/lines.h"
+
+namespace infini::softmax {
+namespace {
+
+template <typename T> struct Job {
+    const T *x;
+    void *y;
+    infiniDtype_t y_dtype; // of T but for log_softmax
+    cuda::Lines<2> lines;  // x, y
+    bool log;
+    int64_t q; // 0, or causal: line number i sees lines.n - q + 1 + i % q elements, the others become 0
+};
+
+template <typename T, bool kAnyOutput, int kWidth>
+__device__ __forceinline__ void put(const Job<T> &a, int64_t at, const float (&v)[kWidth], bool whole, int count) {
+    const int64_t step = a.lines.steps[1];
+    if (!kAnyOutput) {
+        cuda::store(static_cast<T *>(a.y) + at, v, whole, count, step);
+    } else if (a.y_dtype == INFINI_DTYPE_BF16) {
+        cuda::store(static_cast<bf16 *>(a.y) + at, v, whole, count, step);
+    } else if (a.y_dtype == INFINI_DTYPE_F16) {
+        cuda::store(static_cast<f16 *>(a.y) + at, v, whole, count, step);
+    } else {
+        cuda::store(static_cast<float *>(a.y) + at, v, whole, count, step);
+    }
+}
+
+// kAnyOutput: the output may have another dtype.
+template <typename T, bool kAnyOutput, typename Line>
+__global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __grid_constant__ Job<T> a) {
+    constexpr int kWidth = cuda::kWidth<T>;
+    __shared__ float shared[Line::kShared];
+    const int64_t number = Line::number();
+    const bool mine = number < a.lines.rows.count; // the last block may have lines too many; they meet the barriers too
+    int64_t at[2];
+    a.lines.rows.locate(mine ? number : 0, at);
+    const int64_t n = mine ? a.lines.n : 0, seen = a.q > 0 && mine ? n - a.q + 1 + number % a.q : n;
+    const int64_t whole_vectors = (seen + kWidth - 1) / kWidth * kWidth, end = whole_vectors < n ? whole_vectors : n;
+    Line line(a.x + at[0], end, a.lines, shared);
+    const auto seen_from = [&](int64_t i) { return static_cast<int>(seen - i < kWidth ? seen - i : kWidth); };
+
+    const float top = line.template reduce<cuda::Max>(
+        -cuda::kInfinity<float>, [&](float &part, int64_t i, int, float(&v)[kWidth]) {
+            const int count = seen_from(i);
+            for (int e = 0; e < kWidth; ++e) {
+                part = e < count ? cuda::Max::join(v[e], part) : part;
+            }
+        });
+    const float total = line.template reduce_and_keep<cuda::Sum>(
+        0.0f, [&](float &part, int64_t i, int, float(&v)[kWidth]) {
+            const int count = seen_from(i);
+            for (int e = 0; e < kWidth; ++e) {
+                const float exponential = e < count ? expf(v[e] - top) : 0;
+                part += exponential;
+                v[e] = a.log ? v[e] : exponential;
+            }
+        });
+    const float scale = 1 / total, log_total = a.log ? logf(total) : 0;
+    line.visit([&](int64_t i, int, float(&v)[kWidth]) {
+        const int count = seen_from(i);
+        for (int e = 0; e < kWidth; ++e) {
+            if (a.log) {
+                v[e] = v[e] - top - log_total;
+            } else {
+                v[e] = (Line::kKeeps ? v[e] : e < count ? expf(v[e] - top) : 0) * scale;
+            }
+        }
+        // A row that sees NaN or nothing but -infinity is NaN only where it sees.
+        for (int e = 0; e < kWidth; ++e) {
+            v[e] = e < count ? v[e] : 0;
+        }
+        put<T, kAnyOutput>(a, at[1] + i * a.lines.steps[1], v, line.whole(i),
+                           static_cast<int>(end - i < kWidth ? end - i : kWidth));
+    });
+    for (int64_t i = end + Line::thread() * kWidth; i < n; i += Line::threads() * kWidth) {
+        const float zeros[kWidth] = {};
+        put<T, kAnyOutput>(a, at[1] + i * a.lines.steps[1], zeros, a.lines.whole && i + kWidth <= n,
+                           static_cast<int>(n - i < kWidth ? n - i : kWidth));
+    }
+}
+
+// Along the last dimension of the views.
+template <typename T, bool kAnyOutput> void launch(const TensorView &x, const TensorView &y, bool log, int64_t q) {
+    const TensorView *const views[] = {&x, &y};
+    const Job<T> job{x.as<const T>(), y.data, y.dtype, cuda::Lines<2>(views, cuda::kWidth<T>), log, q};
+    cuda::with_line<T, float>(job.lines, [&](auto line, dim3 grid, dim3 block) {
+        cuda::launch(softmax_lines<T, kAnyOutput, typename decltype(line)::type>, grid, block, 0, job);
+    });
+}
+
+} // namespace
+} // namespace infini::softmax

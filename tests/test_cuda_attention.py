@@ -1,0 +1,195 @@
+"""attention over static and paged caches on CUDA: how keys are split, what may not change a row's bits, and what
+becomes of lengths, blocks and starts that only the GPU can find wrong.
+
+On a GPU, or on the emulated kernels (see test_cuda.py).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_infini.ops import Sample, all_ops
+from torch_infini.ops.attention import attention_inputs
+from torch_infini.ops.paged_attention import inputs as paged_inputs
+from torch_infini.testing import check_against_reference, cuda_device
+
+DEVICE = cuda_device()
+needs_cuda = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+SPECS = {spec.name: spec for spec in all_ops()}
+attention = torch.ops.infini.attention
+paged_attention = torch.ops.infini.paged_attention
+paged_attention_prefill = torch.ops.infini.paged_attention_prefill
+
+
+def on_cuda(*tensors: Tensor) -> list[Tensor]:
+    return [t.to(DEVICE) for t in tensors]
+
+
+def same_bits(a: Tensor, b: Tensor) -> bool:
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+# ---- the plan, which is the host's ----
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], tuple[int, int]]:
+    """plan_splits of csrc/infiniop/attention/splits.h: (keys of a split, splits)."""
+    compiler = shutil.which(os.environ.get("CXX", "g++").split()[-1])
+    if compiler is None:
+        pytest.skip("no C++ compiler")
+    header = Path(__file__).resolve().parent.parent / "csrc/infiniop/attention/splits.h"
+    folder = tmp_path_factory.mktemp("splits")
+    source = folder / "splits.cpp"
+    source.write_text(
+        f'#include "{header}"\n'
+        'extern "C" void plan(int64_t capacity, int64_t kv_heads, int64_t sms, int64_t *out) {\n'
+        "    const auto splits = infini::attention::plan_splits(capacity, kv_heads, sms);\n"
+        "    out[0] = splits.keys, out[1] = splits.count;\n"
+        "}\n"
+    )
+    library = folder / "splits.so"
+    subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", source, "-o", library], check=True)
+    function = ctypes.CDLL(str(library)).plan
+
+    def call(capacity: int, kv_heads: int, multiprocessors: int) -> tuple[int, int]:
+        out = (ctypes.c_int64 * 2)()
+        function(*map(ctypes.c_int64, (capacity, kv_heads, multiprocessors)), out)
+        return out[0], out[1]
+
+    return call
+
+
+def test_plan(plan: Callable[[int, int, int], tuple[int, int]]) -> None:
+    for multiprocessors in (1, 8, 108, 132):
+        for kv_heads in (1, 2, 8, 40, 128, 1000):
+            for capacity in (0, 1, 255, 256, 257, 2048, 4096, 10_001, 131_072, 2**31, 2**62):
+                keys, count = plan(capacity, kv_heads, multiprocessors)
+                assert count >= 1 and keys >= 256 and keys % 64 == 0
+                assert keys * count >= capacity, "all keys have a split"
+                assert count == 1 or keys * (count - 1) < capacity, "no split is always empty"
+                # Partial sums stay small: what one sequence has of them depends on the GPU, not on its capacity.
+                assert count <= -(-2 * multiprocessors // kv_heads)
+
+
+def test_plan_of_an_h200(plan: Callable[[int, int, int], tuple[int, int]]) -> None:
+    assert plan(2048, 8, 132) == (256, 8)  # 64 blocks for one sequence
+    assert plan(4096, 8, 132) == (256, 16)
+    assert plan(131_072, 8, 132) == (3_072 + 960, 33)
+
+
+# ---- kernels ----
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (1, 1, 700, 40, 1, 64),  # more rows of a key head than one tile has, and split
+        (2, 5, 600, 8, 2, 128),
+        (1, 3, 300, 36, 2, 256),
+        (1, 1, 520, 4, 4, 72),
+        (1, 33, 70, 4, 2, 200),
+        (1, 2, 290, 2, 1, 300),  # wider than the tensor cores' kernel
+        (1, 9, 40, 2, 1, 1030),
+    ],
+    ids=str,
+)
+def test_shapes(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
+    q, k, v = attention_inputs(dtype, *sizes)
+    for causal in (True, False):
+        actual = attention(*on_cuda(q, k, v), causal=causal).cpu()
+        sample = Sample(str(sizes), (q, k, v), {"causal": causal})
+        check_against_reference(SPECS["attention"], sample, dtype, actual)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("queries", [1, 6, 40])
+def test_neighbours_and_room_change_no_bit(dtype: torch.dtype, queries: int) -> None:
+    """A sequence alone, in a batch, and with what a static cache holds behind it: the same bits."""
+    q, k, v = on_cuda(*attention_inputs(dtype, 3, queries, 700, 8, 2, 64))
+    lens = torch.tensor([690, 41, 300], device=DEVICE)
+    together = attention(q, k, v, kv_lens=lens)
+    for b in range(3):
+        one = slice(b, b + 1)
+        k[one, lens[b] :] = torch.nan
+        assert same_bits(attention(q[one], k[one], v[one], kv_lens=lens[one]), together[one])
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_paged_neighbours_change_no_bit(dtype: torch.dtype) -> None:
+    """Decode, short and long prefill in one call, and each alone."""
+    lengths, queries = [700, 33, 90, 300], [1, 33, 3, 20]
+    q, k, v, tables, lens, starts = on_cuda(*paged_inputs(dtype, lengths, 8, 2, 64, 16, queries))
+    together = paged_attention_prefill(q, k, v, tables, lens, starts)
+    for b, count in enumerate(queries):
+        rows = slice(int(starts[b]), int(starts[b + 1]))
+        alone = torch.tensor([0, count], device=DEVICE)
+        one = paged_attention_prefill(q[rows], k, v, tables[b : b + 1], lens[b : b + 1], alone)
+        assert same_bits(one, together[rows]), b
+    decoded = paged_attention(q[:1], k, v, tables[:1], lens[:1])
+    assert same_bits(decoded, together[:1])
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("keys", [60, 700])
+def test_bad_lengths_become_nan(dtype: torch.dtype, keys: int) -> None:
+    q, k, v = on_cuda(*attention_inputs(dtype, 4, 1, keys, 4, 2, 64))
+    good = attention(q, k, v)
+    bad = attention(q, k, v, kv_lens=torch.tensor([keys, -1, keys + 1, 2**40], device=DEVICE))
+    assert same_bits(bad[0], good[0])
+    assert bad[1:].isnan().all()
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("wrong", [-1, 2**40, -(2**62)])
+def test_bad_blocks_become_nan(dtype: torch.dtype, wrong: int) -> None:
+    """Only in rows that see a key of the block; nothing outside the cache is read."""
+    lengths, queries = [40, 700, 40], [40, 1, 1]
+    q, k, v, tables, lens, starts = on_cuda(*paged_inputs(dtype, lengths, 4, 2, 64, 16, queries))
+    good = paged_attention_prefill(q, k, v, tables, lens, starts)
+    tables[0, 1] = tables[1, 30] = wrong  # of keys 16 to 31, and 480 to 495
+    actual = paged_attention_prefill(q, k, v, tables, lens, starts)
+    assert actual[16:41].isnan().all()
+    assert same_bits(actual[:16], good[:16]) and same_bits(actual[41], good[41])
+    decoded = paged_attention(q[39:], k, v, tables, lens)
+    assert decoded[:2].isnan().all() and not decoded[2].isnan().any()
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_bad_starts_become_nan(dtype: torch.dtype) -> None:
+    q, k, v, tables, lens, starts = on_cuda(*paged_inputs(dtype, [40, 30], 4, 2, 64, 16, [20, 3]))
+    for wrong in ([1, 20, 23], [0, 20, 22], [0, 24, 23], [0, -5, 23], [0, 2**62, -(2**62)]):
+        actual = paged_attention_prefill(q, k, v, tables, lens, torch.tensor(wrong, device=DEVICE))
+        assert actual.isnan().all(), wrong
+    fewer_keys = torch.tensor([19, 30], device=DEVICE)  # than the first sequence has queries
+    actual = paged_attention_prefill(q, k, v, tables, fewer_keys, starts)
+    good = paged_attention_prefill(q, k, v, tables, lens, starts)
+    assert actual[:20].isnan().all() and same_bits(actual[20:], good[20:])
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_many_sequences(dtype: torch.dtype) -> None:
+    """More than a warp looks through at once, some without queries."""
+    queries = [(7 * i) % 11 for i in range(70)]
+    lengths = [n + i % 5 for i, n in enumerate(queries)]
+    sample = Sample("many", paged_inputs(dtype, lengths, 4, 1, 16, 4, queries))
+    actual = paged_attention_prefill(*on_cuda(*sample.args)).cpu()
+    check_against_reference(SPECS["paged_attention_prefill"], sample, dtype, actual)

@@ -1,0 +1,158 @@
+"""Every registered op captured once and replayed on other data; on a side stream; on the device of its tensors.
+
+On a GPU in torch's CUDA graphs; elsewhere in those of the emulated runtime (csrc/emulation), on which the ops' kernels
+are queued as they would be on a GPU's stream.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from torch_infini._library import RUNTIME
+from torch_infini.ops import OpSpec, Sample, all_ops
+from torch_infini.testing import as_tuple, cuda_device
+
+DEVICE = cuda_device()
+pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
+on_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
+OPS = list(all_ops())
+NVIDIA = 1  # INFINI_DEVICE_NVIDIA
+
+
+def must(status: int) -> None:
+    assert status == 0, RUNTIME.infiniGetLastErrorMessage().decode()
+
+
+def captured_by_torch(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        call()  # warms up
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = call()
+    return result, graph.replay
+
+
+def captured_by_emulation(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    stream, graph, exec_ = (ctypes.c_void_p() for _ in range(3))
+    must(RUNTIME.infinirtSetDevice(NVIDIA, 0))
+    try:
+        must(RUNTIME.infinirtStreamCreate(ctypes.byref(stream)))
+        call()
+        must(RUNTIME.infinirtStreamBeginCapture(stream, 0))
+        RUNTIME.infinirtEmulateTorchStream(stream)
+        try:
+            result = call()
+        finally:
+            RUNTIME.infinirtEmulateTorchStream(None)
+            must(RUNTIME.infinirtStreamEndCapture(stream, ctypes.byref(graph)))
+        must(RUNTIME.infinirtGraphInstantiate(ctypes.byref(exec_), graph, None, None, ctypes.c_size_t(0)))
+    finally:
+        must(RUNTIME.infinirtSetDevice(0, 0))
+
+    def replay() -> None:
+        must(RUNTIME.infinirtGraphLuanch(exec_, stream))
+        must(RUNTIME.infinirtStreamSynchronize(stream))
+
+    return result, replay
+
+
+def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
+    """(what the call returned while it was captured, a replay of it)."""
+    return captured_by_torch(call) if DEVICE == "cuda" else captured_by_emulation(call)
+
+
+def tensors(sample: Sample) -> list[torch.Tensor]:
+    values = (*sample.args, *sample.kwargs.values())
+    return [v for v in values if isinstance(v, torch.Tensor)]
+
+
+def on_cuda(sample: Sample) -> Sample:
+    move = lambda v: v.clone().to(DEVICE) if isinstance(v, torch.Tensor) else v
+    return Sample(sample.name, tuple(map(move, sample.args)), {k: move(v) for k, v in sample.kwargs.items()})
+
+
+def other_samples(spec: OpSpec, dtype: torch.dtype, seed: int) -> list[Sample]:
+    torch.manual_seed(seed)
+    return [on_cuda(sample) for sample in spec.samples(dtype)]
+
+
+def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return torch.equal(a.contiguous().reshape(-1).view(torch.uint8), b.contiguous().reshape(-1).view(torch.uint8))
+
+
+@pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
+def test_replay(spec: OpSpec) -> None:
+    """What is replayed is what a call makes of the data that is there then."""
+    dtype = torch.bfloat16 if torch.bfloat16 in spec.dtypes else spec.dtypes[0]
+    for sample, other in zip(other_samples(spec, dtype, 1), other_samples(spec, dtype, 2), strict=True):
+        result, replay = captured(lambda s=sample: spec.op(*s.args, **s.kwargs))
+        for there, new in zip(tensors(sample), tensors(other), strict=True):
+            there.copy_(new)
+        for out in as_tuple(result) if spec.outputs else ():
+            out.fill_(77)
+        replay()
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        expected = spec.op(*other.args, **other.kwargs)
+        pairs = zip(as_tuple(result), as_tuple(expected)) if spec.outputs else zip(tensors(sample), tensors(other))
+        for got, want in pairs:
+            assert same_bits(got, want), sample.name
+
+
+@on_a_gpu
+@pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
+def test_side_stream(spec: OpSpec) -> None:
+    """An op runs on torch's current stream: behind a slow kernel that makes its input."""
+    sample = other_samples(spec, spec.dtypes[0], 3)[-1]
+    want = spec.op(*sample.args, **sample.kwargs) if spec.outputs else None
+    if want is None:
+        pytest.skip("it writes into its arguments: test_replay has it")
+    late = [torch.zeros_like(t) for t in tensors(sample)]
+    by_id = {id(t): new for t, new in zip(tensors(sample), late, strict=True)}
+    swapped = lambda v: by_id.get(id(v), v)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        torch.cuda._sleep(20_000_000)
+        for new, old in zip(late, tensors(sample), strict=True):
+            new.copy_(old)
+        got = spec.op(*map(swapped, sample.args), **{k: swapped(v) for k, v in sample.kwargs.items()})
+        torch.cuda.current_stream().synchronize()
+    for a, b in zip(as_tuple(got), as_tuple(want), strict=True):
+        assert same_bits(a, b)
+
+
+@on_a_gpu
+def test_other_device() -> None:
+    """Tensors of another device than the current one are computed there; tensors of two devices are refused."""
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    x, w = torch.randn(3, 64, device="cuda:1"), torch.randn(64, device="cuda:1")
+    y = torch.ops.infini.rms_norm(x, w, 1e-6)
+    assert y.device == x.device and torch.cuda.current_device() == 0
+    torch.testing.assert_close(y.cpu(), torch.ops.infini.rms_norm(x.cpu(), w.cpu(), 1e-6))
+    with pytest.raises(RuntimeError, match="weight must be on the device of the other arguments, cuda:1, got cuda:0"):
+        torch.ops.infini.rms_norm(x, w.to("cuda:0"), 1e-6)
+
+
+@on_a_gpu
+def test_more_than_two_to_the_31_elements() -> None:
+    """Offsets have 64 bits: the last rows of a tensor that is too large for 32."""
+    if torch.cuda.mem_get_info()[0] < 20 << 30:
+        pytest.skip("needs 20 GiB")
+    rows, n = 2**19 + 2, 4096
+    x = torch.ones(rows, n, dtype=torch.bfloat16, device=DEVICE)
+    x[-2:] = torch.randn(2, n, device=DEVICE)
+    w = torch.randn(n, device=DEVICE).bfloat16()
+    y = torch.ops.infini.rms_norm(x, w, 1e-6)
+    assert same_bits(y[-2:], torch.ops.infini.rms_norm(x[-2:].clone(), w, 1e-6))
+    assert same_bits(y[:1], y[rows - 3 : rows - 2])
+    out = torch.ops.infini.swiglu(x, x)
+    assert same_bits(out[-2:], torch.ops.infini.swiglu(x[-2:].clone(), x[-2:].clone()))

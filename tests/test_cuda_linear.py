@@ -1,0 +1,151 @@
+"""Products on CUDA or its emulation, beyond tests/test_cuda.py: rows beside others, layouts that cuBLAS does not take,
+offsets beyond 32 bits, infinity and NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from torch_infini.ops import REGISTRY, Sample
+from torch_infini.ops.linear import inputs
+from torch_infini.ops.matmul import factors, values
+from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
+from torch_infini.testing import check_against_reference, cuda_device
+
+DEVICE = cuda_device()
+pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def here(*values: Any) -> list[Any]:
+    """On the device, with the strides they have."""
+    return [moved(value) if isinstance(value, Tensor) else value for value in values]
+
+
+def moved(t: Tensor) -> Tensor:
+    storage = t.untyped_storage().clone().to(device=torch.device(DEVICE))
+    return torch.empty(0, dtype=t.dtype, device=DEVICE).set_(storage, t.storage_offset(), t.shape, t.stride())
+
+
+def check(name: str, *args: Any, **kwargs: Any) -> None:
+    """The op on CUDA against its reference; the arguments are on the CPU."""
+    spec = REGISTRY[name]
+    actual = spec.op(*here(*args), **kwargs).cpu()
+    check_against_reference(spec, Sample("call", args, kwargs), args[0].dtype, actual)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("k", [5, 700, 3001])
+def test_a_streamed_row_has_the_same_bits_beside_any_others(dtype: torch.dtype, k: int) -> None:
+    x, weight, bias = here(*inputs(dtype, 16, k=k, n=35, bias=True))
+    linear, fused = REGISTRY["linear"].op, REGISTRY["fused_linear"].op
+    alone = torch.cat([linear(row, weight, bias) for row in x.split(1)])
+    streamed = 4 if dtype == torch.float32 else 16
+    for rows in {2, 3, 4, 8, 9, 16}:
+        if rows <= streamed:
+            assert torch.equal(linear(x[:rows], weight, bias), alone[:rows]), rows
+            both = fused(x[:rows], weight, weight[:7], None, bias, None, None)
+            assert torch.equal(both[:, :35], alone[:rows]), rows
+            # gemm streams the same way: b by columns, and, transposed, a by rows.
+            matmul = REGISTRY["matmul"].op
+            product = matmul(x[:rows], weight.t())
+            assert torch.equal(product, linear(x[:rows], weight)), rows
+            assert torch.equal(matmul(weight, x[:rows].t()), product.t()), rows
+
+
+@pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantised"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("name", "make"), [("linear_int8", inputs_int8), ("linear_int4", inputs_int4)])
+def test_a_row_of_quantised_products_has_the_same_bits_beside_any_others(
+    name: str, make: Callable[..., Any], dtype: torch.dtype, quantize_x: bool
+) -> None:
+    x, *rest = here(*make(dtype, 40, k=640, n=35, bias=True))
+    op = REGISTRY[name].op
+    alone = torch.cat([op(row, *rest, quantize_x) for row in x.split(1)])
+    for rows in (2, 8, 9, 16, 17, 32, 33, 40):
+        assert torch.equal(op(x[:rows], *rest, quantize_x), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("group", [32, 64, 128])
+def test_groups_beyond_one_table_of_scales(group: int) -> None:
+    for k in (8192, 8192 + group, 3 * 8192 - group):
+        for zeros in (False, True):
+            check("linear_int4", *inputs_int4(torch.bfloat16, 2, k=k, n=17, group=group, zeros=zeros))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_layouts_that_cublas_does_not_take(dtype: torch.dtype) -> None:
+    a, b = factors(dtype, (40, 33), (33, 50))
+    check("matmul", a[0].expand(40, 33), b)
+    check("matmul", a, b[:, 0].contiguous()[:, None].expand(33, 50))
+    check("matmul", a.view(-1).as_strided((40, 33), (7, 1)), b)  # rows that overlap
+    check("matmul", a, b.view(-1).as_strided((33, 50), (1, 3)))
+    check("matmul", *factors(dtype, (3, 40, 0), (3, 0, 50)))
+    three = values(dtype, 3, 40, 33)
+    check("matmul", three.view(-1).as_strided((3, 40, 33), (1, 33, 1)), b)  # matrices that overlap
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", [(40, 33, 50), (2, 33, 50), (40, 33, 1)], ids=str)
+def test_results_by_columns(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
+    m, k, n = shape
+    a, b = factors(dtype, (m, k), (k, n))
+    gemm = REGISTRY["gemm"]
+    for first in (a, a.t().contiguous().t()):
+        for second in (b, b.t().contiguous().t()):
+            c = values(dtype, m, n, seed=2)
+            out = torch.empty(n, m + 3, dtype=dtype)[:, :m].t().to(DEVICE)
+            assert out.copy_(c) is gemm.out(*here(first, second), out, -0.5, 2.0, out=out)
+            check_against_reference(gemm, Sample("call", (a, b, c, -0.5, 2.0)), dtype, out.cpu())
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_rows_far_apart(dtype: torch.dtype) -> None:
+    """More than 2^31 bytes: memory that is never touched, apart from the rows."""
+    apart = 2**31 // dtype.itemsize + 32
+    x, weight, _ = inputs(dtype, 2, k=64, n=2)
+    wide = torch.empty(apart + 64, dtype=dtype, device=DEVICE)
+    far = wide.as_strided((2, 64), (apart, 1))
+    near = here(x, weight)
+    for name, args in (("linear", near), ("matmul", [near[0], near[1].t()])):
+        op = REGISTRY[name].op
+        expected = op(*args)
+        assert torch.equal(op(far.copy_(near[0]), args[1]), expected), name
+        far.copy_(near[1])
+        assert torch.equal(op(args[0], far if name == "linear" else far.t()), expected), name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("rows", [3, 20])
+def test_infinity_and_nan_stay_in_their_row(dtype: torch.dtype, rows: int) -> None:
+    x, weight, bias = here(*inputs(dtype, rows, k=100, n=30, bias=True))
+    linear = REGISTRY["linear"].op
+    clean = linear(x, weight, bias)
+    x[1, 99] = torch.inf
+    y = linear(x, weight, bias)
+    assert y[1].isinf().all()
+    assert torch.equal(y[[0, 2]], clean[[0, 2]])
+    for name, make in (("linear_int8", inputs_int8), ("linear_int4", inputs_int4)):
+        x, *rest = here(*make(dtype, rows, k=128, n=30, bias=True))
+        op = REGISTRY[name].op
+        for quantize_x in (False, True):
+            clean = op(x, *rest, quantize_x)
+            bad = x.clone()
+            bad[1, 127] = torch.nan
+            y = op(bad, *rest, quantize_x)
+            assert y[1].isnan().all()
+            assert torch.equal(y[[0, 2]], clean[[0, 2]])
+
+
+def test_results_do_not_share_a_workspace() -> None:
+    """Calls one behind another, without waiting between them."""
+    x, weight, _ = here(*inputs(torch.bfloat16, 64, k=320, n=96))
+    linear = REGISTRY["linear"].op
+    results = [linear(x * scale, weight) for scale in (1, 2, 4)]
+    assert torch.equal(results[1], 2 * results[0]) and torch.equal(results[2], 4 * results[0])

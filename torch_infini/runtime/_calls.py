@@ -1,0 +1,95 @@
+"""Python functions that streams of the CPU run: what C calls, and what is kept until it will not be called again.
+
+The two callbacks live as long as the process; C is given a number for each function. The worker thread of a stream
+takes the GIL in a callback, and whoever waits for the stream has released it (ctypes does): there is no deadlock.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import threading
+from collections.abc import Callable
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from .._library import RUNTIME
+from . import _native
+
+_numbers = itertools.count(1)
+_calls: dict[int, Call] = {}
+_thread = threading.local()
+
+
+def on_stream() -> bool:
+    """Whether the calling thread is a stream's that runs a function."""
+    return getattr(_thread, "runs", False)
+
+
+class Modes:
+    """The modes of torch that belong to a thread, as they are here: gradients, inference, autocast."""
+
+    def __init__(self) -> None:
+        self.grad = torch.is_grad_enabled()
+        self.inference = torch.is_inference_mode_enabled()
+        self.autocast = torch.is_autocast_enabled("cpu")
+        self.autocast_dtype = torch.get_autocast_dtype("cpu")
+
+    def enter(self, stack: ExitStack) -> None:
+        stack.enter_context(torch.inference_mode(self.inference))
+        stack.enter_context(torch.set_grad_enabled(self.grad))
+        stack.enter_context(torch.autocast("cpu", dtype=self.autocast_dtype, enabled=self.autocast))
+
+
+def sentence(error: BaseException) -> bytes:
+    """An exception in the words of the C interface, short enough for it to keep them whole."""
+    try:
+        return f"{type(error).__name__}: {error}"[:500].encode(errors="replace")
+    except Exception:  # of its own __str__
+        return type(error).__name__.encode()
+
+
+class Call:
+    """A function that a stream will run, in the modes of the thread that made this, and where its exception goes."""
+
+    def __init__(self, function: Callable[[], Any], errors: list[BaseException]) -> None:
+        self.function = function
+        self.errors = errors
+        self.modes = Modes()
+
+    def run(self) -> int:
+        _thread.runs = True
+        try:
+            with ExitStack() as stack:
+                self.modes.enter(stack)
+                self.function()
+        except BaseException as error:  # SystemExit too: it is the waiting thread's, not the worker's
+            self.errors.append(error)
+            RUNTIME.infinirtSetLastErrorMessage(sentence(error))
+            return _native.INTERNAL_ERROR
+        finally:
+            _thread.runs = False
+        return _native.SUCCESS
+
+
+@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+def _run(number: int) -> int:
+    return _calls[number].run()
+
+
+@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
+def _release(number: int) -> None:
+    del _calls[number]
+
+
+def queue(stream: int, call: Call) -> None:
+    """Queue the call on the stream, or let the stream's capture have it."""
+    number = next(_numbers)
+    _calls[number] = call
+    try:
+        _native.call("StreamLaunchHostFunction", stream, _run, number, _release)
+    except BaseException:
+        del _calls[number]
+        raise

@@ -1,0 +1,379 @@
+"""Stream and Event, on libinfinirt. What ends a stream and an event is the garbage collector."""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import os
+import threading
+import weakref
+from collections import defaultdict
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from . import _calls, _native
+
+_LEGACY_STREAM = 1  # cudaStreamLegacy: torch's default stream, whose address is NULL
+
+# Streams of CUDA are kept for the next that asks, never destroyed, as torch keeps its own: its allocator may have to
+# record events on them when memory that they used is freed.
+_spare: defaultdict[torch.device, list[int]] = defaultdict(list)
+
+_own: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # of CUDA, by address
+
+# Streams of the CPU that nobody holds go to a thread that ends them: it waits for what is queued, which neither a
+# garbage collector nor the stream's own worker may do.
+_abandoned: SimpleQueue[int] = SimpleQueue()
+_on_cpu: set[int] = set()
+_reaper_lock = threading.Lock()
+_reaper: threading.Thread | None = None
+
+
+def _reap(abandoned: SimpleQueue[int]) -> None:
+    while True:
+        handle = abandoned.get()
+        with suppress(RuntimeError):
+            _native.call("StreamDestroy", handle)
+        _on_cpu.discard(handle)
+
+
+def _start_reaper() -> None:
+    global _reaper
+    with _reaper_lock:
+        if _reaper is None:
+            _reaper = threading.Thread(
+                target=_reap, args=(_abandoned,), name="torch_infini.runtime streams", daemon=True
+            )
+            _reaper.start()
+
+
+def _begin_anew() -> None:
+    """A child of fork() has none of its parent's streams, nor the thread that ends them."""
+    global _abandoned, _reaper, _reaper_lock
+    _abandoned, _reaper, _reaper_lock = SimpleQueue(), None, threading.Lock()
+    _on_cpu.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
+
+
+@atexit.register
+def _finish() -> None:
+    """Let queued functions run while there is a Python to run them."""
+    for handle in list(_on_cpu):
+        with suppress(RuntimeError):
+            _native.call("StreamSynchronize", handle)
+
+
+def _forget(handle: int) -> None:
+    with suppress(RuntimeError):
+        _native.call("StreamDestroy", handle)
+
+
+class Stream:
+    """A queue of work: it runs in the order it was queued, independently of other streams.
+
+    On CUDA it is a cudaStream_t; torch and libinfinirt see the same one. `with stream:` makes it torch's current
+    stream, on which torch's ops and those of torch_infini run. On the CPU torch's ops run at once in the calling
+    thread; a stream there runs the functions that launch() gives it, in a thread of its own.
+
+    Args:
+        device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
+
+    Raises:
+        ValueError: For a device of another kind.
+        RuntimeError: For one that this build or this machine does not have.
+
+    Attributes:
+        device: The torch.device, with its index.
+
+    Example:
+        >>> stream = torch_infini.runtime.Stream("cuda")
+        >>> stream.wait_stream(torch.cuda.current_stream())
+        >>> with stream:
+        >>>     y = torch.ops.infini.silu(x)
+        >>> stream.uses(x)
+    """
+
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        device = _native.device_of(device)
+        try:
+            handle = _spare[device].pop()
+        except IndexError:
+            with _native.current(device):
+                handle = _native.made("StreamCreate")
+        if device.type == "cuda":
+            self._set(handle, device, _spare[device].append)
+            _own[handle] = self
+        else:
+            _on_cpu.add(handle)
+            self._set(handle, device, _abandoned.put)
+            _start_reaper()
+
+    def _set(self, handle: int, device: torch.device, end: Callable[[int], Any]) -> None:
+        self.device = device
+        self.handle = handle  # infinirtStream_t
+        self._torch: torch.cuda.Stream | None = None
+        self._errors: list[BaseException] = []
+        self._scopes: list[ExitStack] = []
+        self._finalizer = weakref.finalize(self, end, handle)
+        self._finalizer.atexit = False
+
+    @classmethod
+    def from_torch(cls, stream: torch.cuda.Stream) -> Stream:
+        """A torch stream as libinfinirt's functions take it: the same cudaStream_t, which stays torch's.
+
+        Args:
+            stream: A stream of torch, torch.cuda.current_stream() and the default stream among them.
+
+        Returns:
+            A Stream whose `torch` is that stream.
+
+        Raises:
+            TypeError: For what is no torch.cuda.Stream.
+        """
+        if not isinstance(stream, torch.cuda.Stream):
+            raise TypeError(
+                "torch_infini.runtime.Stream.from_torch: stream must be a torch.cuda.Stream, got a "
+                f"{type(stream).__name__}"
+            )
+        if (own := _own.get(stream.cuda_stream)) is not None:
+            return own
+        self = cls.__new__(cls)
+        spare = _spare[stream.device]
+        if stream.cuda_stream in spare:  # made here, and let go of by all but torch
+            spare.remove(stream.cuda_stream)
+            self._set(stream.cuda_stream, stream.device, spare.append)
+            _own[self.handle] = self
+            return self
+        with _native.current(stream.device):
+            handle = _native.made("StreamFromNative", stream.cuda_stream or _LEGACY_STREAM)
+        self._set(handle, stream.device, _forget)
+        self._torch = stream
+        return self
+
+    def launch(self, function: Callable[..., Any], *args: Any) -> None:
+        """Queue function(*args), to be run by the stream's thread in the present grad, inference and autocast mode.
+
+        Its result is dropped. Its exception is raised by synchronize(); what is queued behind it runs all the same. The
+        function may launch more, but not wait for a stream or an event.
+
+        Args:
+            function: Any callable; kept until it has run.
+            args: Its arguments; kept likewise.
+
+        Raises:
+            RuntimeError: On CUDA, where streams run kernels only.
+        """
+        body = (lambda: function(*args)) if args else function
+        _calls.queue(self.handle, _calls.Call(body, self._errors))
+
+    def synchronize(self) -> None:
+        """Return when all work queued so far is done.
+
+        Raises:
+            BaseException: What the first launched function that failed since the last synchronize() has raised.
+            RuntimeError: If other work failed.
+        """
+        try:
+            _native.call("StreamSynchronize", self.handle)
+        except RuntimeError as failure:
+            said = str(failure).encode()
+            for error in self._errors:
+                if _calls.sentence(error).startswith(said):
+                    self._errors.clear()
+                    raise error from None
+            raise
+
+    def record_event(self, event: Event | None = None) -> Event:
+        """Record an event here.
+
+        Args:
+            event: Recorded and returned; None: a new one.
+
+        Returns:
+            The event: complete when all work queued before is.
+        """
+        event = Event(self.device) if event is None else event
+        event.record(self)
+        return event
+
+    def wait_event(self, event: Event) -> None:
+        """Let what is queued from now on wait for the event's last record; the caller does not wait.
+
+        Args:
+            event: One of this device type; never recorded, it holds nothing up.
+        """
+        event.wait(self)
+
+    def wait_stream(self, stream: Stream | torch.cuda.Stream) -> None:
+        """Let what is queued from now on wait for what is queued on another stream now; the caller does not wait.
+
+        Args:
+            stream: The other one, of this device type.
+        """
+        other = stream if isinstance(stream, Stream) else Stream.from_torch(stream)
+        self.wait_event(other.record_event())
+
+    def uses(self, *tensors: Tensor) -> None:
+        """Keep the tensors' memory from being used again until the work that is queued here now is done.
+
+        To be called after work on this stream that reads or writes tensors which were made on another one, before the
+        last reference to them goes. On CUDA the allocator is told (Tensor.record_stream).
+
+        Args:
+            tensors: On CUDA tensors of this stream's device.
+
+        Raises:
+            ValueError: For a tensor on another device.
+        """
+        for i, tensor in enumerate(tensors):
+            if tensor.device.type != self.device.type or (tensor.is_cuda and tensor.device != self.device):
+                raise ValueError(
+                    f"torch_infini.runtime.Stream.uses: tensor {i} must be on the stream's device, "
+                    f"{_name(self.device)}, got one on {tensor.device}"
+                )
+        if self.device.type == "cuda":
+            for tensor in tensors:
+                tensor.record_stream(self.torch)
+        else:
+            self.launch(lambda *_: None, *tensors)
+
+    def __enter__(self) -> Stream:
+        if self.device.type != "cuda":
+            raise RuntimeError(
+                "torch_infini.runtime.Stream: torch has no streams on the CPU, where its ops run in the calling "
+                "thread; launch(function) runs them in this one's"
+            )
+        scope = ExitStack()
+        scope.enter_context(torch.cuda.stream(self.torch))
+        self._scopes.append(scope)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._scopes.pop().close()
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Stream) and (self.handle, self.device) == (other.handle, other.device)
+
+    def __hash__(self) -> int:
+        return hash((self.handle, self.device))
+
+    def __repr__(self) -> str:
+        return f"<torch_infini.runtime.Stream device={_name(self.device)} handle={self.handle:#x}>"
+
+    @property
+    def torch(self) -> torch.cuda.Stream:
+        """This stream as torch's: a torch.cuda.ExternalStream of the same cudaStream_t, or what from_torch() was given.
+
+        Raises:
+            RuntimeError: On the CPU, where torch has none.
+        """
+        if self.device.type != "cuda":
+            raise RuntimeError("torch_infini.runtime.Stream: torch has no streams on the CPU, got a stream of the CPU")
+        if self._torch is None:
+            self._torch = torch.cuda.ExternalStream(self.handle, self.device)
+        return self._torch
+
+
+class Event:
+    """A mark in a stream, to wait for and to measure time by.
+
+    Args:
+        device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
+        enable_timing: Whether elapsed_time() can be asked for.
+        blocking: On CUDA, whether a thread that waits sleeps instead of spinning. On the CPU it always sleeps.
+
+    Raises:
+        ValueError: For a device of another kind.
+        RuntimeError: For one that this build or this machine does not have.
+
+    Attributes:
+        device: The torch.device, with its index.
+
+    Example:
+        >>> start, end = Event("cpu"), Event("cpu")
+        >>> start.record(stream)
+        >>> stream.launch(work)
+        >>> end.record(stream)
+        >>> end.synchronize()
+        >>> print(start.elapsed_time(end), "ms")
+    """
+
+    def __init__(
+        self, device: torch.device | str | int | None = None, enable_timing: bool = True, blocking: bool = False
+    ) -> None:
+        self.device = _native.device_of(device)
+        flags = (0 if enable_timing else _native.DISABLE_TIMING) | (_native.BLOCKING_SYNC if blocking else 0)
+        with _native.current(self.device):
+            self.handle = _native.made("EventCreateWithFlags", flags)  # infinirtEvent_t
+        self._finalizer = weakref.finalize(self, _destroy_event, self.handle)
+        self._finalizer.atexit = False
+
+    def record(self, stream: Stream | torch.cuda.Stream | None = None) -> None:
+        """Queue the event: it is complete when all work queued on the stream before is. Replaces the record before.
+
+        Args:
+            stream: Of this device; None: torch's current stream on CUDA, on the CPU none: complete on return.
+        """
+        used = self._stream(stream)
+        _native.call("EventRecord", self.handle, used and used.handle)
+
+    def wait(self, stream: Stream | torch.cuda.Stream | None = None) -> None:
+        """Let what is queued on the stream from now on wait for the last record.
+
+        Args:
+            stream: Of this device type; None: torch's current stream on CUDA, on the CPU the calling thread.
+        """
+        used = self._stream(stream)
+        _native.call("StreamWaitEvent", used and used.handle, self.handle)
+
+    def query(self) -> bool:
+        """Whether the last record is complete; an event that was never recorded is. Does not wait."""
+        status = ctypes.c_int()
+        _native.call("EventQuery", self.handle, ctypes.byref(status))
+        return status.value == 0
+
+    def synchronize(self) -> None:
+        """Return when the last record is complete. Failures of work before it stay for Stream.synchronize()."""
+        _native.call("EventSynchronize", self.handle)
+
+    def elapsed_time(self, end: Event) -> float:
+        """Milliseconds from the completion of this event to that of another.
+
+        Args:
+            end: An event of the same device.
+
+        Returns:
+            The time; negative where `end` was first.
+
+        Raises:
+            RuntimeError: If either was never recorded, is not complete, or has no timing.
+        """
+        ms = ctypes.c_float()
+        _native.call("EventElapsedTime", ctypes.byref(ms), self.handle, end.handle)
+        return ms.value
+
+    def __repr__(self) -> str:
+        return f"<torch_infini.runtime.Event device={_name(self.device)} handle={self.handle:#x}>"
+
+    def _stream(self, stream: Stream | torch.cuda.Stream | None) -> Stream | None:
+        if isinstance(stream, Stream):
+            return stream
+        if stream is None and self.device.type == "cpu":
+            return None
+        return Stream.from_torch(torch.cuda.current_stream(self.device) if stream is None else stream)
+
+
+def _destroy_event(handle: int) -> None:
+    with suppress(RuntimeError):
+        _native.call("EventDestroy", handle)
+
+
+def _name(device: torch.device) -> str:
+    return "cpu" if device.type == "cpu" else str(device)
