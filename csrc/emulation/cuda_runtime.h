@@ -220,6 +220,9 @@ inline unsigned long long __float2ull_rn(float v) {
 inline unsigned __umulhi(unsigned a, unsigned b) {
     return static_cast<unsigned>(static_cast<uint64_t>(a) * b >> 32);
 }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline int __popc(unsigned v) {
     return __builtin_popcount(v);
 }

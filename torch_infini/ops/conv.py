@@ -1,6 +1,6 @@
 """conv: convolution in one, two or three dimensions, as in vision and audio towers.
 
-The kernel is csrc/infiniop/conv; its product is gemm's.
+The kernel is csrc/infiniop/conv; on the CPU its product is gemm's.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ def conv(
 
     Args:
         x: [N, Cin, in...] or one image [Cin, in...], float32, bfloat16 or float16; any strides.
-        weight: [Cout, Cin, kernel...], dtype of x; any strides. One whose channels and kernels are not contiguous is
-            copied for the call.
+        weight: [Cout, Cin, kernel...], dtype of x; any strides. On the CPU, one whose channels and kernels are not
+            contiguous is copied for the call.
         bias: [Cout], dtype of x, or None.
         stride: Step of the kernel in x: a number, or one for each spatial dimension; at least 1.
         padding: Zeros before and after x, likewise; at least 0. The function, not the op, also takes "valid" (0) and
             "same" (as many as leave the size of x at stride 1), where that is the same number before and after.
         dilation: Step within the kernel, likewise; at least 1.
-        out: Written and returned instead of a new tensor; any strides (through a copy, unless the spatial dimensions
-            are contiguous); shares no memory with the arguments.
+        out: Written and returned instead of a new tensor; any strides (on the CPU through a copy, unless the spatial
+            dimensions are contiguous); shares no memory with the arguments.
 
     Returns:
         [N, Cout, out...] or [Cout, out...], contiguous, dtype of x, with

@@ -5,23 +5,30 @@
 
 #include "../layout.h"
 #include "launch.h"
-#include "vectors.h"
+#include "words.h"
 
 namespace infini::cuda {
 
-// Division of a number below 2^31 by one that the host knows, 1 to 2^31 - 1: a multiplication and a shift.
-struct Divider {
-    uint32_t divisor = 1, factor = 1, shift = 0;
+// Division by a number that the host knows, at least 1: a multiplication and a shift. N is uint32_t or uint64_t, the
+// numbers are below 2^31 or 2^63.
+template <typename N> struct Divider {
+    N divisor = 1, factor = 1;
+    int shift = 0;
 
     Divider() = default;
-    explicit Divider(uint32_t by) : divisor(by) {
-        while (uint64_t{1} << shift < by) {
+    explicit Divider(N by) : divisor(by) {
+        using Wide = std::conditional_t<sizeof(N) == 4, uint64_t, unsigned __int128>;
+        while (Wide{1} << shift < by) {
             ++shift;
         }
-        factor = static_cast<uint32_t>((uint64_t{1} << 32) * ((uint64_t{1} << shift) - by) / by + 1);
+        factor = static_cast<N>((Wide{1} << 8 * sizeof(N)) * ((Wide{1} << shift) - by) / by + 1);
     }
 
-    __device__ __forceinline__ uint32_t quotient(uint32_t n) const { return (__umulhi(n, factor) + n) >> shift; }
+    __device__ __forceinline__ N quotient(N n) const { return (high_product(n, factor) + n) >> shift; }
+
+private:
+    static __device__ __forceinline__ uint32_t high_product(uint32_t a, uint32_t b) { return __umulhi(a, b); }
+    static __device__ __forceinline__ uint64_t high_product(uint64_t a, uint64_t b) { return __umul64hi(a, b); }
 };
 
 // The number of elements in one launch is below this.
@@ -32,14 +39,14 @@ constexpr int64_t kMostElements = int64_t{1} << 31;
 template <int kTensors> struct Walk {
     int ndim;
     uint32_t units = 1;
-    Divider sizes[kMaxDims];
+    Divider<uint32_t> sizes[kMaxDims];
     int64_t strides[kTensors][kMaxDims];
 
     Walk(const TensorView (&views)[kTensors], int width) : ndim(views[0].ndim) {
         for (int dim = 0; dim < ndim; ++dim) {
             const int step = dim + 1 == ndim ? width : 1;
             const auto size = static_cast<uint32_t>((views[0].shape[dim] + step - 1) / step);
-            sizes[dim] = Divider(size);
+            sizes[dim] = Divider<uint32_t>(size);
             units *= size;
             for (int t = 0; t < kTensors; ++t) {
                 strides[t][dim] = views[t].strides[dim] * step;
@@ -54,6 +61,7 @@ template <int kTensors> struct Walk {
             at[t] = 0;
         }
         uint32_t rest = unit, last = unit;
+#pragma unroll 1
         for (int dim = ndim - 1; dim > 0; --dim) {
             const uint32_t quotient = sizes[dim].quotient(rest), index = rest - quotient * sizes[dim].divisor;
             last = dim == ndim - 1 ? index : last;
@@ -70,6 +78,15 @@ template <int kTensors> struct Walk {
         return last;
     }
 };
+
+template <typename T, int kCount> __device__ __forceinline__ Words<T, kCount> repeated(T value) {
+    Vector<T, kCount> vector;
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        vector.values[i] = value;
+    }
+    return bits_as<Words<T, kCount>>(vector);
+}
 
 template <typename T, int kInputs> struct Elements {
     T *y;
@@ -90,9 +107,10 @@ __global__ void __launch_bounds__(kElementThreads)
     map_elements(const __grid_constant__ Elements<T, kInputs> a, const __grid_constant__ Function function) {
     constexpr int kCount = kUnits<kInputs, kWidth>;
     const uint32_t first = blockIdx.x * (kCount * kElementThreads) + threadIdx.x;
-    Vector<T, kWidth> x[kInputs][kCount];
+    Words<T, kWidth> x[kInputs][kCount];
     T *y[kCount];
     int left[kCount]; // elements of the unit, at most kWidth; 0: there is no such unit
+    const T *from[kInputs][kCount];
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
         const uint32_t unit = first + u * kElementThreads;
@@ -102,36 +120,53 @@ __global__ void __launch_bounds__(kElementThreads)
         y[u] = a.y + at[0];
 #pragma unroll
         for (int t = 0; t < kInputs; ++t) {
-            if (a.is_number[t] || a.is_one_a_row[t]) {
-                const T value = a.is_number[t] ? a.numbers[t] : left[u] > 0 ? a.x[t][at[1 + t]] : T{};
+            from[t][u] = a.x[t] + at[1 + t];
+        }
+    }
 #pragma unroll
-                for (int e = 0; e < kWidth; ++e) {
-                    x[t][u].values[e] = value;
-                }
-            } else {
-                x[t][u] = load<T, kWidth>(a.x[t] + at[1 + t], left[u] == kWidth, left[u]);
+    for (int t = 0; t < kInputs; ++t) {
+        if (a.is_number[t]) {
+#pragma unroll
+            for (int u = 0; u < kCount; ++u) {
+                x[t][u] = repeated<T, kWidth>(a.numbers[t]);
+            }
+        } else if (a.is_one_a_row[t]) {
+#pragma unroll
+            for (int u = 0; u < kCount; ++u) {
+                x[t][u] = repeated<T, kWidth>(left[u] > 0 ? *from[t][u] : T{});
+            }
+        } else {
+#pragma unroll
+            for (int u = 0; u < kCount; ++u) {
+                x[t][u] = load_words<T, kWidth>(from[t][u], left[u] == kWidth, left[u]);
             }
         }
     }
+    Vector<T, kWidth> results[kCount];
     function([&](const auto &formula) {
 #pragma unroll
         for (int u = 0; u < kCount; ++u) {
+            Vector<T, kWidth> values[kInputs];
+#pragma unroll
+            for (int t = 0; t < kInputs; ++t) {
+                values[t] = bits_as<Vector<T, kWidth>>(x[t][u]);
+            }
 #pragma unroll
             for (int e = 0; e < kWidth; ++e) {
-                T &value = x[0][u].values[e];
+                T &result = results[u].values[e];
                 if constexpr (kInputs == 1) {
-                    value = formula(value);
+                    result = formula(values[0].values[e]);
                 } else if constexpr (kInputs == 2) {
-                    value = formula(value, x[1][u].values[e]);
+                    result = formula(values[0].values[e], values[1].values[e]);
                 } else {
-                    value = formula(value, x[1][u].values[e], x[2][u].values[e]);
+                    result = formula(values[0].values[e], values[1].values[e], values[2].values[e]);
                 }
             }
         }
     });
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-        store(y[u], x[0][u], left[u] == kWidth, left[u]);
+        store_words(y[u], results[u], left[u] == kWidth, left[u]);
     }
 }
 

@@ -2,8 +2,7 @@
 // are gathered from wherever they lie; so no workspace, any strides, and one order of sums for all layouts and batches.
 // Limit: float arithmetic outside of the tensor cores. For patches and audio towers; nothing that decodes needs it.
 #include "conv.h"
-#include "cuda/launch.h"
-#include "cuda/vectors.h"
+#include "cuda/elements.h"
 
 namespace infini::conv {
 namespace {
@@ -20,11 +19,12 @@ template <typename T> struct Convolution {
     const T *x, *w, *bias;       // bias == nullptr: none
     TensorView of_y, of_x, of_w; // shapes and strides
     int64_t bias_stride;
+    cuda::Divider<uint64_t> y_sizes[kMaxSpatial], w_sizes[kMaxSpatial]; // of the spatial dimensions
     int spatial;
     int64_t pads[kMaxSpatial], strides[kMaxSpatial], dilations[kMaxSpatial];
     int64_t depth;     // Cin * kernel
     int64_t positions; // of all images
-    int64_t channel_tiles;
+    unsigned channel_tiles;
 };
 
 struct Shared {
@@ -35,11 +35,18 @@ struct Shared {
     int64_t w_at[kDepth], step[kDepth], steps[kMaxSpatial][kDepth];
 };
 
+// What is left of n, which becomes the quotient.
+__device__ __forceinline__ int64_t remainder(const cuda::Divider<uint64_t> &by, int64_t &n) {
+    const auto quotient = static_cast<int64_t>(by.quotient(static_cast<uint64_t>(n)));
+    const int64_t rest = n - quotient * static_cast<int64_t>(by.divisor);
+    n = quotient;
+    return rest;
+}
+
 template <typename T> __device__ void place_position(const Convolution<T> &a, Shared &s, int i, int64_t position) {
     int64_t rest = position, y_at = 0, x_at = 0;
     for (int dim = a.spatial - 1; dim >= 0; --dim) {
-        const int64_t size = a.of_y.shape[dim + 2], index = rest % size;
-        rest /= size;
+        const int64_t index = remainder(a.y_sizes[dim], rest);
         const int64_t first = index * a.strides[dim] - a.pads[dim];
         s.first[dim][i] = first;
         y_at += index * a.of_y.strides[dim + 2];
@@ -52,8 +59,7 @@ template <typename T> __device__ void place_position(const Convolution<T> &a, Sh
 template <typename T> __device__ void place_product(const Convolution<T> &a, Shared &s, int i, int64_t product) {
     int64_t rest = product, w_at = 0, step = 0;
     for (int dim = a.spatial - 1; dim >= 0; --dim) {
-        const int64_t size = a.of_w.shape[dim + 2], index = rest % size;
-        rest /= size;
+        const int64_t index = remainder(a.w_sizes[dim], rest);
         s.steps[dim][i] = index * a.dilations[dim];
         w_at += index * a.of_w.strides[dim + 2];
         step += index * a.dilations[dim] * a.of_x.strides[dim + 2];
@@ -65,8 +71,8 @@ template <typename T> __device__ void place_product(const Convolution<T> &a, Sha
 template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ Convolution<T> a) {
     __shared__ Shared s;
     const int thread = threadIdx.x;
-    const int64_t tile = blockIdx.x / a.channel_tiles;
-    const int64_t channel_0 = (blockIdx.x - tile * a.channel_tiles) * kTile, position_0 = tile * kTile;
+    const unsigned tile = blockIdx.x / a.channel_tiles;
+    const int64_t channel_0 = int64_t{blockIdx.x - tile * a.channel_tiles} * kTile, position_0 = int64_t{tile} * kTile;
     const int channels = static_cast<int>(min(a.of_w.shape[0] - channel_0, int64_t{kTile}));
     const int positions = static_cast<int>(min(a.positions - position_0, int64_t{kTile}));
     if (thread < positions) {
@@ -157,14 +163,17 @@ void nvidia::cuda_kernel(const Args &args) {
                 a.depth *= args.w.shape[dim];
             }
             for (int dim = 0; dim < args.spatial; ++dim) {
+                a.y_sizes[dim] = infini::cuda::Divider<uint64_t>(static_cast<uint64_t>(args.y.shape[dim + 2]));
+                a.w_sizes[dim] = infini::cuda::Divider<uint64_t>(static_cast<uint64_t>(args.w.shape[dim + 2]));
                 a.pads[dim] = args.pads[dim];
                 a.strides[dim] = args.strides[dim];
                 a.dilations[dim] = args.dilations[dim];
             }
             const int64_t channels = args.w.shape[0];
             a.positions = args.y.numel() / channels;
-            a.channel_tiles = (channels + kTile - 1) / kTile;
-            const int64_t blocks = (a.positions + kTile - 1) / kTile * a.channel_tiles;
+            const int64_t channel_tiles = (channels + kTile - 1) / kTile;
+            const int64_t blocks = (a.positions + kTile - 1) / kTile * channel_tiles;
+            a.channel_tiles = static_cast<unsigned>(channel_tiles);
             infini::cuda::launch(convolve<T>, infini::cuda::grid_x(blocks), kThreads, 0, a);
         }
     });

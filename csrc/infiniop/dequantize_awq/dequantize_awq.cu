@@ -2,7 +2,7 @@
 // of a group, whose scales and zeros it keeps in registers. Limit: memory bandwidth, 2 bytes written for each half byte
 // read. The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
 #include "cuda/launch.h"
-#include "cuda/vectors.h"
+#include "cuda/words.h"
 #include "dequantize_awq.h"
 
 namespace infini::dequantize_awq {
@@ -53,7 +53,8 @@ __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ W
         for (int j = 0; j < kColumns; ++j) {
             values[j] = (shifted(words[row], j) - shifted(zeros, j)) * scales[j];
         }
-        cuda::store(out + row * a.out_stride, values, a.out_whole && row < count, row < count ? kColumns : 0);
+        cuda::store_words(out + row * a.out_stride, cuda::narrow<f16>(values), a.out_whole && row < count,
+                          row < count ? kColumns : 0);
     }
 }
 

@@ -5,7 +5,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuda/approximate.h"
+#include "cuda/exp2.h"
+#include "cuda/quotient.h"
 
 #define INFINI_LEVEL nvidia
 #define INFINI_FORMULA __device__ __forceinline__
@@ -49,11 +50,11 @@ INFINI_FORMULA float exp(float x) {
 }
 
 template <typename T> INFINI_FORMULA float exp_for(float x) {
-    return std::is_same_v<T, float> ? expf(x) : cuda::approximate_exp(x);
+    return std::is_same_v<T, float> ? expf(x) : cuda::fast_exp2(x * 1.44269504f);
 }
 
 template <typename T> INFINI_FORMULA float quotient_for(float a, float b) {
-    return std::is_same_v<T, float> ? a / b : cuda::approximate_quotient(a, b);
+    return std::is_same_v<T, float> ? a / b : cuda::fast_quotient(a, b);
 }
 
 template <typename T> INFINI_FORMULA float tanh_for(float x) {

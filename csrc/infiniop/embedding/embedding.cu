@@ -2,9 +2,8 @@
 // a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN.
 #include "cuda/launch.h"
 #include "cuda/rows.h"
+#include "cuda/words.h"
 #include "embedding.h"
-
-#include <limits>
 
 namespace infini::embedding {
 namespace {
@@ -23,7 +22,7 @@ template <typename Bits, typename Id> struct Copy {
 
 template <typename Bits, typename Id> __global__ void copy_rows(const __grid_constant__ Copy<Bits, Id> a) {
     constexpr int kElements = cuda::kWidth<Bits>;
-    constexpr Bits kNan = std::numeric_limits<Bits>::max() >> 1; // of float and both half types
+    constexpr Bits kNan = static_cast<Bits>(-1); // all bits set: of float and of both half types
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= a.rows.count) {
         return;
@@ -36,7 +35,7 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
     Bits *to = a.out + at[0];
     const int64_t step = static_cast<int64_t>(blockDim.x) * kElements;
     for (int64_t begin = static_cast<int64_t>(threadIdx.x) * kElements; begin < a.n; begin += kLoads * step) {
-        cuda::Vector<Bits> vectors[kLoads];
+        cuda::Words<Bits, kElements> vectors[kLoads];
         const auto left = [&](int v) { // elements of vector v
             const int64_t rest = a.n - (begin + v * step);
             return static_cast<int>(rest < 0 ? 0 : rest < kElements ? rest : kElements);
@@ -44,11 +43,13 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
 #pragma unroll
         for (int v = 0; v < kLoads; ++v) {
             const int count = good ? left(v) : 0;
-            vectors[v] = cuda::load(from + begin + v * step, a.whole && count == kElements, count, kNan);
+            vectors[v] =
+                cuda::load_words<Bits, kElements>(from + begin + v * step, a.whole && count == kElements, count, kNan);
         }
 #pragma unroll
         for (int v = 0; v < kLoads; ++v) {
-            cuda::store(to + begin + v * step, vectors[v], a.whole && left(v) == kElements, left(v));
+            const auto vector = cuda::bits_as<cuda::Vector<Bits>>(vectors[v]);
+            cuda::store_words(to + begin + v * step, vector, a.whole && left(v) == kElements, left(v));
         }
     }
 }
