@@ -98,19 +98,17 @@ void multiply(const std::vector<Number> &a, const std::vector<Number> &b, int64_
 
 } // namespace
 
-extern "C" {
-
-int cublasCreate_v2(cublasContext **handle) {
+INFINI_EMULATED int cublasCreate_v2(cublasContext **handle) {
     *handle = new cublasContext;
     return 0;
 }
 
-int cublasSetStream_v2(cublasContext *handle, cudaStream_t stream) {
+INFINI_EMULATED int cublasSetStream_v2(cublasContext *handle, cudaStream_t stream) {
     handle->stream = stream;
     return 0;
 }
 
-int cublasSetWorkspace_v2(cublasContext *, void *workspace, size_t bytes) {
+INFINI_EMULATED int cublasSetWorkspace_v2(cublasContext *, void *workspace, size_t bytes) {
     if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
         return kInvalid;
     }
@@ -118,15 +116,15 @@ int cublasSetWorkspace_v2(cublasContext *, void *workspace, size_t bytes) {
     return 0;
 }
 
-int cublasSetMathMode(cublasContext *, int) {
+INFINI_EMULATED int cublasSetMathMode(cublasContext *, int) {
     return 0;
 }
 
-int cublasGemmStridedBatchedEx_64(cublasContext *handle, int transpose_a, int transpose_b, int64_t m, int64_t n,
-                                  int64_t k, const void *alpha, const void *a, int a_type, int64_t lda,
-                                  long long a_step, const void *b, int b_type, int64_t ldb, long long b_step,
-                                  const void *beta, void *c, int c_type, int64_t ldc, long long c_step, int64_t batch,
-                                  int compute_type, int) {
+INFINI_EMULATED int cublasGemmStridedBatchedEx_64(cublasContext *handle, int transpose_a, int transpose_b, int64_t m,
+                                                  int64_t n, int64_t k, const void *alpha, const void *a, int a_type,
+                                                  int64_t lda, long long a_step, const void *b, int b_type, int64_t ldb,
+                                                  long long b_step, const void *beta, void *c, int c_type, int64_t ldc,
+                                                  long long c_step, int64_t batch, int compute_type, int) {
     const auto least = [](int64_t size) { return size > 1 ? size : 1; };
     if (m < 0 || n < 0 || k < 0 || batch < 0 || lda < least(transpose_a ? k : m) || ldb < least(transpose_b ? n : k) ||
         ldc < least(m)) {
@@ -169,5 +167,3 @@ int cublasGemmStridedBatchedEx_64(cublasContext *handle, int transpose_a, int tr
     });
     return 0;
 }
-
-} // extern "C"

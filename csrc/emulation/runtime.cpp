@@ -117,8 +117,17 @@ cudaError_t report(cudaError_t error) {
 using namespace infini::emulation;
 
 // How a process tells that it has loaded the emulated libraries.
-extern "C" __attribute__((visibility("default"))) int infinirtEmulatesCuda() {
+INFINI_EMULATED int infinirtEmulatesCuda() {
     return 1;
+}
+
+// The stream that stands for torch's current one on this thread, so that calls of torch ops can be captured in tests.
+thread_local void *torch_stream = nullptr;
+INFINI_EMULATED void infinirtEmulateTorchStream(void *stream) {
+    torch_stream = stream;
+}
+INFINI_EMULATED void *infinirtEmulatedTorchStream() {
+    return torch_stream;
 }
 
 // ---- errors ----

@@ -3,6 +3,8 @@
 
 // In libtorch_cuda, which only builds with CUDA link.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+// In the emulated libinfinirt.
+extern "C" __attribute__((weak)) void *infinirtEmulatedTorchStream();
 
 namespace infini {
 
@@ -12,7 +14,9 @@ bool has_cuda() {
 
 CudaCall::CudaCall(const Tensor *first) {
     Place place{INFINI_DEVICE_NVIDIA, 0, nullptr};
-    if (!cuda_is_emulated()) {
+    if (cuda_is_emulated()) {
+        place.stream = infinirtEmulatedTorchStream();
+    } else {
         if (first == nullptr) { // an op without tensor arguments, or with lists of them
             throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
                         "infini: one argument of a call on CUDA must be a CUDA tensor, got none");

@@ -155,7 +155,8 @@ class _CudaGraph(Graph):
                 self._warm_up(fn, given, warmup)
             torch.cuda.current_stream().wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self._graph, stream=aside):
+            # Other threads may allocate meanwhile.
+            with torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local"):
                 outputs = fn(*self.inputs)
             self._stream = torch.cuda.current_stream()
             self._graph.replay()  # a capture computes nothing

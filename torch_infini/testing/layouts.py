@@ -13,14 +13,14 @@ def strided_rows(t: Tensor) -> Tensor:
     """A slice of a wider tensor: rows lie apart, as q, k and v do in a fused product."""
     if t.dim() == 0:
         return t
-    wide = torch.full((*t.shape[:-1], t.shape[-1] + 24), 77, dtype=t.dtype)
+    wide = torch.full((*t.shape[:-1], t.shape[-1] + 24), 77, dtype=t.dtype, device=t.device)
     wide[..., 8 : 8 + t.shape[-1]] = t
     return wide[..., 8 : 8 + t.shape[-1]]
 
 
 def misaligned(t: Tensor) -> Tensor:
     """One element behind the start of its storage: aligned for no vector load."""
-    moved = torch.full((t.numel() + 1,), 77, dtype=t.dtype)[1:].view(t.shape)
+    moved = torch.full((t.numel() + 1,), 77, dtype=t.dtype, device=t.device)[1:].view(t.shape)
     return moved.copy_(t)
 
 
@@ -33,7 +33,7 @@ def strided_columns(t: Tensor) -> Tensor:
     """Every second element of a tensor twice as wide: stride 2 in the last dimension."""
     if t.dim() == 0:
         return t
-    wide = torch.full((*t.shape, 2), 77, dtype=t.dtype)
+    wide = torch.full((*t.shape, 2), 77, dtype=t.dtype, device=t.device)
     wide[..., 0] = t
     return wide[..., 0]
 
