@@ -69,8 +69,6 @@ two_devices = pytest.mark.skipif(DEVICES < 2, reason="needs two devices")
 def on_nvidia() -> Iterator[None]:
     ok("SetDevice", NVIDIA, 0)
     yield
-    if emulates_cuda():  # no error of ours is left to those who ask CUDA next
-        assert rt.librt.cudaGetLastError() == 0
     ok("SetDevice", CPU, 0)
 
 
@@ -173,13 +171,17 @@ def test_handles_know_their_device() -> None:
 @two_devices
 def test_enqueue_makes_the_device_current() -> None:
     """That is the driver's current device, for the length of the call."""
-    x = torch.cuda.current_device if not emulates_cuda() else emulated_device
+    current = emulated_device if emulates_cuda() else torch.cuda.current_device
     seen: list[int] = []
-    note = Enqueue(lambda native, data: (seen.append(x()), SUCCESS)[1])
-    for on in (None, stream()):
-        ok("StreamEnqueue", NVIDIA, 1, None, note, None)
-        ok("StreamEnqueue", NVIDIA, 0, on, note, None)
-    assert (seen, x()) == ([1, 0, 1, 0], 0)
+    note = Enqueue(lambda native, data: (seen.append(current()), SUCCESS)[1])
+    ok("SetDevice", NVIDIA, 1)
+    of_one = stream()
+    ok("SetDevice", NVIDIA, 0)
+    of_zero = stream()
+    for number, on in ((1, None), (0, None), (1, of_one), (0, of_zero)):
+        ok("StreamEnqueue", NVIDIA, number, on, note, None)
+        assert current() == 0
+    assert seen == [1, 0, 1, 0]
 
 
 def emulated_device() -> int:
@@ -532,6 +534,18 @@ def test_unjoined_fork_is_refused(s: int, s2: int) -> None:
         copy(y, x, on)
         ok("StreamSynchronize", on)
     ok("DeviceSynchronize")
+
+
+@emulated
+def test_no_error_is_left_to_those_who_ask_cuda_next(s: int) -> None:
+    out = ctypes.byref(ctypes.c_void_p())
+    refused(INTERNAL_ERROR, "no memory", "Malloc", out, 1 << 62)
+    assert rt.librt.cudaGetLastError() == 0
+    ok("StreamBeginCapture", s, GLOBAL)
+    refused(BAD_PARAM, "cudaErrorStreamCaptureUnsupported", "Malloc", out, 8)
+    assert rt.librt.cudaGetLastError() == 0
+    refused(BAD_PARAM, "cudaErrorStreamCaptureInvalidated", "StreamEndCapture", s, out)
+    assert rt.librt.cudaGetLastError() == 0
 
 
 def test_what_a_capture_refuses(s: int, s2: int) -> None:
