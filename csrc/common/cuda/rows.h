@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../tensor_view.h"
-#include "vectors.h"
+#include "words.h"
 
 namespace infini::cuda {
 
@@ -105,7 +105,7 @@ public:
     __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{}, int64_t step = 1)
         : row_(row), n_(n), step_(step), whole_(whole), fill_(fill) {
         if constexpr (kVectors > 0) {
-            Vector<T> read_[kVectors]; // all loads before the first conversion
+            Words<T, kElements> read_[kVectors]; // all loads before the first conversion
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
@@ -117,7 +117,9 @@ public:
                 if constexpr (std::is_same_v<T, Kept>) {
                     vectors_[v] = read_[v];
                 } else {
-                    widen(vectors_[v].values, read_[v]);
+                    Vector<Kept, kElements> wide;
+                    widen(wide.values, bits_as<Vector<T>>(read_[v]));
+                    vectors_[v] = bits_as<Held>(wide);
                 }
             }
         }
@@ -135,15 +137,15 @@ public:
                 if (start(v) < n_) {
                     C values[kElements];
                     Compute<W> others[kElements];
-                    widen(values, vectors_[v]);
-                    widen(others, other.vectors_[v]);
+                    widen(values, held(v));
+                    widen(others, other.held(v));
                     body(start(v), left(start(v)), values, others);
                 }
             }
         } else {
             each<false>([&](int64_t i, int count, C(&values)[kElements]) {
                 Compute<W> others[kElements];
-                widen(others, other.read(i));
+                widen(others, bits_as<Vector<W>>(other.read(i)));
                 body(i, count, values, others);
             });
         }
@@ -153,6 +155,7 @@ public:
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
 
 private:
+    using Held = Words<Kept, kElements>;
     template <typename OtherT, int kOtherVectors, typename OtherKept, int kOtherAhead> friend class RowPart;
 
     template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {
@@ -161,16 +164,16 @@ private:
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
                     C values[kElements];
-                    widen(values, vectors_[v]);
+                    widen(values, held(v));
                     body(start(v), left(start(v)), values);
                     if constexpr (kUpdate) {
-                        vectors_[v] = narrow<Kept>(values);
+                        vectors_[v] = bits_as<Held>(narrow<Kept>(values));
                     }
                 }
             }
         } else {
             const int64_t stride = start(1) - start(0);
-            Vector<T> ahead[kAhead];
+            Words<T, kElements> ahead[kAhead];
 #pragma unroll
             for (int v = 0; v < kAhead; ++v) {
                 if (start(v) < n_) {
@@ -179,7 +182,7 @@ private:
             }
             for (int64_t i = start(0); i < n_; i += stride) {
                 C values[kElements];
-                widen(values, ahead[0]);
+                widen(values, bits_as<Vector<T>>(ahead[0]));
 #pragma unroll
                 for (int v = 1; v < kAhead; ++v) {
                     ahead[v - 1] = ahead[v];
@@ -197,15 +200,18 @@ private:
     __device__ __forceinline__ int left(int64_t i) const {
         return static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
     }
-    __device__ __forceinline__ Vector<T> read(int64_t i) const {
-        return load(row_ + i * step_, whole(i), left(i), fill_, step_);
+    __device__ __forceinline__ Words<T, kElements> read(int64_t i) const {
+        return load_words<T, kElements>(row_ + i * step_, whole(i), left(i), fill_, step_);
+    }
+    __device__ __forceinline__ Vector<Kept, kElements> held(int v) const {
+        return bits_as<Vector<Kept, kElements>>(vectors_[v]);
     }
 
     const T *row_;
     const int64_t n_, step_;
     const bool whole_;
     const T fill_;
-    Vector<Kept, kElements> vectors_[kVectors > 0 ? kVectors : 1];
+    Held vectors_[kVectors > 0 ? kVectors : 1];
 };
 
 } // namespace infini::cuda

@@ -61,17 +61,18 @@ template <typename W> __device__ __forceinline__ void store_at_once(void *p, con
 
 #endif
 
-// The elements from p on, as one access if `whole` (aligned, all there), else the first `count` one by one and `fill` for
-// the rest.
+// The elements from p on, as one access if `whole` (aligned, all there), else the first `count` one by one, `step` apart,
+// and `fill` for the rest.
 template <typename T, int kCount>
-__device__ __forceinline__ Words<T, kCount> load_words(const T *p, bool whole, int count, T fill = T{}) {
+__device__ __forceinline__ Words<T, kCount> load_words(const T *p, bool whole, int count, T fill = T{},
+                                                       int64_t step = 1) {
     if (whole) {
         return load_at_once<Words<T, kCount>>(p);
     }
     Vector<T, kCount> vector;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-        vector.values[i] = i < count ? p[i] : fill;
+        vector.values[i] = i < count ? p[i * step] : fill;
     }
     return bits_as<Words<T, kCount>>(vector);
 }
