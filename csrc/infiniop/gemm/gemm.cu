@@ -1,5 +1,5 @@
-// The CUDA kernel of gemm: cuBLAS; where few rows meet a b that lies by columns (or few columns an a that lies by rows),
-// weight_stream.cuh; and a plain tiled kernel for what cuBLAS does not take: matrices whose rows overlap or run
+// The CUDA kernel of gemm: cuBLAS; where few rows meet a b that lies by columns (or few columns an a that lies by
+// rows), weight_stream.cuh; and a plain tiled kernel for what cuBLAS does not take: matrices whose rows overlap or run
 // backwards, and k = 0. Limit: the tensor units, memory bandwidth at few rows; the plain kernel is far from either.
 #include "cublas.h"
 #include "cuda/launch.h"

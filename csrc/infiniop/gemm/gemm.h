@@ -17,8 +17,9 @@ namespace infini::gemm {
 
 // Products are summed in float, alpha and beta applied in float, and the result rounded once. The order of the sum
 // depends on k and the dtype alone: an element of c has the same bits in any shape, batch, layout and thread count.
-// On CUDA large products are cuBLAS's, in an order that it chooses by shape, strides and alignment; and where alpha is 0,
-// a and b are not read. On AVX-512 BF16, bfloat16 products are added in pairs and denormals count as zero, as that instruction does.
+// On AVX-512 BF16, bfloat16 products are added in pairs and denormals count as zero, as that instruction does.
+// On CUDA most products are cuBLAS's, in an order that it chooses by shape, strides and alignment; and where alpha is
+// 0, it does not read a and b.
 // With beta == 0, c is not read; with k == 0, c = beta * c.
 struct Args {
     TensorView c; // [m, n] or [batch, m, n]; shares no memory with a or b

@@ -17,8 +17,8 @@ template <typename T> struct Quantise {
 
 constexpr int kVector = 8; // elements that a thread has at once
 
-// The largest magnitude of a row, then integers to nearest even. A row with infinity or NaN in it gets the scale NaN, and
-// with it all of its results.
+// The largest magnitude of a row, then integers to nearest even. A row with infinity or NaN in it gets the scale NaN,
+// and with it all of its results.
 template <typename T> __global__ void __launch_bounds__(1024) quantise_rows(const __grid_constant__ Quantise<T> a) {
     __shared__ float shared[32];
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
