@@ -1,6 +1,8 @@
 // TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
 #include "tensor.h"
 
+#include <vector>
+
 // In libtorch_cuda, which only builds with CUDA link.
 extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
 // In the emulated libinfinirt.
@@ -166,7 +168,13 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
     const int32_t device = uses_cuda_memory() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
     TORCH_ERROR_CODE_CHECK(
         aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device, current_place.id, &handle));
-    return Tensor(handle);
+    const Tensor made(handle);
+    if (cuda_is_emulated() && infinirtEmulatedTorchStream() != nullptr) {
+        // What is captured keeps its memory for the replays, as in torch's own graphs.
+        static auto *const kept = new std::vector<Tensor>;
+        kept->push_back(made);
+    }
+    return made;
 }
 
 } // namespace
