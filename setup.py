@@ -137,10 +137,10 @@ def build() -> None:
 
 def libraries_of(path: Path) -> tuple[str, ...]:
     """The libraries that a source (relative to csrc/) is linked into."""
-    if path.parts[0] == "infinirt" or (path.parts[0] == "emulation" and path.stem in ("runtime", "streams")):
-        return ("libinfinirt",)
-    if path.parts[0] in ("common", "emulation"):  # without state, so that each has its own copy
+    if path.parts[0] == "common" or path.stem == "emulator":  # without state, so that each has its own copy
         return LIBRARIES
+    if path.parts[0] in ("infinirt", "emulation"):
+        return ("libinfinirt",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
         return ("libtorch_infini",)
     if path.stem.endswith("_c"):

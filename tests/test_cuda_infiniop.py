@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -37,9 +36,6 @@ pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the librarie
 
 OPS = list(all_c_ops())
 
-# While not every op has a CUDA kernel: where one answers this, its test is skipped. To be deleted once all have one.
-MISSING_KERNEL = "this op has a kernel for the CPU only"
-
 
 @pytest.fixture(autouse=True)
 def on_nvidia() -> Iterator[None]:
@@ -57,16 +53,6 @@ def s() -> Iterator[int]:
 
 def name(op: COp) -> str:
     return op.name
-
-
-@contextmanager
-def kernels_may_be_missing() -> Iterator[None]:
-    try:
-        yield
-    except CError as error:
-        if MISSING_KERNEL in str(error):
-            pytest.skip(str(error))
-        raise
 
 
 def there(args: Mapping[str, Any]) -> dict[str, Any]:
@@ -91,7 +77,7 @@ def quick(samples: Iterable[CSample]) -> list[CSample]:
 def after(op: COp, args: Mapping[str, Any], on: int | None = None) -> dict[str, Any]:
     """What the arguments hold after a run on the device, in host memory."""
     moved = there(args)
-    with kernels_may_be_missing(), Descriptor(op, moved) as descriptor:
+    with Descriptor(op, moved) as descriptor:
         held = descriptor.run(moved, ctypes.c_void_p(on))
     if on is not None:  # the descriptor is destroyed before the work is done
         ok("StreamSynchronize", on)

@@ -36,7 +36,9 @@ def copied(value: Any) -> Any:
     if not isinstance(value, Tensor):
         return value
     storage = value.untyped_storage().clone()
-    return torch.empty(0, dtype=value.dtype, device=value.device).set_(storage, value.storage_offset(), value.shape, value.stride())
+    return torch.empty(0, dtype=value.dtype, device=value.device).set_(
+        storage, value.storage_offset(), value.shape, value.stride()
+    )
 
 
 def moved(sample: Sample, device: str | None) -> Sample:
