@@ -24,7 +24,7 @@ test: build
 EMULATED := build/native/emulated
 test-emulated: build
 	@INFINI_EMULATION=1 $(PY) -W ignore setup.py -q build_ext --inplace
-	INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
+	OMP_NUM_THREADS=1 INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
 
 bench: build
 	$(PY) benchmarks/run.py
