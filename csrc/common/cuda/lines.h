@@ -32,8 +32,8 @@ private:
 };
 
 // What both kinds of line offer, to all threads of a block together, those without a line (n = 0) too:
-//   reduce<Join>(start, body): body(result, i, count, values) for each vector, as RowPart::visit, result the thread's part;
-//       returns all parts joined. Elements beyond the end read as 0.
+//   reduce<Join>(start, body): body(result, i, count, values) for each vector, as RowPart::visit, result the thread's
+//       part; returns all parts joined. Elements beyond the end read as 0.
 //   reduce_and_keep<Join>(start, body): the same; where kKeeps, what body wrote to values is what is visited next.
 //   visit(body): body(i, count, values).
 //   whole(i): whether the vector from i on may be accessed as one, in every tensor.

@@ -91,11 +91,12 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
     }
 }
 
-// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update keeps must not be
-// rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each vector: i is
-// where it starts, count how many elements are in it, values[kWidth] the elements. visit_with(other, body) adds those of
-// another row of the same length, such as weights, which are then on their way before they are needed. update(body) keeps
-// what body wrote to values (kVectors > 0 only). kAhead: vectors on their way where the row is read again.
+// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update keeps must not
+// be rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each
+// vector: i is where it starts, count how many elements are in it, values[kWidth] the elements. visit_with(other, body)
+// adds those of another row of the same length, such as weights, which are then on their way before they are needed.
+// update(body) keeps what body wrote to values (kVectors > 0 only). kAhead: vectors on their way where the row is read
+// again.
 template <typename T, int kVectors, typename Kept = T, int kAhead = 3> class RowPart {
 public:
     using C = Compute<T>;

@@ -27,8 +27,8 @@ template <typename... Views> bool vectors_fit(const Views &...views) {
     return (fits(views) && ...);
 }
 
-// A vector of storage type: the elements from p on, as one access if `whole` (aligned, all there, side by side), else the
-// first `count`, each `step` from the one before it, and `fill` for the rest.
+// A vector of storage type: the elements from p on, as one access if `whole` (aligned, all there, side by side), else
+// the first `count`, each `step` from the one before it, and `fill` for the rest.
 template <typename T, int kCount = kWidth<T>>
 __device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int count, T fill = T{}, int64_t step = 1) {
     if (whole) {

@@ -1,10 +1,10 @@
-// The CUDA kernel of random_sample: a block has a row, and neither sorts nor keeps it. Weights are whole numbers, in units
-// so small that n of them may add up to 2^62: sums are the same in any order, so they are made by atomic additions to a
-// histogram in shared memory. The passes over a row:
+// The CUDA kernel of random_sample: a block has a row, and neither sorts nor keeps it. Weights are whole numbers, in
+// units so small that n of them may add up to 2^62: sums are the same in any order, so they are made by atomic
+// additions to a histogram in shared memory. The passes over a row:
 //   1. The maximum, its first column, and whether there is a NaN or +infinity. Greedy rows end here.
 //   2. A histogram of the weights over 2048 equal steps of (maximum - x) / temperature; for top-k also of their number.
-//   3. Another over the values in the step where the limit lies, until one value is left: once for bfloat16 and float16,
-//      mostly twice for float32. With top-k, before that, as often for the k-th value.
+//   3. Another over the values in the step where the limit lies, until one value is left: once for bfloat16 and
+//      float16, mostly twice for float32. With top-k, before that, as often for the k-th value.
 //   4. One over the columns of that value, to find the one that the limit falls to; then 64 columns once more.
 // Limit of greedy rows: memory bandwidth; 128 rows of 128,256 bfloat16 are 33 MB, 8 us at 4.3 TB/s. With top-p each of
 // these rows is read 4 times (f32: 5), but for the first time from the level-2 cache, which holds them all. An estimate

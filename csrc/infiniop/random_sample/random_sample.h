@@ -40,8 +40,8 @@ void check(const GivenArgs &args);
 void run(const GivenArgs &args);
 
 // A row that cannot be sampled gets -1 - c as its token: c is the first column with a NaN or +infinity, or n where
-// every logit is -infinity. `run` makes a sentence of it (threads cannot throw). On CUDA c is n + 1 where the temperature
-// or top_p is out of range, and in integers of less than 4 bytes the token is -1, all bits set.
+// every logit is -infinity. `run` makes a sentence of it (threads cannot throw). On CUDA c is n + 1 where the
+// temperature or top_p is out of range, and in integers of less than 4 bytes the token is -1, all bits set.
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
 

@@ -1,6 +1,7 @@
 // Lines of softmax on CUDA, for the kernels of softmax, log_softmax and causal_softmax: the maximum, the exponentials
-// and their sum, the result; in one pass, the exponentials in the registers of the threads that share a line. Lines too
-// long for that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
+// and their sum, the result; in one pass, the exponentials in the registers of the threads that share a line. Lines
+// too long for that (16384 halves) and lines side by side are read three times, but for the first time from the level-2
+// cache.
 #pragma once
 
 #include "cuda/launch.h"

@@ -1,5 +1,5 @@
-// The CUDA kernels of topksoftmax and topkrouter: the row in registers, the largest chosen one after another: each thread
-// knows its best candidate, the threads of the row agree on the best of all, and who had it looks for its next.
+// The CUDA kernels of topksoftmax and topkrouter: the row in registers, the largest chosen one after another: each
+// thread knows its best candidate, the threads of the row agree on the best of all, and who had it looks for its next.
 // Limit: memory bandwidth, a row read once (512 bytes for 256 bf16), for few chosen; else topk reductions, 20 to 40
 // instructions each in a warp, some hundred cycles in a block. A row beyond registers is read again by who has to look.
 // SASS: softmax_rows: LDG.E.128
