@@ -58,6 +58,7 @@ inline void narrow_to(bf16 *out, float v) {
 inline void narrow_to(f16 *out, float v) {
     const auto half = static_cast<_Float16>(v);
     std::memcpy(out, &half, sizeof half);
+    out->bits = v != v ? 0x7fff : out->bits; // the one NaN that the GPU makes
 }
 
 #else
