@@ -1,7 +1,8 @@
 """Compiles every CUDA source with nvcc alone, for sm_80 and sm_90 with the build's flags, and looks at what came out.
 
-Prints registers and shared memory of each kernel, and fails on errors and warnings, on spilled registers, and where a
-kernel named in a line `// SASS: <kernel>: LDG.E.128 STG.E.128` of its source lacks one of these instructions.
+The torch binding goes through the C++ compiler as for a torch with CUDA. Prints registers and shared memory of each
+kernel, and fails on errors and warnings, on spilled registers, and where a kernel named in a line
+`// SASS: <kernel>: LDG.E.128 STG.E.128` of its source lacks one of these instructions.
 """
 
 from __future__ import annotations
@@ -114,6 +115,19 @@ def check(source: Path, flags: str, folder: Path) -> tuple[list[str], list[str]]
     return table(kernels), wrong
 
 
+def check_host_side(setup: dict) -> list[str]:
+    """What the compiler says of the torch binding as a torch with CUDA declares its functions."""
+    torch = setup["find_torch"]()
+    if torch is None:
+        return ["no torch to check the host side against"]
+    flags = f"-std=c++17 -fsyntax-only -fvisibility=hidden -Wall -Wextra -Werror -DUSE_CUDA {setup['INCLUDE']}"
+    flags += f" -DTORCH_TARGET_VERSION={setup['STABLE_ABI']}"
+    command = [os.environ.get("CXX", "g++").split()[-1], *flags.split(), "-isystem", str(torch / "include")]
+    source = ROOT / "csrc" / "torch" / "tensor_torch.cpp"
+    result = subprocess.run([*command, str(source)], cwd=ROOT / "build" / "native", capture_output=True, text=True)
+    return result.stderr.splitlines() if result.returncode else []
+
+
 def main() -> int:
     setup = runpy.run_path(str(ROOT / "setup.py"), run_name="check_cuda")
     sources: list[Path] = setup["cuda_sources"]()
@@ -122,7 +136,9 @@ def main() -> int:
         return 0
     (ROOT / "build" / "native").mkdir(parents=True, exist_ok=True)
     flags = setup["cuda_flags"](ARCHS)
-    failed = False
+    host_side = check_host_side(setup)
+    print("host side with -DUSE_CUDA:", "FAILED" if host_side else "passes", *host_side, sep="\n  ", flush=True)
+    failed = bool(host_side)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
         checks = pool.map(lambda source: check(source, flags, Path(folder)), sources)
         for source, (lines, wrong) in zip(sources, checks, strict=True):

@@ -1,5 +1,6 @@
 // Attention on tensor cores in bfloat16; the limits are in tensor_core_kernel.cuh.
 // See kernels.cuh for why it is a file.
+// SASS: attend_by_tensor_cores: LDGSTS.E.BYPASS.128 STG.E.128
 #include "tensor_core_kernel.cuh"
 
 template <>

@@ -1,5 +1,6 @@
 // How cached_attention's new rows of K and V get into the cache on CUDA: rows copied by vectors of 16 bytes.
 // Limit: memory bandwidth, though a few rows (decode) take no longer than the launch.
+// SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cached_attention.h"
 #include "cuda/launch.h"
 #include "cuda/rows.h"

@@ -1,6 +1,7 @@
 // The CUDA kernel of dequantize_awq: a thread unpacks one column of integers, eight columns of weights, in several rows
 // of a group, whose scales and zeros it keeps in registers. Limit: memory bandwidth, 2 bytes written for each half byte
 // read. The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
+// SASS: dequantize: LDG.E.128 STG.E.128
 #include "cuda/launch.h"
 #include "cuda/words.h"
 #include "dequantize_awq.h"

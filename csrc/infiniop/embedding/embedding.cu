@@ -1,5 +1,6 @@
 // The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, four independent ones each at
 // a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN.
+// SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.h"
 #include "cuda/rows.h"
 #include "cuda/words.h"

@@ -1,6 +1,7 @@
 // The CUDA kernel of paged_caching: each thread copies one slice of one or two heads of k or v, token by token of its
 // block's tile. Limit: memory bandwidth, each element read and written once (8192 tokens x 8 heads x 128 bf16 at
 // 4.3 TB/s: 16 us); a few tokens take the latency of slot and row.
+// SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.h"
 #include "paged_caching.h"
 #include "slots_cuda.h"

@@ -1,6 +1,7 @@
 // The CUDA kernel of linear_int4 with x in its own precision: weight_stream.cuh at any number of rows.
 // Limit: memory bandwidth of the weight's bytes up to 16 rows. More rows read the weight again for every 32 (float32 x:
 // for every 4), from L2 where it fits.
+// SASS: stream: LDGSTS.E.BYPASS.128.ZFILL
 #include "linear/weight_stream.cuh"
 #include "problem.cuh"
 
