@@ -17,7 +17,7 @@ demo: build
 PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test: build
-	$(PYTEST)
+	$(PYTEST) --ignore-glob='tests/test_cuda*'
 	$(MAKE) --no-print-directory test-emulated
 
 # The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
@@ -126,7 +126,7 @@ test-cuda: build-cuda
 SANITIZED_OPS := test_reference and bfloat16 and (rms_norm or swiglu or rope or attention or embedding)
 
 bench-cuda: build-cuda
-	PYTHONPATH=. $(PYTHON) benchmarks/cuda.py
+	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py
 
 clean:
 	rm -rf build dist *.egg-info torch_infini/lib

@@ -183,15 +183,15 @@ def test_readme_quotes_the_results() -> None:
     assert not missing
 
 
-def test_cuda(tmp_path: Path) -> None:
+def test_gpu(tmp_path: Path) -> None:
     """The GPU's script, on what is here: shapes, peers, the static cache of the models."""
-    out = tmp_path / "cuda.csv"
-    result = start("cuda.py", "--quick", "--csv", str(out))
+    out = tmp_path / "gpu.csv"
+    result = start("gpu.py", "--quick", "--csv", str(out))
     assert result.returncode == 0, result.stderr
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert {row["case"].split()[0] for row in rows} >= {"rms_norm", "swiglu", "random_sample", "linear_int4", "decode"}
     assert not [row for row in rows if " fails" in row["note"]]
     assert all(float(row["infini_us"]) > 0 and float(row["share"]) > 0 for row in rows)
-    refused = start("cuda.py", "--only", "rms")
+    refused = start("gpu.py", "--only", "rms")
     assert refused.returncode == 2 and "--only must name some of norms, " in refused.stderr

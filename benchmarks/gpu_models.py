@@ -1,4 +1,4 @@
-"""Decode steps of whole Llama models on a GPU, for cuda.py: a patched model over a static cache, captured in one graph,
+"""Decode steps of whole Llama models on a GPU, for gpu.py: a patched model over a static cache, captured in one graph,
 beside the unpatched model, eager and compiled by torch with reduce-overhead.
 
 Random weights, batch 1. The limit of a step is the time in which its weights can be read at the bandwidth of the copy.
@@ -16,7 +16,7 @@ import torch_infini
 from torch_infini.testing.llama import random_llama, weight_bytes
 
 if TYPE_CHECKING:
-    from cuda import Machine, Row
+    from gpu import Machine, Row
 
 CONTEXT = 64  # tokens before the first step that is timed
 STEPS = 64
@@ -49,7 +49,7 @@ def decoder(model: Any, device: str) -> tuple[Callable[[], Any], Callable[[], No
 
 def step_seconds(run: Callable[[], Any], reset: Callable[[], None], rounds: int, steps: int) -> float:
     """Median over the rounds of the mean time of a step."""
-    from cuda import seconds_of
+    from gpu import seconds_of
 
     def all_steps() -> None:
         for _ in range(steps):
@@ -64,7 +64,7 @@ def step_seconds(run: Callable[[], Any], reset: Callable[[], None], rounds: int,
 
 def measure_models(machine: Machine, quick: bool) -> list[Row]:
     """A row for each shape and format of weights."""
-    from cuda import DEVICE, GPU, Row, captured, first_line
+    from gpu import DEVICE, GPU, Row, captured, first_line
 
     rows = []
     steps, rounds = (4, 1) if quick else (STEPS, 5)

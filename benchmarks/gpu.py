@@ -1,7 +1,7 @@
-"""Times the CUDA kernels against torch on one GPU: a table, and results/cuda.csv.
+"""Times the CUDA kernels against torch on one GPU: a table, and results/gpu.csv.
 
-    python benchmarks/cuda.py                 # or make bench-cuda; all of it takes a few minutes
-    python benchmarks/cuda.py --only rms_norm,model --quick
+    python benchmarks/gpu.py                 # or make bench-cuda; all of it takes a few minutes
+    python benchmarks/gpu.py --only rms_norm,model --quick
 
 Every contestant is captured in a CUDA graph that calls it on several sets of inputs, together at least twice the L2
 cache, so that each call finds its data in memory; the graphs take turns, and the median over the rounds counts. What
@@ -329,12 +329,12 @@ def show(rows: Sequence[Row]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    from cuda_models import measure_models
+    from gpu_models import measure_models
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", help=f"some of: {', '.join((*CASES, 'model'))}; commas between")
     parser.add_argument("--quick", action="store_true", help="small shapes and few rounds, to see that it works")
-    parser.add_argument("--csv", type=Path, default=RESULTS / "cuda.csv")
+    parser.add_argument("--csv", type=Path, default=RESULTS / "gpu.csv")
     options = parser.parse_args(arguments)
     wanted = options.only.split(",") if options.only else [*CASES, "model"]
     if unknown := set(wanted) - {*CASES, "model"}:
