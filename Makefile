@@ -118,11 +118,13 @@ build-cuda:
 test-cuda: build-cuda
 	PYTHONPATH=. $(PYTHON) -m torch_infini env
 	PYTHONPATH=. $(PYTHON) -m torch_infini doctor
-	PYTHONPATH=. $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_cuda*.py
+	PYTHONPATH=. $(PYTHON) -m pytest -q -p no:cacheprovider $(WORKERS) tests/test_cuda*.py
 	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not there: not run"; exit 0; }; \
 	  PYTHONPATH=. timeout 120 compute-sanitizer --tool memcheck --error-exitcode 3 \
-	  $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_cuda.py -k "$(SANITIZED_OPS)"
+	  $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_cuda.py -k "$(SANITIZED_OPS)" \
+	  || { status=$$?; [ $$status = 124 ] && echo "compute-sanitizer was not done after 120 s"; exit $$((status != 124)); }
 
+WORKERS = $(shell $(PYTHON) -c 'import xdist; print("-n 4 --dist worksteal")' 2>/dev/null)
 SANITIZED_OPS := test_reference and bfloat16 and (rms_norm or swiglu or rope or attention or embedding)
 
 bench-cuda: build-cuda
