@@ -1,6 +1,6 @@
 """Times the CUDA kernels against torch on one GPU: a table, and results/gpu.csv.
 
-    python benchmarks/gpu.py                 # or make bench-cuda; all of it takes a few minutes
+    python benchmarks/gpu.py                 # or make bench-cuda
     python benchmarks/gpu.py --only rms_norm,model --quick
 
 Every contestant is captured in a CUDA graph that calls it on several sets of inputs, together at least twice the L2
