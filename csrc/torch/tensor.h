@@ -12,6 +12,7 @@
 #include "check.h"
 #include "cuda/kernel.h"
 #include "place.h"
+#include "program.h"
 #include "tensor_view.h"
 
 namespace infini {
@@ -110,11 +111,13 @@ private:
 } // namespace infini
 
 // What Registrar::impl takes: the function for CPU tensors, and the same around which current_place is the GPU's.
-#define INFINI_BOX(function) TORCH_BOX(&function), TORCH_BOX((&::infini::OnCuda<&function>::call))
+#define INFINI_BOX(function)                                                                                           \
+    TORCH_BOX((&::infini::OnCpu<&function>::call)), TORCH_BOX((&::infini::OnCuda<&function>::call))
 
-// The same for an op that writes into its arguments: m.impl("rope_", INFINI_WRITER(rope_, kRope)).
+// The same for an op that writes into its arguments: m.impl("rope_", INFINI_WRITER(rope_, kRope)). A program repeats the
+// function without the check.
 #define INFINI_WRITER(function, rule)                                                                                  \
-    TORCH_BOX((&::infini::Writer<&function, rule>::call)),                                                             \
+    TORCH_BOX((&::infini::Writer<&::infini::OnCpu<&function>::call, rule>::call)),                                     \
         TORCH_BOX((&::infini::OnCuda<&::infini::Writer<&function, rule>::call>::call))
 
 // Emulated CUDA computes on the host's memory, so there the CPU's tensors go to the CUDA kernels.
