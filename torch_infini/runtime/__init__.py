@@ -1,11 +1,13 @@
-"""Streams, events and graphs of libinfinirt, as torch sees them.
+"""Streams, events and graphs of libinfinirt, as torch sees them; programs of the CPU.
 
 On CUDA a Stream is a stream of torch too: ops run on torch's current stream, and `with stream:` makes it that one. On
 the CPU, where torch has no streams, a Stream is a queue with a thread of its own, to which functions are launched.
-graph() captures a function once and replays it with other inputs, on either.
+graph() captures a function once and replays it with other inputs, on either. program() records the kernel calls of a
+function on the CPU, and replays them without Python.
 """
 
 from .graphs import Graph, graph
+from .programs import Program, program
 from .streams import Event, Stream
 
-__all__ = ["Event", "Graph", "Stream", "graph"]
+__all__ = ["Event", "Graph", "Program", "Stream", "graph", "program"]
