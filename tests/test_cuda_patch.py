@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini import patch_model
+from torch_infini import patch_model, quantize
 from torch_infini.patch import quantised
 from torch_infini.testing import cuda_device
 from torch_infini.testing.tiny_llama import ALL_CALLS, CallCounter, calls, greedy, logits, tiny, tokens
@@ -78,7 +78,7 @@ def test_error_of_halves(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_integer_weights(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits of a model whose plain weights are what the integers stand for; on CUDA x is not quantised."""
-    monkeypatch.setattr(quantised, "cpu_multiplies_integers", lambda: False)
+    monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
     model, plain, ids = model_on_cuda(), model_on_cuda(), ids_on_cuda()
     patch_model(model, weights=weights, strict=True)
     for name, module in model.named_modules():

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 import torch_infini
 import torch_infini.patch.quantised as patch_quantised
+from torch_infini import quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.quantised import QuantisedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
@@ -58,13 +59,13 @@ def size(model: nn.Module) -> int:
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
     """x is quantised, too, where that is faster; but for its own tests that is off, so that numbers can be told."""
     if "quantises_x" not in request.fixturenames:
-        monkeypatch.setattr(patch_quantised, "QUANTIZES_X", ())
+        monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
 
 
 @pytest.fixture
 def quantises_x() -> bool:
     """Whether x is quantised here."""
-    return torch_infini.cpu_capability() in patch_quantised.QUANTIZES_X
+    return torch_infini.cpu_capability() in quantize.MULTIPLIES_INTEGERS
 
 
 @FORMATS

@@ -9,8 +9,27 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from . import _library
+
 GROUP_SIZES = (32, 64, 128)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
+
+
+MULTIPLIES_INTEGERS = ("avx512_bf16",)  # instruction sets with VNNI
+
+
+@torch.compiler.assume_constant_result
+def _cpu_multiplies_integers() -> bool:
+    return _library.capability in MULTIPLIES_INTEGERS
+
+
+def multiplies_integers(x: Tensor) -> bool:
+    """Whether products are faster where rows of x are quantised too (linear_int8's and linear_int4's quantize_x).
+
+    So they are where the CPU multiplies integers. Not on CUDA, where few rows wait for the weights and many use half
+    precision.
+    """
+    return x.is_cpu and _cpu_multiplies_integers()
 
 
 def _fail(function: str, argument: str, rule: str, came: object) -> ValueError:

@@ -1,4 +1,4 @@
-"""Memory that weights are read from fast: their own, from a cache line on, in large pages where the system gives them.
+"""Moves weights to memory that they are read from fast.
 
 A decode step reads every weight once. Weights that are mapped from a checkpoint's file begin anywhere in a cache line
 and lie in pages of 4 KiB; both cost time.
@@ -6,26 +6,18 @@ and lie in pages of 4 KiB; both cost time.
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Iterable
-from contextlib import suppress
 
-import torch
 from torch import Tensor, nn
 
+from .._memory import new
+
 LINE = 64  # bytes
-LARGE = 1 << 20  # bytes from which large pages are asked for
 
 
 def moved(x: Tensor) -> Tensor:
     """A contiguous copy in memory of its own."""
-    size = x.numel() * x.element_size()
-    if size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
-        return x.clone(memory_format=torch.contiguous_format)
-    pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    with suppress(OSError):  # a kernel without them
-        pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=x.dtype).view(x.shape).copy_(x)
+    return new(*x.shape, dtype=x.dtype).copy_(x)
 
 
 def align(modules: Iterable[nn.Module]) -> None:

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from .. import _library, quantize
+from .. import quantize
+from ..quantize import multiplies_integers
 from .conditions import must_step_aside, unwatched, weights_refusal
 from .norm import version_of
 from .swap import PLAN, Patched, Refusal, swap
@@ -19,7 +20,6 @@ from .swap import PLAN, Patched, Refusal, swap
 linear_int8 = torch.ops.infini.linear_int8.default
 linear_int4 = torch.ops.infini.linear_int4.default
 
-QUANTIZES_X = ("avx512_bf16",)  # levels with VNNI
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
 JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
 WRITTEN = (
@@ -132,17 +132,6 @@ class QuantisedLinear(Patched):
         group = f", group={plan.group}" if plan.group else ""
         bias = self._parameters["bias"] is not None
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, {plan.format}{group}"
-
-
-@torch.compiler.assume_constant_result
-def cpu_multiplies_integers() -> bool:
-    """Whether products of integers are faster with the instruction set that the kernels use."""
-    return _library.capability in QUANTIZES_X
-
-
-def multiplies_integers(x: Tensor) -> bool:
-    """Whether x is quantised as well; not on CUDA, where few rows wait for the weights and many use half precision."""
-    return x.is_cpu and cpu_multiplies_integers()
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:

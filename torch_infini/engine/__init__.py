@@ -1,0 +1,26 @@
+"""The engine: many requests on one model, with a paged cache that they share. Read it in the order of sequence.py,
+blocks.py, scheduler.py, runner.py, engine.py; LLM and AsyncLLM are its front ends.
+"""
+
+from .async_llm import AsyncLLM
+from .blocks import BlockManager
+from .engine import Engine, EngineConfig
+from .llm import LLM
+from .outputs import Completion, Metrics, RequestOutput
+from .sampler import Row, Sampled, Sampler
+from .sampling_params import SamplingParams
+
+__all__ = [
+    "LLM",
+    "AsyncLLM",
+    "BlockManager",
+    "Completion",
+    "Engine",
+    "EngineConfig",
+    "Metrics",
+    "RequestOutput",
+    "Row",
+    "Sampled",
+    "Sampler",
+    "SamplingParams",
+]

@@ -1,0 +1,199 @@
+"""AsyncLLM: an Engine for asyncio. One thread steps it; requests come from any event loop and may be cancelled."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import Future
+from typing import Any
+
+from .engine import Engine
+from .llm import LLM, Message, Prompt
+from .outputs import Metrics, RequestOutput
+from .sampling_params import SamplingParams
+
+log = logging.getLogger("torch_infini")
+
+
+class AsyncLLM:
+    """A model that continues prompts, for asyncio: requests join the running batch at any time.
+
+    Args:
+        *args, **settings: As torch_infini.LLM.
+
+    Raises:
+        What LLM raises.
+
+    Example:
+        >>> async with AsyncLLM("path/to/model") as llm:
+        >>>     async for output in llm.stream("Once upon a time", SamplingParams(max_tokens=32)):
+        >>>         print(output.completions[0].new_text, end="")
+    """
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        self._llm = LLM(*args, **settings)
+        self._worker = _Worker(self._llm.engine)
+        # The thread knows the worker alone, so that dropping this ends it.
+        self._finalizer = weakref.finalize(self, self._worker.stop)
+
+    async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
+        """Continue a prompt; cancelling the task cancels the request.
+
+        Args:
+            prompt: Text or token ids.
+            params: None: SamplingParams().
+
+        Returns:
+            The finished output.
+
+        Raises:
+            ValueError: For a prompt that cannot be served.
+            RuntimeError: If this is closed, or its thread failed.
+        """
+        output = None
+        async for output in self.stream(prompt, params):
+            pass
+        assert output is not None
+        return output
+
+    async def chat(self, messages: list[Message], params: SamplingParams | None = None) -> RequestOutput:
+        """Answer a conversation: [{"role": "user", "content": "..."}, ...]. Otherwise as generate."""
+        return await self.generate(self._llm.chat_prompt(messages), params)
+
+    async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
+        """Continue a prompt and tell of every step; leaving the loop cancels the rest.
+
+        Args:
+            prompt: Text or token ids.
+            params: None: SamplingParams().
+
+        Yields:
+            The output as far as it has come.
+
+        Raises:
+            ValueError: For a prompt that cannot be served.
+            RuntimeError: If this is closed, or its thread failed.
+        """
+        loop = asyncio.get_running_loop()
+        outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
+
+        def tell(output: RequestOutput | BaseException) -> None:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(outputs.put_nowait, output)
+
+        request = self._worker.add(prompt, params, tell)
+        try:
+            await asyncio.wrap_future(request)
+            while True:
+                output = await outputs.get()
+                if isinstance(output, BaseException):
+                    raise output
+                yield output
+                if output.is_finished:
+                    return
+        finally:
+            self._worker.abort(request)
+
+    def metrics(self) -> Metrics:
+        """What the engine did so far."""
+        return self._llm.metrics()
+
+    def close(self) -> None:
+        """Cancel what goes on and end the thread; called by itself when this is dropped or its `async with` ends."""
+        self._finalizer()
+
+    async def __aenter__(self) -> AsyncLLM:
+        return self
+
+    async def __aexit__(self, *exception: object) -> None:
+        self.close()
+
+
+Tell = Callable[[RequestOutput | BaseException], None]
+
+
+class _Worker:
+    """The engine's thread, and what it is asked to do between steps."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._wake = threading.Condition()
+        self._asked: deque[Callable[[], None]] = deque()
+        self._tell: dict[str, Tell] = {}
+        self._error: RuntimeError | None = None
+        self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
+        self._thread.start()
+
+    def add(self, prompt: Prompt, params: SamplingParams | None, tell: Tell) -> Future[str]:
+        """Ask for a request; its outputs, or what ended the thread, go to `tell`. The future has its id, or ValueError."""
+        future: Future[str] = Future()
+
+        def add() -> None:
+            if not future.set_running_or_notify_cancel():
+                return
+            try:
+                if self._error is not None:
+                    raise self._error
+                id = self._engine.add(prompt, params)
+            except Exception as error:
+                future.set_exception(error)
+                return
+            self._tell[id] = tell
+            future.set_result(id)
+
+        self._ask(add)
+        return future
+
+    def abort(self, request: Future[str]) -> None:
+        """Ask that a request be cancelled, if it goes on."""
+
+        def abort() -> None:
+            if not request.cancel() and request.exception() is None:
+                self._tell.pop(request.result(), None)
+                self._engine.abort(request.result())
+
+        try:
+            self._ask(abort)
+        except RuntimeError:  # closed meanwhile: there is nothing left to cancel
+            pass
+
+    def _ask(self, what: Callable[[], None]) -> None:
+        with self._wake:
+            if self._error is not None:
+                raise self._error
+            self._asked.append(what)
+            self._wake.notify()
+
+    def stop(self) -> None:
+        """End the thread, after the step that it is in."""
+        with self._wake:
+            self._error = self._error or RuntimeError("torch_infini.AsyncLLM: it must not be closed, got one that is")
+            self._wake.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self) -> None:
+        try:
+            while self._error is None:
+                with self._wake:
+                    while not self._asked and self._engine.is_idle and self._error is None:
+                        self._wake.wait()
+                    asked, self._asked = self._asked, deque()
+                for what in asked:
+                    what()
+                for output in self._engine.step():
+                    tell = self._tell.pop(output.id, None) if output.is_finished else self._tell.get(output.id)
+                    if tell is not None:
+                        tell(output)
+        except BaseException as error:
+            log.exception("the engine's thread failed")
+            with self._wake:
+                self._error = RuntimeError(f"torch_infini.AsyncLLM: the engine failed: {error}")
+        for what in self._asked:
+            what()
+        for tell in self._tell.values():
+            tell(self._error)

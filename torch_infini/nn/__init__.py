@@ -1,0 +1,26 @@
+"""The layers of LLaMA-type models: modules that call the ops of torch_infini and nothing else, for inference.
+
+They work on a Batch (the new tokens of one or more sequences, one behind the other) and a KVCache, paged or static.
+"""
+
+from .attention import Attention
+from .batch import Batch
+from .cache import KVCache
+from .layer import DecoderLayer
+from .linear import Embedding, Linear, WeightFormat
+from .mlp import SwiGLU
+from .norm import RMSNorm
+from .rotary import RotaryEmbedding
+
+__all__ = [
+    "Attention",
+    "Batch",
+    "DecoderLayer",
+    "Embedding",
+    "KVCache",
+    "Linear",
+    "RMSNorm",
+    "RotaryEmbedding",
+    "SwiGLU",
+    "WeightFormat",
+]

@@ -1,0 +1,109 @@
+"""Attention over a KVCache: one product for q, k and v, one pass that rotates them and writes the cache, attention.
+
+The ops are infini::linear, rms_norm (q and k norms), qkv_rope_cache, paged_attention and paged_attention_prefill.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .batch import Batch
+from .linear import Linear, WeightFormat
+from .norm import RMSNorm
+from .rotary import RotaryEmbedding
+
+
+class Attention(nn.Module):
+    """Causal self-attention with grouped heads.
+
+    Args:
+        size: Of x and y.
+        heads: Query heads.
+        kv_heads: Key heads, a divisor of heads.
+        head_dim: Columns of a head.
+        rotary: The rotation of q and k by their positions; layers share one.
+        bias: Whether q, k and v have one.
+        out_bias: Whether the output projection has one.
+        qk_norm: The eps of RMSNorms over the heads of q and k before they are rotated, as in Qwen3; None: no norms.
+        window: How many keys a query sees, its own included; 0: all.
+        format: Of the weights, as in Linear.
+        dtype: Of x.
+        device: Of the weights.
+
+    Attributes:
+        qkv: Linear whose weight is q's, k's and v's, one below the other.
+        out: Linear.
+        q_norm: RMSNorm, or None.
+        k_norm: RMSNorm, or None.
+
+    Source: Ainslie et al., GQA: Training Generalized Multi-Query Transformer Models, 2023, arXiv:2305.13245; Beltagy et
+    al., Longformer, 2020, arXiv:2004.05150 (the window).
+    """
+
+    def __init__(
+        self,
+        size: int,
+        heads: int,
+        kv_heads: int,
+        head_dim: int,
+        rotary: RotaryEmbedding,
+        bias: bool = False,
+        out_bias: bool = False,
+        qk_norm: float | None = None,
+        window: int = 0,
+        format: WeightFormat = "dense",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if kv_heads < 1 or heads % kv_heads:
+            raise ValueError(f"torch_infini.nn.Attention: kv_heads must be a divisor of heads, {heads}, got {kv_heads}")
+        self.heads, self.kv_heads, self.head_dim, self.window = heads, kv_heads, head_dim, window
+        self.rotary = rotary
+        self.qkv = Linear(size, (heads + 2 * kv_heads) * head_dim, bias, format, dtype, device)
+        self.out = Linear(heads * head_dim, size, out_bias, format, dtype, device)
+        normed = qk_norm is not None
+        self.q_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
+        self.k_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
+
+    def forward(self, x: Tensor, batch: Batch, cache: tuple[Tensor, Tensor]) -> Tensor:
+        """Attend from new tokens to all of their sequences' tokens.
+
+        Args:
+            x: [tokens, size].
+            batch: Where the tokens are.
+            cache: Keys and values of this layer, [blocks, kv_heads, block_size, head_dim]; those of the new tokens are
+                written.
+
+        Returns:
+            [tokens, size].
+        """
+        keys, values = cache
+        heads, kv_heads = self.heads, self.kv_heads
+        qkv = self.qkv(x)
+        if self.q_norm is not None and self.k_norm is not None:
+            by_head = qkv.unflatten(1, (heads + 2 * kv_heads, self.head_dim))
+            q, k, _ = by_head.split((heads, kv_heads, kv_heads), 1)
+            self.q_norm(q, out=q)
+            self.k_norm(k, out=k)
+        q = qkv.new_empty(qkv.shape[0], heads, self.head_dim)
+        rotary = self.rotary
+        torch.ops.infini.qkv_rope_cache.default(
+            q, keys, values, qkv, rotary.cos, rotary.sin, batch.positions, batch.slot_mapping, rotary.interleaved
+        )
+        y = attend(q, keys, values, batch, self.window)
+        return self.out(y.flatten(1))
+
+    def extra_repr(self) -> str:
+        return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, window={self.window}"
+
+
+def attend(q: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int) -> Tensor:
+    """Attention from rotated queries [tokens, heads, head_dim] to the cache, in q's own memory."""
+    tables, lens, starts = batch.block_tables, batch.seq_lens, batch.cum_seq_lens_q
+    if starts is None:
+        return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, out=q)
+    return torch.ops.infini.paged_attention_prefill.out(
+        q, keys, values, tables, lens, starts, None, None, out=q
+    )

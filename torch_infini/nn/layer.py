@@ -1,0 +1,51 @@
+"""DecoderLayer: attention and MLP, each behind a norm and added to the stream between the layers.
+
+Every addition is fused with the norm that follows it, so a layer takes what the one before did not add yet.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from .attention import Attention
+from .batch import Batch
+from .mlp import SwiGLU
+from .norm import RMSNorm
+
+
+class DecoderLayer(nn.Module):
+    """h = x + attention(norm(x)); y = h + mlp(norm(h)).
+
+    Args:
+        attention_norm: RMSNorm before attention.
+        attention: Attention.
+        mlp_norm: RMSNorm before the MLP.
+        mlp: SwiGLU.
+    """
+
+    def __init__(self, attention_norm: RMSNorm, attention: Attention, mlp_norm: RMSNorm, mlp: SwiGLU) -> None:
+        super().__init__()
+        self.attention_norm, self.attention = attention_norm, attention
+        self.mlp_norm, self.mlp = mlp_norm, mlp
+
+    def forward(
+        self, x: Tensor, residual: Tensor | None, batch: Batch, cache: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Compute the layer but for its last addition.
+
+        Args:
+            x: [tokens, size].
+            residual: [tokens, size], to which x is still to be added; None: nothing.
+            batch: Where the tokens are.
+            cache: Keys and values of this layer.
+
+        Returns:
+            (x, residual) as the next layer takes them: their sum is the layer's result.
+        """
+        if residual is None:
+            x, residual = self.attention_norm(x), x
+        else:
+            x, residual = self.attention_norm.after(x, residual)
+        x = self.attention(x, batch, cache)
+        x, residual = self.mlp_norm.after(x, residual)
+        return self.mlp(x), residual

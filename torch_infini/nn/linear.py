@@ -1,0 +1,175 @@
+"""Linear layers with dense, int8 or int4 weights, and the embedding. The ops are infini::linear, linear_int8,
+linear_int4 and embedding.
+
+Several projections of one input (q/k/v, gate/up) are one Linear: its weight holds theirs one below the other.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from .. import _memory, quantize
+from ..quantize import multiplies_integers
+
+WeightFormat = Literal["dense", "int8", "int4"]
+
+INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
+# Rows that infini::linear computes with a kernel of its own for every dtype and instruction set, in which a row's bits
+# depend on nothing but that row. Beyond, a product in bfloat16 may go to a library whose bits depend on their number.
+ROWS_OF_KERNEL = 96
+
+
+class Linear(nn.Module):
+    """y = x @ weight^T + bias.
+
+    On the CPU the bits of a row of y depend on that row of x alone, not on how many others there are. For weights in
+    bfloat16 that costs up to a sixth of the speed with many rows; `batch_invariant = False` gives it up.
+
+    Args:
+        in_features: Columns of x, k.
+        out_features: Columns of y, n.
+        bias: Whether there is one.
+        format: "dense"; "int8", with a scale for each row of the weight; "int4", with a scale and a zero for each group
+            of 64 (or 32) weights of a row. Where the CPU multiplies integers, rows of x are quantised to int8 as well.
+        dtype: Of x, y, bias and a dense weight.
+        device: Of the weight.
+
+    Attributes:
+        weight: [n, k] in dtype, [n, k] int8, or [n, k / 2] uint8 (torch_infini.quantize.pack_int4).
+        scales: [n] float32 for int8; [n, k / group] in dtype for int4; otherwise None.
+        zeros: [n, k / group] in dtype for int4; otherwise None.
+        bias: [n] in dtype, or None.
+
+    Raises:
+        ValueError: For an unknown format, or rows that int4's groups do not divide.
+    """
+
+    batch_invariant = True
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = False,
+        format: WeightFormat = "dense",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        if format not in get_args(WeightFormat):
+            raise ValueError(f"torch_infini.nn.Linear: format must be 'dense', 'int8' or 'int4', got {format!r}")
+        n, k = out_features, in_features
+        dtype = dtype or torch.get_default_dtype()
+        self.in_features, self.out_features, self.format, self.dtype = k, n, format, dtype
+
+        def empty(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
+            return nn.Parameter(_memory.new(*shape, dtype=kind, device=device), requires_grad=False)
+
+        self.scales: nn.Parameter | None = None
+        self.zeros: nn.Parameter | None = None
+        if format == "dense":
+            self.weight = empty(n, k)
+        elif format == "int8":
+            self.weight = empty(n, k, kind=torch.int8)
+            self.scales = empty(n, kind=torch.float32)
+        else:
+            self.weight = empty(n, k // 2, kind=torch.uint8)
+            self.scales, self.zeros = (empty(n, k // int4_group(k)) for _ in range(2))
+        self.bias = empty(n) if bias else None
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """The product with x [..., k]: [..., n], in `out` where it is given."""
+        ops = torch.ops.infini
+        # Rows are quantised whatever their number is, for bits must not depend on it.
+        if self.format == "int8":
+            args = (x, self.weight, self.scales, self.bias, multiplies_integers(x))
+            return ops.linear_int8.default(*args) if out is None else ops.linear_int8.out(*args, out=out)
+        if self.format == "int4":
+            args = (x, self.weight, self.scales, self.zeros, self.bias, multiplies_integers(x))
+            return ops.linear_int4.default(*args) if out is None else ops.linear_int4.out(*args, out=out)
+        if self.batch_invariant and x.is_cpu and x.dtype == torch.bfloat16:
+            rows = x.numel() // max(self.in_features, 1)
+            if rows > ROWS_OF_KERNEL:
+                return self._in_parts(x, out)
+        args = (x, self.weight, self.bias)
+        return ops.linear.default(*args) if out is None else ops.linear.out(*args, out=out)
+
+    def _in_parts(self, x: Tensor, out: Tensor | None) -> Tensor:
+        y = x.new_empty(*x.shape[:-1], self.out_features) if out is None else out
+        parts = (t.reshape(-1, t.shape[-1]).split(ROWS_OF_KERNEL) for t in (x, y))
+        for part, result in zip(*parts, strict=True):
+            torch.ops.infini.linear.out(part, self.weight, self.bias, out=result)
+        return y
+
+    def load(self, weight: Tensor, first_row: int = 0) -> None:
+        """Take `weight` [m, k], in full precision, as the m rows from first_row on; quantised if this layer is."""
+        rows = slice(first_row, first_row + weight.shape[0])
+        if self.format == "dense":
+            self.weight[rows].copy_(weight)
+            return
+        for part in range(0, weight.shape[0], QUANTISE_ROWS):  # so that what is computed meanwhile stays in cache
+            some = weight[part : part + QUANTISE_ROWS].to(self.dtype)
+            at = slice(rows.start + part, rows.start + part + some.shape[0])
+            if self.format == "int8":
+                integers, scales = quantize.quantize_int8(some)
+            else:
+                integers, scales, zeros = quantize.quantize_int4(some, int4_group(self.in_features))
+                assert self.zeros is not None
+                self.zeros[at].copy_(zeros)
+            assert self.scales is not None
+            self.weight[at].copy_(integers)
+            self.scales[at].copy_(scales)
+
+    def dense(self, rows: slice = slice(None)) -> Tensor:
+        """Rows of the weight in full precision: a view of a dense one, what the integers stand for otherwise."""
+        if self.format == "dense":
+            return self.weight[rows]
+        assert self.scales is not None
+        if self.zeros is None:
+            return quantize.dequantize_int8(self.weight[rows], self.scales[rows], self.dtype)
+        return quantize.dequantize_int4(self.weight[rows], self.scales[rows], self.zeros[rows], self.dtype)
+
+    def extra_repr(self) -> str:
+        return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"
+
+
+QUANTISE_ROWS = 256
+
+
+def int4_group(columns: int) -> int:
+    """The group of int4 for rows of so many columns; ValueError if there is none."""
+    for group in INT4_GROUPS:
+        if columns % group == 0:
+            return group
+    raise ValueError(
+        f"torch_infini.nn.Linear: in_features must be a multiple of {INT4_GROUPS[-1]}, int4's smallest group, "
+        f"got {columns}"
+    )
+
+
+class Embedding(nn.Module):
+    """y = weight[ids].
+
+    Args:
+        rows: Of the table: the vocabulary.
+        size: Of a row.
+        dtype: Of the table.
+        device: Of the table.
+    """
+
+    def __init__(
+        self, rows: int, size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        dtype = dtype or torch.get_default_dtype()
+        self.weight = nn.Parameter(_memory.new(rows, size, dtype=dtype, device=device), requires_grad=False)
+
+    def forward(self, ids: Tensor) -> Tensor:
+        """The rows of ids [...]: [..., size]."""
+        return torch.ops.infini.embedding.default(ids, self.weight)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"

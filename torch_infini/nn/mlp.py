@@ -1,0 +1,48 @@
+"""SwiGLU: the MLP of LLaMA. Gate and up are one product; the ops are infini::linear and infini::swiglu."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from .linear import Linear, WeightFormat
+
+
+class SwiGLU(nn.Module):
+    """y = down(silu(gate(x)) * up(x)).
+
+    Args:
+        size: Of x and y.
+        inner: Of gate's and up's results.
+        bias: Whether the three projections have one.
+        format: Of the weights, as in Linear.
+        dtype: Of x.
+        device: Of the weights.
+
+    Attributes:
+        gate_up: Linear whose weight is gate's and, below it, up's.
+        down: Linear.
+
+    Equivalent to:
+        >>> gate, up = mlp.gate_up.weight.chunk(2)
+        >>> y = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ mlp.down.weight.T
+
+    Source: Shazeer, GLU Variants Improve Transformer, 2020, arXiv:2002.05202.
+    """
+
+    def __init__(
+        self,
+        size: int,
+        inner: int,
+        bias: bool = False,
+        format: WeightFormat = "dense",
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
+        super().__init__()
+        self.gate_up = Linear(size, 2 * inner, bias, format, dtype, device)
+        self.down = Linear(inner, size, bias, format, dtype, device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] to [..., size]."""
+        return self.down(torch.ops.infini.swiglu.default(self.gate_up(x)))

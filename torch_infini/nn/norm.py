@@ -1,0 +1,42 @@
+"""RMSNorm, alone or fused with the residual addition before it. The op is infini::rms_norm or infini::add_rms_norm."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+ROUNDING = 1  # x is normalised and rounded before the weight multiplies it, as Hugging Face's Llama does
+
+
+class RMSNorm(nn.Module):
+    """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
+
+    Args:
+        size: Of the last dimension.
+        eps: Added to the mean square.
+        dtype: Of the weight.
+        device: Of the weight.
+
+    Equivalent to:
+        >>> y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)  # but for the order of rounding
+    """
+
+    def __init__(
+        self, size: int, eps: float = 1e-6, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
+        self.eps = eps
+
+    def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
+        """Normalise x [..., size], into `out` where it is given; that may be x itself."""
+        if out is not None:
+            return torch.ops.infini.rms_norm.out(x, self.weight, self.eps, ROUNDING, out=out)
+        return torch.ops.infini.rms_norm.default(x, self.weight, self.eps, ROUNDING)
+
+    def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """(norm(residual + x), residual + x), both shaped as x, in one pass over them."""
+        return torch.ops.infini.add_rms_norm.default(x, residual, self.weight, self.eps, ROUNDING)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.shape[0]}, eps={self.eps}"
