@@ -205,6 +205,11 @@ class Engine:
         """Whether there is nothing to do and nothing to tell."""
         return not self._requests
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that the keys and values of a token take."""
+        return self._cache.bytes_per_token
+
     def metrics(self) -> Metrics:
         """What the engine does; the object is the same at every call."""
         m, s = self._metrics, self._scheduler
