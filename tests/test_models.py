@@ -19,7 +19,7 @@ from torch_infini import quantize
 from torch_infini.models import Llama, LlamaConfig
 from torch_infini.nn import Batch, KVCache, Linear
 from torch_infini.nn.linear import ROWS_OF_KERNEL
-from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
+from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTH = 70
@@ -106,7 +106,7 @@ def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     model = Llama.from_pretrained(folder)
     assert model.dtype == dtype
     rows = prompts(200, 100)
-    exact_model = random_model(name, dtype).double()
+    exact_model = cast(random_model(name, dtype), torch.float64)
     ours, others = 0.0, 0.0
     for got, row in zip(run(model, rows, []), rows, strict=True):
         exact = their_logits(exact_model, row)

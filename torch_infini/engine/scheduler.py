@@ -97,9 +97,11 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Let the first that waits run, if blocks for all of its tokens are free."""
-        if not self.waiting or len(self.running) >= self.max_sequences:
+        if not self.waiting:
             return False
         sequence = self.waiting[0]
+        if sum(s.samples for s in self.running) + sequence.samples > self.max_sequences:
+            return False
         found, identity = self.blocks.match(sequence.tokens)
         # One block each for those that run already, lest a newcomer makes them give back at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)

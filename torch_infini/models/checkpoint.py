@@ -139,5 +139,5 @@ def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype  # type: ignore[assignment]
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {dtype}")
+        raise ValueError(f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {str(dtype).removeprefix('torch.')}")
     return dtype  # type: ignore[return-value]

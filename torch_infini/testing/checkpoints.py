@@ -77,7 +77,15 @@ def random_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
         model.get_input_embeddings().weight.mul_(4.0)  # so that the next token depends on the last ones
-    return model.to(dtype)
+    return cast(model, dtype)
+
+
+def cast(model: PreTrainedModel, dtype: torch.dtype) -> PreTrainedModel:
+    """Convert a model's parameters in place. `to` would round the frequencies of its rotation too."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)
+    model.config.dtype = dtype
+    return model
 
 
 def save_tokenizer(folder: Path, vocabulary: int) -> None:
