@@ -170,6 +170,8 @@ def test_alone_and_in_any_batch(dtype: torch.dtype) -> None:
     some = torch.arange(0, len(rows), 3)
     assert Sampler()(logits[some], [rows[i] for i in some]) == [together[i] for i in some]
     assert [r.token for r in sampler(logits.float().clone(), rows)] == [r.token for r in together]
+    one = logits[:1].expand(len(rows), -1)  # as after a prompt with n samples
+    assert sampler(one, rows) == sampler(one.contiguous(), rows)
     wide = torch.randn(len(rows), 1200).to(dtype)
     wide[:, 100:1100] = logits
     assert sampler(wide[:, 100:1100], rows) == together  # rows at a distance
@@ -257,7 +259,7 @@ def test_all_masked_by_settings() -> None:
 
 
 @pytest.mark.parametrize("scale", [1e-30, 1.0, 3e4, 3e38])
-@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-3, 1.0, 1e30])
+@pytest.mark.parametrize("temperature", [0.0, 1e-40, 1e-3, 1.0, 1e30, 3.4e38])
 def test_extreme_values(scale: float, temperature: float) -> None:
     params = [
         SamplingParams(temperature=temperature, **more)
@@ -303,8 +305,12 @@ def test_wrong_calls() -> None:
         ValueError, match=r"^torch_infini.Sampler: logits must have shape \[1, vocabulary\], .* got \[2, 8\]$"
     ):
         sampler(torch.zeros(2, 8), [row(SamplingParams())])
-    with pytest.raises(RuntimeError, match="float32, bfloat16 or float16"):
+    with pytest.raises(
+        ValueError, match="^torch_infini.Sampler: logits must be .* or float16, got int64$"
+    ):
         sampler(torch.zeros(1, 8, dtype=torch.int64), [row(SamplingParams())])
+    with pytest.raises(RuntimeError, match="stride 1"):
+        sampler(torch.zeros(1, 16)[:, ::2], [row(SamplingParams())])
 
 
 def test_seeds() -> None:

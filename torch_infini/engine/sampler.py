@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops._registry import FLOATS
 from .sampling_params import SamplingParams
 
 random_sample = torch.ops.infini.random_sample.default
@@ -155,8 +156,8 @@ class Sampler:
             names a token that is not in the vocabulary, has an error; the other rows are not touched by that.
 
         Raises:
-            ValueError: Where logits has not as many rows as there are rows.
-            RuntimeError: For a dtype or stride that cannot be served.
+            ValueError: Where logits has another dtype, or not as many rows as there are rows.
+            RuntimeError: For a stride that cannot be served.
 
         Source: repetition_penalty: Keskar et al., CTRL, 2019, arXiv:1909.05858; min_p: Nguyen et al., Turning Up the
             Heat: Min-p Sampling for Creative and Coherent LLM Outputs, 2024, arXiv:2407.01082; the rest as in
@@ -167,9 +168,14 @@ class Sampler:
                 f"torch_infini.Sampler: logits must have shape [{len(rows)}, vocabulary], a row for each of rows, got "
                 f"{list(logits.shape)}"
             )
+        if logits.dtype not in FLOATS:
+            came = str(logits.dtype).removeprefix("torch.")
+            raise ValueError(f"torch_infini.Sampler: logits must be float32, bfloat16 or float16, got {came}")
         if not rows:
             return []
         edited = [i for i, row in enumerate(rows) if row.params.edits_logits or len(row.output) < row.params.min_tokens]
+        if edited and len(rows) > 1 and logits.stride(0) < logits.shape[1]:  # one row for all, as of n samples
+            logits = logits.contiguous()
         if not edited or logits.dtype == torch.float32:
             return self._sample(logits, rows, edited)
         # Half types would round what is added: those rows go on in float32, by themselves.
