@@ -1,0 +1,289 @@
+"""The next token of every sequence of a batch, each by its request's SamplingParams.
+
+Rows without penalties, biases, min_p or log-probabilities cost one call of random_sample together; others are edited by
+themselves first. A row's token depends on that row and its settings alone.
+"""
+
+from __future__ import annotations
+
+import struct
+from array import array
+from collections.abc import Sequence
+from ctypes import c_char
+from dataclasses import dataclass, field
+from functools import lru_cache
+from math import inf, log
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ..ops._registry import FLOATS
+from .sampling_params import SamplingParams
+
+random_sample = torch.ops.infini.random_sample.default
+log_softmax = torch.ops.infini.log_softmax.default
+
+WORD = 2**64
+GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples are all different modulo 2^64
+
+
+def resolve_seeds(params: SamplingParams) -> list[int]:
+    """The seeds of a request's samples.
+
+    Sample i has (seed + i * 0x9E3779B97F4A7C15) modulo 2^64: the first one has the request's seed itself, and random
+    streams of different seeds have nothing in common. Without a seed, one is drawn from torch's generator for the CPU,
+    which the system seeds where torch.manual_seed did not.
+
+    Args:
+        params: The request's settings.
+
+    Returns:
+        params.n seeds from 0 to 2^64 - 1, for Row.seed.
+    """
+    seed = params.seed
+    if seed is None:
+        high, low = torch.randint(2**32, (2,), device="cpu").tolist()
+        seed = high << 32 | low
+    return [(seed + i * GOLDEN) % WORD for i in range(params.n)]
+
+
+@dataclass(slots=True, eq=False)
+class Row:
+    """What the sampler has to know of one sequence. To be kept from step to step, or made anew: tokens are the same.
+
+    Attributes:
+        params: The request's settings.
+        seed: One of resolve_seeds(params).
+        prompt: The prompt's tokens; never changed.
+        output: The tokens generated so far, nothing else than appended to; its length is the place in the random
+            stream.
+        eos_token_ids: The model's end-of-sequence tokens, for min_tokens.
+    """
+
+    params: SamplingParams
+    seed: int
+    prompt: Sequence[int]
+    output: Sequence[int]
+    eos_token_ids: Sequence[int] = ()
+    # How often each token of prompt and output is in the output, as far as that was counted.
+    _counts: dict[int, int] | None = field(default=None, init=False, repr=False)
+    _counted: int = field(default=0, init=False, repr=False)
+
+    def counts(self) -> dict[int, int]:
+        """How often each token is in the output; 0 for the prompt's others, where repetition_penalty asks for them."""
+        if self._counts is None:
+            self._counts = dict.fromkeys(self.prompt if self.params.repetition_penalty != 1 else (), 0)
+        counts = self._counts
+        for token in self.output[self._counted :]:
+            counts[token] = counts.get(token, 0) + 1
+        self._counted = len(self.output)
+        return counts
+
+    def ends(self) -> set[int]:
+        """The tokens that min_tokens forbids."""
+        params = self.params
+        return {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
+
+
+class Sampled(NamedTuple):
+    """A sequence's next token.
+
+    Attributes:
+        token: Its id; -1 where there is an error.
+        logprob: The token's log-probability before temperature, where SamplingParams.logprobs asks for it.
+        top_logprobs: (token, log-probability) of the most likely tokens in descending order, of equals the lower id
+            first; fewer where fewer are possible.
+        error: Why there is no token.
+    """
+
+    token: int
+    logprob: float | None = None
+    top_logprobs: list[tuple[int, float]] | None = None
+    error: str | None = None
+
+
+class Settings:
+    """Tensors of the settings of so many rows, filled from lists in one call (on CUDA: and one copy)."""
+
+    def __init__(self, rows: int, device: torch.device) -> None:
+        on_cpu = device.type == "cpu"
+        self.host = torch.empty(32 * rows, dtype=torch.uint8, device="cpu", pin_memory=not on_cpu)
+        self.memory = (c_char * (32 * rows)).from_address(self.host.data_ptr())
+        self.pack_into = struct.Struct(f"={rows}q{rows}Q{rows}q{rows}f{rows}f").pack_into
+        self.there = self.host if on_cpu else torch.empty_like(self.host, device=device, pin_memory=False)
+        top_k, seed, offset = self.there[: 24 * rows].view(torch.int64).chunk(3)
+        temperature, top_p = self.there[24 * rows :].view(torch.float32).chunk(2)
+        self.tensors = (temperature, top_k, top_p, seed, offset)
+
+    def fill(self, rows: Sequence[Row]) -> tuple[Tensor, ...]:
+        """random_sample's arguments behind logits. The call before must be done: its tensors are these."""
+        params = [row.params for row in rows]
+        self.pack_into(
+            self.memory,
+            0,
+            *[p.top_k for p in params],
+            *[row.seed % WORD for row in rows],
+            *[len(row.output) for row in rows],
+            *[p.temperature for p in params],
+            *[p.top_p for p in params],
+        )
+        if self.there is not self.host:
+            self.there.copy_(self.host, non_blocking=True)
+        return self.tensors
+
+
+class Sampler:
+    """Draws the next tokens of a batch. Not to be called by two threads at once."""
+
+    def __init__(self) -> None:
+        self._settings = lru_cache(maxsize=64)(Settings)
+
+    @torch.inference_mode()
+    def __call__(self, logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:
+        """Draw one token for each row.
+
+        In this order, in float32: logit_bias; repetition_penalty; presence_penalty and frequency_penalty; end tokens
+        are masked while there are fewer than min_tokens; log-probabilities are those of the distribution so far; then
+        temperature, min_p, top_k, top_p, and random_sample's draw with the row's seed and, as offset, len(output).
+
+        Args:
+            logits: [n, vocabulary] float32, bfloat16 or float16; stride 1 in the last dimension. May be overwritten.
+            rows: n of them.
+
+        Returns:
+            n results. A row whose logits are NaN or +infinity somewhere, or -infinity everywhere, or whose logit_bias
+            names a token that is not in the vocabulary, has an error; the other rows are not touched by that.
+
+        Raises:
+            ValueError: Where logits has another dtype, or not as many rows as there are rows.
+            RuntimeError: For a stride that cannot be served.
+
+        Source: repetition_penalty: Keskar et al., CTRL, 2019, arXiv:1909.05858; min_p: Nguyen et al., Turning Up the
+            Heat: Min-p Sampling for Creative and Coherent LLM Outputs, 2024, arXiv:2407.01082; the rest as in
+            random_sample.
+        """
+        if logits.dim() != 2 or len(rows) != logits.shape[0]:
+            raise ValueError(
+                f"torch_infini.Sampler: logits must have shape [{len(rows)}, vocabulary], a row for each of rows, got "
+                f"{list(logits.shape)}"
+            )
+        if logits.dtype not in FLOATS:
+            came = str(logits.dtype).removeprefix("torch.")
+            raise ValueError(f"torch_infini.Sampler: logits must be float32, bfloat16 or float16, got {came}")
+        if not rows:
+            return []
+        edited = [i for i, row in enumerate(rows) if row.params.edits_logits or len(row.output) < row.params.min_tokens]
+        if edited and len(rows) > 1 and logits.stride(0) < logits.shape[1]:  # one row for all, as of n samples
+            logits = logits.contiguous()
+        if not edited or logits.dtype == torch.float32:
+            return self._sample(logits, rows, edited)
+        # Half types would round what is added: those rows go on in float32, by themselves.
+        results: list[Sampled] = [Sampled(-1)] * len(rows)
+        others = sorted(set(range(len(rows))) - set(edited))
+        for which, part in ((edited, torch.float32), (others, logits.dtype)):
+            if which:
+                chosen = logits[which].to(part)
+                edits = range(len(which)) if which is edited else ()
+                for i, result in zip(which, self._sample(chosen, [rows[i] for i in which], edits)):
+                    results[i] = result
+        return results
+
+    def _sample(self, logits: Tensor, rows: Sequence[Row], edited: Sequence[int]) -> list[Sampled]:
+        errors = {i: error for i in edited if (error := edit(logits[i], rows[i]))}
+        logprobs = {i: log_softmax(logits[i].float()) for i, r in enumerate(rows) if r.params.logprobs is not None}
+        for i in edited:
+            mask_unlikely(logits[i], rows[i].params)
+        tokens = draw(logits, self._settings(len(rows), logits.device).fill(rows))
+        results = [Sampled(token) for token in tokens]
+        for i, token in enumerate(tokens):
+            if token < 0:
+                errors.setdefault(i, explain(token, logits[i]))
+        for i, row in logprobs.items():
+            if i not in errors:
+                results[i] = Sampled(tokens[i], row[tokens[i]].item(), most_likely(row, rows[i].params.logprobs))
+        for i, error in errors.items():
+            results[i] = Sampled(-1, error=error)
+        return results
+
+
+def edit(logits: Tensor, row: Row) -> str | None:
+    """Change a row's logits [vocabulary], float32, by bias, penalties and min_tokens; what is wrong with them if so."""
+    params, size = row.params, logits.shape[0]
+    if params.logit_bias:
+        if (largest := max(params.logit_bias)) >= size:
+            return f"torch_infini.Sampler: logit_bias must name tokens of the vocabulary, below {size}, got {largest}"
+        ids = integers(params.logit_bias, logits.device)
+        logits.index_add_(0, ids, logits.new_tensor(list(params.logit_bias.values())))
+    if params.repetition_penalty != 1 or params.presence_penalty != 0 or params.frequency_penalty != 0:
+        counts = row.counts()
+        if counts and (max(counts) >= size or min(counts) < 0):  # a prompt may have ids that stand for an image
+            counts = {token: count for token, count in counts.items() if 0 <= token < size}
+        if counts:
+            ids = integers(counts, logits.device)
+            values = logits[ids]
+            if params.repetition_penalty != 1:
+                penalty = params.repetition_penalty
+                values = torch.where(values > 0, values / penalty, values * penalty)
+            if params.presence_penalty != 0 or params.frequency_penalty != 0:
+                times = integers(counts.values(), logits.device)
+                values = values - (times * params.frequency_penalty + (times > 0) * params.presence_penalty)
+            logits[ids] = values
+    if len(row.output) < params.min_tokens:
+        ends = [token for token in row.ends() if token < size]
+        if ends:
+            logits[integers(ends, logits.device)] = -inf
+    return None
+
+
+def mask_unlikely(logits: Tensor, params: SamplingParams) -> None:
+    """min_p: p_i / p_max = exp((x_i - x_max) / temperature), so that nothing has to be divided or summed."""
+    if params.min_p > 0 and params.temperature > 0:
+        least = logits.amax() + params.temperature * log(params.min_p)
+        # threshold_ replaces what is at most its number, is several times as fast as a mask, and leaves NaN.
+        torch.nn.functional.threshold_(logits, torch.nextafter(least, least.new_tensor(-inf)).item(), -inf)
+
+
+def integers(values: Sequence[int], device: torch.device) -> Tensor:
+    """[n] int64; torch.tensor takes four times as long from many integers."""
+    return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
+
+
+def most_likely(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
+    """The first possible tokens in descending order, of equals the lower ids: topk does not say which it takes."""
+    size = logprobs.shape[0]
+    if count == 0:
+        return []
+    values, ids = logprobs.topk(min(count + 1, size))
+    if count < size and values[count] == values[count - 1]:
+        ids = (logprobs >= values[count]).nonzero().flatten()
+        values = logprobs[ids]
+    possible = [(token, value) for token, value in zip(ids.tolist(), values.tolist()) if value > -inf]
+    return sorted(possible, key=lambda entry: (-entry[1], entry[0]))[:count]
+
+
+def draw(logits: Tensor, settings: tuple[Tensor, ...]) -> list[int]:
+    """random_sample's tokens; below 0 for rows that cannot be sampled, on the CPU as on CUDA."""
+    try:
+        return random_sample(logits, *settings).tolist()
+    except RuntimeError:
+        wrong = ~(logits < inf)
+        tokens = torch.where((logits == -inf).all(1), -1 - logits.shape[1], 0)
+        tokens = torch.where(wrong.any(1), -1 - wrong.int().argmax(1), tokens)
+        if not tokens.any():  # it is not the values
+            raise
+        good = (tokens == 0).nonzero().flatten()
+        if len(good):
+            tokens[good] = random_sample(logits[good], *(x[good] for x in settings))
+        return tokens.tolist()
+
+
+def explain(token: int, logits: Tensor) -> str:
+    """What a token below 0 says."""
+    size = logits.shape[0]
+    if token >= -size:
+        value = logits[-1 - token].item()
+        return f"torch_infini.Sampler: logits must have neither NaN nor +infinity, got {value} for token {-1 - token}"
+    if token == -1 - size:
+        return "torch_infini.Sampler: logits must leave a token to draw, got -infinity for all"
+    return "torch_infini.Sampler: settings must be those of SamplingParams, got others"

@@ -1,0 +1,166 @@
+"""SamplingParams: how the tokens of a request are chosen and when they end.
+
+Checked once, when they are made; the sampler and the engine rely on that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import Any
+
+import torch
+
+LARGEST = torch.finfo(torch.float32).max  # what the kernel's settings can hold
+
+
+@dataclass(frozen=True, kw_only=True)
+class SamplingParams:
+    """How the tokens of a request are chosen and when they end.
+
+    In this order: logit_bias, repetition_penalty, presence_penalty and frequency_penalty, min_tokens; log-probabilities
+    are taken here; then temperature, min_p, top_k, top_p, and the draw. top_p counts the probability of all tokens that
+    min_p left, those beyond top_k too, and of the token that crosses it only the part below it is drawn:
+    torch.ops.infini.random_sample has the formula.
+
+    Args:
+        n: How many samples of a prompt, at least 1.
+        temperature: What logits are divided by; 0: the most likely token always (min_p, top_k and top_p do nothing).
+        top_k: Draw among so many most likely tokens; 0: no limit.
+        top_p: Draw among the most likely tokens that hold this share of the probability, from 0 to 1; 1: no limit.
+        min_p: Draw among tokens with at least this share of the most likely one's probability, both after temperature;
+            from 0 (no limit) to 1.
+        repetition_penalty: For each token of the prompt and the output, once: a logit above 0 is divided by it, another
+            one multiplied. Above 0; 1: none. As in transformers.
+        presence_penalty: Subtracted from the logit of each token in the output. Finite; 0: none. As in OpenAI's API.
+        frequency_penalty: Subtracted from the logit of each token in the output as often as it is there. Finite; 0:
+            none. As in OpenAI's API.
+        seed: Of the request's random numbers, any integer, taken modulo 2^64: the same seed, prompt and settings give
+            the same tokens, whatever else is computed with them. None: one is drawn.
+        logit_bias: What is added to the logits of tokens; -infinity forbids a token.
+        logprobs: Give the log-probability of each token, and of so many most likely ones beside it (0: of none). None:
+            nothing of it.
+        max_tokens: The output's end, in tokens, at least 1; None: the model's length.
+        min_tokens: How many tokens there must be before an end-of-sequence token, a stop token or a stop string counts.
+        stop: A string or strings that end the output where they first appear in it.
+        stop_token_ids: Tokens that end the output, besides the model's end-of-sequence tokens.
+        ignore_eos: Whether end-of-sequence tokens are tokens like all others.
+        include_stop: Whether the stop string stays at the end of the text.
+
+    Raises:
+        ValueError: For a value outside what is said above.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    seed: int | None = None
+    logit_bias: Mapping[int, float] | None = None
+    logprobs: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = ()
+    ignore_eos: bool = False
+    include_stop: bool = False
+
+    def __post_init__(self) -> None:
+        self._integer("n", 1)
+        self._number("temperature", 0, LARGEST, "be a finite number of at least 0")
+        self._integer("top_k", 0)
+        self._number("top_p", 0, 1, "be a number from 0 to 1")
+        self._number("min_p", 0, 1, "be a number from 0 to 1")
+        self._number("repetition_penalty", 1 / LARGEST, LARGEST, "be a finite number above 0")
+        self._number("presence_penalty", -LARGEST, LARGEST, "be a finite number")
+        self._number("frequency_penalty", -LARGEST, LARGEST, "be a finite number")
+        if self.seed is not None and not is_integer(self.seed):
+            self._fail("seed", "be an integer or None", repr(self.seed))
+        self._bias()
+        if self.logprobs is not None:
+            self._integer("logprobs", 0, " or None")
+        if self.max_tokens is not None:
+            self._integer("max_tokens", 1, " or None")
+        self._integer("min_tokens", 0)
+        if self.max_tokens is not None and self.min_tokens > self.max_tokens:
+            self._fail("min_tokens", f"be at most max_tokens, {self.max_tokens}", self.min_tokens)
+        if isinstance(self.stop, str):
+            self._set("stop", (self.stop,))
+        self._several("stop", lambda text: isinstance(text, str) and text, "be a string or strings, none of them empty")
+        self._several(
+            "stop_token_ids", lambda token: is_integer(token) and token >= 0, "be token ids, integers of at least 0"
+        )
+        for name in ("ignore_eos", "include_stop"):
+            if not isinstance(getattr(self, name), bool):
+                self._fail(name, "be True or False", repr(getattr(self, name)))
+
+    @classmethod
+    def greedy(cls, **more: Any) -> SamplingParams:
+        """The most likely token always.
+
+        Args:
+            **more: Other arguments of SamplingParams.
+        """
+        return cls(temperature=0.0, **more)
+
+    @cached_property
+    def edits_logits(self) -> bool:
+        """Whether a row of logits has to be changed before random_sample sees it (min_tokens aside)."""
+        return bool(
+            self.logit_bias
+            or self.repetition_penalty != 1
+            or self.presence_penalty != 0
+            or self.frequency_penalty != 0
+            or (self.min_p > 0 and self.temperature > 0)
+        )
+
+    def _set(self, name: str, value: object) -> None:
+        object.__setattr__(self, name, value)
+
+    def _fail(self, argument: str, rule: str, came: object) -> None:
+        raise ValueError(f"torch_infini.SamplingParams: {argument} must {rule}, got {came}")
+
+    def _integer(self, name: str, least: int, otherwise: str = "") -> None:
+        value = getattr(self, name)
+        if not is_integer(value) or not least <= value < 2**63:
+            self._fail(name, f"be an integer of at least {least}{otherwise}", repr(value))
+        self._set(name, int(value))
+
+    def _number(self, name: str, least: float, most: float, rule: str) -> None:
+        value = getattr(self, name)
+        if not is_number(value) or not least <= value <= most:
+            self._fail(name, rule, repr(value))
+        self._set(name, float(value))
+
+    def _several(self, name: str, is_valid: Callable[[Any], object], rule: str) -> None:
+        values = getattr(self, name)
+        if not isinstance(values, Iterable) or not all(map(is_valid, values := tuple(values))):
+            self._fail(name, rule, repr(values))
+        self._set(name, values)
+
+    def _bias(self) -> None:
+        if self.logit_bias is None:
+            return
+        if not isinstance(self.logit_bias, Mapping):
+            self._fail("logit_bias", "map token ids to numbers", repr(self.logit_bias))
+        for token, bias in self.logit_bias.items():
+            if not is_integer(token) or token < 0:
+                self._fail("logit_bias", "have token ids, integers of at least 0, as keys", repr(token))
+            if not is_number(bias) or not (bias == -inf or (isfinite(bias) and abs(bias) <= LARGEST)):
+                self._fail("logit_bias", "have finite numbers or -infinity as values", f"{bias!r} for token {token}")
+        self._set("logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
+
+
+def is_integer(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
