@@ -17,7 +17,7 @@ import torch
 from torch_infini.engine import LLM, BlockManager, Engine, EngineConfig, SamplingParams
 from torch_infini.engine.blocks import ROOT, OutOfBlocks
 from torch_infini.models import Llama
-from torch_infini.testing.checkpoints import MODELS, SMALL, random_model, save_tokenizer
+from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 from torch_infini.testing.engines import finish, small_engine, soak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -233,7 +233,11 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
         ([1, VOCABULARY], {}, f"prompt must be token ids from 0 to {VOCABULARY - 1}, got {VOCABULARY}"),
         ([-1], {}, f"prompt must be token ids from 0 to {VOCABULARY - 1}, got -1"),
         ([1.5], {}, f"prompt must be token ids from 0 to {VOCABULARY - 1}, got 1.5"),
-        ([1] * 64, {}, "prompt must be shorter than 64 tokens, the least of max_length and what the cache holds, got 64"),
+        (
+            [1] * 64,
+            {},
+            "prompt must be shorter than 64 tokens, the least of max_length and what the cache holds, got 64",
+        ),
         ([1], {"n": 9}, "n must be at most max_sequences, 8, got 9"),
         ([1], {"stop_token_ids": [5000]}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 5000"),
         ([1], {"logit_bias": {400: 1.0}}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 400"),

@@ -55,7 +55,9 @@ def run(
     logits: list[list[Tensor]] = [[] for _ in prompts]
     for start, end in zip([0, *pieces], [*pieces, length], strict=True):
         mine = [(i, prompt[start:end]) for i, prompt in enumerate(prompts)]
-        batch = batch_of([part for _, part in mine], [min(start, len(p)) for p in prompts], length, block_size, shuffled)
+        batch = batch_of(
+            [part for _, part in mine], [min(start, len(p)) for p in prompts], length, block_size, shuffled
+        )
         parts = model(batch, cache).split([len(part) for _, part in mine])
         for (i, _), part in zip(mine, parts, strict=True):
             logits[i].append(part)
@@ -125,7 +127,9 @@ def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: p
     read = {key: slot.read() for key, slot in model.slots().items()}
     state = theirs.state_dict()
     for key, value in read.items():
-        assert key.endswith("norm.weight") or key.endswith("bias") or "embed" in key or not torch.equal(value, state[key])
+        assert (
+            key.endswith("norm.weight") or key.endswith("bias") or "embed" in key or not torch.equal(value, state[key])
+        )
         assert float((value - state[key]).abs().max()) < 0.3 * float(state[key].abs().max())
         state[key].copy_(value)
     if theirs.config.tie_word_embeddings:  # the head has integers, the embedding has not
@@ -195,7 +199,9 @@ def test_sharded(tmp_path: Path) -> None:
     got = run(Llama.from_pretrained(tmp_path), row, [])[0]
     torch.testing.assert_close(got, their_logits(theirs, row[0]), rtol=1e-4, atol=1e-4)
     next(iter(sorted(tmp_path.glob("*.safetensors")))).unlink()
-    with pytest.raises(FileNotFoundError, match=r"must hold the files of its index, model-00001-of-\d+.safetensors missing"):
+    with pytest.raises(
+        FileNotFoundError, match=r"must hold the files of its index, model-00001-of-\d+.safetensors missing"
+    ):
         Llama.from_pretrained(tmp_path)
 
 
@@ -217,8 +223,9 @@ def test_what_config_leaves_out(tmp_path: Path) -> None:
     for kind, name in (("Llama", "llama"), ("Mistral", "mistral"), ("Qwen2", "qwen2"), ("Qwen3", "qwen3")):
         theirs = getattr(transformers, f"{kind}Config")()
         ours = LlamaConfig.from_dict({"model_type": name})
-        for entry in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-                      "num_key_value_heads", "max_position_embeddings", "rms_norm_eps", "tie_word_embeddings"):  # fmt: skip
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+        counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        for entry in (*sizes, *counts, "rms_norm_eps", "tie_word_embeddings"):
             assert getattr(ours, entry) == getattr(theirs, entry), (name, entry)
         assert ours.head_dim == 128
         assert set(ours.windows) == {4096 if name == "mistral" else 0}

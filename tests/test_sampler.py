@@ -305,9 +305,7 @@ def test_wrong_calls() -> None:
         ValueError, match=r"^torch_infini.Sampler: logits must have shape \[1, vocabulary\], .* got \[2, 8\]$"
     ):
         sampler(torch.zeros(2, 8), [row(SamplingParams())])
-    with pytest.raises(
-        ValueError, match="^torch_infini.Sampler: logits must be .* or float16, got int64$"
-    ):
+    with pytest.raises(ValueError, match="^torch_infini.Sampler: logits must be .* or float16, got int64$"):
         sampler(torch.zeros(1, 8, dtype=torch.int64), [row(SamplingParams())])
     with pytest.raises(RuntimeError, match="stride 1"):
         sampler(torch.zeros(1, 16)[:, ::2], [row(SamplingParams())])

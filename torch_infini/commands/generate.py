@@ -22,7 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--min-p", type=float, default=0.0, help="0: no limit (default)")
     parser.add_argument("--repetition-penalty", type=float, default=1.0, help="1: none (default)")
     parser.add_argument("--seed", type=int, help="of the random numbers (default: another each time)")
-    parser.add_argument("--stop", action="append", default=[], metavar="TEXT", help="end there; may be given repeatedly")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be given repeatedly"
+    )
     parser.add_argument("--ignore-eos", action="store_true", help="go on behind end-of-sequence tokens")
 
 

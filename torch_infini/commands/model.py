@@ -16,7 +16,9 @@ SMALL_MODEL = Path(__file__).parent.parent / "demo" / "model"
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--model", metavar="FOLDER", help="a Hugging Face folder: llama, mistral, qwen2, qwen3 (default: the small one here)"
+        "--model",
+        metavar="FOLDER",
+        help="a Hugging Face folder: llama, mistral, qwen2, qwen3 (default: the small one here)",
     )
     parser.add_argument("--weights", choices=("int8", "int4"), help="quantise the linear layers while reading")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")

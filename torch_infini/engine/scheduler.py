@@ -117,7 +117,7 @@ class Scheduler:
         return True
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the sequence blocks for so many tokens, from those who came last; False if it had to give back itself."""
+        """Give the sequence blocks for so many tokens, if need be those of who came last; False if that is itself."""
         blocks, size = self.blocks, self.blocks.block_size
         while True:
             try:

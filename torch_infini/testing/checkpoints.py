@@ -1,4 +1,4 @@
-"""Model folders with random weights: small ones of each family for tests, and the benchmarks' shapes from the command line.
+"""Model folders with random weights: small ones of each family for tests, and the shapes that benchmarks measure.
 
     python -m torch_infini.testing.checkpoints 1.1B FOLDER
 
