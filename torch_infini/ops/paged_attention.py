@@ -370,6 +370,8 @@ def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield windowed(window, dtype, [9, 0, 300, 140, 131], 6, 2, 37, 5, [9, 0, 300, 60, 1])
     yield windowed(64, dtype, [200, 170, 129], 4, 1, 64, 32, [100, 3, 0])  # chunks, many rows and few
     yield windowed(600, dtype, [1300, 700], 4, 1, 32, 16, [3, 20])  # split, also where windows begin at several keys
+    yield windowed(502, dtype, [700], 2, 2, 32, 16, [16])  # what the rows see ends in a split of its own on CUDA
+    yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by a key
     yield windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True)
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
 
