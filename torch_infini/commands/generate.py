@@ -45,13 +45,12 @@ def run(arguments: argparse.Namespace) -> int:
             max_tokens=arguments.max_new_tokens,
         )
         llm = load(arguments, max_sequences=1)
-        prompt = arguments.prompt
-        if arguments.chat:
-            prompt = llm.chat_prompt([{"role": "user", "content": prompt}])
-        else:
-            print(prompt, end="", flush=True)
+        text = arguments.prompt
+        stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
+        if not arguments.chat:
+            print(text, end="", flush=True)
         output = None
-        for output in llm.stream(prompt, params):
+        for output in stream:
             print(output.completions[0].new_text, end="", flush=True)
     except ValueError as error:
         raise CommandError(str(error)) from error
