@@ -116,6 +116,7 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
         self._runner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
         self._sampler = Sampler()
+        self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
         self._told: dict[Sequence, tuple[int, int]] = {}
         self._ended: list[Request] = []  # by abort: to be told by the next step
@@ -332,7 +333,7 @@ class Engine:
         m = self._metrics
         m.steps += 1
         m.seconds += seconds
-        m.bytes_read += self.model.bytes_per_step
+        m.bytes_read += self._step_bytes
         for sequence, start, count in pieces:
             m.bytes_read += (start + count) * self._cache.bytes_per_token
             if start < len(sequence.request.prompt):
