@@ -33,6 +33,7 @@ SCALINGS = {
         "truncate": False,
         "original_max_position_embeddings": ORIGINAL,
     },
+    "yarn, no ramp": {"factor": 100.0, "original_max_position_embeddings": 6},  # it would begin and end at pair 0
     "yarn, mscale": {
         "factor": 40.0,
         "mscale": 1.0,
@@ -135,7 +136,7 @@ def test_phi3() -> None:
     module = RotaryEmbedding(**settings)
     cos, sin = tables(expected, LONGEST, torch.float32)
     assert module.cos.shape == (LONGEST, 18) and torch.equal(module.cos, cos) and torch.equal(module.sin, sin)
-    config["rope_scaling"]["type"] = "su"
+    config["rope_scaling"] |= {"type": "su", "original_max_position_embeddings": 400}  # the one outside counts
     assert torch.equal(RotaryEmbedding(**rotary_settings(config)).cos, cos)
     del config["rope_scaling"]
     expected = Phi3RotaryEmbedding(transformers.Phi3Config(**config, pad_token_id=0))

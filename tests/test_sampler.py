@@ -128,6 +128,9 @@ def test_log_probabilities_of_equals() -> None:
     for count in (1, 2, 7):
         (result,) = Sampler()(logits.clone(), [row(SamplingParams.greedy(logprobs=count))])
         assert [token for token, _ in result.top_logprobs] == list(range(3000, 3000 + count))
+    many = (torch.randn(20, 5000) * 2).bfloat16()
+    for x, result in zip(many, Sampler()(many.clone(), [row(SamplingParams.greedy(logprobs=50))] * 20)):
+        assert [token for token, _ in result.top_logprobs] == x.sort(descending=True, stable=True).indices[:50].tolist()
     (result,) = Sampler()(logits.clone(), [row(SamplingParams.greedy(logprobs=0))])
     assert result.top_logprobs == [] and result.logprob is not None
     few = dict.fromkeys(range(3, 8), -torch.inf)
@@ -208,6 +211,7 @@ def test_minimum_of_tokens() -> None:
     token = lambda p, output: sampler(LOGITS[None].clone(), [Row(p, 0, [], output, (0, 77))])[0].token
     assert token(params, [1] * 5) == 6  # neither 0, the most likely, nor 2
     assert token(params, [1] * 6) == 0
+    assert token(replace(params, presence_penalty=0.1), [1] * 6) == 0  # a row that is edited for another reason
     assert token(replace(params, ignore_eos=True), [1] * 5) == 0
 
 

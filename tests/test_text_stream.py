@@ -241,6 +241,9 @@ def test_work_for_each_token(name: str) -> None:
             assert sum(decoded) <= 2 * CONTEXT * (CONTEXT + 1)
             assert max(decoded, default=0) <= 4 * CONTEXT
             assert len(stream._window) <= 4 * CONTEXT
+    decoded.clear()
+    TextStream(Counting, prompt_tokens=[*tokenizer.encode(TEXTS[0] * 20), special])
+    assert max(decoded) <= 2 * CONTEXT
 
 
 # Stop strings

@@ -80,15 +80,12 @@ class TextStream:
         return self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False) if tokens else ""
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """The last tokens of a prompt, as many as it takes to have a text; all of them if none has."""
-        count = 2 * CONTEXT
-        while count < len(prompt):
-            end = [token for token in prompt[-count:] if token not in self._special]
-            # The first tokens may be the end of a character.
-            ends = [end[begin:] for begin in range(UNDECIDED) if settled(self._text(end[begin:]))]
-            if ends:
-                return min(ends, key=lambda tokens: self._text(tokens).count(REPLACEMENT))
-            count *= 2
+        """Enough of a prompt's last tokens to have a text; all of them if these have none."""
+        end = [token for token in prompt[-2 * CONTEXT :] if token not in self._special]
+        # The first tokens may be the end of a character.
+        ends = [end[begin:] for begin in range(UNDECIDED) if settled(self._text(end[begin:]))]
+        if len(prompt) > 2 * CONTEXT and ends:
+            return min(ends, key=lambda tokens: self._text(tokens).count(REPLACEMENT))
         return [token for token in prompt if token not in self._special]
 
     def _final_text(self, last: bool = False) -> str:
