@@ -48,8 +48,8 @@ def program(fn: Callable[[], Any]) -> Program:
     replay, values of index tensors too: whoever wants other inputs writes them into the same tensors. All that fn makes
     lies in one piece of memory, where tensors take turns; what fn keeps of it elsewhere is not what replays compute.
 
-    The calls are made once while they are noted and once more while they are recorded: what fn writes to, as caches, is
-    written twice. For CUDA there is graph().
+    The calls are made once while they are noted, with all that fn makes in memory side by side, and once more while
+    they are recorded: what fn writes to, as caches, is written twice. For CUDA there is graph().
 
     Args:
         fn: Takes nothing; returns tensors, or tuples, lists and dicts of them.
