@@ -24,6 +24,7 @@ from ..ops import REGISTRY
 from ..testing import emulates_cuda
 
 _OP = "torch_infini.runtime.program"
+_ON_CUDA = "on CUDA use torch_infini.runtime.graph"
 _ALIGNMENT = 64  # bytes: a cache line, and what torch's own memory has
 
 _LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL
@@ -144,9 +145,6 @@ class Program:
             recorded = _end()
         if recorded != len(calls):
             raise RuntimeError(f"{_OP}: every op must have a kernel in C++, got {len(calls) - recorded} without one")
-
-
-_ON_CUDA = "on CUDA use torch_infini.runtime.graph"
 
 
 @contextmanager
