@@ -10,7 +10,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ ops = torch.ops.infini
 
 
 @pytest.fixture(autouse=True)
-def no_grad() -> AbstractContextManager[None]:
+def no_grad() -> Iterator[None]:
     with torch.no_grad():
         yield
 
@@ -218,6 +218,20 @@ def test_views(mode: type[AbstractContextManager[None]]) -> None:
         got, want = made(), fn()
         assert len(got) == 40
         assert all(map(same_bits, got, want))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_products_that_are_atens(dtype: torch.dtype) -> None:
+    """Large ones: a kernel that itself calls torch's dispatcher, whatever modes a replay finds."""
+    x, w = torch.randn(256, 512).to(dtype), torch.nn.Parameter(torch.randn(512, 512).to(dtype))
+    made = program(lambda: ops.linear(x, w))
+    for mode in (torch.enable_grad, torch.no_grad, torch.inference_mode):
+        x.normal_()
+        want = ops.linear(x, w)
+        made.outputs.fill_(1)
+        with mode():
+            got = made()
+        assert same_bits(got, want) and not got.requires_grad
 
 
 # ---- memory ----
@@ -500,6 +514,18 @@ def test_bad_values_at_a_replay() -> None:
         assert same_bits(before, ops.silu(weight)) and same_bits(after, kept)
         ids[1] = 3
         assert same_bits(made(), weight[[1, 3]]) and same_bits(after, ops.silu(weight[[1, 3]]))
+
+
+def test_memory_freed_at_a_replay() -> None:
+    """Tensors are looked at anew each time: what was resized away is refused, not read."""
+    x = torch.randn(3, 8)
+    made = program(lambda: ops.silu(x[:2]))
+    size = x.untyped_storage().nbytes()
+    x.untyped_storage().resize_(0)
+    assert message(made.replay) == "infini::silu: x must have its memory allocated, got shape [2, 8] without any"
+    x.untyped_storage().resize_(size)
+    x.normal_()
+    assert same_bits(made(), ops.silu(x[:2]))
 
 
 # ---- threads ----

@@ -24,6 +24,7 @@ from ..ops import REGISTRY
 from ..testing import emulates_cuda
 
 _OP = "torch_infini.runtime.program"
+_ON_CUDA = "on CUDA use torch_infini.runtime.graph"
 _ALIGNMENT = 64  # bytes: a cache line, and what torch's own memory has
 
 _LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL
@@ -48,8 +49,8 @@ def program(fn: Callable[[], Any]) -> Program:
     replay, values of index tensors too: whoever wants other inputs writes them into the same tensors. All that fn makes
     lies in one piece of memory, where tensors take turns; what fn keeps of it elsewhere is not what replays compute.
 
-    The calls are made once while they are noted and once more while they are recorded: what fn writes to, as caches, is
-    written twice. For CUDA there is graph().
+    The calls are made once while they are noted, with all that fn makes in memory side by side, and once more while
+    they are recorded: what fn writes to, as caches, is written twice. For CUDA there is graph().
 
     Args:
         fn: Takes nothing; returns tensors, or tuples, lists and dicts of them.
@@ -144,9 +145,6 @@ class Program:
             recorded = _end()
         if recorded != len(calls):
             raise RuntimeError(f"{_OP}: every op must have a kernel in C++, got {len(calls) - recorded} without one")
-
-
-_ON_CUDA = "on CUDA use torch_infini.runtime.graph"
 
 
 @contextmanager
