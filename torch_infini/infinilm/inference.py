@@ -22,7 +22,7 @@ from .convert import as_device, as_dtype, as_tensor, underlying
 from .distributed import DistConfig
 from .hooks import HookRegistry, tapped
 from .inputs import WHERE, Input, Output, paged_batch, static_batch
-from .sampling import by_fixed_number, drawn, settings
+from .sampling import by_fixed_number, drawn, each_seed, settings
 
 _NAME = "torch_infini.infinilm.InferEngine"
 _SHOWN = 10  # names that an error gives
@@ -95,7 +95,7 @@ class InferEngine:
         """The parameters by name: one dict, for the one device. They are views of the memory that passes read."""
         return [{name: slot.read() for name, slot in self._rank.slots.items()}]
 
-    def forward(self, input: Input, *, seed: int | Sequence[int] | None = None) -> Output:
+    def forward(self, input: Input, *, seed: int | Sequence[int] | Tensor | None = None) -> Output:
         """Compute the new tokens of all rows, and the next token of each.
 
         Without a seed the tokens are InfiniLM's, whose random number is always 0.1: with the row's probabilities p in
@@ -220,9 +220,7 @@ class _Rank:
             return config.max_batch_size(), c.max_position_embeddings if length in (0, UNLIMITED) else length
         if not isinstance(config, PagedKVCacheConfig):
             kind = type(config).__name__
-            raise TypeError(
-                f"{_NAME}: cache_config must be a StaticKVCacheConfig or a PagedKVCacheConfig, got a {kind}"
-            )
+            raise TypeError(f"{_NAME}: cache_config must be a StaticKVCacheConfig or a PagedKVCacheConfig, got {kind}")
         blocks, size = config.num_blocks(), config.block_size()
         if blocks is None:
             columns = c.num_hidden_layers * c.num_key_value_heads * c.head_dim
@@ -237,7 +235,7 @@ class _Rank:
         return blocks, size
 
     @torch.no_grad()
-    def forward(self, input: Input, seed: int | Sequence[int] | None) -> Tensor:
+    def forward(self, input: Input, seed: Any) -> Tensor:
         if self.missing:
             some = sorted(self.missing)
             more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
@@ -255,20 +253,16 @@ class _Rank:
             batch = paged_batch(input, cache.blocks, cache.block_size, c.vocab_size, c.max_position_embeddings)
         n = len(batch.seq_lens)
         rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
-        if (
-            seed is not None
-            and not isinstance(seed, int)
-            and (len(seed) != n or not all(isinstance(s, int) for s in seed))
-        ):
-            raise ValueError(f"{WHERE}: seed must be an integer or one for each of {n} rows, got {seed!r}")
-        lengths, last = batch.seq_lens, None
-        if batch.cum_seq_lens_q is not None:
-            last = (batch.cum_seq_lens_q[1:] - 1).to(device)
+        seeds = None if seed is None else each_seed(WHERE, n, seed)
+        lengths, starts = batch.seq_lens, batch.cum_seq_lens_q
+        last = None if starts is None else (starts[1:] - 1).to(device)
+        if static:  # a pass that does not end has overwritten what was behind
+            self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         with tapped(self.model, self.hooks):
             logits = self.model(_on(device, batch), cache, last)
         if static:
             self.cached[:n] = lengths
-        tokens = by_fixed_number(logits, rows) if seed is None else drawn(logits, rows, seed, lengths)
+        tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
         return tokens.cpu()
 
 

@@ -53,6 +53,16 @@ def _each(where: str, name: str, value: Any, rows: int, dtype: torch.dtype) -> T
     return values.to(dtype).expand(rows)
 
 
+def each_seed(where: str, rows: int, seed: Any) -> list[int]:
+    """One integer for each row, of any size; ValueError for what is none."""
+    seed = underlying(seed)
+    seeds = seed.tolist() if isinstance(seed, Tensor) else seed
+    seeds = [seeds] * rows if isinstance(seeds, int) else seeds
+    if not (isinstance(seeds, (list, tuple)) and len(seeds) == rows and all(isinstance(s, int) for s in seeds)):
+        raise ValueError(f"{where}: seed must be an integer or one for each of {rows} rows, got {seed!r}")
+    return list(seeds)
+
+
 def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
     """The tokens of torch_infini.ops.random_sample where its random number is u.
 
@@ -70,9 +80,8 @@ def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
     temperature, top_k, top_p = (setting.to(logits.device) for setting in rows)
     greedy = (temperature == 0) | (top_k == 1) | (top_p == 0)
     if greedy.all():
-        return drawn(
-            logits, rows._replace(temperature=torch.zeros_like(rows.temperature)), 0, torch.zeros_like(rows.top_k)
-        )
+        coldest = rows._replace(temperature=torch.zeros_like(rows.temperature))
+        return drawn(logits, coldest, [0] * len(logits), torch.zeros_like(rows.top_k))
     x, size = logits.double(), logits.shape[1]
     top = x.amax(1, True)
     if not (x < inf).all() or (top == -inf).any():
@@ -90,10 +99,9 @@ def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
     return ((x == value).cumsum(1) > nth).int().argmax(1)
 
 
-def drawn(logits: Tensor, rows: Settings, seed: int | Sequence[int], offsets: Tensor) -> Tensor:
+def drawn(logits: Tensor, rows: Settings, seeds: Sequence[int], offsets: Tensor) -> Tensor:
     """Tokens [n] from random numbers: those of the rows' seeds, at offsets [n] int64 of their streams."""
-    seeds = [seed] * len(offsets) if isinstance(seed, int) else seed
-    streams = (torch.tensor([as_int64(s) for s in seeds], dtype=torch.int64), offsets)
+    streams = (torch.tensor([as_int64(seed) for seed in seeds], dtype=torch.int64), offsets)
     device = logits.device
     tokens = torch.ops.infini.random_sample.default(logits, *(x.to(device).contiguous() for x in (*rows, *streams)))
     if device.type != "cpu" and (tokens < 0).any():  # there nobody raises
