@@ -8,6 +8,7 @@ from __future__ import annotations
 import gc
 import weakref
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_infini.infinilm import AutoConfig, infer_engine, llm
+from torch_infini.infinilm.decode import RECORDED
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import FIXED, Settings, by_fixed_number
 from torch_infini.ops.random_sample import uniform
@@ -405,6 +407,8 @@ def test_reset_cache(tmp_path: Path) -> None:
 
 def test_the_old_cache_is_freed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     engine = engine_of(tiny(), tmp_path, static())
+    for columns in (9, 1):  # of which the second is a recorded step
+        engine.forward(engine.Input(torch.ones(2, columns).long(), cache_lengths=torch.zeros(2).long()))
     rank = engine._rank
     keys = weakref.ref(rank.cache.keys)
     new_cache = rank.model.new_cache
@@ -414,6 +418,68 @@ def test_the_old_cache_is_freed_first(tmp_path: Path, monkeypatch: pytest.Monkey
     assert alive == [] and keys() is not None
     engine.reset_cache(paged())
     assert alive == [False]
+
+
+def test_steps_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Python computes a number of rows, and a power of two of blocks, when it first comes and when it was dropped."""
+    engine = engine_of(tiny(), tmp_path, _infinilm.PagedKVCacheConfig(num_blocks=RECORDED + 1, block_size=4))
+    model, calls = engine._rank.model, []
+    forward = model.forward
+    monkeypatch.setattr(model, "forward", lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs))
+
+    def step(rows: int, blocks: int = 1, past: int = 0) -> int:
+        """How often the model's Python ran."""
+        tables = torch.full((rows, blocks), -1)
+        tables[:, 0] = torch.arange(rows)
+        calls.clear()
+        ids, lengths = torch.ones(1, rows).long(), torch.full((rows,), past)
+        engine.forward(engine.Input(ids, cache_lengths=lengths, block_tables=tables))
+        return len(calls)
+
+    assert [step(2, past=0), step(2, past=1), step(3), step(2, past=2)] == [1, 0, 1, 0]
+    assert [step(2, blocks) for blocks in (3, 4, 5, 8, 2, 1)] == [1, 0, 1, 0, 1, 0]
+    engine.reset_cache()
+    assert step(2) == 0
+    assert [step(rows) for rows in range(1, RECORDED + 2)][3:] == [1] * (RECORDED - 2)
+    assert [step(RECORDED + 1), step(1)] == [0, 1]
+    seen = hooked(engine, "norm")
+    assert [step(1), len(seen)] == [1, 1]
+    engine.register_hooks(None)
+    assert step(1) == 0
+    engine.reset_cache(_infinilm.PagedKVCacheConfig(num_blocks=4, block_size=8))
+    assert step(1) == 1
+
+
+@pytest.mark.parametrize("family", ("llama", "qwen3"))
+def test_a_step_is_what_the_model_computes(family: str, tmp_path: Path) -> None:
+    """Replayed and, with hooks, not."""
+    feeds = [Paged(engine_of(tiny(family), tmp_path, paged()), True) for _ in range(2)]
+    hooked(feeds[1].engine, "norm")
+    rows = [prompts()] * 2
+    for _ in range(12):
+        rows = [[[token] for token in feed(part, temperature=8.0)] for feed, part in zip(feeds, rows, strict=True)]
+        assert rows[0] == rows[1]
+
+
+def test_passes_of_several_threads(tmp_path: Path) -> None:
+    """Each has its block, and all share what is recorded."""
+    model = tiny()
+    engine = engine_of(model, tmp_path, paged())
+    rows = prompts((5, 5, 5, 5))
+
+    def run(i: int) -> list[int]:
+        tables, tokens, past = torch.tensor([[i, 10 + i, 20 + i, 30 + i]]), rows[i], 0
+        found: list[int] = []
+        while len(found) < NEW:
+            input = engine.Input(
+                torch.tensor([tokens]), cache_lengths=torch.tensor([past]), block_tables=tables, top_k=1
+            )
+            past, tokens = past + len(tokens), engine.forward(input).output_ids.flatten().tolist()
+            found += tokens
+        return found
+
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(run, range(4))) == [greedy(model, row) for row in rows]
 
 
 def test_static_rows_begin_anew_where_the_caller_says(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import difflib
+import threading
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,6 +20,7 @@ from ..nn import Batch, KVCache
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from .config import LlamaConfig
 from .convert import as_device, as_dtype, as_tensor, underlying
+from .decode import Steps
 from .distributed import DistConfig
 from .hooks import HookRegistry, tapped
 from .inputs import WHERE, Input, Output, paged_batch, static_batch
@@ -29,7 +31,9 @@ _SHOWN = 10  # names that an error gives
 
 
 class InferEngine:
-    """A model whose parameters and inputs the caller brings; for one thread at a time.
+    """A model whose parameters and inputs the caller brings. Passes of several threads come one after the other.
+
+    A pass in which each row has one new token is recorded when it first comes with so many rows, and then replayed.
 
     Args:
         config: The model's sizes.
@@ -117,7 +121,8 @@ class InferEngine:
         """
         if not isinstance(input, Input):
             raise TypeError(f"{WHERE}: input must be an InferEngine.Input, got {type(input).__name__}")
-        tokens = self._rank.forward(input, seed)
+        with self._rank.lock:
+            tokens = self._rank.forward(input, seed)
         return Output(tokens if input.names_newer_lengths else tokens[:, None])
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
@@ -167,6 +172,8 @@ class _Rank:
         self.hooks: HookRegistry | None = None
         self.cache_config: CacheConfig = cache_config or StaticKVCacheConfig()
         self.cache: KVCache | None = None
+        self.steps: Steps | None = None
+        self.lock = threading.RLock()
         self.cached = torch.zeros(0, dtype=torch.int64)
         if cache_config is not None:
             self.reset(cache_config)
@@ -202,9 +209,10 @@ class _Rank:
         blocks, size = self._sizes(config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
-            self.cache = cache = None  # its memory is free before the new one's is taken
+            self.cache = cache = self.steps = None  # its memory is free before the new one's is taken
             try:
                 self.cache = self.model.new_cache(blocks, size)
+                self.steps = Steps(self.model, self.cache)
             except (RuntimeError, OSError, OverflowError) as error:
                 raise MemoryError(
                     f"{_NAME}: cache_config must be one that fits into memory, got {config}: {error}"
@@ -245,7 +253,7 @@ class _Rank:
         if self.cache is None:
             self.reset(None)
         cache, c, device = self.cache, self.model.config, self.device
-        assert cache is not None
+        assert cache is not None and self.steps is not None
         static = isinstance(self.cache_config, StaticKVCacheConfig)
         if static:
             batch = static_batch(input, self.cached, cache.block_size, c.vocab_size, c.max_position_embeddings)
@@ -258,8 +266,11 @@ class _Rank:
         last = None if starts is None else (starts[1:] - 1).to(device)
         if static:  # a pass that does not end has overwritten what was behind
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
-        with tapped(self.model, self.hooks):
-            logits = self.model(_on(device, batch), cache, last)
+        if starts is None and not (self.hooks is not None and self.hooks.has_hooks()):
+            logits = self.steps(batch)
+        else:
+            with tapped(self.model, self.hooks):
+                logits = self.model(_on(device, batch), cache, last)
         if static:
             self.cached[:n] = lengths
         tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
