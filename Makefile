@@ -1,13 +1,14 @@
 # make demo: the two-command start. make test: all tests. Both set .venv up first; a second call does nothing twice.
 # make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed (docs/gpu.md).
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
+# make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
 VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-emulated build bench sanitize fuzz format check-format check-cuda build-cuda \
+.PHONY: demo test test-emulated build bench sanitize fuzz soak format check-format check-cuda build-cuda \
   test-cuda bench-cuda clean
 .DELETE_ON_ERROR:
 
@@ -43,6 +44,10 @@ sanitize: build
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=report UBSAN_OPTIONS=print_stacktrace=1:log_path=report PYTHONPATH=. $(abspath $(PY)) -m pytest -q $(TESTS)
 
 SECONDS := 600
+# 10,000 short requests with random arrivals, settings and cancellations on a cache that is too small for them.
+soak: build
+	OMP_NUM_THREADS=1 $(PY) -m torch_infini.testing.engines --requests 10000
+
 fuzz: build $(VENV)/.fuzz
 	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)
 

@@ -2,7 +2,8 @@
 
     python benchmarks/host_cost.py
 
-One thread, float32 where the op has it; functional and out forms in turns with aten.mul and its out form, medians.
+One thread, float32 where the op has it; functional and out forms in turns with aten.mul and its out form, medians. And
+what a call takes in a replayed program (torch_infini.runtime.program) of 256 such calls, its kernel included.
 """
 
 from __future__ import annotations
@@ -15,10 +16,12 @@ from pathlib import Path
 import torch
 
 from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
+from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, threads_set_to
 from torch_infini.testing.benchmark import medians, write_csv
 
 RESULTS = Path(__file__).parent / "results"
+REPLAYED = 256  # calls of one program
 
 
 @dataclass
@@ -29,6 +32,7 @@ class Row:
     sample: str
     functional_us: float
     out_us: float | None
+    replayed_us: float
     aten_mul_us: float
     aten_mul_out_us: float
 
@@ -48,8 +52,14 @@ def measure(spec: OpSpec) -> Row:
     x = torch.randn(8)
     y = torch.empty_like(x)
     mul, mul_out = torch.ops.aten.mul.Tensor, torch.ops.aten.mul.out
+
+    def repeated() -> None:
+        for _ in range(REPLAYED):
+            op(*args, **kwargs)
+
     calls = {
         "functional": lambda: op(*args, **kwargs),
+        "replayed": program(repeated).replay,
         "mul": lambda: mul(x, x),
         "mul out": lambda: mul_out(x, x, out=y),
     }
@@ -58,7 +68,8 @@ def measure(spec: OpSpec) -> Row:
         calls["out"] = lambda: out(*args, **kwargs, **results)
     times = medians(calls, rounds=15, least=0.005)
     us = {name: 1e6 * value for name, value in times.items()}
-    return Row(spec.name, sample.name, us["functional"], us.get("out"), us["mul"], us["mul out"])
+    replayed = us["replayed"] / REPLAYED
+    return Row(spec.name, sample.name, us["functional"], us.get("out"), replayed, us["mul"], us["mul out"])
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -72,8 +83,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_csv(options.out, rows, Row)
     for row in rows:
         out = "    -" if row.out_us is None else f"{row.out_us:5.2f}"
-        print(f"{row.op:24} {row.functional_us:5.2f} us, out {out} us; aten.mul {row.aten_mul_us:.2f}, "
-              f"{row.aten_mul_out_us:.2f} us ({row.sample})")  # fmt: skip
+        print(f"{row.op:24} {row.functional_us:5.2f} us, out {out} us, replayed {row.replayed_us:.2f} us; "
+              f"aten.mul {row.aten_mul_us:.2f}, {row.aten_mul_out_us:.2f} us ({row.sample})")  # fmt: skip
     print(f"{len(rows)} rows in {options.out}")
 
 

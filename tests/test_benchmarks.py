@@ -120,7 +120,9 @@ def test_host_cost(tmp_path: Path) -> None:
     with out.open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["op"] for row in rows] == ["rms_norm", "add"]
-    assert all(float(row[name]) > 0 for row in rows for name in ("functional_us", "out_us", "aten_mul_us"))
+    names = ("functional_us", "out_us", "replayed_us", "aten_mul_us")
+    assert all(float(row[name]) > 0 for row in rows for name in names)
+    assert all(float(row["replayed_us"]) < float(row["functional_us"]) for row in rows)
 
 
 def test_steps(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torch_infini.ops import Sample, all_ops
 from torch_infini.ops.attention import attention_inputs
+from torch_infini.ops.paged_attention import first_seen
 from torch_infini.ops.paged_attention import inputs as paged_inputs
 from torch_infini.testing import check_against_reference, cuda_device
 
@@ -130,18 +131,36 @@ def test_neighbours_and_room_change_no_bit(dtype: torch.dtype, queries: int) -> 
 
 @needs_cuda
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_paged_neighbours_change_no_bit(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("window", [0, 5, 64, 260])
+def test_paged_neighbours_change_no_bit(dtype: torch.dtype, window: int) -> None:
     """Decode, short and long prefill in one call, and each alone."""
     lengths, queries = [700, 33, 90, 300], [1, 33, 3, 20]
-    q, k, v, tables, lens, starts = on_cuda(*paged_inputs(dtype, lengths, 8, 2, 64, 16, queries))
-    together = paged_attention_prefill(q, k, v, tables, lens, starts)
+    q, k, v, tables, lens, starts = on_cuda(*paged_inputs(dtype, lengths, 8, 2, 64, 16, queries, window))
+    together = paged_attention_prefill(q, k, v, tables, lens, starts, window=window)
     for b, count in enumerate(queries):
         rows = slice(int(starts[b]), int(starts[b + 1]))
         alone = torch.tensor([0, count], device=DEVICE)
-        one = paged_attention_prefill(q[rows], k, v, tables[b : b + 1], lens[b : b + 1], alone)
+        one = paged_attention_prefill(q[rows], k, v, tables[b : b + 1], lens[b : b + 1], alone, window=window)
         assert same_bits(one, together[rows]), b
-    decoded = paged_attention(q[:1], k, v, tables[:1], lens[:1])
+    decoded = paged_attention(q[:1], k, v, tables[:1], lens[:1], window=window)
     assert same_bits(decoded, together[:1])
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 30, 64, 520])
+def test_what_a_window_hides_is_not_read(dtype: torch.dtype, window: int) -> None:
+    lengths, queries = [700, 33, 90, 300, 1100], [1, 33, 3, 120, 2]
+    args = on_cuda(*paged_inputs(dtype, lengths, 4, 1, 40, 16, queries))
+    _, k, v, tables, *_ = args
+    expected = paged_attention_prefill(*args, window=window)
+    for b, (length, count) in enumerate(zip(lengths, queries, strict=True)):
+        first = first_seen(length, count, window)
+        for key in range(first):
+            k[tables[b, key // 16], :, key % 16] = torch.nan
+            v[tables[b, key // 16], :, key % 16] = torch.inf
+        tables[b, : first // 16] = -1 if b % 2 else 2**40
+    assert same_bits(paged_attention_prefill(*args, window=window), expected)
 
 
 @needs_cuda

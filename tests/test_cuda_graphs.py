@@ -15,6 +15,7 @@ import torch
 
 from torch_infini._library import RUNTIME
 from torch_infini.ops import OpSpec, Sample, all_ops
+from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, cuda_device
 
 DEVICE = cuda_device()
@@ -156,3 +157,15 @@ def test_more_than_two_to_the_31_elements() -> None:
     assert same_bits(y[:1], y[rows - 3 : rows - 2])
     out = torch.ops.infini.swiglu(x, x)
     assert same_bits(out[-2:], torch.ops.infini.swiglu(x[-2:].clone(), x[-2:].clone()))
+
+
+def test_programs_are_refused() -> None:
+    """They are the CPU's; the sentence says what there is instead."""
+    x = torch.ones(2, 8, device=DEVICE)
+    with pytest.raises(RuntimeError) as caught, torch.no_grad():
+        program(lambda: torch.ops.infini.silu(x))
+    rule = "every tensor must be on the CPU" if DEVICE == "cuda" else "the kernels must be the CPU's"
+    got = "one on cuda:0" if DEVICE == "cuda" else "emulated CUDA"
+    assert str(caught.value) == (
+        f"torch_infini.runtime.program: {rule} (on CUDA use torch_infini.runtime.graph), got {got}"
+    )

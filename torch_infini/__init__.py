@@ -1,13 +1,15 @@
 """torch_infini: the Infini kernels for LLaMA-type inference, as torch ops and behind the doors built on them.
 
 torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
-torch_infini.quantize makes the weights of the quantised ones; torch_infini.runtime has streams, events and graphs.
+torch_infini.LLM serves prompts with models of torch_infini.models, which are made of torch_infini.nn;
+torch_infini.quantize makes integer weights; torch_infini.runtime has streams, events, graphs and programs.
 """
 
 import os
 
-from . import compile, ops, quantize, runtime
+from . import compile, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
+from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, load_patched, patch_model, patched, save_patched, unpatch_model
 
 if os.environ.get("INFINI_LOG"):
@@ -17,11 +19,18 @@ if os.environ.get("INFINI_LOG"):
 
 __version__ = "0.1.0"
 __all__ = [
+    "LLM",
+    "AsyncLLM",
+    "Engine",
+    "EngineConfig",
     "PatchReport",
+    "SamplingParams",
     "compile",
     "cpu_capabilities",
     "cpu_capability",
     "load_patched",
+    "models",
+    "nn",
     "ops",
     "patch_model",
     "patched",

@@ -1,8 +1,16 @@
 """The commands of python -m torch_infini, by name."""
 
-from . import demo, doctor, env, ops, root
+from . import bench, demo, doctor, env, generate, ops, root
 from .errors import CommandError
 
-COMMANDS = {"demo": demo, "doctor": doctor, "env": env, "ops": ops, "root": root}
+COMMANDS = {
+    "bench": bench,
+    "demo": demo,
+    "doctor": doctor,
+    "env": env,
+    "generate": generate,
+    "ops": ops,
+    "root": root,
+}
 
 __all__ = ["COMMANDS", "CommandError"]

@@ -9,6 +9,7 @@ import weakref
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 from .engine import Engine
@@ -54,11 +55,8 @@ class AsyncLLM:
             ValueError: For a prompt that cannot be served.
             RuntimeError: If this is closed, or its thread failed.
         """
-        output = None
-        async for output in self.stream(prompt, params):
-            pass
-        assert output is not None
-        return output
+        outputs = [output async for output in self.stream(prompt, params)]
+        return outputs[-1]
 
     async def chat(self, messages: list[Message], params: SamplingParams | None = None) -> RequestOutput:
         """Answer a conversation: [{"role": "user", "content": "..."}, ...]. Otherwise as generate."""
@@ -129,7 +127,7 @@ class _Worker:
         self._thread.start()
 
     def add(self, prompt: Prompt, params: SamplingParams | None, tell: Tell) -> Future[str]:
-        """Ask for a request; its outputs, or what ended the thread, go to `tell`. The future has its id, or ValueError."""
+        """Ask for a request; its outputs, or what ended the thread, go to `tell`. The future is of its id."""
         future: Future[str] = Future()
 
         def add() -> None:
@@ -156,10 +154,8 @@ class _Worker:
                 self._tell.pop(request.result(), None)
                 self._engine.abort(request.result())
 
-        try:
+        with suppress(RuntimeError):  # closed meanwhile: there is nothing left to cancel
             self._ask(abort)
-        except RuntimeError:  # closed meanwhile: there is nothing left to cancel
-            pass
 
     def _ask(self, what: Callable[[], None]) -> None:
         with self._wake:

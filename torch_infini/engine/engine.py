@@ -62,12 +62,22 @@ class EngineConfig:
     record: bool = True
 
     def __post_init__(self) -> None:
-        for name in ("max_sequences", "max_length", "cache_bytes", "cache_blocks", "block_size", "prompt_tokens", "piece"):
+        for name in (
+            "max_sequences",
+            "max_length",
+            "cache_bytes",
+            "cache_blocks",
+            "block_size",
+            "prompt_tokens",
+            "piece",
+        ):
             value = getattr(self, name)
             if value is not None and not (isinstance(value, int) and value >= 1):
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
         if self.cache_bytes is not None and self.cache_blocks is not None:
-            raise ValueError("torch_infini.EngineConfig: cache_blocks must be None where cache_bytes is given, got both")
+            raise ValueError(
+                "torch_infini.EngineConfig: cache_blocks must be None where cache_bytes is given, got both"
+            )
 
 
 class Engine:
@@ -92,7 +102,9 @@ class Engine:
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
         c, positions = self.config, model.config.max_position_embeddings
         if c.max_length is not None and c.max_length > positions:
-            raise ValueError(f"{_NAME}: max_length must be at most the model's positions, {positions}, got {c.max_length}")
+            raise ValueError(
+                f"{_NAME}: max_length must be at most the model's positions, {positions}, got {c.max_length}"
+            )
         length = c.max_length or positions
         blocks = self._count_blocks(length)
         self.max_length = min(length, blocks * c.block_size)
@@ -104,6 +116,7 @@ class Engine:
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
         self._runner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
         self._sampler = Sampler()
+        self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
         self._told: dict[Sequence, tuple[int, int]] = {}
         self._ended: list[Request] = []  # by abort: to be told by the next step
@@ -122,9 +135,7 @@ class Engine:
             raise ValueError(f"{_NAME}: cache_bytes must be at least a block's, {block_bytes}, got {budget}")
         return budget // block_bytes
 
-    def add(
-        self, prompt: str | SequenceOf[int], params: SamplingParams | None = None, id: str | None = None
-    ) -> str:
+    def add(self, prompt: str | SequenceOf[int], params: SamplingParams | None = None, id: str | None = None) -> str:
         """Take a request in; the next steps compute it.
 
         Args:
@@ -186,7 +197,7 @@ class Engine:
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         row = Row(request.params, request.seeds[index], request.prompt, [], self.model.config.eos_token_ids)
-        stream = None if self.tokenizer is None else TextStream(self.tokenizer, request.prompt, request.params)
+        stream = None if self.tokenizer is None else TextStream(self.tokenizer, request.params, request.prompt)
         return Sequence(request, index, row, list(request.prompt), stream)
 
     def abort(self, id: str) -> bool:
@@ -205,6 +216,11 @@ class Engine:
         """Whether there is nothing to do and nothing to tell."""
         return not self._requests
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that the keys and values of a token take."""
+        return self._cache.bytes_per_token
+
     def metrics(self) -> Metrics:
         """What the engine does; the object is the same at every call."""
         m, s = self._metrics, self._scheduler
@@ -219,7 +235,7 @@ class Engine:
             An output for each request that has new tokens or ended.
         """
         start = time.perf_counter()
-        touched = {request: None for request in self._ended}
+        touched = dict.fromkeys(self._ended)
         self._ended = []
         pieces = self._scheduler.schedule()
         if pieces:
@@ -317,7 +333,7 @@ class Engine:
         m = self._metrics
         m.steps += 1
         m.seconds += seconds
-        m.bytes_read += self.model.bytes_per_step
+        m.bytes_read += self._step_bytes
         for sequence, start, count in pieces:
             m.bytes_read += (start + count) * self._cache.bytes_per_token
             if start < len(sequence.request.prompt):

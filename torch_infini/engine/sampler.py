@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from ..ops._registry import FLOATS
 from .sampling_params import SamplingParams
 
 random_sample = torch.ops.infini.random_sample.default
@@ -70,7 +71,7 @@ class Row:
     _counted: int = field(default=0, init=False, repr=False)
 
     def counts(self) -> dict[int, int]:
-        """How often each token is in the output; 0 for one of the prompt alone, where repetition_penalty asks for it."""
+        """How often each token is in the output; 0 for the prompt's others, where repetition_penalty asks for them."""
         if self._counts is None:
             self._counts = dict.fromkeys(self.prompt if self.params.repetition_penalty != 1 else (), 0)
         counts = self._counts
@@ -91,7 +92,8 @@ class Sampled(NamedTuple):
     Attributes:
         token: Its id; -1 where there is an error.
         logprob: The token's log-probability before temperature, where SamplingParams.logprobs asks for it.
-        top_logprobs: (token, log-probability) of the most likely tokens, the first one first (equals: the lower id).
+        top_logprobs: (token, log-probability) of the most likely tokens in descending order, of equals the lower id
+            first; fewer where fewer are possible.
         error: Why there is no token.
     """
 
@@ -154,8 +156,8 @@ class Sampler:
             names a token that is not in the vocabulary, has an error; the other rows are not touched by that.
 
         Raises:
-            ValueError: Where logits has not as many rows as there are rows.
-            RuntimeError: For a dtype or stride that cannot be served.
+            ValueError: Where logits has another dtype, or not as many rows as there are rows.
+            RuntimeError: For a stride that cannot be served.
 
         Source: repetition_penalty: Keskar et al., CTRL, 2019, arXiv:1909.05858; min_p: Nguyen et al., Turning Up the
             Heat: Min-p Sampling for Creative and Coherent LLM Outputs, 2024, arXiv:2407.01082; the rest as in
@@ -166,11 +168,14 @@ class Sampler:
                 f"torch_infini.Sampler: logits must have shape [{len(rows)}, vocabulary], a row for each of rows, got "
                 f"{list(logits.shape)}"
             )
+        if logits.dtype not in FLOATS:
+            came = str(logits.dtype).removeprefix("torch.")
+            raise ValueError(f"torch_infini.Sampler: logits must be float32, bfloat16 or float16, got {came}")
         if not rows:
             return []
-        edited = [
-            i for i, row in enumerate(rows) if row.params.edits_logits or len(row.output) < row.params.min_tokens
-        ]
+        edited = [i for i, row in enumerate(rows) if row.params.edits_logits or len(row.output) < row.params.min_tokens]
+        if edited and len(rows) > 1 and logits.stride(0) < logits.shape[1]:  # one row for all, as of n samples
+            logits = logits.contiguous()
         if not edited or logits.dtype == torch.float32:
             return self._sample(logits, rows, edited)
         # Half types would round what is added: those rows go on in float32, by themselves.
@@ -245,13 +250,16 @@ def integers(values: Sequence[int], device: torch.device) -> Tensor:
 
 
 def most_likely(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
-    """The first tokens in descending order, of equals the lower ids: topk does not say which of them it takes."""
+    """The first possible tokens in descending order, of equals the lower ids: topk does not say which it takes."""
     size = logprobs.shape[0]
+    if count == 0:
+        return []
     values, ids = logprobs.topk(min(count + 1, size))
     if count < size and values[count] == values[count - 1]:
         ids = (logprobs >= values[count]).nonzero().flatten()
         values = logprobs[ids]
-    return sorted(zip(ids.tolist(), values.tolist()), key=lambda entry: (-entry[1], entry[0]))[:count]
+    possible = [(token, value) for token, value in zip(ids.tolist(), values.tolist()) if value > -inf]
+    return sorted(possible, key=lambda entry: (-entry[1], entry[0]))[:count]
 
 
 def draw(logits: Tensor, settings: tuple[Tensor, ...]) -> list[int]:

@@ -97,9 +97,11 @@ class Scheduler:
 
     def _admit(self) -> bool:
         """Let the first that waits run, if blocks for all of its tokens are free."""
-        if not self.waiting or len(self.running) >= self.max_sequences:
+        if not self.waiting:
             return False
         sequence = self.waiting[0]
+        if sum(s.samples for s in self.running) + sequence.samples > self.max_sequences:
+            return False
         found, identity = self.blocks.match(sequence.tokens)
         # One block each for those that run already, lest a newcomer makes them give back at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)
@@ -115,7 +117,7 @@ class Scheduler:
         return True
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the sequence blocks for so many tokens, from those who came last; False if it had to give back itself."""
+        """Give the sequence blocks for so many tokens, if need be those of who came last; False if that is itself."""
         blocks, size = self.blocks, self.blocks.block_size
         while True:
             try:

@@ -99,6 +99,12 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt)
 
     @property
+    def samples(self) -> int:
+        """How many sequences it is going to be: as many as samples are asked for, until its prompt is computed."""
+        request = self.request
+        return request.params.n if len(request.sequences) < request.params.n else 1
+
+    @property
     def remaining(self) -> int:
         """Tokens that are still to be computed before the next can be sampled."""
         return len(self.tokens) - self.computed

@@ -1,6 +1,151 @@
+"""Text of a sequence while its tokens come: only what no later token changes, up to the first stop string.
+
+Each token costs a decode of a few tokens, however long the sequence is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from .sampling_params import SamplingParams
+
+CONTEXT = 6  # tokens that are decoded with each new one; up to twice as many between two cuts
+UNDECIDED = 4  # bytes of the longest UTF-8 character, and so tokens whose text may yet change
+REPLACEMENT = "\ufffd"  # what tokenizers give for bytes that are not UTF-8, or not yet
+
+
 class TextStream:
-    def __init__(self, tokenizer, prompt_tokens, params):
-        self.t=tokenizer; self.out=[]; self.done=""; self.stopped=None
-    def add(self, token):
-        self.out.append(token); s=self.t.decode(self.out, skip_special_tokens=True); n=s[len(self.done):]; self.done=s; return n
-    def finish(self): return ""
+    """The text of one sequence, token by token.
+
+    All increments together are tokenizer.decode(output, skip_special_tokens=True) up to the first stop string; with
+    prompt_tokens, what decode(prompt + output) has behind decode(prompt): a sentencepiece tokenizer drops the space at
+    the beginning of a text, but not the one between prompt and output. Spaces before punctuation are left
+    (clean_up_tokenization_spaces=False).
+
+    One thing differs: tokenizers with byte fallback (Llama 2's) turn a whole run of byte tokens into U+FFFD where one
+    of its bytes is not UTF-8. Characters of such a run that were complete before that byte have been given, and stay.
+
+    A stop string counts where it is complete first, of several that end there the longest; not before the sequence has
+    params.min_tokens tokens, and not with text from before.
+
+    Args:
+        tokenizer: One of transformers', or anything with decode(ids, skip_special_tokens=,
+            clean_up_tokenization_spaces=).
+        params: The request's settings: stop, include_stop and min_tokens.
+        prompt_tokens: What the output continues; empty: nothing.
+
+    Attributes:
+        stopped: The stop string that was found; None before that. The sequence should end there.
+    """
+
+    def __init__(self, tokenizer: Any, params: SamplingParams | None = None, prompt_tokens: Sequence[int] = ()) -> None:
+        self.stopped: str | None = None
+        self._decode = tokenizer.decode
+        self._special = special_tokens(tokenizer)
+        self._params = params or SamplingParams()
+        self._added = 0
+        self._held = ""  # text that may be the beginning of a stop string
+        # The last tokens; how much of their text was given; how many of them have made that text another one.
+        self._window: list[int] = self._end_of(prompt_tokens)
+        self._given = settled(self._text(self._window))
+        self._unsettled = 0
+
+    def add(self, token: int) -> str:
+        """Take the next token.
+
+        Args:
+            token: Its id.
+
+        Returns:
+            The new text that is final, often empty; always empty once a stop string was found.
+        """
+        self._added += 1
+        if self.stopped is not None or token in self._special:
+            return ""
+        self._window.append(token)
+        return self._search(self._final_text())
+
+    def finish(self) -> str:
+        """What was held back, when no more tokens come: a character's first bytes, as U+FFFD, and the beginning of a
+        stop string. A second call gives nothing.
+        """
+        if self.stopped is not None:
+            return ""
+        text = self._search(self._final_text(last=True))
+        held, self._held = self._held, ""
+        return text + held
+
+    def _text(self, tokens: list[int]) -> str:
+        return self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False) if tokens else ""
+
+    def _end_of(self, prompt: Sequence[int]) -> list[int]:
+        """The last tokens of a prompt, as many as it takes to have a text; all of them if none has."""
+        count = 2 * CONTEXT
+        while count < len(prompt):
+            end = [token for token in prompt[-count:] if token not in self._special]
+            # The first tokens may be the end of a character.
+            ends = [end[begin:] for begin in range(UNDECIDED) if settled(self._text(end[begin:]))]
+            if ends:
+                return min(ends, key=lambda tokens: self._text(tokens).count(REPLACEMENT))
+            count *= 2
+        return [token for token in prompt if token not in self._special]
+
+    def _final_text(self, last: bool = False) -> str:
+        """The text that the window has more than before."""
+        text = self._text(self._window)
+        if not text.startswith(self._given):
+            # A byte token behind other bytes makes U+FFFD of them all until its character is complete.
+            self._unsettled += not last
+            if self._unsettled <= UNDECIDED and not last:
+                return ""
+            self._window = self._window[-self._unsettled :]
+            self._given, text = "", self._text(self._window)
+        self._unsettled = 0
+        new = (text if last else settled(text))[len(self._given) :]
+        self._given += new
+        if len(self._window) >= 2 * CONTEXT:
+            self._cut(text)
+        return new
+
+    def _cut(self, text: str) -> None:
+        """Drop the first tokens of the window where the rest has the same text, and enough of it was given: the first
+        token of a text may lose its space.
+        """
+        rest = len(text) - len(self._given)
+        for begin in range(len(self._window) - CONTEXT, len(self._window)):
+            kept = self._text(self._window[begin:])
+            if len(kept) > rest and text.endswith(kept):
+                self._window, self._given = self._window[begin:], kept[: len(kept) - rest]
+                return
+
+    def _search(self, new: str) -> str:
+        """What of the new text, and the text held, lies before a stop string and begins none."""
+        if not self._params.stop or self._added < self._params.min_tokens:
+            return new
+        text = self._held + new
+        found = [(at + len(stop), at, stop) for stop in self._params.stop if (at := text.find(stop)) >= 0]
+        if found:
+            end, at, self.stopped = min(found)
+            self._held = ""
+            return text[: end if self._params.include_stop else at]
+        keep = max(
+            (length for stop in self._params.stop for length in range(1, len(stop)) if text.endswith(stop[:length])),
+            default=0,
+        )
+        self._held = text[len(text) - keep :]
+        return text[: len(text) - keep]
+
+
+def settled(text: str) -> str:
+    """The text without what may be a character's first bytes."""
+    end = len(text)
+    while end > max(len(text) - UNDECIDED, 0) and text[end - 1] == REPLACEMENT:
+        end -= 1
+    return text[:end]
+
+
+def special_tokens(tokenizer: Any) -> frozenset[int]:
+    """The ids that skip_special_tokens skips."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    return frozenset(token for token, entry in added.items() if entry.special)

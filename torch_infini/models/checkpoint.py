@@ -87,14 +87,16 @@ def load_checkpoint(
                 opened.append(stack.enter_context(safe_open(file, framework="pt")))
             except (SafetensorError, OSError) as error:
                 raise ValueError(f"{_NAME}: {file} must be a whole safetensors file, got: {error}") from error
-        found = {name: file for file in opened for name in file.keys()}
+        found = {name: file for file in opened for name in file.keys()}  # noqa: SIM118
         _check(Path(folder), found, slots, optional)
         tensors = ((name, file.get_tensor(name)) for name, file in found.items() if name in slots)
         for name, tensor in _shown(tensors, len(slots), progress):
             slots[name].load(tensor)
 
 
-def _check(folder: Path, found: Mapping[str, object], slots: Mapping[str, Slot], optional: Callable[[str], bool]) -> None:
+def _check(
+    folder: Path, found: Mapping[str, object], slots: Mapping[str, Slot], optional: Callable[[str], bool]
+) -> None:
     wrong = []
     for kind, names in (
         ("missing", [name for name in slots if name not in found]),
@@ -139,5 +141,7 @@ def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype  # type: ignore[assignment]
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {dtype}")
+        raise ValueError(
+            f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
+        )
     return dtype  # type: ignore[return-value]

@@ -98,9 +98,7 @@ class Llama(nn.Module):
         """Whether the head reads the embedding's memory."""
         return self.config.tie_word_embeddings and self.head.format == "dense"
 
-    def forward(
-        self, batch: Batch, cache: KVCache, rows: Tensor | None = None, out: Tensor | None = None
-    ) -> Tensor:
+    def forward(self, batch: Batch, cache: KVCache, rows: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Compute new tokens of one or more sequences.
 
         Args:
@@ -124,9 +122,7 @@ class Llama(nn.Module):
         """A cache for this model, in its dtype and on its device."""
         c = self.config
         device = self.embed.weight.device
-        return KVCache(
-            c.num_hidden_layers, blocks, c.num_key_value_heads, block_size, c.head_dim, self.dtype, device
-        )
+        return KVCache(c.num_hidden_layers, blocks, c.num_key_value_heads, block_size, c.head_dim, self.dtype, device)
 
     @property
     def bytes_per_step(self) -> int:

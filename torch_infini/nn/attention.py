@@ -103,7 +103,7 @@ def attend(q: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int) -
     """Attention from rotated queries [tokens, heads, head_dim] to the cache, in q's own memory."""
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.cum_seq_lens_q
     if starts is None:
-        return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, out=q)
+        return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, window, out=q)
     return torch.ops.infini.paged_attention_prefill.out(
-        q, keys, values, tables, lens, starts, None, None, out=q
+        q, keys, values, tables, lens, starts, None, None, window, out=q
     )

@@ -1,12 +1,369 @@
+"""Rotary position embedding: the tables of cos and sin that rope and qkv_rope_cache take, with the scalings of configs.
+
+The numbers are those of transformers' LlamaRotaryEmbedding, computed once for all positions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from numbers import Integral, Real
+from typing import Any
+
 import torch
-from torch import nn
+from torch import Tensor, nn
+
+rope = torch.ops.infini.rope.default
+
+THETA = 10000.0  # where a config has none
+
+
 class RotaryEmbedding(nn.Module):
-    def __init__(self, head_dim, max_positions, theta=10000.0, scaling=None, partial=1.0, interleaved=False, dtype=None, device=None):
+    """cos and sin of all positions, and the rotation of queries or keys by them.
+
+    Frequency i is theta^(-2i / R), changed as `scaling` says; the angle of position p is p times that. Everything is
+    computed in float32 and rounded once to dtype, as transformers rounds to the dtype of the hidden states: with the
+    model's dtype the tables have the bits of transformers' cos and sin. float32 tables for a half-type model are
+    allowed, and more exact.
+
+    Two scalings depend on the sequence's length in transformers: "dynamic" recomputes theta whenever a sequence
+    outgrows what it has seen, "longrope" takes long_factor once the length exceeds the original one. Keys in a cache
+    keep the older rotation then. Here the table is chosen once, by max_positions, and serves all sequences:
+
+    * max_positions up to original_max_position_embeddings: dynamic is the unscaled table, longrope that of
+      short_factor. All lengths that fit equal transformers.
+    * More: dynamic is the table for the length max_positions, longrope that of long_factor. This equals transformers
+      where the longest position of its call is max_positions - 1 (dynamic) or beyond the original length (longrope);
+      for shorter sequences transformers has the unscaled (dynamic) or short (longrope) table, and here they are
+      scaled as well.
+
+    Args:
+        head_dim: Columns of a head.
+        max_positions: Rows of the tables: the longest sequence.
+        theta: The base of the frequencies.
+        scaling: None, or a mapping with "rope_type" ("type" in older configs; "su" is longrope) and what that needs;
+            other keys are not read.
+            default: nothing. linear: factor. dynamic: factor, original_max_position_embeddings.
+            llama3: factor, low_freq_factor, high_freq_factor, original_max_position_embeddings.
+            yarn: original_max_position_embeddings; factor, if it is not max_positions divided by that; beta_fast (32),
+            beta_slow (1), truncate (True), and attention_factor, or mscale and mscale_all_dim, or neither.
+            longrope: short_factor and long_factor (a number for each frequency), original_max_position_embeddings;
+            factor as for yarn; attention_factor, if it is not sqrt(1 + log(factor) / log(original)).
+            The attention factor of yarn and longrope multiplies cos and sin.
+        partial: The share of head_dim that is rotated: R = int(head_dim * partial), even.
+        interleaved: Pairs are columns 2i and 2i + 1 (GPT-J) instead of i and i + R/2.
+        dtype: Of the tables; torch's default if None.
+        device: Of the tables. On "meta" they are filled by reset_parameters(), after to_empty().
+
+    Attributes:
+        cos: [max_positions, R/2], not saved with the model.
+        sin: The same.
+
+    Raises:
+        ValueError: For sizes below 1, an odd R, a theta that is not above 0, an unknown rope_type, a factor that is
+            missing or not what is said above.
+
+    Source: Su et al., RoFormer, 2021, arXiv:2104.09864; Peng et al., YaRN, 2023, arXiv:2309.00071 (yarn, dynamic); Chen
+        et al., Extending Context Window of Large Language Models via Positional Interpolation, 2023, arXiv:2306.15595
+        (linear); Ding et al., LongRoPE, 2024, arXiv:2402.13753; Llama 3.1's model code (llama3).
+    """
+
+    cos: Tensor
+    sin: Tensor
+
+    def __init__(
+        self,
+        head_dim: int,
+        max_positions: int,
+        theta: float = THETA,
+        scaling: Mapping[str, Any] | None = None,
+        partial: float = 1.0,
+        interleaved: bool = False,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+    ) -> None:
         super().__init__()
-        inv=1.0/theta**(torch.arange(0,head_dim,2).float()/head_dim)
-        a=torch.arange(max_positions).float()[:,None]*inv
-        self.register_buffer('cos',a.cos().to(dtype),persistent=False); self.register_buffer('sin',a.sin().to(dtype),persistent=False)
-        self.interleaved=interleaved
-def rotary_settings(config):
-    r=config.get('rope_parameters') or {}
-    return dict(head_dim=config.get('head_dim') or config['hidden_size']//config['num_attention_heads'], max_positions=config['max_position_embeddings'], theta=r.get('rope_theta', config.get('rope_theta',10000.0)))
+        _check_integer("RotaryEmbedding", "head_dim", head_dim)
+        _check_integer("RotaryEmbedding", "max_positions", max_positions)
+        _check_positive("RotaryEmbedding", "theta", theta)
+        if not _is_number(partial) or not 0 < partial <= 1:
+            raise _error("RotaryEmbedding", "partial", "be a number above 0 and at most 1", partial)
+        self.rotated = int(head_dim * partial)
+        if self.rotated % 2 or self.rotated == 0:
+            rule = f"make int(head_dim * partial) even and above 0, with head_dim {head_dim}"
+            raise _error("RotaryEmbedding", "partial", rule, partial)
+        _check_scaling("RotaryEmbedding", scaling or {}, self.rotated)
+        self.max_positions = int(max_positions)
+        self.theta = float(theta)
+        self.scaling = dict(scaling or {})
+        self.interleaved = interleaved
+        empty = torch.empty(self.max_positions, self.rotated // 2, dtype=dtype, device=device)
+        self.register_buffer("cos", empty, persistent=False)
+        self.register_buffer("sin", torch.empty_like(empty), persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Compute the tables anew, in their dtype and on their device."""
+        if self.cos.is_meta:
+            return
+        frequencies, factor = inverse_frequencies(self.rotated, self.max_positions, self.theta, self.scaling)
+        # On the CPU, so that all devices have the same bits.
+        angles = torch.arange(self.max_positions, device="cpu")[:, None].float() * frequencies
+        self.cos.copy_(angles.cos() * factor)
+        self.sin.copy_(angles.sin() * factor)
+
+    def forward(self, x: Tensor, positions: Tensor) -> Tensor:
+        """Rotate queries or keys.
+
+        Args:
+            x: [S, H, head_dim] or [B, S, H, head_dim], of the tables' dtype, or a half type where they are float32;
+                stride 1 in the last dimension.
+            positions: [S] or [B, S] integers below max_positions.
+
+        Returns:
+            The shape and dtype of x, contiguous.
+
+        Raises:
+            RuntimeError: As torch_infini.ops.rope.
+        """
+        return rope(x, self.cos, self.sin, positions, self.interleaved)
+
+    def extra_repr(self) -> str:
+        scaling = f", scaling={self.scaling}" if self.scaling else ""
+        return f"{self.rotated} columns, {self.max_positions} positions, theta={self.theta}{scaling}"
+
+
+def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    """RotaryEmbedding's arguments from a model's config.json.
+
+    Reads the spelling of transformers 5 (rope_parameters, with rope_theta and partial_rotary_factor in it) and that of
+    transformers 4 (rope_scaling with "rope_type" or "type"; rope_theta and partial_rotary_factor beside it). As in
+    transformers: head_dim is hidden_size / num_attention_heads where it is missing; theta is 10000 then; the original
+    length is the config's own original_max_position_embeddings, or else the one of the scaling, or else
+    max_position_embeddings (for dynamic always this).
+
+    Args:
+        config: The mapping in config.json.
+
+    Returns:
+        head_dim, max_positions (max_position_embeddings), theta, scaling, partial. To serve longer or shorter
+        sequences, replace max_positions: the scaling has all it needs from the config.
+
+    Raises:
+        ValueError: For an unknown rope_type, a factor that is missing or invalid, settings that differ by layer, or a
+            config without the sizes.
+    """
+    function = "rotary_settings"
+    parameters = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(parameters, Mapping):
+        raise _error(function, "config", "have a mapping as rope_parameters", repr(parameters))
+    if nested := [key for key, value in parameters.items() if isinstance(value, Mapping)]:
+        raise _error(function, "config", "have the same rope_parameters for all layers", f"some for {nested}")
+    head_dim = config.get("head_dim")
+    if head_dim is None:
+        hidden, heads = (_needed(function, config, name) for name in ("hidden_size", "num_attention_heads"))
+        head_dim = hidden // heads
+    _check_integer(function, "config's head_dim", head_dim)
+    longest = _needed(function, config, "max_position_embeddings")
+    theta, partial = (
+        _first(parameters.get(name), config.get(name), default)
+        for name, default in (("rope_theta", THETA), ("partial_rotary_factor", 1.0))
+    )
+    scaling = {key: value for key, value in parameters.items() if key not in ("rope_theta", "partial_rotary_factor")}
+    kind = _kind(scaling)
+    original = "original_max_position_embeddings"
+    if kind == "dynamic":
+        scaling[original] = longest
+    elif kind in ("llama3", "yarn", "longrope"):
+        scaling[original] = _first(config.get(original), scaling.get(original), longest)
+    if kind in ("yarn", "longrope") and scaling.get("factor") is None:
+        _check_integer(function, original, scaling[original])
+        scaling["factor"] = longest / scaling[original]
+    _check_positive(function, "rope_theta", theta)
+    if not _is_number(partial):
+        raise _error(function, "partial_rotary_factor", "be a number", repr(partial))
+    _check_scaling(function, scaling, int(head_dim * partial))
+    return {
+        "head_dim": head_dim,
+        "max_positions": longest,
+        "theta": float(theta),
+        "scaling": None if kind == "default" else scaling,
+        "partial": float(partial),
+    }
+
+
+def inverse_frequencies(
+    columns: int, max_positions: int, theta: float = THETA, scaling: Mapping[str, Any] | None = None
+) -> tuple[Tensor, float]:
+    """The angle of each pair of columns from one position to the next, and what cos and sin are multiplied by.
+
+    Args:
+        columns: R, the columns that are rotated.
+        max_positions: The longest sequence, as RotaryEmbedding takes it.
+        theta: The base.
+        scaling: As RotaryEmbedding takes it, and valid.
+
+    Returns:
+        ([R/2] float32 on the CPU, the attention factor).
+    """
+    scaling = scaling or {}
+    return SCALINGS[_kind(scaling)](columns, max_positions, theta, scaling)
+
+
+# The formulas, in the order of operations that transformers has, for the bits depend on it.
+
+
+def _powers(columns: int, theta: float | Tensor) -> Tensor:
+    """theta^(2i / R)."""
+    return theta ** (torch.arange(0, columns, 2, device="cpu").float() / columns)
+
+
+def _default(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    return 1.0 / _powers(columns, theta), 1.0
+
+
+def _linear(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    return 1.0 / _powers(columns, theta) / scaling["factor"], 1.0
+
+
+def _dynamic(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    factor, original = scaling["factor"], scaling["original_max_position_embeddings"]
+    if max_positions <= original:
+        return _default(columns, max_positions, theta, scaling)
+    length = torch.tensor(max_positions, device="cpu")  # a tensor there too: float32 from here on
+    stretched = theta * (factor * length / original - (factor - 1)) ** (columns / (columns - 2))
+    return 1.0 / _powers(columns, stretched), 1.0
+
+
+def _llama3(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """Long waves are interpolated, short ones not, and those between by a share."""
+    factor, low, high = (scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
+    original = scaling["original_max_position_embeddings"]
+    frequencies = 1.0 / _powers(columns, theta)
+    lengths = 2 * math.pi / frequencies
+    share = (original / lengths - low) / (high - low)
+    between = (1 - share) * frequencies / factor + share * frequencies
+    result = torch.where(lengths > original / low, frequencies / factor, between)
+    return torch.where(lengths < original / high, frequencies, result), 1.0
+
+
+def _yarn(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    """From the pair that turns beta_fast times in the original length to that of beta_slow, ever more interpolated."""
+    original = scaling["original_max_position_embeddings"]
+    factor = _first(scaling.get("factor"), max_positions / original)
+
+    def pair_that_turns(times: float) -> float:
+        return columns * math.log(original / (times * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair_that_turns(scaling.get("beta_fast") or 32), pair_that_turns(scaling.get("beta_slow") or 1)
+    if scaling.get("truncate", True):
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, columns - 1)
+    if low == high:
+        high += 0.001
+    powers = _powers(columns, theta)
+    ramp = ((torch.arange(columns // 2, device="cpu").float() - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    frequencies = 1.0 / (factor * powers) * (1 - kept) + 1.0 / powers * kept
+
+    def magnitude(weight: float) -> float:
+        return 0.1 * weight * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        one, all_columns = scaling.get("mscale"), scaling.get("mscale_all_dim")
+        attention = magnitude(one) / magnitude(all_columns) if one and all_columns else magnitude(1)
+    return frequencies, attention
+
+
+def _longrope(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
+    original = scaling["original_max_position_embeddings"]
+    factors = scaling["long_factor" if max_positions > original else "short_factor"]
+    attention = scaling.get("attention_factor")
+    if attention is None:
+        factor = _first(scaling.get("factor"), max_positions / original)
+        attention = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    return 1.0 / (torch.tensor(factors, dtype=torch.float32, device="cpu") * _powers(columns, theta)), attention
+
+
+SCALINGS: dict[str, Callable[..., tuple[Tensor, float]]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}
+# Numbers that must be there, and those that may be.
+NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor", "original_max_position_embeddings"),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings"),
+    "yarn": ("original_max_position_embeddings",),
+    "longrope": ("original_max_position_embeddings",),
+}
+ALLOWED = {
+    "yarn": ("factor", "beta_fast", "beta_slow", "attention_factor", "mscale", "mscale_all_dim"),
+    "longrope": ("factor", "attention_factor"),
+}
+
+
+def _kind(scaling: Mapping[str, Any]) -> str:
+    kind = _first(scaling.get("rope_type"), scaling.get("type"), "default")
+    return "longrope" if kind == "su" else kind  # its name in the first Phi-3 configs
+
+
+def _check_scaling(function: str, scaling: Mapping[str, Any], columns: int) -> None:
+    kind = _kind(scaling)
+    if kind not in SCALINGS:
+        raise _error(function, "rope_type", f"be one of {', '.join(SCALINGS)}", repr(kind))
+    if scaling.get("mrope_section") is not None:
+        raise _error(function, "scaling", "be for positions in text alone", "one with mrope_section")
+    for name in NEEDED[kind]:
+        _check_positive(function, name, scaling.get(name), f" for {kind}")
+    for name in ALLOWED.get(kind, ()):
+        if scaling.get(name) is not None and not (name.startswith("mscale") and scaling[name] == 0):
+            _check_positive(function, name, scaling[name], f" for {kind}")
+    if kind in ("linear", "dynamic", "llama3") and scaling["factor"] < 1:
+        raise _error(function, "factor", f"be at least 1 for {kind}", scaling["factor"])
+    if kind == "dynamic" and columns <= 2:
+        raise _error(function, "rope_type", "be another for 2 rotated columns", "dynamic")
+    if kind == "llama3" and scaling["high_freq_factor"] <= scaling["low_freq_factor"]:
+        rule = f"be above low_freq_factor, {scaling['low_freq_factor']}"
+        raise _error(function, "high_freq_factor", rule, scaling["high_freq_factor"])
+    if kind == "longrope":
+        for name in ("short_factor", "long_factor"):
+            factors = scaling.get(name)
+            if not isinstance(factors, (list, tuple)) or not all(_is_number(f) and f > 0 for f in factors):
+                raise _error(function, name, "be numbers above 0, one for each frequency", repr(factors))
+            if len(factors) != columns // 2:
+                raise _error(function, name, f"have {columns // 2} numbers, one for each frequency", len(factors))
+
+
+def _check_integer(function: str, name: str, value: object) -> None:
+    if not isinstance(value, Integral) or isinstance(value, bool) or value < 1:
+        raise _error(function, name, "be an integer of at least 1", repr(value))
+
+
+def _check_positive(function: str, name: str, value: object, more: str = "") -> None:
+    if not _is_number(value) or value <= 0:
+        raise _error(function, name, f"be a finite number above 0{more}", repr(value))
+
+
+def _needed(function: str, config: Mapping[str, Any], name: str) -> Any:
+    _check_integer(function, f"config's {name}", config.get(name))
+    return config[name]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _first(*values: Any) -> Any:
+    """The first one that is there."""
+    return next(value for value in values if value is not None)
+
+
+def _error(function: str, argument: str, rule: str, came: object) -> ValueError:
+    return ValueError(f"torch_infini.nn.{function}: {argument} must {rule}, got {came}")

@@ -22,15 +22,17 @@ def paged_attention(
     seq_lens: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend from one query of each sequence to all its keys, which lie in the blocks of a paged cache.
 
     out = softmax(scale * q k^T + alibi) v for each head, in float32 with one rounding at the end: decode. A sequence
-    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. On
-    CUDA lengths and tables are only read by the GPU: a length out of range, or a block outside the cache, makes the
-    rows that depend on it NaN and raises nothing.
+    without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. With
+    a window only the newest so many keys are seen; those before are not read, and their blocks may be gone. On CUDA
+    lengths and tables are only read by the GPU: a length out of range, or a block outside the cache, makes the rows
+    that depend on it NaN and raises nothing.
 
     Args:
         q: [n, H, D], a query for each of n sequences, float32, bfloat16 or float16; D at most 1024; stride 1 in the
@@ -38,29 +40,31 @@ def paged_attention(
         k_cache: [blocks, Hkv, block, D] of q's dtype, strides as for q; H is a multiple of Hkv, and query head h reads
             key head h // (H // Hkv).
         v_cache: The shape and dtype of k_cache.
-        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length are never looked at.
+        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length, and of blocks
+            whose keys no query sees any more, are never looked at.
         seq_lens: [n] int64, 0 to m * block: keys of each sequence, the newest included.
         alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
+        window: How many keys a query sees at most: its own and those just before; 0: no limit.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
         [n, H, D], contiguous, of q's dtype.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride, length or scale that cannot be served, or a block outside the
-            cache.
+        RuntimeError: For a rank, shape, dtype, stride, length, scale or window that cannot be served, or a block
+            outside the cache.
 
     Equivalent to:
         >>> k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
-        >>> visible = torch.arange(k.shape[2]) < seq_lens[:, None]  # without alibi_slopes
-        >>> mask = visible[:, None, None]
+        >>> behind = seq_lens[:, None] - torch.arange(k.shape[2])  # without alibi_slopes
+        >>> mask = ((behind > 0) & (behind <= (window or k.shape[2])))[:, None, None]
         >>> y = F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, enable_gqa=True).squeeze(2)
 
     Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023,
         arXiv:2309.06180; Press et al., Train Short, Test Long, 2021, arXiv:2108.12409, for ALiBi.
     """
-    args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale)
+    args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window)
     if out is None:
         return torch.ops.infini.paged_attention.default(*args)
     return torch.ops.infini.paged_attention.out(*args, out=out)
@@ -75,48 +79,53 @@ def paged_attention_prefill(
     cum_seq_lens_q: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
     """Attend causally from the queries of several sequences, one behind the other in q, to keys in a paged cache.
 
     As paged_attention, with any number of queries a sequence: they are its last tokens, whose keys are in the cache
-    already, and none sees the keys behind its own. Also serves prefill in chunks and batches of prefill and decode. On
-    CUDA cum_seq_lens_q, too, is only read by the GPU: where it breaks its rules all rows become NaN; where a sequence
-    has fewer keys than queries, its own do.
+    already, and none sees the keys behind its own. With a window, the query at position p sees the keys from
+    p - window + 1 to p. Also serves prefill in chunks and batches of prefill and decode. On CUDA cum_seq_lens_q, too,
+    is only read by the GPU: where it breaks its rules all rows become NaN; where a sequence has fewer keys than
+    queries, its own do.
 
     Args:
         q: [tokens, H, D], the queries of all sequences; otherwise as in paged_attention.
         k_cache: [blocks, Hkv, block, D], as in paged_attention.
         v_cache: The shape and dtype of k_cache.
-        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length are never looked at.
+        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length, and of blocks
+            whose keys no query sees any more, are never looked at.
         seq_lens: [n] int64: keys of each sequence, those of its queries included.
         cum_seq_lens_q: [n + 1] int64, from 0 to tokens: sequence b has the queries from cum_seq_lens_q[b] to
             cum_seq_lens_q[b + 1]; there may be none.
         alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
+        window: How many keys a query sees at most: its own and those just before; 0: no limit.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
         [tokens, H, D], contiguous, of q's dtype.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype, stride, length or scale that cannot be served, a block outside the
-            cache, or more queries than keys in a sequence.
+        RuntimeError: For a rank, shape, dtype, stride, length, scale or window that cannot be served, a block outside
+            the cache, or more queries than keys in a sequence.
 
     Equivalent to:
         >>> outs = []
         >>> for b, keys in enumerate(seq_lens.tolist()):  # without alibi_slopes
         >>>     one = q[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]].transpose(0, 1)
-        >>>     blocks = block_tables[b, : -(-keys // k_cache.shape[2])]
+        >>>     blocks = block_tables[b, : -(-keys // k_cache.shape[2])].clamp(min=0)
         >>>     k, v = (cache[blocks].transpose(0, 1).flatten(1, 2)[:, :keys] for cache in (k_cache, v_cache))
         >>>     visible = torch.ones(one.shape[1], keys, dtype=torch.bool).tril(keys - one.shape[1])
+        >>>     visible = visible.triu(keys - one.shape[1] - (window or keys) + 1)
         >>>     outs.append(F.scaled_dot_product_attention(one, k, v, visible, enable_gqa=True).transpose(0, 1))
         >>> y = torch.cat(outs)
 
     Source: As paged_attention.
     """
-    args = (q, k_cache, v_cache, block_tables, seq_lens, cum_seq_lens_q, alibi_slopes, scale)
+    args = (q, k_cache, v_cache, block_tables, seq_lens, cum_seq_lens_q, alibi_slopes, scale, window)
     if out is None:
         return torch.ops.infini.paged_attention_prefill.default(*args)
     return torch.ops.infini.paged_attention_prefill.out(*args, out=out)
@@ -130,6 +139,7 @@ def fake(
     seq_lens: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -143,26 +153,39 @@ def prefill_fake(
     cum_seq_lens_q: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
 
-def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float) -> Tensor:
-    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query sees them all."""
+def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
+    """[queries, keys]: a key's position - a query's, which are the last; and whether the query does not see it."""
+    distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
+    return distance, (distance > 0) | (distance <= -(window or keys))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float, window: int = 0) -> Tensor:
+    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query's is the last."""
     (queries, heads, _), keys = q.shape, k.shape[1]
     group = heads // k.shape[0]
     k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
     scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
-    distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
+    distance, unseen = distances(queries, keys, window)
     if slopes is not None:
         scores = scores + slopes.double()[:, None, None] * distance
-    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(distance > 0, -torch.inf).softmax(-1), v)
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
 
 
-def gathered(cache: Tensor, table: Tensor, length: int) -> Tensor:
-    """The first `length` keys of a sequence, [Hkv, length, D]."""
-    blocks = table[: -(-length // cache.shape[2])]
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, :length]
+def gathered(cache: Tensor, table: Tensor, length: int, first: int = 0) -> Tensor:
+    """The keys of a sequence from `first` up to its length, [Hkv, length - first, D]."""
+    size = cache.shape[2]
+    blocks = table[first // size : -(-length // size)]
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, first % size :][:, : length - first]
+
+
+def first_seen(length: int, queries: int, window: int) -> int:
+    """The first key that any of a sequence's queries sees."""
+    return max(length - queries + 1 - window, 0) if window else 0
 
 
 def prefill_reference(
@@ -174,6 +197,7 @@ def prefill_reference(
     cum_seq_lens_q: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
     result = torch.zeros_like(q, dtype=torch.float64)
@@ -181,8 +205,9 @@ def prefill_reference(
     for b, length in enumerate(seq_lens.tolist()):
         queries = slice(starts[b], starts[b + 1])
         if length > 0 and q.numel():
-            k, v = (gathered(cache, block_tables[b], length) for cache in (k_cache, v_cache))
-            result[queries] = attend(q[queries], k, v, alibi_slopes, scale)
+            first = first_seen(length, starts[b + 1] - starts[b], window)
+            k, v = (gathered(cache, block_tables[b], length, first) for cache in (k_cache, v_cache))
+            result[queries] = attend(q[queries], k, v, alibi_slopes, scale, window)
     return result
 
 
@@ -194,9 +219,10 @@ def reference(
     seq_lens: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     starts = torch.arange(len(seq_lens) + 1)
-    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale)
+    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale, window)
 
 
 def peer(
@@ -207,13 +233,13 @@ def peer(
     seq_lens: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
     k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
-    at = torch.arange(k.shape[2])
-    mask = (at < seq_lens[:, None])[:, None, None]
+    distance = (torch.arange(k.shape[2]) - seq_lens[:, None] + 1)[:, None, None]
+    mask = (distance <= 0) & (distance > -(window or k.shape[2]))
     if alibi_slopes is not None:
-        distance = (at - seq_lens[:, None] + 1)[:, None, None]
         mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
     return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=True).squeeze(2)
 
@@ -227,19 +253,20 @@ def prefill_peer(
     cum_seq_lens_q: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Tensor:
     """One sequence after the other, gathered, through torch's SDPA."""
     outs = [q[:0]]
     starts = cum_seq_lens_q.tolist()
     for b, keys in enumerate(seq_lens.tolist()):
         one = q[starts[b] : starts[b + 1]].transpose(0, 1)
-        k, v = (gathered(cache, block_tables[b], keys) for cache in (k_cache, v_cache))
-        queries = one.shape[1]
-        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
+        first = first_seen(keys, one.shape[1], window)
+        k, v = (gathered(cache, block_tables[b], keys, first) for cache in (k_cache, v_cache))
+        distance, unseen = distances(one.shape[1], keys - first, window)
+        mask = ~unseen
         if alibi_slopes is not None:
-            distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
-            mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
-        is_causal = alibi_slopes is None and queries == keys
+            mask = (alibi_slopes[:, None, None] * distance).masked_fill(unseen, -torch.inf).to(q.dtype)
+        is_causal = alibi_slopes is None and one.shape[1] == keys and not 0 < window < keys
         attended = F.scaled_dot_product_attention(
             one, k, v, None if is_causal else mask, is_causal=is_causal, scale=scale, enable_gqa=True
         )
@@ -255,8 +282,12 @@ def inputs(
     head_size: int,
     block_size: int = 16,
     queries: Sequence[int] | None = None,
+    window: int = 0,
 ) -> tuple[Tensor, ...]:
-    """(q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), blocks dealt out in random order, one spare."""
+    """(q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), blocks dealt out in random order, one spare.
+
+    With a window, the tables no longer name the blocks before it.
+    """
     g = torch.Generator().manual_seed(sum(lengths) + head_size)
     n = len(lengths)
     counts = [-(-length // block_size) for length in lengths]
@@ -264,7 +295,8 @@ def inputs(
     order = torch.randperm(blocks, generator=g)
     tables = torch.full((n, max(counts, default=0) + 1), -7)  # what is not needed is not looked at
     for b, count in enumerate(counts):
-        tables[b, :count] = order[sum(counts[:b]) : sum(counts[: b + 1])]
+        gone = first_seen(lengths[b], 1 if queries is None else queries[b], window) // block_size
+        tables[b, gone:count] = order[sum(counts[:b]) + gone : sum(counts[: b + 1])]
     total = n if queries is None else sum(queries)
     k, v = torch.randn(2, blocks, kv_heads, block_size, head_size, generator=g).to(dtype)
     q = torch.randn(total, heads, head_size, generator=g).to(dtype)
@@ -277,9 +309,26 @@ def slopes(heads: int) -> Tensor:
     return 2.0 ** -torch.arange(1, heads + 1)
 
 
+def windowed(
+    window: int,
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    block_size: int = 16,
+    queries: Sequence[int] | None = None,
+    alibi: bool = False,
+) -> Sample:
+    args = inputs(dtype, lengths, heads, kv_heads, head_size, block_size, queries, window)
+    more = {"alibi_slopes": slopes(heads)} if alibi else {}
+    return Sample(f"window of {window}, lengths {lengths}" + ", ALiBi" * alibi, args, {"window": window, **more})
+
+
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128))
     yield Sample("ALiBi", (*inputs(dtype, [5, 33, 200], 8, 2, 64), slopes(8)))
+    yield windowed(48, dtype, [5, 48, 49, 96, 200], 8, 2, 128)
     yield Sample("sequences without keys", inputs(dtype, [0, 9, 0], 4, 2, 16))
     yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1))
     yield Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150], 6, 2, 40, 5))
@@ -297,6 +346,12 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample(
         "token-major caches", (q, *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)), tables, lens)
     )
+    for window in (1, 3, 5, 64, 130):
+        yield windowed(window, dtype, [0, 1, 5, 129, 130, 131, 203], 6, 2, 40, 5)
+    yield windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64)  # split
+    yield windowed(1100, dtype, [2000, 1099], 4, 2, 37, 64)
+    yield windowed(70, dtype, [300, 64], 24, 1, 32, alibi=True)
+    yield windowed(2**63 - 1, dtype, [0, 40], 4, 2, 16)
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16))
     yield Sample("no heads", inputs(dtype, [3], 0, 0, 16))
     yield Sample("no columns", inputs(dtype, [3], 4, 2, 0))
@@ -305,11 +360,19 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130]))
     yield Sample("ALiBi", (*inputs(dtype, [5, 33, 130], 8, 2, 64, 16, [3, 1, 40]), slopes(8)))
+    yield windowed(20, dtype, [5, 20, 33, 130], 8, 2, 128, 16, [5, 20, 33, 130])
     yield Sample("sequences without queries or keys", inputs(dtype, [9, 0, 20], 4, 2, 16, 16, [0, 0, 3]))
     yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1, [1]))
     yield Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100]))
     yield Sample("wide head", inputs(dtype, [20], 2, 1, 1024, 16, [2]), {"scale": 0.05})
     yield Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3]))
+    for window in (1, 7, 128, 150):
+        yield windowed(window, dtype, [9, 0, 300, 140, 131], 6, 2, 37, 5, [9, 0, 300, 60, 1])
+    yield windowed(64, dtype, [200, 170, 129], 4, 1, 64, 32, [100, 3, 0])  # chunks, many rows and few
+    yield windowed(600, dtype, [1300, 700], 4, 1, 32, 16, [3, 20])  # split, also where windows begin at several keys
+    yield windowed(502, dtype, [700], 2, 2, 32, 16, [16])  # what the rows see ends in a split of its own on CUDA
+    yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by a key
+    yield windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True)
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
 
 
@@ -384,6 +447,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         op + "alibi_slopes must have shape [4] to match the heads of q, got [5]",
     )
     yield ErrorCase("scale", (*args, None, float("nan")), op + "scale must be finite in float32, got nan")
+    yield ErrorCase("window", (*args, None, None, -1), op + "window must be 0 (no limit) or positive, got -1")
     yield ErrorCase(
         "meta cache",
         (q, k.to("meta"), v, tables, lens, *rest),
@@ -445,13 +509,15 @@ def prefill_cost(
     cum_seq_lens_q: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Cost:
     heads, size = q.shape[1:]
     counts = cum_seq_lens_q.diff().tolist()
     keys = [length if count else 0 for length, count in zip(seq_lens.tolist(), counts, strict=True)]
-    # Of n keys, query t of the last s sees n - s + 1 + t.
-    pairs = sum(s * n - s * (s - 1) // 2 for n, s in zip(keys, counts, strict=True))
-    cached = 2 * sum(keys) * k_cache.shape[1] * size * k_cache.element_size()
+    # Of n keys, query t of the last s sees n - s + 1 + t; or the window, if that is less.
+    pairs = sum(min(n - t, window or n) for n, s in zip(keys, counts, strict=True) for t in range(s))
+    read = sum(n - first_seen(n, s, window) for n, s in zip(keys, counts, strict=True))
+    cached = 2 * read * k_cache.shape[1] * size * k_cache.element_size()
     return Cost(bytes=2 * nbytes(q) + cached, flops=4 * heads * size * pairs)
 
 
@@ -463,13 +529,17 @@ def cost(
     seq_lens: Tensor,
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
+    window: int = 0,
 ) -> Cost:
-    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, torch.arange(len(seq_lens) + 1))
+    starts = torch.arange(len(seq_lens) + 1)
+    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, starts, window=window)
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("decode 1 x 2048 keys, 32/8x128", inputs(dtype, [2048], 32, 8, 128))
     yield Sample("decode 8 x 2048 keys, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128))
+    few = inputs(dtype, [2048] * 8, 32, 8, 128, window=512)
+    yield Sample("decode 8 x 2048 keys, window 512, 32/8x128", few, {"window": 512})
 
 
 def prefill_bench(dtype: torch.dtype) -> Iterator[Sample]:
@@ -484,7 +554,7 @@ SPECS = [
         name="paged_attention",
         schema=(
             "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-            "Tensor? alibi_slopes=None, float? scale=None) -> Tensor"
+            "Tensor? alibi_slopes=None, float? scale=None, int window=0) -> Tensor"
         ),
         function=paged_attention,
         fake=fake,
@@ -499,7 +569,7 @@ SPECS = [
         name="paged_attention_prefill",
         schema=(
             "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-            "Tensor cum_seq_lens_q, Tensor? alibi_slopes=None, float? scale=None) -> Tensor"
+            "Tensor cum_seq_lens_q, Tensor? alibi_slopes=None, float? scale=None, int window=0) -> Tensor"
         ),
         function=paged_attention_prefill,
         fake=prefill_fake,

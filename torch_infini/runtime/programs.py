@@ -58,8 +58,8 @@ def program(fn: Callable[[], Any]) -> Program:
         A Program.
 
     Raises:
-        RuntimeError: If fn calls anything else, if a tensor is not on the CPU, or if a result requires a gradient (call
-            program() under torch.no_grad()).
+        RuntimeError: If fn calls or returns anything else, if a tensor is not on the CPU, or if a result requires a
+            gradient (call program() under torch.no_grad()).
         BaseException: What fn raises.
 
     Example:
@@ -95,7 +95,11 @@ class Program:
         notes = _Notes()
         with _noting(), notes:
             results, spec = pytree.tree_flatten(fn())
-        if any(isinstance(leaf, Tensor) and leaf.requires_grad for leaf in results):
+        for leaf in results:
+            if leaf is not None and not isinstance(leaf, Tensor):
+                raise RuntimeError(f"{_OP}: fn must return tensors, or tuples, lists and dicts of them, got {leaf!r}")
+        _check_devices(results)
+        if any(leaf.requires_grad for leaf in _tensors(results)):
             raise RuntimeError(
                 f"{_OP}: results must not require a gradient, for a program has no backward (call program() under "
                 "torch.no_grad()), got one that does"
@@ -205,7 +209,8 @@ class _Notes(TorchDispatchMode):
             if func.namespace == "aten" and _is_view(func):
                 return func(*args, **kwargs)
         raise RuntimeError(
-            f"{_OP}: fn must call ops of torch.ops.infini, views that need not copy and torch.empty alone, got {func}"
+            f"{_OP}: fn must call nothing but ops of torch.ops.infini, views that need no copy and torch.empty, "
+            f"got {func}"
         )
 
     def _note(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -260,7 +265,7 @@ class _Arena:
 def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
     """Where pieces of memory lie, and how much they take together: none where another is during its life.
 
-    The largest first, each at the lowest offset that is free: no more than a few percent above the best in practice.
+    The largest first, each at the lowest offset that is free.
     """
     offsets: dict[int, int] = {}
     placed: list[tuple[int, int, int, int]] = []  # (offset, end, first call, last call)

@@ -21,10 +21,10 @@ int64_t ceil_div(int64_t a, int64_t b) {
 
 // What shapes alone say of a call.
 struct Sizes {
-    int64_t batch, queries, keys, kv_heads, group;
+    int64_t batch, queries, keys, kv_heads, group, window;
     bool many;         // q_starts: every sequence has a number of queries of its own
     int64_t row_limit; // rows of a sequence whose keys may be split; 0: none is split
-    Splits splits;
+    Splits splits;     // of the keys that a sequence's rows see
 
     explicit Sizes(const Args &a) {
         many = a.q_starts.dtype != INFINI_DTYPE_INVALID;
@@ -35,7 +35,16 @@ struct Sizes {
         group = a.q.size(2) / kv_heads;
         const int64_t rows = queries * group;
         row_limit = many ? kSplitRowsOfMany : rows <= kSplitRows ? rows : 0;
-        splits = row_limit > 0 ? plan_splits(keys, kv_heads, multiprocessors()) : Splits{keys, 1};
+        window = a.window > 0 ? a.window : INT64_MAX;
+        splits = {keys, 1};
+        if (row_limit > 0) {
+            // A query's window decides how many keys a split has: the same for its row with and without others. What
+            // all rows of a sequence see may be some keys more.
+            splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors());
+            const int64_t most_queries = many ? kSplitRowsOfMany : queries;
+            const int64_t most_keys = window > keys - most_queries ? keys : window + most_queries - 1;
+            splits.count = most_keys <= splits.keys ? 1 : ceil_div(most_keys, splits.keys);
+        }
     }
 
     int64_t partial_rows() const { return splits.count > 1 ? batch * kv_heads * row_limit * splits.count : 0; }
@@ -70,6 +79,7 @@ template <typename T> Problem<T> problem_of(const Args &a, const Sizes &sizes) {
     p.batch = sizes.batch, p.queries = sizes.queries, p.keys = sizes.keys;
     p.kv_heads = sizes.kv_heads, p.group = sizes.group, p.size = static_cast<int>(a.q.size(3));
     p.causal = a.causal, p.capped = a.softcap > 0, p.keeps_empty = a.keeps_empty;
+    p.window = sizes.window;
     constexpr int kWidth = cuda::kWidth<T>;
     p.whole_q = cuda::vectors_fit(a.q) && p.size % kWidth == 0;
     p.whole_kv = cuda::vectors_fit(a.k, a.v) && p.size % kWidth == 0;

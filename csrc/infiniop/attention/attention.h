@@ -23,6 +23,7 @@ struct Args {
                              // out [1, all queries, H, D]; dtype 0: none
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
+    int64_t window = 0;      // of these the newest so many, those before are not read; 0: all. Causal only
     double scale = 1;
     double softcap = 0;        // 0: none
     bool keeps_empty = false;  // rows of a sequence without keys keep what out holds; false: they become zeros

@@ -32,10 +32,11 @@ public:
         width_ = round_up(size_, kTileColumns);
         scale_ = static_cast<float>(a_.scale);
         softcap_ = static_cast<float>(a_.softcap);
+        window_ = a_.window > 0 ? a_.window : INT64_MAX;
         cap_factor_ = attention::cap_factor(a_);
         for (int64_t b = 0; b < batch_; ++b) {
             const Sequence s = sequence(b);
-            const int64_t pairs = s.length * kv_heads_ * size_;
+            const int64_t pairs = (s.length - s.first_key) * kv_heads_ * size_;
             work_ += pairs * 2 * static_cast<int64_t>(sizeof(T)) + pairs * s.rows * 4 / kFlopsPerByte;
             splits_ = s.splits > splits_ ? s.splits : splits_;
             row_blocks_ = s.row_blocks > row_blocks_ ? s.row_blocks : row_blocks_;
@@ -105,10 +106,11 @@ private:
         int64_t length;      // its keys
         int64_t first_query; // in its batch entry of q and out, or in all of q
         int64_t queries;
+        int64_t first_key;  // that a query sees
         int64_t rows;       // of a key head: row = query * group + head in the group
         int64_t row_blocks; // of kRowBlock rows
         int64_t row_limit;  // rows in the largest block
-        int64_t splits;     // of its keys
+        int64_t splits;     // of the keys from first_key on
         bool dots;          // scores by dot products
         int64_t key_block;  // keys at a time
         bool packs_values;
@@ -119,10 +121,11 @@ private:
         s.length = length(b);
         s.first_query = a_.q_starts.dtype ? at(a_.q_starts, b) : 0;
         s.queries = a_.q_starts.dtype ? at(a_.q_starts, b + 1) - s.first_query : a_.q.size(1);
+        s.first_key = hidden(s, 0);
         s.rows = s.queries * group_;
         s.row_blocks = ceil_div(s.rows, kRowBlock);
         s.row_limit = s.rows < kRowBlock ? s.rows : kRowBlock;
-        const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length, kSplitKeys) : 1;
+        const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length - s.first_key, kSplitKeys) : 1;
         s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
         s.dots = scores_by_dots<T>(s.row_limit);
         s.key_block = s.dots ? kDotKeys : kKeyBlock;
@@ -154,8 +157,8 @@ private:
         }
         u.first_row = block * kRowBlock;
         u.rows = s.rows - u.first_row < kRowBlock ? s.rows - u.first_row : kRowBlock;
-        const int64_t size = round_up(ceil_div(s.length, s.splits), kKeyBlock);
-        u.begin = u.split * size;
+        const int64_t size = round_up(ceil_div(s.length - s.first_key, s.splits), kKeyBlock);
+        u.begin = hidden(s, u.first_row) + u.split * size;
         const int64_t seen = visible(s, u.first_row + u.rows - 1);
         u.end = s.splits > 1 && u.begin + size < seen ? u.begin + size : seen;
         return u;
@@ -220,10 +223,16 @@ private:
         }
     };
 
-    // How many keys a row of the sequence sees.
+    // How many keys a row of the sequence sees, those before its window included.
     int64_t visible(const Sequence &s, int64_t row) const {
         const int64_t seen = a_.causal ? s.length - s.queries + row / group_ + 1 : s.length;
         return seen < 0 ? 0 : seen;
+    }
+
+    // How many of these are before its window.
+    int64_t hidden(const Sequence &s, int64_t row) const {
+        const int64_t seen = visible(s, row);
+        return seen > window_ ? seen - window_ : 0;
     }
 
     // Where a row of (sequence, key head) lies in q or out.
@@ -333,6 +342,12 @@ private:
             const int64_t n = visible(s, first_row + row) - key;
             return n < 0 ? 0 : n < keys ? n : keys;
         };
+        // And how many are before the windows of the rows from `row` on.
+        const bool windows_begin = hidden(s, first_row + rows - 1) > key;
+        const auto unseen = [&](int64_t row) {
+            const int64_t n = windows_begin ? hidden(s, first_row + row) - key : 0;
+            return n < 0 ? 0 : n < keys ? n : keys;
+        };
         if (s.dots) {
             dot_all(space.q, rows, space.k_rows, keys, space.scores, ahead);
         } else {
@@ -370,6 +385,10 @@ private:
                     add_slope(scores, slope, key - (s.length - s.queries + t), n, scale);
                     scale = 1.0f;
                 }
+                if (unseen(r) > 0) {
+                    hide_first(scores, unseen(r), n, scale);
+                    scale = 1.0f;
+                }
                 const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
@@ -382,11 +401,11 @@ private:
         if (s.packs_values) {
             pack_values(space.v, space.v_rows, keys, size_);
             for (int64_t column = 0; column < size_; column += kTileColumns) {
-                add_values(rows, seen, space, Dense<float>{space.v + column * keys, kTileColumns}, column);
+                add_values(rows, seen, unseen, space, Dense<float>{space.v + column * keys, kTileColumns}, column);
             }
         } else {
             for (int64_t column = 0; column < size_; column += kTileColumns) {
-                add_values(rows, seen, space, Scattered<T>{space.v_rows, column, ahead}, column);
+                add_values(rows, seen, unseen, space, Scattered<T>{space.v_rows, column, ahead}, column);
             }
         }
     }
@@ -403,13 +422,15 @@ private:
     }
 
     // out += probabilities V for the columns of V's panel that begins at `column`.
-    template <typename Seen, typename V>
-    void add_values(int64_t rows, const Seen &seen, const Workspace &space, const V &v, int64_t column) const {
+    template <typename Seen, typename Unseen, typename V>
+    void add_values(int64_t rows, const Seen &seen, const Unseen &unseen, const Workspace &space, const V &v,
+                    int64_t column) const {
         const int64_t rest = ceil_div(size_ - column, kLanes);
         for_each_tile(rows, [&](int64_t row, int64_t count) {
+            const int64_t first = unseen(row);
             Tiles<true, float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
-                space.scores + row * kKeyBlock, kKeyBlock, v, seen(row + count - 1), space.out + row * width_ + column,
-                width_);
+                space.scores + row * kKeyBlock + first, kKeyBlock, v.from(first), seen(row + count - 1) - first,
+                space.out + row * width_ + column, width_);
         });
     }
 
@@ -469,6 +490,7 @@ private:
     bool packs_values_ = false;
     bool keys_first_ = false; // the keys of one head lie closer in memory than the heads of one key
     int64_t work_ = 0;        // in bytes of traffic that would take as long
+    int64_t window_;          // of keys; without one the largest number
     int64_t mask_strides_[4];
     float scale_;
     float softcap_, cap_factor_;    // scale / softcap, where there is a cap

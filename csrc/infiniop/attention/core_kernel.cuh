@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
         }
 #pragma unroll
         for (int r = 0; r < kCoreRows; ++r) {
-            const bool sees = key < u.end && key < shared.rows[r].seen;
+            const bool sees = key < u.end && p.sees(shared.rows[r].seen, key);
             scores[r] = !sees               ? -INFINITY
                         : k_at == kBadBlock ? not_a_number()
                                             : p.score(scores[r], shared.rows[r], key);

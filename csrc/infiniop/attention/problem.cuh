@@ -71,6 +71,7 @@ template <typename T> struct Problem {
     int64_t batch, queries, keys, kv_heads, group; // queries: of each sequence, or of all; keys: at most
     int size;
     bool causal, capped, keeps_empty;
+    int64_t window;                    // keys that a query sees at most; without a limit the largest number
     bool whole_q, whole_kv, whole_out; // 16-byte vectors may be used
     float scale, softcap, cap_factor;
 
@@ -124,7 +125,7 @@ template <typename T> struct Problem {
         const int64_t rows = u.s.queries * group;
         u.first_row = tile * tile_rows;
         const bool keep = keeps_empty && u.s.length == 0 && !u.s.bad;
-        u.begin = u.split * splits.keys;
+        u.begin = first_key(u.s, splits.count > 1 ? 0 : u.first_row) + u.split * splits.keys;
         const bool behind = splits.count > 1 && u.begin >= u.s.length; // nobody will look at this split
         if (u.first_row >= rows || (small && rows > kSplitRowsOfMany) || keep || behind) {
             return u;
@@ -135,6 +136,12 @@ template <typename T> struct Problem {
             u.end = u.begin + splits.keys;
         }
         return u;
+    }
+
+    // The first key that rows from `row` on see.
+    __device__ int64_t first_key(const Sequence &s, int64_t row) const {
+        const int64_t seen = s.length - s.queries + row / group + 1;
+        return seen > window ? seen - window : 0;
     }
 
     // Whether q_starts goes from 0 to the number of queries without ever decreasing. By a whole warp.
@@ -195,7 +202,7 @@ template <typename T> struct Problem {
     struct RowScores {
         int64_t mask_at; // of key 0
         int64_t own;     // the query's own position
-        int64_t seen;    // how many keys it sees; may be negative
+        int64_t seen;    // how many keys it sees, those before its window included; may be negative
         float slope;
     };
     __device__ RowScores row_scores(const Unit &u, int64_t row) const {
@@ -206,6 +213,10 @@ template <typename T> struct Problem {
                 : causal                    ? own + 1
                                             : u.s.length,
                 slopes != nullptr && row - u.first_row < u.rows ? slopes[head * slopes_stride] : 0.0f};
+    }
+    // Whether a row that sees the keys before `seen` sees this one: one comparison with 0 and the window.
+    __device__ __forceinline__ bool sees(int64_t seen, int64_t key) const {
+        return static_cast<uint64_t>(seen - 1 - key) < static_cast<uint64_t>(window);
     }
     __device__ __forceinline__ float score(float product, const RowScores &row, int64_t key) const {
         float x = capped ? softcap * tanhf(product * cap_factor) : product * scale;
@@ -311,7 +322,8 @@ template <typename T> __global__ void __launch_bounds__(kThreads) combine(const 
         return;
     }
     const int64_t first = blockIdx.x * p.splits.count;
-    const int live = static_cast<int>((u.s.length + p.splits.keys - 1) / p.splits.keys);
+    const int64_t keys = u.s.length - p.first_key(u.s, 0);
+    const int live = static_cast<int>((keys + p.splits.keys - 1) / p.splits.keys);
     float largest = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f;
     for (int i = 0; i < live; ++i) {
         largest = fmaxf(largest, p.partial_sums[first + i].y);

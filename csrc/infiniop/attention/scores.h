@@ -126,5 +126,13 @@ inline void add_slope(float *scores, float slope, int64_t first, int64_t n, floa
     });
 }
 
+// scores * scale, and -infinity for the first `hidden` of n: keys before a window.
+inline void hide_first(float *scores, int64_t hidden, int64_t n, float scale) {
+    for (int64_t i = 0; i < n; i += kLanes) { // whole vectors, as in cap_scores
+        const VecI before = lane_numbers() < VecI{} + static_cast<int>(hidden - i);
+        store(scores + i, select(before, splat(-INFINITY), load(scores + i) * splat(scale)));
+    }
+}
+
 } // namespace
 } // namespace infini::INFINI_LEVEL

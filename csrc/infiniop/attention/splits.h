@@ -1,5 +1,6 @@
 // How attention's CUDA kernels split the keys of a sequence among blocks (flash-decoding): from the shape of one
-// sequence and the number of multiprocessors alone, so that neither other sequences nor lengths change a row's bits.
+// sequence, the window and the number of multiprocessors alone, so that neither other sequences nor lengths change a
+// row's bits.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +17,7 @@ struct Splits {
     int64_t count; // for a sequence that fills its cache; at least 1
 };
 
-// capacity: keys that a sequence can have. One sequence alone should give each multiprocessor two blocks. 256 keys, 64
+// capacity: keys that a query can see. One sequence alone should give each multiprocessor two blocks. 256 keys, 64
 // KiB of K and V for a head of 64 halves, are the least that pays: a split's partial sums are written and read again, 4
 // bytes for each row and column, which is 3 % of K and V for 4 rows.
 inline Splits plan_splits(int64_t capacity, int64_t kv_heads, int64_t multiprocessors) {

@@ -121,7 +121,7 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
             for (int e = 0; e < 4; ++e) {
                 float &x = scores[n][e];
                 const int64_t at = key + 8 * n + 2 * (lane % 4) + e % 2;
-                if (!visible && at >= seen[e / 2]) {
+                if (!visible && !p.sees(seen[e / 2], at)) {
                     x = -INFINITY;
                 } else {
                     x = plain ? x * p.scale : p.score(x, rows[e / 2 * 8], at);
@@ -279,8 +279,8 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         }
     }
     mine.rows = rows + first_row + lane / 4;
-    // What the warp's first row sees all rows do, what the last one does not see none does; rows that are not there
-    // see nothing.
+    // All rows see what the warp's first row sees and the last one's window, the latest, has; what is too late for the
+    // last one is so for all. Rows that are not there see nothing.
     const int my_rows = u.rows - first_row < kWarpRows ? u.rows - first_row : kWarpRows;
     const int64_t least = my_rows < kWarpRows ? 0 : rows[first_row].seen;
     const int64_t last = my_rows <= 0 ? 0 : rows[first_row + my_rows - 1].seen;
@@ -299,7 +299,8 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         for (int step = 0; step < kTileKeys; step += Shape::kStep) {
             const int64_t key = u.begin + tile * kBlockKeys + (kShareKeys ? warp * kWarpKeys : 0) + step;
             if (key < end) {
-                const bool visible = key + Shape::kStep <= least && key + Shape::kStep <= u.end;
+                const bool visible =
+                    key + Shape::kStep <= least && key + Shape::kStep <= u.end && last - key <= p.window;
                 mine.attend(p, my_q, k + step * kSize, v + step * kSize, key, visible);
             }
         }

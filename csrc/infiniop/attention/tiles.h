@@ -12,6 +12,7 @@ template <typename T> struct Dense {
     const T *first;
     int64_t stride;
     const T *operator[](int64_t i) const { return first + i * stride; }
+    Dense from(int64_t i) const { return {first + i * stride, stride}; }
     void at_row(int64_t) const {}
 };
 
@@ -23,6 +24,7 @@ template <typename T> struct Scattered {
     int64_t column;
     Ahead<T> &ahead;
     const T *operator[](int64_t i) const { return rows[i] + column; }
+    Scattered from(int64_t i) const { return {rows + i, column, ahead}; }
     void at_row(int64_t i) const {
         if (i % kEach == 0) {
             ahead.fetch();

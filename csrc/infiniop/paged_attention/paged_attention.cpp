@@ -52,14 +52,19 @@ void check_sequences(const Checker &rule, const Args &args) {
                       message("be at least 0 and fit into ", max_blocks, " blocks of ", block_size),
                       message(length, " for sequence ", b));
         }
+        int64_t queries = 1;
         if (args.cum_seq_lens_q.dtype) {
-            const int64_t queries = value(args.cum_seq_lens_q, b + 1) - value(args.cum_seq_lens_q, b);
+            queries = value(args.cum_seq_lens_q, b + 1) - value(args.cum_seq_lens_q, b);
             if (queries > length) {
                 rule.fail(INFINI_STATUS_BAD_PARAM, "seq_lens", "count a sequence's queries among its keys",
                           message(length, " keys for the ", queries, " queries of sequence ", b));
             }
         }
-        for (int64_t i = 0; i < needed; ++i) {
+        // The first query sees the keys before this one, the newest `window` of them.
+        const int64_t seen = length - queries + 1;
+        const int64_t first =
+            needed > 0 && args.window > 0 && seen > args.window ? (seen - args.window) / block_size : 0;
+        for (int64_t i = first; i < needed; ++i) {
             const int64_t block = tables.as<const int64_t>()[b * tables.strides[0] + i * tables.strides[1]];
             if (block < 0 || block >= blocks) {
                 rule.fail(INFINI_STATUS_BAD_PARAM, "block_tables",
@@ -107,6 +112,7 @@ attention::Args attend(const Args &args) {
     paged.q_starts = args.cum_seq_lens_q;
     paged.alibi_slopes = args.alibi_slopes;
     paged.scale = args.scale;
+    paged.window = args.window;
     paged.keeps_empty = !args.define_all;
     paged.workspace = args.workspace;
     return paged;
@@ -158,6 +164,9 @@ void check(const char *op, const Args &args) {
     }
     constexpr double limit = std::numeric_limits<float>::max();
     rule.range("scale", args.scale, -limit, limit, "be finite in float32");
+    if (args.window < 0) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "window", "be 0 (no limit) or positive", std::to_string(args.window));
+    }
 
     rule.same_shape("out", out, "q", q);
     rule.same_dtype("out", out, "q", q);

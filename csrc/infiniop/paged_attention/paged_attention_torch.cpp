@@ -13,7 +13,7 @@ constexpr Checker kDecode("paged_attention"), kPrefill("paged_attention_prefill"
 
 Args inputs(const Checker &rule, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
             const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
-            std::optional<double> scale) {
+            std::optional<double> scale, int64_t window) {
     Args args;
     args.q = view(rule, "q", q);
     args.k_cache = view(rule, "k_cache", k_cache);
@@ -25,6 +25,7 @@ Args inputs(const Checker &rule, const Tensor &q, const Tensor &k_cache, const T
     }
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
     args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
+    args.window = window;
     args.define_all = true;
     return args;
 }
@@ -42,8 +43,9 @@ void run_with_workspace(const char *op, Args &args) {
 }
 
 Tensor decode(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
-              const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale) {
-    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+              const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale,
+              int64_t window) {
+    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
     Tensor out = empty_like(args.q);
     args.out = view(kDecode, "out", out);
     run_with_workspace("paged_attention", args);
@@ -52,8 +54,8 @@ Tensor decode(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, con
 
 Tensor decode_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
                   const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale,
-                  Tensor out) {
-    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+                  int64_t window, Tensor out) {
+    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
     args.out = view(kDecode, "out", out);
     run_with_workspace("paged_attention", args);
     return out;
@@ -61,8 +63,8 @@ Tensor decode_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
 
 Tensor prefill(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
                const Tensor &seq_lens, const Tensor &cum_seq_lens_q, const std::optional<Tensor> &alibi_slopes,
-               std::optional<double> scale) {
-    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+               std::optional<double> scale, int64_t window) {
+    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
     args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     Tensor out = empty_like(args.q);
     args.out = view(kPrefill, "out", out);
@@ -72,8 +74,8 @@ Tensor prefill(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, co
 
 Tensor prefill_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
                    const Tensor &seq_lens, const Tensor &cum_seq_lens_q, const std::optional<Tensor> &alibi_slopes,
-                   std::optional<double> scale, Tensor out) {
-    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale);
+                   std::optional<double> scale, int64_t window, Tensor out) {
+    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
     args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     args.out = view(kPrefill, "out", out);
     run_with_workspace("paged_attention_prefill", args);

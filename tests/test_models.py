@@ -1,0 +1,321 @@
+"""Llama: logits equal to transformers' for each family, half precision no worse, integer weights, and checkpoints.
+
+Whole prompts, pieces of them and single tokens must give the same; a static cache is a paged one with large blocks.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from torch_infini import quantize
+from torch_infini.models import Llama, LlamaConfig
+from torch_infini.nn import Batch, KVCache, Linear
+from torch_infini.nn.linear import ROWS_OF_KERNEL
+from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+LENGTH = 70
+
+
+def batch_of(tokens: list[list[int]], starts: list[int], lengths: int, block_size: int, shuffled: bool) -> Batch:
+    """New tokens of some sequences, each with `lengths` slots of its own in a cache; blocks in another order."""
+    each = -(-lengths // block_size)
+    tables = torch.arange(len(tokens) * each).view(len(tokens), each)
+    if shuffled:
+        tables = torch.randperm(tables.numel(), generator=torch.Generator().manual_seed(0)).view(tables.shape)
+    positions = [range(start, start + len(row)) for row, start in zip(tokens, starts, strict=True)]
+    slots = [
+        int(tables[i, at // block_size]) * block_size + at % block_size for i, row in enumerate(positions) for at in row
+    ]
+    counts = torch.tensor([len(row) for row in tokens])
+    return Batch(
+        torch.tensor([token for row in tokens for token in row]),
+        torch.tensor([at for row in positions for at in row]),
+        torch.tensor(slots),
+        tables,
+        torch.tensor(starts) + counts,
+        None if bool((counts == 1).all()) else torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0))),
+    )
+
+
+def run(
+    model: Llama, prompts: list[list[int]], pieces: list[int], block_size: int = 16, shuffled: bool = True
+) -> list[Tensor]:
+    """Logits of all tokens of each prompt, computed up to the same places at a time."""
+    length = max(map(len, prompts))
+    cache = model.new_cache(len(prompts) * -(-length // block_size), block_size)
+    logits: list[list[Tensor]] = [[] for _ in prompts]
+    for start, end in zip([0, *pieces], [*pieces, length], strict=True):
+        mine = [(i, prompt[start:end]) for i, prompt in enumerate(prompts)]
+        batch = batch_of(
+            [part for _, part in mine], [min(start, len(p)) for p in prompts], length, block_size, shuffled
+        )
+        parts = model(batch, cache).split([len(part) for _, part in mine])
+        for (i, _), part in zip(mine, parts, strict=True):
+            logits[i].append(part)
+    return [torch.cat(parts) for parts in logits]
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randint(SMALL["vocab_size"], (n,), generator=generator).tolist() for n in lengths]
+
+
+def saved(tmp_path: Path, name: str, dtype: torch.dtype = torch.float32, **changes: Any) -> tuple[Path, Any]:
+    theirs = random_model(name, dtype, **changes)
+    theirs.save_pretrained(tmp_path)
+    return tmp_path, theirs
+
+
+@torch.no_grad()
+def their_logits(model: Any, prompt: list[int]) -> Tensor:
+    return model(torch.tensor([prompt])).logits[0]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_logits(name: str, tmp_path: Path) -> None:
+    folder, theirs = saved(tmp_path, name)
+    model = Llama.from_pretrained(folder)
+    rows = prompts(LENGTH, 31, 1)
+    want = [their_logits(theirs, row) for row in rows]
+    for pieces, block_size in (([], 16), ([1], 16), ([30, 31, 64], 5), ([10, 50], LENGTH)):
+        for got, expected in zip(run(model, rows, pieces, block_size), want, strict=True):
+            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
+def test_token_by_token(name: str, tmp_path: Path) -> None:
+    folder, theirs = saved(tmp_path, name)
+    model = Llama.from_pretrained(folder)
+    rows = prompts(40, 40)
+    for got, row in zip(run(model, rows, list(range(1, 40))), rows, strict=True):
+        torch.testing.assert_close(got, their_logits(theirs, row), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["llama", "llama-biases-tied", "mistral", "qwen2", "qwen3"])
+def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    """The error against float64 is at most 1.05 times that of transformers."""
+    folder, theirs = saved(tmp_path, name, dtype)
+    model = Llama.from_pretrained(folder)
+    assert model.dtype == dtype
+    rows = prompts(200, 100)
+    exact_model = cast(random_model(name, dtype), torch.float64)
+    ours, others = 0.0, 0.0
+    for got, row in zip(run(model, rows, []), rows, strict=True):
+        exact = their_logits(exact_model, row)
+        ours += float((got - exact).square().mean())
+        others += float((their_logits(theirs, row) - exact).square().mean())
+    assert ours**0.5 <= 1.05 * others**0.5
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("name", ["llama-biases-tied", "qwen3"])
+def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The logits are those of a model whose plain weights are what the integers stand for."""
+    monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
+    folder, theirs = saved(tmp_path, name)
+    model = Llama.from_pretrained(folder, weights)
+    read = {key: slot.read() for key, slot in model.slots().items()}
+    state = theirs.state_dict()
+    for key, value in read.items():
+        assert (
+            key.endswith("norm.weight") or key.endswith("bias") or "embed" in key or not torch.equal(value, state[key])
+        )
+        assert float((value - state[key]).abs().max()) < 0.3 * float(state[key].abs().max())
+        state[key].copy_(value)
+    if theirs.config.tie_word_embeddings:  # the head has integers, the embedding has not
+        theirs.lm_head.weight = torch.nn.Parameter(model.head.dense())
+    row = prompts(LENGTH)
+    torch.testing.assert_close(run(model, row, [])[0], their_logits(theirs, row[0]), rtol=1e-3, atol=1e-3)
+    monkeypatch.undo()  # x quantised too: close
+    assert float((run(model, row, [])[0] - their_logits(theirs, row[0])).square().mean().sqrt()) < 0.1
+
+
+@pytest.mark.parametrize("weights", ["dense", "int8", "int4"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "llama", dtype)
+    model = Llama.from_pretrained(folder, weights)
+    rows = prompts(LENGTH, 3, 130, 1)
+    alone = [run(model, [row], [])[0] for row in rows]
+    together = run(model, rows, [])
+    for a, b in zip(alone, together, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_linear_in_parts() -> None:
+    """In bfloat16 more rows than the kernel takes give the bits of few, in `out` too; without the promise, close."""
+    rows = 3 * ROWS_OF_KERNEL + 5
+    linear = Linear(256, 130, bias=True, dtype=torch.bfloat16)
+    linear.load(torch.randn(130, 256) / 16)
+    torch.nn.init.normal_(linear.bias)
+    x = torch.randn(2, rows, 256, dtype=torch.bfloat16)
+    y = linear(x)
+    assert torch.equal(y, torch.stack([torch.cat([linear(part) for part in half.split(7)]) for half in x]))
+    out = torch.empty(2, rows, 130, dtype=torch.bfloat16)
+    assert linear(x, out) is out
+    assert torch.equal(out, y)
+    linear.batch_invariant = False
+    torch.testing.assert_close(linear(x), y, rtol=2e-2, atol=2e-2)
+
+
+def test_linear_parts_of_a_weight() -> None:
+    """Projections that are loaded one by one, quantised, are those of the whole."""
+    weight = torch.randn(300, 128)
+    for format in ("int8", "int4"):
+        whole, parts = (Linear(128, 300, format=format) for _ in range(2))
+        whole.load(weight)
+        for first in (0, 100, 290):
+            parts.load(weight[first : {0: 100, 100: 290, 290: 300}[first]], first)
+        assert torch.equal(whole.dense(), parts.dense())
+        assert torch.equal(whole.dense(slice(5, 9)), parts.dense()[5:9])
+        assert float((whole.dense() - weight).abs().max()) < {"int8": 0.03, "int4": 0.4}[format]
+
+
+# ---- checkpoints ----
+
+
+def edit(folder: Path, **entries: Any) -> None:
+    path = folder / "config.json"
+    config = json.loads(path.read_text())
+    config |= entries
+    path.write_text(json.dumps({key: value for key, value in config.items() if value != "absent"}))
+
+
+def test_sharded(tmp_path: Path) -> None:
+    theirs = random_model("qwen3")
+    theirs.save_pretrained(tmp_path, max_shard_size="100KB")
+    assert len(list(tmp_path.glob("*.safetensors"))) > 3
+    row = prompts(20)
+    got = run(Llama.from_pretrained(tmp_path), row, [])[0]
+    torch.testing.assert_close(got, their_logits(theirs, row[0]), rtol=1e-4, atol=1e-4)
+    next(iter(sorted(tmp_path.glob("*.safetensors")))).unlink()
+    with pytest.raises(
+        FileNotFoundError, match=r"must hold the files of its index, model-00001-of-\d+.safetensors missing"
+    ):
+        Llama.from_pretrained(tmp_path)
+
+
+def test_spellings_of_transformers_4(tmp_path: Path) -> None:
+    folder, theirs = saved(tmp_path, "llama3")
+    rope = json.loads((folder / "config.json").read_text())["rope_parameters"]
+    theta = rope.pop("rope_theta")
+    edit(folder, rope_parameters="absent", rope_scaling=rope, rope_theta=theta, dtype="absent", torch_dtype="float32")
+    row = prompts(LENGTH)
+    model = Llama.from_pretrained(folder)
+    assert model.config.dtype == torch.float32
+    torch.testing.assert_close(run(model, row, [])[0], their_logits(theirs, row[0]), rtol=1e-4, atol=1e-4)
+
+
+def test_what_config_leaves_out(tmp_path: Path) -> None:
+    """Entries that are missing stand for the family's defaults."""
+    import transformers
+
+    for kind, name in (("Llama", "llama"), ("Mistral", "mistral"), ("Qwen2", "qwen2"), ("Qwen3", "qwen3")):
+        theirs = getattr(transformers, f"{kind}Config")()
+        ours = LlamaConfig.from_dict({"model_type": name})
+        sizes = ("vocab_size", "hidden_size", "intermediate_size", "max_position_embeddings")
+        counts = ("num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+        for entry in (*sizes, *counts, "rms_norm_eps", "tie_word_embeddings"):
+            assert getattr(ours, entry) == getattr(theirs, entry), (name, entry)
+        assert ours.head_dim == 128
+        assert set(ours.windows) == {4096 if name == "mistral" else 0}
+
+
+def test_ends_of_generation_config(tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "llama", eos_token_id=5)
+    assert LlamaConfig.from_pretrained(folder).eos_token_ids == (5,)
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
+    assert LlamaConfig.from_pretrained(folder).eos_token_ids == (7, 9)
+
+
+def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, _ = saved(tmp_path, "llama")
+    capsys.readouterr()
+    Llama.from_pretrained(folder, progress=True)
+    assert re.search(r"loading \[#{30}\] +0.00 GB, +\d+\.\d\d GB/s\n$", capsys.readouterr().err)
+    Llama.from_pretrained(folder)
+    assert capsys.readouterr().err == ""
+
+
+def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
+    """All that is wrong is in one error."""
+    folder, _ = saved(tmp_path, "llama")
+    state = load_file(folder / "model.safetensors")
+    del state["model.norm.weight"]
+    state["model.layers.0.mlp.up_proj.weight"] = state["model.layers.0.mlp.up_proj.weight"][:5].contiguous()
+    state["model.layers.1.mlp.up_proj.weight"] = state["model.layers.1.mlp.up_proj.weight"].int()
+    state["model.layers.9.mlp.up_proj.weight"] = torch.ones(3)
+    state["model.layers.0.self_attn.rotary_emb.inv_freq"] = torch.ones(3)  # old checkpoints have these
+    save_file(state, folder / "model.safetensors")
+    with pytest.raises(ValueError) as caught:
+        Llama.from_pretrained(folder)
+    message = str(caught.value)
+    assert "missing: model.norm.weight;" in message
+    assert "surplus: model.layers.9.mlp.up_proj.weight;" in message
+    assert "model.layers.0.mlp.up_proj.weight must have shape [96, 64], got [5, 64]" in message
+    assert "model.layers.1.mlp.up_proj.weight must be of a floating dtype, got I32" in message
+    assert "inv_freq" not in message
+
+
+@pytest.mark.parametrize(
+    "break_it, rule",
+    [
+        (lambda f: f.write_bytes(f.read_bytes()[:-100]), "must be a whole safetensors file"),
+        (lambda f: f.write_bytes(b"\xff" * 50), "must be a whole safetensors file"),
+        (lambda f: f.write_bytes(b""), "must be a whole safetensors file"),
+        (lambda f: f.unlink(), "a model folder must hold safetensors files"),
+    ],
+)
+def test_broken_files(break_it: Any, rule: str, tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "llama")
+    break_it(folder / "model.safetensors")
+    with pytest.raises((ValueError, FileNotFoundError), match=rule):
+        Llama.from_pretrained(folder)
+
+
+@pytest.mark.parametrize(
+    "entries, rule",
+    [
+        ({"model_type": "gpt2"}, "model_type must be one of llama, mistral, qwen2, qwen3, got 'gpt2'"),
+        ({"hidden_size": -1}, "hidden_size must be a positive integer, got -1"),
+        ({"num_key_value_heads": 3}, "num_key_value_heads must be a divisor of num_attention_heads, 4, got 3"),
+        ({"head_dim": "absent", "hidden_size": 66}, "hidden_size must be a multiple of num_attention_heads, 4, got 66"),
+        ({"hidden_act": "gelu"}, "hidden_act must be 'silu', got 'gelu'"),
+        ({"rms_norm_eps": "x"}, "rms_norm_eps must be a number from 0 to less than 1, got 'x'"),
+        ({"intermediate_size": 100}, "must have shape [100, 64], got [96, 64]"),
+    ],
+)
+def test_configs_that_are_not_served(entries: dict[str, Any], rule: str, tmp_path: Path) -> None:
+    folder, _ = saved(tmp_path, "llama")
+    edit(folder, **entries)
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        Llama.from_pretrained(folder)
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="the folder must exist, got .*nowhere"):
+        Llama.from_pretrained(tmp_path / "nowhere")
+    with pytest.raises(FileNotFoundError, match=r"must have a config.json, got .*, which has none"):
+        Llama.from_pretrained(tmp_path)
+    (tmp_path / "config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"config.json must be JSON, got: "):
+        Llama.from_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"dtype must be float32, bfloat16 or float16, got float64"):
+        Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), dtype="float64")
+    with pytest.raises(ValueError, match=r"format must be 'dense', 'int8' or 'int4', got 'int2'"):
+        Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), "int2")  # type: ignore[arg-type]
+
+
+def test_cache_sizes() -> None:
+    with pytest.raises(ValueError, match=r"torch_infini.nn.KVCache: blocks must be at least 1, got 0"):
+        KVCache(1, 0, 1, 16, 16)

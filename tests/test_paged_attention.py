@@ -1,0 +1,72 @@
+"""paged_attention's window on the CPU: what it hides is not looked at, and a row's bits are its sequence's alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import torch_infini
+from torch_infini.ops.paged_attention import first_seen, inputs
+from torch_infini.testing import cpu_capability_set_to
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+paged_attention = torch.ops.infini.paged_attention
+paged_attention_prefill = torch.ops.infini.paged_attention_prefill
+capabilities = pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+
+# (keys, queries) of sequences: decode split and not, many rows and few, longer and shorter than the windows.
+SEQUENCES = [(700, 1), (33, 33), (90, 3), (300, 120), (5, 1), (1500, 2), (64, 0)]
+
+
+@capabilities
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 10, 64, 520])
+@pytest.mark.parametrize("block_size", [5, 16, 256])
+def test_what_a_window_hides_is_not_read(dtype: torch.dtype, window: int, block_size: int, capability: str) -> None:
+    lengths, queries = map(list, zip(*SEQUENCES, strict=True))
+    args = inputs(dtype, lengths, 4, 2, 40, block_size, queries)
+    _, k, v, tables, *_ = args
+    with cpu_capability_set_to(capability):
+        expected = paged_attention_prefill(*args, window=window)
+        for b, (length, count) in enumerate(SEQUENCES):
+            first = first_seen(length, count, window)
+            for key in range(first):
+                k[tables[b, key // block_size], :, key % block_size] = torch.nan
+                v[tables[b, key // block_size], :, key % block_size] = torch.inf
+            tables[b, : first // block_size] = -1 if b % 2 else 2**40
+        assert torch.equal(paged_attention_prefill(*args, window=window), expected)
+
+
+@capabilities
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("window", [1, 10, 64, 520])
+def test_neighbours_change_no_bit(dtype: torch.dtype, window: int, capability: str) -> None:
+    """Decode, short and long prefill in one call, and each alone."""
+    lengths, queries = map(list, zip(*SEQUENCES, strict=True))
+    q, k, v, tables, lens, starts = inputs(dtype, lengths, 4, 2, 64, 16, queries, window)
+    with cpu_capability_set_to(capability):
+        together = paged_attention_prefill(q, k, v, tables, lens, starts, window=window)
+        for b, count in enumerate(queries):
+            rows, one = slice(starts[b], starts[b + 1]), slice(b, b + 1)
+            alone = torch.tensor([0, count])
+            actual = paged_attention_prefill(q[rows], k, v, tables[one], lens[one], alone, window=window)
+            assert torch.equal(actual, together[rows]), b
+            if count == 1:
+                decoded = paged_attention(q[rows], k, v, tables[one], lens[one], window=window)
+                assert torch.equal(decoded, together[rows]), b
+
+
+@capabilities
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_window_of_all_keys_changes_no_bit(dtype: torch.dtype, capability: str) -> None:
+    args = inputs(dtype, [700, 300], 4, 2, 64, 16, [1, 120])
+    with cpu_capability_set_to(capability):
+        assert torch.equal(paged_attention_prefill(*args, window=700), paged_attention_prefill(*args))
+
+
+def test_blocks_in_the_window_are_checked() -> None:
+    """The newest 12 of 60 keys are in block 3, the one before them is in block 2."""
+    args = inputs(torch.float32, [60], 4, 2, 64, window=12)
+    paged_attention(*args, window=12)
+    with pytest.raises(RuntimeError, match=r"block_tables must name blocks .* got -7 at \[0, 2\]"):
+        paged_attention(*args, window=13)

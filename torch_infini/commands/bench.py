@@ -1,0 +1,110 @@
+"""bench: latency and throughput of a model in the engine, as CSV: one request alone, and many at once.
+
+Prompts are random tokens, outputs have a length that is set; every line tells its share of the memory bandwidth.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import statistics
+import sys
+import time
+from contextlib import nullcontext
+from typing import TYPE_CHECKING
+
+from .errors import CommandError
+from .model import add_model_arguments, load
+
+if TYPE_CHECKING:
+    from ..engine import LLM
+
+HELP = "measure latency and throughput of a model in the engine, as CSV"
+
+FIELDS = (
+    "requests",
+    "prompt_tokens",
+    "output_tokens",
+    "seconds",
+    "output_tokens_per_second",
+    "total_tokens_per_second",
+    "first_token_ms_median",
+    "first_token_ms_p99",
+    "token_ms_median",
+    "share_of_bandwidth",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--requests", default="1,8,32", help="how many at once, by commas (default: 1,8,32)")
+    parser.add_argument("--prompt-tokens", type=int, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--output-tokens", type=int, default=64, metavar="N", help="default: 64")
+    parser.add_argument("--rounds", type=int, default=3, metavar="N", help="the median of so many counts (default: 3)")
+    parser.add_argument("--csv", metavar="FILE", help="where the lines go (default: stdout)")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..testing.bandwidth import read_bandwidth
+
+    try:
+        loads = [int(part) for part in arguments.requests.split(",")]
+    except ValueError:
+        loads = []
+    if not loads or min(loads) < 1:
+        raise CommandError(f"--requests must be positive integers with commas between, got {arguments.requests!r}")
+    for name in ("prompt_tokens", "output_tokens", "rounds"):
+        if getattr(arguments, name) < 1:
+            raise CommandError(f"--{name.replace('_', '-')} must be at least 1, got {getattr(arguments, name)}")
+    length = arguments.prompt_tokens + arguments.output_tokens
+    llm = load(arguments, max_sequences=max(loads), reuse_prefixes=False)
+    if length > llm.engine.max_length:
+        raise CommandError(
+            f"--prompt-tokens and --output-tokens must be at most {llm.engine.max_length} together, got {length}"
+        )
+    lines = []
+    for requests in loads:
+        measured = [measure(llm, arguments, requests) for _ in range(arguments.rounds + 1)][1:]  # the first warms up
+        measured.sort(key=lambda line: line["seconds"])
+        lines.append(measured[len(measured) // 2])
+    bandwidth = read_bandwidth() if arguments.device == "cpu" else None
+    with open(arguments.csv, "w", newline="") if arguments.csv else nullcontext(sys.stdout) as file:
+        writer = csv.DictWriter(file, FIELDS, lineterminator="\n")
+        writer.writeheader()
+        for line in lines:
+            read = line.pop("bytes_read")
+            line["share_of_bandwidth"] = read / line["seconds"] / bandwidth if bandwidth else ""
+            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()})
+    return 0
+
+
+def measure(llm: LLM, arguments: argparse.Namespace, requests: int) -> dict[str, float]:
+    """One round of so many requests at once."""
+    import torch
+
+    from ..engine import SamplingParams
+
+    generator = torch.Generator().manual_seed(requests)
+    shape = (requests, arguments.prompt_tokens)
+    prompts = torch.randint(llm.engine.model.config.vocab_size, shape, generator=generator).tolist()
+    params = SamplingParams(temperature=0.0, ignore_eos=True, max_tokens=arguments.output_tokens)
+    before = llm.metrics().bytes_read
+    start = time.perf_counter()
+    outputs = llm.generate(prompts, params)
+    seconds = time.perf_counter() - start
+    first = sorted(1e3 * output.time_to_first_token for output in outputs)
+    rest = max(arguments.output_tokens - 1, 1)
+    token = [1e3 * (output.time - output.time_to_first_token) / rest for output in outputs]
+    tokens = sum(len(output.tokens) for output in outputs)
+    return {
+        "requests": requests,
+        "prompt_tokens": arguments.prompt_tokens,
+        "output_tokens": arguments.output_tokens,
+        "seconds": seconds,
+        "output_tokens_per_second": tokens / seconds,
+        "total_tokens_per_second": (tokens + requests * arguments.prompt_tokens) / seconds,
+        "first_token_ms_median": statistics.median(first),
+        "first_token_ms_p99": first[min(len(first) - 1, int(0.99 * len(first)))],
+        "token_ms_median": statistics.median(token),
+        "bytes_read": llm.metrics().bytes_read - before,
+    }

@@ -1,0 +1,78 @@
+"""generate: continues a prompt, or answers it, and shows the text as it comes; then how fast it was."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from .errors import CommandError
+from .model import add_model_arguments, load
+
+HELP = "continue a prompt with our own model and engine, and tell the speed"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--prompt", default="A class definition", help="the text to continue, or to answer with --chat")
+    parser.add_argument("--chat", action="store_true", help="put the prompt through the tokenizer's chat template")
+    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
+    parser.add_argument("--temperature", type=float, default=0.0, help="0: the most likely token always (default)")
+    parser.add_argument("--top-k", type=int, default=0, help="0: no limit (default)")
+    parser.add_argument("--top-p", type=float, default=1.0, help="1: no limit (default)")
+    parser.add_argument("--min-p", type=float, default=0.0, help="0: no limit (default)")
+    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="1: none (default)")
+    parser.add_argument("--seed", type=int, help="of the random numbers (default: another each time)")
+    parser.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be given repeatedly"
+    )
+    parser.add_argument("--ignore-eos", action="store_true", help="go on behind end-of-sequence tokens")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    from ..engine import SamplingParams
+    from ..testing.bandwidth import read_bandwidth
+
+    try:
+        params = SamplingParams(
+            temperature=arguments.temperature,
+            top_k=arguments.top_k,
+            top_p=arguments.top_p,
+            min_p=arguments.min_p,
+            repetition_penalty=arguments.repetition_penalty,
+            seed=arguments.seed,
+            stop=tuple(arguments.stop),
+            ignore_eos=arguments.ignore_eos,
+            max_tokens=arguments.max_new_tokens,
+        )
+        llm = load(arguments, max_sequences=1)
+        text = arguments.prompt
+        stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
+        if not arguments.chat:
+            print(text, end="", flush=True)
+        output = None
+        for output in stream:
+            print(output.completions[0].new_text, end="", flush=True)
+    except ValueError as error:
+        raise CommandError(str(error)) from error
+    print(flush=True)
+    assert output is not None
+    completion = output.completions[0]
+    if completion.error is not None:
+        print(f"torch_infini generate: {completion.error}", file=sys.stderr)
+        return 1
+    assert output.time is not None and output.time_to_first_token is not None
+    # The prompt's pass is no step of one token: what it took is told by itself.
+    rest, seconds = len(completion.tokens) - 1, output.time - output.time_to_first_token
+    if rest < 1:
+        print(f"{len(completion.tokens)} tokens, the first after {1e3 * output.time_to_first_token:.0f} ms")
+        return 0
+    engine = llm.engine
+    length = len(output.prompt_tokens) + len(completion.tokens) / 2
+    step_bytes = engine.model.bytes_per_step + length * engine.bytes_per_token
+    share = rest * step_bytes / seconds / (read_bandwidth() if arguments.device == "cpu" else float("nan"))
+    limit = f", {share:.1%} of the bandwidth limit" if share == share else ""
+    print(
+        f"{len(completion.tokens)} tokens, {rest / seconds:.1f} tok/s{limit} "
+        f"(the first after {1e3 * output.time_to_first_token:.0f} ms; a step reads {step_bytes / 1e6:.0f} MB)"
+    )
+    return 0

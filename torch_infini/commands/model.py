@@ -1,0 +1,48 @@
+"""What generate and bench share: the model's options, and loading it with errors that are sentences."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from .errors import CommandError
+
+if TYPE_CHECKING:
+    from ..engine import LLM
+
+SMALL_MODEL = Path(__file__).parent.parent / "demo" / "model"
+
+
+def add_model_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        metavar="FOLDER",
+        help="a Hugging Face folder: llama, mistral, qwen2, qwen3 (default: the small one here)",
+    )
+    parser.add_argument("--weights", choices=("int8", "int4"), help="quantise the linear layers while reading")
+    parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
+    parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--threads", type=int, metavar="N", help="default: torch's own choice")
+
+
+def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
+    """The LLM that the arguments ask for; CommandError where that cannot be."""
+    import torch
+
+    from ..engine import LLM
+
+    if arguments.threads is not None:
+        if arguments.threads < 1:
+            raise CommandError(f"--threads must be at least 1, got {arguments.threads}")
+        torch.set_num_threads(arguments.threads)
+    try:
+        return LLM(
+            arguments.model or SMALL_MODEL,
+            weights=arguments.weights or "dense",
+            dtype=arguments.dtype,
+            device=arguments.device,
+            **settings,
+        )
+    except (OSError, ValueError, RuntimeError) as error:
+        raise CommandError(str(error)) from error
