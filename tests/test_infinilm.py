@@ -33,7 +33,9 @@ FAMILIES = {
     "llama with all biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
     "llama, tied": ("Llama", {"tie_word_embeddings": True}),
     "mistral": ("Mistral", {}),
+    "mistral with a window": ("Mistral", {"sliding_window": 6}),
     "qwen2": ("Qwen2", {}),
+    "qwen2 with a window": ("Qwen2", {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}),
     "qwen3": ("Qwen3", {"head_dim": 32}),
 }
 
@@ -171,7 +173,6 @@ def test_tokens_are_those_of_transformers(family: str, cache: Any, feed: Any, ne
     assert continued(feed(engine, newer), prompts()) == expected
 
 
-@pytest.mark.xfail(strict=True, reason="torch_infini.nn.RotaryEmbedding does not scale yet")
 def test_rope_scaling(tmp_path: Path) -> None:
     """llama3's and one more; the reference refuses the former."""
     llama3 = {
