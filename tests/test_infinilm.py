@@ -21,43 +21,13 @@ from torch_infini.infinilm.decode import RECORDED
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import FIXED, Settings, by_fixed_number
 from torch_infini.ops.random_sample import uniform
-from torch_infini.testing import tiny_llama
+from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-VOCABULARY = tiny_llama.VOCABULARY
-POSITIONS = 256
+VOCABULARY = SMALL["vocab_size"]
 NEW = 8
-FAMILIES = {
-    "llama": ("Llama", {}),
-    "llama with all biases": ("Llama", {"attention_bias": True, "mlp_bias": True}),
-    "llama, tied": ("Llama", {"tie_word_embeddings": True}),
-    "mistral": ("Mistral", {}),
-    "mistral with a window": ("Mistral", {"sliding_window": 6}),
-    "qwen2": ("Qwen2", {}),
-    "qwen2 with a window": ("Qwen2", {"sliding_window": 6, "use_sliding_window": True, "max_window_layers": 1}),
-    "qwen3": ("Qwen3", {"head_dim": 32}),
-}
-
-
-def tiny(family: str = "llama", seed: int = 1, **changes: Any) -> Any:
-    """A tiny transformers model in float32; the same weights for the same seed."""
-    import transformers
-
-    prefix, own = FAMILIES[family]
-    values = tiny_llama.config().to_dict()
-    sizes = {name: value for name, value in values.items() if name.startswith(("num_", "hidden_", "vocab", "max_pos"))}
-    ids = {"bos_token_id": 1, "eos_token_id": None, "pad_token_id": None}
-    config = getattr(transformers, f"{prefix}Config")(
-        **{**sizes, **ids, "intermediate_size": 96, "initializer_range": 0.2, "rope_theta": 5e4, **own, **changes}
-    )
-    torch.manual_seed(seed)
-    model = getattr(transformers, f"{prefix}ForCausalLM")(config).eval()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            if parameter.dim() == 1:  # norms' weights are ones, biases zeros: neither would show a mistake
-                parameter.copy_(torch.rand_like(parameter) + (0.5 if "norm" in name else 0))
-    return model
+SHORT_WINDOWS = {"mistral": {"sliding_window": 6}, "qwen2-windows": {"sliding_window": 6}}
 
 
 def engine_of(model: Any, folder: Path, cache: Any = None, cls: Any = _infinilm.InferEngine) -> Any:
@@ -71,7 +41,7 @@ def engine_of(model: Any, folder: Path, cache: Any = None, cls: Any = _infinilm.
 
 def prompts(lengths: Sequence[int] = (3, 9, 1, 6)) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
-    return [torch.randint(2, VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+    return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
 def greedy(model: Any, prompt: list[int], new: int = NEW) -> list[int]:
@@ -164,33 +134,17 @@ def paged() -> Any:
 
 @pytest.mark.parametrize("newer", (False, True), ids=("spec 003", "newer"))
 @pytest.mark.parametrize(("cache", "feed"), ((static, Static), (paged, Paged)), ids=("static", "paged"))
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", MODELS)
 def test_tokens_are_those_of_transformers(family: str, cache: Any, feed: Any, newer: bool, tmp_path: Path) -> None:
-    model = tiny(family)
+    model = random_model(family, **SHORT_WINDOWS.get(family, {}))
     engine = engine_of(model, tmp_path, cache())
     expected = [greedy(model, prompt) for prompt in prompts()]
     assert len({tuple(tokens) for tokens in expected}) == 4  # or a mixed-up row would not be seen
     assert continued(feed(engine, newer), prompts()) == expected
 
 
-def test_rope_scaling(tmp_path: Path) -> None:
-    """llama3's and one more; the reference refuses the former."""
-    llama3 = {
-        "rope_type": "llama3",
-        "rope_theta": 100.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 16,
-    }
-    for scaling in (llama3, {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0}):
-        model = tiny(rope_parameters=scaling)
-        (prompt,) = prompts((12,))
-        assert continued(Static(engine_of(model, tmp_path, static()), False), [prompt]) == [greedy(model, prompt)]
-
-
 def test_prefill_in_pieces_beside_decode(tmp_path: Path) -> None:
-    model = tiny()
+    model = random_model("llama")
     long, short = prompts((12, 4))
     feed = Paged(engine_of(model, tmp_path, paged()), True)
     expected = greedy(model, short)
@@ -203,7 +157,7 @@ def test_prefill_in_pieces_beside_decode(tmp_path: Path) -> None:
 
 def test_a_shared_prefix_is_computed_once(tmp_path: Path) -> None:
     """The second row begins behind a block that the first one filled."""
-    model = tiny()
+    model = random_model("llama")
     (prompt,) = prompts((7,))
     engine = engine_of(model, tmp_path, paged())
     tensor = torch.tensor
@@ -216,7 +170,7 @@ def test_a_shared_prefix_is_computed_once(tmp_path: Path) -> None:
 
 def test_lengths_may_come_from_positions(tmp_path: Path) -> None:
     """Neither vocabulary's lengths: a static prefill and a decode step, and the same paged."""
-    model = tiny()
+    model = random_model("llama")
     (prompt,) = prompts((5,))
     expected = greedy(model, prompt, 2)
     tensor = torch.tensor
@@ -231,7 +185,7 @@ def test_lengths_may_come_from_positions(tmp_path: Path) -> None:
 
 def test_lengths_in_32_bits_and_on_no_rank(tmp_path: Path) -> None:
     """int32 is taken; input_ids of a paged cache may be [tokens]."""
-    model = tiny()
+    model = random_model("llama")
     (prompt,) = prompts((5,))
     engine = engine_of(model, tmp_path, paged())
     input = engine.Input(
@@ -243,8 +197,7 @@ def test_lengths_in_32_bits_and_on_no_rank(tmp_path: Path) -> None:
 
 
 def test_bfloat16(tmp_path: Path) -> None:
-    model = tiny().to(torch.bfloat16)
-    model.config.dtype = torch.bfloat16
+    model = random_model("llama", torch.bfloat16)
     engine = engine_of(model, tmp_path, static())
     assert engine.state_dict()[0]["model.norm.weight"].dtype == torch.bfloat16
     (prompt,) = prompts((9,))
@@ -277,7 +230,7 @@ def expected_token(logits: Tensor, temperature: float, top_k: int, top_p: float,
 
 
 def test_sampled_tokens_follow_the_fixed_number(tmp_path: Path) -> None:
-    engine = engine_of(tiny(), tmp_path, static())
+    engine = engine_of(random_model("llama"), tmp_path, static())
     seen = hooked(engine, "lm_head")
     # Settings in which the rule's parts decide: with its default the first token has less than a tenth.
     each = {"temperature": [8.0, 8.0, 0.5, 30.0], "top_k": [50, 3, 0, 100], "top_p": [1.0, 0.9, 0.95, 0.4]}
@@ -297,7 +250,7 @@ def test_defaults_are_those_of_the_vocabulary(tmp_path: Path) -> None:
     assert (newer.temperature, newer.top_k, newer.top_p) == (0.5, 7, 0.25)
     assert Input(input_offsets=length).top_k == Input(total_sequence_lengths=length).top_k == 1
 
-    engine = engine_of(tiny(initializer_range=0.02), tmp_path, static())  # flat enough that 50 and 1 differ
+    engine = engine_of(random_model("llama"), tmp_path, static())
     seen = hooked(engine, "lm_head")
     (prompt,) = prompts((6,))
     assert Static(engine, True)([prompt]) == [seen[0][0].argmax()]
@@ -327,7 +280,7 @@ def test_by_fixed_number_is_random_sample_with_its_number(dtype: torch.dtype) ->
 
 
 def test_a_seed_draws_really(tmp_path: Path) -> None:
-    engine = engine_of(tiny(), tmp_path, static())
+    engine = engine_of(random_model("llama"), tmp_path, static())
     seen = hooked(engine, "lm_head")
 
     def draw(rows: list[list[int]], seed: Any) -> list[int]:
@@ -350,7 +303,7 @@ def test_a_seed_draws_really(tmp_path: Path) -> None:
 
 
 def test_parameters_are_views_of_what_passes_read(tmp_path: Path) -> None:
-    model = tiny("qwen3")
+    model = random_model("qwen3")
     engine = engine_of(model, tmp_path, static())
     (state,) = engine.state_dict()
     assert state.keys() == model.state_dict().keys()
@@ -367,7 +320,7 @@ def test_parameters_are_views_of_what_passes_read(tmp_path: Path) -> None:
 
 
 def test_parameters_may_be_wrapped_and_of_another_dtype(tmp_path: Path) -> None:
-    model = tiny()
+    model = random_model("llama")
     model.config.save_pretrained(tmp_path)
     engine = _infinilm.InferEngine(AutoConfig.from_pretrained(tmp_path))
     for name, parameter in model.state_dict().items():
@@ -376,7 +329,7 @@ def test_parameters_may_be_wrapped_and_of_another_dtype(tmp_path: Path) -> None:
 
 
 def test_a_tied_checkpoint_may_have_its_head_and_old_ones_their_frequencies(tmp_path: Path) -> None:
-    model = tiny("llama, tied")
+    model = random_model("llama-biases-tied")
     assert "lm_head.weight" in model.state_dict()
     engine = engine_of(model, tmp_path, static())
     engine.load_param("model.layers.0.self_attn.rotary_emb.inv_freq", torch.ones(8))
@@ -388,7 +341,7 @@ def test_a_tied_checkpoint_may_have_its_head_and_old_ones_their_frequencies(tmp_
 
 
 def test_reset_cache(tmp_path: Path) -> None:
-    model = tiny()
+    model = random_model("llama")
     engine = engine_of(model, tmp_path)
     rows = prompts((3, 7))
     expected = [greedy(model, row) for row in rows]
@@ -407,7 +360,7 @@ def test_reset_cache(tmp_path: Path) -> None:
 
 
 def test_the_old_cache_is_freed_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    engine = engine_of(tiny(), tmp_path, static())
+    engine = engine_of(random_model("llama"), tmp_path, static())
     for columns in (9, 1):  # of which the second is a recorded step
         engine.forward(engine.Input(torch.ones(2, columns).long(), cache_lengths=torch.zeros(2).long()))
     rank = engine._rank
@@ -423,7 +376,9 @@ def test_the_old_cache_is_freed_first(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_steps_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Python computes a number of rows, and a power of two of blocks, when it first comes and when it was dropped."""
-    engine = engine_of(tiny(), tmp_path, _infinilm.PagedKVCacheConfig(num_blocks=RECORDED + 1, block_size=4))
+    engine = engine_of(
+        random_model("llama"), tmp_path, _infinilm.PagedKVCacheConfig(num_blocks=RECORDED + 1, block_size=4)
+    )
     model, calls = engine._rank.model, []
     forward = model.forward
     monkeypatch.setattr(model, "forward", lambda *args, **kwargs: calls.append(1) or forward(*args, **kwargs))
@@ -454,7 +409,7 @@ def test_steps_are_recorded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("family", ("llama", "qwen3"))
 def test_a_step_is_what_the_model_computes(family: str, tmp_path: Path) -> None:
     """Replayed and, with hooks, not."""
-    feeds = [Paged(engine_of(tiny(family), tmp_path, paged()), True) for _ in range(2)]
+    feeds = [Paged(engine_of(random_model(family), tmp_path, paged()), True) for _ in range(2)]
     hooked(feeds[1].engine, "norm")
     rows = [prompts()] * 2
     for _ in range(12):
@@ -464,7 +419,7 @@ def test_a_step_is_what_the_model_computes(family: str, tmp_path: Path) -> None:
 
 def test_passes_of_several_threads(tmp_path: Path) -> None:
     """Each has its block, and all share what is recorded."""
-    model = tiny()
+    model = random_model("llama")
     engine = engine_of(model, tmp_path, paged())
     rows = prompts((5, 5, 5, 5))
 
@@ -485,7 +440,7 @@ def test_passes_of_several_threads(tmp_path: Path) -> None:
 
 def test_static_rows_begin_anew_where_the_caller_says(tmp_path: Path) -> None:
     """A row may go back to fewer tokens, and other rows may come."""
-    model = tiny()
+    model = random_model("llama")
     engine = engine_of(model, tmp_path, static())
     first, second = prompts((6, 6))
     step = lambda ids, past: (
@@ -500,10 +455,10 @@ def test_static_rows_begin_anew_where_the_caller_says(tmp_path: Path) -> None:
 
 
 def test_memory_of_a_paged_cache_in_bytes(tmp_path: Path) -> None:
-    engine = engine_of(tiny(), tmp_path)
-    block = 2 * 2 * 2 * 16 * 16 * 4  # keys and values, layers, kv heads, columns, tokens, bytes
+    engine = engine_of(random_model("llama"), tmp_path)
+    block = 2 * 3 * 2 * 16 * 16 * 4  # keys and values, layers, kv heads, columns, tokens, bytes
     engine.reset_cache(_infinilm.PagedKVCacheConfig(3 * block + block - 1))
-    assert engine._rank.cache.keys.shape == (2, 3, 2, 16, 16)
+    assert engine._rank.cache.keys.shape == (3, 3, 2, 16, 16)
 
 
 # As callers use it
@@ -534,7 +489,7 @@ class infinicore:
 
 
 def test_the_example_of_the_specification(tmp_path: Path) -> None:
-    reference = tiny()
+    reference = random_model("llama")
     reference.save_pretrained(tmp_path)
 
     # 1. Load model configuration
@@ -612,7 +567,7 @@ def test_subclasses(tmp_path: Path) -> None:
             nn.Module.__init__(self)
             _infinilm.InferEngine.__init__(self, *args, **kwargs)
 
-    model = tiny()
+    model = random_model("llama")
     engine = engine_of(model, tmp_path, Cache(), Engine)
     (prompt,) = prompts((4,))
     assert engine.forward(torch.tensor([prompt]), torch.tensor([0])).tolist() == [greedy(model, prompt)[:1]]
@@ -626,7 +581,7 @@ def test_subclasses(tmp_path: Path) -> None:
 
 
 def test_two_engines_in_one_process(tmp_path: Path) -> None:
-    models = tiny(seed=1), tiny("qwen2", seed=2)
+    models = random_model("llama"), random_model("qwen2")
     feeds = [Static(engine_of(model, tmp_path, static()), False) for model in models]
     (prompt,) = prompts((5,))
     steps = [[feed([prompt], top_k=1)[0]] for feed in feeds]
@@ -645,7 +600,7 @@ def no_collector() -> Iterator[None]:
 
 
 def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
-    engine = engine_of(tiny(), tmp_path, static())
+    engine = engine_of(random_model("llama"), tmp_path, static())
     hooked(engine, "layer")
     Static(engine, False)(prompts(), top_k=1)
     rank = engine._rank
@@ -659,7 +614,7 @@ def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
 
 @pytest.mark.parametrize("cache", (None, static(), paged(), _infinilm.PagedKVCacheConfig(1 << 20, 8)), ids=str)
 def test_generate(tmp_path: Path, cache: Any) -> None:
-    model = tiny("llama, tied")
+    model = random_model("llama-biases-tied")
     model.save_pretrained(tmp_path)
     engine = infer_engine.InferEngine(tmp_path, cache_config=cache)
     assert engine.config.vocab_size == VOCABULARY
@@ -673,7 +628,7 @@ def test_generate(tmp_path: Path, cache: Any) -> None:
 
 
 def test_generate_ends_and_draws_as_told(tmp_path: Path) -> None:
-    model = tiny()
+    model = random_model("llama")
     (prompt,) = prompts((5,))
     tokens = greedy(model, prompt)
     end = tokens[3]
@@ -693,7 +648,7 @@ def test_generate_ends_and_draws_as_told(tmp_path: Path) -> None:
 
 
 def test_llm_by_its_names(tmp_path: Path) -> None:
-    model = tiny()
+    model = random_model("llama")
     model.save_pretrained(tmp_path)
     engine = llm.LLM(tmp_path, max_sequences=2)
     assert isinstance(engine.engine, llm.LLMEngine)

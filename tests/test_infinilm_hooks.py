@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig
 from torch_infini.infinilm.hooks import NAMES
-from torch_infini.testing import tiny_llama
+from torch_infini.testing.checkpoints import SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -23,19 +23,18 @@ OF_THE_MODEL = ("embed_tokens", "norm", "lm_head")
 QK_NORMS = ("q_norm", "k_norm")
 
 
-def build(folder: Path, kind: str = "Llama") -> tuple[Any, InferEngine]:
-    """A tiny transformers model, and an engine with its parameters."""
-    import transformers
-
-    values = {k: v for k, v in tiny_llama.config().to_dict().items() if k not in ("model_type", "architectures")}
-    torch.manual_seed(3)
-    config = getattr(transformers, f"{kind}Config")(**{**values, "head_dim": 32})
-    model = getattr(transformers, f"{kind}ForCausalLM")(config).eval()
+def build(folder: Path, family: str = "llama") -> tuple[Any, InferEngine]:
+    """A small transformers model of two layers, and an engine with its parameters."""
+    model = random_model(family, num_hidden_layers=2)
     model.config.save_pretrained(folder)
     engine = InferEngine(AutoConfig.from_pretrained(folder), cache_config=StaticKVCacheConfig(2, 32))
     for name, parameter in model.state_dict().items():
         engine.load_param(name, parameter)
     return model, engine
+
+
+def tokens(rows: int, columns: int) -> Tensor:
+    return torch.randint(SMALL["vocab_size"], (rows, columns), generator=torch.Generator().manual_seed(2))
 
 
 def forward(engine: InferEngine, ids: Tensor, past: int = 0) -> Tensor:
@@ -71,15 +70,15 @@ def expected_of(model: Any, name: str, ids: Tensor) -> dict[int, Tensor]:
     return seen
 
 
-@pytest.mark.parametrize("kind", ("Llama", "Qwen3"))
-def test_values_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
-    model, engine = build(tmp_path, kind)
-    names = [name for name in NAMES if kind == "Qwen3" or name not in QK_NORMS]
+@pytest.mark.parametrize("family", ("llama", "qwen3"))
+def test_values_are_those_of_transformers(family: str, tmp_path: Path) -> None:
+    model, engine = build(tmp_path, family)
+    names = [name for name in NAMES if family == "qwen3" or name not in QK_NORMS]
     registry, seen = HookRegistry(), {}
     for name in names:
         registry.register_hook(name, lambda name, tensor, layer: seen.update({(name, layer): tensor}))
     engine.register_hooks(registry)
-    ids = tiny_llama.tokens(2, 7)
+    ids = tokens(2, 7)
     forward(engine, ids)
     layers = {name: [-1] if name in OF_THE_MODEL else [0, 1] for name in names}
     assert set(seen) == {(name, layer) for name in names for layer in layers[name]}
@@ -91,8 +90,8 @@ def test_values_are_those_of_transformers(kind: str, tmp_path: Path) -> None:
 
 def test_each_name_alone_and_in_the_order_of_the_computation(tmp_path: Path) -> None:
     """What one callback sees does not depend on there being others."""
-    _, engine = build(tmp_path, "Qwen3")
-    ids = tiny_llama.tokens(1, 5)
+    _, engine = build(tmp_path, "qwen3")
+    ids = tokens(1, 5)
     calls: list[tuple[str, int]] = []
     together: dict[tuple[str, int], Tensor] = {}
     registry = HookRegistry()
@@ -129,8 +128,8 @@ def test_each_name_alone_and_in_the_order_of_the_computation(tmp_path: Path) -> 
 
 def test_callbacks_own_what_they_see(tmp_path: Path) -> None:
     """Writing there does not change the pass."""
-    _, engine = build(tmp_path, "Qwen3")
-    ids = tiny_llama.tokens(2, 5)
+    _, engine = build(tmp_path, "qwen3")
+    ids = tokens(2, 5)
     expected = forward(engine, ids)
     registry = HookRegistry()
     for name in NAMES:
@@ -142,8 +141,8 @@ def test_callbacks_own_what_they_see(tmp_path: Path) -> None:
 def test_a_registry_is_alive(tmp_path: Path) -> None:
     """Callbacks come and go between passes; several may see one tensor; one registry may serve several engines."""
     (tmp_path / "other").mkdir()
-    engines = [build(tmp_path)[1], build(tmp_path / "other", "Qwen2")[1]]
-    ids, seen = tiny_llama.tokens(1, 3), []
+    engines = [build(tmp_path)[1], build(tmp_path / "other", "qwen2")[1]]
+    ids, seen = tokens(1, 3), []
     registry = HookRegistry()
     assert not registry.has_hooks()
     for engine in engines:
@@ -173,8 +172,8 @@ def hooks_in(engine: InferEngine) -> int:
 
 
 def test_nothing_is_left_in_the_model(tmp_path: Path) -> None:
-    _, engine = build(tmp_path, "Qwen3")
-    ids, during = tiny_llama.tokens(1, 3), []
+    _, engine = build(tmp_path, "qwen3")
+    ids, during = tokens(1, 3), []
     registry = HookRegistry()
     engine.register_hooks(registry)
     for name in NAMES:
@@ -213,7 +212,7 @@ def test_names_are_checked(tmp_path: Path) -> None:
         engine.register_hooks(registry)
         registry.register_hook(name, print)
         with pytest.raises(ValueError) as error:
-            forward(engine, tiny_llama.tokens(1, 3))
+            forward(engine, tokens(1, 3))
         assert str(error.value) == message
     with pytest.raises(TypeError) as other:
         registry.register_hook("norm", "print")
