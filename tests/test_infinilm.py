@@ -183,6 +183,22 @@ def test_lengths_may_come_from_positions(tmp_path: Path) -> None:
         assert [first.item(), second.item()] == expected
 
 
+def test_positions_may_be_others_than_places_in_the_cache(tmp_path: Path) -> None:
+    """Positions turn q and k; where keys lie follows from lengths."""
+    model = random_model("llama")
+    (prompt,) = prompts((8,))
+    ids, places = torch.tensor([prompt]), torch.tensor([[0, 5, 6, 20, 21, 22, 40, 3]])
+    with torch.no_grad():
+        expected = model(ids, position_ids=places).logits[0, -1]
+    for cache, more in ((static(), {}), (paged(), {"block_tables": torch.tensor([[7, 2]])})):
+        engine = engine_of(model, tmp_path, cache)
+        seen = hooked(engine, "lm_head")
+        for part, past in ((slice(0, 6), 0), (slice(6, 8), 6)):
+            at = places[:, part] if not more else places[0, part]
+            engine.forward(engine.Input(ids[:, part], at, torch.tensor([past]), **more))
+        torch.testing.assert_close(seen[-1][0], expected, rtol=1e-4, atol=1e-4)
+
+
 def test_lengths_in_32_bits_and_on_no_rank(tmp_path: Path) -> None:
     """int32 is taken; input_ids of a paged cache may be [tokens]."""
     model = random_model("llama")

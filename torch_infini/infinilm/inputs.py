@@ -22,7 +22,8 @@ class Input:
 
     There are two vocabularies for lengths. Who names `past_sequence_lengths`, `total_sequence_lengths` or
     `input_offsets` uses the newer one: then top_k is 1 unless set, and output_ids is [rows]. Otherwise, as in the older
-    one, top_k is 50 unless set, and output_ids is [rows, 1]. Of lengths that say the same it takes one to be given.
+    one, top_k is 50 unless set, and output_ids is [rows, 1]. Of lengths that say the same it takes one to be given. As
+    their order differs, all behind the third argument are given by name.
 
     Args:
         input_ids: Static cache: [rows, length]. Paged: [1, tokens], the new tokens of all rows, one behind the other.
