@@ -168,11 +168,11 @@ def test_a_shared_prefix_is_computed_once(tmp_path: Path) -> None:
     assert engine.forward(second).output_ids.tolist() == [greedy(model, other)[:1]]
 
 
-def test_lengths_may_come_from_positions(tmp_path: Path) -> None:
-    """Neither vocabulary's lengths: a static prefill and a decode step, and the same paged."""
+def test_lengths_may_come_from_positions_or_totals(tmp_path: Path) -> None:
+    """A static prefill and two decode steps, and the same paged."""
     model = random_model("llama")
     (prompt,) = prompts((5,))
-    expected = greedy(model, prompt, 2)
+    expected = greedy(model, prompt, 3)
     tensor = torch.tensor
     for cache, more in ((static(), {}), (paged(), {"block_tables": tensor([[7, 2]])})):
         engine = engine_of(model, tmp_path, cache)
@@ -180,7 +180,8 @@ def test_lengths_may_come_from_positions(tmp_path: Path) -> None:
         places = torch.arange(5)[None]
         first = engine.forward(engine.Input(tensor([prompt]), places[flat], top_k=1, **more)).output_ids
         second = engine.forward(engine.Input(first, tensor([[5]])[flat], top_k=1, **more)).output_ids
-        assert [first.item(), second.item()] == expected
+        totals = engine.Input(second, total_sequence_lengths=tensor([7]), top_k=1, **more)
+        assert [first.item(), second.item(), engine.forward(totals).output_ids.item()] == expected
 
 
 def test_positions_may_be_others_than_places_in_the_cache(tmp_path: Path) -> None:

@@ -8,8 +8,10 @@ from typing import Any
 import pytest
 import torch
 
+from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.models import Llama
+from torch_infini.testing.checkpoints import random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -375,8 +377,24 @@ def test_caches() -> None:
     engine.forward(Engine.Input(torch.tensor([[1]]), cache_lengths=torch.tensor([1])))
 
 
-def test_generate_says_what_it_cannot_serve(tmp_path: Path) -> None:
-    from torch_infini.infinilm.infer_engine import InferEngine
-
-    with pytest.raises(FileNotFoundError, match="config.json"):
+def test_generate(tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="must have a config.json"):
         InferEngine(tmp_path)
+    random_model("llama").save_pretrained(tmp_path)
+    engine = InferEngine(tmp_path, cache_config=_infinilm.StaticKVCacheConfig(2, 16))
+    for prompt, message in (
+        ([], "prompt must have at least one token, got none"),
+        ([5] * 16, "prompt must be shorter than 16 tokens"),
+        ([5, 320], "prompt must be token ids from 0 to 319, got 320"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.generate([[1, 2], prompt])
+    with pytest.raises(ValueError, match="temperature must be"):
+        engine.generate([[1, 2]], GenerationConfig(temperature=-1.0))
+    assert engine.generate([]) == []
+    engine.state_dict()[0]["model.embed_tokens.weight"][7] = float("nan")
+    with pytest.raises(RuntimeError) as error:
+        engine.generate([[1, 2], [1, 7]])
+    assert str(error.value).startswith(
+        "torch_infini.infinilm.infer_engine.InferEngine.generate: row 1 failed: torch_infini.Sampler: logits must have"
+    )
