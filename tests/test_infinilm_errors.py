@@ -380,7 +380,15 @@ def test_caches() -> None:
 def test_generate(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match="must have a config.json"):
         InferEngine(tmp_path)
-    random_model("llama").save_pretrained(tmp_path)
+    model = random_model("llama")
+    model.config.save_pretrained(tmp_path)
+    engine = InferEngine(tmp_path)
+    with pytest.raises(RuntimeError, match=r"generate: all parameters must have been loaded, got none for lm_head"):
+        engine.generate([[1, 2]])
+    for name, tensor in model.state_dict().items():
+        engine.load_param(name, tensor)
+    assert len(engine.generate([[1, 2]], GenerationConfig(3))[0]) == 3
+    model.save_pretrained(tmp_path)
     engine = InferEngine(tmp_path, cache_config=_infinilm.StaticKVCacheConfig(2, 16))
     for prompt, message in (
         ([], "prompt must have at least one token, got none"),

@@ -94,7 +94,7 @@ def tapped(model: Llama, registry: HookRegistry | None) -> Iterator[None]:
     registry.check(model)
     tap = _Tap({name: list(callbacks) for name, callbacks in registry._callbacks.items()})
     try:
-        tap.model(model)
+        tap.attach(model)
         yield
     finally:
         tap.remove()
@@ -108,7 +108,7 @@ class _Tap:
         self._handles: list[Any] = []
         self._norms: list[RMSNorm] = []
 
-    def model(self, model: Llama) -> None:
+    def attach(self, model: Llama) -> None:
         self._result(model.embed, -1, "embed_tokens")
         for i, layer in enumerate(model.layers):
             attention, mlp = layer.attention, layer.mlp
@@ -132,7 +132,7 @@ class _Tap:
         for handle in self._handles:
             handle.remove()
         for norm in self._norms:
-            del norm.after
+            vars(norm).pop("after", None)  # a callback may have run a pass of its own
 
     def _tell(self, name: str, tensor: Tensor, layer: int) -> None:
         for callback in self._callbacks.get(name, ()):

@@ -51,7 +51,7 @@ class InferEngine(_infinilm.InferEngine):
     """The low-level engine with the config and the parameters of a model folder.
 
     Args:
-        model_path: A Hugging Face folder on this machine, with safetensors.
+        model_path: A Hugging Face folder on this machine. Without safetensors the parameters come by load_param.
         device: As device_type of the low-level engine.
         distributed_config: As there.
         cache_config: As there.
@@ -60,7 +60,7 @@ class InferEngine(_infinilm.InferEngine):
         config: The folder's LlamaConfig.
 
     Raises:
-        FileNotFoundError: For a folder or file that is not there.
+        FileNotFoundError: For a config.json or file that is not there.
         ValueError: For a model that is not served, or a checkpoint that does not fit its config.
         What the low-level engine raises.
     """
@@ -74,7 +74,8 @@ class InferEngine(_infinilm.InferEngine):
     ) -> None:
         self.config = AutoConfig.from_pretrained(model_path)
         super().__init__(self.config, distributed_config, device, cache_config)
-        self._rank.load_folder(model_path)
+        if any(Path(model_path).glob("*.safetensors")):
+            self._rank.load_folder(model_path)
 
     def generate(self, input_ids: Any, generation_config: GenerationConfig | None = None) -> list[list[int]]:
         """Continue prompts.
@@ -92,8 +93,9 @@ class InferEngine(_infinilm.InferEngine):
 
         Raises:
             ValueError: For prompts or settings that cannot be served.
-            RuntimeError: If a row fails.
+            RuntimeError: If parameters are missing, or a row fails.
         """
+        self._rank.check_loaded(_NAME)
         found = underlying(input_ids)
         prompts = found.tolist() if isinstance(found, Tensor) else [list(row) for row in found]
         g = generation_config or GenerationConfig()

@@ -200,6 +200,14 @@ class _Rank:
         load_checkpoint(folder, self.slots, self.has_elsewhere)
         self.missing.clear()
 
+    def check_loaded(self, where: str) -> None:
+        if self.missing:
+            some = sorted(self.missing)
+            more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
+            raise RuntimeError(
+                f"{where}: all parameters must have been loaded, got none for {', '.join(some[:_SHOWN])}{more}"
+            )
+
     def has_elsewhere(self, name: str) -> bool:
         """Whether a checkpoint's tensor follows from the config, or is another one's memory."""
         return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
@@ -244,12 +252,7 @@ class _Rank:
 
     @torch.no_grad()
     def forward(self, input: Input, seed: Any) -> Tensor:
-        if self.missing:
-            some = sorted(self.missing)
-            more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
-            raise RuntimeError(
-                f"{WHERE}: all parameters must have been loaded, got none for {', '.join(some[:_SHOWN])}{more}"
-            )
+        self.check_loaded(WHERE)
         if self.cache is None:
             self.reset(None)
         cache, c, device = self.cache, self.model.config, self.device
