@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch_infini.infinilm import AutoConfig, infer_engine, llm
 from torch_infini.infinilm.decode import RECORDED
 from torch_infini.infinilm.lib import _infinilm
-from torch_infini.infinilm.sampling import FIXED, Settings, by_fixed_number
+from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.ops.random_sample import uniform
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
@@ -238,7 +238,7 @@ def hooked(engine: Any, name: str) -> list[Tensor]:
 # Sampling
 
 
-def expected_token(logits: Tensor, temperature: float, top_k: int, top_p: float, u: float = FIXED) -> int:
+def expected_token(logits: Tensor, temperature: float, top_k: int, top_p: float, u: float = 0.1) -> int:
     """The rule in forward's documentation."""
     p, order = torch.softmax(logits.double() / temperature, 0).sort(descending=True, stable=True)
     sums = p.cumsum(0).tolist()

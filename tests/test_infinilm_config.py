@@ -227,6 +227,8 @@ def test_biases_and_windows_reach_the_model() -> None:
     config.attention_bias, config.attention_output_bias, config.mlp_bias, config.sliding_window = False, True, True, 7
     model = config.to_model()
     assert (model.qkv_bias, model.out_bias, model.mlp_bias, model.windows) == (False, True, True, (7, 7))
+    config.model_type = "qwen2"  # whose config.json says nothing of biases
+    assert (config.to_model().qkv_bias, config.to_model().out_bias) == (False, True)
     config.layer_types = ["full_attention", "sliding_attention"]
     assert config.to_model().windows == (0, 7)
 
