@@ -1,0 +1,104 @@
+"""How an InferEngine keeps keys and values: a StaticKVCacheConfig gives each row of a batch a place of its own, a
+PagedKVCacheConfig has blocks that the caller hands out.
+"""
+
+from __future__ import annotations
+
+UNLIMITED = 2**63 - 1
+
+
+class CacheConfig:
+    """What the kinds of cache configs have in common; one of them is to be used.
+
+    Raises:
+        TypeError: If it is made itself.
+    """
+
+    def __init__(self) -> None:
+        if type(self) is CacheConfig:
+            raise TypeError(
+                "torch_infini.infinilm.CacheConfig: it must be a StaticKVCacheConfig or a PagedKVCacheConfig, got the "
+                "base class"
+            )
+
+
+class StaticKVCacheConfig(CacheConfig):
+    """A cache of rows.
+
+    Args:
+        max_batch_size: Rows; a batch may have fewer.
+        max_cache_len: Tokens of a row; 0 or no limit: as many as the model has positions.
+
+    Raises:
+        ValueError: For a batch size below 1, or a length below 0.
+    """
+
+    def __init__(self, max_batch_size: int = 1, max_cache_len: int = UNLIMITED) -> None:
+        super().__init__()
+        name = "torch_infini.infinilm.StaticKVCacheConfig"
+        self._max_batch_size = _integer(name, "max_batch_size", max_batch_size, 1)
+        self._max_cache_len = _integer(name, "max_cache_len", max_cache_len, 0)
+
+    def max_batch_size(self) -> int:
+        """Rows."""
+        return self._max_batch_size
+
+    def max_cache_len(self) -> int:
+        """Tokens of a row, as given."""
+        return self._max_cache_len
+
+    def __repr__(self) -> str:
+        limit = "" if self._max_cache_len in (0, UNLIMITED) else f", max_cache_len={self._max_cache_len}"
+        return f"StaticKVCacheConfig(max_batch_size={self._max_batch_size}{limit})"
+
+
+class PagedKVCacheConfig(CacheConfig):
+    """A cache of blocks, their number given by memory or by itself.
+
+    InfiniLM's vocabularies differ in what the first number means. By position it is bytes; a number of blocks has to be
+    named. Bytes too few for one block are refused by the engine, so that a number of blocks in their place is noticed.
+
+    Args:
+        max_kv_memory_bytes: For keys and values of all layers; as many blocks as fit.
+        block_size: Tokens in a block.
+        num_blocks: Blocks; exactly one of the two is given.
+
+    Raises:
+        ValueError: For numbers below 1, or both or none of the two.
+    """
+
+    def __init__(
+        self, max_kv_memory_bytes: int | None = None, block_size: int = 16, *, num_blocks: int | None = None
+    ) -> None:
+        super().__init__()
+        name = "torch_infini.infinilm.PagedKVCacheConfig"
+        if (max_kv_memory_bytes is None) == (num_blocks is None):
+            got = "none" if num_blocks is None else "both"
+            raise ValueError(f"{name}: one of max_kv_memory_bytes and num_blocks must be given, got {got}")
+        self._bytes = _integer(name, "max_kv_memory_bytes", max_kv_memory_bytes, 1, True)
+        self._blocks = _integer(name, "num_blocks", num_blocks, 1, True)
+        self._block_size = _integer(name, "block_size", block_size, 1)
+
+    def max_kv_memory_bytes(self) -> int | None:
+        """The memory; None where blocks were given."""
+        return self._bytes
+
+    def num_blocks(self) -> int | None:
+        """The blocks; None where memory was given."""
+        return self._blocks
+
+    def block_size(self) -> int:
+        """Tokens in a block."""
+        return self._block_size
+
+    def __repr__(self) -> str:
+        size = f"num_blocks={self._blocks}" if self._bytes is None else f"max_kv_memory_bytes={self._bytes}"
+        return f"PagedKVCacheConfig({size}, block_size={self._block_size})"
+
+
+def _integer(where: str, name: str, value: int | None, least: int, optional: bool = False) -> int | None:
+    if value is None and optional:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ValueError(f"{where}: {name} must be an integer of at least {least}, got {value!r}")
+    return value

@@ -1,0 +1,156 @@
+"""LlamaConfig: a model's sizes and settings as InfiniLM names them, and the way to torch_infini.models.LlamaConfig.
+
+All are attributes to read and to set. Defaults are InfiniLM's, which are not those of transformers: a config for a
+model folder comes from AutoConfig.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..models import LlamaConfig as ModelConfig
+from ..models.config import token_ids
+
+_DEFAULTS: dict[str, Any] = {
+    "model_type": "llama",
+    "vocab_size": 32000,
+    "hidden_size": 4096,
+    "intermediate_size": 11008,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 32,
+    "head_dim": 128,
+    "max_position_embeddings": 2048,
+    "rms_norm_eps": 1e-6,
+    "hidden_act": "silu",
+    "rope_theta": 1e4,
+    "rope_scaling": None,
+    "attention_bias": True,
+    "attention_output_bias": False,
+    "mlp_bias": False,
+    "tie_word_embeddings": False,
+    "use_cache": True,
+    "attention_dropout": 0.0,
+    "initializer_range": 0.02,
+    "pretraining_tp": 1,
+    "name_or_path": "",
+    "pad_token_id": -1,
+    "bos_token_id": [1],
+    "eos_token_id": [2],
+    "sliding_window": None,
+    "layer_types": None,
+    "_dtype": None,
+}
+
+
+class LlamaConfig:
+    """A model's sizes and settings.
+
+    Args:
+        **values: Attributes that differ from their defaults.
+
+    Attributes:
+        model_type: "llama", "mistral", "qwen2" or "qwen3"; qwen3 has norms of q and k.
+        vocab_size, hidden_size, intermediate_size, num_hidden_layers, num_attention_heads, num_key_value_heads,
+            head_dim, max_position_embeddings, rms_norm_eps, hidden_act, tie_word_embeddings, mlp_bias: As in a
+            config.json.
+        attention_bias: Whether q, k and v have biases; True unless set.
+        attention_output_bias: Whether attention's output projection has one.
+        rope_theta: Base of the rotation's angles.
+        rope_scaling: None, or a dict as in a config.json: {"rope_type": "llama3", "factor": 8.0, ...}.
+        bos_token_id, eos_token_id: Set as an integer, several or None; read as a list.
+        pad_token_id: -1 or None: there is none.
+        sliding_window: How many keys a query sees; None: all.
+        layer_types: "sliding_attention" or "full_attention" for each layer; None: all as sliding_window says.
+        use_cache, attention_dropout, initializer_range, pretraining_tp, name_or_path: Kept, and without effect.
+        _dtype: Of weights and activations, torch's or infinicore's, or its name; None: float32.
+
+    Raises:
+        TypeError: For a value whose name is none of these.
+    """
+
+    def __init__(self, **values: Any) -> None:
+        unknown = values.keys() - _DEFAULTS.keys()
+        if unknown:
+            raise TypeError(f"{_NAME}: values must be attributes of a LlamaConfig, got {', '.join(sorted(unknown))}")
+        for name, value in (_DEFAULTS | values).items():
+            setattr(self, name, value)
+
+    @property
+    def bos_token_id(self) -> list[int]:
+        return self._bos
+
+    @bos_token_id.setter
+    def bos_token_id(self, value: int | Sequence[int] | None) -> None:
+        self._bos = list(token_ids(value))
+
+    @property
+    def eos_token_id(self) -> list[int]:
+        return self._eos
+
+    @eos_token_id.setter
+    def eos_token_id(self, value: int | Sequence[int] | None) -> None:
+        self._eos = list(token_ids(value))
+
+    def kv_dim(self) -> int:
+        """Columns of the keys, or of the values, of one token in one layer."""
+        return self.num_key_value_heads * self.head_dim
+
+    def validate(self) -> bool:
+        """Whether the values fit together and are served; what is wrong, InferEngine says when it is made."""
+        try:
+            self.to_model()
+        except ValueError:
+            return False
+        return True
+
+    def to_model(self) -> ModelConfig:
+        """What torch_infini.models.Llama takes, without a dtype.
+
+        Raises:
+            ValueError: For values that validate() finds wrong; all are named.
+        """
+        scaling = self.rope_scaling or {}
+        if not isinstance(scaling, Mapping):
+            raise ValueError(f"{_NAME}: rope_scaling must be a dict or None, got {scaling!r}")
+        kind = scaling.get("rope_type", scaling.get("type", "default"))
+        config = ModelConfig.from_dict(
+            {
+                **{name: getattr(self, name) for name in _DEFAULTS if name not in _OWN},
+                "rope_parameters": {**scaling, "rope_type": kind, "rope_theta": self.rope_theta},
+                "sliding_window": None,
+            }
+        )
+        return dataclasses.replace(
+            config,
+            qkv_bias=bool(self.attention_bias),
+            out_bias=bool(self.attention_output_bias),
+            mlp_bias=bool(self.mlp_bias),
+            windows=self._windows(config.num_hidden_layers),
+        )
+
+    def _windows(self, layers: int) -> tuple[int, ...]:
+        window, types = self.sliding_window, self.layer_types
+        if window is None:
+            return (0,) * layers
+        if type(window) is not int or window < 1:
+            raise ValueError(f"{_NAME}: sliding_window must be a positive integer or None, got {window!r}")
+        types = ["sliding_attention"] * layers if types is None else list(types)
+        if len(types) != layers or not set(types) <= {"sliding_attention", "full_attention"}:
+            raise ValueError(
+                f"{_NAME}: layer_types must name sliding_attention or full_attention for each of {layers} layers, "
+                f"got {types}"
+            )
+        return tuple(window if kind == "sliding_attention" else 0 for kind in types)
+
+    def __repr__(self) -> str:
+        values = {name: getattr(self, name) for name in _DEFAULTS}
+        changed = (f"{name}={value!r}" for name, value in values.items() if value != _DEFAULTS[name])
+        return f"LlamaConfig({', '.join(changed)})"
+
+
+# What to_model() says in its own words.
+_OWN = {"rope_theta", "rope_scaling", "sliding_window", "layer_types", "_dtype", "bos_token_id"}
+_NAME = "torch_infini.infinilm.LlamaConfig"

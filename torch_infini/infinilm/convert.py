@@ -1,0 +1,94 @@
+"""What callers of InfiniLM hand over, as torch has it: tensors, dtypes and devices.
+
+InfiniCore's objects wrap one another by an attribute `_underlying`, at whose end there is torch's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+# Names by infiniDevice_t, and what torch calls those that torch_infini has kernels for.
+DEVICES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
+TORCH_DEVICES = {"cpu": "cpu", "nvidia": "cuda", "cuda": "cuda"}
+# By infiniDtype_t, its names and torch's.
+DTYPES = {
+    torch.float16: ("12", "f16", "float16", "half"),
+    torch.float32: ("13", "f32", "float32", "float"),
+    torch.bfloat16: ("19", "bf16", "bfloat16"),
+}
+
+
+def underlying(value: Any) -> Any:
+    """What is at the end of a chain of `_underlying`."""
+    while not isinstance(value, Tensor) and getattr(value, "_underlying", None) is not None:
+        value = value._underlying
+    return value
+
+
+def as_tensor(where: str, name: str, value: Any) -> Tensor:
+    """The tensor that an argument is or carries; TypeError, which begins with `where`, if there is none."""
+    found = underlying(value)
+    if not isinstance(found, Tensor):
+        raise TypeError(
+            f"{where}: {name} must be a torch tensor or carry one as _underlying, got {type(found).__name__}"
+        )
+    return found.detach()
+
+
+def as_dtype(where: str, value: Any) -> torch.dtype:
+    """A dtype by itself, its number in infinicore.h, its name, or as InfiniCore wraps it; None: float32."""
+    if value is None:
+        return torch.float32
+    for candidate in (value, underlying(value)):
+        name = str(_number(candidate)).lower().rpartition(".")[2]
+        for dtype, names in DTYPES.items():
+            if name in names:
+                return dtype
+    raise ValueError(f"{where}: dtype must be float32, bfloat16 or float16, got {value!r}")
+
+
+def as_device(where: str, value: Any) -> torch.device:
+    """A device by torch's or Infini's name or object, or its number in infinicore.h; None: the CPU.
+
+    Raises:
+        ValueError: For one that there is not, or that torch_infini has no kernels for.
+    """
+    device = torch.device("cpu") if value is None else _device(value)
+    if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
+        known = "cpu or nvidia" if torch.cuda.is_available() else "cpu, for torch finds no NVIDIA GPU"
+        raise ValueError(f"{where}: device_type must be {known}, got {value!r}")
+    return device
+
+
+def _device(value: Any) -> torch.device | None:
+    if isinstance(value, torch.device):
+        return value if value.type in ("cpu", "cuda") else None
+    number = _number(value)
+    if isinstance(number, int):
+        name, index = DEVICES[number] if 0 <= number < len(DEVICES) else "", ""
+    elif isinstance(value, str):
+        name, _, index = value.lower().partition(":")
+    elif hasattr(value, "type"):  # a device, of which a device type is part
+        found, at = _device(value.type), getattr(value, "index", None)
+        return torch.device(found.type, at) if found is not None and at is not None and found.type != "cpu" else found
+    elif underlying(value) is not value:
+        return _device(underlying(value))
+    else:  # an enum prints as Type.NVIDIA
+        name, index = str(value).lower().rpartition(".")[2], ""
+    kind = TORCH_DEVICES.get(name)
+    if kind is None or not (index == "" or index.isdecimal()):
+        return None
+    return torch.device(kind, int(index)) if index and kind != "cpu" else torch.device(kind)
+
+
+def _number(value: Any) -> Any:
+    """The number of an int or an enum; other things as they are."""
+    if isinstance(value, (bool, str, torch.dtype)):
+        return value
+    if isinstance(value, int):
+        return int(value)
+    inner = getattr(value, "value", None)
+    return int(inner) if isinstance(inner, int) else value

@@ -1,0 +1,74 @@
+"""Steps: passes in which every row has one new token, recorded once for each number of rows and then replayed.
+
+On the CPU they are programs of kernel calls, on CUDA graphs. A pass with more tokens is computed op by op.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import runtime
+from ..models import Llama
+from ..nn import Batch, KVCache
+from ..testing import emulates_cuda
+
+RECORDED = 16  # steps that are kept; the one that was not used for longest goes
+
+
+class Steps:
+    """The recorded steps of a model with one cache.
+
+    Args:
+        model: On the device where it runs.
+        cache: On the same device.
+    """
+
+    def __init__(self, model: Llama, cache: KVCache) -> None:
+        self._model, self._cache = model, cache
+        self._steps: OrderedDict[tuple[int, int], tuple[Tensor, Tensor, Callable[[], Tensor]]] = OrderedDict()
+
+    def __call__(self, batch: Batch) -> Tensor:
+        """Compute a batch of one token a row.
+
+        Args:
+            batch: On the CPU.
+
+        Returns:
+            Logits [rows, vocabulary], in memory that the next call overwrites.
+        """
+        rows, width = batch.block_tables.shape
+        key = rows, 1 << max(width - 1, 0).bit_length()  # tables grow: not each width has a step of its own
+        if key not in self._steps:
+            self._steps[key] = self._new_step(*key, batch)
+            if len(self._steps) > RECORDED:
+                self._steps.popitem(last=False)
+        self._steps.move_to_end(key)
+        inputs, tables, run = self._steps[key]
+        self._fill(inputs, tables, batch)
+        return run()
+
+    @staticmethod
+    def _fill(inputs: Tensor, tables: Tensor, batch: Batch) -> None:
+        inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
+        tables[:, : batch.block_tables.shape[1]] = batch.block_tables
+
+    def _new_step(self, rows: int, width: int, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+        model, cache = self._model, self._cache
+        device = model.embed.weight.device
+        inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
+        tables = torch.zeros(rows, width, dtype=torch.int64, device=device)
+        self._fill(inputs, tables, batch)  # recording computes it
+
+        def step(inputs: Tensor, tables: Tensor) -> Tensor:
+            tokens, positions, slots, lengths = inputs.unbind(0)
+            return model(Batch(tokens, positions, slots, tables, lengths), cache)
+
+        if device.type == "cuda":
+            graph = runtime.graph(step, inputs, tables)
+            return *graph.inputs, graph.replay
+        here = lambda: step(inputs, tables)
+        return inputs, tables, here if emulates_cuda() else runtime.program(here).replay

@@ -1,0 +1,168 @@
+"""HookRegistry: functions that see a model's tensors as they are computed, for debugging.
+
+A pass without them runs as if there were none: a model is tapped for one pass at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..models import Llama
+from ..nn import RMSNorm
+
+Callback = Callable[[str, Tensor, int], object]
+
+
+class HookRegistry:
+    """Callbacks by the names of tensors; InferEngine.register_hooks connects it to an engine.
+
+    The names, for tensors [tokens, columns] of the pass, sequences one behind the other without padding:
+
+    * "embed_tokens", "norm" and, only for the last token of each sequence, "lm_head", with layer_index -1;
+    * for each layer "input_layernorm", "q_proj", "k_proj", "v_proj", "o_proj", "self_attn", "post_attention_layernorm",
+      "gate_proj", "up_proj", "down_proj", "mlp", each the result of the module that transformers calls so, and "layer",
+      the result of the whole layer;
+    * where a model has them "q_norm" and "k_norm" [tokens, heads, head_dim].
+    """
+
+    def __init__(self) -> None:
+        self._callbacks: dict[str, list[Callback]] = {}
+
+    def register_hook(self, name: str, callback: Callback) -> None:
+        """Let a function see a tensor in every pass from the next on.
+
+        Args:
+            name: The tensor's; several functions may see the same.
+            callback: Called as callback(name, tensor, layer_index) in the order of the computation. The tensor is a
+                copy on the engine's device. What it raises ends the pass.
+
+        Raises:
+            TypeError: For a callback that cannot be called.
+        """
+        if not callable(callback):
+            raise TypeError(f"{_NAME}.register_hook: callback must be callable, got {type(callback).__name__}")
+        self._callbacks.setdefault(name, []).append(callback)
+
+    def clear(self) -> None:
+        """Forget all callbacks."""
+        self._callbacks.clear()
+
+    def has_hooks(self) -> bool:
+        """Whether there is a callback."""
+        return bool(self._callbacks)
+
+    def check(self, model: Llama) -> None:
+        """ValueError if a callback waits for a tensor that the model does not have."""
+        names = [name for name in NAMES if model.config.qk_norm or name not in ("q_norm", "k_norm")]
+        for name in self._callbacks:
+            if name not in names:
+                raise ValueError(f"{_NAME}: name must be one of {', '.join(names)}, got {name!r}")
+
+
+NAMES = (
+    "embed_tokens",
+    "input_layernorm",
+    "q_proj",
+    "k_proj",
+    "v_proj",
+    "q_norm",
+    "k_norm",
+    "o_proj",
+    "self_attn",
+    "post_attention_layernorm",
+    "gate_proj",
+    "up_proj",
+    "down_proj",
+    "mlp",
+    "layer",
+    "norm",
+    "lm_head",
+)
+_NAME = "torch_infini.infinilm.HookRegistry"
+
+
+@contextmanager
+def tapped(model: Llama, registry: HookRegistry | None) -> Iterator[None]:
+    """While this lasts, the model's tensors go to the registry's callbacks."""
+    if registry is None or not registry.has_hooks():
+        yield
+        return
+    registry.check(model)
+    tap = _Tap({name: list(callbacks) for name, callbacks in registry._callbacks.items()})
+    try:
+        tap.attach(model)
+        yield
+    finally:
+        tap.remove()
+
+
+class _Tap:
+    """The hooks of one pass."""
+
+    def __init__(self, callbacks: dict[str, list[Callback]]) -> None:
+        self._callbacks = callbacks
+        self._handles: list[Any] = []
+        self._norms: list[RMSNorm] = []
+
+    def attach(self, model: Llama) -> None:
+        self._result(model.embed, -1, "embed_tokens")
+        for i, layer in enumerate(model.layers):
+            attention, mlp = layer.attention, layer.mlp
+            q, kv = (n * attention.head_dim for n in (attention.heads, attention.kv_heads))
+            self._norm(layer.attention_norm, i, "input_layernorm", i - 1)
+            self._parts(attention.qkv, i, {"q_proj": q, "k_proj": kv, "v_proj": kv})
+            if attention.q_norm is not None and attention.k_norm is not None:
+                self._result(attention.q_norm, i, "q_norm")
+                self._result(attention.k_norm, i, "k_norm")
+            self._result(attention.out, i, "o_proj")
+            self._result(attention, i, "self_attn")
+            self._norm(layer.mlp_norm, i, "post_attention_layernorm")
+            inner = mlp.down.in_features
+            self._parts(mlp.gate_up, i, {"gate_proj": inner, "up_proj": inner})
+            self._result(mlp.down, i, "down_proj")
+            self._result(mlp, i, "mlp")
+        self._norm(model.norm, -1, "norm", len(model.layers) - 1)
+        self._result(model.head, -1, "lm_head")
+
+    def remove(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        for norm in self._norms:
+            vars(norm).pop("after", None)  # a callback may have run a pass of its own
+
+    def _tell(self, name: str, tensor: Tensor, layer: int) -> None:
+        for callback in self._callbacks.get(name, ()):
+            callback(name, tensor.clone(), layer)  # memory of the pass may be written again
+
+    def _result(self, module: nn.Module, layer: int, name: str) -> None:
+        if name in self._callbacks:
+            self._handles.append(module.register_forward_hook(lambda _, args, y: self._tell(name, y, layer)))
+
+    def _parts(self, module: nn.Module, layer: int, parts: dict[str, int]) -> None:
+        """A product of several projections, with so many columns each."""
+
+        def tell(module: nn.Module, args: object, y: Tensor) -> None:
+            for name, part in zip(parts, y.split(list(parts.values()), -1), strict=True):
+                self._tell(name, part, layer)
+
+        if parts.keys() & self._callbacks.keys():
+            self._handles.append(module.register_forward_hook(tell))
+
+    def _norm(self, norm: RMSNorm, layer: int, name: str, before: int = -1) -> None:
+        """A norm, whose fused form no hook of torch's sees; its sum is the result of layer `before`."""
+        self._result(norm, layer, name)
+
+        def after(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+            y, total = RMSNorm.after(norm, x, residual)
+            if before >= 0:
+                self._tell("layer", total, before)
+            self._tell(name, y, layer)
+            return y, total
+
+        if {"layer", name} & self._callbacks.keys():
+            norm.after = after  # type: ignore[method-assign]
+            self._norms.append(norm)

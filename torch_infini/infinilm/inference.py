@@ -1,0 +1,293 @@
+"""InferEngine: InfiniLM's engine. Its caller keeps account of sequences, and forward computes what an Input says.
+
+`_Rank` has all of its state: what a caller's subclass adds to the engine cannot get in its way.
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+from collections.abc import Sequence
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..models import Llama, Slot, load_checkpoint
+from ..nn import Batch, KVCache
+from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from .config import LlamaConfig
+from .convert import as_device, as_dtype, as_tensor, underlying
+from .decode import Steps
+from .distributed import DistConfig
+from .hooks import HookRegistry, tapped
+from .inputs import WHERE, Input, Output, paged_batch, static_batch
+from .sampling import by_fixed_number, drawn, each_seed, settings
+
+_NAME = "torch_infini.infinilm.InferEngine"
+_SHOWN = 10  # names that an error gives
+
+
+class InferEngine:
+    """A model whose parameters and inputs the caller brings. Passes of several threads come one after the other.
+
+    A pass in which each row has one new token is recorded when it first comes with so many rows, and then replayed.
+
+    Args:
+        config: The model's sizes.
+        distributed_config: One device as yet; on NVIDIA its number.
+        device_type: Where the model is: a device of torch's or of InfiniCore's, its name, or a number of
+            infinicore.h (0: CPU, 1: NVIDIA); None: the CPU.
+        cache_config: How keys and values are kept. None: as StaticKVCacheConfig(), whose memory is taken when the first
+            pass needs it.
+
+    Raises:
+        ValueError: For a config that validate() finds wrong, a device that is not there, or bytes too few for a block.
+        TypeError: For a config of another kind.
+        NotImplementedError: For more than one device.
+        MemoryError: For a cache that memory cannot hold.
+
+    Example:
+        >>> engine = InferEngine(AutoConfig.from_pretrained(folder), cache_config=StaticKVCacheConfig(4, 512))
+        >>> for name, tensor in safetensors.torch.load_file(folder / "model.safetensors").items():
+        >>>     engine.load_param(name, tensor)
+        >>> ids, lengths = torch.tensor([[1, 2, 3]]), torch.tensor([0])
+        >>> token = engine.forward(InferEngine.Input(ids, cache_lengths=lengths, top_k=1)).output_ids
+    """
+
+    Input = Input
+    Output = Output
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        distributed_config: DistConfig | None = None,
+        device_type: Any = None,
+        cache_config: CacheConfig | None = None,
+    ) -> None:
+        config = _instance("config", config, LlamaConfig)
+        distributed = _instance("distributed_config", distributed_config or DistConfig(), DistConfig)
+        if len(distributed.tp_device_ids) > 1:
+            raise NotImplementedError(
+                f"{_NAME}: distributed_config must name one device, for tensor parallelism is not built yet, "
+                f"got {distributed}"
+            )
+        device = as_device(_NAME, device_type)
+        if device.type == "cuda" and device.index is None:
+            device = as_device(_NAME, f"cuda:{distributed.tp_device_ids[0]}")
+        if cache_config is not None:
+            cache_config = _instance("cache_config", cache_config, CacheConfig)
+        self._rank = _Rank(config, distributed, device, cache_config)
+
+    def load_param(self, name: str, param: Any) -> None:
+        """Set a parameter.
+
+        Args:
+            name: As Hugging Face's models call it: "model.layers.0.self_attn.q_proj.weight". Where the embedding is
+                tied "lm_head.weight" is taken for granted, and nowhere needed are a checkpoint's "inv_freq".
+            param: The whole tensor, of any floating dtype, or what carries one as `_underlying`.
+
+        Raises:
+            ValueError: For a name, shape or dtype that is not the model's.
+            TypeError: If there is no tensor.
+        """
+        self._rank.load(name, param)
+
+    def state_dict(self) -> list[dict[str, Tensor]]:
+        """The parameters by name: one dict, for the one device. They are views of the memory that passes read."""
+        return [{name: slot.read() for name, slot in self._rank.slots.items()}]
+
+    def forward(self, input: Input, *, seed: int | Sequence[int] | Tensor | None = None) -> Output:
+        """Compute the new tokens of all rows, and the next token of each.
+
+        Without a seed the tokens are InfiniLM's, whose random number is always 0.1: with the row's probabilities p in
+        descending order after temperature, the token is the first at which their sum reaches
+        0.1 * min(sum of the top_k first, top_p); otherwise torch_infini.ops.random_sample draws it.
+
+        Args:
+            input: What to compute, and how the tokens are chosen.
+            seed: For real random numbers: one for all rows, or one for each. The place in a row's stream is the length
+                of its sequence, so that the same seed serves all of its passes; rows of one length that share a seed
+                share the random number.
+
+        Returns:
+            The tokens: [rows, 1], or [rows] where the input has the newer vocabulary.
+
+        Raises:
+            TypeError, ValueError: For an input that cannot be served; nothing is computed then.
+            RuntimeError: If parameters are missing, or the logits are not finite.
+        """
+        if not isinstance(input, Input):
+            raise TypeError(f"{WHERE}: input must be an InferEngine.Input, got {type(input).__name__}")
+        with self._rank.lock:
+            tokens = self._rank.forward(input, seed)
+        return Output(tokens if input.names_newer_lengths else tokens[:, None])
+
+    def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
+        """Forget all sequences.
+
+        Args:
+            cache_config: How keys and values are kept from now on; the memory is only taken anew, after that of before
+                is free, if it makes a difference. None: as before.
+
+        Raises:
+            ValueError, TypeError, MemoryError: As the constructor.
+        """
+        if cache_config is not None:
+            cache_config = _instance("cache_config", cache_config, CacheConfig)
+        self._rank.reset(cache_config)
+
+    def get_cache_config(self) -> CacheConfig:
+        """The config that the cache was made by."""
+        return self._rank.cache_config
+
+    def register_hooks(self, registry: HookRegistry | None) -> None:
+        """Let a registry's callbacks, those to come too, see the passes; None: no longer.
+
+        Raises:
+            ValueError: If a callback waits for a tensor that the model does not have; for those to come forward does.
+            TypeError: For another object.
+        """
+        if registry is not None:
+            _instance("registry", registry, HookRegistry).check(self._rank.model)
+        self._rank.hooks = registry
+
+    def __repr__(self) -> str:
+        return f"<InferEngine: {self._rank.distributed!r}>"
+
+
+class _Rank:
+    """One device's part: the model, what is still to be loaded, and the cache."""
+
+    def __init__(
+        self, config: LlamaConfig, distributed: DistConfig, device: torch.device, cache_config: CacheConfig | None
+    ) -> None:
+        self.distributed = distributed
+        self.model = Llama(config.to_model(), dtype=as_dtype(_NAME, config._dtype), device=device)
+        self.device = device
+        self.slots: dict[str, Slot] = self.model.slots()
+        self.missing = set(self.slots)
+        self.hooks: HookRegistry | None = None
+        self.cache_config: CacheConfig = cache_config or StaticKVCacheConfig()
+        self.cache: KVCache | None = None
+        self.steps: Steps | None = None
+        self.lock = threading.RLock()
+        self.cached = torch.zeros(0, dtype=torch.int64)
+        if cache_config is not None:
+            self.reset(cache_config)
+
+    def load(self, name: str, param: Any) -> None:
+        where = f"{_NAME}.load_param"
+        slot = self.slots.get(name)
+        if slot is None:
+            if self.has_elsewhere(name):
+                return
+            close = difflib.get_close_matches(str(name), self.slots, 3, 0)
+            raise ValueError(
+                f"{where}: name must be a parameter of the model, such as {', '.join(close)}, got {name!r}"
+            )
+        tensor = as_tensor(where, name, param)
+        if tuple(tensor.shape) != slot.shape:
+            raise ValueError(f"{where}: {name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
+        if not tensor.is_floating_point():
+            raise ValueError(f"{where}: {name} must be of a floating dtype, got {tensor.dtype}")
+        slot.load(tensor)
+        self.missing.discard(name)
+
+    def load_folder(self, folder: str | Path) -> None:
+        load_checkpoint(folder, self.slots, self.has_elsewhere)
+        self.missing.clear()
+
+    def check_loaded(self, where: str) -> None:
+        if self.missing:
+            some = sorted(self.missing)
+            more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
+            raise RuntimeError(
+                f"{where}: all parameters must have been loaded, got none for {', '.join(some[:_SHOWN])}{more}"
+            )
+
+    def has_elsewhere(self, name: str) -> bool:
+        """Whether a checkpoint's tensor follows from the config, or is another one's memory."""
+        return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
+
+    def reset(self, config: CacheConfig | None) -> None:
+        config = config or self.cache_config
+        blocks, size = self._sizes(config)
+        cache = self.cache
+        if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
+            self.cache = cache = self.steps = None  # its memory is free before the new one's is taken
+            try:
+                self.cache = self.model.new_cache(blocks, size)
+                self.steps = Steps(self.model, self.cache)
+            except (RuntimeError, OSError, OverflowError) as error:
+                raise MemoryError(
+                    f"{_NAME}: cache_config must be one that fits into memory, got {config}: {error}"
+                ) from error
+        self.cache_config = config
+        self.cached = torch.zeros(blocks, dtype=torch.int64)
+
+    def _sizes(self, config: CacheConfig) -> tuple[int, int]:
+        """Blocks, and tokens in a block: for a static cache the rows and their length."""
+        c = self.model.config
+        if isinstance(config, StaticKVCacheConfig):
+            length = config.max_cache_len()
+            return config.max_batch_size(), c.max_position_embeddings if length in (0, UNLIMITED) else length
+        if not isinstance(config, PagedKVCacheConfig):
+            kind = type(config).__name__
+            raise TypeError(f"{_NAME}: cache_config must be a StaticKVCacheConfig or a PagedKVCacheConfig, got {kind}")
+        blocks, size = config.num_blocks(), config.block_size()
+        if blocks is None:
+            columns = c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+            block = 2 * columns * size * self.model.dtype.itemsize
+            memory = config.max_kv_memory_bytes()
+            blocks = (memory or 0) // block
+            if blocks < 1:
+                raise ValueError(
+                    f"{_NAME}: max_kv_memory_bytes must be at least {block}, those of one block over all layers (give "
+                    f"a number of blocks as num_blocks=), got {memory}"
+                )
+        return blocks, size
+
+    @torch.no_grad()
+    def forward(self, input: Input, seed: Any) -> Tensor:
+        self.check_loaded(WHERE)
+        if self.cache is None:
+            self.reset(None)
+        cache, c, device = self.cache, self.model.config, self.device
+        assert cache is not None and self.steps is not None
+        static = isinstance(self.cache_config, StaticKVCacheConfig)
+        if static:
+            batch = static_batch(input, self.cached, cache.block_size, c.vocab_size, c.max_position_embeddings)
+        else:
+            batch = paged_batch(input, cache.blocks, cache.block_size, c.vocab_size, c.max_position_embeddings)
+        n = len(batch.seq_lens)
+        rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
+        seeds = None if seed is None else each_seed(WHERE, n, seed)
+        lengths, starts = batch.seq_lens, batch.cum_seq_lens_q
+        last = None if starts is None else (starts[1:] - 1).to(device)
+        if static:  # a pass that does not end has overwritten what was behind
+            self.cached[:n] = lengths - (1 if starts is None else starts.diff())
+        if starts is None and not (self.hooks is not None and self.hooks.has_hooks()):
+            logits = self.steps(batch)
+        else:
+            with tapped(self.model, self.hooks):
+                logits = self.model(_on(device, batch), cache, last)
+        if static:
+            self.cached[:n] = lengths
+        tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
+        return tokens.cpu()
+
+
+def _on(device: torch.device, batch: Batch) -> Batch:
+    tensors = (getattr(batch, field.name) for field in fields(batch))
+    return batch if device.type == "cpu" else Batch(*(None if t is None else t.to(device) for t in tensors))
+
+
+def _instance(name: str, value: Any, kind: type) -> Any:
+    """The value, or what it carries, as an instance of a class; TypeError for another."""
+    for candidate in (value, underlying(value)):
+        if isinstance(candidate, kind):
+            return candidate
+    raise TypeError(f"{_NAME}: {name} must be a {kind.__name__}, got {type(value).__name__}")
