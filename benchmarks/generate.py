@@ -96,8 +96,9 @@ OPENVINO = Environment(
         # optimum-intel asks for torchvision, which language models do not need; the release that pip finds for a CPU
         # build of torch may be one for CUDA, which cannot be imported and stops transformers.
         ("uninstall", "-y", "torchvision"),
+        ("install", "openvino-genai==2026.4.1.0"),
     ),
-    "import optimum.intel.openvino",
+    "import optimum.intel.openvino, openvino_genai",
 )
 
 
@@ -122,9 +123,7 @@ PEERS = {
     ),
     "OpenVINO": Peer("openvino_models.py", dict.fromkeys(DTYPES, ("",)), OPENVINO),
     "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),
-    "engine": Peer(
-        "engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")
-    ),
+    "engine": Peer("engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")),
 }
 
 
@@ -434,7 +433,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=counts, default=[1, 2], help="default: 1,2")
     parser.add_argument("--dtypes", type=names(DTYPES), default=list(DTYPES), help=f"default: {','.join(DTYPES)}")
     parser.add_argument(
-        "--cells", type=names(list(CELLS)), help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)"
+        "--cells",
+        type=names(list(CELLS)),
+        help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)",
     )
     parser.add_argument("--peers", type=names(list(PEERS)), default=list(PEERS), help=f"default: {','.join(PEERS)}")
     parser.add_argument("--rounds", type=count, default=5)
