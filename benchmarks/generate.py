@@ -4,9 +4,12 @@
 
 Every engine has its own process (peers/) and, where it is not of this environment, its own virtual environment, made
 in build/peers at the first run (minutes: llama.cpp is compiled). All of a cell take turns in every round, and medians
-count. What cannot be installed or fails stands in the CSV in words. serve: 32 requests at once, tokens of their outputs
-a second. prefix: to the first token. read: loading a checkpoint that is in the page cache. logit_error is the root mean square of the distance
+count. What cannot be installed or fails stands in the CSV in words. logit_error is the root mean square of the distance
 from the float32 logits of the same bfloat16 weights, over theirs: the last of 48 tokens at once, then 16 one by one.
+
+Cells besides the default ones: serve, many requests at once, tokens of their outputs a second; prefix, a first token
+behind a prefix that is in the cache and behind another one; read, a checkpoint's loading out of the page cache, and
+reading its files as they are into fresh memory.
 """
 
 from __future__ import annotations

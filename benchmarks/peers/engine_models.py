@@ -1,6 +1,6 @@
 """Worker for this project's own models in its own engine: torch_infini.LLM, with dense, int8 and int4 weights.
 
-Settings are those that LLM has by itself, but for the cache's size and the reuse of prefixes, which is off unless asked.
+Settings are those that LLM has by itself, but for the cache's size and the reuse of prefixes: off, but for prefix().
 """
 
 from __future__ import annotations
@@ -117,15 +117,18 @@ class EngineModels(protocol.Worker):
         }
 
     def read(self) -> dict[str, float]:
-        files = sorted(self.folder.glob("*.safetensors"))
+        files = [(path, path.stat().st_size) for path in sorted(self.folder.glob("*.safetensors"))]
         start = time.perf_counter()
-        for path in files:  # into pages that nobody has touched, as a model's are: their zeroing by the kernel counts
-            with path.open("rb", buffering=0) as file, mmap.mmap(-1, path.stat().st_size) as memory:
-                view = memoryview(memory)
-                while (count := file.readinto(view)) and count < len(view):
-                    view = view[count:]
-                view.release()
+        # Into pages that nobody has touched, as those of a new model are: the kernel's zeroing of them counts.
+        memories = [mmap.mmap(-1, size) for _, size in files]
+        for (path, _), memory in zip(files, memories, strict=True):
+            with path.open("rb", buffering=0) as file, memoryview(memory) as view:
+                done = 0
+                while count := file.readinto(view[done:]):  # type: ignore[attr-defined]
+                    done += count
         plain = time.perf_counter() - start
+        for memory in memories:
+            memory.close()
         start = time.perf_counter()
         llm = LLM(self.folder, weights=self.weights, progress=False, cache_blocks=1)
         seconds = time.perf_counter() - start
