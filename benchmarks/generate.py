@@ -6,6 +6,10 @@ Every engine has its own process (peers/) and, where it is not of this environme
 in build/peers at the first run (minutes: llama.cpp is compiled). All of a cell take turns in every round, and medians
 count. What cannot be installed or fails stands in the CSV in words. logit_error is the root mean square of the distance
 from the float32 logits of the same bfloat16 weights, over theirs: the last of 48 tokens at once, then 16 one by one.
+
+Cells besides the default ones: serve, many requests at once, tokens of their outputs a second; prefix, a first token
+behind a prefix that is in the cache and behind another one; read, a checkpoint's loading out of the page cache, and
+reading its files as they are into fresh memory.
 """
 
 from __future__ import annotations
@@ -44,10 +48,11 @@ class Failure(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured: `length` is the context of a decode, the prompt of a prefill or of generate()."""
+    """What is measured: `length` is the context of a decode, the prompt of a prefill or of generate(), a prefix;
+    `batch` is sequences or requests."""
 
     kind: str
-    length: int
+    length: int = 0
     dtypes: tuple[str, ...] = DTYPES
     batch: int = 1
 
@@ -59,8 +64,16 @@ CELLS = {
     "prefill-512": Cell("prefill", 512),
     "prefill-2048": Cell("prefill", 2048, ("bfloat16",)),
     "generate": Cell("generate", 16),
+    "serve-32": Cell("serve", dtypes=("bfloat16", "int8"), batch=32),
+    "prefix-1024": Cell("prefix", 1024),
+    "read": Cell("read"),
 }
-SHAPE_CELLS = {"1.1B": [name for name in CELLS if name != "generate"], "160M": ["generate"], "tiny": list(CELLS)}
+ALONE = ("decode", "prefill", "generate")  # kinds of cells
+SHAPE_CELLS = {
+    "1.1B": [name for name in CELLS if CELLS[name].kind in ("decode", "prefill")],
+    "160M": ["generate"],
+    "tiny": list(CELLS),
+}
 
 
 @dataclass(frozen=True)
@@ -86,35 +99,41 @@ OPENVINO = Environment(
         # optimum-intel asks for torchvision, which language models do not need; the release that pip finds for a CPU
         # build of torch may be one for CUDA, which cannot be imported and stops transformers.
         ("uninstall", "-y", "torchvision"),
+        ("install", "openvino-genai==2026.4.1.0"),
     ),
-    "import optimum.intel.openvino",
+    "import optimum.intel.openvino, openvino_genai",
 )
 
 
 @dataclass(frozen=True)
 class Peer:
-    """An engine: its worker, the variants that there are for a dtype of weights, and its environment if not ours."""
+    """An engine: its worker, the variants that there are for a dtype of weights, its environment if not ours, and the
+    kinds of cells that it takes part in."""
 
     script: str
     variants: dict[str, tuple[str, ...]]
     environment: Environment | None = None
+    kinds: tuple[str, ...] = (*ALONE, "serve")
 
 
 PEERS = {
     "eager": Peer("torch_models.py", {"bfloat16": ("eager",)}),
-    "compile": Peer("torch_models.py", {"bfloat16": ("compile",)}),
-    "packed": Peer("torch_models.py", {"bfloat16": ("packed",)}),
+    "eager bfloat16": Peer("torch_models.py", {"int8": ("eager",)}, kinds=("serve",)),  # it has no int8 of its own
+    "compile": Peer("torch_models.py", {"bfloat16": ("compile",)}, kinds=ALONE),
+    "packed": Peer("torch_models.py", {"bfloat16": ("packed",)}, kinds=ALONE),
     "llama.cpp": Peer(
         "gguf_models.py", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, LLAMA_CPP
     ),
     "OpenVINO": Peer("openvino_models.py", dict.fromkeys(DTYPES, ("",)), OPENVINO),
     "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),
+    "engine": Peer("engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")),
 }
 
 
 @dataclass
 class Row:
-    """One line of the CSV; the share is that of the time a step takes to read its weights at the measured bandwidth."""
+    """One line of the CSV. The share of the limit: of a step's time, what reading its weights takes at the measured
+    bandwidth. The engine's ratio: of its rate to this one's, in the same rounds."""
 
     shape: str
     threads: int
@@ -123,6 +142,8 @@ class Row:
     engine: str
     version: str = ""
     tokens_per_s: float | None = None
+    seconds: float | None = None
+    engine_ratio: float | None = None
     share_of_limit: float | None = None
     logit_error: float | None = None
     rounds: int = 0
@@ -212,6 +233,7 @@ class Process:
 class Contestant:
     """An engine with weights of one dtype while it is measured."""
 
+    engine: str
     name: str
     process: Process
     version: str
@@ -239,7 +261,7 @@ class Bench:
         process = Process(PEERS[engine], self.folder, threads, log, self.options.patience)
         try:
             loaded = process.ask("load", folder=str(checkpoint), variant=variant, dtype=dtype, threads=threads)
-            contestant = Contestant(name, process, loaded["version"], loaded["weight_bytes"])
+            contestant = Contestant(engine, name, process, loaded["version"], loaded["weight_bytes"])
             key = (checkpoint.name, name, dtype)
             if key not in self.errors:  # of the number of threads that comes first: it hardly depends on it
                 self.errors[key] = self.logit_error(process, checkpoint)
@@ -274,17 +296,26 @@ class Bench:
             reference.close()
         return folder
 
-    def seconds(self, contestant: Contestant, cell: Cell) -> float:
+    def arguments(self, cell: Cell, checkpoint: Path) -> dict[str, Any]:
+        """Of the call that measures a cell."""
         steps = self.options.steps
         if cell.kind == "decode":
-            return contestant.process.ask("decode", batch=cell.batch, context=cell.length, steps=steps)
-        if cell.kind == "prefill":
-            return contestant.process.ask("prefill", tokens=cell.length)
-        return contestant.process.ask("generate", prompt=cell.length, steps=steps)
+            return {"batch": cell.batch, "context": cell.length, "steps": steps}
+        if cell.kind in ("prefill", "prefix"):
+            return {"tokens": cell.length}
+        if cell.kind == "serve":
+            prompts, outputs = protocol.requests(cell.batch, protocol.vocabulary(str(checkpoint)))
+            return {"prompts": prompts, "outputs": outputs}
+        return {"prompt": cell.length, "steps": steps} if cell.kind == "generate" else {}
 
-    def measure(self, contestants: Sequence[Contestant], cell: Cell) -> tuple[dict[str, float | Failure], float]:
-        """(median seconds or why there are none, by contestant; bytes a second that torch reads)."""
-        times: dict[str, list[float]] = {contestant.name: [] for contestant in contestants}
+    def measure(
+        self, contestants: Sequence[Contestant], cell: Cell, arguments: dict[str, Any]
+    ) -> tuple[dict[str, dict[str, float] | Failure], float]:
+        """(median seconds by what was timed, or why there are none, by contestant; bytes a second that torch reads).
+
+        What a contestant times is "" where it is one thing.
+        """
+        times: dict[str, dict[str, list[float]]] = {contestant.name: {} for contestant in contestants}
         failures: dict[str, Failure] = {}
         bandwidth = 0.0
         for turn in range(self.options.rounds + 1):
@@ -293,16 +324,18 @@ class Bench:
                 if contestant.name in failures:
                     continue
                 try:
-                    value = self.seconds(contestant, cell)
+                    value = contestant.process.ask(cell.kind, **arguments)
                 except Failure as failure:
                     failures[contestant.name] = failure
                     continue
                 if turn:  # the first turn warms up, and compiles
-                    times[contestant.name].append(value)
+                    for what, seconds in (value if isinstance(value, dict) else {"": value}).items():
+                        times[contestant.name].setdefault(what, []).append(seconds)
         for contestant in contestants:
             if contestant.process.process.poll() is None:
                 contestant.process.ask("release")
-        return {name: failures.get(name) or statistics.median(values) for name, values in times.items()}, bandwidth
+        medians = {name: {what: statistics.median(t) for what, t in values.items()} for name, values in times.items()}
+        return medians | failures, bandwidth
 
     def add(self, shape: str, threads: int, name: str, dtype: str, engine: str, **values: Any) -> None:
         row = Row(shape, threads, name, dtype, engine, rounds=self.options.rounds, **values)
@@ -315,22 +348,31 @@ class Bench:
         contestants: list[Contestant] = []
         try:
             for engine in self.options.peers:
-                for variant in PEERS[engine].variants.get(dtype, ()):
+                mine = [name for name in cells if CELLS[name].kind in PEERS[engine].kinds]
+                for variant in PEERS[engine].variants.get(dtype, ()) if mine else ():
                     try:
                         contestants.append(self.start(engine, variant, checkpoint, dtype, threads))
                     except Failure as failure:
-                        for name in cells:
+                        for name in mine:
                             self.add(shape, threads, name, dtype, label(engine, variant, dtype), note=str(failure))
             for name in cells:
-                self.cell(shape, threads, name, dtype, contestants)
+                some = [one for one in contestants if CELLS[name].kind in PEERS[one.engine].kinds]
+                self.cell(shape, threads, name, dtype, some)
         finally:
             for contestant in contestants:
                 contestant.process.close()
 
     def cell(self, shape: str, threads: int, name: str, dtype: str, contestants: Sequence[Contestant]) -> None:
         cell = CELLS[name]
-        tokens = cell.length if cell.kind == "prefill" else cell.batch * self.options.steps
-        results, bandwidth = self.measure(contestants, cell)
+        arguments = self.arguments(cell, self.checkpoint(shape))
+        tokens = {
+            "decode": cell.batch * self.options.steps,
+            "prefill": cell.length,
+            "generate": self.options.steps,
+            "serve": sum(arguments.get("outputs", ())),
+        }.get(cell.kind)
+        results, bandwidth = self.measure(contestants, cell, arguments)
+        ours = results.get("engine")
         for contestant in contestants:
             result = results[contestant.name]
             values: dict[str, Any] = {
@@ -339,13 +381,19 @@ class Bench:
                 "logit_error": self.errors[shape, contestant.name, dtype],
             }
             if isinstance(result, Failure):
-                values["note"] = str(result)
-            else:
-                values["tokens_per_s"] = tokens / result
-                if cell.kind != "prefill":  # a prefill is bound by arithmetic
-                    steps = self.options.steps / result
+                self.add(shape, threads, name, dtype, contestant.name, note=str(result), **values)
+                continue
+            for what, seconds in result.items():
+                values["seconds"] = seconds
+                if tokens is not None:
+                    values["tokens_per_s"] = tokens / seconds
+                if isinstance(ours, dict) and "" in ours:
+                    values["engine_ratio"] = seconds / ours[""]
+                if cell.kind in ("decode", "generate"):  # a prefill is bound by arithmetic
+                    steps = self.options.steps / seconds
                     values["share_of_limit"] = steps * contestant.weight_bytes / bandwidth
-            self.add(shape, threads, name, dtype, contestant.name, **values)
+                who = f"{contestant.name}, {what}" if what else contestant.name
+                self.add(shape, threads, name, dtype, who, **values)
 
     def run(self) -> None:
         for shape in self.options.shapes:
@@ -358,10 +406,12 @@ class Bench:
 
 
 def line(row: Row) -> str:
-    text = f"{row.shape:5} {row.threads} {row.cell:12} {row.dtype:8} {row.engine:16}"
-    if row.tokens_per_s is None:
+    text = f"{row.shape:5} {row.threads} {row.cell:12} {row.dtype:8} {row.engine:20}"
+    if row.seconds is None:
         return f"{text} {row.note}"
-    text += f" {row.tokens_per_s:9.2f} tokens/s"
+    text += f" {row.seconds:9.4f} s" if row.tokens_per_s is None else f" {row.tokens_per_s:9.2f} tokens/s"
+    if row.engine_ratio is not None:
+        text += f", engine {row.engine_ratio:5.2f}x"
     if row.share_of_limit is not None:
         text += f", {row.share_of_limit:4.0%} of {row.read_gb_per_s:.1f} GB/s"
     return text + (f", logit error {row.logit_error:.1e}" if row.logit_error is not None else "")
@@ -386,7 +436,9 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=counts, default=[1, 2], help="default: 1,2")
     parser.add_argument("--dtypes", type=names(DTYPES), default=list(DTYPES), help=f"default: {','.join(DTYPES)}")
     parser.add_argument(
-        "--cells", type=names(list(CELLS)), help=f"of {','.join(CELLS)} (default: generate for 160M, the rest for 1.1B)"
+        "--cells",
+        type=names(list(CELLS)),
+        help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)",
     )
     parser.add_argument("--peers", type=names(list(PEERS)), default=list(PEERS), help=f"default: {','.join(PEERS)}")
     parser.add_argument("--rounds", type=count, default=5)

@@ -20,12 +20,14 @@ TITLES = {
     "prefill-512": "prompt of 512 tokens",
     "prefill-2048": "prompt of 2048 tokens",
     "generate": "generate() behind 16 tokens",
+    "serve-32": "32 requests at once, output tokens",
 }
 ENGINES = {
     "eager": "torch, eager",
     "compile": "torch.compile",
     "packed": "torch.compile, packed",
-    "infini": "torch_infini",
+    "infini": "torch_infini, patched",
+    "engine": "torch_infini, engine",
 }
 Rows = Sequence[dict[str, str]]
 
@@ -41,7 +43,7 @@ def panel(rows: Rows, x: float, y: float) -> list[str]:
     parts = []
     for i, row in enumerate(rows):
         top = y + i * (BAR + GAP)
-        ours = row["engine"] == "infini"
+        ours = row["engine"] in ("infini", "engine")
         weight = "bold" if ours else "normal"
         parts.append(
             text(
@@ -83,7 +85,7 @@ def svg(rows: Rows) -> str:
             parts.append(text(x, y - 6, f"{shape}, {TITLES[cell]}, {dtype} weights", font_weight="bold"))
             parts += panel([row for row in of_cell if row["threads"] == str(n)], x, y + 2)
         y += len(engines) * (BAR + GAP)
-    width, height = MARGIN + len(threads) * (PANEL + MARGIN), y + MARGIN
+    width, height = MARGIN + max(1, len(threads)) * (PANEL + MARGIN), y + MARGIN
     return "\n".join(
         [
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
@@ -98,7 +100,7 @@ def svg(rows: Rows) -> str:
 def write(table: Path) -> Path:
     """Draw a CSV file of generate.py; the path of the SVG file."""
     with table.open(newline="") as file:
-        rows = list(csv.DictReader(file))
+        rows = [row for row in csv.DictReader(file) if row["cell"] in TITLES]  # the others are no rates
     path = table.with_suffix(".svg")
     path.write_text(svg(rows))
     return path

@@ -141,6 +141,22 @@ def test_steps(tmp_path: Path) -> None:
     assert "products" in result.stdout
 
 
+def test_step_profile(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out = tmp_path / "step-profile.csv"
+    arguments = ["--shape", "tiny", "--weights", "dense", "--weights", "int4", "--batch", "1,2", "--steps", "4"]
+    result = start("step_profile.py", *arguments, "--folder", str(tmp_path), "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["weights"], row["batch"]) for row in rows] == [
+        (weights, batch) for weights in ("dense", "int4") for batch in ("1", "2")
+    ]
+    names = ("step", "linear", "attention", "norms_rope_activations", "sampling", "replay", "sampler", "outside")
+    assert all(float(row[f"{name}_ms"]) > 0 for row in rows for name in names)
+    assert result.stdout.count("\n") == 1 + len(rows)
+
+
 def test_generate(tmp_path: Path) -> None:
     """The harness, with the two engines that need no environment of their own."""
     pytest.importorskip("transformers")
@@ -158,6 +174,43 @@ def test_generate(tmp_path: Path) -> None:
         assert float(row["tokens_per_s"]) > 0 and 0 < float(row["logit_error"]) < 0.02 and row["note"] == ""
         assert bool(row["share_of_limit"]) == (row["cell"] != "prefill-512")
     assert out.with_suffix(".svg").read_text().count("<rect") == 1 + len(rows)
+
+
+def test_generate_with_the_engine(tmp_path: Path) -> None:
+    """Our own engine in every kind of cell; many requests at once beside it."""
+    pytest.importorskip("transformers")
+    out = tmp_path / "serve.csv"
+    cells = "--cells decode-16x8,prefill-512,generate,serve-32,prefix-1024,read --shapes tiny --threads 1 --rounds 1"
+    peers = (
+        "--dtypes",
+        "int8",
+        "--peers",
+        "eager bfloat16,engine",
+        "--steps",
+        "2",
+        "--folder",
+        str(tmp_path / "peers"),
+    )
+    result = start("generate.py", *cells.split(), *peers, "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["cell"], row["engine"]) for row in rows] == [
+        ("decode-16x8", "engine"),
+        ("prefill-512", "engine"),
+        ("generate", "engine"),
+        ("serve-32", "eager bfloat16"),
+        ("serve-32", "engine"),
+        ("prefix-1024", "engine, other prefix"),
+        ("prefix-1024", "engine, same prefix"),
+        ("read", "engine"),
+        ("read", "engine, plain read"),
+    ]
+    for row in rows:
+        assert float(row["seconds"]) > 0 and 0 < float(row["logit_error"]) < 0.1 and row["note"] == ""
+        assert bool(row["tokens_per_s"]) == (row["cell"] not in ("prefix-1024", "read"))
+        assert bool(row["engine_ratio"]) == (row["cell"] != "prefix-1024")
+    assert "32 requests at once" in out.with_suffix(".svg").read_text()
 
 
 def test_generate_tells_why_there_is_no_number(tmp_path: Path) -> None:

@@ -145,15 +145,15 @@ class GgufModels(protocol.Worker):
         return self.contexts[key]
 
     @contextlib.contextmanager
-    def batch(self, tokens: list[list[int]], position: int) -> Any:
-        """The tokens of each sequence from a position on; logits of each sequence's last token."""
-        batch = llama_cpp.llama_batch_init(sum(map(len, tokens)), 0, 1)
+    def batch(self, pieces: list[tuple[int, int, list[int]]]) -> Any:
+        """Pieces of (sequence, position, tokens); logits of each piece's last token."""
+        batch = llama_cpp.llama_batch_init(sum(len(tokens) for *_, tokens in pieces), 0, 1)
         i = 0
-        for sequence, row in enumerate(tokens):
-            for offset, token in enumerate(row):
+        for sequence, position, tokens in pieces:
+            for offset, token in enumerate(tokens):
                 batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, position + offset, 1
                 batch.seq_id[i][0] = sequence
-                batch.logits[i] = offset == len(row) - 1
+                batch.logits[i] = offset == len(tokens) - 1
                 i += 1
         batch.n_tokens = i
         try:
@@ -176,7 +176,7 @@ class GgufModels(protocol.Worker):
         context = self.context(1, len(tokens))
         rows = []
         for begin, end in [(0, prompt), *((i, i + 1) for i in range(prompt, len(tokens)))]:
-            with self.batch([tokens[begin:end]], begin) as batch:
+            with self.batch([(0, begin, tokens[begin:end])]) as batch:
                 self.run(context, batch)
                 rows.append(self.row(context, -1).copy())
         np.stack(rows).astype(np.float32).tofile(out)
@@ -184,19 +184,19 @@ class GgufModels(protocol.Worker):
     def decode(self, batch: int, context: int, steps: int) -> float:
         llama = self.context(batch, context + steps)
         for sequence, row in enumerate(protocol.prompt(batch, context, self.vocabulary)):
-            with self.batch([[]] * sequence + [row], 0) as block:
+            with self.batch([(sequence, 0, row)]) as block:
                 self.run(llama, block)
         tokens = [1] * batch
         start = time.perf_counter()
         for step in range(steps):
-            with self.batch([[token] for token in tokens], context + step) as block:
+            with self.batch([(i, context + step, [token]) for i, token in enumerate(tokens)]) as block:
                 self.run(llama, block)
             tokens = [int(self.row(llama, i).argmax()) for i in range(batch)]
         return time.perf_counter() - start
 
     def prefill(self, tokens: int) -> float:
         context = self.context(1, tokens)
-        with self.batch(protocol.prompt(1, tokens, self.vocabulary), 0) as batch:
+        with self.batch([(0, 0, protocol.prompt(1, tokens, self.vocabulary)[0])]) as batch:
             start = time.perf_counter()
             self.run(context, batch)
             self.row(context, -1)
@@ -220,6 +220,32 @@ class GgufModels(protocol.Worker):
         seconds = time.perf_counter() - start
         source.close()
         return seconds
+
+    def serve(self, prompts: list[list[int]], outputs: list[int]) -> float:
+        """A sequence for each request, as llama-server does with as many slots: a batch is one token of each request
+        that generates, and of prompts what fits."""
+        context = self.context(len(prompts), protocol.longest(prompts, outputs))
+        tokens = [list(prompt) for prompt in prompts]
+        ends = [len(prompt) + output for prompt, output in zip(prompts, outputs, strict=True)]
+        done = [0] * len(prompts)  # tokens in the cache
+        start = time.perf_counter()
+        while any(len(row) < end for row, end in zip(tokens, ends, strict=True)):
+            pieces: list[tuple[int, int, list[int]]] = []
+            room = BLOCK
+            # Those with a single token come first.
+            for i in sorted(range(len(tokens)), key=lambda i: len(tokens[i]) - done[i] > 1):
+                if len(tokens[i]) < ends[i] and room > 0:
+                    pieces.append((i, done[i], tokens[i][done[i] : done[i] + room]))
+                    room -= len(pieces[-1][2])
+            with self.batch(pieces) as batch:
+                self.run(context, batch)
+            last = -1
+            for i, position, piece in pieces:
+                last += len(piece)
+                done[i] = position + len(piece)
+                if done[i] == len(tokens[i]):
+                    tokens[i].append(int(self.row(context, last).argmax()))
+        return time.perf_counter() - start
 
     def release(self) -> None:
         for context in self.contexts.values():

@@ -54,6 +54,19 @@ class Worker:
         """The engine's own generate() for a prompt and exactly `steps` greedy tokens."""
         raise NotImplementedError
 
+    def serve(self, prompts: list[list[int]], outputs: list[int]) -> float:
+        """All requests at once, from nothing to the last greedy token; of each exactly so many tokens. No prompt may
+        be answered out of a cache."""
+        raise NotImplementedError
+
+    def prefix(self, tokens: int) -> dict[str, float]:
+        """To the first token of a request, by whether its first `tokens` tokens were in a request before it."""
+        raise NotImplementedError
+
+    def read(self) -> dict[str, float]:
+        """To load the checkpoint again, under "", and to read its files into fresh memory."""
+        raise NotImplementedError
+
     def release(self) -> None:
         """Free caches and compiled code: another cell follows."""
 
@@ -69,11 +82,25 @@ def prompt(batch: int, length: int, vocabulary: int) -> list[list[int]]:
     return [[source.randrange(vocabulary) for _ in range(length)] for _ in range(batch)]
 
 
+def requests(count: int, vocabulary: int) -> tuple[list[list[int]], list[int]]:
+    """Prompts of 32 to 512 random tokens, and how many are wanted behind each, 16 to 128: the same for every engine."""
+    source = random.Random(1)
+    lengths = [(source.randint(32, 512), source.randint(16, 128)) for _ in range(count)]
+    prompts = [[source.randrange(vocabulary) for _ in range(prompt)] for prompt, _ in lengths]
+    return prompts, [output for _, output in lengths]
+
+
+def longest(prompts: list[list[int]], outputs: list[int]) -> int:
+    """Tokens of the longest request, with its output."""
+    return max(len(prompt) + output for prompt, output in zip(prompts, outputs, strict=True))
+
+
 def seconds_to_generate(model: Any, ids: Any, steps: int, **options: Any) -> float:
-    """Of the greedy generate() of a transformers model, `steps` new tokens behind ids [1, prompt]."""
+    """Of the greedy generate() of a transformers model, `steps` new tokens behind ids [batch, prompt]."""
+    options.setdefault("attention_mask", ids.new_ones(ids.shape))
     options |= {"max_new_tokens": steps, "min_new_tokens": steps, "do_sample": False}
     start = time.perf_counter()
-    result = model.generate(ids, attention_mask=ids.new_ones(ids.shape), **options)
+    result = model.generate(ids, **options)
     seconds = time.perf_counter() - start
     if result.shape[1] != ids.shape[1] + steps:
         raise RuntimeError(f"generate made {result.shape[1] - ids.shape[1]} tokens instead of {steps}")

@@ -105,6 +105,14 @@ class TorchModels(protocol.Worker):
             options.update(past_key_values=cache, compile_config=compile_config)
         return protocol.seconds_to_generate(self.model, ids, steps, **options)
 
+    def serve(self, prompts: list[list[int]], outputs: list[int]) -> float:
+        """One batch, padded on the left, to the longest output: generate() has no other way."""
+        longest = max(map(len, prompts))
+        ids = torch.tensor([[0] * (longest - len(prompt)) + prompt for prompt in prompts])
+        lengths = torch.tensor([len(prompt) for prompt in prompts])
+        mask = (torch.arange(longest) >= longest - lengths[:, None]).long()
+        return protocol.seconds_to_generate(self.model, ids, max(outputs), attention_mask=mask)
+
     def release(self) -> None:
         self.caches.clear()
         torch._dynamo.reset()

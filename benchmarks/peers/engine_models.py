@@ -1,0 +1,145 @@
+"""Worker for this project's own models in its own engine: torch_infini.LLM, with dense, int8 and int4 weights.
+
+Settings are those that LLM has by itself, but for the cache's size and the reuse of prefixes: off, but for prefix().
+"""
+
+from __future__ import annotations
+
+import gc
+import mmap
+import random
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import protocol
+import torch
+
+import torch_infini
+from torch_infini import LLM, SamplingParams
+from torch_infini.engine.runner import Runner
+from torch_infini.engine.scheduler import Piece
+from torch_infini.models import Llama
+
+BLOCK = 32
+SUFFIX = 32  # tokens of a request behind its prefix
+
+
+def greedy(tokens: int) -> SamplingParams:
+    return SamplingParams.greedy(max_tokens=tokens, ignore_eos=True)
+
+
+class EngineModels(protocol.Worker):
+    def load(self, folder: str, variant: str, dtype: str, threads: int) -> dict[str, Any]:
+        torch.set_num_threads(threads)
+        self.vocabulary = protocol.vocabulary(folder)
+        self.folder = Path(folder)
+        self.weights: Any = {"bfloat16": "dense"}.get(dtype, dtype)
+        self.model = Llama.from_pretrained(folder, self.weights, progress=False)
+        self.llms: dict[tuple[Any, ...], LLM] = {}
+        self.random = random.Random(0)
+        return {
+            "version": f"torch_infini {torch_infini.__version__}, torch {torch.__version__}",
+            "weight_bytes": self.model.bytes_per_step,
+        }
+
+    def llm(self, sequences: int, length: int, **settings: Any) -> LLM:
+        """An engine for so many sequences of so many tokens; made once."""
+        key = (sequences, length, *settings.items())
+        if key not in self.llms:
+            # A block to spare for each, which the scheduler wants before it takes one more in.
+            blocks = sequences * (-(-length // BLOCK) + 1)
+            settings = {"reuse_prefixes": False, "block_size": BLOCK, "cache_blocks": blocks} | settings
+            self.llms[key] = LLM(self.model, max_sequences=sequences, max_length=length, **settings)
+        return self.llms[key]
+
+    def logits(self, tokens: list[int], prompt: int, out: str) -> None:
+        blocks = -(-len(tokens) // BLOCK)
+        runner = Runner(self.model, self.model.new_cache(blocks, BLOCK), 1, len(tokens))
+        sequence: Any = SimpleNamespace(tokens=tokens, blocks=list(range(blocks)))
+        pieces = [Piece(sequence, 0, prompt), *(Piece(sequence, i, 1) for i in range(prompt, len(tokens)))]
+        rows = [runner.run([piece]).clone() for piece in pieces]
+        torch.cat(rows).float().numpy().tofile(out)
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        # All prompts begin in the first step, so that all have their context, and end, at the same time.
+        engine = self.llm(batch, context + steps + 1, prompt_tokens=batch * context).engine
+        for prompt in protocol.prompt(batch, context, self.vocabulary):
+            engine.add(prompt, greedy(steps + 1))
+        generated = engine.metrics().generated_tokens
+        while engine.metrics().generated_tokens == generated:
+            engine.step()
+        start = time.perf_counter()
+        for _ in range(steps):
+            engine.step()
+        seconds = time.perf_counter() - start
+        made = engine.metrics().generated_tokens - generated
+        if not engine.is_idle or made != batch * (steps + 1):
+            raise RuntimeError(f"{steps} steps of {batch} sequences made {made - batch} tokens")
+        return seconds
+
+    def prefill(self, tokens: int) -> float:
+        engine = self.llm(1, tokens + 1).engine
+        engine.add(protocol.prompt(1, tokens, self.vocabulary)[0], greedy(1))
+        start = time.perf_counter()
+        while not engine.is_idle:
+            engine.step()
+        return time.perf_counter() - start
+
+    def timed(self, llm: LLM, prompts: list[list[int]], outputs: list[int]) -> float:
+        """Of generate() for these prompts, with exactly so many tokens for each."""
+        params = [greedy(tokens) for tokens in outputs]
+        start = time.perf_counter()
+        results = llm.generate(prompts, params)
+        seconds = time.perf_counter() - start
+        made = [len(result.tokens) for result in results]
+        if made != outputs:
+            raise RuntimeError(f"generate made {made} tokens instead of {outputs}")
+        return seconds
+
+    def generate(self, prompt: int, steps: int) -> float:
+        llm = self.llm(1, prompt + steps)
+        return self.timed(llm, protocol.prompt(1, prompt, self.vocabulary), [steps])
+
+    def serve(self, prompts: list[list[int]], outputs: list[int]) -> float:
+        llm = self.llm(len(prompts), protocol.longest(prompts, outputs))
+        return self.timed(llm, prompts, outputs)
+
+    def prefix(self, tokens: int) -> dict[str, float]:
+        llm = self.llm(1, 2 * (tokens + SUFFIX), reuse_prefixes=True)
+        text = lambda length: [self.random.randrange(self.vocabulary) for _ in range(length)]
+        known = text(tokens)
+        self.timed(llm, [known + text(SUFFIX)], [1])
+        return {
+            "other prefix": self.timed(llm, [text(tokens) + text(SUFFIX)], [1]),
+            "same prefix": self.timed(llm, [known + text(SUFFIX)], [1]),
+        }
+
+    def read(self) -> dict[str, float]:
+        files = [(path, path.stat().st_size) for path in sorted(self.folder.glob("*.safetensors"))]
+        start = time.perf_counter()
+        # Into pages that nobody has touched, as those of a new model are: the kernel's zeroing of them counts.
+        memories = [mmap.mmap(-1, size) for _, size in files]
+        for (path, _), memory in zip(files, memories, strict=True):
+            with path.open("rb", buffering=0) as file, memoryview(memory) as view:
+                done = 0
+                while count := file.readinto(view[done:]):  # type: ignore[attr-defined]
+                    done += count
+        plain = time.perf_counter() - start
+        for memory in memories:
+            memory.close()
+        start = time.perf_counter()
+        llm = LLM(self.folder, weights=self.weights, progress=False, cache_blocks=1)
+        seconds = time.perf_counter() - start
+        del llm
+        gc.collect()
+        return {"": seconds, "plain read": plain}
+
+    def release(self) -> None:
+        self.llms.clear()
+        gc.collect()
+
+
+if __name__ == "__main__":
+    protocol.serve(EngineModels())
