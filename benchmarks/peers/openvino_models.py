@@ -1,7 +1,7 @@
 """Worker for OpenVINO: the model as optimum-intel exports it, with weights in bfloat16, 8 or 4 bits.
 
 Steps and prompts are timed at the compiled model's own request, generate() at optimum-intel's model, many requests at
-once at openvino_genai's ContinuousBatchingPipeline, whose cache of keys and values is of 8 bits unless it is told.
+once at openvino_genai's ContinuousBatchingPipeline. Keys and values are cached in 8 bits: OpenVINO's default.
 """
 
 from __future__ import annotations
