@@ -1,4 +1,4 @@
-"""Models and the engine on CUDA, or on its emulation: the tokens of transformers on the CPU, and rows that fail alone."""
+"""Models and the engine on CUDA, or its emulation: the tokens of transformers on the CPU, and rows that fail alone."""
 
 from __future__ import annotations
 

@@ -193,7 +193,8 @@ class Llama(nn.Module):
 
 
 def _whole(parameter: nn.Parameter) -> Slot:
-    return Slot(tuple(parameter.shape), parameter.data.copy_, lambda: parameter.data)
+    data = parameter.data
+    return Slot(tuple(data.shape), data, data.copy_, lambda: data)
 
 
 def _both(slot: Slot, load: Callable[[Tensor], None]) -> Slot:
@@ -203,7 +204,7 @@ def _both(slot: Slot, load: Callable[[Tensor], None]) -> Slot:
         slot.load(tensor)
         load(tensor)
 
-    return slot._replace(load=load_both)
+    return slot._replace(place=None, load=load_both)
 
 
 def _rows(prefix: str, linear: Linear, parts: dict[str, int]) -> dict[str, Slot]:
@@ -211,9 +212,9 @@ def _rows(prefix: str, linear: Linear, parts: dict[str, int]) -> dict[str, Slot]
     slots, first = {}, 0
     for name, count in parts.items():
         rows = slice(first, first + count)
-        slots[f"{prefix}{name}.weight"] = Slot(
-            (count, linear.in_features), partial(linear.load, first_row=first), partial(linear.dense, rows)
-        )
+        place = linear.weight.data[rows] if linear.format == "dense" else None
+        load, read = partial(linear.load, first_row=first), partial(linear.dense, rows)
+        slots[f"{prefix}{name}.weight"] = Slot((count, linear.in_features), place, load, read)
         if linear.bias is not None:
             slots[f"{prefix}{name}.bias"] = _whole(nn.Parameter(linear.bias.data[rows], requires_grad=False))
         first += count
