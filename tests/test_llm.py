@@ -53,6 +53,7 @@ def test_generate(folder: Path, alone: list[str]) -> None:
     assert [output.prompt for output in outputs] == PROMPTS
     assert llm.generate(PROMPTS[1], GREEDY)[0].text == alone[1]
     tokens = outputs[0].prompt_tokens
+    assert llm.generate([torch.tensor(tokens)], GREEDY)[0].text == alone[0]
     assert llm.generate(tokens, GREEDY)[0].text == alone[0]
     assert (
         llm.generate([tokens, tokens], [GREEDY, SamplingParams.greedy(max_tokens=2)])[1].tokens == outputs[0].tokens[:2]

@@ -6,6 +6,7 @@ Nothing here waits: LLM calls step() until all is done, AsyncLLM does so on a th
 
 from __future__ import annotations
 
+import operator
 import time
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -46,7 +47,7 @@ class EngineConfig:
         piece: Long prompts are cut at multiples of so many tokens.
         reuse_prefixes: Whether a prompt may begin with blocks that others filled with the same tokens.
         batch_invariant: Whether a request's bits are the same whatever is computed with it, as torch_infini.nn.Linear
-            says; without it prompts in bfloat16 are computed up to a fifth faster.
+            says; without it prompts in bfloat16 are computed up to a fifth faster. Set on the model's layers.
         record: Whether decode steps are recorded and replayed (torch_infini.runtime.program, on CUDA graph).
     """
 
@@ -152,8 +153,7 @@ class Engine:
         """
         params = params or SamplingParams()
         text = prompt if isinstance(prompt, str) else None
-        tokens = self.encode(prompt) if isinstance(prompt, str) else list(prompt)
-        self._check(tokens, params)
+        tokens = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt, params)
         if id is not None and id in self._requests:
             raise ValueError(f"{_NAME}: id must be that of no request that goes on, got {id!r}")
         self._number += 1
@@ -173,13 +173,19 @@ class Engine:
             raise ValueError(f"{_NAME}: prompt must be token ids, for the model's folder has no tokenizer, got text")
         return list(self.tokenizer(text)["input_ids"])
 
-    def _check(self, tokens: list[int], params: SamplingParams) -> None:
+    def _checked(self, prompt: SequenceOf[int], params: SamplingParams) -> list[int]:
+        """The prompt's ids as plain integers, if it and the settings can be served."""
         vocabulary = self.model.config.vocab_size
+        tokens: list[int] = []
+        for token in prompt:
+            try:
+                tokens.append(operator.index(token))
+            except TypeError:
+                tokens.append(-1)
+            if not 0 <= tokens[-1] < vocabulary:
+                raise ValueError(f"{_NAME}: prompt must be token ids from 0 to {vocabulary - 1}, got {token!r}")
         if not tokens:
             raise ValueError(f"{_NAME}: prompt must have at least one token, got none")
-        for token in tokens:
-            if not (isinstance(token, int) and 0 <= token < vocabulary):
-                raise ValueError(f"{_NAME}: prompt must be token ids from 0 to {vocabulary - 1}, got {token!r}")
         if len(tokens) >= self.max_length:
             raise ValueError(
                 f"{_NAME}: prompt must be shorter than {self.max_length} tokens, the least of max_length and what the "
@@ -194,6 +200,7 @@ class Engine:
             raise ValueError(
                 f"{_NAME}: stop_token_ids and logit_bias must name tokens from 0 to {vocabulary - 1}, got {outside[0]}"
             )
+        return tokens
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         row = Row(request.params, request.seeds[index], request.prompt, [], self.model.config.eos_token_ids)

@@ -100,10 +100,10 @@ class LLM:
         try:
             for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    ids.append(self._add(prompt, one))
+                    ids.append(self._add(prompt, one, keep=1))
                 except ValueError as error:
                     raise ValueError(f"{error} (prompt {i})") from None
-            return [list(self._follow(id))[-1] for id in ids]
+            return [deque(self._follow(id), maxlen=1).pop() for id in ids]
         finally:
             self._drop(ids)
 
@@ -167,10 +167,11 @@ class LLM:
         """What the engine did so far."""
         return self.engine.metrics()
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None) -> str:
+    def _add(self, prompt: Prompt, params: SamplingParams | None, keep: int | None = None) -> str:
+        """Take a request in; of its outputs that nobody took yet the last `keep` are kept, or all."""
         with self._lock:
             id = self.engine.add(prompt, params)
-            self._outputs[id] = deque()
+            self._outputs[id] = deque(maxlen=keep)
             return id
 
     def _follow(self, id: str) -> Iterator[RequestOutput]:
