@@ -354,6 +354,9 @@ class Carrier:
     def __init__(self, **attributes: Any) -> None:
         vars(self).update(attributes)
 
+    def __repr__(self) -> str:  # without an address: it is in tests' names, which all workers must agree on
+        return f"Carrier({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
+
 
 CPU = (
     None,
