@@ -355,7 +355,7 @@ class Carrier:
         vars(self).update(attributes)
 
     def __repr__(self) -> str:  # without an address: it is in tests' names, which all workers must agree on
-        return f"Carrier({', '.join(f'{name}={value}' for name, value in vars(self).items())})"
+        return f"Carrier({', '.join(vars(self))})"
 
 
 CPU = (

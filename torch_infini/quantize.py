@@ -18,18 +18,13 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MULTIPLIES_INTEGERS = ("avx512_bf16",)  # instruction sets with VNNI
 
 
-@torch.compiler.assume_constant_result
-def _cpu_multiplies_integers() -> bool:
-    return _library.capability in MULTIPLIES_INTEGERS
-
-
 def multiplies_integers(x: Tensor) -> bool:
     """Whether products are faster where rows of x are quantised too (linear_int8's and linear_int4's quantize_x).
 
     So they are where the CPU multiplies integers. Not on CUDA, where few rows wait for the weights and many use half
     precision.
     """
-    return x.is_cpu and _cpu_multiplies_integers()
+    return x.is_cpu and _library.capability in MULTIPLIES_INTEGERS
 
 
 def _fail(function: str, argument: str, rule: str, came: object) -> ValueError:
@@ -41,7 +36,11 @@ def _check_weight(function: str, weight: Tensor) -> None:
         raise _fail(function, "weight", "be float32, bfloat16 or float16", str(weight.dtype).removeprefix("torch."))
     if weight.dim() != 2:
         raise _fail(function, "weight", "have 2 dimensions", f"{weight.dim()} (shape {list(weight.shape)})")
-    if not weight.isfinite().all():
+
+
+def _check_finite(function: str, *extremes: Tensor) -> None:
+    """Infinity and NaN are seen in the extremes of rows or groups: no pass over the weight is needed for them."""
+    if not all(x.isfinite().all() for x in extremes):
         raise _fail(function, "weight", "be finite", "infinity or NaN in it")
 
 
@@ -62,9 +61,11 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     _check_weight("quantize_int8", weight)
     rows = weight.float()
-    largest = rows.abs().amax(1) if weight.shape[1] else rows.new_zeros(weight.shape[0])
+    least, most = torch.aminmax(rows, dim=1) if weight.shape[1] else (rows.new_zeros(weight.shape[0]),) * 2
+    largest = torch.maximum(-least, most)
+    _check_finite("quantize_int8", largest)
     scales = largest / 127
-    q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-127, 127)
+    q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round_().clamp_(-127, 127)  # of subnormal scales
     return q.to(torch.int8), scales
 
 
@@ -108,11 +109,12 @@ def quantize_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor,
     if k % group_size:
         raise _fail("quantize_int4", "weight", f"have rows that are a multiple of group_size, {group_size}", k)
     groups = weight.float().view(n, k // group_size, group_size) if k else weight.new_zeros(n, 0, group_size).float()
-    least, largest = groups.amin(-1), groups.amax(-1)
+    least, largest = torch.aminmax(groups, dim=-1)
+    _check_finite("quantize_int4", least, largest)
     scales = (largest / 15 - least / 15).to(weight.dtype)
     zeros = (least + 8 * scales.float()).to(weight.dtype)
     step = torch.where(scales > 0, scales.float(), 1.0)
-    q = ((groups - zeros.float()[..., None]) / step[..., None]).round().add(8).clamp(0, 15)
+    q = (groups - zeros.float()[..., None]).div_(step[..., None]).round_().add_(8).clamp_(0, 15)
     return pack_int4(q.to(torch.uint8).view(n, k)), scales, zeros
 
 

@@ -110,8 +110,9 @@ class Linear(nn.Module):
         if self.format == "dense":
             self.weight[rows].copy_(weight)
             return
-        for part in range(0, weight.shape[0], QUANTISE_ROWS):  # so that what is computed meanwhile stays in cache
-            some = weight[part : part + QUANTISE_ROWS].to(self.dtype)
+        step = max(QUANTISED_AT_ONCE // max(self.in_features, 1), 1)
+        for part in range(0, weight.shape[0], step):
+            some = weight[part : part + step].to(self.dtype)
             at = slice(rows.start + part, rows.start + part + some.shape[0])
             if self.format == "int8":
                 integers, scales = quantize.quantize_int8(some)
@@ -136,7 +137,8 @@ class Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"
 
 
-QUANTISE_ROWS = 256
+# Weights: 512 KB in float32, so that what is computed meanwhile stays in the cache and in malloc's hands.
+QUANTISED_AT_ONCE = 1 << 17
 
 
 def int4_group(columns: int) -> int:
