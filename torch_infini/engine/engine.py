@@ -47,7 +47,7 @@ class EngineConfig:
         piece: Long prompts are cut at multiples of so many tokens.
         reuse_prefixes: Whether a prompt may begin with blocks that others filled with the same tokens.
         batch_invariant: Whether a request's bits are the same whatever is computed with it, as torch_infini.nn.Linear
-            says; without it prompts in bfloat16 are computed up to a fifth faster. Set on the model's layers.
+            says; without it prompts in bfloat16 are computed up to a tenth faster. Set on the model's layers.
         record: Whether decode steps are recorded and replayed (torch_infini.runtime.program, on CUDA graph).
     """
 

@@ -26,7 +26,7 @@ class Linear(nn.Module):
     """y = x @ weight^T + bias.
 
     On the CPU the bits of a row of y depend on that row of x alone, not on how many others there are. For weights in
-    bfloat16 that costs up to a sixth of the speed with many rows; `batch_invariant = False` gives it up.
+    bfloat16 that costs about a tenth of the speed with many rows; `batch_invariant = False` gives it up.
 
     Args:
         in_features: Columns of x, k.
