@@ -128,6 +128,14 @@ def test_bad_calls(folder: Path, tmp_path: Path) -> None:
         llm.generate(["fine", ""], GREEDY)
     with pytest.raises(ValueError, match=r"params must be one for all or one for each of 2 prompts, got 1"):
         llm.generate(["a", "b"], [GREEDY])
+    for call, rule in (
+        (lambda: llm.generate(None), "prompts must be a list of texts or token ids, got None"),
+        (lambda: llm.generate([5.5]), "prompt must be text or token ids, got 5.5 (prompt 0)"),
+        (lambda: llm.generate("x", "greedy"), "params must be SamplingParams or None, got 'greedy' (prompt 0)"),
+        (lambda: llm.stream("x", {"n": 2}), "params must be SamplingParams or None, got {'n': 2}"),
+    ):
+        with pytest.raises(ValueError, match=re.escape(rule)):
+            call()
     assert llm.generate("fine", GREEDY)[0].completions[0].finish == "length"
     assert llm.metrics().free_blocks == llm.metrics().blocks
     with pytest.raises(FileNotFoundError, match="the folder must exist, got .*nowhere"):

@@ -44,5 +44,5 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
             device=arguments.device,
             **settings,
         )
-    except (OSError, ValueError, RuntimeError) as error:
+    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last is torch's, without CUDA
         raise CommandError(str(error)) from error

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import operator
 import time
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -148,10 +149,14 @@ class Engine:
             The id.
 
         Raises:
-            ValueError: For an empty prompt, one that leaves no room for a token, ids outside the vocabulary, or an id
-                that is in use. Nothing else is disturbed.
+            ValueError: For a prompt or settings of another type, an empty prompt, one that leaves no room for a token,
+                ids outside the vocabulary, or an id that is in use. Nothing else is disturbed.
         """
-        params = params or SamplingParams()
+        params = SamplingParams() if params is None else params
+        if not isinstance(params, SamplingParams):
+            raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
+        if not isinstance(prompt, Iterable):
+            raise ValueError(f"{_NAME}: prompt must be text or token ids, got {prompt!r}")
         text = prompt if isinstance(prompt, str) else None
         tokens = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt, params)
         if id is not None and id in self._requests:

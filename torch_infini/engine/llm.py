@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,10 +87,14 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
+        if not isinstance(prompts, Sized):
+            raise ValueError(
+                f"torch_infini.LLM.generate: prompts must be a list of texts or token ids, got {prompts!r}"
+            )
         if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
             prompts = [prompts]  # type: ignore[list-item]
-        if params is None or isinstance(params, SamplingParams):
-            params = [params or SamplingParams()] * len(prompts)
+        if params is None or isinstance(params, (SamplingParams, str, Mapping)):
+            params = [params] * len(prompts)  # of another type: refused with the first prompt
         if len(params) != len(prompts):
             raise ValueError(
                 f"torch_infini.LLM.generate: params must be one for all or one for each of {len(prompts)} prompts, "
