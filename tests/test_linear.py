@@ -1,5 +1,5 @@
-"""linear beyond the generic tests: rows do not depend on their batch, the products that go to ATen, odd strides,
-and that the tolerances notice a single lost product.
+"""linear beyond the generic tests: rows do not depend on their batch, many rows of bfloat16, which have a kernel of
+their own, odd strides, and that the tolerances notice a single lost product.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch_infini.ops.linear import inputs, reference
 from torch_infini.testing import assert_close, check_against_reference, cpu_capability_set_to, relayout, threads_set_to
 
 SPEC = REGISTRY["linear"]
-MANY = 130  # rows of bfloat16 that go to ATen on AVX-512 BF16
+MANY = 130  # rows of bfloat16 that are packed
 
 
 def check(actual: Tensor, *args: Tensor | None) -> None:
@@ -28,8 +28,28 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, k: int, capabi
     x, weight, bias = inputs(dtype, 70, k=k, n=53, bias=True)
     with cpu_capability_set_to(capability):
         alone = torch.cat([SPEC.op(row, weight, bias) for row in x.split(1)])
-        for rows in (*range(2, 18), 31, 32, 33, 64, 70):
+        for rows in (*range(2, 18), 31, 32, 33, 40, 41, 57, 64, 70):
             assert torch.equal(SPEC.op(x[:rows], weight, bias), alone[:rows]), rows
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize(("rows", "k"), [(1100, 37), (500, 20000)])
+def test_rows_that_are_packed_in_several_passes(rows: int, k: int, capability: str) -> None:
+    x, weight, bias = inputs(torch.bfloat16, rows, k=k, n=35, bias=True)
+    with cpu_capability_set_to(capability):
+        parts = torch.cat([SPEC.op(part, weight, bias) for part in x.split(40)])
+        assert torch.equal(SPEC.op(x, weight, bias), parts)
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_many_rows_of_several_weights(threads: int) -> None:
+    """Their panels are shared out among the threads across weights, some of which have part of one or nothing."""
+    sizes = (70, 0, 33)
+    x = inputs(torch.bfloat16, MANY, k=333, n=1)[0]
+    weights = [inputs(torch.bfloat16, 1, k=333, n=n, bias=True, seed=n)[1:] for n in sizes]
+    with threads_set_to(threads):
+        y = torch.ops.infini.fused_linear(x, *(w for w, _ in weights), *(b for _, b in weights))
+    assert torch.equal(y, torch.cat([SPEC.op(x, w, b) for w, b in weights], 1))
 
 
 @pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)

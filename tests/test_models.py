@@ -18,7 +18,6 @@ from torch import Tensor
 from torch_infini import quantize
 from torch_infini.models import Llama, LlamaConfig
 from torch_infini.nn import Batch, KVCache, Linear
-from torch_infini.nn.linear import ROWS_OF_KERNEL
 from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -150,22 +149,6 @@ def test_bits_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_
     together = run(model, rows, [])
     for a, b in zip(alone, together, strict=True):
         assert torch.equal(a, b)
-
-
-def test_linear_in_parts() -> None:
-    """In bfloat16 more rows than the kernel takes give the bits of few, in `out` too; without the promise, close."""
-    rows = 3 * ROWS_OF_KERNEL + 5
-    linear = Linear(256, 130, bias=True, dtype=torch.bfloat16)
-    linear.load(torch.randn(130, 256) / 16)
-    torch.nn.init.normal_(linear.bias)
-    x = torch.randn(2, rows, 256, dtype=torch.bfloat16)
-    y = linear(x)
-    assert torch.equal(y, torch.stack([torch.cat([linear(part) for part in half.split(7)]) for half in x]))
-    out = torch.empty(2, rows, 130, dtype=torch.bfloat16)
-    assert linear(x, out) is out
-    assert torch.equal(out, y)
-    linear.batch_invariant = False
-    torch.testing.assert_close(linear(x), y, rtol=2e-2, atol=2e-2)
 
 
 def test_linear_parts_of_a_weight() -> None:

@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING
 import torch
 
 from ..models import Llama
-from ..nn import Linear
 from .blocks import BlockManager
 from .outputs import Metrics, RequestOutput, output_of
 from .runner import Runner
@@ -47,8 +46,6 @@ class EngineConfig:
             who generate wait.
         piece: Long prompts are cut at multiples of so many tokens.
         reuse_prefixes: Whether a prompt may begin with blocks that others filled with the same tokens.
-        batch_invariant: Whether a request's bits are the same whatever is computed with it, as torch_infini.nn.Linear
-            says; without it prompts in bfloat16 are computed up to a tenth faster. Set on the model's layers.
         record: Whether decode steps are recorded and replayed (torch_infini.runtime.program, on CUDA graph).
     """
 
@@ -60,7 +57,6 @@ class EngineConfig:
     prompt_tokens: int = 512
     piece: int = 256
     reuse_prefixes: bool = True
-    batch_invariant: bool = True
     record: bool = True
 
     def __post_init__(self) -> None:
@@ -110,9 +106,6 @@ class Engine:
         length = c.max_length or positions
         blocks = self._count_blocks(length)
         self.max_length = min(length, blocks * c.block_size)
-        for module in model.modules():
-            if isinstance(module, Linear):
-                module.batch_invariant = c.batch_invariant
         self._cache = model.new_cache(blocks, c.block_size)
         self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)

@@ -17,16 +17,12 @@ from ..quantize import multiplies_integers
 WeightFormat = Literal["dense", "int8", "int4"]
 
 INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
-# Rows that infini::linear computes with a kernel of its own for every dtype and instruction set, in which a row's bits
-# depend on nothing but that row. Beyond, a product in bfloat16 may go to a library whose bits depend on their number.
-ROWS_OF_KERNEL = 96
 
 
 class Linear(nn.Module):
     """y = x @ weight^T + bias.
 
-    On the CPU the bits of a row of y depend on that row of x alone, not on how many others there are. For weights in
-    bfloat16 that costs about a tenth of the speed with many rows; `batch_invariant = False` gives it up.
+    On the CPU the bits of a row of y depend on that row of x alone, not on how many others there are.
 
     Args:
         in_features: Columns of x, k.
@@ -46,8 +42,6 @@ class Linear(nn.Module):
     Raises:
         ValueError: For an unknown format, or rows that int4's groups do not divide.
     """
-
-    batch_invariant = True
 
     def __init__(
         self,
@@ -90,19 +84,8 @@ class Linear(nn.Module):
         if self.format == "int4":
             args = (x, self.weight, self.scales, self.zeros, self.bias, multiplies_integers(x))
             return ops.linear_int4.default(*args) if out is None else ops.linear_int4.out(*args, out=out)
-        if self.batch_invariant and x.is_cpu and x.dtype == torch.bfloat16:
-            rows = x.numel() // max(self.in_features, 1)
-            if rows > ROWS_OF_KERNEL:
-                return self._in_parts(x, out)
         args = (x, self.weight, self.bias)
         return ops.linear.default(*args) if out is None else ops.linear.out(*args, out=out)
-
-    def _in_parts(self, x: Tensor, out: Tensor | None) -> Tensor:
-        y = x.new_empty(*x.shape[:-1], self.out_features) if out is None else out
-        parts = (t.reshape(-1, t.shape[-1]).split(ROWS_OF_KERNEL) for t in (x, y))
-        for part, result in zip(*parts, strict=True):
-            torch.ops.infini.linear.out(part, self.weight, self.bias, out=result)
-        return y
 
     def load(self, weight: Tensor, first_row: int = 0) -> None:
         """Take `weight` [m, k], in full precision, as the m rows from first_row on; quantised if this layer is."""

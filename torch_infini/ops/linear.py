@@ -17,10 +17,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor
     """Multiply the rows of x by the transposed weight and add the bias.
 
     y = x @ weight^T + bias, summed in float32 and rounded once. The kernel sums in an order that depends on k alone,
-    so that a row gives the same bits whatever the thread count and whatever other rows are in the call. The one
-    exception on the CPU is a product that goes to ATen: more than 96 rows of bfloat16 on AVX-512 BF16. On CUDA it holds
-    for up to 16 rows (4 of float32), which stream the weight; products with more rows are cuBLAS's, in float32 without
-    TF32, in an order that it chooses by shape, strides and alignment.
+    so that a row gives the same bits whatever the thread count and whatever other rows are in the call. On CUDA that
+    holds for up to 16 rows (4 of float32), which stream the weight; products with more rows are cuBLAS's, in float32
+    without TF32, in an order that it chooses by shape, strides and alignment.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

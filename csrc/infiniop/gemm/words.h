@@ -2,6 +2,7 @@
 // the machine multiplies bfloat16 in pairs. Packing turns either layout of a matrix into panels of such words.
 #pragma once
 
+#include "tensor_view.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {

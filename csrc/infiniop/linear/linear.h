@@ -1,7 +1,6 @@
 // linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights,
-// whose results lie side by side in y. The kernel reads the row-major weights as they lie, once for every 32 rows of x,
-// and sums products in float in an order that k alone decides: a row of x has the same bits in any call. On CUDA that
-// holds for few rows; the products of more are cuBLAS's.
+// whose results lie side by side in y. Products are summed in float in an order that k alone decides: a row of x has the
+// same bits in any call. On CUDA that holds for few rows; the products of more are cuBLAS's.
 #pragma once
 
 #include "check.h"
@@ -43,13 +42,12 @@ int64_t columns(const Args &args);
 void check_inputs(const Op &op, const Args &args);
 void check_output(const Op &op, const Args &args);
 
-// Whether run() is faster for this many rows, or the dense product that ATen borrows from oneDNN and MKL.
-bool kernel_is_faster(const Args &args);
-
 // Computes y of arguments that were checked; any number of rows.
 void run(const Args &args);
 
-INFINI_CPU_KERNEL(cpu_kernel, Args)
+// On the CPU: weights are read as they lie, once for every 32 rows of x; or both are packed, for many rows of bfloat16.
+INFINI_CPU_KERNEL(few_rows_kernel, Args)
+INFINI_CPU_KERNEL(many_rows_kernel, Args)
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::linear

@@ -394,7 +394,7 @@ template <typename T> void multiply(const linear::Args &a) {
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
-void infini::linear::INFINI_LEVEL::cpu_kernel(const Args &args) {
+void infini::linear::INFINI_LEVEL::few_rows_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     with_float_type(args.x.dtype, [&](auto type) { multiply<decltype(type)>(args); });
 }

@@ -1,0 +1,323 @@
+// The CPU kernel of linear and fused_linear for many rows of bfloat16: both operands are packed into panels that stay in
+// the caches and multiplied by register tiles, in the very order of the sum that the kernel for few rows has.
+// Limit: the multiply-add units.
+#include "gemm/words.h"
+#include "linear.h"
+#include "parallel.h"
+#include "rows.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using W = Words<bf16>;
+constexpr int64_t kStepElements = kLanes * W::kElements; // of k: a vector of words
+
+// With few rows a vector of sums belongs to one element of y: its lane l adds up every kLanes-th word of k from word l
+// on, a chain, and in the end the lanes are added in pairs, l and l + kLanes / 2 first. Here a vector's lanes belong to
+// kLanes elements of y, and the chains come two by two, in the order of their lanes' reversed bits: then the results of
+// the last two, four, ... are always those to be added next, and wait on a short stack.
+constexpr int kPairs = kLanes / 2, kStack = kLanes == 16 ? 3 : kLanes == 8 ? 2 : 1; // log2 of kPairs
+
+struct Order {
+    int chain[kLanes] = {}; // of a lane
+    constexpr Order() {
+        for (int i = 0; i < kLanes; ++i) {
+            int lane = 0;
+            for (int bit = 1; bit < kLanes; bit *= 2) {
+                lane = lane * 2 + (i & bit ? 1 : 0);
+            }
+            chain[lane] = i;
+        }
+    }
+};
+constexpr Order kOrder;
+
+// The register tile: two chains of up to kTileRows rows of x and kTileColumns columns of y, an accumulator for each row,
+// vector of columns and chain, beside two vectors of the weight and a word of x. Two tiles' rows are packed together.
+#if defined(__AVX512F__)
+constexpr int kTileRows = 7;
+#elif defined(__AVX2__)
+constexpr int kTileRows = 3;
+#else
+constexpr int kTileRows = 2;
+#endif
+constexpr int kTileVectors = 2, kTileColumns = kTileVectors * kLanes;
+constexpr int64_t kSums = kTileRows * kTileColumns; // floats of a tile's sums
+
+// Rows that are packed at once, as long as x takes no more than so many bytes: the weight is packed anew for each such
+// pass. Up to kGroupTiles tiles of them stay in L2 with their stacks while a panel of the weight passes by, if they take
+// no more than kGroupBytes.
+constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20, kGroupTiles = 16, kGroupBytes = 512 << 10;
+
+// Calls body(step, lane, words) with the words of kLanes rows of k elements; nullptr is a row of zeros.
+template <typename Body>
+INFINI_ALWAYS_INLINE void for_each_step(const bf16 *const (&rows)[kLanes], int64_t k, const Body &body) {
+    const auto step = [&](int64_t i, auto elements) __attribute__((always_inline)) {
+        VecF words[kLanes];
+#pragma GCC unroll 16
+        for (int r = 0; r < kLanes; ++r) {
+            if (rows[r] == nullptr) {
+                words[r] = VecF{};
+            } else if constexpr (W::kElements == 2) {
+                words[r] = load_raw(rows[r] + i, elements);
+            } else {
+                words[r] = load_at(rows[r], i, elements);
+            }
+        }
+        transpose(words);
+#pragma GCC unroll 16
+        for (int lane = 0; lane < kLanes; ++lane) {
+            body(i / kStepElements, lane, words[lane]);
+        }
+    };
+    int64_t i = 0;
+    for (; i + kStepElements <= k; i += kStepElements) {
+        step(i, Full{});
+    }
+    if (i < k) {
+        step(i, static_cast<int>(k - i));
+    }
+}
+
+// Stops the compiler from loading a value again for each of its uses: a tile has no loads to spare.
+INFINI_ALWAYS_INLINE void keep_in_register(VecF &value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__x86_64__)
+    asm("" : "+x"(value));
+#else
+    (void)value;
+#endif
+}
+
+// The sums of a pair of chains of a tile, added to the `added` earlier sums that lie from `sums` on, kSums floats apart;
+// the last of them first. Meanwhile a line a step is prefetched from `soon` on.
+template <int kM>
+__attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t steps, float *sums, int added,
+                                             const char *soon) {
+    constexpr int64_t kLineBytes = 64;
+    VecF sum[2][kM][kTileVectors] = {};
+    for (int64_t i = 0; i < steps; ++i, x += kLanes, panel += 2 * kTileColumns, soon += kLineBytes) {
+        __builtin_prefetch(soon, 0, 2); // into L2
+#pragma GCC unroll 2
+        for (int chain = 0; chain < 2; ++chain) {
+            VecF column[kTileVectors];
+#pragma GCC unroll 2
+            for (int v = 0; v < kTileVectors; ++v) {
+                column[v] = load(panel + chain * kTileColumns + v * kLanes);
+                keep_in_register(column[v]);
+            }
+#pragma GCC unroll 8
+            for (int m = 0; m < kM; ++m) {
+                VecF row = splat(x[chain * kPairs + m]);
+                keep_in_register(row);
+#pragma GCC unroll 2
+                for (int v = 0; v < kTileVectors; ++v) {
+                    sum[chain][m][v] = W::multiply_add(row, column[v], sum[chain][m][v]);
+                }
+            }
+        }
+    }
+    const auto for_each = [&](const auto &body) __attribute__((always_inline)) {
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 2
+            for (int v = 0; v < kTileVectors; ++v) {
+                body(sum[0][m][v], sum[1][m][v], m * kTileColumns + v * kLanes);
+            }
+        }
+    };
+    for_each([](VecF &first, const VecF &second, int64_t) { first = first + second; });
+    for (int64_t i = added - 1; i >= 0; --i) {
+        for_each([&](VecF &all, const VecF &, int64_t at) { all = load(sums + i * kSums + at) + all; });
+    }
+    for_each([&](const VecF &all, const VecF &, int64_t at) { store(sums + at, all); });
+}
+
+using Multiply = decltype(&multiply_tile<1>);
+
+template <int... kRow> constexpr Multiply tile_of(std::integer_sequence<int, kRow...>, int64_t rows) {
+    constexpr Multiply kTiles[] = {&multiply_tile<kRow + 1>...};
+    return kTiles[rows - 1];
+}
+
+// Some rows of x in tiles, cut evenly, and these in groups. For a pair of chains a group's tiles lie one behind the
+// other, and a step of a tile takes kLanes words: kPairs for the one chain, then for the other.
+struct Pass {
+    int64_t rows, k;
+    int64_t steps = ceil_div(k, kStepElements), tiles = ceil_div(rows, kTileRows);
+    int64_t tile_floats = steps * kLanes; // for a pair of chains
+    int64_t groups = ceil_div(tiles, group_tiles());
+    // Of a panel, for a pair of chains; 64 bytes more, lest all chains of a step fall into the same set of the cache.
+    int64_t panel_floats = steps * 2 * kTileColumns + kLanes;
+
+    int64_t group_tiles() const {
+        const int64_t fit = kGroupBytes / (kPairs * tile_floats * static_cast<int64_t>(sizeof(float)) + 1);
+        return fit < 2 ? 2 : fit < kGroupTiles ? fit : kGroupTiles;
+    }
+    int64_t row(int64_t tile) const { return rows * tile / tiles; }
+    int64_t tile(int64_t group) const { return tiles * group / groups; }
+    int64_t x_floats() const { return tiles * kPairs * tile_floats; }
+    int64_t thread_floats() const { return kPairs * panel_floats + kGroupTiles * kStack * kSums; }
+
+    float *x(float *packed, int64_t group, int64_t tile_, int64_t pair) const {
+        const int64_t first = tile(group), count = tile(group + 1) - first;
+        return packed + (first * kPairs + pair * count + tile_ - first) * tile_floats;
+    }
+};
+
+// Packs a group's rows, two tiles at a time: the halves of a vector go to the one and to the other.
+void pack_group(const Pass &pass, int64_t group, const bf16 *x, const int64_t *offsets, float *packed) {
+    for (int64_t tile = pass.tile(group); tile < pass.tile(group + 1); tile += 2) {
+        const int64_t there = tile + 1 < pass.tile(group + 1) ? 2 : 1;
+        const bf16 *rows[kLanes] = {};
+        for (int64_t half = 0; half < there; ++half) {
+            const int64_t first = pass.row(tile + half);
+            for (int64_t row = first; row < pass.row(tile + half + 1); ++row) {
+                rows[half * kPairs + row - first] = x + offsets[row];
+            }
+        }
+        for_each_step(rows, pass.k, [&](int64_t step, int lane, const VecF &words) {
+            const int chain = kOrder.chain[lane];
+            float *to = pass.x(packed, group, tile, chain / 2) + step * kLanes + chain % 2 * kPairs;
+            const auto *from = reinterpret_cast<const char *>(&words);
+            std::memcpy(to, from, sizeof words / 2);
+            if (there == 2) {
+                std::memcpy(to + pass.tile_floats, from + sizeof words / 2, sizeof words / 2);
+            }
+        });
+    }
+}
+
+// Up to kTileColumns columns of y and the rows of one weight that they come from.
+struct Columns {
+    const bf16 *weight, *bias; // of the first column; there may be no bias
+    int64_t stride, count;     // of the weight's rows
+    bf16 *y;                   // of the first column
+};
+
+// For a pair of chains a step takes kTileColumns words for the one chain, then for the other.
+void pack_panel(const Pass &pass, const Columns &columns, float *panel) {
+    for (int64_t j = 0; j < kTileColumns; j += kLanes) {
+        const bf16 *rows[kLanes];
+        for (int64_t r = 0; r < kLanes; ++r) {
+            rows[r] = j + r < columns.count ? columns.weight + (j + r) * columns.stride : nullptr;
+        }
+        for_each_step(rows, pass.k, [&](int64_t step, int lane, const VecF &words) {
+            const int chain = kOrder.chain[lane];
+            store(panel + chain / 2 * pass.panel_floats + (2 * step + chain % 2) * kTileColumns + j, words);
+        });
+    }
+}
+
+void write_rows(const float *sums, int64_t rows, const int64_t *y_offsets, const Columns &columns) {
+    for (int64_t m = 0; m < rows; ++m, sums += kTileColumns) {
+        bf16 *y = columns.y + y_offsets[m];
+        for_each_vector(columns.count, [&](int64_t i, auto lanes) {
+            const VecF value = load_at(sums, i, lanes);
+            store_at(y, i, columns.bias ? value + load_at(columns.bias, i, lanes) : value, lanes);
+        });
+    }
+}
+
+// y of a pass's rows for some columns. Meanwhile the weight of the next ones comes nearer, a row a tile.
+void multiply_columns(const Pass &pass, float *x, const int64_t *y_offsets, const Columns &columns, const Columns &next,
+                      float *scratch) {
+    constexpr std::make_integer_sequence<int, kTileRows> sizes{};
+    float *const panel = scratch, *const stacks = scratch + kPairs * pass.panel_floats;
+    pack_panel(pass, columns, panel);
+    int64_t calls = 0;
+    for (int64_t group = 0; group < pass.groups; ++group) {
+        for (int pair = 0; pair < kPairs; ++pair) {
+            const bool finishes = pair + 1 == kPairs;
+            const int added = __builtin_ctz(static_cast<unsigned>(pair) + 1);
+            const int depth = __builtin_popcount(static_cast<unsigned>(pair)) - added;
+            float *stack = stacks;
+            for (int64_t tile = pass.tile(group); tile < pass.tile(group + 1); ++tile, stack += kStack * kSums) {
+                const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
+                for (int64_t m = row; finishes && m < row + rows; ++m) {
+                    __builtin_prefetch(columns.y + y_offsets[m], 1);
+                }
+                const bf16 *soon = next.weight + calls++ % next.count * next.stride;
+                tile_of(sizes, rows)(pass.x(x, group, tile, pair), panel + pair * pass.panel_floats, pass.steps,
+                                     stack + depth * kSums, added, reinterpret_cast<const char *>(soon));
+                if (finishes) {
+                    write_rows(stack, rows, y_offsets + row, columns);
+                }
+            }
+        }
+    }
+}
+
+int64_t panels(const TensorView &weight) {
+    return ceil_div(weight.size(0), kTileColumns);
+}
+
+// The panels begin .. end-1 of all weights.
+void multiply_panels(const linear::Args &a, const Pass &pass, float *x, const int64_t *y_offsets, int64_t begin,
+                     int64_t end, float *scratch) {
+    auto *y = a.y.as<bf16>();
+    for (int i = 0; i < a.weights; ++i) {
+        const TensorView &weight = a.weight[i], &bias = a.bias[i];
+        const int64_t n = weight.size(0), stride = weight.stride(0), count = panels(weight);
+        const auto columns = [&](int64_t panel) -> Columns {
+            const int64_t column = panel * kTileColumns, left = n - column;
+            return {weight.as<const bf16>() + column * stride,
+                    bias.dtype != INFINI_DTYPE_INVALID ? bias.as<const bf16>() + column : nullptr, stride,
+                    left < kTileColumns ? left : kTileColumns, y + column};
+        };
+        for (int64_t panel = begin > 0 ? begin : 0; panel < count && panel < end; ++panel) {
+            const int64_t next = panel + 1 < count ? panel + 1 : panel;
+            multiply_columns(pass, x, y_offsets, columns(panel), columns(next), scratch);
+        }
+        begin -= count;
+        end -= count;
+        y += n;
+    }
+}
+
+void multiply(const linear::Args &a) {
+    const int64_t k = a.x.size(-1);
+    int64_t all_panels = 0;
+    for (int i = 0; i < a.weights; ++i) {
+        all_panels += panels(a.weight[i]);
+    }
+    const TensorView *const views[] = {&a.x, &a.y};
+    const Rows<2> rows(views);
+    const int64_t row_bytes = ceil_div(k, kStepElements) * kLanes * static_cast<int64_t>(sizeof(float)) + 1;
+    const int64_t fit = kPassBytes / row_bytes, most = fit < kTileRows ? kTileRows : fit < kPassRows ? fit : kPassRows;
+    const int64_t passes = ceil_div(rows.count(), most), pass_rows = ceil_div(rows.count(), passes);
+    const Pass largest{pass_rows, k};
+    const int64_t bytes = all_panels * kTileColumns * k * pass_rows, threads = parallel_threads(all_panels, bytes);
+    const int64_t floats = ceil_div(largest.thread_floats(), kLanes) * kLanes;
+    auto *x =
+        static_cast<float *>(cpu::scratch(static_cast<size_t>(largest.x_floats() + threads * floats) * sizeof(float)));
+    float *const scratch = x + largest.x_floats();
+    for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
+        const int64_t left = rows.count() - begin;
+        const Pass pass{left < pass_rows ? left : pass_rows, k};
+        int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
+        rows.visit(begin, begin + pass.rows, [&](const int64_t *at) {
+            x_offsets[m] = at[0];
+            y_offsets[m++] = at[1];
+        });
+        parallel_for(pass.groups, bytes, [&](int64_t first, int64_t last) {
+            for (int64_t group = first; group < last; ++group) {
+                pack_group(pass, group, a.x.as<const bf16>(), x_offsets, x);
+            }
+        });
+        parallel_for(threads, bytes, [&](int64_t first, int64_t last) {
+            for (int64_t part = first; part < last; ++part) {
+                multiply_panels(a, pass, x, y_offsets, all_panels * part / threads, all_panels * (part + 1) / threads,
+                                scratch + part * floats);
+            }
+        });
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::linear::INFINI_LEVEL::many_rows_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply(args);
+}
