@@ -135,7 +135,7 @@ def weights(dtype: torch.dtype, n: int, k: int) -> Tensor:
 
 
 def edges(dtype: torch.dtype) -> Tensor:
-    """Rows of 128 at the ends of the range, where scales are denormal, or 0; all equal, zeros, and what is not finite."""
+    """Rows of 128: ends of the range, denormal scales, scales of 0, all equal, ties, and what is not finite."""
     steps, info = torch.linspace(-1, 1, 128), torch.finfo(dtype)
     rows = [(steps * size) for size in (info.max / 8, info.tiny, info.tiny / 16, info.smallest_normal * 20)]
     rows += [torch.full((128,), value) for value in (0.7109375, -3.0, 0.0, -0.0, info.max, torch.inf, torch.nan)]
@@ -212,7 +212,11 @@ def errors_int4() -> Iterator[ErrorCase]:
         ),
         ("packed dtype", "out0 must be uint8, got int8", (q.view(torch.int8), scales, zeros)),
         ("scales dtype", "out1 must have the dtype of weight, bfloat16, got float32", (q, scales.float(), zeros)),
-        ("zeros shape", "out2 must have shape [4, 1] to match the groups of weight, got [3, 1]", (q, scales, zeros[:3])),
+        (
+            "zeros shape",
+            "out2 must have shape [4, 1] to match the groups of weight, got [3, 1]",
+            (q, scales, zeros[:3]),
+        ),
         (
             "zeros overlap",
             "out2 must share no memory with out1, got one whose span of memory overlaps it",
