@@ -101,8 +101,8 @@ void infini::quantize::INFINI_LEVEL::int8_kernel(const Args &args) {
             n, bytes,
             [&](int64_t begin, int64_t end) {
                 for (int64_t row = begin; row < end; ++row) {
-                    args.scales.as<float>()[row * args.scales.stride(0)] =
-                        quantise_row(weight.as<const T>() + row * weight.stride(0), k, q.as<int8_t>() + row * q.stride(0));
+                    args.scales.as<float>()[row * args.scales.stride(0)] = quantise_row(
+                        weight.as<const T>() + row * weight.stride(0), k, q.as<int8_t>() + row * q.stride(0));
                 }
             },
             kParallelBytes);
