@@ -102,14 +102,13 @@ def load_checkpoint(
         found = {name: file for file in opened for name in file.names}
         _check(Path(folder), found, slots, optional)
         pieces = [piece for name, file in found.items() if name in slots for piece in file.pieces(name, slots[name])]
-        # Left by an error, map takes back what has not begun.
         with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
-            done = pool.map(_Piece.load, pieces)
-            for _ in _shown(done, [piece.bytes for piece in pieces], progress):
-                pass
+            # An error takes back what has not begun.
+            _follow(pool.map(_Piece.load, pieces), [piece.bytes for piece in pieces], progress)
 
 
 def _readers() -> int:
+    """Threads that read."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, max(torch.get_num_threads(), 2), _MOST_READERS)
 
@@ -219,12 +218,11 @@ def _check(
         raise ValueError(f"{_NAME}: the tensors in {folder} must be those of its config.json, got " + "; ".join(wrong))
 
 
-def _shown(done: Iterable[None], sizes: list[int], progress: bool | None) -> Iterator[None]:
-    """`done`, as it comes; on stderr how many bytes that makes, and how fast they were read."""
+def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
+    """Wait for pieces of these sizes; on stderr how many bytes were loaded, and how fast."""
     shown = sys.stderr.isatty() if progress is None else progress
     start, read, whole = time.perf_counter(), 0, sum(sizes)
-    for i, (item, size) in enumerate(zip(done, sizes, strict=True), 1):
-        yield item
+    for i, (_, size) in enumerate(zip(done, sizes, strict=True), 1):
         read += size
         if shown:
             speed = read / 1e9 / (time.perf_counter() - start)

@@ -32,7 +32,8 @@ def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -
     Equivalent to:
         >>> rows = weight.float()
         >>> scales = rows.abs().amax(1) / 127
-        >>> q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-127, 127).to(torch.int8)
+        >>> q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round().clamp(-127, 127)
+        >>> q, scales = q.to(torch.int8), scales
 
     Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, 2022, arXiv:2208.07339:
         a scale a row, without the part in float16.
@@ -72,7 +73,7 @@ def quantize_int4(
         >>> zeros = (least + 8 * scales.float()).to(weight.dtype)
         >>> step = torch.where(scales > 0, scales.float(), 1.0)
         >>> q = ((groups - zeros.float()[..., None]) / step[..., None]).round().add(8).clamp(0, 15)
-        >>> packed = torch_infini.quantize.pack_int4(q.to(torch.uint8).flatten(1))
+        >>> packed, scales, zeros = torch_infini.quantize.pack_int4(q.to(torch.uint8).flatten(1)), scales, zeros
 
     Source: none needed. Scale and zero mean what they mean in torch's `_weight_int4pack_mm`.
     """
