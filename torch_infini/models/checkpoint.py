@@ -7,6 +7,7 @@ own. What does not fit is named in one error before any is read.
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import json
 import os
 import sys
@@ -31,11 +32,21 @@ _PIECE = 8 << 20
 # So many at a time, of what goes through memory of its own: they stay in the cache until they are converted, and are
 # too few for an op to start threads for (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
+_BEGINNING = 64  # of a tensor, to be compared among ranks
 _MOST_READERS = 8  # Python's lock keeps more from being faster
 
 
+class Part(NamedTuple):
+    """A rectangle of a tensor: rows (of the first dimension), and columns if it is a matrix."""
+
+    first_row: int
+    rows: int
+    first_column: int = 0
+    columns: int | None = None
+
+
 class Slot(NamedTuple):
-    """A place of the model that a tensor of a checkpoint belongs to.
+    """A place of the model that a tensor of a checkpoint, or a part of one, belongs to.
 
     Attributes:
         shape: Of the tensor; one dimension at least.
@@ -43,12 +54,15 @@ class Slot(NamedTuple):
         load: Takes some of its rows (the first dimension), on the CPU or the model's device, in any floating dtype, and
             the number of the first of them. Threads may call it at once for different rows.
         read: Gives it back: a view of a dense parameter, what the integers stand for of a quantised one.
+        part: The rows and columns that belong here, where a rank holds a part: nothing else is read, and `place`,
+            `load` and `read` know no other. None: all.
     """
 
     shape: tuple[int, ...]
     place: Tensor | None
     load: Callable[[Tensor, int], None]
     read: Callable[[], Tensor]
+    part: Part | None = None
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
@@ -73,6 +87,16 @@ def checkpoint_files(folder: Path) -> list[Path]:
     if not files:
         raise FileNotFoundError(f"{_NAME}: a model folder must hold safetensors files, got {folder}, which has none")
     return files
+
+
+def digest_of(folder: str | Path) -> bytes:
+    """32 bytes that tell a model folder's checkpoint from others: of its config, the files' headers, and the beginning
+    of every tensor."""
+    digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
+    with ExitStack() as stack:
+        for path in checkpoint_files(Path(folder)):
+            _File(path, stack).add_to(digest)
+    return digest.digest()
 
 
 def load_checkpoint(
@@ -132,6 +156,12 @@ class _File:
         self.names = sorted(header, key=lambda name: header[name]["data_offsets"])  # as a disk reads them fastest
         self._header, self._data = header, 8 + size
 
+    def add_to(self, digest: hashlib._Hash) -> None:
+        digest.update(json.dumps(self._header).encode())
+        for name in self.names:
+            begin, end = self._header[name]["data_offsets"]
+            digest.update(os.pread(self._file.fileno(), min(end - begin, _BEGINNING), self._data + begin))
+
     def shape(self, name: str) -> list[int]:
         return self._header[name]["shape"]
 
@@ -139,14 +169,19 @@ class _File:
         return self._header[name]["dtype"]
 
     def pieces(self, name: str, slot: Slot) -> Iterator[_Piece]:
-        """A tensor's rows, in parts that threads can load at the same time."""
+        """The rows of a tensor that a slot takes, in parts that threads can load at the same time."""
         begin, end = self._header[name]["data_offsets"]
-        dtype, rows = DTYPES[self.dtype(name)], slot.shape[0]
-        row_bytes = (end - begin) // max(rows, 1)
+        dtype, whole = DTYPES[self.dtype(name)], slot.shape
+        part = slot.part or Part(0, whole[0])
+        pitch = (end - begin) // max(whole[0], 1)
+        shape, row_bytes = whole[1:], pitch
+        if part.columns is not None:
+            shape, row_bytes = (part.columns,), part.columns * dtype.itemsize
+        begin += self._data + part.first_row * pitch + part.first_column * dtype.itemsize
         step = _rows_in(_PIECE, row_bytes)
-        for first in range(0, rows, step):
-            offset = self._data + begin + first * row_bytes
-            yield _Piece(self, slot, dtype, offset, row_bytes, first, min(step, rows - first))
+        for first in range(0, part.rows, step):
+            count = min(step, part.rows - first)
+            yield _Piece(self, slot, dtype, shape, begin + first * pitch, pitch, row_bytes, first, count)
 
     def read(self, to: int, size: int, offset: int) -> None:
         """Read bytes of the file to an address. Copying from a map of it would look up every page: a fifth slower."""
@@ -159,12 +194,14 @@ class _File:
 
 
 class _Piece(NamedTuple):
-    """Rows of a tensor of a file, and the slot that they belong to."""
+    """Rows of a tensor of a file, and the slot that they belong to. Of each, row_bytes are wanted, pitch lie there."""
 
     file: _File
     slot: Slot
     dtype: torch.dtype
+    shape: tuple[int, ...]  # of a row
     offset: int
+    pitch: int
     row_bytes: int
     first: int
     rows: int
@@ -177,14 +214,22 @@ class _Piece(NamedTuple):
         """Read them to where they belong, or hand them over if they must be converted."""
         place = self.slot.place
         if place is not None and place.is_cpu and place.dtype == self.dtype:
-            self.file.read(place.data_ptr() + self.first * self.row_bytes, self.bytes, self.offset)
+            self._read(place.data_ptr() + self.first * self.row_bytes, 0, self.rows)
             return
         step = _rows_in(_PART, self.row_bytes)
-        rows = torch.empty(min(step, self.rows), *self.slot.shape[1:], dtype=self.dtype)
+        rows = torch.empty(min(step, self.rows), *self.shape, dtype=self.dtype)
         for done in range(0, self.rows, step):
             some = rows[: self.rows - done]
-            self.file.read(some.data_ptr(), some.nbytes, self.offset + done * self.row_bytes)
+            self._read(some.data_ptr(), done, len(some))
             self.slot.load(some, self.first + done)
+
+    def _read(self, to: int, first: int, rows: int) -> None:
+        offset = self.offset + first * self.pitch
+        if self.pitch == self.row_bytes:
+            self.file.read(to, rows * self.row_bytes, offset)
+            return
+        for row in range(rows):
+            self.file.read(to + row * self.row_bytes, self.row_bytes, offset + row * self.pitch)
 
 
 def _rows_in(size: int, row_bytes: int) -> int:

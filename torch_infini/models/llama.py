@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -20,12 +21,13 @@ from ..nn import (
     Embedding,
     KVCache,
     Linear,
+    Ranks,
     RMSNorm,
     RotaryEmbedding,
     SwiGLU,
     WeightFormat,
 )
-from .checkpoint import Slot, floating, load_checkpoint
+from .checkpoint import Part, Slot, digest_of, floating, load_checkpoint
 from .config import LlamaConfig
 
 # What older checkpoints hold beside the parameters: frequencies that follow from the config.
@@ -41,16 +43,21 @@ class Llama(nn.Module):
             into every logit, and it is a small part of most models.
         dtype: Of activations, and of dense weights; None: the config's, or float32.
         device: Where the model is.
+        ranks: Who share the model; None: it is all here. Heads, the MLP's columns and the vocabulary are shared out;
+            ranks that are more than the key heads have the same ones.
 
     Attributes:
-        config: As given.
+        config, ranks: As given.
         dtype: Of activations.
         embed: Embedding.
         layers: DecoderLayers.
         norm: The last RMSNorm.
         head: Linear, from the last norm to logits. Tied and dense it has the embedding's parameter.
 
-    Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971.
+    Raises:
+        ValueError: If the ranks do not divide the heads or the MLP's columns.
+
+    Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971; Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053 (ranks).
     """
 
     def __init__(
@@ -59,19 +66,24 @@ class Llama(nn.Module):
         weights: WeightFormat = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.ranks = config, ranks
         self.dtype = dtype = floating(dtype) or config.dtype or torch.float32
         size, eps = config.hidden_size, config.rms_norm_eps
         rotary = RotaryEmbedding(**config.rope, dtype=dtype, device=device)
-        norm = partial(RMSNorm, size, eps, dtype, device)
+        norm = partial(RMSNorm, size, eps, dtype, device, ranks)
+        one = ranks or Ranks(0, 1, 0)
+        _, heads = one.share("num_attention_heads", config.num_attention_heads)
+        _, kv_heads = one.share_or_repeat("num_key_value_heads", config.num_key_value_heads)
+        _, inner = one.share("intermediate_size", config.intermediate_size)
 
         def layer(window: int) -> DecoderLayer:
             attention = Attention(
                 size,
-                config.num_attention_heads,
-                config.num_key_value_heads,
+                heads,
+                kv_heads,
                 config.head_dim,
                 rotary,
                 bias=config.qkv_bias,
@@ -82,15 +94,21 @@ class Llama(nn.Module):
                 dtype=dtype,
                 device=device,
             )
-            mlp = SwiGLU(size, config.intermediate_size, config.mlp_bias, weights, dtype, device)
+            mlp = SwiGLU(size, inner, config.mlp_bias, weights, dtype, device)
             return DecoderLayer(norm(), attention, norm(), mlp)
 
-        self.embed = Embedding(config.vocab_size, size, dtype, device)
+        self.embed = Embedding(config.vocab_size, size, dtype, device, ranks)
         self.layers = nn.ModuleList(layer(window) for window in config.windows)
         self.norm = norm()
-        self.head = Linear(size, config.vocab_size, False, "dense" if weights == "dense" else "int8", dtype, device)
+        head_format: WeightFormat = "dense" if weights == "dense" else "int8"
+        self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
+        if one.rank > 0:  # the bias of a product that ranks have in parts is in that of rank 0
+            for layer in self.layers:
+                for bias in (layer.attention.out.bias, layer.mlp.down.bias):
+                    if bias is not None:
+                        nn.init.zeros_(bias)
         self.eval()
 
     @property
@@ -116,13 +134,20 @@ class Llama(nn.Module):
         x, _ = self.norm.after(x, residual)
         if rows is not None:
             x = torch.ops.infini.embedding.default(rows, x)  # x[rows]
-        return self.head(x, out)
+        if self.ranks is None:
+            return self.head(x, out)
+        return self.ranks.side_by_side(self.head(x), self.config.vocab_size, out)
 
     def new_cache(self, blocks: int, block_size: int) -> KVCache:
         """A cache for this model, in its dtype and on its device."""
         c = self.config
         device = self.embed.weight.device
-        return KVCache(c.num_hidden_layers, blocks, c.num_key_value_heads, block_size, c.head_dim, self.dtype, device)
+        return KVCache(c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim, self.dtype, device)
+
+    @property
+    def kv_heads(self) -> int:
+        """Key heads of a layer that are here."""
+        return self.layers[0].attention.kv_heads
 
     @property
     def bytes_per_step(self) -> int:
@@ -131,24 +156,34 @@ class Llama(nn.Module):
         return sum(p.nbytes for p in self.parameters() if p is not table or self.shares_embedding)
 
     def slots(self) -> dict[str, Slot]:
-        """Where the tensors of a checkpoint belong, by their Hugging Face names."""
-        c = self.config
-        q, kv, inner = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim, c.intermediate_size
-        slots = {"model.embed_tokens.weight": _whole(self.embed.weight), "model.norm.weight": _whole(self.norm.weight)}
+        """Where the tensors of a checkpoint belong, by their Hugging Face names; of ranks, the parts that are here."""
+        c, ranks, table = self.config, self.ranks or Ranks(0, 1, 0), self.embed
+        heads, inner = c.num_attention_heads, c.intermediate_size
+        first_head, head_count = ranks.share("num_attention_heads", heads)
+        first_kv, kv_count = ranks.share_or_repeat("num_key_value_heads", c.num_key_value_heads)
+        q = _Share(heads, first_head, head_count).times(c.head_dim)
+        kv = _Share(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
+        mlp = _Share(inner, *ranks.share("intermediate_size", inner))
+        vocabulary = _Share(c.vocab_size, table.first, table.here)
+        whole = _Share(c.hidden_size, 0, c.hidden_size)
+        slots = {
+            "model.embed_tokens.weight": _of_rows(table.weight.data[: table.here], vocabulary),
+            "model.norm.weight": _whole(self.norm.weight),
+        }
         for i, layer in enumerate(self.layers):
             at = f"model.layers.{i}."
-            attention, mlp = layer.attention, layer.mlp
+            attention, gated = layer.attention, layer.mlp
             slots[at + "input_layernorm.weight"] = _whole(layer.attention_norm.weight)
             slots[at + "post_attention_layernorm.weight"] = _whole(layer.mlp_norm.weight)
-            slots |= _rows(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv})
-            slots |= _rows(at + "self_attn.", attention.out, {"o_proj": c.hidden_size})
+            slots |= _of_linear(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
+            slots |= _of_linear(at + "self_attn.", attention.out, {"o_proj": whole}, q)
             if c.qk_norm:
                 slots[at + "self_attn.q_norm.weight"] = _whole(attention.q_norm.weight)
                 slots[at + "self_attn.k_norm.weight"] = _whole(attention.k_norm.weight)
-            slots |= _rows(at + "mlp.", mlp.gate_up, {"gate_proj": inner, "up_proj": inner})
-            slots |= _rows(at + "mlp.", mlp.down, {"down_proj": c.hidden_size})
+            slots |= _of_linear(at + "mlp.", gated.gate_up, {"gate_proj": mlp, "up_proj": mlp}, whole)
+            slots |= _of_linear(at + "mlp.", gated.down, {"down_proj": whole}, mlp)
         if not c.tie_word_embeddings:
-            slots |= _rows("", self.head, {"lm_head": c.vocab_size})
+            slots |= _of_linear("", self.head, {"lm_head": vocabulary}, whole)
         elif not self.shares_embedding:
             slots["model.embed_tokens.weight"] = _both(slots["model.embed_tokens.weight"], self.head.load)
         return slots
@@ -161,6 +196,7 @@ class Llama(nn.Module):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         progress: bool | None = None,
+        ranks: Ranks | None = None,
     ) -> Llama:
         """Read a Hugging Face model folder: config.json, generation_config.json, safetensors.
 
@@ -172,17 +208,21 @@ class Llama(nn.Module):
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
+            ranks: Who share the model and call this together; each reads its part of the files.
 
         Returns:
             The model, ready for inference.
 
         Raises:
             FileNotFoundError: For a folder, config or file that is not there.
-            ValueError: For a config that is not served, or a checkpoint that does not fit it; all tensors are named.
+            ValueError: For a config that is not served or that the ranks do not divide, a checkpoint that does not fit
+                it, all tensors named, or another checkpoint on another rank.
         """
         if not Path(folder).is_dir():
             raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
-        model = cls(LlamaConfig.from_pretrained(folder), weights, dtype, device)
+        if ranks is not None:
+            ranks.must_agree("the checkpoint", digest_of(folder))
+        model = cls(LlamaConfig.from_pretrained(folder), weights, dtype, device, ranks)
 
         def is_known(name: str) -> bool:
             tied = model.config.tie_word_embeddings and name == "lm_head.weight"
@@ -192,13 +232,30 @@ class Llama(nn.Module):
         return model
 
 
+class _Share(NamedTuple):
+    """A rank's part of the rows or columns of a tensor."""
+
+    whole: int
+    first: int
+    count: int
+
+    def times(self, size: int) -> _Share:
+        """Of things that take so many rows or columns each."""
+        return _Share(self.whole * size, self.first * size, self.count * size)
+
+
+def _of_rows(data: Tensor, rows: _Share) -> Slot:
+    """A parameter that holds these rows of a tensor."""
+
+    def load(some: Tensor, first: int) -> None:
+        data[first : first + some.shape[0]].copy_(some)
+
+    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Part(rows.first, rows.count))
+
+
 def _whole(parameter: nn.Parameter) -> Slot:
-    data = parameter.data
-
-    def load(rows: Tensor, first: int) -> None:
-        data[first : first + rows.shape[0]].copy_(rows)
-
-    return Slot(tuple(data.shape), data, load, lambda: data)
+    size = parameter.shape[0]
+    return _of_rows(parameter.data, _Share(size, 0, size))
 
 
 def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
@@ -211,19 +268,21 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     return slot._replace(place=None, load=load_both)
 
 
-def _rows(prefix: str, linear: Linear, parts: dict[str, int]) -> dict[str, Slot]:
-    """The projections that a Linear holds one below the other, with so many rows each."""
+def _of_linear(prefix: str, linear: Linear, parts: dict[str, _Share], columns: _Share) -> dict[str, Slot]:
+    """The projections that a Linear holds one below the other: these rows and columns of each."""
     slots, first = {}, 0
-    for name, count in parts.items():
-        rows = slice(first, first + count)
-        place = linear.weight.data[rows] if linear.format == "dense" else None
+    for name, share in parts.items():
+        rows = slice(first, first + share.count)
         slots[f"{prefix}{name}.weight"] = Slot(
-            (count, linear.in_features),
-            place,
-            lambda rows, row, first=first: linear.load(rows, first + row),
+            (share.whole, columns.whole),
+            linear.weight.data[rows] if linear.format == "dense" else None,
+            lambda some, row, first=first: linear.load(some, first + row),
             partial(linear.dense, rows),
+            Part(share.first, share.count, columns.first, columns.count),
         )
         if linear.bias is not None:
-            slots[f"{prefix}{name}.bias"] = _whole(nn.Parameter(linear.bias.data[rows], requires_grad=False))
-        first += count
+            # Where the columns are shared out, the sum has the bias once: the first rank's.
+            mine = share if columns.first == 0 else share._replace(count=0)
+            slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.count], mine)
+        first += share.count
     return slots

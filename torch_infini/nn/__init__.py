@@ -10,6 +10,7 @@ from .layer import DecoderLayer
 from .linear import Embedding, Linear, WeightFormat
 from .mlp import SwiGLU
 from .norm import RMSNorm
+from .ranks import Ranks
 from .rotary import RotaryEmbedding
 
 __all__ = [
@@ -20,6 +21,7 @@ __all__ = [
     "KVCache",
     "Linear",
     "RMSNorm",
+    "Ranks",
     "RotaryEmbedding",
     "SwiGLU",
     "WeightFormat",

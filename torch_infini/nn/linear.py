@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .. import _memory, quantize
 from ..quantize import multiplies_integers
+from .ranks import Ranks
 
 WeightFormat = Literal["dense", "int8", "int4"]
 
@@ -133,18 +134,31 @@ class Embedding(nn.Module):
         size: Of a row.
         dtype: Of the table.
         device: Of the table.
+        ranks: Who share the table by its rows; None: it is all here.
+
+    Attributes:
+        weight: [rows, size]; where ranks share it this one's rows, and behind them some that are nobody's if those of
+            other ranks are more.
     """
 
     def __init__(
-        self, rows: int, size: int, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        rows: int,
+        size: int,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
         dtype = dtype or torch.get_default_dtype()
-        self.weight = nn.Parameter(_memory.new(rows, size, dtype=dtype, device=device), requires_grad=False)
+        self.rows, self.ranks = rows, ranks
+        self.first, self.here, most = (0, rows, rows) if ranks is None else ranks.share_rows(rows)
+        self.weight = nn.Parameter(_memory.new(most, size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of ids [...]: [..., size]."""
-        return torch.ops.infini.embedding.default(ids, self.weight)
+        y = torch.ops.infini.embedding.default(ids, self.weight[: self.here], self.first, self.rows)
+        return y if self.ranks is None else self.ranks.add_up(y)
 
     def extra_repr(self) -> str:
-        return f"{self.weight.shape[0]}, {self.weight.shape[1]}"
+        return f"{self.rows}, {self.weight.shape[1]}"

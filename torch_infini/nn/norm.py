@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from .ranks import Ranks
+
 ROUNDING = 1  # x is normalised and rounded before the weight multiplies it, as Hugging Face's Llama does
 
 
@@ -16,15 +18,22 @@ class RMSNorm(nn.Module):
         eps: Added to the mean square.
         dtype: Of the weight.
         device: Of the weight.
+        ranks: Of whom each has a part of the sum that after() takes as x; None: x is whole.
 
     Equivalent to:
         >>> y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)  # but for the order of rounding
     """
 
     def __init__(
-        self, size: int, eps: float = 1e-6, dtype: torch.dtype | None = None, device: torch.device | str | None = None
+        self,
+        size: int,
+        eps: float = 1e-6,
+        dtype: torch.dtype | None = None,
+        device: torch.device | str | None = None,
+        ranks: Ranks | None = None,
     ) -> None:
         super().__init__()
+        self.ranks = ranks
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
         self.eps = eps
 
@@ -35,7 +44,10 @@ class RMSNorm(nn.Module):
         return torch.ops.infini.rms_norm.default(x, self.weight, self.eps, ROUNDING)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(residual + x), residual + x), both shaped as x, in one pass over them."""
+        """(norm(residual + x), residual + x), both shaped as x, in one pass over them; x is first added up if ranks
+        have it in parts, in its own memory."""
+        if self.ranks is not None:
+            self.ranks.add_up(x)
         return torch.ops.infini.add_rms_norm.default(x, residual, self.weight, self.eps, ROUNDING)
 
     def extra_repr(self) -> str:

@@ -13,43 +13,51 @@ from torch import Tensor
 from ._registry import FLOATS, Cost, ErrorCase, OpSpec, Sample, nbytes
 
 
-def embedding(ids: Tensor, weight: Tensor, *, out: Tensor | None = None) -> Tensor:
+def embedding(
+    ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None, *, out: Tensor | None = None
+) -> Tensor:
     """Copy the row of weight that each id names.
 
-    out[..., :] = weight[ids[...], :]. Every id is checked before anything is copied. On CUDA, where that would wait for
-    the GPU, nothing is raised: the row of an id that is no row of weight becomes NaN.
+    out[..., :] = weight[ids[...] - first, :], or zeros for ids of rows that weight does not have: ranks that share a
+    table by its rows add up what each has. Every id is checked before anything is copied. On CUDA, where that would
+    wait for the GPU, nothing is raised: the row of an id that is no row of the table becomes NaN.
 
     Args:
-        ids: int64 or int32, of any shape (up to 7 dimensions) and any strides, each in 0 .. v - 1.
+        ids: int64 or int32, of any shape (up to 7 dimensions) and any strides, each in 0 .. total - 1.
         weight: [v, n] float32, bfloat16 or float16; stride 1 in the last dimension, any distance between rows.
+        first: Which row of the table the first one of weight is.
+        total: Rows of the table, first + v at least; None: v.
         out: [*ids.shape, n], written and returned instead of a new tensor; shares no memory with ids or weight.
 
     Returns:
         [*ids.shape, n], contiguous; of weight's dtype.
 
     Raises:
-        RuntimeError: For an id that is no row of weight (the first one is named), or a rank, shape, dtype or stride
-            that cannot be served.
+        RuntimeError: For an id that is no row of the table (the first one is named), a first or total that weight
+            does not fit, or a rank, shape, dtype or stride that cannot be served.
 
     Equivalent to:
-        >>> out = torch.nn.functional.embedding(ids, weight)
+        >>> table = torch.nn.functional.pad(weight, (0, 0, first, total - first - weight.shape[0]))
+        >>> out = torch.nn.functional.embedding(ids, table)
 
-    Source: Bengio et al., A Neural Probabilistic Language Model, JMLR 3, 2003.
+    Source: Bengio et al., A Neural Probabilistic Language Model, JMLR 3, 2003; Shoeybi et al., Megatron-LM, 2019,
+        arXiv:1909.08053 (a table that ranks share).
     """
     if out is None:
-        return torch.ops.infini.embedding.default(ids, weight)
-    return torch.ops.infini.embedding.out(ids, weight, out=out)
+        return torch.ops.infini.embedding.default(ids, weight, first, total)
+    return torch.ops.infini.embedding.out(ids, weight, first, total, out=out)
 
 
-def fake(ids: Tensor, weight: Tensor) -> Tensor:
+def fake(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None) -> Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]))
 
 
-def reference(ids: Tensor, weight: Tensor) -> Tensor:
-    return weight.double()[ids.long()]
+def reference(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None) -> Tensor:
+    rows = weight.shape[0] if total is None else total
+    return torch.nn.functional.pad(weight.double(), (0, 0, first, rows - first - weight.shape[0]))[ids.long()]
 
 
-def peer(ids: Tensor, weight: Tensor) -> Tensor:
+def peer(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None) -> Tensor:
     return torch.nn.functional.embedding(ids, weight)
 
 
@@ -73,6 +81,13 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("no columns", inputs(dtype, (4,), 11, 0))
     yield Sample("no rows and no ids", inputs(dtype, (0,), 0, 32))
     yield Sample("large", inputs(dtype, (300,), 1000, 2048))
+    for name, shape, n in (("", (40,), 33), (", large", (300,), 2048), (", int32", (3, 20), 8)):
+        ids, weight = inputs(dtype, shape, 90, n)
+        ids = ids.int() if name == ", int32" else ids
+        yield Sample(f"the first part of a table{name}", (ids, weight[:31], 0, 90))
+        yield Sample(f"a part of a table{name}", (ids, weight[31:60], 31, 90))
+        yield Sample(f"the last part of a table{name}", (ids, weight[60:], 60, 90))
+    yield Sample("no part of a table", (ids, weight[:0], 7, 90))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -96,6 +111,18 @@ def errors() -> Iterator[ErrorCase]:
         ids,
         weight[:0],
         op + f"ids must be at least 0 and less than 0, the number of rows of weight, got {int(ids[0])} at ids[0]",
+    )
+    yield ErrorCase(
+        "beyond a table",
+        (torch.tensor([5, 90]), weight[:30], 30, 90),
+        op + "ids must be at least 0 and less than 90, the total, got 90 at ids[1]",
+        of_values=True,
+    )
+    yield ErrorCase("first", (ids, weight, -1, 32000), op + "first must be at least 0, got -1")
+    yield ErrorCase(
+        "total",
+        (ids, weight, 5, 32000),
+        op + "total must be at least first and the rows of weight, 5 + 32000, got 32000",
     )
     yield ErrorCase("ids dtype", (ids.float(), weight), op + "ids must be int64 or int32, got float32")
     yield ErrorCase(
@@ -122,7 +149,7 @@ def errors() -> Iterator[ErrorCase]:
     )
 
 
-def cost(ids: Tensor, weight: Tensor) -> Cost:
+def cost(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None) -> Cost:
     return Cost(bytes=nbytes(ids) + 2 * ids.numel() * weight.shape[1] * weight.element_size())
 
 
@@ -133,7 +160,7 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
 
 SPEC = OpSpec(
     name="embedding",
-    schema="(Tensor ids, Tensor weight) -> Tensor",
+    schema="(Tensor ids, Tensor weight, int first=0, int? total=None) -> Tensor",
     function=embedding,
     fake=fake,
     reference=reference,

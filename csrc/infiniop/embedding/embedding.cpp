@@ -10,8 +10,8 @@ namespace {
 
 constexpr Checker kRule("embedding");
 
-// Throws for the first id, in row-major order, that is no row of weight.
-template <typename Id> void check_ids(const TensorView &ids, int64_t rows) {
+// Throws for the first id, in row-major order, that is no row of the table.
+template <typename Id> void check_ids(const TensorView &ids, int64_t rows, const char *what) {
     const int64_t count = ids.numel();
     int64_t index[kMaxDims] = {}, offset = 0;
     for (int64_t i = 0; i < count; ++i) {
@@ -21,8 +21,7 @@ template <typename Id> void check_ids(const TensorView &ids, int64_t rows) {
             for (int dim = 0; dim < ids.ndim; ++dim) {
                 where += message(dim ? ", " : " at ids[", index[dim], dim + 1 == ids.ndim ? "]" : "");
             }
-            kRule.fail(INFINI_STATUS_BAD_PARAM, "ids",
-                       message("be at least 0 and less than ", rows, ", the number of rows of weight"),
+            kRule.fail(INFINI_STATUS_BAD_PARAM, "ids", message("be at least 0 and less than ", rows, what),
                        message(id, where));
         }
         for (int dim = ids.ndim - 1; dim >= 0; --dim) {
@@ -45,6 +44,15 @@ void run(const Args &args) {
     kRule.rank("weight", weight, 2);
     kRule.dtype("weight", weight, INFINI_FLOATS);
     kRule.dense_last("weight", weight);
+    if (args.first < 0) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "first", "be at least 0", message(args.first));
+    }
+    const bool is_part = args.first != 0 || args.total != weight.shape[0];
+    if (args.total - args.first < weight.shape[0]) {
+        kRule.fail(INFINI_STATUS_BAD_PARAM, "total",
+                   message("be at least first and the rows of weight, ", args.first, " + ", weight.shape[0]),
+                   message(args.total));
+    }
 
     TensorView wanted = ids;
     wanted.shape[wanted.ndim++] = weight.shape[1];
@@ -68,9 +76,9 @@ void run(const Args &args) {
     if (on_cuda()) {
         // the kernel looks at each id by itself
     } else if (ids.dtype == INFINI_DTYPE_I64) {
-        check_ids<int64_t>(ids, weight.shape[0]);
+        check_ids<int64_t>(ids, args.total, is_part ? ", the total" : ", the number of rows of weight");
     } else {
-        check_ids<int32_t>(ids, weight.shape[0]);
+        check_ids<int32_t>(ids, args.total, is_part ? ", the total" : ", the number of rows of weight");
     }
     if (out.numel() > 0) {
         on_cuda() ? cuda_kernel(args) : cpu_kernel(args);

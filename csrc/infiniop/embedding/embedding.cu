@@ -1,5 +1,6 @@
 // The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, four independent ones each at
-// a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN.
+// a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN, that of
+// another part of the table zeros.
 // SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.h"
 #include "cuda/rows.h"
@@ -16,7 +17,7 @@ template <typename Bits, typename Id> struct Copy {
     Bits *out;
     const Id *ids;
     const Bits *weight;
-    int64_t rows_of_weight, stride, n;
+    int64_t rows_of_weight, first, total, stride, n;
     cuda::Rows<2> rows; // out, ids
     bool whole;         // vectors fit
 };
@@ -31,8 +32,9 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
     int64_t at[2];
     a.rows.locate(row, at);
     const int64_t id = a.ids[at[1]];
-    const bool good = id >= 0 && id < a.rows_of_weight;
-    const Bits *from = a.weight + (good ? id * a.stride : 0);
+    const bool good = id >= a.first && id - a.first < a.rows_of_weight;
+    const Bits other = id >= 0 && id < a.total ? 0 : kNan; // a row that weight does not have
+    const Bits *from = a.weight + (good ? (id - a.first) * a.stride : 0);
     Bits *to = a.out + at[0];
     const int64_t step = static_cast<int64_t>(blockDim.x) * kElements;
     for (int64_t begin = static_cast<int64_t>(threadIdx.x) * kElements; begin < a.n; begin += kLoads * step) {
@@ -45,7 +47,7 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
         for (int v = 0; v < kLoads; ++v) {
             const int count = good ? left(v) : 0;
             vectors[v] =
-                cuda::load_words<Bits, kElements>(from + begin + v * step, a.whole && count == kElements, count, kNan);
+                cuda::load_words<Bits, kElements>(from + begin + v * step, a.whole && count == kElements, count, other);
         }
 #pragma unroll
         for (int v = 0; v < kLoads; ++v) {
@@ -61,10 +63,16 @@ template <typename Bits, typename Id> void copy(const Args &args) {
     ids.shape[ids.ndim] = args.out.size(-1);
     ids.strides[ids.ndim++] = 0;
     const TensorView *const views[] = {&args.out, &ids};
-    const Copy<Bits, Id> a{args.out.as<Bits>(),          args.ids.as<const Id>(),
-                           args.weight.as<const Bits>(), args.weight.shape[0],
-                           args.weight.strides[0],       args.out.size(-1),
-                           cuda::Rows<2>(views),         cuda::vectors_fit(args.out, args.weight)};
+    const Copy<Bits, Id> a{args.out.as<Bits>(),
+                           args.ids.as<const Id>(),
+                           args.weight.as<const Bits>(),
+                           args.weight.shape[0],
+                           args.first,
+                           args.total,
+                           args.weight.strides[0],
+                           args.out.size(-1),
+                           cuda::Rows<2>(views),
+                           cuda::vectors_fit(args.out, args.weight)};
     const cuda::RowPlan plan(a.rows.count, (a.n + kLoads - 1) / kLoads, cuda::kWidth<Bits>);
     cuda::launch(copy_rows<Bits, Id>, cuda::grid_x(plan.blocks), plan.block(), 0, a);
 }

@@ -1,4 +1,5 @@
 // embedding: out[...] = weight[ids[...]]: rows of a table [v, n], picked by ids of any shape, one copied after another.
+// Where weight is a part of a larger table, as ranks that share one have it, ids of the other parts give zeros.
 // On the CPU every id is checked before anything is copied; on CUDA, where the host does not read the ids, the row of
 // one out of range becomes NaN.
 // The copy knows no arithmetic, so a row arrives bit for bit.
@@ -12,8 +13,9 @@ namespace infini::embedding {
 
 struct Args {
     TensorView out;    // [*ids.shape, n], the dtype of weight
-    TensorView ids;    // any shape of up to 7 dimensions and any strides, int64 or int32, in 0 .. v - 1
-    TensorView weight; // [v, n], stride 1 in the last dimension
+    TensorView ids;    // any shape of up to 7 dimensions and any strides, int64 or int32, in 0 .. total - 1
+    TensorView weight; // [v, n], stride 1 in the last dimension: the rows first .. first + v - 1 of the table
+    int64_t first = 0, total = 0;
 };
 
 // Checks the arguments against the rules above, then copies. out shares no memory with the others.

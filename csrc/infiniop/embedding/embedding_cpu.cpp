@@ -37,18 +37,21 @@ template <typename Id> void copy_rows(const embedding::Args &a) {
     parallel_for(rows.count(), 2 * rows.count() * bytes, [&](int64_t begin, int64_t end) {
         // A row is copied when the one after it is known.
         char *to = nullptr;
-        const char *from = nullptr;
+        const char *from = nullptr; // nullptr: zeros
         const auto copy = [&](const char *next) {
-            if (large && stream_aligned(reinterpret_cast<const float *>(to))) {
+            if (from == nullptr) {
+                std::memset(to, 0, static_cast<size_t>(bytes));
+            } else if (large && stream_aligned(reinterpret_cast<const float *>(to))) {
                 stream_row(to, from, bytes, next);
             } else {
                 std::memcpy(to, from, static_cast<size_t>(bytes));
             }
         };
         rows.visit(begin, end, [&](const int64_t *at) {
-            const char *row = weight + ids.as<const Id>()[at[1]] * stride;
-            if (from != nullptr) {
-                copy(row);
+            const int64_t id = ids.as<const Id>()[at[1]] - a.first;
+            const char *row = id >= 0 && id < a.weight.size(0) ? weight + id * stride : nullptr;
+            if (to != nullptr) {
+                copy(row != nullptr ? row : from);
             }
             to = out + at[0] * size;
             from = row;

@@ -3,20 +3,24 @@
 #include "../../torch/tensor.h"
 #include "embedding.h"
 
+#include <optional>
+
 namespace infini::embedding {
 namespace {
 
 constexpr Checker kRule("embedding");
 
-Args embedding_args(const Tensor &ids, const Tensor &weight) {
+Args embedding_args(const Tensor &ids, const Tensor &weight, int64_t first, std::optional<int64_t> total) {
     Args args;
     args.ids = view(kRule, "ids", ids);
     args.weight = view(kRule, "weight", weight);
+    args.first = first;
+    args.total = total.value_or(args.weight.ndim > 0 ? args.weight.shape[0] : 0);
     return args;
 }
 
-Tensor embedding(const Tensor &ids, const Tensor &weight) {
-    Args args = embedding_args(ids, weight);
+Tensor embedding(const Tensor &ids, const Tensor &weight, int64_t first, std::optional<int64_t> total) {
+    Args args = embedding_args(ids, weight, first, total);
     kRule.rank("ids", args.ids, 0, kMaxDims - 1);
     kRule.rank("weight", args.weight, 2);
     TensorView like = args.ids;
@@ -27,8 +31,8 @@ Tensor embedding(const Tensor &ids, const Tensor &weight) {
     return out;
 }
 
-Tensor embedding_out(const Tensor &ids, const Tensor &weight, Tensor out) {
-    Args args = embedding_args(ids, weight);
+Tensor embedding_out(const Tensor &ids, const Tensor &weight, int64_t first, std::optional<int64_t> total, Tensor out) {
+    Args args = embedding_args(ids, weight, first, total);
     args.out = view(kRule, "out", out);
     run(args);
     return out;
