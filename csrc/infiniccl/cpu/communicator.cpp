@@ -159,6 +159,10 @@ private:
         }
         const std::lock_guard<std::mutex> lock(steps_);
         throw_if_failed(call);
+        if (ranks == 1) { // every collective is this copy; a reduction of one rank has nothing to round
+            return copy(static_cast<char *>(call.recv), static_cast<const char *>(call.send),
+                        call.count * size_of(call.dtype));
+        }
         if (header_.checked != 0) {
             begin(call);
             post(call);
@@ -225,6 +229,8 @@ private:
         } while (begin < count);
     }
 
+    // What goes into shared memory is always copied there, never computed there: for the lines that another core has
+    // read, ordinary stores wait one by one (8 to 35 GB/s on two Zen 5 cores), memcpy's string moves do not (42 to 100).
     static void copy(char *to, const char *from, size_t bytes) {
         if (bytes > 0 && to != from) {
             std::memcpy(to, from, bytes);
@@ -232,12 +238,12 @@ private:
     }
 
     // out[i] = the reduction of `mine` and of what the others have `offset` bytes into their slots.
-    void reduce_slots(const Call &call, char *out, char *second, const char *mine, size_t offset, size_t count) const {
+    void reduce_slots(const Call &call, char *out, const char *mine, size_t offset, size_t count) const {
         const void *in[kMaxRanks];
         for (int other = 0; other < ranks; ++other) {
             in[other] = other == rank ? mine : slot_of(other) + offset;
         }
-        reduce({out, second, in, ranks, static_cast<int64_t>(count), call.dtype, call.op});
+        reduce({out, in, ranks, static_cast<int64_t>(count), call.dtype, call.op});
     }
 
     void all_reduce_at_once(const Call &call) {
@@ -246,7 +252,7 @@ private:
         copy(my_slot(), from, call.count * size_of(call.dtype));
         post(call);
         wait_for_all(call);
-        reduce_slots(call, static_cast<char *>(call.recv), nullptr, from, 0, call.count);
+        reduce_slots(call, static_cast<char *>(call.recv), from, 0, call.count);
     }
 
     // Of a chunk, part j is what rank j reduces: at j * part_bytes() in the slots whatever the chunk's size is. While
@@ -280,8 +286,8 @@ private:
                 }
             }
             const size_t own = chunk.part_begin(me) * bytes;
-            reduce_slots(call, to + own, segment_->result(rank, step_ % 2), from + own, me * pitch,
-                         chunk.part_count(me));
+            reduce_slots(call, to + own, from + own, me * pitch, chunk.part_count(me));
+            copy(segment_->result(rank, step_ % 2), to + own, chunk.part_count(me) * bytes);
             before = chunk;
         }
     }
@@ -335,8 +341,8 @@ private:
             }
             post(call);
             wait_for_all(call);
-            reduce_slots(call, to + first * bytes, nullptr, share(rank) + first * bytes,
-                         static_cast<size_t>(rank) * pitch, count);
+            reduce_slots(call, to + first * bytes, share(rank) + first * bytes, static_cast<size_t>(rank) * pitch,
+                         count);
         });
     }
 

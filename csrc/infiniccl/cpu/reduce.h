@@ -9,7 +9,6 @@ namespace infini::ccl {
 
 struct Reduction {
     void *out = nullptr;
-    void *copy = nullptr;            // gets the same elements; nullptr: none is wanted
     const void *const *in = nullptr; // one array a rank; any may be `out` itself
     int inputs = 0;                  // at least 1
     int64_t count = 0;

@@ -63,7 +63,7 @@ struct Avg : Sum {
 template <typename T, typename Op, int kInputs> void reduce_lines(const Reduction &r) {
     using L = Lanes<T>;
     const int inputs = kInputs > 0 ? kInputs : r.inputs;
-    T *const out = static_cast<T *>(r.out), *const copy = static_cast<T *>(r.copy);
+    T *const out = static_cast<T *>(r.out);
     const auto vector = [&](int64_t i, int64_t n) {
         auto total = L::load(static_cast<const T *>(r.in[0]) + i, n);
         for (int rank = 1; rank < inputs; ++rank) {
@@ -71,9 +71,6 @@ template <typename T, typename Op, int kInputs> void reduce_lines(const Reductio
         }
         total = Op::last(total, inputs);
         L::store(out + i, total, n);
-        if (copy != nullptr) {
-            L::store(copy + i, total, n);
-        }
     };
     int64_t i = 0;
     for (; i + L::kCount <= r.count; i += L::kCount) {

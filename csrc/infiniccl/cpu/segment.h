@@ -21,7 +21,7 @@
 namespace infini::ccl {
 
 constexpr int kMaxRanks = 64;
-constexpr size_t kSlotBytes = 256 * 1024;        // of a rank's slot: what moves at a time
+constexpr size_t kSlotBytes = 512 * 1024;        // of a rank's slot: what moves at a time
 constexpr size_t kChannelSlotBytes = 128 * 1024; // of a channel's slot
 
 // What a rank calls, as the others compare it.
