@@ -410,9 +410,12 @@ private:
             const Clock::duration waited = Clock::now() - start;
             if (waited >= next_look) {
                 next_look = waited + kLookInterval;
-                const char *const gone = why_gone(other);
-                if (gone != nullptr && !there()) { // what it posted last counts
-                    fail_and_throw(call, INFINI_STATUS_INTERNAL_ERROR, message(name_of(other), gone));
+                // Of those that are not waited for, what they posted may be all that is needed: but not while joining.
+                for (int any = 0; any < ranks; ++any) {
+                    const char *const gone = any == other || call.kind == Kind::init ? why_gone(any) : nullptr;
+                    if (gone != nullptr && !there()) { // what it posted last counts
+                        fail_and_throw(call, INFINI_STATUS_INTERNAL_ERROR, message(name_of(any), gone));
+                    }
                 }
             }
             if (waited >= std::chrono::milliseconds(timeout_ms)) {
@@ -457,8 +460,6 @@ private:
         }
         return names;
     }
-
-    using Communicator::rank;
 
     [[noreturn]] void differ(const Call &call, const char *rule, const Signature &mine, int my_rank,
                              const Signature &theirs, int their_rank) {
