@@ -444,11 +444,18 @@ private:
         return presence == kPresent && !is_alive(member) ? " has ended" : nullptr;
     }
 
-    std::string name_of(int other) const {
-        const Member &member = segment_->member(other);
-        const bool present = member.presence.load(std::memory_order_acquire) >= kPresent;
-        return present && member.pid != getpid() ? message("rank ", other, " (pid ", member.pid, ")")
-                                                 : message("rank ", other);
+    // With its process, unless all ranks that have joined are of one.
+    std::string name_of(int which) const {
+        const auto pid_of = [&](int other) {
+            const Member &member = segment_->member(other);
+            return member.presence.load(std::memory_order_acquire) >= kPresent ? member.pid : 0;
+        };
+        const int32_t pid = pid_of(which);
+        bool alone = true;
+        for (int other = 0; other < ranks; ++other) {
+            alone = alone && (pid_of(other) == 0 || pid_of(other) == pid);
+        }
+        return pid == 0 || alone ? message("rank ", which) : message("rank ", which, " (pid ", pid, ")");
     }
 
     std::string names_of_missing(uint64_t step) const {
@@ -512,13 +519,12 @@ private:
 
 // ---- the backend ----
 
-constexpr char kIdPrefix[] = "infiniccl-";
 constexpr int kNonceBytes = 16;
 
 std::string path_of(const char *function, const infinicclUniqueId_t &id) {
     const std::string name(id.internal, strnlen(id.internal, sizeof id.internal));
-    const size_t prefix = std::strlen(kIdPrefix);
-    if (name.compare(0, prefix, kIdPrefix) != 0 || name.size() != prefix + 2 * kNonceBytes ||
+    const size_t prefix = std::strlen(kNamePrefix);
+    if (name.compare(0, prefix, kNamePrefix) != 0 || name.size() != prefix + 2 * kNonceBytes ||
         name.find_first_not_of("0123456789abcdef", prefix) != std::string::npos) {
         throw Error(INFINI_STATUS_BAD_PARAM,
                     message(function, ": unique_id must be one of infinicclGetUniqueId for the CPU"));
@@ -556,7 +562,7 @@ public:
             throw Error(INFINI_STATUS_INTERNAL_ERROR, "infinicclGetUniqueId: the system gives no random numbers");
         }
         infinicclUniqueId_t id = {};
-        char *at = id.internal + std::snprintf(id.internal, sizeof id.internal, "%s", kIdPrefix);
+        char *at = id.internal + std::snprintf(id.internal, sizeof id.internal, "%s", kNamePrefix);
         for (const unsigned char byte : nonce) {
             at += std::snprintf(at, 3, "%02x", byte);
         }

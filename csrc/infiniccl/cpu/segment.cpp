@@ -1,8 +1,10 @@
 // Shared memory and processes; see segment.h.
 #include "segment.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/file.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -50,6 +52,27 @@ uint64_t start_of(int pid, bool *ended) {
         at = std::strchr(at + 1, ' ');
     }
     return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
+}
+
+// Removes what ranks have left behind that were all killed while they met: a file that no process has locked.
+void sweep(const std::string &folder) {
+    DIR *const entries = opendir(folder.c_str());
+    if (entries == nullptr) {
+        return;
+    }
+    while (const dirent *entry = readdir(entries)) {
+        if (std::strncmp(entry->d_name, kNamePrefix, std::strlen(kNamePrefix)) != 0) {
+            continue;
+        }
+        const int file = openat(dirfd(entries), entry->d_name, O_RDWR | O_CLOEXEC);
+        if (file >= 0) {
+            if (flock(file, LOCK_EX | LOCK_NB) == 0) {
+                unlinkat(dirfd(entries), entry->d_name, 0);
+            }
+            close(file);
+        }
+    }
+    closedir(entries);
 }
 
 uint64_t own_pid_namespace() {
@@ -125,11 +148,14 @@ std::shared_ptr<Segment> Segment::anonymous(const char *function, int ranks) {
     return make(function, memfd_create("infiniccl", MFD_CLOEXEC), ranks);
 }
 
-// It gets its name when it is complete: who can open it can use it.
+// It gets its name when it is complete: who can open it can use it. Every rank holds a lock on it, which ends with its
+// process.
 std::shared_ptr<Segment> Segment::create(const char *function, const std::string &path, int ranks) {
     const std::string folder = path.substr(0, path.rfind('/'));
+    sweep(folder);
     std::shared_ptr<Segment> segment =
         make(function, ::open(folder.c_str(), O_TMPFILE | O_RDWR | O_CLOEXEC, S_IRUSR | S_IWUSR), ranks);
+    flock(segment->file_, LOCK_SH);
     const std::string unnamed = message("/proc/self/fd/", segment->file_);
     if (linkat(AT_FDCWD, unnamed.c_str(), AT_FDCWD, path.c_str(), AT_SYMLINK_FOLLOW) != 0) {
         if (errno == EEXIST) {
@@ -148,6 +174,7 @@ std::shared_ptr<Segment> Segment::open(const char *function, const std::string &
         }
         system_error(function, message("cannot open ", path), errno);
     }
+    flock(file, LOCK_SH);
     std::shared_ptr<Segment> segment(new Segment(file, ranks));
     int32_t theirs = 0;
     if (pread(file, &theirs, sizeof theirs, offsetof(Header, ranks)) != sizeof theirs || theirs != ranks) {

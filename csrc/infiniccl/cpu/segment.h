@@ -20,6 +20,7 @@
 
 namespace infini::ccl {
 
+constexpr char kNamePrefix[] = "infiniccl-"; // of the file
 constexpr int kMaxRanks = 64;
 constexpr size_t kSlotBytes = 512 * 1024;        // of a rank's slot: what moves at a time
 constexpr size_t kChannelSlotBytes = 128 * 1024; // of a channel's slot
@@ -74,7 +75,8 @@ class Segment {
 public:
     // For ranks of this process. Throws an Error in the name of `function`, as do those below.
     static std::shared_ptr<Segment> anonymous(const char *function, int ranks);
-    // Rank 0 makes the file, the others open it; nullptr: it is not there (yet).
+    // Rank 0 makes the file (and removes those of ranks that were all killed while they met), the others open it;
+    // nullptr: it is not there (yet).
     static std::shared_ptr<Segment> create(const char *function, const std::string &path, int ranks);
     static std::shared_ptr<Segment> open(const char *function, const std::string &path, int ranks);
 
