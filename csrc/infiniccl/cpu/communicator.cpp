@@ -195,16 +195,16 @@ private:
         mine.posted.store(step_, std::memory_order_release);
     }
 
+    // That rank has posted what this one has posted last; `call` only says who waits.
     void wait_for(int other, const Call &call) {
         const Progress &theirs = segment_->progress(other);
         wait(other, theirs.posted, step_, call);
         const Signature &signature = theirs.signatures[step_ % 2];
-        if (const Signature mine = signature_of(call); !(signature == mine)) {
+        if (const Signature &mine = segment_->progress(rank).signatures[step_ % 2]; !(signature == mine)) {
             differ(call, "the ranks must make the same calls in the same order", mine, rank, signature, other);
         }
     }
 
-    // All that have not posted what this rank has posted last.
     void wait_for_all(const Call &call) {
         for (int other = 0; other < ranks; ++other) {
             if (other != rank) {
