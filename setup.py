@@ -199,15 +199,21 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
         "libinfiniccl": "-L. -linfinirt -ldl -pthread",
-        "libtorch_infini": f"-L. -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
+        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
     }
+    stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfinirt.so", "libinfiniccl.so")}
+
+    def needs_of(library: str, folder: str = "") -> str:
+        needed = stands_on.get(library, ("libinfinirt.so",))
+        return " |" + "".join(f" {folder}{name}" for name in needed) if needed else ""
+
     for library in LIBRARIES:
-        needs = "" if library == "libinfinirt" else " | libinfinirt.so"
         libs = uses[library] if library == "libinfiniccl" else f"{uses[library]} {cudart}"
         if nvcc and library == "libtorch_infini" and (torch / "lib" / "libtorch_cuda.so").exists():
             libs += " -Wl,--no-as-needed -ltorch_cuda"  # has the stream that torch is on (csrc/torch/tensor_torch.cpp)
         lines.append(
-            f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {libs}\n  soname = {library}.so"
+            f"build {library}.so: link {' '.join(objects[library])}{needs_of(library)}\n"
+            f"  libs = {libs}\n  soname = {library}.so"
         )
     lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
 
@@ -217,9 +223,8 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         flags = f"-O2 -DINFINI_EMULATION -I{CSRC}/emulation -ffp-contract=fast -Wno-unknown-pragmas -x c++"
         compile_("cxx", source, ".emulated", flags)
     for library in LIBRARIES:
-        needs = "" if library == "libinfinirt" else " | emulated/libinfinirt.so"
         lines.append(
-            f"build emulated/{library}.so: link {' '.join(objects[library])}{needs}\n"
+            f"build emulated/{library}.so: link {' '.join(objects[library])}{needs_of(library, 'emulated/')}\n"
             f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so\n"
             f"  exports = {CSRC}/emulation/exports.map"
         )
