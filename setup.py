@@ -1,4 +1,4 @@
-"""Builds torch_infini/lib/lib{infinirt,infiniop,torch_infini}.so with ninja: in parallel, and only what changed.
+"""Builds the libraries of torch_infini/lib with ninja: in parallel, and only what changed.
 
 Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_torch.cpp against the
 LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
@@ -26,8 +26,8 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; on PyPI mir
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The runtime, which has all state; the ops' C interface; the ops in torch, with a copy of the kernels of its own.
-LIBRARIES = ("libinfinirt", "libinfiniop", "libtorch_infini")
+# The runtime, which has all state; the ops' C interface; collectives; the ops in torch, with a copy of the kernels.
+LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libtorch_infini")
 X86_LEVELS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -141,6 +141,8 @@ def libraries_of(path: Path) -> tuple[str, ...]:
         return LIBRARIES
     if path.parts[0] in ("infinirt", "emulation"):
         return ("libinfinirt",)
+    if path.parts[0] == "infiniccl":
+        return ("libinfiniccl",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
         return ("libtorch_infini",)
     if path.stem.endswith("_c"):
@@ -191,20 +193,27 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     if nvcc:
         for source in cuda_sources():
             compile_("nvcc", source, ".cuda")
-    # All three have kernels or runtime calls. Each gets a copy of cudart; what these share, the driver keeps.
+    # Those with kernels or runtime calls get a copy of cudart each; what these share, the driver keeps.
     cudart = cudart_flags(nvcc) if nvcc else ""
     uses = {
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
-        "libtorch_infini": f"-L. -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
+        "libinfiniccl": "-L. -linfinirt -ldl -pthread",
+        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
     }
+    stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfinirt.so", "libinfiniccl.so")}
+
+    def needs_of(library: str, folder: str = "") -> str:
+        needed = stands_on.get(library, ("libinfinirt.so",))
+        return " |" + "".join(f" {folder}{name}" for name in needed) if needed else ""
+
     for library in LIBRARIES:
-        needs = "" if library == "libinfinirt" else " | libinfinirt.so"
-        libs = f"{uses[library]} {cudart}"
+        libs = uses[library] if library == "libinfiniccl" else f"{uses[library]} {cudart}"
         if nvcc and library == "libtorch_infini" and (torch / "lib" / "libtorch_cuda.so").exists():
             libs += " -Wl,--no-as-needed -ltorch_cuda"  # has the stream that torch is on (csrc/torch/tensor_torch.cpp)
         lines.append(
-            f"build {library}.so: link {' '.join(objects[library])}{needs}\n  libs = {libs}\n  soname = {library}.so"
+            f"build {library}.so: link {' '.join(objects[library])}{needs_of(library)}\n"
+            f"  libs = {libs}\n  soname = {library}.so"
         )
     lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
 
@@ -214,9 +223,8 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         flags = f"-O2 -DINFINI_EMULATION -I{CSRC}/emulation -ffp-contract=fast -Wno-unknown-pragmas -x c++"
         compile_("cxx", source, ".emulated", flags)
     for library in LIBRARIES:
-        needs = "" if library == "libinfinirt" else " | emulated/libinfinirt.so"
         lines.append(
-            f"build emulated/{library}.so: link {' '.join(objects[library])}{needs}\n"
+            f"build emulated/{library}.so: link {' '.join(objects[library])}{needs_of(library, 'emulated/')}\n"
             f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so\n"
             f"  exports = {CSRC}/emulation/exports.map"
         )

@@ -28,9 +28,10 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
 
 
-def test_exports_only_programs() -> None:
+def test_exports_only_programs_and_groups() -> None:
     exported = {fields[-1] for fields in nm("-D", "--defined-only", str(PATH))}
-    assert exported == {f"infiniTorchProgram{name}" for name in ("Begin", "End", "Replay", "Destroy")}
+    programs = {f"infiniTorchProgram{name}" for name in ("Begin", "End", "Replay", "Destroy")}
+    assert exported == programs | {"infiniTorchGroupAdd", "infiniTorchGroupRemove"}
 
 
 def test_instruction_sets_share_no_symbol() -> None:

@@ -5,11 +5,20 @@ The one table from which the ctypes signatures come, so that nothing is written 
 
 from __future__ import annotations
 
+import ctypes
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-HEADERS = ("infinicore.h", "infinirt.h", "infiniop.h", "infiniop/*.h", "infiniop/ops/*.h")
+HEADERS = ("infinicore.h", "infinirt.h", "infiniop.h", "infiniop/*.h", "infiniop/ops/*.h", "infiniccl.h")
+
+_NUMBERS: dict[str, Any] = {
+    "int": ctypes.c_int,
+    "int64_t": ctypes.c_int64,
+    "uint32_t": ctypes.c_uint32,
+    "size_t": ctypes.c_size_t,
+}
 
 
 @dataclass(frozen=True)
@@ -58,7 +67,8 @@ def parse(include: Path) -> Interface:
     handles: set[str] = set()
     for path in (path for pattern in HEADERS for path in sorted(include.glob(pattern))):
         text = re.sub(r"/\*.*?\*/", "", path.read_text(), flags=re.DOTALL)
-        library = "libinfiniop" if "infiniop" in path.relative_to(include).parts[0] else "libinfinirt"
+        of = path.relative_to(include).parts[0].removesuffix(".h")
+        library = f"lib{of}" if of != "infinicore" else "libinfinirt"
         for result, name, arguments in re.findall(r"INFINI_API\s+([\w\s*]+?)(\w+)\(((?:[^()]|\([^()]*\))*)\);", text):
             parsed = () if arguments.strip() == "void" else tuple(_argument(a) for a in _split(arguments))
             functions[name] = Function(name, re.sub(r"\s*\*\s*", "*", result).strip(), parsed, library)
@@ -67,3 +77,11 @@ def parse(include: Path) -> Interface:
         handles.update(re.findall(r"typedef (?:struct \w+|void) \*(\w+);", text))
         handles.update(re.findall(r"typedef \w+ \(\*(\w+)\)", text))
     return Interface(functions, enums, frozenset(handles))
+
+
+def declare(library: ctypes.CDLL, name: str, interface: Interface) -> Any:
+    """A function of the library with argument types: enums are int, whatever else is no number is a pointer."""
+    native = getattr(library, name)
+    plain = {**_NUMBERS, **dict.fromkeys(interface.enums, ctypes.c_int)}
+    native.argtypes = [plain.get(argument.type, ctypes.c_void_p) for argument in interface.functions[name].arguments]
+    return native

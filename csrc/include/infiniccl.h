@@ -1,5 +1,6 @@
-/* libinfiniccl: collective communication between devices. Declared for callers to compile against; the library is not
- * part of this build yet. C99 and C++17. */
+/* libinfiniccl: collective communication between ranks: threads of one process, processes of one machine, GPUs. C99 and
+ * C++17. It stands on libinfinirt: statuses, sentences and streams are those of infinirt.h. Any thread may call any
+ * function. */
 #ifndef INFINICCL_H
 #define INFINICCL_H
 
@@ -9,6 +10,10 @@
 extern "C" {
 #endif
 
+/* What is computed of the ranks' elements, always in the order of the ranks: rank 0 first. F16 and BF16 are computed in
+ * float and rounded once. AVG is the sum divided by the number of ranks, for floating-point types alone. Integers wrap
+ * around. MAX and MIN of floating-point numbers are NaN where any of them is. BOOL: SUM and MAX are "any", PROD and MIN
+ * "all". */
 typedef enum INFINI_ENUM_BASE {
     INFINICCL_SUM = 0,
     INFINICCL_PROD = 1,
@@ -19,19 +24,107 @@ typedef enum INFINI_ENUM_BASE {
 
 struct InfinicclComm; /* opaque */
 
+/* A communicator: one rank's place among all ranks. It belongs to the caller until infinicclCommDestroy(). */
 typedef struct InfinicclComm *infinicclComm_t;
 
-/* Makes a communicator of `ndevice` ranks, one for each of device_ids[ndevice] (NULL: 0 .. ndevice - 1) of one device
- * type, and writes them to comms[ndevice]; each belongs to the caller until infinicclCommDestroy(). */
+/* What the ranks of a communicator find each other by; copied to all of them as it is. */
+typedef struct {
+    char internal[128];
+} infinicclUniqueId_t;
+
+/* ---- communicators ----
+ *
+ * CPU: the ranks share memory, so that all of them run on one machine; at most 64. NVIDIA: NCCL, loaded when it is first
+ * needed, from libnccl.so.2 or what the environment variable INFINI_NCCL_LIBRARY names. Other device types:
+ * DEVICE_TYPE_NOT_SUPPORTED.
+ *
+ * Every wait for another rank ends after the communicator's timeout (CPU), and at once where that rank's process has
+ * ended or its communicator was destroyed or aborted: INTERNAL_ERROR with a sentence that names the rank. The
+ * communicator has failed then, on all ranks: every call that waits, and every later one, returns that sentence. */
+
+/* Makes a communicator of `ndevice` ranks, all in this process, one for each of device_ids[ndevice] of one device type,
+ * and writes them to comms[ndevice]. device_ids NULL: 0 .. ndevice - 1; on the CPU, which is one device, all 0. */
 INFINI_API infiniStatus_t infinicclCommInitAll(infiniDevice_t device_type, infinicclComm_t *comms, int ndevice,
                                                const int *device_ids);
 
+/* A new id, for infinicclCommInitRank() on every rank of one communicator. (An addition to the Infini interface, as is
+ * all that follows but infinicclCommDestroy() and infinicclAllReduce().) */
+INFINI_API infiniStatus_t infinicclGetUniqueId(infiniDevice_t device_type, infinicclUniqueId_t *unique_id);
+
+/* Makes this rank's communicator, 0 <= rank < nranks; returns when all ranks have called it with the same id and nranks,
+ * each in a process or a thread of its own. An id serves once.
+ * timeout_ms: how long this and every later wait may last; 0: what the environment variable INFINI_CCL_TIMEOUT says
+ * (seconds, may be a fraction), else 300 seconds. On NVIDIA devices it is ignored: NCCL waits as long as it wants.
+ *
+ * On the CPU the ranks meet at a file in /dev/shm that is gone when this returns, whether it failed or not; its memory
+ * goes with the last rank, however that ends. INTERNAL_ERROR where /dev/shm is full. */
+INFINI_API infiniStatus_t infinicclCommInitRank(infiniDevice_t device_type, infinicclComm_t *comm, int nranks,
+                                                const infinicclUniqueId_t *unique_id, int rank, int device_id,
+                                                int64_t timeout_ms);
+
+/* How long this rank's waits may last from now on; 0: the default, as above. NOT_IMPLEMENTED on NVIDIA devices. */
+INFINI_API infiniStatus_t infinicclCommSetTimeout(infinicclComm_t comm, int64_t timeout_ms);
+
+/* The number of ranks, and the communicator's own. */
+INFINI_API infiniStatus_t infinicclCommCount(infinicclComm_t comm, int *count);
+INFINI_API infiniStatus_t infinicclCommUserRank(infinicclComm_t comm, int *rank);
+
+/* Fails the communicator on all ranks, so that calls that wait return, on this one and the others; for programs that
+ * cannot go on. It is still to be destroyed. */
+INFINI_API infiniStatus_t infinicclCommAbort(infinicclComm_t comm);
+
+/* Ends the caller's use of it; what was queued on streams before is still done. A rank that waits for this one from now
+ * on fails. Calls that run in other threads must have returned. */
 INFINI_API infiniStatus_t infinicclCommDestroy(infinicclComm_t comm);
 
-/* recvbuf[i] = the reduction over all ranks of sendbuf[i], for `count` elements of `dataype`; to be called once for
- * each rank. sendbuf may be recvbuf. */
-INFINI_API infiniStatus_t infinicclAllReduce(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t dataype,
+/* ---- collectives: to be called once for each rank, by all ranks in the same order ----
+ *
+ * `stream` is one of infinirt.h, of the communicator's device. With NULL the call is done on return, which needs all
+ * ranks: ranks of one process then need a thread each. On a stream the work is queued; a failure is the stream's, for
+ * the next synchronisation. One communicator's calls should all be on one stream, or ordered by events.
+ *
+ * Buffers are memory of the communicator's device, of any alignment; they may be NULL where there are no elements. Apart
+ * from what "in place" allows, sendbuf and recvbuf share no memory (BAD_PARAM).
+ * Datatypes: for a reduction all but F8 and the complex ones (BAD_TENSOR_DTYPE), BYTE being U8; else every one.
+ * Of no elements, a call still waits for the ranks as any other: it is a barrier on the CPU.
+ *
+ * CPU: the bits of a result are the same on all ranks, from run to run and whatever the number of elements. Calls that
+ * differ among ranks (function, count, datatype, op, root) are found as soon as a rank waits for another: BAD_PARAM with
+ * both calls in the sentence. With INFINI_CCL_CHECK=1 in the environment of rank 0 every call begins with a message of
+ * its own, so that all ranks find it before any of them moves an element. */
+
+/* recvbuf[i] = the reduction over all ranks of sendbuf[i], for `count` elements. In place: sendbuf is recvbuf. */
+INFINI_API infiniStatus_t infinicclAllReduce(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,
                                              infinicclReduceOp_t op, infinicclComm_t comm, infinirtStream_t stream);
+
+/* recvbuf = rank root's sendbuf, `count` elements, on every rank; other ranks' sendbuf is not looked at. In place:
+ * sendbuf is recvbuf. */
+INFINI_API infiniStatus_t infinicclBroadcast(const void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,
+                                             int root, infinicclComm_t comm, infinirtStream_t stream);
+
+/* recvbuf[r * sendcount + i] = rank r's sendbuf[i]: recvbuf has nranks * sendcount elements. In place: sendbuf is
+ * recvbuf + rank * sendcount. */
+INFINI_API infiniStatus_t infinicclAllGather(const void *sendbuf, void *recvbuf, size_t sendcount,
+                                             infiniDtype_t datatype, infinicclComm_t comm, infinirtStream_t stream);
+
+/* recvbuf[i] = the reduction over all ranks of sendbuf[rank * recvcount + i]: sendbuf has nranks * recvcount elements. In
+ * place: recvbuf is sendbuf + rank * recvcount. */
+INFINI_API infiniStatus_t infinicclReduceScatter(const void *sendbuf, void *recvbuf, size_t recvcount,
+                                                 infiniDtype_t datatype, infinicclReduceOp_t op, infinicclComm_t comm,
+                                                 infinirtStream_t stream);
+
+/* ---- from one rank to another ----
+ *
+ * What rank a sends to rank b arrives in the order in which it was sent; a send and its receive have the same count and
+ * datatype (BAD_PARAM on the CPU where they differ). peer is another rank. They need no other ranks, and are in no order
+ * with collectives.
+ * A send may wait for its receive: where two ranks send to each other first, use streams. */
+
+INFINI_API infiniStatus_t infinicclSend(const void *sendbuf, size_t count, infiniDtype_t datatype, int peer,
+                                        infinicclComm_t comm, infinirtStream_t stream);
+
+INFINI_API infiniStatus_t infinicclRecv(void *recvbuf, size_t count, infiniDtype_t datatype, int peer,
+                                        infinicclComm_t comm, infinirtStream_t stream);
 
 #ifdef __cplusplus
 }

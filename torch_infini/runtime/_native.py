@@ -10,14 +10,13 @@ from typing import Any
 
 import torch
 
-from .._headers import Interface, parse
+from .._headers import Interface, declare, parse
 from .._library import ROOT, RUNTIME
 
 SUCCESS, INTERNAL_ERROR = 0, 1
 CAPTURE_RELAXED = 2
 DISABLE_TIMING, BLOCKING_SYNC = 1, 2
 
-_NUMBERS: dict[str, Any] = {"int": ctypes.c_int, "uint32_t": ctypes.c_uint32, "size_t": ctypes.c_size_t}
 _DEVICES = {"cpu": 0, "cuda": 1}  # infiniDevice_t
 
 
@@ -28,12 +27,8 @@ def _interface() -> Interface:
 
 @cache
 def function(name: str) -> Any:
-    """infinirt<name>, declared: enums are int, whatever else is no number is a pointer."""
-    native = getattr(RUNTIME, f"infinirt{name}")
-    arguments = _interface().functions[f"infinirt{name}"].arguments
-    plain = {**_NUMBERS, **dict.fromkeys(_interface().enums, ctypes.c_int)}
-    native.argtypes = [plain.get(argument.type, ctypes.c_void_p) for argument in arguments]
-    return native
+    """infinirt<name>, declared."""
+    return declare(RUNTIME, f"infinirt{name}", _interface())
 
 
 def call(name: str, *arguments: Any) -> None:

@@ -1,0 +1,286 @@
+// torch.ops.infini.all_reduce and its kin: their rules, and the way to libinfiniccl.
+// Declared in torch_infini/ops/collectives.py. A tensor that is not contiguous is copied, as libinfiniccl wants elements
+// in a row.
+#include <optional>
+#include <utility>
+
+#include "groups.h"
+#include "rearrange/rearrange.h"
+#include "tensor.h"
+
+namespace infini::collectives {
+namespace {
+
+bool is_contiguous(const TensorView &view) {
+    int64_t step = 1;
+    for (int i = view.ndim - 1; i >= 0; --i) {
+        if (view.shape[i] != 1 && view.strides[i] != step) {
+            return view.numel() == 0;
+        }
+        step *= view.shape[i];
+    }
+    return true;
+}
+
+// torch's stream on the GPU as one of infinirt's, for the length of one call; NULL on the CPU.
+class Stream {
+public:
+    Stream() {
+        if (on_cuda()) {
+            must(infinirtGetDevice(&type_, &id_));
+            must(infinirtSetDevice(current_place.type, current_place.id));
+            void *const legacy = reinterpret_cast<void *>(1); // cudaStreamLegacy: what torch's default stream is
+            must(infinirtStreamFromNative(&stream_, current_place.stream != nullptr ? current_place.stream : legacy));
+        }
+    }
+    ~Stream() {
+        if (stream_ != nullptr) {
+            infinirtStreamDestroy(stream_);
+            infinirtSetDevice(type_, id_);
+        }
+    }
+    Stream(const Stream &) = delete;
+    Stream &operator=(const Stream &) = delete;
+    infinirtStream_t get() const { return stream_; }
+
+    static void must(infiniStatus_t status) {
+        if (status != INFINI_STATUS_SUCCESS) {
+            throw Error(status, infiniGetLastErrorMessage());
+        }
+    }
+
+private:
+    infiniDevice_t type_ = INFINI_DEVICE_CPU;
+    int id_ = 0;
+    infinirtStream_t stream_ = nullptr;
+};
+
+// One call; `count` as infiniccl.h has it.
+struct Call {
+    Collective kind;
+    int64_t count;
+    int32_t parameter;
+};
+
+void communicate(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
+    const auto count = static_cast<size_t>(call.count);
+    if (group.function != nullptr) {
+        return Stream::must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
+    }
+    const Stream stream;
+    const auto op = static_cast<infinicclReduceOp_t>(call.parameter);
+    switch (call.kind) {
+    case Collective::all_reduce:
+        return Stream::must(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+    case Collective::broadcast:
+        return Stream::must(
+            infinicclBroadcast(x.data, out.data, count, x.dtype, call.parameter, group.comm, stream.get()));
+    case Collective::all_gather:
+        return Stream::must(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
+    case Collective::reduce_scatter:
+        return Stream::must(infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+    }
+}
+
+void copy(const TensorView &to, const TensorView &from) {
+    rearrange::run({to, from}, {{"out", "x"}, 1});
+}
+
+// out = the collective of x; both checked, shapes too.
+void run(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
+    if (group.size == 1) { // every collective is a copy then
+        return copy(out, x);
+    }
+    const Checker rule("collectives"); // of what is made here, none is broken
+    std::optional<Tensor> dense_x, dense_out;
+    TensorView from = x, to = out;
+    if (!is_contiguous(x)) {
+        from = view(rule, "x", dense_x.emplace(empty_like(x)));
+        copy(from, x);
+    }
+    if (!is_contiguous(out)) {
+        to = view(rule, "out", dense_out.emplace(empty_like(out)));
+    }
+    communicate(group, call, from, to);
+    if (dense_out) {
+        copy(out, to);
+    }
+}
+
+// ---- rules ----
+
+constexpr Checker kAllReduce("all_reduce"), kBroadcast("broadcast"), kAllGather("all_gather"),
+    kReduceScatter("reduce_scatter");
+
+std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
+    std::shared_ptr<const Group> group = find_group(number);
+    if (group == nullptr) {
+        rule.fail(
+            INFINI_STATUS_BAD_PARAM, "group",
+            "be 0 (this process by itself) or what torch_infini.distributed.communicator gave for a process group "
+            "that is still there",
+            message(number));
+    }
+    return group;
+}
+
+int32_t reduction(const Checker &rule, int64_t op, const TensorView &x) {
+    if (op < 0 || op > INFINICCL_AVG) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "op", "be 0 (sum), 1 (product), 2 (max), 3 (min) or 4 (mean)", message(op));
+    }
+    if (op == INFINICCL_AVG) {
+        rule.dtype("x of a mean", x, INFINI_FLOATS_AND_DOUBLE);
+    }
+    return static_cast<int32_t>(op);
+}
+
+void check_size(const Checker &rule, const Group &group, int64_t group_size) {
+    if (group_size != group.size) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, "group_size", message("be the number of the group's ranks, ", group.size),
+                  message(group_size));
+    }
+}
+
+// x's shape, its first dimension times factor.
+TensorView gathered(const Checker &rule, const TensorView &x, int64_t factor) {
+    rule.rank("x", x, 1, kMaxDims);
+    TensorView result = x;
+    result.shape[0] *= factor;
+    return result;
+}
+
+// x's shape, its first dimension divided.
+TensorView scattered(const Checker &rule, const TensorView &x, int64_t divisor) {
+    rule.rank("x", x, 1, kMaxDims);
+    if (x.shape[0] % divisor != 0) {
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "x",
+                  message("have a first dimension that is a multiple of the group's ranks, ", divisor),
+                  message("shape ", shape_of(x)));
+    }
+    TensorView result = x;
+    result.shape[0] /= divisor;
+    return result;
+}
+
+// The view of `out`, which is to have the shape of `result`.
+TensorView out_view(const Checker &rule, const Tensor &out, const TensorView &result, const TensorView &x) {
+    const TensorView written = view(rule, "out", out);
+    rule.same_dtype("out", written, "x", x);
+    rule.same_shape("out", written, "the result", result);
+    rule.writable("out", written);
+    return written;
+}
+
+// ---- ops ----
+
+// What an op's two forms have in common once its group and its rules are known: the result's shape and the call.
+struct Plan {
+    std::shared_ptr<const Group> group;
+    TensorView x, result;
+    Call call;
+};
+
+Plan plan_all_reduce(const Tensor &x, int64_t group, int64_t op) {
+    const TensorView from = view(kAllReduce, "x", x);
+    return {group_of(kAllReduce, group),
+            from,
+            from,
+            {Collective::all_reduce, from.numel(), reduction(kAllReduce, op, from)}};
+}
+
+Plan plan_broadcast(const Tensor &x, int64_t group, int64_t root) {
+    const TensorView from = view(kBroadcast, "x", x);
+    const auto ranks = group_of(kBroadcast, group);
+    if (root < 0 || root >= ranks->size) {
+        kBroadcast.fail(INFINI_STATUS_BAD_PARAM, "root", message("be a rank of the group, 0 to ", ranks->size - 1),
+                        message(root));
+    }
+    return {ranks, from, from, {Collective::broadcast, from.numel(), static_cast<int32_t>(root)}};
+}
+
+Plan plan_all_gather(const Tensor &x, int64_t group, int64_t group_size) {
+    const TensorView from = view(kAllGather, "x", x);
+    const auto ranks = group_of(kAllGather, group);
+    check_size(kAllGather, *ranks, group_size);
+    return {ranks, from, gathered(kAllGather, from, group_size), {Collective::all_gather, from.numel(), 0}};
+}
+
+Plan plan_reduce_scatter(const Tensor &x, int64_t group, int64_t group_size, int64_t op) {
+    const TensorView from = view(kReduceScatter, "x", x);
+    const auto ranks = group_of(kReduceScatter, group);
+    check_size(kReduceScatter, *ranks, group_size);
+    const TensorView result = scattered(kReduceScatter, from, group_size);
+    return {ranks, from, result, {Collective::reduce_scatter, result.numel(), reduction(kReduceScatter, op, from)}};
+}
+
+// x and out may be the same elements where they have one shape.
+void run(const Checker &rule, const Plan &plan, const TensorView &out) {
+    if (plan.call.kind == Collective::all_reduce || plan.call.kind == Collective::broadcast) {
+        rule.no_partial_overlap("out", out, "x", plan.x);
+    } else {
+        rule.no_overlap("out", out, "x", plan.x);
+    }
+    run(*plan.group, plan.call, plan.x, out);
+}
+
+Tensor functional(const Checker &rule, const Plan &plan) {
+    Tensor out = empty_like(plan.result);
+    run(*plan.group, plan.call, plan.x, view(rule, "out", out));
+    return out;
+}
+
+Tensor into(const Checker &rule, const Plan &plan, Tensor out) {
+    run(rule, plan, out_view(rule, out, plan.result, plan.x));
+    return out;
+}
+
+Tensor all_reduce(const Tensor &x, int64_t group, int64_t op) {
+    return functional(kAllReduce, plan_all_reduce(x, group, op));
+}
+Tensor all_reduce_out(const Tensor &x, int64_t group, int64_t op, Tensor out) {
+    return into(kAllReduce, plan_all_reduce(x, group, op), std::move(out));
+}
+void all_reduce_(Tensor x, int64_t group, int64_t op) {
+    all_reduce_out(x, group, op, x);
+}
+
+Tensor broadcast(const Tensor &x, int64_t group, int64_t root) {
+    return functional(kBroadcast, plan_broadcast(x, group, root));
+}
+Tensor broadcast_out(const Tensor &x, int64_t group, int64_t root, Tensor out) {
+    return into(kBroadcast, plan_broadcast(x, group, root), std::move(out));
+}
+void broadcast_(Tensor x, int64_t group, int64_t root) {
+    broadcast_out(x, group, root, x);
+}
+
+Tensor all_gather(const Tensor &x, int64_t group, int64_t group_size) {
+    return functional(kAllGather, plan_all_gather(x, group, group_size));
+}
+Tensor all_gather_out(const Tensor &x, int64_t group, int64_t group_size, Tensor out) {
+    return into(kAllGather, plan_all_gather(x, group, group_size), std::move(out));
+}
+
+Tensor reduce_scatter(const Tensor &x, int64_t group, int64_t group_size, int64_t op) {
+    return functional(kReduceScatter, plan_reduce_scatter(x, group, group_size, op));
+}
+Tensor reduce_scatter_out(const Tensor &x, int64_t group, int64_t group_size, int64_t op, Tensor out) {
+    return into(kReduceScatter, plan_reduce_scatter(x, group, group_size, op), std::move(out));
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY(m) {
+    m.impl("all_reduce", INFINI_BOX(all_reduce));
+    m.impl("all_reduce.out", INFINI_BOX(all_reduce_out));
+    m.impl("all_reduce_", INFINI_WRITER(all_reduce_, kAllReduce));
+    m.impl("broadcast", INFINI_BOX(broadcast));
+    m.impl("broadcast.out", INFINI_BOX(broadcast_out));
+    m.impl("broadcast_", INFINI_WRITER(broadcast_, kBroadcast));
+    m.impl("all_gather", INFINI_BOX(all_gather));
+    m.impl("all_gather.out", INFINI_BOX(all_gather_out));
+    m.impl("reduce_scatter", INFINI_BOX(reduce_scatter));
+    m.impl("reduce_scatter.out", INFINI_BOX(reduce_scatter_out));
+}
+
+} // namespace infini::collectives

@@ -1,0 +1,39 @@
+// Group: the ranks of a collective op, which names them by a number, for a schema has no better type.
+// torch_infini/distributed makes the numbers, through ctypes; collectives_torch.cpp looks them up.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+
+#include "infiniccl.h"
+
+namespace infini {
+
+enum class Collective : int32_t { all_reduce, broadcast, all_gather, reduce_scatter };
+
+// Makes one collective call where libinfiniccl has no way between the ranks. `parameter` is the reduction or the root;
+// the rest is as in infiniccl.h. On failure it has called infinirtSetLastErrorMessage().
+using CollectiveFunction = infiniStatus_t (*)(Collective kind, void *send, void *recv, int64_t count,
+                                              infiniDtype_t dtype, int32_t parameter);
+
+struct Group {
+    int64_t size = 1;
+    infinicclComm_t comm = nullptr;        // the caller's
+    CollectiveFunction function = nullptr; // instead of comm
+};
+
+// The calling process by itself: always there, on every device.
+constexpr int64_t kSelf = 0;
+
+// nullptr: no such number.
+std::shared_ptr<const Group> find_group(int64_t number);
+
+} // namespace infini
+
+extern "C" {
+
+// A number for a communicator, or for a function that stands in its place; none is given twice.
+INFINI_API int64_t infiniTorchGroupAdd(int64_t size, infinicclComm_t comm, infini::CollectiveFunction function);
+// From now on the number stands for nothing; calls that run keep what they use.
+INFINI_API void infiniTorchGroupRemove(int64_t number);
+}

@@ -1,0 +1,287 @@
+"""all_reduce, broadcast, all_gather, reduce_scatter: collectives between the ranks of a process group.
+
+The kernels are libinfiniccl's, csrc/infiniccl; csrc/torch/collectives_torch.cpp is the way there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
+
+
+def all_reduce(x: Tensor, group: int = 0, op: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Reduce a tensor over the ranks of a group; every rank gets the result.
+
+    y[i] = reduction over all ranks r of x_r[i], in the order of the ranks; half types in float32, rounded once. The
+    bits are the same on all ranks and from run to run. All ranks must make the same calls in the same order. The
+    in-place form is torch.ops.infini.all_reduce_.
+
+    Args:
+        x: Any shape, the same on all ranks; float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits.
+            Contiguous; other strides cost a copy.
+        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
+        op: 0 sum, 1 product, 2 max, 3 min, 4 mean (of floating-point numbers alone).
+        out: Written and returned instead of a new tensor; may be x itself.
+
+    Returns:
+        The shape and dtype of x, contiguous.
+
+    Raises:
+        RuntimeError: For an argument that cannot be served, a rank that does not come within the group's timeout or has
+            died, or ranks whose calls differ.
+
+    Equivalent to:
+        >>> y = x.clone()  # between several ranks: torch.distributed.all_reduce(y)
+
+    Source: the AllReduce of the Infini C interface, csrc/include/infiniccl.h.
+    """
+    if out is None:
+        return torch.ops.infini.all_reduce.default(x, group, op)
+    return torch.ops.infini.all_reduce.out(x, group, op, out=out)
+
+
+def broadcast(x: Tensor, group: int = 0, root: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Copy one rank's tensor to all ranks of a group.
+
+    y = x of rank root. The in-place form is torch.ops.infini.broadcast_.
+
+    Args:
+        x: Of the shape and dtype of rank root's, which on the other ranks is all that counts; dtypes as all_reduce's.
+            Contiguous; other strides cost a copy.
+        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
+        root: A rank of the group, counted in the group.
+        out: Written and returned instead of a new tensor; may be x itself.
+
+    Returns:
+        The shape and dtype of x, contiguous.
+
+    Raises:
+        RuntimeError: As all_reduce does.
+
+    Equivalent to:
+        >>> y = x.clone()  # between several ranks: torch.distributed.broadcast(y, 0)
+
+    Source: infinicclBroadcast, csrc/include/infiniccl.h.
+    """
+    if out is None:
+        return torch.ops.infini.broadcast.default(x, group, root)
+    return torch.ops.infini.broadcast.out(x, group, root, out=out)
+
+
+def all_gather(x: Tensor, group: int = 0, group_size: int = 1, *, out: Tensor | None = None) -> Tensor:
+    """Concatenate the tensors of a group's ranks along the first dimension, on every rank.
+
+    y[r * n : (r + 1) * n] = x of rank r.
+
+    Args:
+        x: [n, ...], the same shape on all ranks; dtypes as all_reduce's. Contiguous; other strides cost a copy.
+        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
+        group_size: The number of the group's ranks: it states the result's shape for compilers.
+        out: Written and returned instead of a new tensor; shares no memory with x.
+
+    Returns:
+        [group_size * n, ...] of x's dtype, contiguous.
+
+    Raises:
+        RuntimeError: As all_reduce does.
+
+    Equivalent to:
+        >>> y = torch.cat([x] * group_size)  # between several ranks: torch.distributed.all_gather_into_tensor(y, x)
+
+    Source: infinicclAllGather, csrc/include/infiniccl.h.
+    """
+    if out is None:
+        return torch.ops.infini.all_gather.default(x, group, group_size)
+    return torch.ops.infini.all_gather.out(x, group, group_size, out=out)
+
+
+def reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0, *, out: Tensor | None = None) -> Tensor:
+    """Reduce a tensor over the ranks of a group; each rank gets its part along the first dimension.
+
+    y = reduction over all ranks r of x_r[rank * n : (rank + 1) * n], in the order of the ranks, computed as all_reduce
+    computes it.
+
+    Args:
+        x: [group_size * n, ...], the same shape on all ranks; dtypes as all_reduce's. Contiguous; other strides cost a
+            copy.
+        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
+        group_size: The number of the group's ranks: it states the result's shape for compilers.
+        op: 0 sum, 1 product, 2 max, 3 min, 4 mean (of floating-point numbers alone).
+        out: Written and returned instead of a new tensor; shares no memory with x.
+
+    Returns:
+        [n, ...] of x's dtype, contiguous.
+
+    Raises:
+        RuntimeError: As all_reduce does, or for a first dimension that group_size does not divide.
+
+    Equivalent to:
+        >>> y = x.chunk(group_size)[0].clone()  # between several ranks: torch.distributed.reduce_scatter_tensor(y, x)
+
+    Source: infinicclReduceScatter, csrc/include/infiniccl.h.
+    """
+    if out is None:
+        return torch.ops.infini.reduce_scatter.default(x, group, group_size, op)
+    return torch.ops.infini.reduce_scatter.out(x, group, group_size, op, out=out)
+
+
+def fake_all_reduce(x: Tensor, group: int = 0, op: int = 0) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def fake_broadcast(x: Tensor, group: int = 0, root: int = 0) -> Tensor:
+    return x.new_empty(x.shape)
+
+
+def fake_all_gather(x: Tensor, group: int = 0, group_size: int = 1) -> Tensor:
+    return x.new_empty((group_size * x.shape[0], *x.shape[1:]))
+
+
+def fake_reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0) -> Tensor:
+    return x.new_empty((x.shape[0] // group_size, *x.shape[1:]))
+
+
+# The registry's tests know one process, whose collectives give back what they are given: the group of number 0.
+# Those between ranks are in tests/test_distributed_ops.py.
+
+
+def reference_all_reduce(x: Tensor, group: int = 0, op: int = 0) -> Tensor:
+    return x.double()
+
+
+def reference_broadcast(x: Tensor, group: int = 0, root: int = 0) -> Tensor:
+    return x.double()
+
+
+def reference_all_gather(x: Tensor, group: int = 0, group_size: int = 1) -> Tensor:
+    return x.double()
+
+
+def reference_reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0) -> Tensor:
+    return x.double()
+
+
+def peer(x: Tensor, *numbers: int) -> Tensor:
+    return x.clone()
+
+
+def values(dtype: torch.dtype, *shape: int) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("rows", (values(dtype, 3, 1023),))
+    yield Sample("one row", (values(dtype, 1, 4096),))
+    yield Sample("vector", (values(dtype, 17),))
+    yield Sample("three dimensions", (values(dtype, 4, 5, 6),))
+    yield Sample("transposed", (values(dtype, 40, 9).t(),))
+    yield Sample("empty", (values(dtype, 0, 7),))
+    yield Sample("large", (values(dtype, 300, 2049),))
+
+
+def errors_of(name: str, *cases: tuple[str, dict[str, Any], str]) -> Callable[[], Iterator[ErrorCase]]:
+    """Those of all four ops, and the op's own: name, keyword arguments, sentence without its beginning."""
+
+    def errors() -> Iterator[ErrorCase]:
+        x = torch.ones(4, 6)
+        op = f"infini::{name}: "
+        yield ErrorCase(
+            "no such group",
+            (x, 123456),
+            op + "group must be 0 (this process by itself) or what torch_infini.distributed.communicator gave for a "
+            "process group that is still there, got 123456",
+        )
+        yield ErrorCase(
+            "out dtype", (x,), op + "out must have the dtype of x, float32, got float64", {"out": x.double()}
+        )
+        yield ErrorCase(
+            "out shape",
+            (x,),
+            op + "out must have the shape of the result, [4, 6], got [6, 4]",
+            {"out": x.new_ones(6, 4)},
+        )
+        for case, arguments, sentence in cases:
+            yield ErrorCase(case, (x,), op + sentence, arguments)
+
+    return errors
+
+
+REDUCTION = ("reduction", {"op": 5}, "op must be 0 (sum), 1 (product), 2 (max), 3 (min) or 4 (mean), got 5")
+SIZE = ("group size", {"group_size": 2}, "group_size must be the number of the group's ranks, 1, got 2")
+ROOT = ("root", {"root": 1}, "root must be a rank of the group, 0 to 0, got 1")
+
+
+def cost(x: Tensor, *numbers: int) -> Cost:
+    return Cost(bytes=2 * nbytes(x))
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("1x4096", (values(dtype, 1, 4096),))
+    yield Sample("512x4096", (values(dtype, 512, 4096),))
+
+
+def spec(
+    name: str,
+    arguments: str,
+    function: Callable[..., Tensor],
+    fake: Callable[..., Tensor],
+    reference: Callable[..., Tensor],
+    errors: Callable[[], Iterator[ErrorCase]],
+    inplace: str | None = None,
+) -> OpSpec:
+    return OpSpec(
+        name=name,
+        schema=f"(Tensor x, int group=0, {arguments}) -> Tensor",
+        function=function,
+        fake=fake,
+        reference=reference,
+        samples=samples,
+        errors=errors,
+        cost=cost,
+        bench=bench,
+        peer=peer,
+        inplace=inplace,
+    )
+
+
+SPECS = (
+    spec(
+        "all_reduce",
+        "int op=0",
+        all_reduce,
+        fake_all_reduce,
+        reference_all_reduce,
+        errors_of("all_reduce", REDUCTION),
+        inplace="x",
+    ),
+    spec(
+        "broadcast",
+        "int root=0",
+        broadcast,
+        fake_broadcast,
+        reference_broadcast,
+        errors_of("broadcast", ROOT),
+        inplace="x",
+    ),
+    spec(
+        "all_gather",
+        "int group_size=1",
+        all_gather,
+        fake_all_gather,
+        reference_all_gather,
+        errors_of("all_gather", SIZE),
+    ),
+    spec(
+        "reduce_scatter",
+        "int group_size=1, int op=0",
+        reduce_scatter,
+        fake_reduce_scatter,
+        reference_reduce_scatter,
+        errors_of("reduce_scatter", SIZE, REDUCTION),
+    ),
+)
