@@ -215,7 +215,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
     engine = small_engine(tmp_path)
     rows = prompts(20, 25)
     failing = engine.add(rows[0])
-    monkeypatch.setattr(engine._runner, "run", lambda pieces: torch.empty(1, 0).matmul(torch.empty(1, 1)))
+    monkeypatch.setattr(engine._runner, "run", lambda works, copies: torch.empty(1, 0).matmul(torch.empty(1, 1)))
     engine.step()
     monkeypatch.undo()
     good = engine.add(rows[1], SamplingParams(max_tokens=5))

@@ -10,7 +10,6 @@ import mmap
 import random
 import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import protocol
@@ -18,8 +17,7 @@ import torch
 
 import torch_infini
 from torch_infini import LLM, SamplingParams
-from torch_infini.engine.runner import Runner
-from torch_infini.engine.scheduler import Piece
+from torch_infini.engine.runner import Runner, Work
 from torch_infini.models import Llama
 
 BLOCK = 32
@@ -57,9 +55,8 @@ class EngineModels(protocol.Worker):
     def logits(self, tokens: list[int], prompt: int, out: str) -> None:
         blocks = -(-len(tokens) // BLOCK)
         runner = Runner(self.model, self.model.new_cache(blocks, BLOCK), 1, len(tokens))
-        sequence: Any = SimpleNamespace(tokens=tokens, blocks=list(range(blocks)))
-        pieces = [Piece(sequence, 0, prompt), *(Piece(sequence, i, 1) for i in range(prompt, len(tokens)))]
-        rows = [runner.run([piece]).clone() for piece in pieces]
+        parts = [(0, prompt), *((i, i + 1) for i in range(prompt, len(tokens)))]
+        rows = [runner.run([Work(tokens[a:b], a, list(range(blocks)))]).clone() for a, b in parts]
         torch.cat(rows).float().numpy().tofile(out)
 
     def decode(self, batch: int, context: int, steps: int) -> float:

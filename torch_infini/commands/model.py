@@ -23,6 +23,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", choices=("int8", "int4"), help="quantise the linear layers while reading")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
+    parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share the model (default: 1)")
     parser.add_argument("--threads", type=int, metavar="N", help="default: torch's own choice")
 
 
@@ -42,6 +43,7 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
             weights=arguments.weights or "dense",
             dtype=arguments.dtype,
             device=arguments.device,
+            tensor_parallel=arguments.tp,
             **settings,
         )
     except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last is torch's, without CUDA

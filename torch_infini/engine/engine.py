@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from ..distributed import Workers
 from ..models import Llama
 from .blocks import BlockManager
 from .outputs import Metrics, RequestOutput, output_of
-from .runner import Runner
+from .runner import Runner, SharedRunner, Work
 from .sampler import Row, Sampled, Sampler, resolve_seeds
 from .sampling_params import SamplingParams
 from .scheduler import Piece, Scheduler
@@ -85,6 +86,8 @@ class Engine:
         model: On the device where it runs.
         tokenizer: Of transformers; None: prompts come as tokens, and there are no texts or stop strings.
         config: How the machine is shared.
+        workers: Who hold the other parts of a model that ranks share, each as a Follower; None: nobody, or the ranks
+            are processes that make the same calls as this one.
 
     Attributes:
         model, tokenizer, config: As given.
@@ -95,7 +98,11 @@ class Engine:
     """
 
     def __init__(
-        self, model: Llama, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
+        self,
+        model: Llama,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: EngineConfig | None = None,
+        workers: Workers | None = None,
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
         c, positions = self.config, model.config.max_position_embeddings
@@ -109,7 +116,12 @@ class Engine:
         self._cache = model.new_cache(blocks, c.block_size)
         self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
-        self._runner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
+        self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
+        if workers is not None:
+            workers.tell("start", blocks, c.block_size, c.max_sequences, self.max_length, c.record)
+            self._runner = SharedRunner(self._runner, workers)
+        # Ranks that make the same calls have to draw the same numbers.
+        self._seeds = model.ranks.generator() if model.ranks is not None and workers is None else None
         self._sampler = Sampler()
         self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
@@ -122,7 +134,7 @@ class Engine:
         c, size = self.model.config, self.config.block_size
         if self.config.cache_blocks is not None:
             return self.config.cache_blocks
-        heads = 2 * c.num_hidden_layers * c.num_key_value_heads
+        heads = 2 * c.num_hidden_layers * self.model.kv_heads
         block_bytes = heads * size * c.head_dim * self.model.dtype.itemsize
         wanted = self.config.max_sequences * -(-length // size) * block_bytes
         budget = self.config.cache_bytes or min(wanted, CACHE_BYTES)
@@ -159,7 +171,7 @@ class Engine:
         while id in self._requests:  # someone else gave this one
             id += "'"
         limit = self.max_length if params.max_tokens is None else min(self.max_length, len(tokens) + params.max_tokens)
-        request = Request(id, self._number, tokens, params, limit, resolve_seeds(params), text)
+        request = Request(id, self._number, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.sequences.append(self._new_sequence(request, 0))
         self._requests[id] = request
         self._scheduler.add(request.sequences[0])
@@ -244,7 +256,6 @@ class Engine:
         self._ended = []
         pieces = self._scheduler.schedule()
         if pieces:
-            self._cache.copy_blocks(self._scheduler.copies)
             for sequence in self._compute(pieces):
                 touched[sequence.request] = None
             self._count(pieces, time.perf_counter() - start)
@@ -257,7 +268,7 @@ class Engine:
     def _compute(self, pieces: list[Piece]) -> list[Sequence]:
         """Run the pieces and sample; the sequences that have a new token or ended."""
         try:
-            logits = self._runner.run(pieces)
+            logits = self._runner.run([work_of(piece) for piece in pieces], self._scheduler.copies)
         except (RuntimeError, MemoryError) as error:  # whoever is in this step fails, all others go on
             for piece in pieces:
                 self._end(piece.sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {error}")
@@ -343,3 +354,8 @@ class Engine:
             m.bytes_read += (start + count) * self._cache.bytes_per_token
             if start < len(sequence.request.prompt):
                 m.prompt_tokens += count
+
+
+def work_of(piece: Piece) -> Work:
+    sequence, start, count = piece
+    return Work(sequence.tokens[start : start + count], start, sequence.blocks)

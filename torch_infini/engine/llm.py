@@ -11,10 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..distributed import share
 from ..models import Llama
 from ..nn import WeightFormat
 from .engine import Engine, EngineConfig
 from .outputs import Metrics, RequestOutput
+from .runner import Follower
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ class LLM:
         device: Where the model runs.
         tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids.
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
+        tensor_parallel: How many ranks share the model: under torchrun its processes, which all make the same calls;
+            otherwise this process and others that it starts, which share its threads. One machine, CPU.
         **settings: Fields of EngineConfig.
 
     Attributes:
@@ -59,14 +63,24 @@ class LLM:
         device: torch.device | str = "cpu",
         tokenizer: PreTrainedTokenizerBase | None = None,
         progress: bool | None = None,
+        tensor_parallel: int = 1,
         **settings: Any,
     ) -> None:
         config = EngineConfig(**settings)
+        workers = None
         if not isinstance(model, Llama):
             folder = Path(model)
-            model = Llama.from_pretrained(folder, weights, dtype, device, progress)
             tokenizer = tokenizer or load_tokenizer(folder)
-        self.engine = Engine(model, tokenizer, config)
+            ranks = None
+            if tensor_parallel != 1:
+                ranks, workers = share(tensor_parallel)
+            if workers is None:
+                model = Llama.from_pretrained(folder, weights, dtype, device, progress, ranks)
+            else:
+                workers.make(Follower, folder, weights, dtype, str(device))
+                with workers.watched():
+                    model = Llama.from_pretrained(folder, weights, dtype, device, progress, ranks)
+        self.engine = Engine(model, tokenizer, config, workers)
         self._lock = threading.RLock()
         self._outputs: dict[str, deque[RequestOutput]] = {}  # of each request in progress, what was not taken yet
 

@@ -8,17 +8,33 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .. import runtime
+from ..distributed import Workers
 from ..models import Llama
-from ..nn import Batch, KVCache
+from ..nn import Batch, KVCache, Ranks, WeightFormat
 from ..testing import emulates_cuda
-from .scheduler import Piece
 
 RECORDED = 64  # numbers of sequences whose steps are kept; the one that was not used for longest goes
+
+
+class Work(NamedTuple):
+    """Tokens of a sequence that are computed: what a step needs to know of it.
+
+    Attributes:
+        tokens: The new ones.
+        start: Where the first of them is in the sequence.
+        blocks: The sequence's blocks, those of the new tokens included.
+    """
+
+    tokens: list[int]
+    start: int
+    blocks: list[int]
 
 
 class Runner:
@@ -45,43 +61,47 @@ class Runner:
         self._steps: OrderedDict[int, Callable[[], object]] = OrderedDict()
 
     @torch.inference_mode()
-    def run(self, pieces: Sequence[Piece]) -> Tensor:
-        """Compute the pieces' tokens: logits [pieces, vocab_size] behind the last token of each.
+    def run(self, works: Sequence[Work], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
+        """Compute tokens: logits [works, vocab_size] behind the last token of each.
 
         They lie in memory that the next call overwrites.
-        """
-        if all(piece.count == 1 for piece in pieces):
-            return self._decode(pieces)
-        return self._prefill(pieces)
 
-    def _prefill(self, pieces: Sequence[Piece]) -> Tensor:
+        Args:
+            works: One for each sequence.
+            copies: (from, to) of blocks that are copied before.
+        """
+        self.cache.copy_blocks(copies)
+        if all(len(work.tokens) == 1 for work in works):
+            return self._decode(works)
+        return self._prefill(works)
+
+    def _prefill(self, works: Sequence[Work]) -> Tensor:
         size = self.cache.block_size
         tokens: list[int] = []
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
-        for sequence, start, count in pieces:
-            tokens += sequence.tokens[start : start + count]
-            positions += range(start, start + count)
-            blocks = sequence.blocks
-            slots += [blocks[at // size] * size + at % size for at in range(start, start + count)]
+        for new, start, blocks in works:
+            end = start + len(new)
+            tokens += new
+            positions += range(start, end)
+            slots += [blocks[at // size] * size + at % size for at in range(start, end)]
             starts.append(len(tokens))
-        width = max(len(piece.sequence.blocks) for piece in pieces)
-        tables = [piece.sequence.blocks + [-1] * (width - len(piece.sequence.blocks)) for piece in pieces]
-        lengths = [start + count for _, start, count in pieces]
+        width = max(len(work.blocks) for work in works)
+        tables = [work.blocks + [-1] * (width - len(work.blocks)) for work in works]
+        lengths = [work.start + len(work.tokens) for work in works]
         tensors = (torch.tensor(x, device=self.device) for x in (tokens, positions, slots, tables, lengths, starts))
         last = torch.tensor(starts[1:], device=self.device) - 1
         return self.model(Batch(*tensors), self.cache, last)
 
-    def _decode(self, pieces: Sequence[Piece]) -> Tensor:
-        n, size = len(pieces), self.cache.block_size
+    def _decode(self, works: Sequence[Work]) -> Tensor:
+        n, size = len(works), self.cache.block_size
         columns = []
-        for row, (sequence, start, _) in enumerate(pieces):
-            blocks = sequence.blocks
+        for row, ((token,), start, blocks) in enumerate(works):
             if self._rows[row] != blocks:
                 self._tables[row, : len(blocks)] = torch.tensor(blocks)
                 self._rows[row] = list(blocks)
-            columns.append((sequence.tokens[start], start, blocks[start // size] * size + start % size, start + 1))
+            columns.append((token, start, blocks[start // size] * size + start % size, start + 1))
         self._inputs[:, :n] = torch.tensor(columns).t()
         step = self._steps.get(n)
         if step is None:
@@ -105,3 +125,46 @@ class Runner:
         if self.device.type == "cpu":
             return runtime.program(step).replay
         return runtime.graph(lambda _: step(), torch.zeros(1, device=self.device)).replay
+
+
+class SharedRunner:
+    """A Runner whose model is shared with workers: they are told of every step and compute it too.
+
+    Args:
+        runner: This process's.
+        workers: Whose objects are Followers.
+    """
+
+    def __init__(self, runner: Runner, workers: Workers) -> None:
+        self._runner, self._workers = runner, workers
+
+    def run(self, works: Sequence[Work], copies: Sequence[tuple[int, int]] = ()) -> Tensor:
+        """As Runner.run."""
+        self._workers.tell("run", works, copies)
+        with self._workers.watched():
+            return self._runner.run(works, copies)
+
+
+class Follower:
+    """A worker's part of a model, and the Runner for it.
+
+    Args:
+        ranks: Of the worker.
+        folder, weights, dtype, device: As Llama.from_pretrained.
+    """
+
+    def __init__(
+        self, ranks: Ranks, folder: Path, weights: WeightFormat, dtype: torch.dtype | str | None, device: str
+    ) -> None:
+        self._model = Llama.from_pretrained(folder, weights, dtype, device, False, ranks)
+        self._runner: Runner | None = None
+
+    def start(self, blocks: int, block_size: int, max_sequences: int, max_tokens: int, record: bool) -> None:
+        """Make the Runner, as the engine made its own."""
+        cache = self._model.new_cache(blocks, block_size)
+        self._runner = Runner(self._model, cache, max_sequences, max_tokens, record)
+
+    def run(self, works: Sequence[Work], copies: Sequence[tuple[int, int]]) -> None:
+        """Compute a step."""
+        assert self._runner is not None
+        self._runner.run(works, copies)

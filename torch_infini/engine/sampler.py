@@ -28,22 +28,22 @@ WORD = 2**64
 GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples are all different modulo 2^64
 
 
-def resolve_seeds(params: SamplingParams) -> list[int]:
+def resolve_seeds(params: SamplingParams, generator: torch.Generator | None = None) -> list[int]:
     """The seeds of a request's samples.
 
     Sample i has (seed + i * 0x9E3779B97F4A7C15) modulo 2^64: the first one has the request's seed itself, and random
-    streams of different seeds have nothing in common. Without a seed, one is drawn from torch's generator for the CPU,
-    which the system seeds where torch.manual_seed did not.
+    streams of different seeds have nothing in common. Without a seed, one is drawn.
 
     Args:
         params: The request's settings.
+        generator: What draws; None: torch's for the CPU, which the system seeds where torch.manual_seed did not.
 
     Returns:
         params.n seeds from 0 to 2^64 - 1, for Row.seed.
     """
     seed = params.seed
     if seed is None:
-        high, low = torch.randint(2**32, (2,), device="cpu").tolist()
+        high, low = torch.randint(2**32, (2,), generator=generator, device="cpu").tolist()
         seed = high << 32 | low
     return [(seed + i * GOLDEN) % WORD for i in range(params.n)]
 

@@ -5,6 +5,8 @@ A static cache is a paged one with a single block for each sequence: one kernel 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -67,7 +69,7 @@ class KVCache:
         """Keys and values of one layer, each [blocks, kv_heads, block_size, head_dim]."""
         return self._layers[index]
 
-    def copy_blocks(self, pairs: list[tuple[int, int]]) -> None:
+    def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, one pair (from, to) after the other."""
         for source, target in pairs:
             for cache in (self.keys, self.values):

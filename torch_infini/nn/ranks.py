@@ -1,6 +1,6 @@
 """Ranks: those who share a model by tensor parallelism, seen from one of them.
 
-Each has a part of the heads, of the MLP's columns and of the vocabulary; what it computes of a layer is a part of a sum.
+Each has a part of the heads, of the MLP's columns and of the vocabulary: what it computes of a layer is part of a sum.
 """
 
 from __future__ import annotations
@@ -72,6 +72,11 @@ class Ranks:
                 part = parts[rank, :, : columns - first]
                 torch.ops.infini.rearrange.out(part, out=y[:, first : first + part.shape[1]])
         return y
+
+    def generator(self) -> torch.Generator:
+        """A generator of random numbers, which are the same on all ranks: rank 0 draws its seed."""
+        seed = torch.randint(2**62, (1,))
+        return torch.Generator().manual_seed(int(torch.ops.infini.broadcast.default(seed, self.group, 0)))
 
     def must_agree(self, what: str, digest: bytes) -> None:
         """Compare 32 bytes with those of the other ranks.
