@@ -1,6 +1,6 @@
 """share: the ranks of a model. Under torchrun they are its processes; otherwise this one and Workers, which it starts.
 
-A worker holds one object, and does the calls that it is told of; collectives between the objects are the only answer.
+A worker holds one object, and does the calls that it is told of, at the same time as this process's part of the object.
 """
 
 from __future__ import annotations
@@ -32,16 +32,15 @@ work(int(sys.argv[2]))
 """
 
 
-def share(size: int) -> tuple[Ranks, Workers | None]:
+def share(size: int) -> Ranks:
     """The ranks that share a model.
 
     Args:
         size: How many.
 
     Returns:
-        (ranks, workers). Under torchrun, with `size` processes, the ranks are these, all of which make the same calls,
-        and workers is None. Otherwise this process is rank 0 and the workers are the others, each with this process's
-        number of threads divided by size.
+        Under torchrun, with `size` processes, these, all of which make the same calls. Otherwise this process is rank 0,
+        and the others are its workers, each with this process's number of threads divided by size, as this one then.
 
     Raises:
         ValueError: For a size below 2, or under torchrun another one than its number of processes.
@@ -51,10 +50,10 @@ def share(size: int) -> tuple[Ranks, Workers | None]:
         raise ValueError(f"{_NAME}.share: size must be an integer of at least 2, got {size!r}")
     if "TORCHELASTIC_RUN_ID" not in os.environ and not torch.distributed.is_initialized():
         workers = Workers(size)
-        return workers.ranks, workers
+        return Ranks(0, size, workers.group, workers)
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("infiniccl")
-    return ranks_of_world(size), None
+    return ranks_of_world(size)
 
 
 class Workers:
@@ -64,7 +63,7 @@ class Workers:
         size: Ranks, this one included.
 
     Attributes:
-        ranks: This process's Ranks: rank 0.
+        group: The number of the group of all ranks, of which this process is rank 0.
 
     Raises:
         RuntimeError: If one does not come up.
@@ -88,8 +87,7 @@ class Workers:
                 code = processes[rank - 1].wait()
                 raise RuntimeError(f"{_NAME}.Workers: rank {rank} must start, got exit status {code}") from None
         self._communicator = Communicator(size, unique, 0)
-        self.ranks = Ranks(0, size, number_of(self._communicator, size))
-        self._threads = torch.get_num_threads()
+        self.group = number_of(self._communicator, size)
         torch.set_num_threads(threads)
 
     def make(self, make: Callable[..., Any], *args: Any) -> None:
@@ -102,7 +100,13 @@ class Workers:
 
     def tell(self, method: str, *args: Any) -> None:
         """Let every worker's object do a call; what it returns is dropped."""
-        self._send((method, args))
+        self._send((method, args, False))
+
+    def ask(self, method: str, *args: Any) -> list[Any]:
+        """What every worker's object returns of a call, by rank from 1 on."""
+        self._send((method, args, True))
+        with self.watched():
+            return [_answer(connection) for connection in self._connections]
 
     def _send(self, message: Any) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -119,15 +123,12 @@ class Workers:
         """
         try:
             yield
-        except (RuntimeError, OSError) as error:
+        except (RuntimeError, OSError, EOFError) as error:
             for rank, connection in enumerate(self._connections, 1):
-                try:
-                    said = connection.recv() if connection.poll(0.5) else None
-                except (EOFError, OSError):
-                    continue
-                if said is not None:
-                    raise RuntimeError(f"rank {rank}: {said}") from error
-            if isinstance(error, OSError):
+                with suppress(OSError, EOFError):
+                    if connection.poll(0.5):
+                        _answer(connection, f"rank {rank}: ")
+            if isinstance(error, (OSError, EOFError)):
                 raise RuntimeError(f"{_NAME}.Workers: all ranks must be there, got one that has ended") from error
             raise
 
@@ -140,6 +141,14 @@ def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL)
     return Connection(here.detach()), process
+
+
+def _answer(connection: Connection, prefix: str = "") -> Any:
+    """What a worker returned; RuntimeError for what it failed by."""
+    failed, value = pickle.loads(connection.recv_bytes())
+    if failed:
+        raise RuntimeError(prefix + value)
+    return value
 
 
 def _close(connections: list[Connection], processes: list[subprocess.Popen[bytes]]) -> None:
@@ -166,7 +175,7 @@ def work(descriptor: int) -> None:
         return  # that is the end
     except Exception as error:
         with suppress(OSError):  # nobody is there to hear it
-            connection.send(str(error) or type(error).__name__)
+            connection.send_bytes(pickle.dumps((True, str(error) or type(error).__name__)))
         sys.exit(1)
 
 
@@ -174,8 +183,10 @@ def _serve(connection: Connection, ranks: Ranks) -> None:
     make, args = pickle.loads(connection.recv_bytes())
     served = make(ranks, *args)
     while True:
-        method, args = pickle.loads(connection.recv_bytes())
-        getattr(served, method)(*args)
+        method, args, asked = pickle.loads(connection.recv_bytes())
+        value = getattr(served, method)(*args)
+        if asked:
+            connection.send_bytes(pickle.dumps((False, value), pickle.HIGHEST_PROTOCOL))
 
 
 def ranks_of_world(size: int) -> Ranks:

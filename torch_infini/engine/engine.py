@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from ..distributed import Workers
 from ..models import Llama
 from .blocks import BlockManager
 from .outputs import Metrics, RequestOutput, output_of
@@ -86,8 +85,6 @@ class Engine:
         model: On the device where it runs.
         tokenizer: Of transformers; None: prompts come as tokens, and there are no texts or stop strings.
         config: How the machine is shared.
-        workers: Who hold the other parts of a model that ranks share, each as a Follower; None: nobody, or the ranks
-            are processes that make the same calls as this one.
 
     Attributes:
         model, tokenizer, config: As given.
@@ -98,11 +95,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model: Llama,
-        tokenizer: PreTrainedTokenizerBase | None = None,
-        config: EngineConfig | None = None,
-        workers: Workers | None = None,
+        self, model: Llama, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
     ) -> None:
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
         c, positions = self.config, model.config.max_position_embeddings
@@ -117,11 +110,12 @@ class Engine:
         self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
         self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
-        if workers is not None:
-            workers.tell("start", blocks, c.block_size, c.max_sequences, self.max_length, c.record)
-            self._runner = SharedRunner(self._runner, workers)
-        # Ranks that make the same calls have to draw the same numbers.
-        self._seeds = model.ranks.generator() if model.ranks is not None and workers is None else None
+        self._seeds: torch.Generator | None = None
+        if model.ranks is not None and model.ranks.workers is not None:
+            model.ranks.workers.tell("start", blocks, c.block_size, c.max_sequences, self.max_length, c.record)
+            self._runner = SharedRunner(self._runner, model.ranks.workers)
+        elif model.ranks is not None:  # who make the same calls and so have to draw the same numbers
+            self._seeds = model.ranks.generator()
         self._sampler = Sampler()
         self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}

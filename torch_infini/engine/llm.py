@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sized
 from collections.abc import Sequence as SequenceOf
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,7 @@ from ..models import Llama
 from ..nn import WeightFormat
 from .engine import Engine, EngineConfig
 from .outputs import Metrics, RequestOutput
-from .runner import Follower
+from .runner import follow
 from .sampling_params import SamplingParams
 
 if TYPE_CHECKING:
@@ -67,20 +68,18 @@ class LLM:
         **settings: Any,
     ) -> None:
         config = EngineConfig(**settings)
-        workers = None
         if not isinstance(model, Llama):
             folder = Path(model)
             tokenizer = tokenizer or load_tokenizer(folder)
-            ranks = None
-            if tensor_parallel != 1:
-                ranks, workers = share(tensor_parallel)
-            if workers is None:
-                model = Llama.from_pretrained(folder, weights, dtype, device, progress, ranks)
+            ranks = share(tensor_parallel) if tensor_parallel != 1 else None
+            read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), ranks=ranks)
+            if ranks is None or ranks.workers is None:
+                model = read(progress=progress)
             else:
-                workers.make(Follower, folder, weights, dtype, str(device))
-                with workers.watched():
-                    model = Llama.from_pretrained(folder, weights, dtype, device, progress, ranks)
-        self.engine = Engine(model, tokenizer, config, workers)
+                ranks.workers.make(follow, folder, weights, dtype, str(device))
+                with ranks.workers.watched():
+                    model = read(progress=progress)
+        self.engine = Engine(model, tokenizer, config)
         self._lock = threading.RLock()
         self._outputs: dict[str, deque[RequestOutput]] = {}  # of each request in progress, what was not taken yet
 

@@ -132,7 +132,7 @@ class SharedRunner:
 
     Args:
         runner: This process's.
-        workers: Whose objects are Followers.
+        workers: Whose objects are Followers, or have their methods.
     """
 
     def __init__(self, runner: Runner, workers: Workers) -> None:
@@ -146,21 +146,19 @@ class SharedRunner:
 
 
 class Follower:
-    """A worker's part of a model, and the Runner for it.
+    """What a worker does for a SharedRunner.
 
     Args:
-        ranks: Of the worker.
-        folder, weights, dtype, device: As Llama.from_pretrained.
+        model: The worker's part of the model.
     """
 
-    def __init__(
-        self, ranks: Ranks, folder: Path, weights: WeightFormat, dtype: torch.dtype | str | None, device: str
-    ) -> None:
-        self._model = Llama.from_pretrained(folder, weights, dtype, device, False, ranks)
+    def __init__(self, model: Llama) -> None:
+        self._model = model
         self._runner: Runner | None = None
 
     def start(self, blocks: int, block_size: int, max_sequences: int, max_tokens: int, record: bool) -> None:
-        """Make the Runner, as the engine made its own."""
+        """Make a Runner, as the engine made its own."""
+        self._runner = None  # its memory is free before the new one's is taken
         cache = self._model.new_cache(blocks, block_size)
         self._runner = Runner(self._model, cache, max_sequences, max_tokens, record)
 
@@ -168,3 +166,8 @@ class Follower:
         """Compute a step."""
         assert self._runner is not None
         self._runner.run(works, copies)
+
+
+def follow(ranks: Ranks, folder: Path, weights: WeightFormat, dtype: torch.dtype | str | None, device: str) -> Follower:
+    """A worker's Follower, whose part of the model is read as Llama.from_pretrained reads it."""
+    return Follower(Llama.from_pretrained(folder, weights, dtype, device, False, ranks))

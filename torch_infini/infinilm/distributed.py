@@ -1,7 +1,4 @@
-"""DistConfig: the devices that share a model by tensor parallelism.
-
-An InferEngine serves one of them as yet.
-"""
+"""DistConfig: the devices that share a model by tensor parallelism. On the CPU they are processes."""
 
 from __future__ import annotations
 

@@ -15,8 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..distributed import share
+from ..engine.runner import Follower
 from ..models import Llama, Slot, load_checkpoint
-from ..nn import Batch, KVCache
+from ..models import LlamaConfig as ModelConfig
+from ..nn import Batch, KVCache, Ranks
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from .config import LlamaConfig
 from .convert import as_device, as_dtype, as_tensor, underlying
@@ -37,7 +40,9 @@ class InferEngine:
 
     Args:
         config: The model's sizes.
-        distributed_config: One device as yet; on NVIDIA its number.
+        distributed_config: The devices that share the model. On NVIDIA one, by its number. On the CPU they are
+            processes: under torchrun its own, all of which make the same calls; otherwise this one, and others that it
+            starts and that share its threads.
         device_type: Where the model is: a device of torch's or of InfiniCore's, its name, or a number of
             infinicore.h (0: CPU, 1: NVIDIA); None: the CPU.
         cache_config: How keys and values are kept. None: as StaticKVCacheConfig(), whose memory is taken when the first
@@ -46,7 +51,7 @@ class InferEngine:
     Raises:
         ValueError: For a config that validate() finds wrong, a device that is not there, or bytes too few for a block.
         TypeError: For a config of another kind.
-        NotImplementedError: For more than one device.
+        NotImplementedError: For more than one device of NVIDIA's.
         MemoryError: For a cache that memory cannot hold.
 
     Example:
@@ -69,17 +74,23 @@ class InferEngine:
     ) -> None:
         config = _instance("config", config, LlamaConfig)
         distributed = _instance("distributed_config", distributed_config or DistConfig(), DistConfig)
-        if len(distributed.tp_device_ids) > 1:
+        device = as_device(_NAME, device_type)
+        size = len(distributed.tp_device_ids)
+        if size > 1 and device.type != "cpu":
             raise NotImplementedError(
-                f"{_NAME}: distributed_config must name one device, for tensor parallelism is not built yet, "
+                f"{_NAME}: distributed_config must name one device, for ranks share models on the CPU alone as yet, "
                 f"got {distributed}"
             )
-        device = as_device(_NAME, device_type)
         if device.type == "cuda" and device.index is None:
             device = as_device(_NAME, f"cuda:{distributed.tp_device_ids[0]}")
         if cache_config is not None:
             cache_config = _instance("cache_config", cache_config, CacheConfig)
-        self._rank = _Rank(config, distributed, device, cache_config)
+        arguments = config.to_model(), as_dtype(_NAME, config._dtype), device, cache_config
+        ranks = share(size) if size > 1 else None
+        if ranks is not None and ranks.workers is not None:
+            ranks.workers.make(_Rank, *arguments)
+        self._rank = _Rank(ranks, *arguments)
+        self._distributed = distributed
 
     def load_param(self, name: str, param: Any) -> None:
         """Set a parameter.
@@ -96,8 +107,10 @@ class InferEngine:
         self._rank.load(name, param)
 
     def state_dict(self) -> list[dict[str, Tensor]]:
-        """The parameters by name: one dict, for the one device. They are views of the memory that passes read."""
-        return [{name: slot.read() for name, slot in self._rank.slots.items()}]
+        """The parameters by name: a dict for each device that this process serves, with the parts that are there. Those
+        of this process are views of the memory that passes read, those of others copies."""
+        others = [] if self._rank.workers is None else self._rank.workers.ask("state")
+        return [self._rank.state(), *others]
 
     def forward(self, input: Input, *, seed: int | Sequence[int] | Tensor | None = None) -> Output:
         """Compute the new tokens of all rows, and the next token of each.
@@ -155,17 +168,24 @@ class InferEngine:
         self._rank.hooks = registry
 
     def __repr__(self) -> str:
-        return f"<InferEngine: {self._rank.distributed!r}>"
+        return f"<InferEngine: {self._distributed!r}>"
 
 
-class _Rank:
-    """One device's part: the model, what is still to be loaded, and the cache."""
+class _Rank(Follower):
+    """One rank's part: the model, what is still to be loaded, and the cache. That of rank 0 tells its workers, whose
+    parts they are, of what it does."""
 
     def __init__(
-        self, config: LlamaConfig, distributed: DistConfig, device: torch.device, cache_config: CacheConfig | None
+        self,
+        ranks: Ranks | None,
+        config: ModelConfig,
+        dtype: torch.dtype,
+        device: torch.device,
+        cache_config: CacheConfig | None,
     ) -> None:
-        self.distributed = distributed
-        self.model = Llama(config.to_model(), dtype=as_dtype(_NAME, config._dtype), device=device)
+        self.workers = None if ranks is None else ranks.workers
+        self.model = Llama(config, dtype=dtype, device=device, ranks=ranks)
+        super().__init__(self.model)
         self.device = device
         self.slots: dict[str, Slot] = self.model.slots()
         self.missing = set(self.slots)
@@ -176,7 +196,7 @@ class _Rank:
         self.lock = threading.RLock()
         self.cached = torch.zeros(0, dtype=torch.int64)
         if cache_config is not None:
-            self.reset(cache_config)
+            self.reset(cache_config, tell=False)
 
     def load(self, name: str, param: Any) -> None:
         where = f"{_NAME}.load_param"
@@ -193,10 +213,17 @@ class _Rank:
             raise ValueError(f"{where}: {name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
         if not tensor.is_floating_point():
             raise ValueError(f"{where}: {name} must be of a floating dtype, got {tensor.dtype}")
-        slot.load(tensor, 0)
+        if self.workers is not None:
+            self.workers.tell("load", name, tensor)
+        slot.load(slot.cut(tensor), 0)
         self.missing.discard(name)
 
+    def state(self) -> dict[str, Tensor]:
+        return {name: slot.read() for name, slot in self.slots.items()}
+
     def load_folder(self, folder: str | Path) -> None:
+        if self.workers is not None:
+            self.workers.tell("load_folder", folder)
         load_checkpoint(folder, self.slots, self.has_elsewhere)
         self.missing.clear()
 
@@ -212,9 +239,11 @@ class _Rank:
         """Whether a checkpoint's tensor follows from the config, or is another one's memory."""
         return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
 
-    def reset(self, config: CacheConfig | None) -> None:
+    def reset(self, config: CacheConfig | None, tell: bool = True) -> None:
         config = config or self.cache_config
         blocks, size = self._sizes(config)
+        if tell and self.workers is not None:
+            self.workers.tell("reset", config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
             self.cache = cache = self.steps = None  # its memory is free before the new one's is taken
@@ -239,7 +268,7 @@ class _Rank:
             raise TypeError(f"{_NAME}: cache_config must be a StaticKVCacheConfig or a PagedKVCacheConfig, got {kind}")
         blocks, size = config.num_blocks(), config.block_size()
         if blocks is None:
-            columns = c.num_hidden_layers * c.num_key_value_heads * c.head_dim
+            columns = c.num_hidden_layers * self.model.kv_heads * c.head_dim
             block = 2 * columns * size * self.model.dtype.itemsize
             memory = config.max_kv_memory_bytes()
             blocks = (memory or 0) // block
@@ -269,15 +298,27 @@ class _Rank:
         last = None if starts is None else (starts[1:] - 1).to(device)
         if static:  # a pass that does not end has overwritten what was behind
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
-        if starts is None and not (self.hooks is not None and self.hooks.has_hooks()):
-            logits = self.steps(batch)
+        tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
+        if self.workers is None:
+            logits = self.compute(batch, last, tapped_by)
         else:
-            with tapped(self.model, self.hooks):
-                logits = self.model(_on(device, batch), cache, last)
+            self.workers.tell("compute", batch, last, None, tapped_by is None)
+            with self.workers.watched():
+                logits = self.compute(batch, last, tapped_by)
         if static:
             self.cached[:n] = lengths
         tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
         return tokens.cpu()
+
+    @torch.no_grad()
+    def compute(self, batch: Batch, last: Tensor | None, hooks: HookRegistry | None, may_replay: bool = True) -> Tensor:
+        """Logits of a batch, behind the tokens of the numbers `last` or of all. Who has hooks needs modules that run,
+        and all ranks do the same."""
+        assert self.cache is not None and self.steps is not None
+        if batch.cum_seq_lens_q is None and hooks is None and may_replay:
+            return self.steps(batch)
+        with tapped(self.model, hooks):
+            return self.model(_on(self.device, batch), self.cache, last)
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

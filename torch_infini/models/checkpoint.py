@@ -64,6 +64,14 @@ class Slot(NamedTuple):
     read: Callable[[], Tensor]
     part: Part | None = None
 
+    def cut(self, tensor: Tensor) -> Tensor:
+        """Of a whole tensor what belongs here."""
+        if self.part is None:
+            return tensor
+        first, rows, column, columns = self.part
+        tensor = tensor[first : first + rows]
+        return tensor if columns is None else tensor[:, column : column + columns]
+
 
 def checkpoint_files(folder: Path) -> list[Path]:
     """The safetensors files of a model folder, by its index where there is one.

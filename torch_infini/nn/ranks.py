@@ -6,9 +6,13 @@ Each has a part of the heads, of the MLP's columns and of the vocabulary: what i
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from ..distributed import Workers
 
 
 @dataclass(frozen=True)
@@ -19,6 +23,7 @@ class Ranks:
         rank: This one, 0 to size - 1.
         size: How many there are.
         group: Their number for torch.ops.infini.all_reduce, of torch_infini.distributed.
+        workers: The other ranks' processes, if this one started them and has to tell them what to compute.
 
     Source: Shoeybi et al., Megatron-LM: Training Multi-Billion Parameter Language Models Using Model Parallelism, 2019,
         arXiv:1909.08053.
@@ -27,6 +32,7 @@ class Ranks:
     rank: int
     size: int
     group: int
+    workers: Workers | None = None
 
     def share(self, what: str, count: int) -> tuple[int, int]:
         """(first, number) of this rank's part of `count` things, which all ranks have equally many of.
