@@ -2,12 +2,13 @@
 
 torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
 torch_infini.LLM serves prompts with models of torch_infini.models, which are made of torch_infini.nn;
-torch_infini.quantize makes integer weights; torch_infini.runtime has streams, events, graphs and programs.
+torch_infini.quantize makes integer weights; torch_infini.runtime has streams, events, graphs and programs;
+torch_infini.distributed is torch.distributed's backend "infiniccl".
 """
 
 import os
 
-from . import compile, models, nn, ops, quantize, runtime
+from . import compile, distributed, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, load_patched, patch_model, patched, save_patched, unpatch_model
@@ -28,6 +29,7 @@ __all__ = [
     "compile",
     "cpu_capabilities",
     "cpu_capability",
+    "distributed",
     "load_patched",
     "models",
     "nn",

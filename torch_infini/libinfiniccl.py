@@ -112,6 +112,11 @@ class Communicator:
             communicator._handle = handle
         return made
 
+    @property
+    def handle(self) -> int | None:
+        """Its infinicclComm_t; None after destroy()."""
+        return self._handle
+
     def set_timeout(self, timeout: float | None) -> None:
         """How long waits may last from now on, in seconds; None: the default."""
         _call("CommSetTimeout", self._handle, _milliseconds(timeout))

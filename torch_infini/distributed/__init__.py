@@ -1,5 +1,25 @@
-"""Ranks that share a model: who they are, and the processes that a program starts for them."""
+"""torch.distributed's backend "infiniccl", and the numbers by which collective ops name a process group.
 
-from .workers import Workers, share
+`import torch_infini` is enough for torch.distributed.init_process_group("infiniccl"); docs/distributed.md says what it
+chooses and guarantees. What this needs of torch is loaded when the first group is made.
+"""
 
-__all__ = ["Workers", "share"]
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from .groups import communicator
+
+__all__ = ["communicator"]
+
+
+def _make_group(options: Any, backend_options: Any) -> Any:
+    from .backend import InfiniProcessGroup
+
+    return InfiniProcessGroup(options)
+
+
+if torch.distributed.is_available():
+    torch.distributed.Backend.register_backend("infiniccl", _make_group, extended_api=True, devices=["cpu", "cuda"])

@@ -1,21 +1,189 @@
-"""The numbers by which ops name a group of ranks: torch.ops.infini.all_reduce(x, group)."""
+"""communicator: a number for a process group, by which torch.ops.infini.all_reduce and its kin name it.
+
+csrc/torch/groups.h has the table of numbers, csrc/torch/collectives_torch.cpp the ops.
+"""
 
 from __future__ import annotations
 
 import ctypes
+import threading
 import weakref
+from collections.abc import Callable
+from typing import Any
 
-from .._library import PATH
-from ..libinfiniccl import Communicator
+import torch
+from torch import Tensor
 
+from .._library import PATH, RUNTIME
+from ..libinfiniccl import CPU, DTYPES, NVIDIA, Communicator, ReduceOp
+from .transport import choose, shared_unique_id
+
+SELF = 0  # this process by itself
+
+_Function = ctypes.CFUNCTYPE(
+    ctypes.c_int,  # infiniStatus_t
+    ctypes.c_int32,  # Collective
+    ctypes.c_void_p,
+    ctypes.c_void_p,
+    ctypes.c_int64,
+    ctypes.c_int,  # infiniDtype_t
+    ctypes.c_int32,
+)
 _LIBRARY = ctypes.CDLL(str(PATH))
 _add, _remove = _LIBRARY.infiniTorchGroupAdd, _LIBRARY.infiniTorchGroupRemove
-_add.argtypes, _add.restype = [ctypes.c_int64, ctypes.c_void_p, ctypes.c_void_p], ctypes.c_int64
+_add.argtypes, _add.restype = [ctypes.c_int64, ctypes.c_void_p, _Function], ctypes.c_int64
 _remove.argtypes, _remove.restype = [ctypes.c_int64], None
 
 
 def number_of(communicator: Communicator, size: int) -> int:
-    """A number for a communicator of `size` ranks; it holds as long as the communicator is there."""
-    number: int = _add(size, communicator._handle, None)
+    """A number for a communicator of `size` ranks, as long as it is there."""
+    number: int = _add(size, communicator.handle, _Function())
     weakref.finalize(communicator, _remove, number).atexit = False
     return number
+
+
+_INTERNAL_ERROR = 1  # infiniStatus_t
+_TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
+
+
+def _tensor(address: int | None, count: int, dtype: torch.dtype) -> Tensor:
+    """A view of memory that a kernel has."""
+    if not count:
+        return torch.empty(0, dtype=dtype)
+    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
+    return torch.frombuffer(memory, dtype=dtype)
+
+
+def _by_torch(group: Any) -> Callable[..., int]:
+    """The collectives by the group's own functions, for ranks that share no memory: csrc/torch/groups.h."""
+    dist = torch.distributed
+    size = group.size()
+    reductions = {
+        ReduceOp.SUM: dist.ReduceOp.SUM,
+        ReduceOp.PROD: dist.ReduceOp.PRODUCT,
+        ReduceOp.MAX: dist.ReduceOp.MAX,
+        ReduceOp.MIN: dist.ReduceOp.MIN,
+        ReduceOp.AVG: dist.ReduceOp.SUM,
+    }
+
+    def all_reduce(x: Tensor, out: Tensor, op: int) -> None:
+        out.copy_(x)
+        dist.all_reduce(out, reductions[ReduceOp(op)], group)
+        if op == ReduceOp.AVG:
+            out.div_(size)
+
+    def broadcast(x: Tensor, out: Tensor, root: int) -> None:
+        if group.rank() == root:
+            out.copy_(x)
+        dist.broadcast(out, group=group, group_src=root)
+
+    def reduce_scatter(x: Tensor, out: Tensor, op: int) -> None:
+        dist.reduce_scatter_tensor(out, x.clone(), reductions[ReduceOp(op)], group)
+        if op == ReduceOp.AVG:
+            out.div_(size)
+
+    # Collective: the function, the shares of x and of out.
+    functions: tuple[tuple[Callable[[Tensor, Tensor, int], Any], int, int], ...] = (
+        (all_reduce, 1, 1),
+        (broadcast, 1, 1),
+        (lambda x, out, _: dist.all_gather_into_tensor(out, x, group), 1, size),
+        (reduce_scatter, size, 1),
+    )
+
+    def function(kind: int, send: int | None, recv: int | None, count: int, number: int, parameter: int) -> int:
+        try:
+            call, of_x, of_out = functions[kind]
+            dtype = _TORCH_DTYPES[number]
+            with torch.no_grad():
+                call(_tensor(send, of_x * count, dtype), _tensor(recv, of_out * count, dtype), parameter)
+        except Exception as error:  # nothing may be thrown through C
+            RUNTIME.infinirtSetLastErrorMessage(str(error).encode())
+            return _INTERNAL_ERROR
+        return 0
+
+    return function
+
+
+class Number:
+    """A number of the table, and the communicator or the function that it stands for."""
+
+    def __init__(self, group: Any, kind: str) -> None:
+        self.group = group
+        store = torch.distributed.distributed_c10d._get_process_group_store(group)
+        timeout = getattr(group, "timeout", None) or torch.distributed.constants.default_pg_timeout
+        rank, size = group.rank(), group.size()
+        self._communicator: Communicator | None = None
+        function = _Function()
+        if kind == "cuda" or choose(store, rank, size, timeout).name == "shm":
+            device_type = NVIDIA if kind == "cuda" else CPU
+            unique = shared_unique_id(store, f"infiniccl/ops/{kind}", rank, timeout, device_type)
+            device_id = torch.cuda.current_device() if kind == "cuda" else 0
+            self._communicator = Communicator(size, unique, rank, device_type, device_id, timeout.total_seconds())
+        else:
+            function = _Function(_by_torch(group))
+        self._function = function  # which C calls
+        self.value: int = _add(size, self._communicator and self._communicator.handle, function)
+
+    def destroy(self) -> None:
+        _remove(self.value)
+        if self._communicator is not None:
+            self._communicator.destroy()
+
+
+_lock = threading.Lock()
+_numbers: dict[tuple[str, str], Number] = {}  # by the group's name and the type of device
+
+
+def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
+    """The number that stands for a process group in torch.ops.infini's collective ops.
+
+    The first call for a group and a type of device makes a communicator of its own, beside the one that
+    torch.distributed uses, so that ops are in no order with torch.distributed's calls; all ranks of the group must make
+    it. Later calls give the same number, until the group is destroyed. On the CPU the ranks share memory, or go by the
+    group's own all_reduce and so on where they cannot (torch_infini.distributed.transport); on CUDA it is NCCL, on the
+    rank's current device.
+
+    Args:
+        group: A process group of any backend; None: the default one, or this process by itself where
+            torch.distributed is not initialised.
+        device: "cpu" or "cuda": where the ops' tensors lie.
+
+    Returns:
+        A number above 0; 0 for a single rank.
+
+    Raises:
+        ValueError: For another device, or a process that is not in the group.
+        RuntimeError: If the ranks cannot be connected within the group's timeout.
+
+    Example:
+        >>> group = torch_infini.distributed.communicator()
+        >>> y = torch.ops.infini.all_reduce(x, group)
+    """
+    dist = torch.distributed
+    kind = torch.device(device).type
+    if kind not in ("cpu", "cuda"):
+        raise ValueError(f"torch_infini.distributed.communicator: device must be cpu or cuda, got {kind}")
+    if group is None and not (dist.is_available() and dist.is_initialized()):
+        return SELF
+    group = group if group is not None else dist.group.WORLD
+    if group == dist.GroupMember.NON_GROUP_MEMBER:
+        raise ValueError(
+            "torch_infini.distributed.communicator: this process must be in the group, got one that is not"
+        )
+    if group.size() == 1:
+        return SELF
+    with _lock:
+        key = (group.group_name, kind)
+        known = _numbers.get(key)
+        if known is None or known.group is not group:  # another of the same name, made after that one was destroyed
+            if known is not None:
+                known.destroy()
+            known = _numbers[key] = Number(group, kind)
+        return known.value
+
+
+def forget(group: Any) -> None:
+    """End the numbers of a group that is destroyed."""
+    with _lock:
+        for key in [key for key, number in _numbers.items() if number.group is group]:
+            _numbers.pop(key).destroy()

@@ -21,7 +21,7 @@ import torch
 
 from ..libinfiniccl import Communicator, unique_id
 from ..nn import Ranks
-from .groups import number_of
+from .groups import communicator, number_of
 
 _NAME = "torch_infini.distributed"
 _START = """
@@ -169,8 +169,8 @@ def work(descriptor: int) -> None:
     torch.set_num_threads(threads)
     connection.send(None)
     try:
-        communicator = Communicator(size, unique, rank)
-        _serve(connection, Ranks(rank, size, number_of(communicator, size)))
+        joined = Communicator(size, unique, rank)
+        _serve(connection, Ranks(rank, size, number_of(joined, size)))
     except EOFError:
         return  # that is the end
     except Exception as error:
@@ -198,4 +198,4 @@ def ranks_of_world(size: int) -> Ranks:
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     if world != size:
         raise ValueError(f"{_NAME}: the ranks must be the processes of torch.distributed, {world}, got {size}")
-    return Ranks(rank, size, 0)
+    return Ranks(rank, size, communicator())

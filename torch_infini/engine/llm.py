@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..distributed import share
+from ..distributed.workers import share
 from ..models import Llama
 from ..nn import WeightFormat
 from .engine import Engine, EngineConfig

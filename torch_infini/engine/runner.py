@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from ..distributed import Workers
+from ..distributed.workers import Workers
 from ..models import Llama
 from ..nn import Batch, KVCache, Ranks, WeightFormat
 from ..testing import emulates_cuda

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..distributed import share
+from ..distributed.workers import share
 from ..engine.runner import Follower
 from ..models import Llama, Slot, load_checkpoint
 from ..models import LlamaConfig as ModelConfig

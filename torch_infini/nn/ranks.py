@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 if TYPE_CHECKING:
-    from ..distributed import Workers
+    from ..distributed.workers import Workers
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,314 @@
+"""InfiniProcessGroup: the process group that init_process_group("infiniccl") makes.
+
+CPU tensors of ranks on one machine go through libinfiniccl's shared memory; what that has no kernel for (point to
+point with its tags, all-to-all, gather, scatter, reduce, bitwise reductions, sparse tensors) and ranks on several
+machines through a Gloo group, CUDA tensors through an NCCL group. torch has no stable C++ interface for backends: this
+is a Python subclass of torch's ProcessGroup, whose virtual functions C++ callers (DDP's reducer, functional
+collectives) reach by its trampoline. What is not overridden here goes, as in every process group, to the backend that
+is registered for the tensors' device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+from torch._C._distributed_c10d import AllgatherOptions
+
+from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
+from .groups import forget
+from .transport import LOGGER, choose, shared_unique_id
+from .work import DoneWork, InfiniWork, Worker
+
+_REDUCTIONS = {
+    dist.ReduceOp.SUM: ReduceOp.SUM,
+    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
+    dist.ReduceOp.MAX: ReduceOp.MAX,
+    dist.ReduceOp.MIN: ReduceOp.MIN,
+    dist.ReduceOp.AVG: ReduceOp.AVG,
+}
+_REDUCIBLE = {d for d in DTYPES if not d.is_complex}
+_DONE = DoneWork()
+
+
+def _is_ours(tensor: Tensor) -> bool:
+    return tensor.is_cpu and tensor.layout is torch.strided
+
+
+def _element(tensor: Tensor) -> tuple[int, int]:
+    """(elements, infiniDtype_t), for what is only moved: a dtype that libinfiniccl lacks goes as bytes."""
+    code = DTYPES.get(tensor.dtype)
+    return (tensor.numel(), code) if code is not None else (tensor.nbytes, DTYPES[torch.uint8])
+
+
+def _dense(tensor: Tensor) -> Tensor:
+    return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+class InfiniProcessGroup(dist.ProcessGroup):
+    """One rank's place in a group. Made by torch.distributed; used through it.
+
+    A call without async_op runs on the calling thread, without the GIL, and is done on return. One with it, and those
+    of DDP and of functional collectives, runs on the group's own thread, after those before it; a call that finds the
+    thread busy queues there too. So the ranks need only make their calls on a group in the same order, and a rank that
+    waits for another, in a receive say, has its collectives run meanwhile.
+
+    Attributes:
+        timeout: How long a call may wait for the other ranks, a timedelta.
+        transport: What connects CPU tensors, and why.
+    """
+
+    def __init__(self, options: Any) -> None:
+        store, rank, size = options.store, options.group_rank, options.group_size
+        super().__init__(rank, size)
+        self._store = store
+        self.timeout = options.timeout
+        self.transport = choose(store, rank, size, self.timeout)
+        cuda = "NCCL" if torch.cuda.is_available() and dist.is_nccl_available() else "nothing"
+        if self.transport.name == "none" and cuda == "nothing":
+            raise ValueError(
+                "torch_infini.distributed: INFINI_CCL must be auto, shm or gloo where this torch has no NCCL or no "
+                "GPU, got nccl"
+            )
+        self._communicator: Communicator | None = None
+        self._worker = Worker(f"infiniccl {options.group_id}")
+        if self.transport.name == "shm":
+            unique = shared_unique_id(store, "infiniccl/unique", rank, self.timeout)
+            self._communicator = Communicator(size, unique, rank, CPU, timeout=self.timeout.total_seconds())
+        if cuda == "NCCL":
+            self._register_nccl(options)
+        if self.transport.name != "none":
+            self._register_gloo(options)
+        LOGGER.info(
+            "infiniccl: group %s, rank %d of %d: CPU tensors by %s (%s), CUDA tensors by %s",
+            options.group_id or "default",
+            rank,
+            size,
+            {"shm": "shared memory", "gloo": "Gloo", "none": "nothing"}[self.transport.name],
+            self.transport.reason,
+            cuda,
+        )
+
+    def _register_gloo(self, options: Any) -> None:
+        settings = dist.ProcessGroupGloo._Options()
+        # Its ranks connect when they first need each other: where all goes by shared memory, never.
+        settings._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        settings._timeout = options.timeout
+        settings.global_ranks_in_group = options.global_ranks_in_group
+        settings.group_name = options.group_id
+        store = dist.PrefixStore("gloo/", options.store)
+        gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, settings)
+        gloo._set_sequence_number_for_group()
+        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
+        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+
+    def _register_nccl(self, options: Any) -> None:
+        settings = dist.ProcessGroupNCCL.Options()
+        settings._timeout = options.timeout
+        settings.global_ranks_in_group = options.global_ranks_in_group
+        settings.group_name = options.group_id
+        store = dist.PrefixStore("nccl/", options.store)
+        nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, settings)
+        nccl._set_sequence_number_for_group()
+        self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
+        self._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+
+    def getBackendName(self) -> str:
+        return "infiniccl"
+
+    def get_group_store(self) -> Any:
+        return self._store
+
+    # ---- how a call runs ----
+
+    def _serves(self, tensors: Sequence[Tensor]) -> bool:
+        return self._communicator is not None and all(map(_is_ours, tensors))
+
+    def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
+        """The reduction, where libinfiniccl has it for these tensors."""
+        op = _REDUCTIONS.get(opts.reduceOp.op)
+        if op is None or not self._serves(tensors) or any(t.dtype not in _REDUCIBLE for t in tensors):
+            return None
+        return None if op is ReduceOp.AVG and not all(t.is_floating_point() for t in tensors) else op
+
+    def _run(self, function: Callable[[], None], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
+        if not opts.asyncOp and self._worker.idle():
+            function()
+            return _DONE
+        return self._worker.submit(function, results)
+
+    # ---- on one tensor, contiguous or not ----
+
+    def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> None:
+        dense = _dense(tensor)
+        at = dense.data_ptr()
+        self._communicator.all_reduce(at, at, dense.numel(), DTYPES[dense.dtype], op)
+        if dense is not tensor:
+            tensor.detach().copy_(dense)
+
+    def _broadcast(self, tensor: Tensor, root: int) -> None:
+        dense = _dense(tensor)
+        at = dense.data_ptr()
+        self._communicator.broadcast(at, at, *_element(dense), root)
+        if dense is not tensor and self.rank() != root:
+            tensor.detach().copy_(dense)
+
+    def _all_gather(self, out: Tensor, x: Tensor) -> None:
+        if out.dtype != x.dtype or out.numel() != self.size() * x.numel():
+            raise ValueError(
+                f"infiniccl: the output of all_gather must have {self.size()} times the elements of the input, and its "
+                f"dtype, got {list(out.shape)} {out.dtype} for {list(x.shape)} {x.dtype}"
+            )
+        dense, from_ = _dense(out), _dense(x)
+        self._communicator.all_gather(from_.data_ptr(), dense.data_ptr(), *_element(from_))
+        if dense is not out:
+            out.detach().copy_(dense)
+
+    def _reduce_scatter(self, out: Tensor, x: Tensor, op: ReduceOp) -> None:
+        if out.dtype != x.dtype or x.numel() != self.size() * out.numel():
+            raise ValueError(
+                f"infiniccl: the input of reduce_scatter must have {self.size()} times the elements of the output, and "
+                f"its dtype, got {list(x.shape)} {x.dtype} for {list(out.shape)} {out.dtype}"
+            )
+        dense, from_ = _dense(out), _dense(x)
+        self._communicator.reduce_scatter(from_.data_ptr(), dense.data_ptr(), dense.numel(), DTYPES[dense.dtype], op)
+        if dense is not out:
+            out.detach().copy_(dense)
+
+    # ---- what torch.distributed, DDP and functional collectives call ----
+
+    def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
+        op = self._reduction(tensors, opts)
+        if op is None:
+            return super().allreduce(tensors, opts)
+        return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
+
+    def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
+        opts = opts if opts is not None else dist.AllreduceCoalescedOptions()
+        op = self._reduction(tensors, opts)
+        if op is None:
+            return super().allreduce_coalesced(tensors, opts)
+        return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
+
+    def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
+        tensors, opts = _arguments(tensors, opts, dist.BroadcastOptions)
+        if not self._serves(tensors):
+            return super().broadcast(tensors, opts)
+        root = opts.rootRank
+        return self._run(lambda: [self._broadcast(tensor, root) for tensor in tensors], tensors, opts)
+
+    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+        opts = opts if opts is not None else AllgatherOptions()
+        x = inputs[0]
+        parts = outputs[0]
+        even = len(parts) == self.size() and all(p.shape == x.shape and p.dtype == x.dtype for p in parts)
+        if len(inputs) != 1 or not even or not self._serves([x, *parts]):
+            return super().allgather(outputs, inputs, opts)
+
+        def run() -> None:
+            together = x.new_empty((len(parts), *x.shape))
+            self._all_gather(together, x)
+            for part, gathered in zip(parts, together, strict=True):
+                part.detach().copy_(gathered)
+
+        return self._run(run, parts, opts)
+
+    def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        opts = opts if opts is not None else AllgatherOptions()
+        if not self._serves((output, input)):
+            return getattr(super(), _ALL_GATHER_SINGLE)(output, input, opts)
+        return self._run(lambda: self._all_gather(output, input), [output], opts)
+
+    def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        opts = opts if opts is not None else AllgatherOptions()
+        if not self._serves([*outputs, *inputs]):
+            return getattr(super(), _ALL_GATHER_COALESCED)(outputs, inputs, opts)
+        return self._run(lambda: [*map(self._all_gather, outputs, inputs)], outputs, opts)
+
+    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+        opts = opts if opts is not None else dist.ReduceScatterOptions()
+        out, parts = outputs[0], inputs[0]
+        even = len(parts) == self.size() and all(p.shape == out.shape and p.dtype == out.dtype for p in parts)
+        op = self._reduction([out, *parts], opts)
+        if len(outputs) != 1 or not even or op is None:
+            return super().reduce_scatter(outputs, inputs, opts)
+        return self._run(lambda: self._reduce_scatter(out, torch.stack(parts), op), outputs, opts)
+
+    def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
+        opts = opts if opts is not None else dist.ReduceScatterOptions()
+        op = self._reduction((output, input), opts)
+        if op is None:
+            return getattr(super(), _REDUCE_SCATTER_SINGLE)(output, input, opts)
+        return self._run(lambda: self._reduce_scatter(output, input, op), [output], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
+        opts = opts if opts is not None else dist.ReduceScatterOptions()
+        op = self._reduction([*outputs, *inputs], opts)
+        if op is None:
+            return getattr(super(), _REDUCE_SCATTER_COALESCED)(outputs, inputs, opts)
+        return self._run(
+            lambda: [self._reduce_scatter(out, x, op) for out, x in zip(outputs, inputs, strict=True)], outputs, opts
+        )
+
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+        opts = opts if opts is not None else dist.BarrierOptions()
+        if self._communicator is None or len(self._device_types) > 1:  # on GPUs a barrier waits for streams too
+            return super().barrier(opts)
+        return self._run(lambda: self._communicator.all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
+
+    # The names that torch had for them before 2.13.
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+
+    # ---- the end ----
+
+    def set_timeout(self, timeout: Any) -> None:
+        """How long calls may wait from now on, a timedelta."""
+        self.timeout = timeout
+        if self._communicator is not None:
+            self._communicator.set_timeout(timeout.total_seconds())
+        super().set_timeout(timeout)
+
+    def abort(self) -> None:
+        """Fail the group on all ranks, so that calls that wait return."""
+        if self._communicator is not None:
+            self._communicator.abort()
+        super().abort()
+
+    def shutdown(self) -> None:
+        """End it, when what was asked for asynchronously has been done; destroy_process_group() calls this."""
+        forget(self)
+        self._worker.stop()
+        if self._communicator is not None:
+            self._communicator.destroy()
+        super().shutdown()
+
+
+def _arguments(tensors: Any, opts: Any, options: Callable[[], Any]) -> tuple[list[Tensor], Any]:
+    """(tensors, options) of a call in torch's short form, (tensor, reduction or root), or in the long one."""
+    if isinstance(tensors, Tensor):
+        tensors = [tensors]
+    if opts is None or isinstance(opts, (int, dist.ReduceOp, dist.ReduceOp.RedOpType)):
+        given, opts = opts, options()
+        if isinstance(given, int):
+            opts.rootRank = given
+        elif given is not None:
+            opts.reduceOp = given
+    return tensors, opts
+
+
+# torch's own functions under the names that this torch has.
+def _name(new: str, old: str) -> str:
+    return new if hasattr(dist.ProcessGroup, new) else old
+
+
+_ALL_GATHER_SINGLE = _name("all_gather_single", "_allgather_base")
+_ALL_GATHER_COALESCED = _name("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
+_REDUCE_SCATTER_SINGLE = _name("reduce_scatter_single", "_reduce_scatter_base")
+_REDUCE_SCATTER_COALESCED = _name("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")

@@ -1,0 +1,118 @@
+"""Work: what an asynchronous collective returns; Worker: the thread that runs a group's, in the order they came in."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from datetime import timedelta
+from queue import SimpleQueue
+from typing import Any
+
+import torch
+from torch.futures import Future
+
+NO_TIMEOUT = timedelta(0)  # torch's own word for it, kNoTimeout
+
+
+class InfiniWork(torch.distributed.Work):
+    """A collective that runs, or has run, on a group's thread.
+
+    wait() raises what the collective raised. The value of get_future() is the list of tensors that hold the result; it
+    fails as wait() does, in C++ too, where DDP's reducer waits for it.
+    """
+
+    def __init__(self, results: list[Any]) -> None:
+        super().__init__()
+        self._results = results
+        self._error: BaseException | None = None
+        self._ended = threading.Event()
+        self._trigger: Future[None] = Future()
+        # An error set by Future.set_exception is one for Python alone; what a callback raises is one for C++ too.
+        self._future = self._trigger.then(lambda _: self.result())
+
+    def finish(self, error: BaseException | None = None) -> None:
+        """For the thread that ran the collective."""
+        self._error = error
+        self._ended.set()
+        self._trigger.set_result(None)
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        seconds = timeout.total_seconds()
+        if not self._ended.wait(seconds if seconds > 0 else None):
+            raise RuntimeError(f"infiniccl: a collective must end within the timeout of its wait, {seconds:g} s")
+        if self._error is not None:
+            raise self._error
+        return True
+
+    def result(self) -> list[Any]:
+        self.wait()
+        return self._results
+
+    def get_future(self) -> Any:
+        return self._future
+
+    def is_completed(self) -> bool:
+        return self._ended.is_set()
+
+    def is_success(self) -> bool:
+        return self._ended.is_set() and self._error is None
+
+    def exception(self) -> Any:
+        return self._error
+
+
+class DoneWork(torch.distributed.Work):
+    """What a collective returns that was done on the caller's thread: done."""
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        return True
+
+    def is_completed(self) -> bool:
+        return True
+
+    def is_success(self) -> bool:
+        return True
+
+
+class Worker:
+    """A thread that runs functions in the order in which they came in; started by the first."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._last: InfiniWork | None = None
+
+    def idle(self) -> bool:
+        """Whether nothing waits or runs."""
+        return self._last is None or self._last.is_completed()
+
+    def submit(self, function: Callable[[], None], results: list[Any]) -> InfiniWork:
+        if self._thread is None:
+            # A daemon: a program that ends without destroying its groups does not wait for ranks that never come.
+            self._thread = threading.Thread(target=_run, args=(self._queue,), name=self._name, daemon=True)
+            self._thread.start()
+        self._last = work = InfiniWork(results)
+        self._queue.put((function, work))
+        return work
+
+    def stop(self) -> None:
+        """Return when all that came in has been run."""
+        if self._thread is not None:
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+
+def _run(queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None]) -> None:
+    torch.set_num_threads(1)
+    with torch.no_grad():
+        while (item := queue.get()) is not None:
+            function, work = item
+            try:
+                function()
+            except BaseException as error:
+                work.finish(error)
+            else:
+                work.finish()
+            del item, function, work  # and with them the tensors
