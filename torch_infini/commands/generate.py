@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
+from contextlib import redirect_stdout
 
 from .errors import CommandError
 from .model import add_model_arguments, load
@@ -29,6 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    if int(os.environ.get("RANK", 0)) == 0:
+        return generate(arguments)
+    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # rank 0 of torchrun's tells
+        return generate(arguments)
+
+
+def generate(arguments: argparse.Namespace) -> int:
+    """Continue, and print."""
     from ..engine import SamplingParams
     from ..testing.bandwidth import read_bandwidth
 

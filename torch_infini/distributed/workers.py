@@ -39,8 +39,8 @@ def share(size: int) -> Ranks:
         size: How many.
 
     Returns:
-        Under torchrun, with `size` processes, these, all of which make the same calls. Otherwise this process is rank 0,
-        and the others are its workers, each with this process's number of threads divided by size, as this one then.
+        Under torchrun, with `size` processes, these, all of which make the same calls. Otherwise this process is rank
+        0, and the others are its workers, each with this process's threads divided by size, as this one then.
 
     Raises:
         ValueError: For a size below 2, or under torchrun another one than its number of processes.
