@@ -340,10 +340,6 @@ def test_construction() -> None:
     assert refusal(TypeError, lambda: Engine(config(), cache_config=16), "") == (
         "cache_config must be a CacheConfig, got int"
     )
-    assert refusal(NotImplementedError, lambda: Engine(config(), _infinilm.DistConfig(tp_size=4)), "") == (
-        "distributed_config must name one device, for tensor parallelism is not built yet, got "
-        "DistConfig(tp_device_ids=[0, 1, 2, 3])"
-    )
     assert refusal(ValueError, lambda: Engine(config(), device_type=2), "").startswith("device_type must be cpu")
     assert refusal(ValueError, lambda: Engine(config(_dtype="int8")), "") == (
         "dtype must be float32, bfloat16 or float16, got 'int8'"

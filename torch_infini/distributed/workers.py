@@ -72,19 +72,19 @@ class Workers:
     def __init__(self, size: int) -> None:
         threads = max(torch.get_num_threads() // size, 1)
         self._connections: list[Connection] = []
-        processes: list[subprocess.Popen[bytes]] = []
-        self.close = weakref.finalize(self, _close, self._connections, processes)
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self.close = weakref.finalize(self, _close, self._connections, self._processes)
         unique = unique_id()
         for rank in range(1, size):
             connection, process = _start(threads)
             self._connections.append(connection)
-            processes.append(process)
+            self._processes.append(process)
             connection.send((rank, size, unique, threads))
         for rank, connection in enumerate(self._connections, 1):
             try:
                 connection.recv()  # it is there: from now on libinfiniccl sees it end
             except EOFError:
-                code = processes[rank - 1].wait()
+                code = self._processes[rank - 1].wait()
                 raise RuntimeError(f"{_NAME}.Workers: rank {rank} must start, got exit status {code}") from None
         self._communicator = Communicator(size, unique, 0)
         self.group = number_of(self._communicator, size)
@@ -105,8 +105,10 @@ class Workers:
     def ask(self, method: str, *args: Any) -> list[Any]:
         """What every worker's object returns of a call, by rank from 1 on."""
         self._send((method, args, True))
-        with self.watched():
-            return [_answer(connection) for connection in self._connections]
+        try:
+            return [_answer(connection, rank) for rank, connection in enumerate(self._connections, 1)]
+        except (OSError, EOFError) as error:
+            raise RuntimeError(f"{_NAME}.Workers: all ranks must be there, got one that has ended") from error
 
     def _send(self, message: Any) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
@@ -123,12 +125,12 @@ class Workers:
         """
         try:
             yield
-        except (RuntimeError, OSError, EOFError) as error:
+        except (RuntimeError, OSError) as error:
             for rank, connection in enumerate(self._connections, 1):
                 with suppress(OSError, EOFError):
                     if connection.poll(0.5):
-                        _answer(connection, f"rank {rank}: ")
-            if isinstance(error, (OSError, EOFError)):
+                        _answer(connection, rank)
+            if isinstance(error, OSError):
                 raise RuntimeError(f"{_NAME}.Workers: all ranks must be there, got one that has ended") from error
             raise
 
@@ -143,11 +145,11 @@ def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
     return Connection(here.detach()), process
 
 
-def _answer(connection: Connection, prefix: str = "") -> Any:
+def _answer(connection: Connection, rank: int) -> Any:
     """What a worker returned; RuntimeError for what it failed by."""
     failed, value = pickle.loads(connection.recv_bytes())
     if failed:
-        raise RuntimeError(prefix + value)
+        raise RuntimeError(f"rank {rank}: {value}")
     return value
 
 

@@ -1,0 +1,268 @@
+"""Models that ranks share: tokens equal to those of one rank, for every family, as threads and as processes; what each
+rank reads; and what is said where ranks do not fit together or one of them ends.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.distributed.groups import number_of
+from torch_infini.distributed.workers import share
+from torch_infini.engine.runner import follow
+from torch_infini.infinilm.lib import _infinilm
+from torch_infini.libinfiniccl import Communicator
+from torch_infini.models import Llama, checkpoint
+from torch_infini.nn import Ranks
+from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+VOCABULARY = SMALL["vocab_size"]
+TOKENS = 64
+
+
+def prompts(*lengths: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(sum(lengths))
+    return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
+
+
+def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+    """What each rank's thread returns, or the error that it ends with."""
+    communicators = Communicator.all(size)
+    for communicator in communicators:
+        communicator.set_timeout(60)
+    results: list[Any] = [None] * size
+
+    def run(rank: int) -> None:
+        try:
+            results[rank] = work(Ranks(rank, size, number_of(communicators[rank], size)))
+        except Exception as error:
+            results[rank] = error
+            communicators[rank].abort()
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return results
+
+
+def tokens_of(llm: LLM, rows: list[list[int]], params: Any) -> list[list[list[int]]]:
+    return [[c.tokens for c in output.completions] for output in llm.generate(rows, params)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", MODELS)
+def test_tokens_are_those_of_one_rank(name: str, size: int, tmp_path: Path) -> None:
+    """Greedy ones in float32, with prompts in pieces, reused prefixes and preemptions. With 4 ranks most families have
+    fewer key heads than ranks; the vocabulary does not divide by 3."""
+    random_model(name, vocab_size=VOCABULARY - 3).save_pretrained(tmp_path)
+    rows = [[token % (VOCABULARY - 3) for token in row] for row in prompts(3, 40, 1, 90)]
+    rows.append(rows[3][:64] + rows[1])
+    params = SamplingParams.greedy(max_tokens=TOKENS)
+    settings = {"block_size": 8, "cache_blocks": 50, "piece": 32, "max_length": 200}
+    want = tokens_of(LLM(tmp_path, **settings), rows, params)
+
+    def work(ranks: Ranks) -> Any:
+        llm = LLM(Llama.from_pretrained(tmp_path, ranks=ranks), **settings)
+        return tokens_of(llm, rows, params), llm.metrics().preemptions
+
+    for result in on_ranks(size, work):
+        assert not isinstance(result, Exception), result
+        assert result[0] == want
+        assert result[1] > 0
+
+
+@pytest.mark.parametrize("weights", ["dense", "int8", "int4"])
+def test_all_ranks_sample_the_same(weights: Any, tmp_path: Path) -> None:
+    """In bfloat16 and without seeds too: the logits have the same bits on all ranks, and rank 0 draws the seeds."""
+    random_model("llama", intermediate_size=128).save_pretrained(tmp_path)
+    params = [
+        SamplingParams(temperature=1.5, n=2, max_tokens=30),
+        SamplingParams(temperature=1.0, seed=3, max_tokens=30),
+    ]
+
+    def work(ranks: Ranks) -> Any:
+        return tokens_of(LLM(Llama.from_pretrained(tmp_path, weights, "bfloat16", ranks=ranks)), prompts(9, 30), params)
+
+    first, second = on_ranks(2, work)
+    assert first == second
+    assert first[0][0] != first[0][1]
+
+
+def test_each_rank_reads_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Together little more than the files: norms, and nothing else, are read by all."""
+    random_model("llama-biases-tied", intermediate_size=4096).save_pretrained(tmp_path)
+    read: dict[int, int] = {}
+    lock = threading.Lock()
+    original = checkpoint._File.read
+
+    def counting(file: Any, to: int, size: int, offset: int) -> None:
+        with lock:
+            read[offset] = read.get(offset, 0) + size
+        original(file, to, size, offset)
+
+    monkeypatch.setattr(checkpoint._File, "read", counting)
+    models = on_ranks(2, lambda ranks: Llama.from_pretrained(tmp_path, ranks=ranks, progress=False))
+    whole = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
+    assert 0.95 * whole < sum(read.values()) < 1.05 * whole
+    assert sum(p.numel() for p in models[0].parameters()) < 0.55 * sum(
+        p.numel() for p in Llama.from_pretrained(tmp_path, progress=False).parameters()
+    )
+
+
+def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    for result in on_ranks(3, lambda ranks: Llama.from_pretrained(tmp_path, ranks=ranks)):
+        assert str(result) == "torch_infini.nn.Ranks: num_attention_heads must be a multiple of the ranks, 3, got 4"
+    random_model("llama", num_attention_heads=6, num_key_value_heads=3, hidden_size=96).save_pretrained(tmp_path / "6")
+    for result in on_ranks(2, lambda ranks: Llama.from_pretrained(tmp_path / "6", ranks=ranks)):
+        assert str(result) == "torch_infini.nn.Ranks: num_key_value_heads must be a multiple of the ranks, 2, got 3"
+    for result in on_ranks(6, lambda ranks: Llama.from_pretrained(tmp_path / "6", ranks=ranks)):
+        assert isinstance(result, Llama)
+    random_model("llama", seed=1).save_pretrained(tmp_path / "other")
+    folders = [tmp_path, tmp_path / "other", tmp_path, tmp_path]
+    for result in on_ranks(4, lambda ranks: Llama.from_pretrained(folders[ranks.rank], ranks=ranks)):
+        assert str(result) == (
+            "torch_infini.nn.Ranks: the checkpoint must be the same on all ranks, got another one on rank 1 than on "
+            "rank 0"
+        )
+
+
+@pytest.mark.parametrize("size", [1, 0, "2"])
+def test_sizes_that_are_none(size: Any) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"size must be an integer of at least 2, got {size!r}")):
+        share(size)
+
+
+# ---- processes ----
+
+
+def test_workers(tmp_path: Path) -> None:
+    """A program that is not under torchrun starts the other ranks; they end with the LLM, and leave nothing."""
+    random_model("qwen3").save_pretrained(tmp_path)
+    rows = prompts(5, 70, 33)
+    settings = {"block_size": 8, "cache_blocks": 30, "max_length": 200}
+    params = [SamplingParams.greedy(max_tokens=50), SamplingParams(n=2, seed=7, max_tokens=40), SamplingParams(seed=2)]
+    want = tokens_of(LLM(tmp_path, **settings), rows, params)
+    before = set(os.listdir("/dev/shm"))
+    llm = LLM(tmp_path, tensor_parallel=2, **settings)
+    workers = llm.engine.model.ranks.workers
+    assert tokens_of(llm, rows, params) == want
+    assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("infiniccl")} == set()
+    (process,) = workers._processes
+    assert process.poll() is None
+    del llm, workers
+    gc.collect()
+    assert process.wait(10) == 0
+
+
+def test_a_worker_that_ends(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    llm = LLM(tmp_path, tensor_parallel=2)
+    assert llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error is None
+    workers = llm.engine.model.ranks.workers
+    workers._processes[0].send_signal(signal.SIGKILL)
+    workers._processes[0].wait()
+    for _ in range(2):
+        error = llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error
+        assert re.search("rank 1 .*has ended|all ranks must be there, got one that has ended", error), error
+
+
+def test_a_worker_that_fails(tmp_path: Path) -> None:
+    """Its sentence is what the program gets."""
+    random_model("llama").save_pretrained(tmp_path)
+    ranks = share(2)
+    ranks.workers.make(follow, tmp_path / "nowhere", "dense", None, "cpu")
+    with pytest.raises(RuntimeError, match="rank 1: .*must exist, got .*nowhere"):
+        ranks.workers.ask("anything")
+
+
+def test_async(tmp_path: Path) -> None:
+    import asyncio
+
+    random_model("llama").save_pretrained(tmp_path)
+    rows = prompts(5, 20, 11)
+    want = tokens_of(LLM(tmp_path), rows, SamplingParams.greedy(max_tokens=20))
+
+    async def run() -> list[Any]:
+        async with AsyncLLM(tmp_path, tensor_parallel=2) as llm:
+            return await asyncio.gather(*(llm.generate(row, SamplingParams.greedy(max_tokens=20)) for row in rows))
+
+    assert [[c.tokens for c in output.completions] for output in asyncio.run(run())] == want
+
+
+def test_infer_engine(tmp_path: Path) -> None:
+    """forward, load_param, reset_cache, state_dict and generate on two ranks, as on one."""
+    from torch_infini.infinilm import AutoConfig, InferEngine, StaticKVCacheConfig
+
+    theirs = random_model("llama-biases-tied")
+    theirs.save_pretrained(tmp_path)
+    engines = [
+        InferEngine(
+            AutoConfig.from_pretrained(tmp_path), _infinilm.DistConfig(tp_size=size), None, StaticKVCacheConfig(2, 64)
+        )
+        for size in (1, 2)
+    ]
+    results = []
+    for engine in engines:
+        with pytest.raises(ValueError, match="must have shape"):
+            engine.load_param("model.norm.weight", torch.ones(3))
+        for name, tensor in theirs.state_dict().items():
+            engine.load_param(name, tensor)
+        tokens = []
+        for length in (64, 128):
+            engine.reset_cache(StaticKVCacheConfig(2, length))
+            row, past = torch.tensor([[5, 6, 7], [9, 9, 9]]), 0
+            for _ in range(8):
+                given = InferEngine.Input(row, cache_lengths=torch.tensor([past, past]), top_k=1)
+                past += row.shape[1]
+                row = engine.forward(given).output_ids
+                tokens.append(row.tolist())
+        results.append(tokens)
+    assert results[0] == results[1]
+    (whole,), parts = (engine.state_dict() for engine in engines)
+    assert len(parts) == 2
+    name = "model.layers.1.mlp.down_proj.weight"
+    assert torch.equal(torch.cat([part[name] for part in parts], 1), whole[name])
+    name = "model.layers.1.self_attn.k_proj.weight"
+    assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
+
+
+def test_infer_engine_generates_from_a_folder(tmp_path: Path) -> None:
+    from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
+
+    random_model("llama").save_pretrained(tmp_path)
+    one, two = (InferEngine(tmp_path, distributed_config=_infinilm.DistConfig(tp_size=size)) for size in (1, 2))
+    ids = torch.tensor([[5, 6, 7], [9, 9, 9]])
+    for seed in range(2):
+        settings = GenerationConfig(max_new_tokens=40, seed=seed)
+        assert two.generate(ids, settings) == one.generate(ids, settings)
+
+
+@pytest.mark.parametrize("under_torchrun", [False, True])
+def test_command_line(under_torchrun: bool, tmp_path: Path) -> None:
+    """generate --tp 2 says what generate says, once."""
+    launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if under_torchrun else []
+    options = ["generate", "--dtype", "float32", "--max-new-tokens", "24", "--prompt", "def main("]
+    texts = [
+        subprocess.run(
+            [sys.executable, *first, "-m", "torch_infini", *options, *last], capture_output=True, text=True, check=True
+        ).stdout.splitlines()
+        for first, last in (([], []), (launcher, ["--tp", "2"]))
+    ]
+    assert texts[0][:-1] == texts[1][:-1]
+    assert texts[1][-1].startswith("24 tokens")
