@@ -127,6 +127,7 @@ PEERS = {
     "OpenVINO": Peer("openvino_models.py", dict.fromkeys(DTYPES, ("",)), OPENVINO),
     "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),
     "engine": Peer("engine_models.py", dict.fromkeys(DTYPES, ("",)), kinds=(*ALONE, "serve", "prefix", "read")),
+    "ranks": Peer("engine_models.py", dict.fromkeys(DTYPES, ("ranks",)), kinds=(*ALONE, "serve")),
 }
 
 
@@ -440,7 +441,8 @@ def main(argv: Sequence[str] | None = None) -> None:
         type=names(list(CELLS)),
         help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)",
     )
-    parser.add_argument("--peers", type=names(list(PEERS)), default=list(PEERS), help=f"default: {','.join(PEERS)}")
+    usual = [name for name in PEERS if name != "ranks"]  # which are no other engine, and need two threads
+    parser.add_argument("--peers", type=names(list(PEERS)), default=usual, help=f"default: {','.join(usual)}; ranks")
     parser.add_argument("--rounds", type=count, default=5)
     parser.add_argument("--steps", type=count, default=32, help="of a decode measurement and generate() (default: 32)")
     parser.add_argument("--patience", type=float, default=3600, help="seconds for one answer (default: 3600)")

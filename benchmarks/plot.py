@@ -28,6 +28,7 @@ ENGINES = {
     "packed": "torch.compile, packed",
     "infini": "torch_infini, patched",
     "engine": "torch_infini, engine",
+    "ranks": "torch_infini, engine, a rank a thread",
 }
 Rows = Sequence[dict[str, str]]
 
@@ -43,7 +44,7 @@ def panel(rows: Rows, x: float, y: float) -> list[str]:
     parts = []
     for i, row in enumerate(rows):
         top = y + i * (BAR + GAP)
-        ours = row["engine"] in ("infini", "engine")
+        ours = row["engine"] in ("infini", "engine", "ranks")
         weight = "bold" if ours else "normal"
         parts.append(
             text(

@@ -1,4 +1,5 @@
-"""Worker for this project's own models in its own engine: torch_infini.LLM, with dense, int8 and int4 weights.
+"""Worker for this project's own models in its own engine: torch_infini.LLM, with dense, int8 and int4 weights; in the
+variant "ranks" shared by as many processes as there are threads.
 
 Settings are those that LLM has by itself, but for the cache's size and the reuse of prefixes: off, but for prefix().
 """
@@ -17,7 +18,8 @@ import torch
 
 import torch_infini
 from torch_infini import LLM, SamplingParams
-from torch_infini.engine.runner import Runner, Work
+from torch_infini.distributed.workers import share
+from torch_infini.engine.runner import Work, follow
 from torch_infini.models import Llama
 
 BLOCK = 32
@@ -34,12 +36,15 @@ class EngineModels(protocol.Worker):
         self.vocabulary = protocol.vocabulary(folder)
         self.folder = Path(folder)
         self.weights: Any = {"bfloat16": "dense"}.get(dtype, dtype)
-        self.model = Llama.from_pretrained(folder, self.weights, progress=False)
+        ranks = share(threads) if variant == "ranks" else None
+        if ranks is not None and ranks.workers is not None:
+            ranks.workers.make(follow, folder, self.weights, None, "cpu")
+        self.model = Llama.from_pretrained(folder, self.weights, progress=False, ranks=ranks)
         self.llms: dict[tuple[Any, ...], LLM] = {}
         self.random = random.Random(0)
         return {
             "version": f"torch_infini {torch_infini.__version__}, torch {torch.__version__}",
-            "weight_bytes": self.model.bytes_per_step,
+            "weight_bytes": self.model.bytes_per_step * (1 if ranks is None else threads),
         }
 
     def llm(self, sequences: int, length: int, **settings: Any) -> LLM:
@@ -54,7 +59,7 @@ class EngineModels(protocol.Worker):
 
     def logits(self, tokens: list[int], prompt: int, out: str) -> None:
         blocks = -(-len(tokens) // BLOCK)
-        runner = Runner(self.model, self.model.new_cache(blocks, BLOCK), 1, len(tokens))
+        runner = self.llm(1, len(tokens)).engine._runner
         parts = [(0, prompt), *((i, i + 1) for i in range(prompt, len(tokens)))]
         rows = [runner.run([Work(tokens[a:b], a, list(range(blocks)))]).clone() for a, b in parts]
         torch.cat(rows).float().numpy().tofile(out)
