@@ -126,7 +126,8 @@ class EngineModels(protocol.Worker):
         del llm
         gc.collect()
         self.plain_read(large_pages=True)
-        return {"": seconds, "plain read": self.plain_read()}
+        plain = self.plain_read()
+        return {"": seconds, "plain read": plain, "plain read, large pages": self.plain_read(large_pages=True)}
 
     def plain_read(self, large_pages: bool = False) -> float:
         """Seconds to read the files into pages that nobody has touched, as those of a new model are, by one thread."""

@@ -83,8 +83,7 @@ def load_checkpoint(
 ) -> None:
     """Fill a model's slots from a folder.
 
-    It is read by as many threads as torch computes with (2 to 8, as far as there are cores): one could not make the
-    memory's pages as fast as the other reads.
+    As many threads read, convert and quantise as torch computes with: 2 to 8, as far as there are cores.
 
     Args:
         folder: With model.safetensors, several *.safetensors, or shards and their index.
@@ -102,9 +101,15 @@ def load_checkpoint(
         found = {name: file for file in opened for name in file.names}
         _check(Path(folder), found, slots, optional)
         pieces = [piece for name, file in found.items() if name in slots for piece in file.pieces(name, slots[name])]
+        inference = torch.is_inference_mode_enabled()  # of the thread that made the model
+
+        def load(piece: _Piece) -> None:
+            with torch.inference_mode(inference):
+                piece.load()
+
         with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
             # An error takes back what has not begun.
-            _follow(pool.map(_Piece.load, pieces), [piece.bytes for piece in pieces], progress)
+            _follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
 
 
 def _readers() -> int:
@@ -180,7 +185,7 @@ class _Piece(NamedTuple):
             self.file.read(place.data_ptr() + self.first * self.row_bytes, self.bytes, self.offset)
             return
         step = _rows_in(_PART, self.row_bytes)
-        rows = torch.empty(min(step, self.rows), *self.slot.shape[1:], dtype=self.dtype)
+        rows = torch.empty(min(step, self.rows), *self.slot.shape[1:], dtype=self.dtype, device="cpu")
         for done in range(0, self.rows, step):
             some = rows[: self.rows - done]
             self.file.read(some.data_ptr(), some.nbytes, self.offset + done * self.row_bytes)
