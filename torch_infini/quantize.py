@@ -1,7 +1,7 @@
 """Weights as small integers with float scales: what torch_infini.ops.linear_int8 and linear_int4 take, and back again.
 
-Rounding is to the nearest integer (ties to even), each row or group by itself; nothing is calibrated. Plain torch code
-that runs once for a weight.
+Rounding is to the nearest integer (ties to even), each row or group by itself; nothing is calibrated. The ops
+infini::quantize_int8 and quantize_int4 do it.
 """
 
 from __future__ import annotations
@@ -38,13 +38,19 @@ def _check_weight(function: str, weight: Tensor) -> None:
         raise _fail(function, "weight", "have 2 dimensions", f"{weight.dim()} (shape {list(weight.shape)})")
 
 
-def _check_finite(function: str, *extremes: Tensor) -> None:
-    """Infinity and NaN are seen in the extremes of rows or groups: no pass over the weight is needed for them."""
-    if not all(x.isfinite().all() for x in extremes):
+def _prepared(weight: Tensor) -> Tensor:
+    """As the ops take it: its elements side by side in a row, without autograd."""
+    weight = weight.detach()
+    return weight if weight.stride(1) == 1 else weight.contiguous()
+
+
+def _check_finite(function: str, scales: Tensor) -> None:
+    """Infinity and NaN are seen in the scales: no pass over the weight is needed for them."""
+    if not scales.isfinite().all():
         raise _fail(function, "weight", "be finite", "infinity or NaN in it")
 
 
-def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
+def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
     """Quantise a weight to int8 with one scale for each row, symmetrically.
 
     scale = max |row| / 127 and q = round(row / scale), from -127 to 127; a row of zeros has scale 0. Then
@@ -52,6 +58,7 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
 
     Args:
         weight: [n, k] float32, bfloat16 or float16, finite.
+        out: (q, scales), written and returned: stride 1 in the last dimension, rows at any distance.
 
     Returns:
         (q, scales): [n, k] int8, contiguous, and [n] float32. There is no packing: linear_int8 reads rows as they lie.
@@ -60,13 +67,10 @@ def quantize_int8(weight: Tensor) -> tuple[Tensor, Tensor]:
         ValueError: For another dtype or rank, or values that are not finite.
     """
     _check_weight("quantize_int8", weight)
-    rows = weight.float()
-    least, most = torch.aminmax(rows, dim=1) if weight.shape[1] else (rows.new_zeros(weight.shape[0]),) * 2
-    largest = torch.maximum(-least, most)
-    _check_finite("quantize_int8", largest)
-    scales = largest / 127
-    q = (rows / torch.where(scales > 0, scales, 1.0)[:, None]).round_().clamp_(-127, 127)  # of subnormal scales
-    return q.to(torch.int8), scales
+    op, weight = torch.ops.infini.quantize_int8, _prepared(weight)
+    q, scales = op.default(weight) if out is None else op.out(weight, out0=out[0], out1=out[1])
+    _check_finite("quantize_int8", scales)
+    return q, scales
 
 
 def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -83,7 +87,9 @@ def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float3
     return (q.double() * scales.double()[:, None]).to(dtype)
 
 
-def quantize_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor, Tensor]:
+def quantize_int4(
+    weight: Tensor, group_size: int = 64, *, out: tuple[Tensor, Tensor, Tensor] | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
     """Quantise a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
 
     The range of a group is cut into 15 steps: scale = (largest - least) / 15, zero = least + 8 * scale,
@@ -94,6 +100,7 @@ def quantize_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor,
     Args:
         weight: [n, k] float32, bfloat16 or float16, finite; k a multiple of group_size.
         group_size: 32, 64 or 128.
+        out: (packed, scales, zeros), written and returned: stride 1 in the last dimension, rows at any distance.
 
     Returns:
         (packed, scales, zeros): [n, k / 2] uint8 as pack_int4 makes it, [n, k / group_size] and [n, k / group_size],
@@ -105,17 +112,16 @@ def quantize_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor,
     _check_weight("quantize_int4", weight)
     if group_size not in GROUP_SIZES:
         raise _fail("quantize_int4", "group_size", "be 32, 64 or 128", group_size)
-    n, k = weight.shape
-    if k % group_size:
-        raise _fail("quantize_int4", "weight", f"have rows that are a multiple of group_size, {group_size}", k)
-    groups = weight.float().view(n, k // group_size, group_size) if k else weight.new_zeros(n, 0, group_size).float()
-    least, largest = torch.aminmax(groups, dim=-1)
-    _check_finite("quantize_int4", least, largest)
-    scales = (largest / 15 - least / 15).to(weight.dtype)
-    zeros = (least + 8 * scales.float()).to(weight.dtype)
-    step = torch.where(scales > 0, scales.float(), 1.0)
-    q = (groups - zeros.float()[..., None]).div_(step[..., None]).round_().add_(8).clamp_(0, 15)
-    return pack_int4(q.to(torch.uint8).view(n, k)), scales, zeros
+    if weight.shape[1] % group_size:
+        rule = f"have rows that are a multiple of group_size, {group_size}"
+        raise _fail("quantize_int4", "weight", rule, weight.shape[1])
+    op, args = torch.ops.infini.quantize_int4, (_prepared(weight), group_size)
+    if out is None:
+        packed, scales, zeros = op.default(*args)
+    else:
+        packed, scales, zeros = op.out(*args, out0=out[0], out1=out[1], out2=out[2])
+    _check_finite("quantize_int4", scales)
+    return packed, scales, zeros
 
 
 def pack_int4(values: Tensor) -> Tensor:

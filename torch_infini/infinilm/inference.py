@@ -193,7 +193,7 @@ class _Rank:
             raise ValueError(f"{where}: {name} must have shape {list(slot.shape)}, got {list(tensor.shape)}")
         if not tensor.is_floating_point():
             raise ValueError(f"{where}: {name} must be of a floating dtype, got {tensor.dtype}")
-        slot.load(tensor)
+        slot.load(tensor, 0)
         self.missing.discard(name)
 
     def load_folder(self, folder: str | Path) -> None:

@@ -1,15 +1,18 @@
-"""Reading a model folder's safetensors into a model that is there already, tensor by tensor.
+"""Reading a model folder's safetensors into a model that is there already, piece by piece, several at a time.
 
-No more than one tensor in full precision is held at a time. What does not fit is named in one error before any is read.
+What is converted or quantised is so while it is in the cache: no tensor is held in full precision beside the model's
+own. What does not fit is named in one error before any is read.
 """
 
 from __future__ import annotations
 
 import ctypes
 import json
+import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -23,21 +26,28 @@ _NAME = "torch_infini.models.load_checkpoint"
 # As safetensors calls what can be loaded.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _SHOWN = 10  # tensors of each kind that an error names
+# Bytes of a file. A thread reads so many before it takes others: several of the large pages that it makes meanwhile.
+_PIECE = 8 << 20
+# So many at a time, of what goes through memory of its own: they stay in the cache until they are converted, and are
+# too few for an op to start threads for (csrc/infiniop/quantize/quantize.h).
+_PART = 1 << 20
+_MOST_READERS = 8  # chosen, not tuned: two cores are what it was measured with
 
 
 class Slot(NamedTuple):
     """A place of the model that a tensor of a checkpoint belongs to.
 
     Attributes:
-        shape: Of the tensor.
+        shape: Of the tensor; one dimension at least.
         place: Where its bytes belong if they are of that dtype: contiguous; None: nowhere, they are changed.
-        load: Takes it, in any floating dtype.
+        load: Takes some of its rows (the first dimension), on the CPU or the model's device, in any floating dtype, and
+            the number of the first of them. Threads may call it at once for different rows.
         read: Gives it back: a view of a dense parameter, what the integers stand for of a quantised one.
     """
 
     shape: tuple[int, ...]
     place: Tensor | None
-    load: Callable[[Tensor], None]
+    load: Callable[[Tensor, int], None]
     read: Callable[[], Tensor]
 
 
@@ -73,6 +83,8 @@ def load_checkpoint(
 ) -> None:
     """Fill a model's slots from a folder.
 
+    As many threads read, convert and quantise as torch computes with: 2 to 8, as far as there are cores.
+
     Args:
         folder: With model.safetensors, several *.safetensors, or shards and their index.
         slots: By the names of the checkpoint's tensors.
@@ -88,8 +100,22 @@ def load_checkpoint(
         opened = [_File(path, stack) for path in checkpoint_files(Path(folder))]
         found = {name: file for file in opened for name in file.names}
         _check(Path(folder), found, slots, optional)
-        for name in _shown([name for name in found if name in slots], found, progress):
-            found[name].load(name, slots[name])
+        pieces = [piece for name, file in found.items() if name in slots for piece in file.pieces(name, slots[name])]
+        inference = torch.is_inference_mode_enabled()  # of the thread that made the model
+
+        def load(piece: _Piece) -> None:
+            with torch.inference_mode(inference):
+                piece.load()
+
+        with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
+            # An error takes back what has not begun.
+            _follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
+
+
+def _readers() -> int:
+    """Threads that read."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, max(torch.get_num_threads(), 2), _MOST_READERS)
 
 
 class _File:
@@ -100,14 +126,15 @@ class _File:
 
         self._path = path
         try:
-            self._map = stack.enter_context(safe_open(path, framework="pt"))
+            with safe_open(path, framework="pt"):
+                pass  # the header is checked
             self._file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
         except (SafetensorError, OSError) as error:
             raise ValueError(f"{_NAME}: {path} must be a whole safetensors file, got: {error}") from error
         size = int.from_bytes(self._file.read(8), "little")
         header = json.loads(self._file.read(size))
         header.pop("__metadata__", None)
-        self.names = list(header)
+        self.names = sorted(header, key=lambda name: header[name]["data_offsets"])  # as a disk reads them fastest
         self._header, self._data = header, 8 + size
 
     def shape(self, name: str) -> list[int]:
@@ -116,24 +143,57 @@ class _File:
     def dtype(self, name: str) -> str:
         return self._header[name]["dtype"]
 
-    def bytes(self, name: str) -> int:
+    def pieces(self, name: str, slot: Slot) -> Iterator[_Piece]:
+        """A tensor's rows, in parts that threads can load at the same time."""
         begin, end = self._header[name]["data_offsets"]
-        return end - begin
+        dtype, rows = DTYPES[self.dtype(name)], slot.shape[0]
+        row_bytes = (end - begin) // max(rows, 1)
+        step = _rows_in(_PIECE, row_bytes)
+        for first in range(0, rows, step):
+            offset = self._data + begin + first * row_bytes
+            yield _Piece(self, slot, dtype, offset, row_bytes, first, min(step, rows - first))
 
-    def load(self, name: str, slot: Slot) -> None:
-        """Read a tensor to where it belongs, or hand it over if it must be converted."""
-        place = slot.place
-        if place is None or not place.is_cpu or DTYPES[self.dtype(name)] != place.dtype:
-            slot.load(self._map.get_tensor(name))
-            return
-        # Copying from the map would look up every page of it: a fifth of the time.
-        memory = memoryview((ctypes.c_char * place.nbytes).from_address(place.data_ptr())).cast("B")
-        self._file.seek(self._data + self._header[name]["data_offsets"][0])
+    def read(self, to: int, size: int, offset: int) -> None:
+        """Read bytes of the file to an address. Copying from a map of it would look up every page: a fifth slower."""
+        memory = memoryview((ctypes.c_char * size).from_address(to)).cast("B")
         while memory:
-            count = self._file.readinto(memory)
+            count = os.preadv(self._file.fileno(), [memory], offset)
             if not count:
                 raise ValueError(f"{_NAME}: {self._path} must not change while it is read, got the end of it")
-            memory = memory[count:]
+            memory, offset = memory[count:], offset + count
+
+
+class _Piece(NamedTuple):
+    """Rows of a tensor of a file, and the slot that they belong to."""
+
+    file: _File
+    slot: Slot
+    dtype: torch.dtype
+    offset: int
+    row_bytes: int
+    first: int
+    rows: int
+
+    @property
+    def bytes(self) -> int:
+        return self.rows * self.row_bytes
+
+    def load(self) -> None:
+        """Read them to where they belong, or hand them over if they must be converted."""
+        place = self.slot.place
+        if place is not None and place.is_cpu and place.dtype == self.dtype:
+            self.file.read(place.data_ptr() + self.first * self.row_bytes, self.bytes, self.offset)
+            return
+        step = _rows_in(_PART, self.row_bytes)
+        rows = torch.empty(min(step, self.rows), *self.slot.shape[1:], dtype=self.dtype, device="cpu")
+        for done in range(0, self.rows, step):
+            some = rows[: self.rows - done]
+            self.file.read(some.data_ptr(), some.nbytes, self.offset + done * self.row_bytes)
+            self.slot.load(some, self.first + done)
+
+
+def _rows_in(size: int, row_bytes: int) -> int:
+    return max(size // max(row_bytes, 1), 1)
 
 
 def _check(
@@ -163,17 +223,16 @@ def _check(
         raise ValueError(f"{_NAME}: the tensors in {folder} must be those of its config.json, got " + "; ".join(wrong))
 
 
-def _shown(names: Sequence[str], found: Mapping[str, _File], progress: bool | None) -> Iterator[str]:
-    """The names, as whoever loads them comes for the next; on stderr how many were loaded, and how fast."""
+def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
+    """Wait for pieces of these sizes; on stderr how many bytes were loaded, and how fast."""
     shown = sys.stderr.isatty() if progress is None else progress
-    start, read = time.perf_counter(), 0
-    for i, name in enumerate(names, 1):
-        yield name
-        read += found[name].bytes(name)
+    start, read, whole = time.perf_counter(), 0, sum(sizes)
+    for i, (_, size) in enumerate(zip(done, sizes, strict=True), 1):
+        read += size
         if shown:
             speed = read / 1e9 / (time.perf_counter() - start)
-            bar = "#" * (30 * i // len(names))
-            end = "\n" if i == len(names) else ""
+            bar = "#" * (30 * read // max(whole, 1))
+            end = "\n" if i == len(sizes) else ""
             line = f"\rloading [{bar:<30}] {read / 1e9:6.2f} GB, {speed:5.2f} GB/s"
             print(line, end=end, file=sys.stderr, flush=True)
 

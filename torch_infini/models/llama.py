@@ -194,15 +194,19 @@ class Llama(nn.Module):
 
 def _whole(parameter: nn.Parameter) -> Slot:
     data = parameter.data
-    return Slot(tuple(data.shape), data, data.copy_, lambda: data)
+
+    def load(rows: Tensor, first: int) -> None:
+        data[first : first + rows.shape[0]].copy_(rows)
+
+    return Slot(tuple(data.shape), data, load, lambda: data)
 
 
-def _both(slot: Slot, load: Callable[[Tensor], None]) -> Slot:
+def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     """A tensor that two places take."""
 
-    def load_both(tensor: Tensor) -> None:
-        slot.load(tensor)
-        load(tensor)
+    def load_both(rows: Tensor, first: int) -> None:
+        slot.load(rows, first)
+        load(rows, first)
 
     return slot._replace(place=None, load=load_both)
 
@@ -213,8 +217,12 @@ def _rows(prefix: str, linear: Linear, parts: dict[str, int]) -> dict[str, Slot]
     for name, count in parts.items():
         rows = slice(first, first + count)
         place = linear.weight.data[rows] if linear.format == "dense" else None
-        load, read = partial(linear.load, first_row=first), partial(linear.dense, rows)
-        slots[f"{prefix}{name}.weight"] = Slot((count, linear.in_features), place, load, read)
+        slots[f"{prefix}{name}.weight"] = Slot(
+            (count, linear.in_features),
+            place,
+            lambda rows, row, first=first: linear.load(rows, first + row),
+            partial(linear.dense, rows),
+        )
         if linear.bias is not None:
             slots[f"{prefix}{name}.bias"] = _whole(nn.Parameter(linear.bias.data[rows], requires_grad=False))
         first += count

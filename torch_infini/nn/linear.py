@@ -93,19 +93,13 @@ class Linear(nn.Module):
         if self.format == "dense":
             self.weight[rows].copy_(weight)
             return
-        step = max(QUANTISED_AT_ONCE // max(self.in_features, 1), 1)
-        for part in range(0, weight.shape[0], step):
-            some = weight[part : part + step].to(self.dtype)
-            at = slice(rows.start + part, rows.start + part + some.shape[0])
-            if self.format == "int8":
-                integers, scales = quantize.quantize_int8(some)
-            else:
-                integers, scales, zeros = quantize.quantize_int4(some, int4_group(self.in_features))
-                assert self.zeros is not None
-                self.zeros[at].copy_(zeros)
-            assert self.scales is not None
-            self.weight[at].copy_(integers)
-            self.scales[at].copy_(scales)
+        weight = weight.to(self.weight.device, self.dtype)
+        assert self.scales is not None
+        out = (self.weight[rows], self.scales[rows])
+        if self.zeros is None:
+            quantize.quantize_int8(weight, out=out)
+        else:
+            quantize.quantize_int4(weight, int4_group(self.in_features), out=(*out, self.zeros[rows]))
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """Rows of the weight in full precision: a view of a dense one, what the integers stand for otherwise."""
@@ -118,10 +112,6 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"
-
-
-# Weights: 512 KB in float32, so that what is computed meanwhile stays in the cache and in malloc's hands.
-QUANTISED_AT_ONCE = 1 << 17
 
 
 def int4_group(columns: int) -> int:

@@ -1,0 +1,53 @@
+// A row of floats as int8 with one scale: of weights, and of x where a product of integers takes it.
+#pragma once
+
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// Each lane to the nearest integer, ties to even; lanes are far below 2^22.
+inline VecI nearest(VecF value) {
+    constexpr float kRounds = 0x1.8p23f; // behind it a float has no fraction: the addition rounds
+    return (VecI)(value + splat(kRounds)) - static_cast<int32_t>(bits_of(kRounds));
+}
+
+// The lower byte of the first n lanes.
+inline void store_bytes(int8_t *p, VecI value, int n) {
+#if defined(__AVX512F__)
+    _mm512_mask_cvtepi32_storeu_epi8(p, static_cast<__mmask16>((1u << n) - 1), (__m512i)value);
+#else
+    typedef int8_t VecB __attribute__((vector_size(kLanes)));
+    const VecB bytes = __builtin_convertvector(value, VecB);
+    std::memcpy(p, &bytes, static_cast<size_t>(n));
+#endif
+}
+
+// x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127. A row with infinity or NaN in it has the scale
+// NaN, and with it all that is computed from it.
+template <typename T> float quantise_row(const T *x, int64_t k, int8_t *q) {
+    VecI magnitudes{}; // as integers, NaN lies above infinity, and this above all finite values
+    for_each_vector(k, [&](int64_t i, auto lanes) {
+        const VecI bits = (VecI)load_at(x, i, lanes) & 0x7fffffff;
+        magnitudes = bits > magnitudes ? bits : magnitudes;
+    });
+    int32_t most = 0;
+    for (int i = 0; i < kLanes; ++i) {
+        most = magnitudes[i] > most ? magnitudes[i] : most;
+    }
+    if (most >= 0x7f800000) {
+        std::memset(q, 0, static_cast<size_t>(k));
+        return float_of(0x7fc00000);
+    }
+    const float scale = float_of(static_cast<uint32_t>(most)) / 127;
+    const VecF divisor = splat(scale > 0 ? scale : 1);
+    for_each_vector(k, [&](int64_t i, auto lanes) {
+        // A denormal scale is so coarse that the quotient can be beyond.
+        const VecF value = min(splat(127), max(splat(-127), load_at(x, i, lanes) / divisor));
+        store_bytes(q + i, nearest(value), lanes);
+    });
+    return scale;
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

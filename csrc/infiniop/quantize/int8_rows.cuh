@@ -1,0 +1,79 @@
+// Rows as int8 with a scale each, on CUDA: of weights, and of x where a product of integers takes it.
+// Limit: memory bandwidth; a row is read a second time from the cache.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/reduce.h"
+#include "cuda/rows.h"
+
+namespace infini::quantize {
+namespace {
+
+template <typename T> struct Rows {
+    const T *x;
+    int8_t *q;
+    float *scales;
+    int64_t k, width, pitch; // columns of x, and of q; from one row of q to the next
+    cuda::Rows<1> rows;
+    bool whole, q_whole; // vectors fit
+};
+
+constexpr int kVector = 8; // elements that a thread has at once
+
+// The largest magnitude of a row, then integers to nearest even, zeros beyond k. A row with infinity or NaN in it gets
+// the scale NaN, and with it all that is computed from it.
+template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __grid_constant__ Rows<T> a) {
+    __shared__ float shared[32];
+    const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
+    const bool mine = row < a.rows.count; // rows too many meet the barriers all the same
+    int64_t at[1];
+    a.rows.locate(mine ? row : 0, at);
+    const T *const x = a.x + at[0];
+    const int64_t first = static_cast<int64_t>(threadIdx.x) * kVector,
+                  step = static_cast<int64_t>(blockDim.x) * kVector;
+    const auto load = [&](int64_t i, float (&values)[kVector]) {
+        cuda::load(values, x + i, a.whole && i + kVector <= a.k, static_cast<int>(a.k > i ? a.k - i : 0));
+    };
+    float most = 0, values[kVector];
+    for (int64_t i = first; i < a.k; i += step) {
+        load(i, values);
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+            most = cuda::Max::join(most, fabsf(values[e]));
+        }
+    }
+    most = cuda::row_reduce<cuda::Max>(most, shared);
+    const bool finite = most <= 3.402823466e38f; // not infinity, not NaN
+    const float scale = most / 127, divisor = scale > 0 ? scale : 1;
+    if (!mine) {
+        return;
+    }
+    for (int64_t i = first; i < a.width; i += step) {
+        load(i, values);
+        cuda::Vector<int8_t, kVector> q;
+#pragma unroll
+        for (int e = 0; e < kVector; ++e) {
+            const float value = min(127.0f, max(-127.0f, values[e] / divisor));
+            q.values[e] = static_cast<int8_t>(finite && i + e < a.k ? __float2int_rn(value) : 0);
+        }
+        const int64_t left = a.width - i;
+        cuda::store(a.q + row * a.pitch + i, q, a.q_whole && left >= kVector,
+                    static_cast<int>(left < kVector ? left : kVector));
+    }
+    if (threadIdx.x == 0) {
+        a.scales[row] = finite ? scale : __uint_as_float(0x7fc00000u);
+    }
+}
+
+// q [rows of x, width], rows `pitch` apart, width at least that of x; scales, one a row.
+template <typename T> void quantise_rows(const TensorView &x, int8_t *q, int64_t width, int64_t pitch, float *scales) {
+    const TensorView *const views[] = {&x};
+    const cuda::Rows<1> rows(views);
+    const bool q_whole = reinterpret_cast<uintptr_t>(q) % kVector == 0 && pitch % kVector == 0;
+    const cuda::RowPlan plan(rows.count, width, kVector);
+    cuda::launch(int8_rows<T>, cuda::grid_x(plan.blocks), plan.block(), 0,
+                 Rows<T>{x.as<const T>(), q, scales, x.size(-1), width, pitch, rows, cuda::vectors_fit(x), q_whole});
+}
+
+} // namespace
+} // namespace infini::quantize

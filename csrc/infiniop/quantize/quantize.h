@@ -1,0 +1,38 @@
+// quantize_int8 and quantize_int4: weights [n, k] as integers with float scales, as linear_int8 and linear_int4 read them.
+// int8, by rows: scale = max |w| / 127, q = round(w / scale). int4, by groups of a row: scale = (most - least) / 15 and
+// zero = least + 8 scale, both rounded to the dtype of w; q = round((w - zero) / scale) + 8, element 2i in the lower half
+// of byte i. All in float, to nearest even; a scale of 0 divides as 1. Where w is not finite, the scale (and the zero) is
+// NaN and q is 0.
+#pragma once
+
+#include "cpu_capability.h"
+#include "cuda/kernel.h"
+#include "tensor_view.h"
+
+namespace infini::quantize {
+
+// Less is quantised by the calling thread alone, that a loader's threads can do a piece of a weight each.
+constexpr int64_t kParallelBytes = 2 << 20;
+
+struct Args {
+    TensorView q;       // int8 [n, k], or uint8 [n, k / 2]
+    TensorView scales;  // float32 [n], or of weight's dtype [n, k / group_size]
+    TensorView zeros;   // like those of int4; of dtype INFINI_DTYPE_INVALID: int8
+    TensorView weight;  // [n, k] float32, bfloat16 or float16
+    int64_t group_size; // of int4: 32, 64 or 128, which divides k
+};
+
+// The rules of weight and group_size alone, which the outputs' shapes are made of.
+void check_int8(const Args &args);
+void check_int4(const Args &args);
+
+// Check the arguments, then compute the outputs.
+void run_int8(const Args &args);
+void run_int4(const Args &args);
+
+INFINI_CPU_KERNEL(int8_kernel, Args)
+INFINI_CPU_KERNEL(int4_kernel, Args)
+INFINI_CUDA_KERNEL(int8_cuda_kernel, Args)
+INFINI_CUDA_KERNEL(int4_cuda_kernel, Args)
+
+} // namespace infini::quantize
