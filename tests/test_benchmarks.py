@@ -205,6 +205,7 @@ def test_generate_with_the_engine(tmp_path: Path) -> None:
         ("prefix-1024", "engine, same prefix"),
         ("read", "engine"),
         ("read", "engine, plain read"),
+        ("read", "engine, plain read, large pages"),
     ]
     for row in rows:
         assert float(row["seconds"]) > 0 and 0 < float(row["logit_error"]) < 0.1 and row["note"] == ""

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torch_infini import quantize
-from torch_infini.models import Llama, LlamaConfig
+from torch_infini.models import Llama, LlamaConfig, checkpoint
 from torch_infini.nn import Batch, KVCache, Linear
 from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
 
@@ -219,6 +219,65 @@ def test_ends_of_generation_config(tmp_path: Path) -> None:
     assert LlamaConfig.from_pretrained(folder).eos_token_ids == (5,)
     (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 9]}))
     assert LlamaConfig.from_pretrained(folder).eos_token_ids == (7, 9)
+
+
+@pytest.mark.parametrize("inference", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("weights", ["dense", "int8", "int4"])
+def test_pieces(
+    weights: Any, dtype: torch.dtype, inference: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Read in rows by three threads, a model has the bits that its tensors have when each is taken as a whole."""
+    folder, theirs = saved(tmp_path, "llama-biases-tied")
+    monkeypatch.setattr(checkpoint, "_PIECE", 4000)
+    monkeypatch.setattr(checkpoint, "_PART", 1000)
+    monkeypatch.setattr(checkpoint, "_readers", lambda: 3)
+    with torch.inference_mode(inference):
+        model = Llama.from_pretrained(folder, weights, dtype)
+    whole = Llama(model.config, weights, dtype)
+    state = theirs.state_dict()
+    for name, slot in whole.slots().items():
+        slot.load(state[name], 0)
+    for (name, got), want in zip(model.named_parameters(), whole.parameters(), strict=True):
+        assert torch.equal(got, want), name
+
+
+def test_weights_that_are_not_finite(tmp_path: Path) -> None:
+    """What a thread finds wrong reaches the caller."""
+    folder, _ = saved(tmp_path, "llama")
+    state = load_file(folder / "model.safetensors")
+    state["model.layers.1.mlp.up_proj.weight"][3, 5] = torch.nan
+    save_file(state, folder / "model.safetensors")
+    Llama.from_pretrained(folder)
+    for weights in ("int8", "int4"):
+        rule = f"torch_infini.quantize.quantize_{weights}: weight must be finite, got infinity or NaN in it"
+        with pytest.raises(ValueError, match=f"^{rule}$"):
+            Llama.from_pretrained(folder, weights)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("weights", ["dense", "int8"])
+def test_a_file_cut_off_while_it_is_read(weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, _ = saved(tmp_path, "llama")
+    path = folder / "model.safetensors"
+
+    def cut() -> int:  # behind the look at the headers
+        path.write_bytes(path.read_bytes()[:-1000])
+        return 2
+
+    monkeypatch.setattr(checkpoint, "_readers", cut)
+    with pytest.raises(ValueError, match="model.safetensors must not change while it is read, got the end of it"):
+        Llama.from_pretrained(folder, weights)
+
+
+def test_progress_in_pieces(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: Any) -> None:
+    """Each piece that is there counts once; the sum is that of all tensors."""
+    folder, theirs = saved(tmp_path, "llama", vocab_size=20_000)
+    monkeypatch.setattr(checkpoint, "_PIECE", 500_000)
+    capsys.readouterr()
+    Llama.from_pretrained(folder, progress=True)
+    amounts = [float(x) for x in re.findall(r"(\d+\.\d\d) GB,", capsys.readouterr().err)]
+    assert amounts == sorted(amounts) and len(amounts) > 2 * 20_000 * 64 * 4 / 500_000
+    assert amounts[-1] == pytest.approx(sum(p.nbytes for p in theirs.parameters()) / 1e9, abs=0.005)
 
 
 def test_progress(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

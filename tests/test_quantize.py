@@ -91,6 +91,30 @@ def test_empty(shape: tuple[int, int]) -> None:
     assert quantize.dequantize_int4(*quantize.quantize_int4(weight)).shape == shape
 
 
+def test_rows_of_a_larger_memory() -> None:
+    """`out` is written where it lies and returned; what is around it stays."""
+    weight = torch.randn(3, 128)
+    q, scales = torch.full((5, 130), 99, dtype=torch.int8), torch.full((5,), 99.0)
+    outs = q[1:4, 1:129], scales[1:4]
+    assert all(a is b for a, b in zip(quantize.quantize_int8(weight, out=outs), outs, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outs, quantize.quantize_int8(weight), strict=True))
+    assert (q[0] == 99).all() and (q[4] == 99).all() and (q[:, 0] == 99).all() and (q[:, 129] == 99).all()
+    packed, scales, zeros = torch.full((5, 66), 99, dtype=torch.uint8), torch.zeros(5, 4), torch.zeros(5, 4)
+    outs4 = packed[1:4, 1:65], scales[1:4, 1:3], zeros[1:4, 1:3]
+    assert all(a is b for a, b in zip(quantize.quantize_int4(weight, out=outs4), outs4, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(outs4, quantize.quantize_int4(weight), strict=True))
+    assert (packed[0] == 99).all() and (packed[:, 65] == 99).all() and (zeros[:, 3] == 0).all()
+
+
+def test_weights_of_any_strides() -> None:
+    """Columns apart, a row repeated, and a parameter: the bits of a contiguous copy, and no gradient."""
+    weight = torch.nn.Parameter(torch.randn(64, 64))
+    for view in (weight, weight.t(), weight[:, ::2], weight[:1].expand(5, 64)):
+        for function in (quantize.quantize_int8, lambda w: quantize.quantize_int4(w, 32)):
+            got, want = function(view), function(view.detach().clone(memory_format=torch.contiguous_format))
+            assert all(torch.equal(a, b) and not a.requires_grad for a, b in zip(got, want, strict=True))
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_a_layer(dtype: torch.dtype) -> None:
     """From a float weight to a product that is as near as its integers allow."""

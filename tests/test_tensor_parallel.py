@@ -142,6 +142,18 @@ def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
         )
 
 
+def test_requests_come_to_all_ranks(tmp_path: Path) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    for result in on_ranks(2, lambda ranks: AsyncLLM(Llama.from_pretrained(tmp_path, ranks=ranks))):
+        assert isinstance(result, ValueError)
+        assert str(result).endswith("come to one alone, got the processes of torchrun")
+
+
+def test_workers_are_on_the_cpu() -> None:
+    with pytest.raises(ValueError, match="share: device must be cpu where torchrun did not start the ranks, got cuda"):
+        share(2, "cuda")
+
+
 @pytest.mark.parametrize("size", [1, 0, "2"])
 def test_sizes_that_are_none(size: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"size must be an integer of at least 2, got {size!r}")):

@@ -120,15 +120,16 @@ class EngineModels(protocol.Worker):
 
     def read(self) -> dict[str, float]:
         # A virtual machine may hand free memory back to its host and wait for it when it is wanted again, seconds for a
-        # gigabyte, whoever reads and in pages of whatever size. So as much is fetched, and freed, right before.
+        # gigabyte, whoever reads and in pages of whatever size. So as much is fetched first, and each takes what the
+        # one before it has left.
         self.plain_read(large_pages=True)
+        large = self.plain_read(large_pages=True)
         start = time.perf_counter()
         llm = LLM(self.folder, weights=self.weights, progress=False, cache_blocks=1)
         seconds = time.perf_counter() - start
         del llm
         gc.collect()
-        self.plain_read(large_pages=True)
-        return {"": seconds, "plain read": self.plain_read()}
+        return {"": seconds, "plain read": self.plain_read(), "plain read, large pages": large}
 
     def plain_read(self, large_pages: bool = False) -> float:
         """Seconds to read the files into pages that nobody has touched, as those of a new model are, by one thread."""

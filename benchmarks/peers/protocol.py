@@ -64,7 +64,7 @@ class Worker:
         raise NotImplementedError
 
     def read(self) -> dict[str, float]:
-        """To load the checkpoint again, under "", and to read its files into fresh memory."""
+        """To load the checkpoint again, under "", and to read its files into fresh memory, by the kind of its pages."""
         raise NotImplementedError
 
     def release(self) -> None:

@@ -32,28 +32,31 @@ work(int(sys.argv[2]))
 """
 
 
-def share(size: int) -> Ranks:
+def share(size: int, device: torch.device | str = "cpu") -> Ranks:
     """The ranks that share a model.
 
     Args:
         size: How many.
+        device: Where this one's part is; on CUDA the ranks must be torchrun's processes.
 
     Returns:
         Under torchrun, with `size` processes, these, all of which make the same calls. Otherwise this process is rank
         0, and the others are its workers, each with this process's threads divided by size, as this one then.
 
     Raises:
-        ValueError: For a size below 2, or under torchrun another one than its number of processes.
+        ValueError: For a size below 2, under torchrun another one than its number of processes, or CUDA without it.
         RuntimeError: If the ranks do not find each other.
     """
     if not isinstance(size, int) or size < 2:
         raise ValueError(f"{_NAME}.share: size must be an integer of at least 2, got {size!r}")
     if "TORCHELASTIC_RUN_ID" not in os.environ and not torch.distributed.is_initialized():
+        if torch.device(device).type != "cpu":
+            raise ValueError(f"{_NAME}.share: device must be cpu where torchrun did not start the ranks, got {device}")
         workers = Workers(size)
         return Ranks(0, size, workers.group, workers)
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("infiniccl")
-    return ranks_of_world(size)
+    return ranks_of_world(size, device)
 
 
 class Workers:
@@ -191,7 +194,7 @@ def _serve(connection: Connection, ranks: Ranks) -> None:
             connection.send_bytes(pickle.dumps((False, value), pickle.HIGHEST_PROTOCOL))
 
 
-def ranks_of_world(size: int) -> Ranks:
+def ranks_of_world(size: int, device: torch.device | str) -> Ranks:
     """This process's place among those of torch.distributed's world.
 
     Raises:
@@ -200,4 +203,4 @@ def ranks_of_world(size: int) -> Ranks:
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
     if world != size:
         raise ValueError(f"{_NAME}: the ranks must be the processes of torch.distributed, {world}, got {size}")
-    return Ranks(rank, size, communicator())
+    return Ranks(rank, size, communicator(None, device))

@@ -27,6 +27,7 @@ class AsyncLLM:
         *args, **settings: As torch_infini.LLM.
 
     Raises:
+        ValueError: Under torchrun, whose processes would have to get the same requests at the same steps.
         What LLM raises.
 
     Example:
@@ -37,6 +38,12 @@ class AsyncLLM:
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._llm = LLM(*args, **settings)
+        ranks = self._llm.engine.model.ranks
+        if ranks is not None and ranks.workers is None:
+            raise ValueError(
+                "torch_infini.AsyncLLM: the model's ranks must be processes that this one starts, for requests that "
+                "come at any time come to one alone, got the processes of torchrun"
+            )
         self._worker = _Worker(self._llm.engine)
         # The thread knows the worker alone, so that dropping this ends it.
         self._finalizer = weakref.finalize(self, self._worker.stop)

@@ -39,7 +39,7 @@ class LLM:
         tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids.
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
         tensor_parallel: How many ranks share the model: under torchrun its processes, which all make the same calls;
-            otherwise this process and others that it starts, which share its threads. One machine, CPU.
+            otherwise, on the CPU, this process and others that it starts, which share its threads.
         **settings: Fields of EngineConfig.
 
     Attributes:
@@ -71,7 +71,7 @@ class LLM:
         if not isinstance(model, Llama):
             folder = Path(model)
             tokenizer = tokenizer or load_tokenizer(folder)
-            ranks = share(tensor_parallel) if tensor_parallel != 1 else None
+            ranks = share(tensor_parallel, device) if tensor_parallel != 1 else None
             read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), ranks=ranks)
             if ranks is None or ranks.workers is None:
                 model = read(progress=progress)

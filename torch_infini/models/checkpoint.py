@@ -32,8 +32,12 @@ _PIECE = 8 << 20
 # So many at a time, of what goes through memory of its own: they stay in the cache until they are converted, and are
 # too few for an op to start threads for (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
+<<<<<<< HEAD
 _BEGINNING = 64  # of a tensor, to be compared among ranks
 _MOST_READERS = 8  # Python's lock keeps more from being faster
+=======
+_MOST_READERS = 8  # chosen, not tuned: two cores are what it was measured with
+>>>>>>> main
 
 
 class Part(NamedTuple):
@@ -115,8 +119,7 @@ def load_checkpoint(
 ) -> None:
     """Fill a model's slots from a folder.
 
-    It is read by as many threads as torch computes with (2 to 8, as far as there are cores): one could not make the
-    memory's pages as fast as the other reads.
+    As many threads read, convert and quantise as torch computes with: 2 to 8, as far as there are cores.
 
     Args:
         folder: With model.safetensors, several *.safetensors, or shards and their index.
@@ -134,9 +137,15 @@ def load_checkpoint(
         found = {name: file for file in opened for name in file.names}
         _check(Path(folder), found, slots, optional)
         pieces = [piece for name, file in found.items() if name in slots for piece in file.pieces(name, slots[name])]
+        inference = torch.is_inference_mode_enabled()  # of the thread that made the model
+
+        def load(piece: _Piece) -> None:
+            with torch.inference_mode(inference):
+                piece.load()
+
         with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
             # An error takes back what has not begun.
-            _follow(pool.map(_Piece.load, pieces), [piece.bytes for piece in pieces], progress)
+            _follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
 
 
 def _readers() -> int:
@@ -225,7 +234,11 @@ class _Piece(NamedTuple):
             self._read(place.data_ptr() + self.first * self.row_bytes, 0, self.rows)
             return
         step = _rows_in(_PART, self.row_bytes)
+<<<<<<< HEAD
         rows = torch.empty(min(step, self.rows), *self.shape, dtype=self.dtype)
+=======
+        rows = torch.empty(min(step, self.rows), *self.slot.shape[1:], dtype=self.dtype, device="cpu")
+>>>>>>> main
         for done in range(0, self.rows, step):
             some = rows[: self.rows - done]
             self._read(some.data_ptr(), done, len(some))
