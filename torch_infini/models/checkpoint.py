@@ -32,12 +32,8 @@ _PIECE = 8 << 20
 # So many at a time, of what goes through memory of its own: they stay in the cache until they are converted, and are
 # too few for an op to start threads for (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
-<<<<<<< HEAD
 _BEGINNING = 64  # of a tensor, to be compared among ranks
-_MOST_READERS = 8  # Python's lock keeps more from being faster
-=======
 _MOST_READERS = 8  # chosen, not tuned: two cores are what it was measured with
->>>>>>> main
 
 
 class Part(NamedTuple):
@@ -234,11 +230,7 @@ class _Piece(NamedTuple):
             self._read(place.data_ptr() + self.first * self.row_bytes, 0, self.rows)
             return
         step = _rows_in(_PART, self.row_bytes)
-<<<<<<< HEAD
-        rows = torch.empty(min(step, self.rows), *self.shape, dtype=self.dtype)
-=======
-        rows = torch.empty(min(step, self.rows), *self.slot.shape[1:], dtype=self.dtype, device="cpu")
->>>>>>> main
+        rows = torch.empty(min(step, self.rows), *self.shape, dtype=self.dtype, device="cpu")
         for done in range(0, self.rows, step):
             some = rows[: self.rows - done]
             self._read(some.data_ptr(), done, len(some))
