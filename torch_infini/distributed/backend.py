@@ -10,6 +10,7 @@ is registered for the tensors' device.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -95,7 +96,13 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def _register_gloo(self, options: Any) -> None:
         settings = dist.ProcessGroupGloo._Options()
         # Its ranks connect when they first need each other: where all goes by shared memory, never.
-        settings._devices = [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        # Its interfaces are those that torch's own Gloo takes.
+        make, interfaces = dist.ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
+        settings._devices = (
+            [make(interface=name, lazy_init=True) for name in interfaces.split(",")]
+            if interfaces
+            else [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+        )
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
