@@ -89,8 +89,9 @@ public:
           channels_(new Ends[static_cast<size_t>(ranks)]) {}
 
     ~CpuCommunicator() override {
-        if (joined_) {
-            segment_->member(rank).presence.store(kLeft, std::memory_order_release);
+        Member &member = segment_->member(rank);
+        if (joined_ && member.pid == getpid()) { // not in a child of fork(), whose parent goes on
+            member.presence.store(kLeft, std::memory_order_release);
         }
     }
 
