@@ -1,4 +1,4 @@
-"""torch.distributed's backend "infiniccl": every collective, dtypes, layouts, asynchronous calls, groups; beside Gloo."""
+"""torch.distributed's backend "infiniccl": every collective, dtypes, layouts, asynchronous calls, groups."""
 
 from __future__ import annotations
 
