@@ -580,8 +580,8 @@ public:
 
     Communicators init_all(const std::vector<int> &device_ids, int64_t timeout_ms) override {
         constexpr const char *function = "infinicclCommInitAll";
-        const int ranks = static_cast<int>(std::min<size_t>(device_ids.size(), kMaxRanks + 1));
-        check_ranks(function, "ndevice", static_cast<int>(device_ids.size()));
+        const int ranks = static_cast<int>(device_ids.size());
+        check_ranks(function, "ndevice", ranks);
         const std::shared_ptr<Segment> segment = Segment::anonymous(function, ranks);
         Communicators made;
         for (int rank = 0; rank < ranks; ++rank) {
