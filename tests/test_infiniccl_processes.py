@@ -369,6 +369,15 @@ def test_ranks_that_do_not_fit_together(start: Start) -> None:
     assert ranks[0].answer() is None
 
 
+def test_a_child_takes_nothing_from_its_parent(start: Start) -> None:
+    ranks = start(2)
+    join(ranks)
+    assert ranks[1].do("child_destroys()") is None
+    ranks[0].start("all_reduce(b'1234')")
+    time.sleep(0.1)  # long enough for rank 0 to look whether rank 1 has left
+    assert ranks[1].do("all_reduce(b'1234')") == ranks[0].answer()
+
+
 def test_groups_at_the_same_time(start: Start) -> None:
     ranks = start(4)
     first, second = ranks[:2], ranks[2:]

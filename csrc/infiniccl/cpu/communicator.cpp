@@ -43,7 +43,8 @@ constexpr size_t kOneShotBytes = 64 * 1024;
 // may need this core. (Two ranks on one core, a 8-byte all-reduce: 7 us where waits hardly spin, 100 where they do.)
 constexpr int kFewestSpins = 16, kMostSpins = 2048; // a pause each, up to 50 us
 constexpr auto kYields = std::chrono::milliseconds(2);
-constexpr auto kLongestSleep = std::chrono::milliseconds(1);
+constexpr int kSleepShare = 16; // a sleep lasts a sixteenth of what was waited until then, so it delays by as little
+constexpr auto kLongestSleep = std::chrono::milliseconds(10);
 constexpr auto kLookInterval = std::chrono::milliseconds(20); // between two looks whether a rank is alive
 
 void relax() {
@@ -437,7 +438,7 @@ private:
             if (waited < kYields) {
                 sched_yield();
             } else {
-                std::this_thread::sleep_for(std::min<Clock::duration>(waited / 16, kLongestSleep));
+                std::this_thread::sleep_for(std::min<Clock::duration>(waited / kSleepShare, kLongestSleep));
             }
         }
     }
@@ -505,7 +506,7 @@ private:
             return;
         }
         for (int i = 0; failed == kFailing && i < 100; ++i) { // a few instructions, unless that rank ended in them
-            std::this_thread::sleep_for(kLongestSleep);
+            std::this_thread::sleep_for(std::chrono::milliseconds(1));
             failed = header_.failed.load(std::memory_order_acquire);
         }
         if (failed == kFailing) {
@@ -559,7 +560,7 @@ std::shared_ptr<Segment> find_segment(const char *function, const std::string &p
             throw Error(INFINI_STATUS_INTERNAL_ERROR, message(function, ": rank 0 did not join within ",
                                                               static_cast<double>(timeout_ms) / 1000, " s"));
         }
-        std::this_thread::sleep_for(kLongestSleep);
+        std::this_thread::sleep_for(std::chrono::milliseconds(1));
     }
 }
 
@@ -580,8 +581,8 @@ public:
 
     Communicators init_all(const std::vector<int> &device_ids, int64_t timeout_ms) override {
         constexpr const char *function = "infinicclCommInitAll";
-        const int ranks = static_cast<int>(std::min<size_t>(device_ids.size(), kMaxRanks + 1));
-        check_ranks(function, "ndevice", static_cast<int>(device_ids.size()));
+        const int ranks = static_cast<int>(device_ids.size());
+        check_ranks(function, "ndevice", ranks);
         const std::shared_ptr<Segment> segment = Segment::anonymous(function, ranks);
         Communicators made;
         for (int rank = 0; rank < ranks; ++rank) {
