@@ -1,14 +1,11 @@
 // The functions of infiniccl.h: each checks its arguments, turns handles into communicators, and calls the backend of the
 // device type.
-#include <climits>
+#include <algorithm>
 #include <cmath>
 #include <cstdlib>
-#include <cstring>
-#include <limits>
 #include <string>
 
 #include "backend.h"
-#include "cpu/reduce.h"
 #include "dtype.h"
 #include "guard.h"
 #include "live.h"
@@ -92,6 +89,15 @@ infinicclComm_t hand_out(std::shared_ptr<Communicator> communicator) {
 }
 
 // ---- one call ----
+
+bool is_floating(infiniDtype_t dtype) {
+    return is_half(dtype) || dtype == INFINI_DTYPE_F32 || dtype == INFINI_DTYPE_F64;
+}
+
+// Real numbers, integers and bools, as wide as there is arithmetic for.
+bool can_reduce(infiniDtype_t dtype) {
+    return is_floating(dtype) || (dtype >= INFINI_DTYPE_BYTE && dtype <= INFINI_DTYPE_U64);
+}
 
 bool share_memory(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
     return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;

@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id
-from .work import DoneWork, InfiniWork, Worker
+from .work import DoneWork, InfiniWork, Worker, together
 
 _REDUCTIONS = {
     dist.ReduceOp.SUM: ReduceOp.SUM,
@@ -131,6 +131,14 @@ class InfiniProcessGroup(dist.ProcessGroup):
 
     # ---- how a call runs ----
 
+    def _delegate(self, tensor: Tensor) -> Any:
+        """Gloo's group or NCCL's.
+
+        Not super(): the trampoline of a virtual function holds the GIL when it goes on to torch's own, and Gloo's
+        threads, which take the GIL to let go of tensors, hold the lock that it waits for.
+        """
+        return self._get_backend(tensor.device)
+
     def _serves(self, tensors: Sequence[Tensor]) -> bool:
         return self._communicator is not None and all(map(_is_ours, tensors))
 
@@ -191,20 +199,20 @@ class InfiniProcessGroup(dist.ProcessGroup):
         tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
         op = self._reduction(tensors, opts)
         if op is None:
-            return super().allreduce(tensors, opts)
+            return self._delegate(tensors[0]).allreduce(tensors, opts)
         return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.AllreduceCoalescedOptions()
         op = self._reduction(tensors, opts)
         if op is None:
-            return super().allreduce_coalesced(tensors, opts)
+            return self._delegate(tensors[0]).allreduce_coalesced(tensors, opts)
         return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.BroadcastOptions)
         if not self._serves(tensors):
-            return super().broadcast(tensors, opts)
+            return self._delegate(tensors[0]).broadcast(tensors, opts)
         root = opts.rootRank
         return self._run(lambda: [self._broadcast(tensor, root) for tensor in tensors], tensors, opts)
 
@@ -214,7 +222,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         parts = outputs[0]
         even = len(parts) == self.size() and all(p.shape == x.shape and p.dtype == x.dtype for p in parts)
         if len(inputs) != 1 or not even or not self._serves([x, *parts]):
-            return super().allgather(outputs, inputs, opts)
+            return self._delegate(inputs[0]).allgather(outputs, inputs, opts)
 
         def run() -> None:
             together = x.new_empty((len(parts), *x.shape))
@@ -227,13 +235,15 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         if not self._serves((output, input)):
-            return getattr(super(), _ALL_GATHER_SINGLE)(output, input, opts)
+            return self._delegate(input)._allgather_base(output, input, opts)
         return self._run(lambda: self._all_gather(output, input), [output], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         if not self._serves([*outputs, *inputs]):
-            return getattr(super(), _ALL_GATHER_COALESCED)(outputs, inputs, opts)
+            return together(
+                self._delegate(x)._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
+            )
         return self._run(lambda: [*map(self._all_gather, outputs, inputs)], outputs, opts)
 
     def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
@@ -242,21 +252,23 @@ class InfiniProcessGroup(dist.ProcessGroup):
         even = len(parts) == self.size() and all(p.shape == out.shape and p.dtype == out.dtype for p in parts)
         op = self._reduction([out, *parts], opts)
         if len(outputs) != 1 or not even or op is None:
-            return super().reduce_scatter(outputs, inputs, opts)
+            return self._delegate(outputs[0]).reduce_scatter(outputs, inputs, opts)
         return self._run(lambda: self._reduce_scatter(out, torch.stack(parts), op), outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
         op = self._reduction((output, input), opts)
         if op is None:
-            return getattr(super(), _REDUCE_SCATTER_SINGLE)(output, input, opts)
+            return self._delegate(input)._reduce_scatter_base(output, input, opts)
         return self._run(lambda: self._reduce_scatter(output, input, op), [output], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
         op = self._reduction([*outputs, *inputs], opts)
         if op is None:
-            return getattr(super(), _REDUCE_SCATTER_COALESCED)(outputs, inputs, opts)
+            return together(
+                self._delegate(x)._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
+            )
         return self._run(
             lambda: [self._reduce_scatter(out, x, op) for out, x in zip(outputs, inputs, strict=True)], outputs, opts
         )
@@ -264,10 +276,26 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
         opts = opts if opts is not None else dist.BarrierOptions()
         if self._communicator is None or len(self._device_types) > 1:  # on GPUs a barrier waits for streams too
-            return super().barrier(opts)
+            gpu = torch.device("cuda")
+            return self._get_backend(gpu if gpu in self._device_types else torch.device("cpu")).barrier(opts)
         return self._run(lambda: self._communicator.all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
 
+    # ---- what libinfiniccl has no kernel for, or not all of: tags, any source ----
+
+    def send(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
+        return self._delegate(tensors[0]).send(tensors, peer, tag)
+
+    def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
+        return self._delegate(tensors[0]).recv(tensors, peer, tag)
+
+    def all_to_all_single(
+        self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
+    ) -> Any:
+        opts = opts if opts is not None else dist.AllToAllOptions()
+        return self._delegate(input).alltoall_base(output, input, output_sizes, input_sizes, opts)
+
     # The names that torch had for them before 2.13.
+    alltoall_base = all_to_all_single
     _allgather_base = all_gather_single
     allgather_into_tensor_coalesced = all_gather_single_coalesced
     _reduce_scatter_base = reduce_scatter_single
@@ -308,14 +336,3 @@ def _arguments(tensors: Any, opts: Any, options: Callable[[], Any]) -> tuple[lis
         elif given is not None:
             opts.reduceOp = given
     return tensors, opts
-
-
-# torch's own functions under the names that this torch has.
-def _name(new: str, old: str) -> str:
-    return new if hasattr(dist.ProcessGroup, new) else old
-
-
-_ALL_GATHER_SINGLE = _name("all_gather_single", "_allgather_base")
-_ALL_GATHER_COALESCED = _name("all_gather_single_coalesced", "allgather_into_tensor_coalesced")
-_REDUCE_SCATTER_SINGLE = _name("reduce_scatter_single", "_reduce_scatter_base")
-_REDUCE_SCATTER_COALESCED = _name("reduce_scatter_single_coalesced", "reduce_scatter_tensor_coalesced")

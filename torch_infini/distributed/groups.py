@@ -46,18 +46,14 @@ _INTERNAL_ERROR = 1  # infiniStatus_t
 _TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
-def _tensor(address: int | None, count: int, dtype: torch.dtype) -> Tensor:
-    """A view of memory that a kernel has."""
-    if not count:
-        return torch.empty(0, dtype=dtype)
-    memory = (ctypes.c_char * (count * dtype.itemsize)).from_address(address)
-    return torch.frombuffer(memory, dtype=dtype)
-
-
 def _by_torch(group: Any) -> Callable[..., int]:
-    """The collectives by the group's own functions, for ranks that share no memory: csrc/torch/groups.h."""
+    """The collectives by the group's own functions, for ranks that share no memory: csrc/torch/groups.h.
+
+    What is only moved goes as bytes: Gloo does not know all dtypes. It gets tensors of their own memory, since its
+    threads may hold them after the call.
+    """
     dist = torch.distributed
-    size = group.size()
+    size, me = group.size(), group.rank()
     reductions = {
         ReduceOp.SUM: dist.ReduceOp.SUM,
         ReduceOp.PROD: dist.ReduceOp.PRODUCT,
@@ -66,36 +62,39 @@ def _by_torch(group: Any) -> Callable[..., int]:
         ReduceOp.AVG: dist.ReduceOp.SUM,
     }
 
-    def all_reduce(x: Tensor, out: Tensor, op: int) -> None:
-        out.copy_(x)
-        dist.all_reduce(out, reductions[ReduceOp(op)], group)
-        if op == ReduceOp.AVG:
-            out.div_(size)
+    def read(address: int | None, nbytes: int) -> Tensor:
+        made = torch.empty(nbytes, dtype=torch.uint8)
+        if nbytes:
+            ctypes.memmove(made.data_ptr(), address, nbytes)
+        return made
 
-    def broadcast(x: Tensor, out: Tensor, root: int) -> None:
-        if group.rank() == root:
-            out.copy_(x)
-        dist.broadcast(out, group=group, group_src=root)
+    def all_reduce(send: int | None, nbytes: int, dtype: torch.dtype, op: int) -> Tensor:
+        x = read(send, nbytes).view(dtype)
+        dist.all_reduce(x, reductions[ReduceOp(op)], group)
+        return x.div_(size) if op == ReduceOp.AVG else x
 
-    def reduce_scatter(x: Tensor, out: Tensor, op: int) -> None:
-        dist.reduce_scatter_tensor(out, x.clone(), reductions[ReduceOp(op)], group)
-        if op == ReduceOp.AVG:
-            out.div_(size)
+    def broadcast(send: int | None, nbytes: int, dtype: torch.dtype, root: int) -> Tensor:
+        x = read(send, nbytes)
+        dist.broadcast(x, group=group, group_src=root)
+        return x
 
-    # Collective: the function, the shares of x and of out.
-    functions: tuple[tuple[Callable[[Tensor, Tensor, int], Any], int, int], ...] = (
-        (all_reduce, 1, 1),
-        (broadcast, 1, 1),
-        (lambda x, out, _: dist.all_gather_into_tensor(out, x, group), 1, size),
-        (reduce_scatter, size, 1),
-    )
+    def all_gather(send: int | None, nbytes: int, dtype: torch.dtype, _: int) -> Tensor:
+        parts = list(torch.empty(size, nbytes, dtype=torch.uint8))
+        dist.all_gather(parts, read(send, nbytes), group)
+        return torch.cat(parts)
+
+    def reduce_scatter(send: int | None, nbytes: int, dtype: torch.dtype, op: int) -> Tensor:
+        return all_reduce(send, size * nbytes, dtype, op).chunk(size)[me] if nbytes else torch.empty(0)
+
+    functions = (all_reduce, broadcast, all_gather, reduce_scatter)  # by Collective's numbers
 
     def function(kind: int, send: int | None, recv: int | None, count: int, number: int, parameter: int) -> int:
         try:
-            call, of_x, of_out = functions[kind]
             dtype = _TORCH_DTYPES[number]
             with torch.no_grad():
-                call(_tensor(send, of_x * count, dtype), _tensor(recv, of_out * count, dtype), parameter)
+                result = functions[kind](send, count * dtype.itemsize, dtype, parameter)
+            if result.nbytes:
+                ctypes.memmove(recv, result.data_ptr(), result.nbytes)
         except Exception as error:  # nothing may be thrown through C
             RUNTIME.infinirtSetLastErrorMessage(str(error).encode())
             return _INTERNAL_ERROR

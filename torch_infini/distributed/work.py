@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from datetime import timedelta
 from queue import SimpleQueue
 from typing import Any
@@ -72,6 +72,32 @@ class DoneWork(torch.distributed.Work):
 
     def is_success(self) -> bool:
         return True
+
+
+class Works(torch.distributed.Work):
+    """Several as one."""
+
+    def __init__(self, works: list[Any]) -> None:
+        super().__init__()
+        self._works = works
+
+    def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
+        return all(work.wait(timeout) for work in self._works)
+
+    def get_future(self) -> Any:
+        return torch.futures.collect_all([work.get_future() for work in self._works])
+
+    def is_completed(self) -> bool:
+        return all(work.is_completed() for work in self._works)
+
+    def is_success(self) -> bool:
+        return all(work.is_success() for work in self._works)
+
+
+def together(works: Iterable[Any]) -> Any:
+    """One work for all; the only one as it is."""
+    known = list(works)
+    return known[0] if len(known) == 1 else Works(known)
 
 
 class Worker:

@@ -1,5 +1,6 @@
 // The arithmetic of the reductions: out[i] = in[0][i] op in[1][i] op ..., from left to right, for dense arrays of any
-// alignment. Half types are computed in float and rounded once. infiniccl.h says what each op means.
+// alignment, of any dtype that infiniccl.cpp lets through. Half types are computed in float and rounded once. infiniccl.h
+// says what each op means.
 #pragma once
 
 #include "cpu_capability.h"
@@ -15,16 +16,6 @@ struct Reduction {
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;
     infinicclReduceOp_t op = INFINICCL_SUM;
 };
-
-// Whether there is arithmetic for the dtype; AVG has it for floating-point types only.
-constexpr bool can_reduce(infiniDtype_t dtype) {
-    return (dtype >= INFINI_DTYPE_BYTE && dtype <= INFINI_DTYPE_F64 && dtype != INFINI_DTYPE_F8) ||
-           dtype == INFINI_DTYPE_BF16;
-}
-constexpr bool is_floating(infiniDtype_t dtype) {
-    return dtype == INFINI_DTYPE_F16 || dtype == INFINI_DTYPE_BF16 || dtype == INFINI_DTYPE_F32 ||
-           dtype == INFINI_DTYPE_F64;
-}
 
 INFINI_CPU_KERNEL(reduce, Reduction)
 
