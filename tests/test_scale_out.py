@@ -75,7 +75,11 @@ def test_generate_on_two_hosts(hosts: list[str], tmp_path: Path) -> None:
                 text=True,
             )
         )
-    said = [rank.communicate(timeout=120) for rank in ranks]
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
     assert [rank.returncode for rank in ranks] == [0, 0], said
     assert said[0][0].splitlines()[:-1] == alone[:-1]
     assert said[1][0] == ""
