@@ -1,10 +1,12 @@
-"""All-reduce between processes of this machine: libinfiniccl beside torch.distributed's Gloo, by size; writes CSV.
+"""All-reduce between processes of this machine, by size: ours beside torch.distributed's Gloo; writes CSV and a plot.
 
     python benchmarks/collectives.py
 
-In every round each contestant takes its turn at every size, on all ranks at once, in place; rank 0's clock counts: the
-median over the rounds of the mean of some calls. `share_of_copy` is the time in which libc's memcpy copies as many
-bytes, on all ranks at once, over that of the all-reduce.
+Ours is dist.all_reduce in a group of backend infiniccl (`torch`), the same call asynchronously and waited for
+(`async`), torch.ops.infini.all_reduce_ (`op`), and libinfiniccl's C function through ctypes (`infini`). In every round
+each contestant takes its turn at every size, on all ranks at once, in place; rank 0's clock counts: the median over the
+rounds of the mean of some calls. `ratio_to_gloo` and `share_of_copy` are those of dist.all_reduce: Gloo's time, and the
+time in which libc's memcpy copies as many bytes, on all ranks at once, over its own.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from plot_collectives import write
 
+from torch_infini.distributed import communicator as number_of
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing.benchmark import count, counts, seconds, write_csv
 
@@ -38,6 +42,9 @@ class Row:
     bytes: int
     dtype: str
     ranks: int
+    torch_us: float
+    async_us: float
+    op_us: float
     infini_us: float
     gloo_us: float
     ratio_to_gloo: float
@@ -66,26 +73,32 @@ def repeats(size: int) -> int:
 def work(rank: int, plan: Plan, results: Any) -> None:
     torch.set_num_threads(plan.threads)
     communicator = Communicator(plan.ranks, plan.unique, rank)
-    dist.init_process_group("gloo", init_method=f"file://{plan.store}", rank=rank, world_size=plan.ranks)
+    dist.init_process_group("infiniccl", init_method=f"file://{plan.store}", rank=rank, world_size=plan.ranks)
+    gloo, number = dist.new_group(backend="gloo"), number_of()
+    op = torch.ops.infini.all_reduce_.default
     code, most = DTYPES[plan.dtype], max(plan.sizes) // plan.dtype.itemsize
     x, y = torch.ones(most, dtype=plan.dtype), torch.zeros(most, dtype=plan.dtype)
 
     def contestants(size: int) -> dict[str, Callable[[], Any]]:
         elements, part, at = size // plan.dtype.itemsize, x[: size // plan.dtype.itemsize], x.data_ptr()
         return {
+            "torch": lambda: dist.all_reduce(part, dist.ReduceOp.MAX),
+            "async": lambda: dist.all_reduce(part, dist.ReduceOp.MAX, async_op=True).wait(),
+            "op": lambda: op(part, number, ReduceOp.MAX),
             "infini": lambda: communicator.all_reduce(at, at, elements, code, ReduceOp.MAX),
-            "gloo": lambda: dist.all_reduce(part, dist.ReduceOp.MAX),
+            "gloo": lambda: dist.all_reduce(part, dist.ReduceOp.MAX, group=gloo),
             "copy": lambda: ctypes.memmove(y.data_ptr(), at, size),
         }
 
     times: dict[tuple[int, str], list[float]] = {}
-    for round_ in range(-1, plan.rounds):  # the first warms up
-        for size in plan.sizes:
-            for name, call in contestants(size).items():
-                communicator.all_reduce(0, 0, 0, code, ReduceOp.MAX)  # all begin at the same time
-                time = seconds(call, repeats(size))
-                if round_ >= 0:
-                    times.setdefault((size, name), []).append(time)
+    with torch.no_grad():  # or an op that writes looks at every call whether autograd follows
+        for round_ in range(-1, plan.rounds):  # the first warms up
+            for size in plan.sizes:
+                for name, call in contestants(size).items():
+                    communicator.all_reduce(0, 0, 0, code, ReduceOp.MAX)  # all begin at the same time
+                    time = seconds(call, repeats(size))
+                    if round_ >= 0:
+                        times.setdefault((size, name), []).append(time)
     if rank == 0:
         results.put({key: 1e6 * statistics.median(values) for key, values in times.items()})
     communicator.all_reduce(0, 0, 0, code, ReduceOp.MAX)
@@ -109,11 +122,14 @@ def measure(plan: Plan) -> list[Row]:
             size,
             dtype,
             plan.ranks,
+            us[size, "torch"],
+            us[size, "async"],
+            us[size, "op"],
             us[size, "infini"],
             us[size, "gloo"],
-            us[size, "gloo"] / us[size, "infini"],
+            us[size, "gloo"] / us[size, "torch"],
             us[size, "copy"],
-            us[size, "copy"] / us[size, "infini"],
+            us[size, "copy"] / us[size, "torch"],
         )
         for size in plan.sizes
     ]
@@ -144,10 +160,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     write_csv(options.out, rows, Row)
     for row in rows:
         print(
-            f"{row.ranks} ranks, {row.bytes:9} bytes: {row.infini_us:9.1f} us, Gloo {row.gloo_us:9.1f} us "
-            f"({row.ratio_to_gloo:.1f}x), {row.share_of_copy:.2f} of copying"
+            f"{row.ranks} ranks, {row.bytes:9} bytes: {row.torch_us:9.1f} us, Gloo {row.gloo_us:9.1f} us "
+            f"({row.ratio_to_gloo:.1f}x), {row.share_of_copy:.2f} of copying; op {row.op_us:.1f} us, C "
+            f"{row.infini_us:.1f} us"
         )
-    print(f"{len(rows)} rows in {options.out}")
+    print(f"{len(rows)} rows in {options.out}, drawn in {write(options.out)}")
 
 
 if __name__ == "__main__":

@@ -133,7 +133,9 @@ def test_collectives(tmp_path: Path) -> None:
         rows = list(csv.DictReader(file))
     assert [(row["bytes"], row["ranks"]) for row in rows] == [("8", "2"), ("8192", "2"), ("1048576", "2")]
     for row in rows:
-        assert all(float(row[name]) > 0 for name in ("infini_us", "gloo_us", "copy_us", "share_of_copy"))
+        times = ("torch_us", "async_us", "op_us", "infini_us", "gloo_us", "copy_us", "share_of_copy")
+        assert all(float(row[name]) > 0 for name in times)
+    assert out.with_suffix(".svg").read_text().count("<polyline") == 4
 
 
 def test_steps(tmp_path: Path) -> None:

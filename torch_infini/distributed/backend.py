@@ -24,19 +24,17 @@ from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id
 from .work import DoneWork, InfiniWork, Worker, together
 
+_REDUCIBLE = frozenset(dtype for dtype in DTYPES if not dtype.is_complex)
+_MEANS = frozenset(dtype for dtype in _REDUCIBLE if dtype.is_floating_point)
+# By torch's number of a reduction, its hash: as a key itself it costs microseconds. The reduction, and its dtypes.
 _REDUCTIONS = {
-    dist.ReduceOp.SUM: ReduceOp.SUM,
-    dist.ReduceOp.PRODUCT: ReduceOp.PROD,
-    dist.ReduceOp.MAX: ReduceOp.MAX,
-    dist.ReduceOp.MIN: ReduceOp.MIN,
-    dist.ReduceOp.AVG: ReduceOp.AVG,
+    hash(dist.ReduceOp.SUM): (ReduceOp.SUM, _REDUCIBLE),
+    hash(dist.ReduceOp.PRODUCT): (ReduceOp.PROD, _REDUCIBLE),
+    hash(dist.ReduceOp.MAX): (ReduceOp.MAX, _REDUCIBLE),
+    hash(dist.ReduceOp.MIN): (ReduceOp.MIN, _REDUCIBLE),
+    hash(dist.ReduceOp.AVG): (ReduceOp.AVG, _MEANS),
 }
-_REDUCIBLE = {d for d in DTYPES if not d.is_complex}
 _DONE = DoneWork()
-
-
-def _is_ours(tensor: Tensor) -> bool:
-    return tensor.is_cpu and tensor.layout is torch.strided
 
 
 def _element(tensor: Tensor) -> tuple[int, int]:
@@ -140,14 +138,18 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return self._get_backend(tensor.device)
 
     def _serves(self, tensors: Sequence[Tensor]) -> bool:
-        return self._communicator is not None and all(map(_is_ours, tensors))
+        strided = torch.strided
+        return self._communicator is not None and all(t.is_cpu and t.layout is strided for t in tensors)
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
         """The reduction, where libinfiniccl has it for these tensors."""
-        op = _REDUCTIONS.get(opts.reduceOp.op)
-        if op is None or not self._serves(tensors) or any(t.dtype not in _REDUCIBLE for t in tensors):
+        op, dtypes = _REDUCTIONS.get(hash(opts.reduceOp), (None, _REDUCIBLE))
+        if self._communicator is None:
             return None
-        return None if op is ReduceOp.AVG and not all(t.is_floating_point() for t in tensors) else op
+        for tensor in tensors:
+            if not (tensor.is_cpu and tensor.dtype in dtypes and tensor.layout is torch.strided):
+                return None
+        return op
 
     def _run(self, function: Callable[[], None], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
         if not opts.asyncOp and self._worker.idle():

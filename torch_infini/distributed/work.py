@@ -25,7 +25,7 @@ class InfiniWork(torch.distributed.Work):
         super().__init__()
         self._results = results
         self._error: BaseException | None = None
-        self._ended = threading.Event()
+        self.ended = threading.Event()
         self._trigger: Future[None] = Future()
         # An error set by Future.set_exception is one for Python alone; what a callback raises is one for C++ too.
         self._future = self._trigger.then(lambda _: self.result())
@@ -33,12 +33,12 @@ class InfiniWork(torch.distributed.Work):
     def finish(self, error: BaseException | None = None) -> None:
         """For the thread that ran the collective."""
         self._error = error
-        self._ended.set()
+        self.ended.set()
         self._trigger.set_result(None)
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         seconds = timeout.total_seconds()
-        if not self._ended.wait(seconds if seconds > 0 else None):
+        if not self.ended.wait(seconds if seconds > 0 else None):
             raise RuntimeError(f"infiniccl: a collective must end within the timeout of its wait, {seconds:g} s")
         if self._error is not None:
             raise self._error
@@ -52,10 +52,10 @@ class InfiniWork(torch.distributed.Work):
         return self._future
 
     def is_completed(self) -> bool:
-        return self._ended.is_set()
+        return self.ended.is_set()
 
     def is_success(self) -> bool:
-        return self._ended.is_set() and self._error is None
+        return self.ended.is_set() and self._error is None
 
     def exception(self) -> Any:
         return self._error
@@ -107,19 +107,22 @@ class Worker:
         self._name = name
         self._queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
-        self._last: InfiniWork | None = None
+        self._lock = threading.Lock()
+        self._last: threading.Event | None = None  # of the last work: that itself would keep its tensors
 
     def idle(self) -> bool:
         """Whether nothing waits or runs."""
-        return self._last is None or self._last.is_completed()
+        return self._last is None or self._last.is_set()
 
     def submit(self, function: Callable[[], None], results: list[Any]) -> InfiniWork:
-        if self._thread is None:
-            # A daemon: a program that ends without destroying its groups does not wait for ranks that never come.
-            self._thread = threading.Thread(target=_run, args=(self._queue,), name=self._name, daemon=True)
-            self._thread.start()
-        self._last = work = InfiniWork(results)
-        self._queue.put((function, work))
+        work = InfiniWork(results)
+        with self._lock:
+            if self._thread is None:
+                # A daemon: a program that ends without destroying its groups does not wait for ranks that never come.
+                self._thread = threading.Thread(target=_run, args=(self._queue,), name=self._name, daemon=True)
+                self._thread.start()
+            self._last = work.ended
+            self._queue.put((function, work))
         return work
 
     def stop(self) -> None:
@@ -131,7 +134,6 @@ class Worker:
 
 
 def _run(queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None]) -> None:
-    torch.set_num_threads(1)
     with torch.no_grad():
         while (item := queue.get()) is not None:
             function, work = item
