@@ -32,6 +32,15 @@ inline VecF load_packed(const Pair *, const bf16 *p, int64_t n) {
     return (VecF)_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, p);
 }
 
+// Integers of 8 bits are bf16 as they are.
+inline VecF load_packed(const Pair *, const int8_t *p, int64_t n) {
+    const __m256i bytes =
+        n >= 32 ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)) : _mm256_maskz_loadu_epi8((1u << n) - 1, p);
+    const __m512i first = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
+    const __m512i second = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
+    return (VecF)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(second), _mm512_cvtepi32_ps(first));
+}
+
 inline VecF multiply_add(VecF left, VecF right, VecF sum, const Pair *) {
     return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
 }

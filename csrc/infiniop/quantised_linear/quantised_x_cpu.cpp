@@ -3,6 +3,7 @@
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
 #include "int8_gemm/product.h"
 #include "parallel.h"
+#include "quantise.h"
 #include "quantised_linear.h"
 #include "rows.h"
 
@@ -12,41 +13,6 @@ namespace {
 using quantised_linear::Args;
 
 constexpr int64_t kMaxRows = 1024; // rows of x that are quantised at once; the weights are packed again for the next
-
-// x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127; zeros up to `padded`. A row with infinity or NaN
-// in it has the scale NaN, and with it all of its results are.
-template <typename T> float quantise_row(const T *x, int64_t k, int8_t *q, int64_t padded) {
-    VecI magnitudes{}; // as integers, NaN lies above infinity, and this above all finite values
-    for_each_vector(k, [&](int64_t i, auto lanes) {
-        const VecI bits = (VecI)load_at(x, i, lanes) & 0x7fffffff;
-        magnitudes = bits > magnitudes ? bits : magnitudes;
-    });
-    int32_t most = 0;
-    for (int i = 0; i < kLanes; ++i) {
-        most = magnitudes[i] > most ? magnitudes[i] : most;
-    }
-    if (most >= 0x7f800000) {
-        std::memset(q, 0, static_cast<size_t>(padded));
-        return float_of(0x7fc00000);
-    }
-    const float scale = float_of(static_cast<uint32_t>(most)) / 127;
-    const VecF divisor = splat(scale > 0 ? scale : 1);
-    constexpr float kRounds = 0x1.8p23f; // added to it, a value is rounded to an integer, to nearest even
-    for_each_vector(k, [&](int64_t i, auto lanes) {
-        const VecF value = min(splat(127), max(splat(-127), load_at(x, i, lanes) / divisor));
-        const VecI integer = (VecI)(value + splat(kRounds)) - static_cast<int32_t>(bits_of(kRounds));
-#if defined(__AVX512F__)
-        _mm_storeu_si128(reinterpret_cast<__m128i *>(q + i), _mm512_cvtepi32_epi8((__m512i)integer));
-#else
-        for (int lane = 0; lane < kLanes; ++lane) {
-            q[i + lane] = static_cast<int8_t>(integer[lane]);
-        }
-#endif
-    });
-    const int64_t written = (k + kLanes - 1) / kLanes * kLanes;
-    std::memset(q + written, 0, static_cast<size_t>(padded - written));
-    return scale;
-}
 
 // Of kLanes results at a time; rarely enough for a call and a choice of types each.
 template <typename F> struct Output {
@@ -120,8 +86,9 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
             rows.visit(begin + first, begin + last, [&](const int64_t *at) {
                 offsets[row] = at[1];
                 with_float_type(a.x.dtype, [&](auto type) {
-                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + at[0], k, q, product.padded());
+                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + at[0], k, q);
                 });
+                std::memset(q + k, 0, static_cast<size_t>(product.padded() - k));
                 product.set_row(row++, q);
             });
         });
