@@ -190,6 +190,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("int8, gpt-j, some columns pass", quantised(inputs(dtype, [7, 0, -1], 2, 1, 19, 4, 2, half=7), True))
     yield Sample("int8, 513 pairs", quantised(inputs(dtype, [7, 0, -1], 2, 1, 1026, 4, 2)))
     yield Sample("int8, one slot twice", quantised(inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5)))
+    yield Sample("int8, no heads of q", quantised(inputs(dtype, [7, 0, -1], 0, 1, 8)))
+    yield Sample("int8, no heads of k", quantised(inputs(dtype, [7, 0, -1], 2, 0, 8)))
     yield Sample("int8, no tokens", quantised(inputs(dtype, [], 2, 1, 8)))
     yield Sample("no pairs", inputs(dtype, [7, 0, -1], 2, 1, 8, 4, 2, half=0))
     yield Sample("no heads of q", inputs(dtype, [7, 0, -1], 0, 1, 8))

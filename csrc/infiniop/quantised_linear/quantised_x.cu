@@ -1,6 +1,7 @@
 // The CUDA kernels of linear_int8 and linear_int4 where x is quantised too: a kernel that writes x as int8 with a scale
 // for each row to the workspace, then weight_stream.cuh on the tensor cores' exact products of integers.
 // Limit: memory bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32.
+#include "cuda/quantise.h"
 #include "problem.cuh"
 
 namespace infini::quantised_linear {
@@ -17,8 +18,8 @@ template <typename T> struct Quantise {
 
 constexpr int kVector = 8; // elements that a thread has at once
 
-// The largest magnitude of a row, then integers to nearest even. A row with infinity or NaN in it gets the scale NaN,
-// and with it all of its results.
+// The largest magnitude of a row, then integers. A row with infinity or NaN in it gets the scale NaN, and with it all of
+// its results.
 template <typename T> __global__ void __launch_bounds__(1024) quantise_rows(const __grid_constant__ Quantise<T> a) {
     __shared__ float shared[32];
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
@@ -40,8 +41,7 @@ template <typename T> __global__ void __launch_bounds__(1024) quantise_rows(cons
         }
     }
     most = cuda::row_reduce<cuda::Max>(most, shared);
-    const bool finite = most <= 3.402823466e38f; // not infinity, not NaN
-    const float scale = most / 127, divisor = scale > 0 ? scale : 1;
+    const cuda::RowScale scale(most);
     if (!mine) {
         return;
     }
@@ -50,13 +50,12 @@ template <typename T> __global__ void __launch_bounds__(1024) quantise_rows(cons
         cuda::Vector<int8_t, kVector> q;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-            const float value = min(127.0f, max(-127.0f, values[e] / divisor));
-            q.values[e] = static_cast<int8_t>(finite && i + e < a.k ? __float2int_rn(value) : 0);
+            q.values[e] = i + e < a.k ? scale.quantise(values[e]) : int8_t{0};
         }
         *reinterpret_cast<cuda::Vector<int8_t, kVector> *>(a.q + row * a.pitch + i) = q;
     }
     if (threadIdx.x == 0) {
-        a.scales[row] = finite ? scale : __uint_as_float(0x7fc00000u);
+        a.scales[row] = scale.scale();
     }
 }
 
