@@ -316,14 +316,14 @@ inline float sum(VecF v) {
     return lanes[0];
 }
 
-template <int kHalf, int... kLane> inline VecF add_halves(VecF a, VecF b, std::integer_sequence<int, kLane...>) {
+template <int kHalf, typename V, int... kLane> inline V add_halves(V a, V b, std::integer_sequence<int, kLane...>) {
     // Blocks of 2 * kHalf lanes: a's lower half and b's upper half stay where they are, the other two change places.
     return __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane)...) +
            __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane + kHalf)...);
 }
 
-// Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few.
-template <int kHalf = 1, typename Vectors> inline VecF sums(const Vectors &v, int first = 0) {
+// Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few. Of floats or integers.
+template <int kHalf = 1, typename Vectors> inline auto sums(const Vectors &v, int first = 0) {
     constexpr std::make_integer_sequence<int, kLanes> all{};
     if constexpr (kHalf == kLanes / 2) {
         return add_halves<kHalf>(v(first), v(first + kHalf), all);

@@ -46,6 +46,25 @@ def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sampl
     return compare
 
 
+def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample], None]:
+    """For OpSpec.compare: as exact over caches of int8 as over others, but for bfloat16.
+
+    There, where the machine has VNNI, q and probabilities are rounded to 16 bits, for products of integers: an error of
+    at most 2^-15 of the largest value, a 128th of what a value of int8 is off.
+    """
+
+    def compare(actual: Any, sample: Sample) -> None:
+        q, _, v_cache, *_ = sample.args
+        scales = sample.kwargs.get("v_scales")
+        relative, absolute = TOLERANCES[q.dtype]
+        if scales is not None and q.dtype == torch.bfloat16 and v_cache.numel():
+            absolute += 2**-15 * float(dequantised(v_cache, scales).abs().max())
+        want = reference(*sample.args, **sample.kwargs)
+        torch.testing.assert_close(actual.double(), want, rtol=relative, atol=absolute, equal_nan=True)
+
+    return compare
+
+
 def scale_errors(name: str, args: Sequence[Any], floats: tuple[Tensor, Tensor]) -> Iterator[ErrorCase]:
     """What every op refuses that takes scales, in the last two of `args`.
 

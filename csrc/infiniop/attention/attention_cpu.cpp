@@ -11,6 +11,7 @@
 #include "scratch.h"
 #include "sizes.h"
 #include "tiles.h"
+#include "words.h"
 
 #include <cmath>
 #include <limits>
@@ -24,6 +25,7 @@ using attention::Args;
 // T: of q and out. E: of the elements of K and V.
 template <typename T, typename E> class Attention {
     using P = typename Packed<T>::Type;
+    using D = typename PackedForDots<T, E>::Type; // of the size of P
     static constexpr bool kScaled = std::is_same_v<E, int8_t>;
 
 public:
@@ -195,7 +197,8 @@ private:
         RowState *state;  // [heads, rows]
         const E **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
         const E **v_rows;
-        float *k_scales; // [kKeyBlock], where the elements have any
+        float *q_scales; // [heads, rows]: of packed rows, where the elements have scales
+        float *k_scales; // [kKeyBlock], likewise
         float *v_scales;
 
         static int64_t q_bytes(const Attention &a) {
@@ -210,11 +213,14 @@ private:
         static int64_t state_bytes(const Attention &a) {
             return round_up(a.heads_together_ * a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
         }
+        static int64_t q_scales_bytes(const Attention &a) {
+            return kScaled ? round_up(a.heads_together_ * a.row_limit_ * 4, 64) : 0;
+        }
         static constexpr int64_t kRowsBytes = 2 * kKeyBlock * static_cast<int64_t>(sizeof(const E *));
         static constexpr int64_t kScalesBytes = kScaled ? kKeyBlock * 4 : 0;
         static int64_t bytes(const Attention &a) {
             return q_bytes(a) + k_bytes(a) + v_bytes(a) + scores_bytes(a) + out_bytes(a) + state_bytes(a) +
-                   2 * (kRowsBytes + kScalesBytes);
+                   2 * (kRowsBytes + kScalesBytes) + q_scales_bytes(a);
         }
 
         Workspace() = default;
@@ -227,7 +233,8 @@ private:
             state = reinterpret_cast<RowState *>(memory += out_bytes(a));
             k_rows = reinterpret_cast<const E **>(memory += state_bytes(a));
             v_rows = reinterpret_cast<const E **>(memory += kRowsBytes);
-            k_scales = reinterpret_cast<float *>(memory += kRowsBytes);
+            q_scales = reinterpret_cast<float *>(memory += kRowsBytes);
+            k_scales = reinterpret_cast<float *>(memory += q_scales_bytes(a));
             v_scales = reinterpret_cast<float *>(memory += kScalesBytes);
         }
     };
@@ -284,7 +291,7 @@ private:
     void read_scales(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys, float *to) const {
         each_scale_block(scales, b, kv_head, key, keys, [&](const float *from, int64_t stride, int64_t n) {
             if (stride == 1) {
-                std::memcpy(to, from, static_cast<size_t>(n) * sizeof *to);
+                for_each_vector(n, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
             } else {
                 for (int64_t i = 0; i < n; ++i) {
                     to[i] = from[i * stride];
@@ -330,8 +337,15 @@ private:
         for (int64_t h = 0; h < heads_together_; ++h) {
             Workspace &head = of_head[h] = space;
             head.q += h * u.rows * columns_, head.out += h * u.rows * width_, head.state += h * u.rows;
+            head.q_scales += h * u.rows;
             for (int64_t r = 0; r < u.rows; ++r) {
-                pack_row(head.q + r * columns_, q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r), size_);
+                const T *const row = q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r);
+                P *const packed = head.q + r * columns_;
+                const float scale =
+                    s.dots ? pack_row(reinterpret_cast<D *>(packed), row, size_) : pack_row(packed, row, size_);
+                if constexpr (kScaled) {
+                    head.q_scales[r] = scale;
+                }
                 head.state[r] = {VecF{}, -INFINITY};
             }
         }
@@ -407,7 +421,7 @@ private:
             return n < 0 ? 0 : n < keys ? n : keys;
         };
         if (s.dots) {
-            dot_all(space.q, rows, space.k_rows, keys, space.scores, ahead);
+            dot_all(reinterpret_cast<const D *>(space.q), rows, space.k_rows, keys, space.scores, ahead);
         } else {
             pack_keys(space.k, space.k_rows, keys, size_, ahead);
             for (int64_t at = 0; at < keys; at += kTileColumns) {
@@ -421,6 +435,7 @@ private:
                 });
             }
         }
+        const bool in_words = kInWords<T, E> && s.dots && size_ % kTileColumns == 0;
         for_each_tile(rows, [&](int64_t row, int64_t count) {
             const int64_t width = seen(row + count - 1);
             for (int64_t r = row; r < row + count; ++r) {
@@ -429,7 +444,7 @@ private:
                               head = kv_head * group_ + (first_row + r) % group_;
                 float scale = scale_;
                 if constexpr (kScaled) {
-                    multiply_keys(scores, space.k_scales, n);
+                    multiply_keys(scores, space.q_scales[r], space.k_scales, n);
                 }
                 if (a_.softcap > 0) {
                     cap_scores<T>(scores, n, cap_factor_, softcap_);
@@ -452,7 +467,10 @@ private:
                 }
                 const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if constexpr (kScaled) {
-                    multiply_keys(scores, space.v_scales, n);
+                    if (!in_words) {
+                        const int64_t first = unseen(r);
+                        multiply_keys(scores + first, 1.0f, space.v_scales + first, n - first);
+                    }
                 }
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
@@ -462,6 +480,12 @@ private:
                 }
             }
         });
+        if constexpr (kInWords<T, E>) {
+            if (in_words) {
+                add_words(rows, seen, unseen, space, keys, ahead);
+                return;
+            }
+        }
         if (s.packs_values) {
             pack_values(space.v, space.v_rows, keys, size_);
             for (int64_t column = 0; column < size_; column += kTileColumns) {
@@ -474,14 +498,33 @@ private:
         }
     }
 
-    void dot_all(const P *q, int64_t rows, const E *const *k, int64_t keys, float *scores, Ahead<E> &ahead) const {
+    void dot_all(const D *q, int64_t rows, const E *const *k, int64_t keys, float *scores, Ahead<E> &ahead) const {
         for (int64_t row = 0; row < rows;) {
             const int64_t count = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
-            (count == 4 ? dot_rows<4, P, E>
+            (count == 4 ? dot_rows<4, D, E>
              : count == 2
-                 ? dot_rows<2, P, E>
-                 : dot_rows<1, P, E>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock, ahead);
+                 ? dot_rows<2, D, E>
+                 : dot_rows<1, D, E>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock, ahead);
             row += count;
+        }
+    }
+
+    // out += probabilities V, both as integers.
+    template <typename Seen, typename Unseen>
+    void add_words(int64_t rows, const Seen &seen, const Unseen &unseen, const Workspace &space, int64_t keys,
+                   Ahead<E> &ahead) const {
+        const ProbabilityWords<D> words(space.v_scales, keys);
+        float units[kMostDotRows];
+        for_each_tile(rows, [&](int64_t row, int64_t count) {
+            for (int64_t r = row; r < row + count; ++r) {
+                units[r] = words.pack(space.scores + r * kKeyBlock, seen(row + count - 1));
+            }
+        });
+        for (int64_t column = 0; column < size_; column += kTileColumns) {
+            for_each_tile(rows, [&](int64_t row, int64_t count) {
+                multiply_words(count, space.scores + row * kKeyBlock, kKeyBlock, units + row, space.v_rows, column,
+                               unseen(row), seen(row + count - 1), space.out + row * width_ + column, width_, ahead);
+            });
         }
     }
 

@@ -66,10 +66,10 @@ template <typename T> float softmax(float *scores, int64_t n, int64_t width, flo
     return factor;
 }
 
-// scores *= factors, one for each of n keys.
-inline void multiply_keys(float *scores, const float *factors, int64_t n) {
+// scores *= factor * factors, one for each of n keys.
+inline void multiply_keys(float *scores, float factor, const float *factors, int64_t n) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
-        store_at(scores, i, load_at(scores, i, lanes) * load_at(factors, i, lanes), lanes);
+        store_at(scores, i, load_at(scores, i, lanes) * (splat(factor) * load_at(factors, i, lanes)), lanes);
     });
 }
 
