@@ -3,10 +3,10 @@
     python benchmarks/kv_cache.py --error MODEL [--error MODEL ...]
     python benchmarks/kv_cache.py --speed [--threads 1,2]
 
-MODEL is a folder, "demo" for the demo's trained model, or a shape of random weights ("160M", "1.1B"). Each model runs in
-its checkpoint's dtype with caches of that dtype and of int8, token windows prefilled and then decoded one by one, and
-is held against itself in float32 with a cache of float32. The demo reads text that it was trained on, others random
-tokens, over which a perplexity says nothing.
+MODEL is a folder, "demo" for the demo's trained model, or a shape of random weights ("160M", "1.1B"). Each runs in
+float32 and in bfloat16, with caches of that dtype and of int8: of windows of tokens three quarters are a prompt, the
+rest is decoded one by one. All are held against the model in float32 with a cache of float32. The demo reads text that
+it was trained on, others random tokens, over which a perplexity says nothing.
 """
 
 from __future__ import annotations
