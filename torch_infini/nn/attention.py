@@ -75,7 +75,7 @@ class Attention(nn.Module):
             x: [tokens, size].
             batch: Where the tokens are.
             cache: Keys and values of this layer. Those of the new tokens are written, and attended to as they are then:
-                rounded, if of int8, so that results do not depend on where a prompt is cut.
+                rounded, if of int8, so that tokens see the same keys wherever a prompt is cut.
 
         Returns:
             [tokens, size].
