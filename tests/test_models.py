@@ -149,8 +149,8 @@ def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize("name", ["llama", "llama-biases-tied", "mistral", "qwen2-windows", "qwen3"])
 def test_int8_cache(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     """Beside a cache of floats the logits are off by less than 3 %, in prompts and token by token. In float32 where a
-    prompt is cut changes less than a tenth of that: its tokens are attended to as they are in the cache, and only last bits
-    that make a step of int8 show."""
+    prompt is cut changes less than a tenth of that: its tokens are attended to as they are in the cache, and only last
+    bits that make a step of int8 show."""
     folder, _ = saved(tmp_path, name, dtype)
     model = Llama.from_pretrained(folder)
     rows = prompts(LENGTH, 40)
