@@ -134,7 +134,7 @@ private:
         const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length - s.first_key, kSplitKeys) : 1;
         s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
         s.dots = scores_by_dots<T>(s.row_limit);
-        s.key_block = s.dots ? kDotKeys : kKeyBlock;
+        s.key_block = s.dots ? kDotKeys<E> : kKeyBlock;
         s.packs_values = s.row_limit > kDirectRows || size_ % kLanes != 0;
         return s;
     }
@@ -175,7 +175,7 @@ private:
         if (row_blocks_ > 1 || packs_values_) {
             return 1;
         }
-        const int64_t head_bytes = 2 * kDotKeys * size_ * static_cast<int64_t>(sizeof(E));
+        const int64_t head_bytes = 2 * kDotKeys<E> * size_ * static_cast<int64_t>(sizeof(E));
         int64_t heads = kv_heads_ < kMostTogether ? kv_heads_ : kMostTogether;
         for (; heads > 1; --heads) {
             const int64_t units = pieces / heads;
