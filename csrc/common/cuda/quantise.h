@@ -5,8 +5,8 @@
 
 namespace infini::cuda {
 
-// x = q * scale nearly, with scale = max |x| / 127; q is x / scale rounded to nearest even. A row with infinity or NaN in
-// it has the scale NaN and q of zeros, a row of zeros the scale 0.
+// x = q * scale nearly, with scale = max |x| / 127; q is x / scale rounded to nearest even. A row with infinity or NaN
+// in it has the scale NaN and q of zeros, a row of zeros the scale 0.
 class RowScale {
 public:
     // largest: the row's largest magnitude, NaN if there is one in it.

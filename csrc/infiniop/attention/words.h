@@ -78,8 +78,9 @@ inline void store_words(void *to, __m512i low, __m512i high) {
     std::memcpy(to, halves, sizeof halves);
 }
 
-// A row of q, of at most 1024 elements. Those of at least 1/64 of the largest keep all of their 8 bits; the others are rounded to a unit, 2^-6
-// of the rounding that the largest has seen as bfloat16. Returns the unit, NaN if there is infinity or NaN in the row.
+// A row of q, of at most 1024 elements. Those of at least 1/64 of the largest keep all of their 8 bits; the others are
+// rounded to a unit, 2^-6 of the rounding that the largest has seen as bfloat16. Returns the unit, NaN if there is
+// infinity or NaN in the row.
 inline float pack_row(Words *packed, const bf16 *row, int64_t n) {
     const int32_t exponent = largest_exponent(row, n);
     const Unit unit(exponent, n);

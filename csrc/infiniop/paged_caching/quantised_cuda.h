@@ -1,6 +1,6 @@
-// How rows of k and v go into caches of int8 on CUDA: a warp has a head of a token, looks for its largest magnitude, then
-// reads it again (from the L1 cache) and writes integers and scale. For the .cu files of paged_caching and of the ops
-// that fuse it.
+// How rows of k and v go into caches of int8 on CUDA: a warp has a head of a token, looks for its largest magnitude,
+// then reads it again (from the L1 cache) and writes integers and scale. For the .cu files of paged_caching and of the
+// ops that fuse it.
 #pragma once
 
 #include "cuda/launch.h"
@@ -18,8 +18,8 @@ struct QuantisedCaches {
     int tile; // tokens of a block
 };
 
-// Source: columns(); slices(is_k), how many slices a row has; and read(is_k, head, token, i, vectors), which reads number
-// i of them and returns the Slice.
+// Source: slices(is_k), how many slices a row has; and read(is_k, head, token, i, vectors), which reads number i of them
+// and returns the Slice.
 template <typename T, typename Source>
 __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
     quantise_heads(const __grid_constant__ QuantisedCaches a, const __grid_constant__ Source source) {

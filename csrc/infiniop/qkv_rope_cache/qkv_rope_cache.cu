@@ -1,6 +1,7 @@
-// The CUDA kernel of qkv_rope_cache, one launch (two for caches of int8): each thread has one slice of one or two of a row's heads, turns it if
-// it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element read and written once (8192
-// tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of position, angles, result.
+// The CUDA kernel of qkv_rope_cache, one launch (two for caches of int8): each thread has one slice of one or two of a
+// row's heads, turns it if it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element
+// read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of
+// position, angles, result.
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.h"
 #include "paged_caching/quantised_cuda.h"
