@@ -118,11 +118,11 @@ class Llama(nn.Module):
             x = torch.ops.infini.embedding.default(rows, x)  # x[rows]
         return self.head(x, out)
 
-    def new_cache(self, blocks: int, block_size: int) -> KVCache:
-        """A cache for this model, in its dtype and on its device."""
+    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
+        """A cache for this model, on its device; in its dtype, or in int8."""
         c = self.config
-        device = self.embed.weight.device
-        return KVCache(c.num_hidden_layers, blocks, c.num_key_value_heads, block_size, c.head_dim, self.dtype, device)
+        sizes = c.num_hidden_layers, blocks, c.num_key_value_heads, block_size, c.head_dim
+        return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
 
     @property
     def bytes_per_step(self) -> int:
