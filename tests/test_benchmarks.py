@@ -170,6 +170,26 @@ def test_step_profile(tmp_path: Path) -> None:
     assert result.stdout.count("\n") == 1 + len(rows)
 
 
+def test_kv_cache(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    short = ["--windows", "2", "--tokens", "24", "--rounds", "2", "--quick", "--out", str(tmp_path)]
+    result = start("kv_cache.py", "--error", "demo", "--speed", *short)
+    assert result.returncode == 0, result.stderr
+    with (tmp_path / "kv-cache-error.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["dtype"], row["cache"]) for row in rows] == [
+        ("float32", "float32"),
+        ("float32", "int8"),
+        ("bfloat16", "bfloat16"),
+        ("bfloat16", "int8"),
+    ]
+    assert float(rows[0]["logits_rms"]) == 0
+    assert all(0 < float(row["logits_rms"]) < 0.02 for row in rows[1:])
+    with (tmp_path / "kv-cache-speed.csv").open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert float(row["speedup"]) > 0
+
+
 def test_generate(tmp_path: Path) -> None:
     """The harness, with the two engines that need no environment of their own."""
     pytest.importorskip("transformers")

@@ -76,8 +76,12 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", ["dense", "int8", "int4"])
-def test_sampled_tokens_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "weights, kv_cache_dtype", [("dense", None), ("int8", None), ("int4", None), ("dense", "int8")], ids=str
+)
+def test_sampled_tokens_do_not_depend_on_neighbours(
+    weights: Any, kv_cache_dtype: Any, dtype: torch.dtype, tmp_path: Path
+) -> None:
     random_model("llama").save_pretrained(tmp_path)
     model = Llama.from_pretrained(tmp_path, weights, dtype)
     rows = prompts(20, 7, 61, 35, 1, 100)
@@ -85,7 +89,7 @@ def test_sampled_tokens_do_not_depend_on_neighbours(weights: Any, dtype: torch.d
         SamplingParams(temperature=1.0 + i / 4, top_p=(1.0, 0.9)[i % 2], top_k=(0, 50)[i % 2], seed=i, max_tokens=60)
         for i in range(len(rows))
     ]
-    config = EngineConfig(block_size=16, piece=32, reuse_prefixes=False)
+    config = EngineConfig(block_size=16, piece=32, reuse_prefixes=False, kv_cache_dtype=kv_cache_dtype)
     alone = []
     for row, params in zip(rows, settings, strict=True):
         engine = Engine(model, config=config)
@@ -101,6 +105,35 @@ def test_sampled_tokens_do_not_depend_on_neighbours(weights: Any, dtype: torch.d
                 outputs |= {output.id: output for output in engine.step()}
         outputs |= finish(engine)
         assert [outputs[ids[i]].tokens for i in range(len(rows))] == alone
+
+
+def test_int8_keys_and_values(tmp_path: Path) -> None:
+    """Greedy tokens are the same batched, recorded and in blocks of any size. Cut elsewhere, preempted or begun from
+    others' blocks, last bits may make a step of int8: then most are, as most are those of a cache of floats."""
+    random_model("llama").save_pretrained(tmp_path)
+    model = Llama.from_pretrained(tmp_path)
+    rows = prompts(3, 40, 1, 90)
+    rows.append(rows[3][:64] + rows[1])
+    params = SamplingParams.greedy(max_tokens=60)
+
+    def serve(seed: int, **settings: Any) -> tuple[list[list[int]], Any]:
+        engine = Engine(model, config=EngineConfig(max_length=200, **settings))
+        tokens, metrics = with_arrivals(engine, rows, params, seed), engine.metrics()
+        assert metrics.free_blocks == metrics.blocks
+        return tokens, metrics
+
+    alone, _ = serve(0, kv_cache_dtype="int8", max_sequences=1, reuse_prefixes=False)
+    for i, settings in enumerate(({"record": False}, {"block_size": 16}, {"block_size": 200, "max_sequences": 5})):
+        together, _ = serve(i, kv_cache_dtype="int8", reuse_prefixes=False, **settings)
+        assert together == alone, settings
+    cut, metrics = serve(3, kv_cache_dtype="int8", block_size=16, piece=16, prompt_tokens=16)
+    assert metrics.reused_tokens >= 64
+    preempted, metrics = serve(4, kv_cache_dtype="int8", block_size=8, cache_blocks=25)
+    assert metrics.preemptions > 0
+    floats, _ = serve(5)
+    for other in (cut, preempted, floats):
+        same = [a == b for mine, theirs in zip(alone, other, strict=True) for a, b in zip(mine, theirs, strict=True)]
+        assert sum(same) > len(same) // 2
 
 
 def test_samples_of_a_prompt(tmp_path: Path) -> None:
@@ -261,6 +294,8 @@ def test_requests_that_are_refused(prompt: Any, params: dict[str, Any], rule: st
     [
         ({"max_sequences": 0}, "torch_infini.EngineConfig: max_sequences must be an integer of at least 1, got 0"),
         ({"block_size": 1.5}, "torch_infini.EngineConfig: block_size must be an integer of at least 1, got 1.5"),
+        ({"kv_cache_dtype": "fp8"}, "EngineConfig: kv_cache_dtype must be \"int8\" or None (the model's), got 'fp8'"),
+        ({"kv_cache_dtype": torch.int8}, 'kv_cache_dtype must be "int8" or None (the model\'s), got torch.int8'),
         ({"cache_bytes": 1}, "torch_infini.Engine: cache_bytes must be at least a block's, "),
         ({"cache_bytes": 1 << 20, "cache_blocks": 3}, "cache_blocks must be None where cache_bytes is given, got both"),
         ({"max_length": 513}, "torch_infini.Engine: max_length must be at most the model's positions, 512, got 513"),
@@ -277,6 +312,9 @@ def test_cache_bytes(tmp_path: Path) -> None:
     assert engine.bytes_per_token == token
     assert engine.metrics().blocks == 6
     assert engine.max_length == 96
+    int8 = small_engine(tmp_path, cache_bytes=100 * token, block_size=16, kv_cache_dtype="int8")
+    assert int8.bytes_per_token == 2 * 3 * 2 * (16 + 4)  # a scale of 4 bytes for each row of 16
+    assert int8.metrics().blocks == 20
 
 
 def test_first_come_first_served(tmp_path: Path) -> None:

@@ -286,6 +286,11 @@ def test_generate_command(folder: Path, alone: list[str], capsys: pytest.Capture
     assert status == 0
     assert not out.startswith("hi")
     assert "24 tokens, " in out
+    status, out, _ = run_command(capsys, *common, "--prompt", PROMPTS[1], "--kv-cache-dtype", "int8")
+    assert status == 0
+    assert out.startswith(PROMPTS[1])
+    with pytest.raises(SystemExit):
+        run_command(capsys, *common, "--kv-cache-dtype", "fp8")
 
 
 @pytest.mark.parametrize(

@@ -13,11 +13,11 @@ SPEC = REGISTRY["qkv_rope_cache"]
 infini = torch.ops.infini
 
 
-def separately(q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping, interleaved=False) -> None:
+def separately(q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping, interleaved=False, *scales) -> None:
     heads, kv_heads = q.shape[1], k_cache.shape[1]
     new_q, k, v = qkv.unflatten(1, (heads + 2 * kv_heads, q.shape[2])).split([heads, kv_heads, kv_heads], 1)
     infini.rope.out(new_q, cos, sin, positions, interleaved, out=q)
-    infini.paged_caching(k_cache, v_cache, infini.rope(k, cos, sin, positions, interleaved), v, slot_mapping)
+    infini.paged_caching(k_cache, v_cache, infini.rope(k, cos, sin, positions, interleaved), v, slot_mapping, *scales)
 
 
 @pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())

@@ -1,4 +1,5 @@
-// SIMD for the CPU kernels: VecF holds kLanes floats; load and store convert from and to float, bf16 and f16.
+// SIMD for the CPU kernels: VecF holds kLanes floats; load and store convert from and to float, bf16 and f16, load also
+// from int8.
 // Included only by *_cpu.cpp files, which are compiled once for every instruction set: all of it lives in an anonymous
 // namespace inside the level's own, so that the linker can never pick one level's copy of a function for another.
 #pragma once
@@ -183,6 +184,18 @@ inline VecF load(const f16 *p) {
     return widen_f16(h);
 }
 
+inline VecF load(const int8_t *p) {
+#if defined(__AVX512F__)
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
+#elif defined(__AVX2__)
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+#else
+    int8_t bytes __attribute__((vector_size(kLanes)));
+    std::memcpy(&bytes, p, sizeof bytes);
+    return __builtin_convertvector(__builtin_convertvector(bytes, VecI), VecF);
+#endif
+}
+
 inline void store(float *p, VecF v) {
     std::memcpy(p, &v, sizeof v);
 }
@@ -247,6 +260,12 @@ inline VecF load(const f16 *p, int n) {
     return widen_f16(load_halves(p, n));
 }
 
+inline VecF load(const int8_t *p, int n) {
+    int8_t bytes[kLanes] = {};
+    std::memcpy(bytes, p, static_cast<size_t>(n));
+    return load(bytes);
+}
+
 inline void store(bf16 *p, VecF v, int n) {
     store_halves(p, narrow_bf16(v), n);
 }
@@ -297,14 +316,14 @@ inline float sum(VecF v) {
     return lanes[0];
 }
 
-template <int kHalf, int... kLane> inline VecF add_halves(VecF a, VecF b, std::integer_sequence<int, kLane...>) {
+template <int kHalf, typename V, int... kLane> inline V add_halves(V a, V b, std::integer_sequence<int, kLane...>) {
     // Blocks of 2 * kHalf lanes: a's lower half and b's upper half stay where they are, the other two change places.
     return __builtin_shufflevector(a, b, (kLane & kHalf ? kLane + kLanes : kLane)...) +
            __builtin_shufflevector(a, b, (kLane & kHalf ? kLane - kHalf + kLanes : kLane + kHalf)...);
 }
 
-// Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few.
-template <int kHalf = 1, typename Vectors> inline VecF sums(const Vectors &v, int first = 0) {
+// Lane i is sum(v(i)), to the bit: kLanes sums for the price of a few. Of floats or integers.
+template <int kHalf = 1, typename Vectors> inline auto sums(const Vectors &v, int first = 0) {
     constexpr std::make_integer_sequence<int, kLanes> all{};
     if constexpr (kHalf == kLanes / 2) {
         return add_halves<kHalf>(v(first), v(first + kHalf), all);

@@ -22,6 +22,11 @@ using torch::stable::Tensor;
 // The view of a tensor on current_place's device. Throws where the device, the layout or the number of dimensions cannot be served.
 TensorView view(const Checker &rule, const char *argument, const Tensor &tensor);
 
+// The same, or no view (dtype 0) of a tensor that is not given.
+inline TensorView optional_view(const Checker &rule, const char *argument, const std::optional<Tensor> &tensor) {
+    return tensor ? view(rule, argument, *tensor) : TensorView{};
+}
+
 // A new contiguous tensor on current_place's device, uninitialised: of a given shape, or of the shape and dtype of `like`.
 Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype);
 Tensor empty_like(const TensorView &like);

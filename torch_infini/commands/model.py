@@ -21,6 +21,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Hugging Face folder: llama, mistral, qwen2, qwen3 (default: the small one here)",
     )
     parser.add_argument("--weights", choices=("int8", "int4"), help="quantise the linear layers while reading")
+    parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")
     parser.add_argument("--tp", type=int, default=1, metavar="N", help="ranks that share the model (default: 1)")
@@ -43,6 +44,7 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
             weights=arguments.weights or "dense",
             dtype=arguments.dtype,
             device=arguments.device,
+            kv_cache_dtype=arguments.kv_cache_dtype,
             tensor_parallel=arguments.tp,
             **settings,
         )

@@ -156,10 +156,12 @@ class Follower:
         self._model = model
         self._runner: Runner | None = None
 
-    def start(self, blocks: int, block_size: int, max_sequences: int, max_tokens: int, record: bool) -> None:
-        """Make a Runner, as the engine made its own."""
+    def start(
+        self, blocks: int, block_size: int, dtype: torch.dtype, max_sequences: int, max_tokens: int, record: bool
+    ) -> None:
+        """Make a cache and a Runner, as the engine made its own."""
         self._runner = None  # its memory is free before the new one's is taken
-        cache = self._model.new_cache(blocks, block_size)
+        cache = self._model.new_cache(blocks, block_size, dtype)
         self._runner = Runner(self._model, cache, max_sequences, max_tokens, record)
 
     def run(self, works: Sequence[Work], copies: Sequence[tuple[int, int]]) -> None:

@@ -138,11 +138,11 @@ class Llama(nn.Module):
             return self.head(x, out)
         return self.ranks.side_by_side(self.head(x), self.config.vocab_size, out)
 
-    def new_cache(self, blocks: int, block_size: int) -> KVCache:
-        """A cache for this model, in its dtype and on its device."""
+    def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
+        """A cache for this model, on its device; in its dtype, or in int8."""
         c = self.config
-        device = self.embed.weight.device
-        return KVCache(c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim, self.dtype, device)
+        sizes = c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim
+        return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
 
     @property
     def kv_heads(self) -> int:

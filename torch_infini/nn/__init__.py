@@ -5,7 +5,7 @@ They work on a Batch (the new tokens of one or more sequences, one behind the ot
 
 from .attention import Attention
 from .batch import Batch
-from .cache import KVCache
+from .cache import KVCache, LayerCache
 from .layer import DecoderLayer
 from .linear import Embedding, Linear, WeightFormat
 from .mlp import SwiGLU
@@ -19,6 +19,7 @@ __all__ = [
     "DecoderLayer",
     "Embedding",
     "KVCache",
+    "LayerCache",
     "Linear",
     "RMSNorm",
     "Ranks",

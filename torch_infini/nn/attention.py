@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from .batch import Batch
+from .cache import LayerCache
 from .linear import Linear, WeightFormat
 from .norm import RMSNorm
 from .rotary import RotaryEmbedding
@@ -67,19 +68,19 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
         self.k_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
 
-    def forward(self, x: Tensor, batch: Batch, cache: tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: LayerCache) -> Tensor:
         """Attend from new tokens to all of their sequences' tokens.
 
         Args:
             x: [tokens, size].
             batch: Where the tokens are.
-            cache: Keys and values of this layer, [blocks, kv_heads, block_size, head_dim]; those of the new tokens are
-                written.
+            cache: Keys and values of this layer. Those of the new tokens are written, and attended to as they are then:
+                rounded, if of int8, so that tokens see the same keys wherever a prompt is cut.
 
         Returns:
             [tokens, size].
         """
-        keys, values = cache
+        keys, values, *scales = cache
         heads, kv_heads = self.heads, self.kv_heads
         qkv = self.qkv(x)
         if self.q_norm is not None and self.k_norm is not None:
@@ -89,21 +90,21 @@ class Attention(nn.Module):
             self.k_norm(k, out=k)
         q = qkv.new_empty(qkv.shape[0], heads, self.head_dim)
         rotary = self.rotary
-        torch.ops.infini.qkv_rope_cache.default(
-            q, keys, values, qkv, rotary.cos, rotary.sin, batch.positions, batch.slot_mapping, rotary.interleaved
-        )
-        y = attend(q, keys, values, batch, self.window)
+        where = rotary.cos, rotary.sin, batch.positions, batch.slot_mapping
+        torch.ops.infini.qkv_rope_cache.default(q, keys, values, qkv, *where, rotary.interleaved, *scales)
+        y = attend(q, cache, batch, self.window)
         return self.out(y.flatten(1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, window={self.window}"
 
 
-def attend(q: Tensor, keys: Tensor, values: Tensor, batch: Batch, window: int) -> Tensor:
+def attend(q: Tensor, cache: LayerCache, batch: Batch, window: int) -> Tensor:
     """Attention from rotated queries [tokens, heads, head_dim] to the cache, in q's own memory."""
+    keys, values, *scales = cache
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.cum_seq_lens_q
     if starts is None:
-        return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, window, out=q)
+        return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, window, *scales, out=q)
     return torch.ops.infini.paged_attention_prefill.out(
-        q, keys, values, tables, lens, starts, None, None, window, out=q
+        q, keys, values, tables, lens, starts, None, None, window, *scales, out=q
     )

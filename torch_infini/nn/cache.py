@@ -6,6 +6,7 @@ A static cache is a paged one with a single block for each sequence: one kernel 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,8 +14,34 @@ from torch import Tensor
 from .. import _memory
 
 
+class LayerCache(NamedTuple):
+    """What a layer's attention writes and reads.
+
+    Attributes:
+        keys: [blocks, kv_heads, block_size, head_dim].
+        values: As keys.
+        key_scales: [blocks, kv_heads, block_size] float32, where keys and values are int8: a row stands for itself
+            times its scale. None where they are floats.
+        value_scales: As key_scales.
+    """
+
+    keys: Tensor
+    values: Tensor
+    key_scales: Tensor | None = None
+    value_scales: Tensor | None = None
+
+
+def token_bytes(layers: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> int:
+    """Bytes that one token's keys and values take in all layers, with their scales if they are int8."""
+    scale = torch.float32.itemsize if dtype == torch.int8 else 0
+    return 2 * layers * kv_heads * (head_dim * dtype.itemsize + scale)
+
+
 class KVCache:
     """Two tensors [layers, blocks, kv_heads, block_size, head_dim], for keys and for values.
+
+    Of int8, each row of a token and head has a float32 scale beside it, max |row| / 127: 0.52 to 0.56 of the bytes of
+    bfloat16 for heads of 128 to 32 columns. docs/engine.md says what that costs in accuracy.
 
     Args:
         layers: Decoder layers.
@@ -22,15 +49,16 @@ class KVCache:
         kv_heads: Key heads of a layer.
         block_size: Tokens in a block.
         head_dim: Columns of a head.
-        dtype: Of the keys and values: the model's.
+        dtype: Of the keys and values: the model's, or int8.
         device: Where they are.
 
     Attributes:
         keys: Keys of all layers; `keys[i]` is what paged_attention calls k_cache.
         values: Likewise.
+        scales: Those of the keys and of the values, [layers, blocks, kv_heads, block_size] each; none unless int8.
 
     Raises:
-        ValueError: For a size below 1.
+        ValueError: For a size below 1, or a dtype that attention does not serve.
     """
 
     def __init__(
@@ -47,9 +75,14 @@ class KVCache:
         for name, size in {**sizes, "head_dim": head_dim}.items():
             if size < 1:
                 raise ValueError(f"torch_infini.nn.KVCache: {name} must be at least 1, got {size}")
+        if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
+            raise ValueError(f"torch_infini.nn.KVCache: dtype must be float32, bfloat16, float16 or int8, got {dtype}")
         shape = (layers, blocks, kv_heads, block_size, head_dim)
         self.keys, self.values = (_memory.new(*shape, dtype=dtype, device=device) for _ in range(2))
-        self._layers = list(zip(self.keys.unbind(0), self.values.unbind(0), strict=True))
+        count = 2 if dtype == torch.int8 else 0
+        self.scales = tuple(_memory.new(*shape[:-1], dtype=torch.float32, device=device) for _ in range(count))
+        self._tensors = (self.keys, self.values, *self.scales)
+        self._layers = [LayerCache(*parts) for parts in zip(*(t.unbind(0) for t in self._tensors), strict=True)]
 
     @property
     def blocks(self) -> int:
@@ -61,16 +94,16 @@ class KVCache:
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes that one token's keys and values take in all layers."""
+        """Bytes that one token's keys and values take in all layers, with their scales."""
         layers, _, kv_heads, _, head_dim = self.keys.shape
-        return 2 * layers * kv_heads * head_dim * self.keys.element_size()
+        return token_bytes(layers, kv_heads, head_dim, self.keys.dtype)
 
-    def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values of one layer, each [blocks, kv_heads, block_size, head_dim]."""
+    def layer(self, index: int) -> LayerCache:
+        """Keys and values of one layer, with their scales."""
         return self._layers[index]
 
     def copy_blocks(self, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks in all layers, one pair (from, to) after the other."""
         for source, target in pairs:
-            for cache in (self.keys, self.values):
+            for cache in self._tensors:
                 cache[:, target].copy_(cache[:, source])

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from .attention import Attention
 from .batch import Batch
+from .cache import LayerCache
 from .mlp import SwiGLU
 from .norm import RMSNorm
 
@@ -28,9 +29,7 @@ class DecoderLayer(nn.Module):
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(
-        self, x: Tensor, residual: Tensor | None, batch: Batch, cache: tuple[Tensor, Tensor]
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, x: Tensor, residual: Tensor | None, batch: Batch, cache: LayerCache) -> tuple[Tensor, Tensor]:
         """Compute the layer but for its last addition.
 
         Args:

@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._int8_cache import attention_comparison, dequantised, quantise, scale_errors
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 
 
@@ -23,6 +24,8 @@ def paged_attention(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -30,15 +33,17 @@ def paged_attention(
 
     out = softmax(scale * q k^T + alibi) v for each head, in float32 with one rounding at the end: decode. A sequence
     without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. With
-    a window only the newest so many keys are seen; those before are not read, and their blocks may be gone. On CUDA
-    lengths and tables are only read by the GPU: a length out of range, or a block outside the cache, makes the rows
-    that depend on it NaN and raises nothing.
+    a window only the newest so many keys are seen; those before are not read, and their blocks may be gone. Caches of
+    int8 stand for cache * scales, as paged_caching writes them: they are read as they are, and a key's scales meet its
+    score and its probability. For q of bfloat16 they may be multiplied as integers, q and probabilities rounded to 16
+    bits: within 2^-15 of the largest value of what floats give. On CUDA lengths and tables are only read by the GPU: a
+    length out of range, or a block outside the cache, makes the rows that depend on it NaN and raises nothing.
 
     Args:
         q: [n, H, D], a query for each of n sequences, float32, bfloat16 or float16; D at most 1024; stride 1 in the
             last dimension, any other strides.
-        k_cache: [blocks, Hkv, block, D] of q's dtype, strides as for q; H is a multiple of Hkv, and query head h reads
-            key head h // (H // Hkv).
+        k_cache: [blocks, Hkv, block, D] of q's dtype or int8, strides as for q; H is a multiple of Hkv, and query head
+            h reads key head h // (H // Hkv).
         v_cache: The shape and dtype of k_cache.
         block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length, and of blocks
             whose keys no query sees any more, are never looked at.
@@ -46,6 +51,9 @@ def paged_attention(
         alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
         window: How many keys a query sees at most: its own and those just before; 0: no limit.
+        k_scales: [blocks, Hkv, block] float32, any strides: what the rows of k_cache are to be multiplied with. Given
+            if and only if that is int8, as v_scales.
+        v_scales: The shape and dtype of k_scales.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
@@ -56,6 +64,7 @@ def paged_attention(
             outside the cache.
 
     Equivalent to:
+        >>> # Caches of int8 first: k_cache = (k_cache * k_scales[..., None]).to(q.dtype), and so v_cache.
         >>> k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
         >>> behind = seq_lens[:, None] - torch.arange(k.shape[2])  # without alibi_slopes
         >>> mask = ((behind > 0) & (behind <= (window or k.shape[2])))[:, None, None]
@@ -64,7 +73,7 @@ def paged_attention(
     Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023,
         arXiv:2309.06180; Press et al., Train Short, Test Long, 2021, arXiv:2108.12409, for ALiBi.
     """
-    args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window)
+    args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales)
     if out is None:
         return torch.ops.infini.paged_attention.default(*args)
     return torch.ops.infini.paged_attention.out(*args, out=out)
@@ -80,6 +89,8 @@ def paged_attention_prefill(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
     *,
     out: Tensor | None = None,
 ) -> Tensor:
@@ -103,6 +114,9 @@ def paged_attention_prefill(
         alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
         window: How many keys a query sees at most: its own and those just before; 0: no limit.
+        k_scales: [blocks, Hkv, block] float32, any strides: what the rows of k_cache are to be multiplied with. Given
+            if and only if that is int8, as v_scales.
+        v_scales: The shape and dtype of k_scales.
         out: Written and returned instead of a new tensor; may be q itself.
 
     Returns:
@@ -113,7 +127,7 @@ def paged_attention_prefill(
             the cache, or more queries than keys in a sequence.
 
     Equivalent to:
-        >>> outs = []
+        >>> outs = []  # caches of int8 first as in paged_attention
         >>> for b, keys in enumerate(seq_lens.tolist()):  # without alibi_slopes
         >>>     one = q[cum_seq_lens_q[b] : cum_seq_lens_q[b + 1]].transpose(0, 1)
         >>>     blocks = block_tables[b, : -(-keys // k_cache.shape[2])].clamp(min=0)
@@ -125,7 +139,19 @@ def paged_attention_prefill(
 
     Source: As paged_attention.
     """
-    args = (q, k_cache, v_cache, block_tables, seq_lens, cum_seq_lens_q, alibi_slopes, scale, window)
+    args = (
+        q,
+        k_cache,
+        v_cache,
+        block_tables,
+        seq_lens,
+        cum_seq_lens_q,
+        alibi_slopes,
+        scale,
+        window,
+        k_scales,
+        v_scales,
+    )
     if out is None:
         return torch.ops.infini.paged_attention_prefill.default(*args)
     return torch.ops.infini.paged_attention_prefill.out(*args, out=out)
@@ -140,6 +166,8 @@ def fake(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -154,6 +182,8 @@ def prefill_fake(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
@@ -198,8 +228,11 @@ def prefill_reference(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    k_cache, v_cache = dequantised(k_cache, k_scales), dequantised(v_cache, v_scales)
     result = torch.zeros_like(q, dtype=torch.float64)
     starts = cum_seq_lens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
@@ -220,9 +253,12 @@ def reference(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     starts = torch.arange(len(seq_lens) + 1)
-    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale, window)
+    scales = k_scales, v_scales
+    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale, window, *scales)
 
 
 def peer(
@@ -234,8 +270,11 @@ def peer(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
+    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
     k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
     distance = (torch.arange(k.shape[2]) - seq_lens[:, None] + 1)[:, None, None]
     mask = (distance <= 0) & (distance > -(window or k.shape[2]))
@@ -254,8 +293,11 @@ def prefill_peer(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Tensor:
     """One sequence after the other, gathered, through torch's SDPA."""
+    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
     outs = [q[:0]]
     starts = cum_seq_lens_q.tolist()
     for b, keys in enumerate(seq_lens.tolist()):
@@ -283,6 +325,8 @@ def inputs(
     block_size: int = 16,
     queries: Sequence[int] | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> tuple[Tensor, ...]:
     """(q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), blocks dealt out in random order, one spare.
 
@@ -325,10 +369,24 @@ def windowed(
     return Sample(f"window of {window}, lengths {lengths}" + ", ALiBi" * alibi, args, {"window": window, **more})
 
 
+def quantised(args: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The arguments with caches of int8, and their scales by name."""
+    q, k_cache, v_cache, *rest = args
+    (k_cache, k_scales), (v_cache, v_scales) = quantise(k_cache), quantise(v_cache)
+    return (q, k_cache, v_cache, *rest), {"k_scales": k_scales, "v_scales": v_scales}
+
+
+def with_int8(sample: Sample) -> Sample:
+    """The sample with caches of int8."""
+    args, scales = quantised(sample.args)
+    return Sample(f"int8, {sample.name}", args, {**sample.kwargs, **scales})
+
+
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128))
     yield Sample("ALiBi", (*inputs(dtype, [5, 33, 200], 8, 2, 64), slopes(8)))
     yield windowed(48, dtype, [5, 48, 49, 96, 200], 8, 2, 128)
+    yield with_int8(Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128)))
     yield Sample("sequences without keys", inputs(dtype, [0, 9, 0], 4, 2, 16))
     yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1))
     yield Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150], 6, 2, 40, 5))
@@ -352,6 +410,18 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield windowed(1100, dtype, [2000, 1099], 4, 2, 37, 64)
     yield windowed(70, dtype, [300, 64], 24, 1, 32, alibi=True)
     yield windowed(2**63 - 1, dtype, [0, 40], 4, 2, 16)
+    yield with_int8(Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150, 0], 6, 2, 40, 5)))
+    yield with_int8(Sample("odd head, ALiBi", inputs(dtype, [40, 131], 4, 2, 37), {"alibi_slopes": slopes(4)}))
+    yield with_int8(Sample("many heads of a key head", inputs(dtype, [40, 300], 14, 1, 64, 32)))
+    yield with_int8(Sample("wide head", inputs(dtype, [70], 8, 8, 1024)))
+    yield with_int8(Sample("one column", inputs(dtype, [40], 2, 1, 1)))
+    yield with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64)))
+    yield with_int8(windowed(70, dtype, [300, 64], 24, 1, 32, alibi=True))
+    yield with_int8(windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64))
+    args, scales = quantised(inputs(dtype, [7, 50, 20], 4, 2, 32))
+    args = (args[0], *torch.stack(args[1:3], 1).unbind(1), *args[3:])
+    apart = torch.stack((scales["k_scales"], scales["v_scales"]), -1).unbind(-1)
+    yield Sample("int8, interleaved", args, dict(zip(scales, apart, strict=True)))
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16))
     yield Sample("no heads", inputs(dtype, [3], 0, 0, 16))
     yield Sample("no columns", inputs(dtype, [3], 4, 2, 0))
@@ -373,6 +443,10 @@ def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield windowed(502, dtype, [700], 2, 2, 32, 16, [16])  # what the rows see ends in a split of its own on CUDA
     yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by a key
     yield windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True)
+    yield with_int8(Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130])))
+    yield with_int8(Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100])))
+    yield with_int8(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])))
+    yield with_int8(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
     yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
 
 
@@ -448,6 +522,16 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
     )
     yield ErrorCase("scale", (*args, None, float("nan")), op + "scale must be finite in float32, got nan")
     yield ErrorCase("window", (*args, None, None, -1), op + "window must be 0 (no limit) or positive, got -1")
+    of_int8, scales = quantised(args)
+    yield from scale_errors(name, (*of_int8, None, None, 0, *scales.values()), (k, v))
+    at = scales["k_scales"].new_zeros(q.numel())
+    scale_view = at[: scales["k_scales"].numel()].view_as(scales["k_scales"])
+    yield ErrorCase(
+        "out is a part of the scales",
+        of_int8,
+        op + "out must share no memory with k_scales, got one whose span of memory overlaps it",
+        {**scales, "k_scales": scale_view, "out": at.view(q.shape)},
+    )
     yield ErrorCase(
         "meta cache",
         (q, k.to("meta"), v, tables, lens, *rest),
@@ -510,6 +594,8 @@ def prefill_cost(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Cost:
     heads, size = q.shape[1:]
     counts = cum_seq_lens_q.diff().tolist()
@@ -517,7 +603,8 @@ def prefill_cost(
     # Of n keys, query t of the last s sees n - s + 1 + t; or the window, if that is less.
     pairs = sum(min(n - t, window or n) for n, s in zip(keys, counts, strict=True) for t in range(s))
     read = sum(n - first_seen(n, s, window) for n, s in zip(keys, counts, strict=True))
-    cached = 2 * read * k_cache.shape[1] * size * k_cache.element_size()
+    row = size * k_cache.element_size() + (0 if k_scales is None else k_scales.element_size())
+    cached = 2 * read * k_cache.shape[1] * row
     return Cost(bytes=2 * nbytes(q) + cached, flops=4 * heads * size * pairs)
 
 
@@ -530,20 +617,24 @@ def cost(
     alibi_slopes: Tensor | None = None,
     scale: float | None = None,
     window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Cost:
     starts = torch.arange(len(seq_lens) + 1)
-    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, starts, window=window)
+    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, starts, window=window, k_scales=k_scales)
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("decode 1 x 2048 keys, 32/8x128", inputs(dtype, [2048], 32, 8, 128))
     yield Sample("decode 8 x 2048 keys, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128))
+    yield with_int8(Sample("decode 8 x 2048 keys, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128)))
     few = inputs(dtype, [2048] * 8, 32, 8, 128, window=512)
     yield Sample("decode 8 x 2048 keys, window 512, 32/8x128", few, {"window": 512})
 
 
 def prefill_bench(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("prefill 512, 32/8x128", inputs(dtype, [512], 32, 8, 128, 16, [512]))
+    yield with_int8(Sample("prefill 512, 32/8x128", inputs(dtype, [512], 32, 8, 128, 16, [512])))
     yield Sample(
         "128 behind 1920 keys, 7 x 1 behind 2047, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128, 16, [128] + [1] * 7)
     )
@@ -554,7 +645,8 @@ SPECS = [
         name="paged_attention",
         schema=(
             "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-            "Tensor? alibi_slopes=None, float? scale=None, int window=0) -> Tensor"
+            "Tensor? alibi_slopes=None, float? scale=None, int window=0, "
+            "Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor"
         ),
         function=paged_attention,
         fake=fake,
@@ -564,12 +656,14 @@ SPECS = [
         cost=cost,
         bench=bench,
         peer=peer,
+        compare=attention_comparison(reference),
     ),
     OpSpec(
         name="paged_attention_prefill",
         schema=(
             "(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-            "Tensor cum_seq_lens_q, Tensor? alibi_slopes=None, float? scale=None, int window=0) -> Tensor"
+            "Tensor cum_seq_lens_q, Tensor? alibi_slopes=None, float? scale=None, int window=0, "
+            "Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor"
         ),
         function=paged_attention_prefill,
         fake=prefill_fake,
@@ -579,5 +673,6 @@ SPECS = [
         cost=prefill_cost,
         bench=prefill_bench,
         peer=prefill_peer,
+        compare=attention_comparison(prefill_reference),
     ),
 ]

@@ -10,66 +10,116 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
+from ._int8_cache import comparison, quantise, scale_errors
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 
 
-def paged_caching(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+def paged_caching(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
     """Write each token's keys and values into its slot of a paged cache, in place.
 
-    cache[slot // block, h, slot % block] = k[t, h] with slot = slot_mapping[t]. A token whose slot is below 0 is
-    skipped; of two tokens with one slot the last stays. Nothing is written unless all slots are in the cache; on CUDA,
-    where slots are read by the kernel, a token whose slot is outside the cache is skipped.
+    cache[slot // block, h, slot % block] = k[t, h] with slot = slot_mapping[t]. Into caches of int8 a row goes as
+    round(row / scale), to nearest even, with the scale max |row| / 127 of its own, in float32: 0 for a row of zeros,
+    NaN for one with infinity or NaN in it. A token whose slot is below 0 is skipped; of two tokens with one slot the
+    last stays. Nothing is written unless all slots are in the cache; on CUDA, where slots are read by the kernel, a
+    token whose slot is outside the cache is skipped.
 
     Args:
-        k_cache: [blocks, Hkv, block, D] float32, bfloat16 or float16, written; stride 1 in the last dimension, any
-            other strides: a layer's part of a larger tensor is written where it lies.
+        k_cache: [blocks, Hkv, block, D] float32, bfloat16, float16 or int8, written; stride 1 in the last dimension,
+            any other strides: a layer's part of a larger tensor is written where it lies.
         v_cache: The shape and dtype of k_cache, written.
-        k: [tokens, Hkv, D] of the cache's dtype; stride 1 in the last dimension, any other strides. May lie in the
-            caches, as v may: then it is copied before anything is written.
+        k: [tokens, Hkv, D] of the cache's dtype, or one of the other three if that is int8; stride 1 in the last
+            dimension, any other strides. May lie in the caches, as v may: then it is copied before anything is written.
         v: The shape and dtype of k.
         slot_mapping: [tokens] int64.
+        k_scales: [blocks, Hkv, block] float32, any strides, written: the scales of the rows of k_cache. Given if and
+            only if that is int8, as v_scales.
+        v_scales: The shape and dtype of k_scales, written.
 
     Returns:
         None.
 
     Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, slot_mapping in the cache's memory, or,
-            on the CPU, a slot outside the cache.
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, slot_mapping in the caches' memory,
+            scales without int8 caches, int8 caches without scales, or, on the CPU, a slot outside the cache.
 
     Equivalent to:
         >>> written = slot_mapping >= 0  # no slot twice
         >>> block, row = slot_mapping[written] // k_cache.shape[2], slot_mapping[written] % k_cache.shape[2]
         >>> k_cache[block, :, row] = k[written]
         >>> v_cache[block, :, row] = v[written]
+        >>> # For int8 in place of the last two lines, and likewise for v:
+        >>> k_scales[block, :, row] = scale = k[written].float().abs().amax(-1) / 127
+        >>> k_cache[block, :, row] = (k[written] / scale.clamp(min=1e-38)[..., None]).round().to(torch.int8)
 
     Source: Kwon et al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023,
         arXiv:2309.06180.
     """
-    torch.ops.infini.paged_caching.default(k_cache, v_cache, k, v, slot_mapping)
+    torch.ops.infini.paged_caching.default(k_cache, v_cache, k, v, slot_mapping, k_scales, v_scales)
 
 
-def fake(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+def fake(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
     return None
 
 
-def reference(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> tuple[Tensor, Tensor]:
-    caches = k_cache.double(), v_cache.double()
+def reference(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     size = k_cache.shape[2]
+    written = [k_cache.double(), v_cache.double()]
+    if k_scales is not None and v_scales is not None:
+        written += [k_scales.double(), v_scales.double()]
+        (k, k_new), (v, v_new) = quantise(k), quantise(v)
+        rows = (k, v, k_new, v_new)
+    else:
+        rows = (k, v)
     for t, slot in enumerate(slot_mapping.tolist()):
-        for cache, rows in zip(caches, (k, v), strict=True):
-            if slot >= 0:
-                cache[slot // size, :, slot % size] = rows[t].double()
-    return caches
+        for cache, new in zip(written, rows, strict=True):
+            if slot >= 0 and k.numel():
+                cache[slot // size, :, slot % size] = new[t].double()
+    return tuple(written)
 
 
-def peer(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> None:
+def peer(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> None:
     """Indexed writes; the mask of skipped tokens costs a pass of its own."""
     written = slot_mapping >= 0
     slots = slot_mapping[written]
     size = max(k_cache.shape[2], 1)
     block, row = slots // size, slots % size
-    k_cache[block, :, row] = k[written]
-    v_cache[block, :, row] = v[written]
+    caches, scales = (k_cache, v_cache), (k_scales, v_scales)
+    for cache, cache_scales, rows in zip(caches, scales, (k[written], v[written]), strict=True):
+        if cache_scales is not None:
+            rows, cache_scales[block, :, row] = quantise(rows)
+        cache[block, :, row] = rows
 
 
 def inputs(
@@ -82,9 +132,16 @@ def inputs(
     return (*(c.clone() for c in caches), *(t.clone() for t in new), torch.tensor(slots, dtype=torch.int64))
 
 
+def quantised(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    """Arguments for caches of int8, with scales, in place of the caches of floats that `args` begins with."""
+    (k_cache, k_scales), (v_cache, v_scales) = quantise(args[0]), quantise(args[1])
+    return (k_cache, v_cache, *args[2:], k_scales, v_scales)
+
+
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("some skipped", inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37))
     yield Sample("one token", inputs(dtype, [33], 4, 64))
+    yield Sample("int8", quantised(inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37)))
     yield Sample("no tokens", inputs(dtype, [], 2, 8))
     yield Sample("one slot twice", inputs(dtype, [5, 6, 5], 3, 8, 5))
     yield Sample("one of each", inputs(dtype, [0], 1, 1, 1, 1))
@@ -99,8 +156,22 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("one key for all", (k_cache, v_cache, k[:1].expand(4, 2, 24), v, slots))
     qkv = torch.cat((k, k, v), 1)
     yield Sample("parts of a fused product", (k_cache, v_cache, qkv[:, 2:4], qkv[:, 4:], slots))
+    yield Sample("int8, no tokens", quantised(inputs(dtype, [], 2, 8)))
+    yield Sample("int8, no columns", quantised(inputs(dtype, [3], 2, 0)))
+    yield Sample("int8, one slot twice", quantised(inputs(dtype, [5, 6, 5], 3, 64, 5)))
+    k_cache, v_cache, k, v, slots, k_scales, v_scales = quantised(inputs(dtype, [30, 2, -1, 17], 2, 24))
+    k[0] = 0
+    k[1, 0, 3], k[1, 1, 23], v[0, 0, 0], v[1, 1] = torch.inf, torch.nan, -torch.inf, 1e-7
+    yield Sample("int8, zeros, infinity and NaN", (k_cache, v_cache, k, v, slots, k_scales, v_scales))
+    apart = torch.stack((k_scales, v_scales), -1)  # strided, and interleaved as the caches are
+    caches = torch.stack((k_cache, v_cache), 1)
+    yield Sample(
+        "int8, interleaved",
+        (*(t.clone() for t in caches.unbind(1)), qkv[:, 2:4], qkv[:, 4:], slots, *apart.unbind(-1)),
+    )
     order = torch.randperm(1500, generator=torch.Generator().manual_seed(0))[:1400].tolist()
     yield Sample("large", inputs(dtype, [*order, order[0], order[700]], 2, 128, 16, 94))
+    yield Sample("int8, large", quantised(inputs(dtype, [*order, order[0], order[700]], 2, 128, 16, 94)))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -157,21 +228,57 @@ def errors() -> Iterator[ErrorCase]:
         op + "v_cache must share no memory with slot_mapping, got one whose span of memory overlaps it",
     )
 
+    yield from scale_errors("paged_caching", quantised((k_cache, v_cache, k, v, slots)), (k_cache, v_cache))
+    k_cache, v_cache, *rest, k_scales, v_scales = quantised((k_cache, v_cache, k, v, slots))
+    yield ErrorCase(
+        "k of int8",
+        (k_cache, v_cache, k.to(torch.int8), *rest[1:], k_scales, v_scales),
+        op + "k must be float32, bfloat16 or float16, got int8",
+    )
+    yield ErrorCase(
+        "v dtype",
+        (k_cache, v_cache, k, v.half(), slots, k_scales, v_scales),
+        op + "v must have the dtype of k, float32, got float16",
+    )
+    yield ErrorCase(
+        "broadcast scales",
+        (k_cache, v_cache, *rest, k_scales, v_scales[:1].expand(3, 2, 16)),
+        op + "v_scales must not be a broadcast view, for it is written to, got strides [0, 16, 1]",
+    )
+    yield ErrorCase(
+        "scales in the cache",
+        (k_cache, v_cache, *rest, v_cache.view(-1).view(torch.float32)[:96].view(3, 2, 16), v_scales),
+        op + "k_scales must share no memory with v_cache, got one whose span of memory overlaps it",
+    )
 
-def cost(k_cache: Tensor, v_cache: Tensor, k: Tensor, v: Tensor, slot_mapping: Tensor) -> Cost:
-    written = int((slot_mapping >= 0).sum())
-    return Cost(bytes=4 * written * k.shape[1] * k.shape[2] * k.element_size() + nbytes(slot_mapping))
+
+def cost(
+    k_cache: Tensor,
+    v_cache: Tensor,
+    k: Tensor,
+    v: Tensor,
+    slot_mapping: Tensor,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Cost:
+    rows = 2 * int((slot_mapping >= 0).sum()) * k.shape[1]
+    stored = k.shape[2] * k_cache.element_size() + (0 if k_scales is None else k_scales.element_size())
+    return Cost(bytes=rows * (k.shape[2] * k.element_size() + stored) + nbytes(slot_mapping))
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
     for tokens in (1, 8, 512):
         slots = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[:tokens].tolist()
         yield Sample(f"{tokens} tokens, 8x128", inputs(dtype, slots, 8, 128, 16, 128))
+    yield Sample("512 tokens to int8, 8x128", quantised(inputs(dtype, slots, 8, 128, 16, 128)))
 
 
 SPEC = OpSpec(
     name="paged_caching",
-    schema="(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slot_mapping) -> ()",
+    schema=(
+        "(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slot_mapping, "
+        "Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None) -> ()"
+    ),
     function=paged_caching,
     fake=fake,
     reference=reference,
@@ -180,4 +287,5 @@ SPEC = OpSpec(
     cost=cost,
     bench=bench,
     peer=peer,
+    compare=comparison(reference, rows=2),
 )

@@ -6,13 +6,16 @@ The kernel is csrc/infiniop/qkv_rope_cache.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ._int8_cache import comparison, scale_errors
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 from .paged_caching import inputs as caching_inputs
 from .paged_caching import peer as caching_peer
+from .paged_caching import quantised as caching_quantised
 from .paged_caching import reference as caching_reference
 from .rope import angles
 from .rope import peer as rope_peer
@@ -29,16 +32,19 @@ def qkv_rope_cache(
     positions: Tensor,
     slot_mapping: Tensor,
     interleaved: bool = False,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> None:
     """Split the fused product of a layer: rotate q into a tensor of its own, rotate k and write k and v into the cache.
 
-    The bits are those of rope on the heads of q and k and paged_caching of the result; qkv is read once and there is
-    no tensor between. The number of heads is that of q and of the caches. All three results are written in place, so
-    that a compiler plans q's memory too and has nothing to clone.
+    The bits are those of rope on the heads of q and k and paged_caching of the result, into caches of int8 too; qkv is
+    read once and there is no tensor between. The number of heads is that of q and of the caches. All results are
+    written in place, so that a compiler plans q's memory too and has nothing to clone.
 
     Args:
         q: [tokens, H, D] of qkv's dtype, written; stride 1 in the last dimension, any other strides.
-        k_cache: [blocks, Hkv, block, D] of qkv's dtype, written; stride 1 in the last dimension, any other strides.
+        k_cache: [blocks, Hkv, block, D] of qkv's dtype or int8, written; stride 1 in the last dimension, any other
+            strides.
         v_cache: The shape and dtype of k_cache, written.
         qkv: [tokens, (H + 2 Hkv) * D] float32, bfloat16 or float16: the heads of q, then those of k, then those of v;
             stride 1 in the last dimension, any distance between rows.
@@ -48,6 +54,9 @@ def qkv_rope_cache(
         slot_mapping: [tokens] int64: where k and v go, as in paged_caching; below 0: nowhere (q is written all the
             same).
         interleaved: Which columns are a pair, as in rope.
+        k_scales: [blocks, Hkv, block] float32, written: the scales of the rows of k_cache as in paged_caching. Given if
+            and only if that is int8, as v_scales.
+        v_scales: The shape and dtype of k_scales, written.
 
     Returns:
         None.
@@ -62,12 +71,14 @@ def qkv_rope_cache(
         >>> new_q, k, v = qkv.view(tokens, -1, size).split([heads, kv_heads, kv_heads], 1)
         >>> q.copy_(torch_infini.ops.rope(new_q, cos, sin, positions))
         >>> k = torch_infini.ops.rope(k, cos, sin, positions)
-        >>> torch_infini.ops.paged_caching(k_cache, v_cache, k, v, slot_mapping)
+        >>> torch_infini.ops.paged_caching(k_cache, v_cache, k, v, slot_mapping, k_scales, v_scales)
 
     Source: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021, arXiv:2104.09864; Kwon et
         al., Efficient Memory Management for Large Language Model Serving with PagedAttention, 2023, arXiv:2309.06180.
     """
-    torch.ops.infini.qkv_rope_cache.default(q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping, interleaved)
+    torch.ops.infini.qkv_rope_cache.default(
+        q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping, interleaved, k_scales, v_scales
+    )
 
 
 def fake(
@@ -80,6 +91,8 @@ def fake(
     positions: Tensor,
     slot_mapping: Tensor,
     interleaved: bool = False,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> None:
     return None
 
@@ -100,10 +113,12 @@ def reference(
     positions: Tensor,
     slot_mapping: Tensor,
     interleaved: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> tuple[Tensor, ...]:
     new_q, k, v = split(qkv, q, k_cache)
     new_q, k = (rope_reference(x, cos, sin, positions, interleaved) for x in (new_q, k))
-    return (new_q, *caching_reference(k_cache, v_cache, k, v, slot_mapping))
+    return (new_q, *caching_reference(k_cache, v_cache, k, v, slot_mapping, k_scales, v_scales))
 
 
 def peer(
@@ -116,11 +131,15 @@ def peer(
     positions: Tensor,
     slot_mapping: Tensor,
     interleaved: bool = False,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> None:
     """As Hugging Face's Llama rotates, then indexed writes."""
     new_q, k, v = split(qkv, q, k_cache)
     q.copy_(rope_peer(new_q, cos, sin, positions.long(), interleaved))
-    caching_peer(k_cache, v_cache, rope_peer(k, cos, sin, positions.long(), interleaved), v, slot_mapping)
+    caching_peer(
+        k_cache, v_cache, rope_peer(k, cos, sin, positions.long(), interleaved), v, slot_mapping, k_scales, v_scales
+    )
 
 
 def inputs(
@@ -144,9 +163,17 @@ def inputs(
     return (q, k_cache, v_cache, qkv, *tables, positions, slot_mapping)
 
 
+def quantised(args: tuple[Tensor, ...], interleaved: bool = False) -> tuple[Any, ...]:
+    """Arguments for caches of int8, with scales, in place of the caches of floats in `args`."""
+    q, *caches_and_rest = args
+    *of_int8, k_scales, v_scales = caching_quantised(tuple(caches_and_rest))
+    return (q, *of_int8, interleaved, k_scales, v_scales)
+
+
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("llama", inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64))
     yield Sample("gpt-j", (*inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64), True))
+    yield Sample("int8", quantised(inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64)))
     yield Sample("one token", inputs(dtype, [33], 4, 1, 128))
     yield Sample("no tokens", inputs(dtype, [], 2, 1, 8))
     yield Sample("one slot twice", inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5))
@@ -160,6 +187,12 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         q, k_cache, v_cache, qkv, _, _, positions, slots = inputs(dtype, [7, 0, -1], 2, 1, 20, 4, 2)
         tables = angles(50, 10, torch.float32)
         yield Sample(f"{layout}, float32 cos", (q, k_cache, v_cache, qkv, *tables, positions.int(), slots, interleaved))
+    yield Sample("int8, gpt-j, some columns pass", quantised(inputs(dtype, [7, 0, -1], 2, 1, 19, 4, 2, half=7), True))
+    yield Sample("int8, 513 pairs", quantised(inputs(dtype, [7, 0, -1], 2, 1, 1026, 4, 2)))
+    yield Sample("int8, one slot twice", quantised(inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5)))
+    yield Sample("int8, no heads of q", quantised(inputs(dtype, [7, 0, -1], 0, 1, 8)))
+    yield Sample("int8, no heads of k", quantised(inputs(dtype, [7, 0, -1], 2, 0, 8)))
+    yield Sample("int8, no tokens", quantised(inputs(dtype, [], 2, 1, 8)))
     yield Sample("no pairs", inputs(dtype, [7, 0, -1], 2, 1, 8, 4, 2, half=0))
     yield Sample("no heads of q", inputs(dtype, [7, 0, -1], 0, 1, 8))
     yield Sample("no heads of k", inputs(dtype, [7, 0, -1], 2, 0, 8))
@@ -172,6 +205,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     order = torch.randperm(320, generator=torch.Generator().manual_seed(0))[:270].tolist()
     # One of three threads begins within the heads of v.
     yield Sample("large", inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20))
+    yield Sample("int8, large", quantised(inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20)))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -253,6 +287,12 @@ def errors() -> Iterator[ErrorCase]:
     yield case("meta cos", "cos must be on the device of q, cpu, got meta", cos=cos.to("meta"))
     yield case("q in qkv", f"q must {overlap}", q=qkv[:, :32].view(3, 4, 8))
     yield case("the cache in qkv", f"k_cache must {overlap}", qkv=k_cache.view(-1)[:192].view(3, 64))
+    yield from scale_errors("qkv_rope_cache", quantised(args), (k_cache, v_cache))
+    yield ErrorCase(
+        "scales in q",
+        (*quantised(args)[:-2], q.view(-1)[:96].view(3, 2, 16), quantised(args)[-1]),
+        "infini::qkv_rope_cache: q must share no memory with k_scales, got one whose span of memory overlaps it",
+    )
 
 
 def cost(
@@ -265,13 +305,19 @@ def cost(
     positions: Tensor,
     slot_mapping: Tensor,
     interleaved: bool = False,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
 ) -> Cost:
     size = qkv.element_size()
-    kv = k_cache.shape[1] * k_cache.shape[3]
+    rows, columns = 2 * k_cache.shape[1], k_cache.shape[3]
+    stored = columns * k_cache.element_size() + (0 if k_scales is None else k_scales.element_size())
     written = int((slot_mapping >= 0).sum())
     tables = 2 * min(cos.numel(), len(positions) * cos.shape[1]) * cos.element_size()
     return Cost(
-        bytes=2 * q.numel() * size + 4 * written * kv * size + tables + nbytes(positions, slot_mapping),
+        bytes=2 * q.numel() * size
+        + written * rows * (columns * size + stored)
+        + tables
+        + nbytes(positions, slot_mapping),
         flops=6 * cos.shape[1] * (q.shape[0] * q.shape[1] + written * k_cache.shape[1]),
     )
 
@@ -280,13 +326,15 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
     for tokens in (1, 8, 512):
         slots = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[:tokens].tolist()
         yield Sample(f"{tokens} tokens, 32/8x128", inputs(dtype, slots, 32, 8, 128, 16, 128, rows=8192))
+    args = inputs(dtype, slots, 32, 8, 128, 16, 128, rows=8192)
+    yield Sample("512 tokens to int8, 32/8x128", quantised(args))
 
 
 SPEC = OpSpec(
     name="qkv_rope_cache",
     schema=(
         "(Tensor(a!) q, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor qkv, Tensor cos, Tensor sin, Tensor positions, "
-        "Tensor slot_mapping, bool interleaved=False) -> ()"
+        "Tensor slot_mapping, bool interleaved=False, Tensor(d!)? k_scales=None, Tensor(e!)? v_scales=None) -> ()"
     ),
     function=qkv_rope_cache,
     fake=fake,
@@ -296,4 +344,5 @@ SPEC = OpSpec(
     cost=cost,
     bench=bench,
     peer=peer,
+    compare=comparison(reference, rows=3),
 )

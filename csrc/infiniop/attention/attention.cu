@@ -50,12 +50,14 @@ struct Sizes {
     int64_t partial_rows() const { return splits.count > 1 ? batch * kv_heads * row_limit * splits.count : 0; }
 };
 
-template <typename T> Problem<T> problem_of(const Args &a, const Sizes &sizes) {
-    Problem<T> p{};
-    p.out = a.out.as<T>(), p.q = a.q.as<const T>(), p.k = a.k.as<const T>(), p.v = a.v.as<const T>();
+template <typename T, typename E> Problem<T, E> problem_of(const Args &a, const Sizes &sizes) {
+    Problem<T, E> p{};
+    p.out = a.out.as<T>(), p.q = a.q.as<const T>(), p.k = a.k.as<const E>(), p.v = a.v.as<const E>();
+    p.k_scales = a.k_scales.as<const float>(), p.v_scales = a.v_scales.as<const float>();
     for (int i = 0; i < 3; ++i) {
         p.out_strides[i] = a.out.strides[i], p.q_strides[i] = a.q.strides[i];
         p.k_strides[i] = a.k.strides[i], p.v_strides[i] = a.v.strides[i];
+        p.k_scale_strides[i] = a.k_scales.strides[i], p.v_scale_strides[i] = a.v_scales.strides[i];
     }
     p.mask = a.mask.data, p.mask_dtype = a.mask.dtype;
     for (int i = 0; i < 4; ++i) {
@@ -91,20 +93,21 @@ template <typename T> Problem<T> problem_of(const Args &a, const Sizes &sizes) {
     return p;
 }
 
-template <typename T> Kernels<T> kernels_for(int64_t size) {
-    if constexpr (sizeof(T) == 2) {
+template <typename T, typename E> Kernels<T, E> kernels_for(int64_t size) {
+    if constexpr (sizeof(T) == 2 && std::is_same_v<T, E>) {
         if (size <= 256) {
             return tensor_core_kernels<T>(size);
         }
     }
-    const size_t shared = sizeof(CoreShared<T>);
-    return {attend_by_cores<T>, attend_by_cores<T>, kCoreRows, kCoreRows, shared, shared, ceil_div(size, kCoreColumns)};
+    const size_t shared = sizeof(CoreShared<T, E>);
+    return {attend_by_cores<T, E>,       attend_by_cores<T, E>, kCoreRows, kCoreRows, shared, shared,
+            ceil_div(size, kCoreColumns)};
 }
 
-template <typename T> void launch(const Args &args) {
+template <typename T, typename E> void launch(const Args &args) {
     const Sizes sizes(args);
-    Problem<T> p = problem_of<T>(args, sizes);
-    const Kernels<T> kernels = kernels_for<T>(p.size);
+    Problem<T, E> p = problem_of<T, E>(args, sizes);
+    const Kernels<T, E> kernels = kernels_for<T, E>(p.size);
     const auto start = [&](bool few, int64_t blocks) {
         const dim3 grid(cuda::grid_x(blocks), static_cast<unsigned>(kernels.column_blocks));
         cuda::launch(few ? kernels.few : kernels.many, grid, dim3(kThreads),
@@ -118,7 +121,7 @@ template <typename T> void launch(const Args &args) {
         p.row_limit = sizes.row_limit;
         start(few, lines * p.splits.count * p.row_tiles);
         if (p.splits.count > 1) {
-            cuda::launch(combine<T>, cuda::grid_x(lines * p.row_limit), dim3(kThreads), 0, p);
+            cuda::launch(combine<T, E>, cuda::grid_x(lines * p.row_limit), dim3(kThreads), 0, p);
         }
     };
     if (!sizes.many) {
@@ -149,8 +152,9 @@ size_t workspace_bytes(const Args &args) {
 
 void cuda_kernel(const Args &args) {
     infini::cuda::with_float_type(args.q.dtype, [&](auto q) {
-        if constexpr (!std::is_same_v<decltype(q), double>) { // the rules know none
-            launch<decltype(q)>(args);
+        using T = decltype(q);
+        if constexpr (!std::is_same_v<T, double>) { // the rules know none
+            args.k_scales.dtype ? launch<T, int8_t>(args) : launch<T, T>(args);
         }
     });
 }

@@ -21,6 +21,8 @@ struct Args {
                              // is row t % block size of block_tables[b, t / block size]; dtype 0: none
     TensorView q_starts;     // [B + 1] int64: sequence b has the queries from q_starts[b] to q_starts[b + 1] of q and
                              // out [1, all queries, H, D]; dtype 0: none
+    TensorView k_scales;     // [blocks, block size, Hkv] float32, where k and v are int8: what a row of k is multiplied
+    TensorView v_scales;     // with; likewise of v. dtype 0: k and v have the dtype of q
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
     int64_t window = 0;      // of these the newest so many, those before are not read; 0: all. Causal only

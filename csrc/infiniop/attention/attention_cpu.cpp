@@ -1,5 +1,6 @@
 // The CPU kernel of attention: online softmax over blocks of keys. All query heads of a key head are rows of one
 // matrix, so K and V are read once for them; few rows (decode) read them where they lie, each row through its address.
+// K and V of int8 are widened in registers; a key's scales meet its scores and its probabilities.
 // Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 #include "ahead.h"
@@ -10,17 +11,22 @@
 #include "scratch.h"
 #include "sizes.h"
 #include "tiles.h"
+#include "words.h"
 
 #include <cmath>
 #include <limits>
+#include <type_traits>
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
 using attention::Args;
 
-template <typename T> class Attention {
+// T: of q and out. E: of the elements of K and V.
+template <typename T, typename E> class Attention {
     using P = typename Packed<T>::Type;
+    using D = typename PackedForDots<T, E>::Type; // of the size of P
+    static constexpr bool kScaled = std::is_same_v<E, int8_t>;
 
 public:
     explicit Attention(const Args &args) : a_(args) {
@@ -37,7 +43,7 @@ public:
         for (int64_t b = 0; b < batch_; ++b) {
             const Sequence s = sequence(b);
             const int64_t pairs = (s.length - s.first_key) * kv_heads_ * size_;
-            work_ += pairs * 2 * static_cast<int64_t>(sizeof(T)) + pairs * s.rows * 4 / kFlopsPerByte;
+            work_ += pairs * 2 * static_cast<int64_t>(sizeof(E)) + pairs * s.rows * 4 / kFlopsPerByte;
             splits_ = s.splits > splits_ ? s.splits : splits_;
             row_blocks_ = s.row_blocks > row_blocks_ ? s.row_blocks : row_blocks_;
             row_limit_ = s.row_limit > row_limit_ ? s.row_limit : row_limit_;
@@ -128,7 +134,7 @@ private:
         const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length - s.first_key, kSplitKeys) : 1;
         s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
         s.dots = scores_by_dots<T>(s.row_limit);
-        s.key_block = s.dots ? kDotKeys : kKeyBlock;
+        s.key_block = s.dots ? kDotKeys<E> : kKeyBlock;
         s.packs_values = s.row_limit > kDirectRows || size_ % kLanes != 0;
         return s;
     }
@@ -169,7 +175,7 @@ private:
         if (row_blocks_ > 1 || packs_values_) {
             return 1;
         }
-        const int64_t head_bytes = 2 * kDotKeys * size_ * static_cast<int64_t>(sizeof(T));
+        const int64_t head_bytes = 2 * kDotKeys<E> * size_ * static_cast<int64_t>(sizeof(E));
         int64_t heads = kv_heads_ < kMostTogether ? kv_heads_ : kMostTogether;
         for (; heads > 1; --heads) {
             const int64_t units = pieces / heads;
@@ -189,8 +195,11 @@ private:
         float *scores;    // [rows, kKeyBlock]
         float *out;       // [heads, rows, width]
         RowState *state;  // [heads, rows]
-        const T **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
-        const T **v_rows;
+        const E **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
+        const E **v_rows;
+        float *q_scales; // [heads, rows]: of packed rows, where the elements have scales
+        float *k_scales; // [kKeyBlock], likewise
+        float *v_scales;
 
         static int64_t q_bytes(const Attention &a) {
             return round_up(a.heads_together_ * a.row_limit_ * a.columns_ * 4, 64);
@@ -204,10 +213,14 @@ private:
         static int64_t state_bytes(const Attention &a) {
             return round_up(a.heads_together_ * a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
         }
-        static constexpr int64_t kRowsBytes = 2 * kKeyBlock * static_cast<int64_t>(sizeof(const T *));
+        static int64_t q_scales_bytes(const Attention &a) {
+            return kScaled ? round_up(a.heads_together_ * a.row_limit_ * 4, 64) : 0;
+        }
+        static constexpr int64_t kRowsBytes = 2 * kKeyBlock * static_cast<int64_t>(sizeof(const E *));
+        static constexpr int64_t kScalesBytes = kScaled ? kKeyBlock * 4 : 0;
         static int64_t bytes(const Attention &a) {
             return q_bytes(a) + k_bytes(a) + v_bytes(a) + scores_bytes(a) + out_bytes(a) + state_bytes(a) +
-                   2 * kRowsBytes;
+                   2 * (kRowsBytes + kScalesBytes) + q_scales_bytes(a);
         }
 
         Workspace() = default;
@@ -218,8 +231,11 @@ private:
             scores = reinterpret_cast<float *>(memory += v_bytes(a));
             out = reinterpret_cast<float *>(memory += scores_bytes(a));
             state = reinterpret_cast<RowState *>(memory += out_bytes(a));
-            k_rows = reinterpret_cast<const T **>(memory += state_bytes(a));
-            v_rows = reinterpret_cast<const T **>(memory += kRowsBytes);
+            k_rows = reinterpret_cast<const E **>(memory += state_bytes(a));
+            v_rows = reinterpret_cast<const E **>(memory += kRowsBytes);
+            q_scales = reinterpret_cast<float *>(memory += kRowsBytes);
+            k_scales = reinterpret_cast<float *>(memory += q_scales_bytes(a));
+            v_scales = reinterpret_cast<float *>(memory += kScalesBytes);
         }
     };
 
@@ -242,19 +258,19 @@ private:
     }
 
     // Where the s.key_block keys from `key` on lie; behind the sequence's last key: that one, which may be fetched.
-    void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const T **k_rows, const T **v_rows) const {
+    void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const E **k_rows, const E **v_rows) const {
         const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
         const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
-        const auto *k_head = a_.k.template as<const T>() + kv_head * a_.k.strides[2];
-        const auto *v_head = a_.v.template as<const T>() + kv_head * a_.v.strides[2];
+        const auto *k_head = a_.k.template as<const E>() + kv_head * a_.k.strides[2];
+        const auto *v_head = a_.v.template as<const E>() + kv_head * a_.v.strides[2];
         const int64_t k_stride = a_.k.strides[1], v_stride = a_.v.strides[1];
         const int64_t block_size = paged ? a_.k.size(1) : s.length;
         key = key < s.length ? key : s.length - 1;
         int64_t block = key / block_size, first = key % block_size;
         for (int64_t done = 0; done < s.key_block; ++block, first = 0) {
             const int64_t index = paged ? table[block * a_.block_tables.strides[1]] : b;
-            const T *k = k_head + index * a_.k.strides[0] + first * k_stride;
-            const T *v = v_head + index * a_.v.strides[0] + first * v_stride;
+            const E *k = k_head + index * a_.k.strides[0] + first * k_stride;
+            const E *v = v_head + index * a_.v.strides[0] + first * v_stride;
             int64_t n = s.key_block - done;
             n = n < block_size - first ? n : block_size - first;
             n = n < s.length - key ? n : s.length - key;
@@ -271,6 +287,48 @@ private:
         }
     }
 
+    // The scales of `keys` keys of a head from `key` on, all of them below the sequence's length.
+    void read_scales(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys, float *to) const {
+        each_scale_block(scales, b, kv_head, key, keys, [&](const float *from, int64_t stride, int64_t n) {
+            if (stride == 1) {
+                for_each_vector(n, [&](int64_t i, auto lanes) { store_at(to, i, load_at(from, i, lanes), lanes); });
+            } else {
+                for (int64_t i = 0; i < n; ++i) {
+                    to[i] = from[i * stride];
+                }
+            }
+            to += n;
+        });
+    }
+
+    // Block by block of the cache, body(scales of the first of its keys, distance of the next, number of keys).
+    template <typename Body>
+    void each_scale_block(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys,
+                          const Body &body) const {
+        const auto *table = a_.block_tables.template as<const int64_t>() + b * a_.block_tables.strides[0];
+        const int64_t block_size = a_.k.size(1), *strides = scales.strides;
+        for (int64_t n; keys > 0; keys -= n, key += n) {
+            const int64_t first = key % block_size;
+            n = keys < block_size - first ? keys : block_size - first;
+            const int64_t block = table[key / block_size * a_.block_tables.strides[1]];
+            body(scales.as<const float>() + block * strides[0] + first * strides[1] + kv_head * strides[2], strides[1],
+                 n);
+        }
+    }
+
+    // Asks for the scales that come next, a line for each block of the cache or for 16 keys.
+    void fetch_scales(int64_t b, const Sequence &s, int64_t kv_head, int64_t key) const {
+        const int64_t left = s.length - key, keys = left < s.key_block ? left : s.key_block;
+        const TensorView *const both[] = {&a_.k_scales, &a_.v_scales};
+        for (const TensorView *scales : both) {
+            each_scale_block(*scales, b, kv_head, key, keys, [](const float *from, int64_t stride, int64_t n) {
+                for (int64_t i = 0; i < n; i += kLineBytes / 4) {
+                    __builtin_prefetch(from + i * stride);
+                }
+            });
+        }
+    }
+
     // Block of keys by block of keys, each for all heads; `then` is the unit that comes next.
     void compute(const Unit &u, const Unit *then, const Workspace &space) const {
         const Sequence &s = u.s;
@@ -279,13 +337,20 @@ private:
         for (int64_t h = 0; h < heads_together_; ++h) {
             Workspace &head = of_head[h] = space;
             head.q += h * u.rows * columns_, head.out += h * u.rows * width_, head.state += h * u.rows;
+            head.q_scales += h * u.rows;
             for (int64_t r = 0; r < u.rows; ++r) {
-                pack_row(head.q + r * columns_, q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r), size_);
+                const T *const row = q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r);
+                P *const packed = head.q + r * columns_;
+                const float scale =
+                    s.dots ? pack_row(reinterpret_cast<D *>(packed), row, size_) : pack_row(packed, row, size_);
+                if constexpr (kScaled) {
+                    head.q_scales[r] = scale;
+                }
                 head.state[r] = {VecF{}, -INFINITY};
             }
         }
         std::memset(space.out, 0, static_cast<size_t>(heads_together_ * u.rows * width_) * 4);
-        const T **k_next = space.k_rows + kKeyBlock, **v_next = space.v_rows + kKeyBlock;
+        const E **k_next = space.k_rows + kKeyBlock, **v_next = space.v_rows + kKeyBlock;
         if (u.begin < u.end) {
             locate(u.b, s, u.kv_head, u.begin, k_next, v_next);
         }
@@ -308,8 +373,15 @@ private:
                 __builtin_prefetch(v_next[i]);
             }
             for (int64_t h = 0; h < heads_together_; ++h) {
-                Ahead<T> ahead(k_next, v_next, s.packs_values ? 0 : ahead_keys, size_, a_.k.strides[2], a_.v.strides[2],
+                Ahead<E> ahead(k_next, v_next, s.packs_values ? 0 : ahead_keys, size_, a_.k.strides[2], a_.v.strides[2],
                                heads_together_, h, keys_first_);
+                if constexpr (kScaled) {
+                    read_scales(a_.k_scales, u.b, u.kv_head + h, key, keys, space.k_scales);
+                    read_scales(a_.v_scales, u.b, u.kv_head + h, key, keys, space.v_scales);
+                    if (key + s.key_block < u.end) {
+                        fetch_scales(u.b, s, u.kv_head + h, key + s.key_block);
+                    }
+                }
                 attend(u.b, s, u.kv_head + h, u.first_row, u.rows, key, keys, of_head[h], ahead);
                 for (int64_t i = 0; h + 1 < heads_together_ && i < s.key_block; ++i) {
                     space.k_rows[i] += a_.k.strides[2];
@@ -336,7 +408,7 @@ private:
 
     // A block of keys: scores, probabilities, and their product with V added to out.
     void attend(int64_t b, const Sequence &s, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key,
-                int64_t keys, const Workspace &space, Ahead<T> &ahead) const {
+                int64_t keys, const Workspace &space, Ahead<E> &ahead) const {
         // Of these keys, what the last of the rows up to `row` sees.
         const auto seen = [&](int64_t row) {
             const int64_t n = visible(s, first_row + row) - key;
@@ -349,7 +421,7 @@ private:
             return n < 0 ? 0 : n < keys ? n : keys;
         };
         if (s.dots) {
-            dot_all(space.q, rows, space.k_rows, keys, space.scores, ahead);
+            dot_all(reinterpret_cast<const D *>(space.q), rows, space.k_rows, keys, space.scores, ahead);
         } else {
             pack_keys(space.k, space.k_rows, keys, size_, ahead);
             for (int64_t at = 0; at < keys; at += kTileColumns) {
@@ -363,6 +435,7 @@ private:
                 });
             }
         }
+        const bool in_words = kInWords<T, E> && s.dots && size_ % kTileColumns == 0;
         for_each_tile(rows, [&](int64_t row, int64_t count) {
             const int64_t width = seen(row + count - 1);
             for (int64_t r = row; r < row + count; ++r) {
@@ -370,6 +443,9 @@ private:
                 const int64_t n = seen(r), t = (first_row + r) / group_,
                               head = kv_head * group_ + (first_row + r) % group_;
                 float scale = scale_;
+                if constexpr (kScaled) {
+                    multiply_keys(scores, space.q_scales[r], space.k_scales, n);
+                }
                 if (a_.softcap > 0) {
                     cap_scores<T>(scores, n, cap_factor_, softcap_);
                     scale = 1.0f;
@@ -390,6 +466,12 @@ private:
                     scale = 1.0f;
                 }
                 const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
+                if constexpr (kScaled) {
+                    if (!in_words) {
+                        const int64_t first = unseen(r);
+                        multiply_keys(scores + first, 1.0f, space.v_scales + first, n - first);
+                    }
+                }
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
                     for (int64_t i = 0; i < width_; i += kLanes) {
@@ -398,6 +480,12 @@ private:
                 }
             }
         });
+        if constexpr (kInWords<T, E>) {
+            if (in_words) {
+                add_words(rows, seen, unseen, space, keys, ahead);
+                return;
+            }
+        }
         if (s.packs_values) {
             pack_values(space.v, space.v_rows, keys, size_);
             for (int64_t column = 0; column < size_; column += kTileColumns) {
@@ -405,19 +493,38 @@ private:
             }
         } else {
             for (int64_t column = 0; column < size_; column += kTileColumns) {
-                add_values(rows, seen, unseen, space, Scattered<T>{space.v_rows, column, ahead}, column);
+                add_values(rows, seen, unseen, space, Scattered<E>{space.v_rows, column, ahead}, column);
             }
         }
     }
 
-    void dot_all(const P *q, int64_t rows, const T *const *k, int64_t keys, float *scores, Ahead<T> &ahead) const {
+    void dot_all(const D *q, int64_t rows, const E *const *k, int64_t keys, float *scores, Ahead<E> &ahead) const {
         for (int64_t row = 0; row < rows;) {
             const int64_t count = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
-            (count == 4 ? dot_rows<4, P, T>
+            (count == 4 ? dot_rows<4, D, E>
              : count == 2
-                 ? dot_rows<2, P, T>
-                 : dot_rows<1, P, T>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock, ahead);
+                 ? dot_rows<2, D, E>
+                 : dot_rows<1, D, E>)(q + row * columns_, columns_, k, keys, size_, scores + row * kKeyBlock, ahead);
             row += count;
+        }
+    }
+
+    // out += probabilities V, both as integers.
+    template <typename Seen, typename Unseen>
+    void add_words(int64_t rows, const Seen &seen, const Unseen &unseen, const Workspace &space, int64_t keys,
+                   Ahead<E> &ahead) const {
+        const ProbabilityWords<D> words(space.v_scales, keys);
+        float units[kMostDotRows];
+        for_each_tile(rows, [&](int64_t row, int64_t count) {
+            for (int64_t r = row; r < row + count; ++r) {
+                units[r] = words.pack(space.scores + r * kKeyBlock, seen(row + count - 1));
+            }
+        });
+        for (int64_t column = 0; column < size_; column += kTileColumns) {
+            for_each_tile(rows, [&](int64_t row, int64_t count) {
+                multiply_words(count, space.scores + row * kKeyBlock, kKeyBlock, units + row, space.v_rows, column,
+                               unseen(row), seen(row + count - 1), space.out + row * width_ + column, width_, ahead);
+            });
         }
     }
 
@@ -503,5 +610,12 @@ private:
 
 void infini::attention::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.q.dtype, [&](auto q) { Attention<decltype(q)>(args).run(); });
+    with_float_type(args.q.dtype, [&](auto q) {
+        using T = decltype(q);
+        if (args.k_scales.dtype) {
+            Attention<T, int8_t>(args).run();
+        } else {
+            Attention<T, T>(args).run();
+        }
+    });
 }

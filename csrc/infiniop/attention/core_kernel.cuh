@@ -1,24 +1,32 @@
-// Attention on CUDA cores: float32, and head sizes beyond the tensor core kernel's. A block has 8 rows and up to 256
-// columns of the result; its warps take 32 keys at a time, a lane computes the scores of one key, then the lanes share
-// the columns. Scores of wider heads are computed once for each 256 columns: simple, and rare.
+// Attention on CUDA cores: float32, int8 caches, and head sizes beyond the tensor core kernel's. A block has 8 rows and
+// up to 256 columns of the result; its warps take 32 keys at a time, a lane computes the scores of one key, then the
+// lanes share the columns. Scores of wider heads are computed once for each 256 columns: simple, and rare.
 #pragma once
 
 #include "problem.cuh"
 
 namespace infini::attention::nvidia {
 
+template <typename E, int kCount>
+__device__ __forceinline__ void floats_of(float (&to)[kCount], const cuda::Vector<E, kCount> &vector) {
+#pragma unroll
+    for (int i = 0; i < kCount; ++i) {
+        to[i] = static_cast<float>(cuda::widen(vector.values[i]));
+    }
+}
+
 constexpr int kCoreRows = 8, kCoreColumns = 256;
 
-template <typename T> struct CoreShared {
+template <typename T, typename E> struct CoreShared {
     float probabilities[kWarps][kWarp][kCoreRows];
     int64_t values_at[kWarps][kWarp], q_at[kCoreRows];
     float out[kWarps][kCoreRows][kCoreColumns];
-    typename Problem<T>::RowScores rows[kCoreRows];
+    typename Problem<T, E>::RowScores rows[kCoreRows];
     float sums[kWarps][kCoreRows], largest[kWarps][kCoreRows];
 };
 
-template <typename T>
-__global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_constant__ Problem<T> p) {
+template <typename T, typename E>
+__global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_constant__ Problem<T, E> p) {
     constexpr int kWidth = cuda::kWidth<T>, kEach = kCoreColumns / kWarp; // columns of a vector, and of a lane
     if (p.starts != nullptr && !p.small && !p.starts_fit()) {
         return write_not_a_number(p);
@@ -27,7 +35,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
     if (u.rows == 0) {
         return;
     }
-    auto &shared = *cuda::dynamic_shared<CoreShared<T>>();
+    auto &shared = *cuda::dynamic_shared<CoreShared<T, E>>();
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
     const int first_column = static_cast<int>(blockIdx.y) * kCoreColumns;
 
@@ -49,21 +57,25 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
         const int64_t key = from + lane;
         const int64_t k_at = key < u.end ? p.locate(p.k_strides, u, key) : kNoKey;
         shared.values_at[warp][lane] = key < u.end ? p.locate(p.v_strides, u, key) : kNoKey;
-        float scores[kCoreRows] = {};
+        float scores[kCoreRows] = {}, k_scale = 1, v_scale = 1;
+        if (std::is_same_v<E, int8_t> && key < u.end) {
+            k_scale = p.scale_of(p.k_scales, p.k_scale_strides, u, key);
+            v_scale = p.scale_of(p.v_scales, p.v_scale_strides, u, key);
+        }
         if (k_at > kBadBlock) {
             constexpr int kAhead = 4; // vectors of K under way
             for (int first = 0; first < p.size; first += kAhead * kWidth) {
-                cuda::Vector<T> k[kAhead];
+                cuda::Vector<E, kWidth> k[kAhead];
 #pragma unroll
                 for (int i = 0; i < kAhead; ++i) {
                     const int column = first + i * kWidth;
-                    k[i] = cuda::load(p.k + k_at + column, p.whole_kv && column < p.size, p.size - column);
+                    k[i] = cuda::load<E, kWidth>(p.k + k_at + column, p.whole_kv && column < p.size, p.size - column);
                 }
 #pragma unroll
                 for (int i = 0; i < kAhead; ++i) {
                     const int column = first + i * kWidth;
                     float of_k[kWidth];
-                    cuda::widen(of_k, k[i]);
+                    floats_of(of_k, k[i]);
 #pragma unroll
                     for (int r = 0; r < kCoreRows && column < p.size; ++r) {
                         float x[kWidth];
@@ -81,13 +93,13 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
             const bool sees = key < u.end && p.sees(shared.rows[r].seen, key);
             scores[r] = !sees               ? -INFINITY
                         : k_at == kBadBlock ? not_a_number()
-                                            : p.score(scores[r], shared.rows[r], key);
+                                            : p.score(scores[r] * k_scale, shared.rows[r], key);
             const float before = largest[r];
             largest[r] = fmaxf(before, cuda::warp_reduce<cuda::Max>(scores[r] == scores[r] ? scores[r] : -INFINITY));
             const float base = base_of(largest[r]), factor = exp_for<T>(before - base);
             const float probability = exp_for<T>(scores[r] - base);
             sums[r] = sums[r] * factor + probability; // of this lane's keys
-            shared.probabilities[warp][lane][r] = probability;
+            shared.probabilities[warp][lane][r] = sees ? probability * v_scale : 0.0f;
 #pragma unroll
             for (int e = 0; e < kEach; ++e) {
                 out[r][e] *= factor;
@@ -103,7 +115,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
                 const int column = first_column + part * kWarp + lane * kWidth;
                 float v[kWidth] = {};
                 if (v_at > kBadBlock && column < p.size) {
-                    cuda::load(v, p.v + v_at + column, p.whole_kv, p.size - column);
+                    floats_of(v, cuda::load<E, kWidth>(p.v + v_at + column, p.whole_kv, p.size - column));
                 }
 #pragma unroll
                 for (int r = 0; r < kCoreRows; ++r) {

@@ -44,13 +44,22 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
             }
         };
         int64_t c = 0;
+        if constexpr (sizeof(T) == 1) { // from memory floats are no faster so
+            for (; c + 4 * step <= n; c += 4 * step) {
+                add(c, Whole{});
+                add(c + step, Whole{});
+                add(c + 2 * step, Whole{});
+                add(c + 3 * step, Whole{});
+            }
+        }
         for (; c + step <= n; c += step) {
             add(c, Whole{});
         }
         if (c < n) {
             add(c, n - c);
         }
-        const VecF totals = sums([&](int i) { return products[i]; });
+        const auto sum = sums([&](int i) { return summands(products[i], q); });
+        const VecF totals = __builtin_convertvector(sum, VecF);
 #pragma GCC unroll 4
         for (int r = 0; r < kRows; ++r) {
             std::memcpy(scores + r * kKeyBlock + key, reinterpret_cast<const char *>(&totals) + r * kKeys * 4,

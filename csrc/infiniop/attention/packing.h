@@ -16,6 +16,11 @@ template <typename T> struct Packed {
     using Type = float;
 };
 
+// What a row of q becomes for dot products with rows of E where they lie.
+template <typename T, typename E> struct PackedForDots {
+    using Type = typename Packed<T>::Type;
+};
+
 #if defined(__AVX512BF16__)
 
 template <> struct Packed<bf16> {
@@ -32,6 +37,15 @@ inline VecF load_packed(const Pair *, const bf16 *p, int64_t n) {
     return (VecF)_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, p);
 }
 
+// Integers of 8 bits are bf16 as they are.
+inline VecF load_packed(const Pair *, const int8_t *p, int64_t n) {
+    const __m256i bytes =
+        n >= 32 ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)) : _mm256_maskz_loadu_epi8((1u << n) - 1, p);
+    const __m512i first = _mm512_cvtepi8_epi32(_mm256_castsi256_si128(bytes));
+    const __m512i second = _mm512_cvtepi8_epi32(_mm256_extracti128_si256(bytes, 1));
+    return (VecF)_mm512_cvtne2ps_pbh(_mm512_cvtepi32_ps(second), _mm512_cvtepi32_ps(first));
+}
+
 inline VecF multiply_add(VecF left, VecF right, VecF sum, const Pair *) {
     return _mm512_dpbf16_ps(sum, (__m512bh)left, (__m512bh)right);
 }
@@ -41,6 +55,11 @@ inline VecF multiply_add(Pair left, __m512bh right, VecF sum) {
 }
 
 #endif
+
+// What the lanes of multiply_add's result are as numbers.
+template <typename P> inline VecF summands(VecF products, const P *) {
+    return products;
+}
 
 inline VecF multiply_add(VecF left, VecF right, VecF sum, const float *) {
     return fma(left, right, sum);
@@ -101,12 +120,14 @@ template <typename P> constexpr int64_t packed_columns(int64_t n) {
     return round_up(ceil_div(n, kElements<P>), kLanes);
 }
 
-template <typename P, typename T> void pack_row(P *packed, const T *row, int64_t n) {
+// Returns what the row's products are to be multiplied with.
+template <typename P, typename T> float pack_row(P *packed, const T *row, int64_t n) {
     constexpr int64_t step = kLanes * kElements<P>;
     for (; n > 0; n -= step, row += step, packed += kLanes) {
         const VecF v = load_packed(packed, row, n);
         std::memcpy(packed, &v, sizeof v);
     }
+    return 1.0f;
 }
 
 // Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.

@@ -51,9 +51,13 @@ __device__ __forceinline__ float base_of(float largest) {
     return largest == -INFINITY ? 0.0f : largest;
 }
 
-template <typename T> struct Problem {
+// T: of q and out. E: of the elements of k and v, T or int8_t.
+template <typename T, typename E = T> struct Problem {
     T *out;
-    const T *q, *k, *v;
+    const T *q;
+    const E *k, *v;
+    const float *k_scales, *v_scales; // null: none
+    int64_t k_scale_strides[3], v_scale_strides[3];
     int64_t out_strides[3], q_strides[3], k_strides[3], v_strides[3]; // batch or block, token, head
     const void *mask;
     infiniDtype_t mask_dtype; // 0: none
@@ -192,6 +196,13 @@ template <typename T> struct Problem {
         return outer * strides[0] + inner * strides[1] + u.kv_head * strides[2];
     }
 
+    // What a key's row of k (or v) is to be multiplied with; of a key in a block outside the cache, 1.
+    __device__ __forceinline__ float scale_of(const float *scales, const int64_t (&strides)[3], const Unit &u,
+                                              int64_t key) const {
+        const int64_t at = locate(strides, u, key);
+        return at == kBadBlock ? 1.0f : scales[at];
+    }
+
     // Where a row (of the sequence and key head) lies in q or out.
     __device__ __forceinline__ int64_t row_at(const int64_t (&strides)[3], const Unit &u, int64_t row) const {
         return (starts != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + row / group) * strides[1] +
@@ -269,8 +280,8 @@ template <typename T> struct Problem {
 
 // What the block's warps have of a row is joined by one of them: each warp's sum and largest score lie `step` apart,
 // their columns, `columns` in a row from first_column on, out_step.
-template <typename T>
-__device__ void join_warps(const Problem<T> &p, const Unit &u, int64_t row, int first_column, int columns,
+template <typename T, typename E>
+__device__ void join_warps(const Problem<T, E> &p, const Unit &u, int64_t row, int first_column, int columns,
                            const float *sums, const float *largest, int step, const float *out, int out_step) {
     constexpr int kCount = 4;
     float most = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f, factors[kWarps];
@@ -300,7 +311,7 @@ __device__ void join_warps(const Problem<T> &p, const Unit &u, int64_t row, int 
 }
 
 // Every row NaN, for q_starts that says nothing one can rely on. By all blocks.
-template <typename T> __device__ void write_not_a_number(const Problem<T> &p) {
+template <typename T, typename E> __device__ void write_not_a_number(const Problem<T, E> &p) {
     const int64_t heads = p.kv_heads * p.group, rows = p.queries * heads;
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
         T *out = p.out + row / heads * p.out_strides[1] + row % heads * p.out_strides[2];
@@ -311,7 +322,8 @@ template <typename T> __device__ void write_not_a_number(const Problem<T> &p) {
 }
 
 // The sums of a row over its splits, each relative to its own largest score, become the result. A block is a row.
-template <typename T> __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Problem<T> p) {
+template <typename T, typename E>
+__global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Problem<T, E> p) {
     Unit u{};
     const int64_t row = blockIdx.x % p.row_limit, line = blockIdx.x / p.row_limit;
     u.kv_head = line % p.kv_heads;

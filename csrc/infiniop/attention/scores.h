@@ -1,4 +1,5 @@
-// From the scores of a row to its probabilities: the cap, what is added (masks, ALiBi), and softmax, block by block.
+// From the scores of a row to its probabilities: the scales of int8 keys and values, the cap, what is added (masks,
+// ALiBi), and softmax, block by block.
 #pragma once
 
 #include <cmath>
@@ -63,6 +64,13 @@ template <typename T> float softmax(float *scores, int64_t n, int64_t width, flo
     }
     state.sum = sum;
     return factor;
+}
+
+// scores *= factor * factors, one for each of n keys.
+inline void multiply_keys(float *scores, float factor, const float *factors, int64_t n) {
+    for_each_vector(n, [&](int64_t i, auto lanes) {
+        store_at(scores, i, load_at(scores, i, lanes) * (splat(factor) * load_at(factors, i, lanes)), lanes);
+    });
 }
 
 // softcap * tanh(scores * factor), with 1 / softcap in the factor.

@@ -10,10 +10,12 @@ constexpr int64_t kRowBlock = 96;  // rows (queries x query heads of a key head)
 constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and scores of a block stay in L2
 // With so few rows their scores are dot products with K where it lies, for four rows at a time; otherwise packing K
 // first costs less. From memory 8 rows of half types gain 1.05 to 1.2 times, 6 lose as much.
+constexpr int64_t kMostDotRows = 8;
 template <typename T> constexpr bool scores_by_dots(int64_t rows) {
-    return rows <= (sizeof(T) == 4 ? 8 : 4) || rows == 8;
+    return rows <= (sizeof(T) == 4 ? kMostDotRows : 4) || rows == kMostDotRows;
 }
-constexpr int64_t kDotKeys = 64;    // keys at a time then: K or V of so many, and what is fetched meanwhile, stay in L1
+// Keys at a time then: K or V of so many, and what is fetched meanwhile, stay in L1.
+template <typename E> constexpr int64_t kDotKeys = sizeof(E) == 1 ? 128 : 64;
 constexpr int64_t kDirectRows = 12; // up to so many rows V is multiplied where it lies; above, it is packed first
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPageKeys = 16; // one of so many is touched long before: few share a page of memory

@@ -7,6 +7,7 @@
 
 #include "attention/attention.h"
 #include "check.h"
+#include "paged_caching/paged_caching.h"
 
 namespace infini::paged_attention {
 
@@ -90,7 +91,7 @@ TensorView with_queries(const TensorView &view, bool several) {
     return result;
 }
 
-// [blocks, heads, block size, size] as [blocks, block size, heads, size].
+// [blocks, heads, block size, size] as [blocks, block size, heads, size], and scales without the last dimension.
 TensorView token_major(const TensorView &cache) {
     TensorView result = cache;
     result.shape[1] = cache.shape[2];
@@ -107,6 +108,8 @@ attention::Args attend(const Args &args) {
     paged.q = with_queries(args.q, several);
     paged.k = token_major(args.k_cache);
     paged.v = token_major(args.v_cache);
+    paged.k_scales = token_major(args.k_scales);
+    paged.v_scales = token_major(args.v_scales);
     paged.kv_lens = args.seq_lens;
     paged.block_tables = args.block_tables;
     paged.q_starts = args.cum_seq_lens_q;
@@ -132,10 +135,14 @@ void check(const char *op, const Args &args) {
                   message(head_size, " (shape ", shape_of(q), ")"));
     }
     rule.rank("k_cache", k, 4);
-    rule.same_dtype("k_cache", k, "q", q);
+    paged_caching::check_scales(rule, k, args.k_scales, args.v_scales);
+    const bool scaled = args.k_scales.dtype != INFINI_DTYPE_INVALID;
+    if (!scaled) {
+        rule.same_dtype("k_cache", k, "q", q);
+    }
     rule.shape("k_cache", k, {k.size(0), k.size(1), k.size(2), head_size}, "to match the head size of q");
     rule.dense_last("k_cache", k);
-    rule.same_dtype("v_cache", v, "q", q);
+    rule.same_dtype("v_cache", v, scaled ? "k_cache" : "q", scaled ? k : q);
     rule.same_shape("v_cache", v, "k_cache", k);
     rule.dense_last("v_cache", v);
     const int64_t kv_heads = k.size(1);
@@ -173,10 +180,17 @@ void check(const char *op, const Args &args) {
     rule.dense_last("out", out);
     rule.writable("out", out);
     rule.no_partial_overlap("out", out, "q", q);
-    const TensorView *const others[] = {
-        &k, &v, &args.block_tables, &args.seq_lens, &args.cum_seq_lens_q, &args.alibi_slopes};
-    const char *const names[] = {"k_cache", "v_cache", "block_tables", "seq_lens", "cum_seq_lens_q", "alibi_slopes"};
-    for (int i = 0; i < 6; ++i) {
+    const TensorView *const others[] = {&k,
+                                        &v,
+                                        &args.block_tables,
+                                        &args.seq_lens,
+                                        &args.cum_seq_lens_q,
+                                        &args.alibi_slopes,
+                                        &args.k_scales,
+                                        &args.v_scales};
+    const char *const names[] = {"k_cache",        "v_cache",      "block_tables", "seq_lens",
+                                 "cum_seq_lens_q", "alibi_slopes", "k_scales",     "v_scales"};
+    for (int i = 0; i < 8; ++i) {
         if (others[i]->dtype) {
             rule.no_overlap("out", out, names[i], *others[i]);
         }

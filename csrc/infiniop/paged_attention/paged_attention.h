@@ -17,6 +17,9 @@ struct Args {
     TensorView k_cache; // [blocks, Hkv, block size, D]; query head h reads key head h / (H / Hkv)
     TensorView v_cache; // [blocks, Hkv, block size, D]
     TensorView
+        k_scales; // [blocks, Hkv, block size] float32, where the caches are int8: factors of their rows; dtype 0: none
+    TensorView v_scales; // [blocks, Hkv, block size]
+    TensorView
         block_tables;    // [n, max blocks] int64: key t of a sequence is row t % block size of its t / block size-th
     TensorView seq_lens; // [n] int64: keys of each sequence, its new ones included
     TensorView cum_seq_lens_q; // [n + 1] int64: where each sequence's queries begin in q; dtype 0: paged_attention

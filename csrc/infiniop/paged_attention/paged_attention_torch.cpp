@@ -13,16 +13,17 @@ constexpr Checker kDecode("paged_attention"), kPrefill("paged_attention_prefill"
 
 Args inputs(const Checker &rule, const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
             const Tensor &block_tables, const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes,
-            std::optional<double> scale, int64_t window) {
+            std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
+            const std::optional<Tensor> &v_scales) {
     Args args;
     args.q = view(rule, "q", q);
     args.k_cache = view(rule, "k_cache", k_cache);
     args.v_cache = view(rule, "v_cache", v_cache);
     args.block_tables = view(rule, "block_tables", block_tables);
     args.seq_lens = view(rule, "seq_lens", seq_lens);
-    if (alibi_slopes) {
-        args.alibi_slopes = view(rule, "alibi_slopes", *alibi_slopes);
-    }
+    args.alibi_slopes = optional_view(rule, "alibi_slopes", alibi_slopes);
+    args.k_scales = optional_view(rule, "k_scales", k_scales);
+    args.v_scales = optional_view(rule, "v_scales", v_scales);
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
     args.scale = scale ? *scale : 1.0 / std::sqrt(static_cast<double>(head_size));
     args.window = window;
@@ -44,8 +45,9 @@ void run_with_workspace(const char *op, Args &args) {
 
 Tensor decode(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
               const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale,
-              int64_t window) {
-    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
+              int64_t window, const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
+    Args args =
+        inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales);
     Tensor out = empty_like(args.q);
     args.out = view(kDecode, "out", out);
     run_with_workspace("paged_attention", args);
@@ -54,8 +56,10 @@ Tensor decode(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, con
 
 Tensor decode_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
                   const Tensor &seq_lens, const std::optional<Tensor> &alibi_slopes, std::optional<double> scale,
-                  int64_t window, Tensor out) {
-    Args args = inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
+                  int64_t window, const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales,
+                  Tensor out) {
+    Args args =
+        inputs(kDecode, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales);
     args.out = view(kDecode, "out", out);
     run_with_workspace("paged_attention", args);
     return out;
@@ -63,8 +67,10 @@ Tensor decode_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache,
 
 Tensor prefill(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
                const Tensor &seq_lens, const Tensor &cum_seq_lens_q, const std::optional<Tensor> &alibi_slopes,
-               std::optional<double> scale, int64_t window) {
-    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
+               std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
+               const std::optional<Tensor> &v_scales) {
+    Args args =
+        inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales);
     args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     Tensor out = empty_like(args.q);
     args.out = view(kPrefill, "out", out);
@@ -74,8 +80,10 @@ Tensor prefill(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, co
 
 Tensor prefill_out(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &block_tables,
                    const Tensor &seq_lens, const Tensor &cum_seq_lens_q, const std::optional<Tensor> &alibi_slopes,
-                   std::optional<double> scale, int64_t window, Tensor out) {
-    Args args = inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window);
+                   std::optional<double> scale, int64_t window, const std::optional<Tensor> &k_scales,
+                   const std::optional<Tensor> &v_scales, Tensor out) {
+    Args args =
+        inputs(kPrefill, q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales);
     args.cum_seq_lens_q = view(kPrefill, "cum_seq_lens_q", cum_seq_lens_q);
     args.out = view(kPrefill, "out", out);
     run_with_workspace("paged_attention_prefill", args);

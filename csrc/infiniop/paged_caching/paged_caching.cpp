@@ -7,16 +7,49 @@
 
 namespace infini::paged_caching {
 
-void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache) {
+void check_scales(const Checker &rule, const TensorView &k_cache, const TensorView &k_scales,
+                  const TensorView &v_scales) {
+    const TensorView *const scales[] = {&k_scales, &v_scales};
+    const char *const names[] = {"k_scales", "v_scales"};
+    for (int i = 0; i < 2; ++i) {
+        const bool given = scales[i]->dtype != INFINI_DTYPE_INVALID;
+        if (given != (k_cache.dtype == INFINI_DTYPE_I8)) {
+            rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, names[i], "be given if and only if k_cache is int8",
+                      message(given ? "some" : "none", " for ", name_of(k_cache.dtype)));
+        }
+        if (given) {
+            rule.dtype(names[i], *scales[i], {INFINI_DTYPE_F32});
+            rule.shape(names[i], *scales[i], {k_cache.size(0), k_cache.size(1), k_cache.size(2)},
+                       "to match the blocks, heads and rows of k_cache");
+        }
+    }
+}
+
+void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache, const TensorView &k_scales,
+                  const TensorView &v_scales) {
     rule.rank("k_cache", k_cache, 4);
-    rule.dtype("k_cache", k_cache, INFINI_FLOATS);
+    check_scales(rule, k_cache, k_scales, v_scales);
+    const bool scaled = k_scales.dtype != INFINI_DTYPE_INVALID;
+    if (!scaled) {
+        rule.dtype("k_cache", k_cache, INFINI_FLOATS);
+    }
     rule.dense_last("k_cache", k_cache);
     rule.writable("k_cache", k_cache);
     rule.same_dtype("v_cache", v_cache, "k_cache", k_cache);
     rule.same_shape("v_cache", v_cache, "k_cache", k_cache);
     rule.dense_last("v_cache", v_cache);
     rule.writable("v_cache", v_cache);
-    // The two may be interleaved in one piece of memory: their spans are not compared.
+    if (scaled) {
+        rule.writable("k_scales", k_scales);
+        rule.writable("v_scales", v_scales);
+        const TensorView *const caches[] = {&k_cache, &v_cache};
+        const char *const names[] = {"k_cache", "v_cache"};
+        for (int i = 0; i < 2; ++i) {
+            rule.no_overlap("k_scales", k_scales, names[i], *caches[i]);
+            rule.no_overlap("v_scales", v_scales, names[i], *caches[i]);
+        }
+    }
+    // The two may be interleaved in one piece of memory: their spans are not compared. So may be the scales.
 }
 
 void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache) {
@@ -35,7 +68,8 @@ namespace {
 
 // Torch's compiler passes a piece of a cache where the caller passed a clone of it (pytorch issue 198031).
 bool in_caches(const Args &args, const TensorView &rows) {
-    return overlap(args.k_cache, rows) || overlap(args.v_cache, rows);
+    const bool in_scales = args.k_scales.dtype && (overlap(args.k_scales, rows) || overlap(args.v_scales, rows));
+    return in_scales || overlap(args.k_cache, rows) || overlap(args.v_cache, rows);
 }
 
 // The rows [tokens, Hkv, D], copied to `memory`.
@@ -60,18 +94,29 @@ bool needs_copies(const Args &args) {
 void check(const Args &args) {
     constexpr Checker rule = kRule;
     const TensorView &k_cache = args.k_cache, &v_cache = args.v_cache, &k = args.k, &v = args.v;
-    check_caches(rule, k_cache, v_cache);
+    check_caches(rule, k_cache, v_cache, args.k_scales, args.v_scales);
     rule.rank("k", k, 3);
-    rule.same_dtype("k", k, "k_cache", k_cache);
+    if (args.k_scales.dtype) {
+        rule.dtype("k", k, INFINI_FLOATS);
+    } else {
+        rule.same_dtype("k", k, "k_cache", k_cache);
+    }
     rule.shape("k", k, {k.size(0), k_cache.size(1), k_cache.size(3)}, "to match the heads and columns of k_cache");
     rule.dense_last("k", k);
-    rule.same_dtype("v", v, "k_cache", k_cache);
+    if (args.k_scales.dtype) {
+        rule.same_dtype("v", v, "k", k);
+    } else {
+        rule.same_dtype("v", v, "k_cache", k_cache);
+    }
     rule.same_shape("v", v, "k", k);
     rule.dense_last("v", v);
     rule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
     rule.shape("slot_mapping", args.slot_mapping, {k.size(0)}, "to match the tokens of k");
-    rule.no_overlap("k_cache", k_cache, "slot_mapping", args.slot_mapping);
-    rule.no_overlap("v_cache", v_cache, "slot_mapping", args.slot_mapping);
+    const TensorView *const written[] = {&k_cache, &v_cache, &args.k_scales, &args.v_scales};
+    const char *const names[] = {"k_cache", "v_cache", "k_scales", "v_scales"};
+    for (int i = 0; i < (args.k_scales.dtype ? 4 : 2); ++i) {
+        rule.no_overlap(names[i], *written[i], "slot_mapping", args.slot_mapping);
+    }
 }
 
 void run(const Args &args) {

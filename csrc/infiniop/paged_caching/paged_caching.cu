@@ -4,6 +4,7 @@
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.h"
 #include "paged_caching.h"
+#include "quantised_cuda.h"
 #include "slots_cuda.h"
 
 namespace infini::paged_caching {
@@ -71,9 +72,36 @@ template <typename T> void launch(const Args &args) {
     cuda::launch(write_heads<T>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
 }
 
+// Rows for caches of int8.
+template <typename T> struct Rows {
+    TensorView k, v;
+    int columns;
+    bool aligned;
+
+    __device__ __forceinline__ int slices(bool) const { return cuda::slices_of(columns, cuda::kWidth<T>); }
+    __device__ __forceinline__ cuda::Slice<T> read(bool is_k, int64_t head, int64_t token, int i,
+                                                   cuda::Vector<T> (&vectors)[2]) const {
+        const TensorView &rows = is_k ? k : v;
+        const cuda::Slice<T> slice(0, columns, slices(is_k) * cuda::kWidth<T>, i, aligned);
+        slice.read(vectors, rows.as<const T>() + token * rows.strides[0] + head * rows.strides[1]);
+        return slice;
+    }
+};
+
 } // namespace
 
 void nvidia::cuda_kernel(const Args &args) {
+    if (args.k_scales.dtype) {
+        cuda::with_float_type(args.k.dtype, [&](auto x) {
+            using T = decltype(x);
+            if constexpr (!std::is_same_v<T, double>) {
+                launch_quantise<T>(
+                    {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, args.k.shape[0], 0},
+                    Rows<T>{args.k, args.v, cuda::checked_columns(args.k.shape[2]), cuda::vectors_fit(args.k, args.v)});
+            }
+        });
+        return;
+    }
     size_of(args.k.dtype) == 2 ? launch<uint16_t>(args) : launch<uint32_t>(args);
 }
 

@@ -1,5 +1,6 @@
 // paged_caching: writes the keys and values of new tokens into the blocks of a paged cache,
-// cache[slot / block size, h, slot % block size, :] = k[t, h, :] with slot = slot_mapping[t].
+// cache[slot / block size, h, slot % block size, :] = k[t, h, :] with slot = slot_mapping[t]. Into caches of int8 each
+// row goes as round(row / scale) with a scale of its own, max |row| / 127.
 #pragma once
 
 #include "cpu_capability.h"
@@ -13,8 +14,10 @@ class Checker;
 namespace infini::paged_caching {
 
 struct Args {
-    TensorView k_cache;      // [blocks, Hkv, block size, D]; out, as v_cache: what is not written stays
+    TensorView k_cache;      // [blocks, Hkv, block size, D]; out, as v_cache and the scales: what is not written stays
     TensorView v_cache;      // [blocks, Hkv, block size, D]
+    TensorView k_scales;     // [blocks, Hkv, block size] float32, where the caches are int8; dtype 0: they are not
+    TensorView v_scales;     // [blocks, Hkv, block size]
     TensorView k;            // [tokens, Hkv, D]
     TensorView v;            // [tokens, Hkv, D]
     TensorView slot_mapping; // [tokens] int64; below 0: skipped. Of two tokens with one slot the last stays
@@ -27,8 +30,18 @@ INFINI_ALWAYS_INLINE int64_t row_of(const TensorView &cache, int64_t slot, int64
     return slot / block_size * cache.strides[0] + head * cache.strides[1] + slot % block_size * cache.strides[2];
 }
 
-// The rules of the two caches, and of the slots' values.
-void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache);
+// And its scale in [blocks, Hkv, block size].
+INFINI_ALWAYS_INLINE float *scale_of(const TensorView &scales, int64_t slot, int64_t head) {
+    return scales.as<float>() + row_of(scales, slot, head);
+}
+
+// The rules of the scales of a cache: there are some if and only if it is int8.
+void check_scales(const Checker &rule, const TensorView &k_cache, const TensorView &k_scales,
+                  const TensorView &v_scales);
+
+// The rules of the two caches that are written and of their scales, and of the slots' values.
+void check_caches(const Checker &rule, const TensorView &k_cache, const TensorView &v_cache, const TensorView &k_scales,
+                  const TensorView &v_scales);
 void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache);
 
 // Checks all that does not depend on values in memory.

@@ -1,8 +1,9 @@
-// The CPU kernel of paged_caching: a row of a head at a time, as bytes; the slots have been checked.
+// The CPU kernel of paged_caching: a row of a head at a time, as bytes or quantised; the slots have been checked.
 // Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
 // slot are written in their order.
 #include "paged_caching.h"
 #include "parallel.h"
+#include "quantise.h"
 
 #include <cstring>
 
@@ -25,6 +26,29 @@ void write_head(const TensorView &cache, const TensorView &rows, const TensorVie
     }
 }
 
+// The same for a cache of int8.
+template <typename T>
+void quantise_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
+                   int64_t head) {
+    for (int64_t t = 0; t < rows.shape[0]; ++t) {
+        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        if (slot >= 0) {
+            *paged_caching::scale_of(scales, slot, head) =
+                quantise_row(rows.as<const T>() + t * rows.strides[0] + head * rows.strides[1], rows.shape[2],
+                             cache.as<int8_t>() + paged_caching::row_of(cache, slot, head));
+        }
+    }
+}
+
+void write_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
+                int64_t head) {
+    if (scales.dtype) {
+        with_float_type(rows.dtype, [&](auto x) { quantise_head<decltype(x)>(cache, scales, rows, slots, head); });
+    } else {
+        write_head(cache, rows, slots, head);
+    }
+}
+
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
@@ -35,9 +59,9 @@ void infini::paged_caching::INFINI_LEVEL::cpu_kernel(const Args &args) {
     parallel_for(2 * heads, bytes, [&](int64_t begin, int64_t end) {
         for (int64_t i = begin; i < end; ++i) {
             if (i < heads) {
-                write_head(args.k_cache, args.k, args.slot_mapping, i);
+                write_head(args.k_cache, args.k_scales, args.k, args.slot_mapping, i);
             } else {
-                write_head(args.v_cache, args.v, args.slot_mapping, i - heads);
+                write_head(args.v_cache, args.v_scales, args.v, args.slot_mapping, i - heads);
             }
         }
     });

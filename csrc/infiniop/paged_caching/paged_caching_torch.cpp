@@ -1,4 +1,6 @@
 // torch.ops.infini.paged_caching, which writes into its caches; declared in torch_infini/ops/paged_caching.py.
+#include <optional>
+
 #include "../../torch/tensor.h"
 #include "paged_caching.h"
 
@@ -8,13 +10,16 @@ namespace {
 constexpr Checker kRule("paged_caching");
 
 void paged_caching(const Tensor &k_cache, const Tensor &v_cache, const Tensor &k, const Tensor &v,
-                   const Tensor &slot_mapping) {
+                   const Tensor &slot_mapping, const std::optional<Tensor> &k_scales,
+                   const std::optional<Tensor> &v_scales) {
     Args args;
     args.k_cache = view(kRule, "k_cache", k_cache);
     args.v_cache = view(kRule, "v_cache", v_cache);
     args.k = view(kRule, "k", k);
     args.v = view(kRule, "v", v);
     args.slot_mapping = view(kRule, "slot_mapping", slot_mapping);
+    args.k_scales = optional_view(kRule, "k_scales", k_scales);
+    args.v_scales = optional_view(kRule, "v_scales", v_scales);
     Tensor copies;
     if (needs_copies(args)) {
         copies = empty({2, args.k.numel()}, args.k.dtype);

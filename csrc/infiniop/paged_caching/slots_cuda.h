@@ -57,8 +57,9 @@ public:
         __syncthreads();
     }
 
-    // Whether token number j of the tile is written; where the row of its first head begins.
+    // Whether token number j of the tile is written; its slot, and where the row of its first head begins.
     __device__ __forceinline__ bool writes(int j) const { return skipped_[j] == 0; }
+    __device__ __forceinline__ int64_t slot(int j) const { return slots_[j]; }
     __device__ __forceinline__ int64_t k(int j) const { return k_[j]; }
     __device__ __forceinline__ int64_t v(int j) const { return v_[j]; }
 

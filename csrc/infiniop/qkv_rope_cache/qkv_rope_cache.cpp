@@ -29,8 +29,10 @@ void check(const Args &args) {
     kRule.rank("qkv", qkv, 2);
     kRule.dtype("qkv", qkv, INFINI_FLOATS);
     kRule.dense_last("qkv", qkv);
-    paged_caching::check_caches(kRule, k_cache, v_cache);
-    kRule.same_dtype("k_cache", k_cache, "qkv", qkv);
+    paged_caching::check_caches(kRule, k_cache, v_cache, args.k_scales, args.v_scales);
+    if (!args.k_scales.dtype) {
+        kRule.same_dtype("k_cache", k_cache, "qkv", qkv);
+    }
     kRule.rank("q", q, 3);
     kRule.same_dtype("q", q, "qkv", qkv);
     kRule.shape("q", q, {qkv.size(0), q.size(1), k_cache.size(3)}, "to match the tokens of qkv and columns of k_cache");
@@ -43,17 +45,19 @@ void check(const Args &args) {
     kRule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
     kRule.shape("slot_mapping", args.slot_mapping, {qkv.size(0)}, "to match the tokens of qkv");
 
-    const TensorView *const written[] = {&q, &k_cache, &v_cache};
-    const char *const written_names[] = {"q", "k_cache", "v_cache"};
+    const TensorView *const written[] = {&q, &k_cache, &v_cache, &args.k_scales, &args.v_scales};
+    const char *const written_names[] = {"q", "k_cache", "v_cache", "k_scales", "v_scales"};
+    const int count = args.k_scales.dtype ? 5 : 3;
     const TensorView *const read[] = {&qkv, &args.cos, &args.sin, &args.positions, &args.slot_mapping};
     const char *const read_names[] = {"qkv", "cos", "sin", "positions", "slot_mapping"};
-    for (int i = 0; i < 3; ++i) {
+    for (int i = 0; i < count; ++i) {
         for (int j = 0; j < 5; ++j) {
             kRule.no_overlap(written_names[i], *written[i], read_names[j], *read[j]);
         }
     }
-    kRule.no_overlap("q", q, "k_cache", k_cache);
-    kRule.no_overlap("q", q, "v_cache", v_cache);
+    for (int i = 1; i < count; ++i) {
+        kRule.no_overlap("q", q, written_names[i], *written[i]);
+    }
 }
 
 } // namespace

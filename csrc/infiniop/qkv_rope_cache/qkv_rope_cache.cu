@@ -1,8 +1,10 @@
-// The CUDA kernel of qkv_rope_cache, one launch: each thread has one slice of one or two of a row's heads, turns it if
-// it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element read and written once (8192
-// tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of position, angles, result.
+// The CUDA kernel of qkv_rope_cache, one launch (two for caches of int8): each thread has one slice of one or two of a
+// row's heads, turns it if it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element
+// read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of
+// position, angles, result.
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.h"
+#include "paged_caching/quantised_cuda.h"
 #include "paged_caching/slots_cuda.h"
 #include "qkv_rope_cache.h"
 #include "rope/rotation_cuda.h"
@@ -79,6 +81,29 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
     }
 }
 
+// The rows of k, turned, and of v for caches of int8.
+template <typename T, typename A> struct Rows {
+    TensorView rows; // [tokens, heads of all three, D]
+    int64_t heads, kv_heads;
+    rope::Rotation<T, A> rotation;
+    bool aligned;
+
+    __device__ __forceinline__ int slices(bool is_k) const {
+        return is_k ? rotation.turning + rotation.passing : cuda::slices_of(rotation.columns, cuda::kWidth<T>);
+    }
+    __device__ __forceinline__ Slice<T> read(bool is_k, int64_t head, int64_t token, int i,
+                                             cuda::Vector<T> (&vectors)[2]) const {
+        const int64_t row = heads + (is_k ? 0 : kv_heads) + head;
+        const Slice<T> slice = is_k ? rotation.slice(i, aligned)
+                                    : Slice<T>(0, rotation.columns, slices(false) * cuda::kWidth<T>, i, aligned);
+        slice.read(vectors, rows.as<const T>() + token * rows.strides[0] + row * rows.strides[1]);
+        rope::Turn<T> turn;
+        turn.fetch(rotation, slice, is_k && i < rotation.turning, 0, token);
+        turn(vectors);
+        return slice;
+    }
+};
+
 } // namespace
 
 void nvidia::cuda_kernel(const Args &args) {
@@ -94,17 +119,31 @@ void nvidia::cuda_kernel(const Args &args) {
             rows.strides[1] = columns;
             rows.shape[2] = columns;
             rows.strides[2] = 1;
-            const HeadPlan plan(tokens, rows.shape[1], rotation.turning + rotation.passing,
-                                paged_caching::tile_of(tokens));
-            const Problem<T, A> problem{args.q,
-                                        args.k_cache,
-                                        args.v_cache,
-                                        rows,
-                                        args.slot_mapping,
-                                        rotation,
-                                        plan,
-                                        cuda::vectors_fit(rows, args.q, args.k_cache, args.v_cache)};
-            cuda::launch(write_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+            const auto write = [&](int64_t heads) { // the first ones of a row
+                const HeadPlan plan(tokens, heads, rotation.turning + rotation.passing, paged_caching::tile_of(tokens));
+                const Problem<T, A> problem{args.q,
+                                            args.k_cache,
+                                            args.v_cache,
+                                            rows,
+                                            args.slot_mapping,
+                                            rotation,
+                                            plan,
+                                            cuda::vectors_fit(rows, args.q, args.k_cache, args.v_cache)};
+                cuda::launch(write_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+            };
+            if (args.k_scales.dtype == INFINI_DTYPE_INVALID) {
+                write(rows.shape[1]);
+                return;
+            }
+            const int64_t heads = args.q.shape[1], kv_heads = args.k_cache.shape[1];
+            if (heads > 0) {
+                write(heads);
+            }
+            if (kv_heads > 0) {
+                paged_caching::launch_quantise<T>(
+                    {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, tokens, 0},
+                    Rows<T, A>{rows, heads, kv_heads, rotation, cuda::vectors_fit(rows)});
+            }
         }
     });
 }

@@ -11,8 +11,10 @@ namespace infini::qkv_rope_cache {
 
 struct Args {
     TensorView q;            // [tokens, H, D]; out
-    TensorView k_cache;      // [blocks, Hkv, block size, D]; out, as v_cache: what is not written stays
+    TensorView k_cache;      // [blocks, Hkv, block size, D]; out, as v_cache and the scales: what is not written stays
     TensorView v_cache;      // [blocks, Hkv, block size, D]
+    TensorView k_scales;     // [blocks, Hkv, block size] float32, where the caches are int8; dtype 0: they are not
+    TensorView v_scales;     // [blocks, Hkv, block size]
     TensorView qkv;          // [tokens, (H + 2 Hkv) * D]: the heads of q, then those of k, then those of v
     TensorView cos, sin;     // tables [P, R/2]
     TensorView positions;    // [tokens], integers: the row of cos and sin for each token

@@ -1,10 +1,12 @@
-// The CPU kernel of qkv_rope_cache: row by row of qkv, one token's angles serving all its heads.
+// The CPU kernel of qkv_rope_cache: row by row of qkv, one token's angles serving all its heads. What goes into caches
+// of int8 is rotated beside them and then quantised.
 // Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
 // slot are written in their order.
 #include "qkv_rope_cache.h"
 
 #include "paged_caching/paged_caching.h"
 #include "parallel.h"
+#include "quantise.h"
 #include "rope/rope.h"
 #include "rope/rotation.h"
 
@@ -12,11 +14,13 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 // The heads from begin to end of every token; of a row's heads the first are q's, then come k's, then v's.
+// room: for the heads of k among them, where the caches are int8.
 template <typename Tile, typename T, typename C>
-void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end) {
+void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end, T *room) {
     const int64_t heads = a.q.shape[1], size = a.q.shape[2], rotated = heads + a.k_cache.shape[1];
     const int64_t half = a.cos.shape[1], passed = size - 2 * half;
-    const int64_t rotated_end = end < rotated ? end : rotated;
+    const int64_t rotated_end = end < rotated ? end : rotated, first_k = begin < heads ? heads : begin;
+    const bool quantises = a.k_scales.dtype != INFINI_DTYPE_INVALID;
     Tile tile;
     for (int64_t t = 0; t < a.qkv.shape[0]; ++t) {
         const T *const row = a.qkv.as<const T>() + t * a.qkv.strides[0];
@@ -25,6 +29,7 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end) {
         const int64_t last = slot < 0 && heads < rotated_end ? heads : rotated_end;
         const auto to = [&](int64_t head) {
             return head < heads ? a.q.as<T>() + t * a.q.strides[0] + head * a.q.strides[1]
+                   : quantises  ? room + (head - first_k) * size
                                 : a.k_cache.as<T>() + paged_caching::row_of(a.k_cache, slot, head - heads);
         };
         const C *const cos = a.cos.as<const C>() + position * a.cos.strides[0];
@@ -42,7 +47,21 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end) {
         for (int64_t head = begin; head < last && passed > 0; ++head) {
             std::memcpy(to(head) + 2 * half, row + head * size + 2 * half, static_cast<size_t>(passed) * sizeof(T));
         }
-        for (int64_t head = begin < rotated ? rotated : begin; head < end && slot >= 0; ++head) {
+        const int64_t first_v = begin < rotated ? rotated : begin;
+        if (quantises && slot >= 0) {
+            const auto put = [&](const TensorView &cache, const TensorView &scales, int64_t head, const T *from) {
+                *paged_caching::scale_of(scales, slot, head) =
+                    quantise_row(from, size, cache.as<int8_t>() + paged_caching::row_of(cache, slot, head));
+            };
+            for (int64_t head = first_k; head < last; ++head) {
+                put(a.k_cache, a.k_scales, head - heads, to(head));
+            }
+            for (int64_t head = first_v; head < end; ++head) {
+                put(a.v_cache, a.v_scales, head - rotated, row + head * size);
+            }
+            continue;
+        }
+        for (int64_t head = first_v; head < end && slot >= 0; ++head) {
             std::memcpy(a.v_cache.as<T>() + paged_caching::row_of(a.v_cache, slot, head - rotated), row + head * size,
                         static_cast<size_t>(size) * sizeof(T));
         }
@@ -52,11 +71,13 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end) {
 template <typename T, typename C> void write_all(const qkv_rope_cache::Args &a) {
     const int64_t heads = a.q.shape[1] + 2 * a.k_cache.shape[1];
     const auto bytes = 2 * a.qkv.numel() * static_cast<int64_t>(sizeof(T));
-    parallel_for(heads, bytes, [&](int64_t begin, int64_t end) {
+    const int64_t room = a.k_scales.dtype ? a.k_cache.shape[1] * a.q.shape[2] * static_cast<int64_t>(sizeof(T)) : 0;
+    parallel_for_with_scratch(heads, bytes, room, [&](int64_t begin, int64_t end, char *scratch) {
+        auto *const rotated = reinterpret_cast<T *>(scratch);
         if (a.interleaved) {
-            write_heads<NeighboursTile, T, C>(a, begin, end);
+            write_heads<NeighboursTile, T, C>(a, begin, end, rotated);
         } else {
-            write_heads<HalvesTile, T, C>(a, begin, end);
+            write_heads<HalvesTile, T, C>(a, begin, end, rotated);
         }
     });
 }

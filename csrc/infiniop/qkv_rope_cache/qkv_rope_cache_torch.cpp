@@ -1,6 +1,8 @@
 // torch.ops.infini.qkv_rope_cache, which writes into q and the caches; declared in torch_infini/ops/qkv_rope_cache.py.
 #include "qkv_rope_cache.h"
 
+#include <optional>
+
 #include "../../torch/tensor.h"
 
 namespace infini::qkv_rope_cache {
@@ -9,7 +11,8 @@ namespace {
 constexpr Checker kRule("qkv_rope_cache");
 
 void qkv_rope_cache(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &qkv, const Tensor &cos,
-                    const Tensor &sin, const Tensor &positions, const Tensor &slot_mapping, bool interleaved) {
+                    const Tensor &sin, const Tensor &positions, const Tensor &slot_mapping, bool interleaved,
+                    const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
     Args args;
     args.q = view(kRule, "q", q);
     args.k_cache = view(kRule, "k_cache", k_cache);
@@ -19,6 +22,8 @@ void qkv_rope_cache(const Tensor &q, const Tensor &k_cache, const Tensor &v_cach
     args.sin = view(kRule, "sin", sin);
     args.positions = view(kRule, "positions", positions);
     args.slot_mapping = view(kRule, "slot_mapping", slot_mapping);
+    args.k_scales = optional_view(kRule, "k_scales", k_scales);
+    args.v_scales = optional_view(kRule, "v_scales", v_scales);
     args.interleaved = interleaved;
     run(args);
 }

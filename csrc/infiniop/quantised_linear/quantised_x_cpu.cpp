@@ -3,8 +3,8 @@
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
 #include "int8_gemm/product.h"
 #include "parallel.h"
+#include "quantise.h"
 #include "quantised_linear.h"
-#include "quantize/int8_row.h"
 #include "rows.h"
 
 namespace infini::INFINI_LEVEL {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/launch.h"
+#include "cuda/quantise.h"
 #include "cuda/reduce.h"
 #include "cuda/rows.h"
 
@@ -43,8 +44,7 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
         }
     }
     most = cuda::row_reduce<cuda::Max>(most, shared);
-    const bool finite = most <= 3.402823466e38f; // not infinity, not NaN
-    const float scale = most / 127, divisor = scale > 0 ? scale : 1;
+    const cuda::RowScale scale(most);
     if (!mine) {
         return;
     }
@@ -53,15 +53,14 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
         cuda::Vector<int8_t, kVector> q;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-            const float value = min(127.0f, max(-127.0f, values[e] / divisor));
-            q.values[e] = static_cast<int8_t>(finite && i + e < a.k ? __float2int_rn(value) : 0);
+            q.values[e] = i + e < a.k ? scale.quantise(values[e]) : int8_t{0};
         }
         const int64_t left = a.width - i;
         cuda::store(a.q + row * a.pitch + i, q, a.q_whole && left >= kVector,
                     static_cast<int>(left < kVector ? left : kVector));
     }
     if (threadIdx.x == 0) {
-        a.scales[row] = finite ? scale : __uint_as_float(0x7fc00000u);
+        a.scales[row] = scale.scale();
     }
 }
 

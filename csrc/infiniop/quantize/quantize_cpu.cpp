@@ -3,8 +3,8 @@
 // Limit: the division of each element (AVX-512: 16 in about 9 cycles), near what reading weights from memory takes.
 #include "quantize.h"
 
-#include "int8_row.h"
 #include "parallel.h"
+#include "quantise.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {

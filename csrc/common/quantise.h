@@ -1,4 +1,5 @@
-// A row of floats as int8 with one scale: of weights, and of x where a product of integers takes it.
+// A row as int8 with a scale: what weights, cached keys and values and the x of quantised products become.
+// Included only by *_cpu.cpp files, like vec.h.
 #pragma once
 
 #include "vec.h"
@@ -23,11 +24,11 @@ inline void store_bytes(int8_t *p, VecI value, int n) {
 #endif
 }
 
-// x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127. A row with infinity or NaN in it has the scale
-// NaN, and with it all that is computed from it.
-template <typename T> float quantise_row(const T *x, int64_t k, int8_t *q) {
+// x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127: q[i] is x[i] / scale rounded to nearest even. A
+// row with infinity or NaN in it has the scale NaN and q of zeros, a row of zeros the scale 0.
+template <typename T> float quantise_row(const T *x, int64_t n, int8_t *q) {
     VecI magnitudes{}; // as integers, NaN lies above infinity, and this above all finite values
-    for_each_vector(k, [&](int64_t i, auto lanes) {
+    for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecI bits = (VecI)load_at(x, i, lanes) & 0x7fffffff;
         magnitudes = bits > magnitudes ? bits : magnitudes;
     });
@@ -36,12 +37,12 @@ template <typename T> float quantise_row(const T *x, int64_t k, int8_t *q) {
         most = magnitudes[i] > most ? magnitudes[i] : most;
     }
     if (most >= 0x7f800000) {
-        std::memset(q, 0, static_cast<size_t>(k));
+        std::memset(q, 0, static_cast<size_t>(n));
         return float_of(0x7fc00000);
     }
     const float scale = float_of(static_cast<uint32_t>(most)) / 127;
     const VecF divisor = splat(scale > 0 ? scale : 1);
-    for_each_vector(k, [&](int64_t i, auto lanes) {
+    for_each_vector(n, [&](int64_t i, auto lanes) {
         // A denormal scale is so coarse that the quotient can be beyond.
         const VecF value = min(splat(127), max(splat(-127), load_at(x, i, lanes) / divisor));
         store_bytes(q + i, nearest(value), lanes);

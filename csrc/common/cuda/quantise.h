@@ -1,0 +1,27 @@
+// A row as int8 with a scale, on CUDA: the numbers of common/quantise.h, from a row's largest magnitude on.
+#pragma once
+
+#include "numbers.h"
+
+namespace infini::cuda {
+
+// x = q * scale nearly, with scale = max |x| / 127; q is x / scale rounded to nearest even. A row with infinity or NaN
+// in it has the scale NaN and q of zeros, a row of zeros the scale 0.
+class RowScale {
+public:
+    // largest: the row's largest magnitude, NaN if there is one in it.
+    __device__ __forceinline__ explicit RowScale(float largest)
+        : finite_(largest <= 3.402823466e38f), scale_(finite_ ? largest / 127 : __uint_as_float(0x7fc00000u)) {}
+
+    __device__ __forceinline__ float scale() const { return scale_; }
+    __device__ __forceinline__ int8_t quantise(float x) const {
+        const float value = min(127.0f, max(-127.0f, x / (scale_ > 0 ? scale_ : 1)));
+        return static_cast<int8_t>(finite_ ? __float2int_rn(value) : 0);
+    }
+
+private:
+    bool finite_; // not infinity, not NaN
+    float scale_;
+};
+
+} // namespace infini::cuda

@@ -1,0 +1,76 @@
+// How rows of k and v go into caches of int8 on CUDA: a warp has a head of a token, looks for its largest magnitude,
+// then reads it again (from the L1 cache) and writes integers and scale. For the .cu files of paged_caching and of the
+// ops that fuse it.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/quantise.h"
+#include "cuda/reduce.h"
+#include "slots_cuda.h"
+
+namespace infini::paged_caching {
+
+constexpr int kQuantiseWarps = 4;
+
+struct QuantisedCaches {
+    TensorView k_cache, v_cache, k_scales, v_scales, slot_mapping;
+    int64_t tokens;
+    int tile; // tokens of a block
+};
+
+// Source: slices(is_k), how many slices a row has; and read(is_k, head, token, i, vectors), which reads number i of them
+// and returns the Slice.
+template <typename T, typename Source>
+__global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
+    quantise_heads(const __grid_constant__ QuantisedCaches a, const __grid_constant__ Source source) {
+    __shared__ Tile tile;
+    const int64_t heads = a.k_cache.shape[1], first = static_cast<int64_t>(blockIdx.x) * a.tile;
+    const int64_t end = first + a.tile < a.tokens ? first + a.tile : a.tokens;
+    tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens);
+    const int lane = threadIdx.x;
+    for (int64_t i = threadIdx.y; i < (end - first) * 2 * heads; i += kQuantiseWarps) {
+        const int j = static_cast<int>(i / (2 * heads));
+        const int64_t head = i % (2 * heads) % heads;
+        const bool is_k = i % (2 * heads) < heads;
+        if (!tile.writes(j)) {
+            continue;
+        }
+        cuda::Vector<T> vectors[2];
+        float largest = 0;
+        for (int slice = lane; slice < source.slices(is_k); slice += cuda::kWarp) {
+            const cuda::Slice<T> at = source.read(is_k, head, first + j, slice, vectors);
+#pragma unroll
+            for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
+                const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
+                if (of_vector < at.count[k]) {
+                    largest = cuda::Max::join(largest, fabsf(cuda::widen(vectors[k].values[of_vector])));
+                }
+            }
+        }
+        const cuda::RowScale scale(cuda::warp_reduce<cuda::Max>(largest));
+        const TensorView &cache = is_k ? a.k_cache : a.v_cache, &scales = is_k ? a.k_scales : a.v_scales;
+        int8_t *const row = cache.as<int8_t>() + (is_k ? tile.k(j) : tile.v(j)) + head * cache.strides[1];
+        for (int slice = lane; slice < source.slices(is_k); slice += cuda::kWarp) {
+            const cuda::Slice<T> at = source.read(is_k, head, first + j, slice, vectors);
+#pragma unroll
+            for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
+                const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
+                if (of_vector < at.count[k]) {
+                    row[at.at[k] + of_vector] = scale.quantise(cuda::widen(vectors[k].values[of_vector]));
+                }
+            }
+        }
+        if (lane == 0) {
+            *scale_of(scales, tile.slot(j), head) = scale.scale();
+        }
+    }
+}
+
+template <typename T, typename Source> void launch_quantise(QuantisedCaches caches, const Source &source) {
+    const int64_t wanted = tile_of(caches.tokens);
+    caches.tile = static_cast<int>(wanted < 1 ? 1 : wanted < cuda::kTileTokens ? wanted : cuda::kTileTokens);
+    const int64_t blocks = (caches.tokens + caches.tile - 1) / caches.tile;
+    cuda::launch(quantise_heads<T, Source>, cuda::grid_x(blocks), dim3(cuda::kWarp, kQuantiseWarps), 0, caches, source);
+}
+
+} // namespace infini::paged_caching

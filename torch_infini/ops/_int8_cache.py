@@ -1,0 +1,99 @@
+"""Caches of int8, with a float32 scale for each token and head: what the ops that write or read them share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ._registry import TOLERANCES, ErrorCase, Sample
+
+
+def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [..., D] as int8, and their scales [...]: max |row| / 127.
+
+    In float32, as the kernels do it: a row's bits follow from nothing else.
+    """
+    rows = rows.float()
+    if not rows.shape[-1]:
+        return rows.to(torch.int8), rows.new_zeros(rows.shape[:-1])
+    scales = rows.abs().amax(-1) / 127
+    scales = torch.where(scales.isfinite(), scales, torch.nan)
+    divisors = torch.where(scales > 0, scales, 1.0)
+    steps = (rows / divisors.unsqueeze(-1)).round().clamp(-127, 127)
+    return steps.nan_to_num(0.0).where(scales.isfinite().unsqueeze(-1), 0.0).to(torch.int8), scales
+
+
+def dequantised(cache: Tensor, scales: Tensor | None) -> Tensor:
+    """A cache as the numbers that it stands for, in float64; without scales it is one of floats."""
+    return cache if scales is None else cache.double() * scales.double().unsqueeze(-1)
+
+
+def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sample], None]:
+    """For OpSpec.compare: integers may be a step off, where a value lies between two.
+
+    rows: which argument has the new rows, whose dtype says how exact all else is.
+    """
+
+    def compare(actual: Any, sample: Sample) -> None:
+        relative, absolute = TOLERANCES[sample.args[rows].dtype]
+        for got, want in zip(actual, reference(*sample.args, **sample.kwargs), strict=True):
+            rtol, atol = (0, 1) if got.dtype == torch.int8 else (relative, absolute)
+            torch.testing.assert_close(got.double(), want.double(), rtol=rtol, atol=atol, equal_nan=True)
+
+    return compare
+
+
+def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample], None]:
+    """For OpSpec.compare: as exact over caches of int8 as over others, but for bfloat16.
+
+    There, where the machine has VNNI, q and probabilities are rounded to 16 bits, for products of integers: an error of
+    at most 2^-15 of the largest value, a 128th of what a value of int8 is off.
+    """
+
+    def compare(actual: Any, sample: Sample) -> None:
+        q, _, v_cache, *_ = sample.args
+        scales = sample.kwargs.get("v_scales")
+        relative, absolute = TOLERANCES[q.dtype]
+        if scales is not None and q.dtype == torch.bfloat16 and v_cache.numel():
+            absolute += 2**-15 * float(dequantised(v_cache, scales).abs().max())
+        want = reference(*sample.args, **sample.kwargs)
+        torch.testing.assert_close(actual.double(), want, rtol=relative, atol=absolute, equal_nan=True)
+
+    return compare
+
+
+def scale_errors(name: str, args: Sequence[Any], floats: tuple[Tensor, Tensor]) -> Iterator[ErrorCase]:
+    """What every op refuses that takes scales, in the last two of `args`.
+
+    floats: caches of the op's own dtype, in place of those of int8 among `args`.
+    """
+    *rest, k_scales, v_scales = args
+    blocks, heads, rows = k_scales.shape
+    rule = f"infini::{name}: {{}} must be given if and only if k_cache is int8, got {{}}"
+    caches = [i for i, arg in enumerate(rest) if isinstance(arg, Tensor) and arg.dtype == torch.int8]
+    of_floats = list(rest)
+    for i, cache in zip(caches, floats, strict=True):
+        of_floats[i] = cache
+    dtype = str(floats[0].dtype).removeprefix("torch.")
+    yield ErrorCase("no scales", (*rest,), rule.format("k_scales", "none for int8"))
+    yield ErrorCase("no v_scales", (*rest, k_scales), rule.format("v_scales", "none for int8"))
+    yield ErrorCase("scales of floats", (*of_floats, k_scales, v_scales), rule.format("k_scales", f"some for {dtype}"))
+    yield ErrorCase(
+        "scales dtype",
+        (*rest, k_scales, v_scales.half()),
+        f"infini::{name}: v_scales must be float32, got float16",
+    )
+    yield ErrorCase(
+        "scales shape",
+        (*rest, k_scales[:, :1], v_scales),
+        f"infini::{name}: k_scales must have shape [{blocks}, {heads}, {rows}] to match the blocks, heads and rows of "
+        f"k_cache, got [{blocks}, 1, {rows}]",
+    )
+    yield ErrorCase(
+        "one cache of floats",
+        (*(floats[1] if i == caches[1] else arg for i, arg in enumerate(rest)), k_scales, v_scales),
+        f"infini::{name}: v_cache must have the dtype of k_cache, int8, got {dtype}",
+    )
