@@ -50,7 +50,8 @@ def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
             results[rank] = work(Ranks(rank, size, number_of(communicators[rank], size)))
         except Exception as error:
             results[rank] = error
-            communicators[rank].abort()
+            if not isinstance(error, ValueError):  # which all ranks come to
+                communicators[rank].abort()
 
     threads = [threading.Thread(target=run, args=(rank,)) for rank in range(size)]
     for thread in threads:
