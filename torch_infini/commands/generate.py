@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import os
 import sys
-from contextlib import redirect_stdout
 
 from .errors import CommandError
 from .model import add_model_arguments, load
@@ -31,14 +30,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if int(os.environ.get("RANK", 0)) == 0:
-        return generate(arguments)
-    with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):  # rank 0 of torchrun's tells
-        return generate(arguments)
-
-
-def generate(arguments: argparse.Namespace) -> int:
-    """Continue, and print."""
     from ..engine import SamplingParams
     from ..testing.bandwidth import read_bandwidth
 
@@ -55,6 +46,9 @@ def generate(arguments: argparse.Namespace) -> int:
             max_tokens=arguments.max_new_tokens,
         )
         llm = load(arguments, max_sequences=1)
+        ranks = llm.engine.model.ranks
+        if ranks is not None and ranks.rank > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 tells
         text = arguments.prompt
         stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
         if not arguments.chat:
