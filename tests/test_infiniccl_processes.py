@@ -369,6 +369,18 @@ def test_ranks_that_do_not_fit_together(start: Start) -> None:
     assert ranks[0].answer() is None
 
 
+def test_another_layout(start: Start) -> None:
+    """The file of a rank 0 whose library keeps other things at other places."""
+    (rank,) = start(1)
+    unique = new_id()
+    file = SHM / bytes.fromhex(unique).rstrip(b"\0").decode()
+    file.write_bytes((2).to_bytes(4, "little") + bytes(10_000))
+    try:
+        assert "rank 0 is of another build of libinfiniccl" in rank.do(f"join({unique!r}, 2, 1)")
+    finally:
+        file.unlink(missing_ok=True)  # the next rank 0 would remove it as well
+
+
 def test_a_child_takes_nothing_from_its_parent(start: Start) -> None:
     ranks = start(2)
     join(ranks)
