@@ -9,6 +9,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Sequence
+from multiprocessing import connection
 from types import TracebackType
 from typing import Any
 
@@ -57,16 +58,23 @@ class Ranks:
     def answers(self, only: Sequence[int] | None = None, seconds: float = LONG) -> list[Any]:
         """What the calls returned; an exception's traceback fails the test."""
         told: dict[int, tuple[bool, Any]] = {}
+        waiting = {self._pipes[rank]: rank for rank in self._all(only)}
         end = time.monotonic() + seconds
-        for rank in self._all(only):
-            if self._pipes[rank].poll(max(0.0, end - time.monotonic())):
-                told[rank] = self._pipes[rank].recv()
-        failed = [f"rank {rank}:\n{result}" for rank, (good, result) in told.items() if not good]
+        while waiting and (ready := connection.wait(waiting, max(0.0, end - time.monotonic()))):
+            for pipe in ready:
+                rank = waiting.pop(pipe)
+                try:
+                    told[rank] = pipe.recv()
+                except EOFError:
+                    told[rank] = (False, "its process ended")
+                if not told[rank][0]:  # the others may wait for it for ever
+                    end = min(end, time.monotonic() + 5)
+        failed = [f"rank {rank}:\n{result}" for rank, (good, result) in sorted(told.items()) if not good]
         failed += [f"rank {rank} has not answered" for rank in self._all(only) if rank not in told]
         if failed:
             self.close()  # whatever they wait for, the next test's calls are not it
             raise AssertionError("\n".join(failed))
-        return [result for _, result in told.values()]
+        return [result for _, (_, result) in sorted(told.items())]
 
     def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
         """Both, on all ranks."""

@@ -254,6 +254,18 @@ def test_many_calls_of_all_kinds(ranks: Ranks) -> None:
     ranks.do(body)
 
 
+def test_threads_that_join_by_an_id() -> None:
+    unique = unique_id()
+
+    def body(rank: int) -> float:
+        x = torch.full((3,), float(rank))
+        Communicator(3, unique, rank).all_reduce(x.data_ptr(), x.data_ptr(), 3, F32, ADD)
+        return x[0].item()
+
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(body, range(3))) == [3.0] * 3
+
+
 def test_two_communicators(three: Ranks) -> None:
     """At the same time, in opposite orders."""
     other = Communicator.all(3)

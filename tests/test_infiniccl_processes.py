@@ -6,6 +6,7 @@ What a rank is to do goes to tests/ccl_rank.py as a line of Python.
 from __future__ import annotations
 
 import ast
+import fcntl
 import hashlib
 import os
 import random
@@ -367,6 +368,20 @@ def test_ranks_that_do_not_fit_together(start: Start) -> None:
     )
     assert ranks[1].do(f"join({unique!r}, 2, 1)") is None
     assert ranks[0].answer() is None
+
+
+def test_another_layout(start: Start) -> None:
+    """The file of a rank 0 whose library keeps other things at other places."""
+    (rank,) = start(1)
+    unique = new_id()
+    file = SHM / bytes.fromhex(unique).rstrip(b"\0").decode()
+    with file.open("wb", buffering=0) as opened:
+        fcntl.flock(opened, fcntl.LOCK_SH)  # or the rank 0 of another test might take it away
+        opened.write((2).to_bytes(4, "little") + bytes(10_000))
+        try:
+            assert "rank 0 is of another build of libinfiniccl" in rank.do(f"join({unique!r}, 2, 1)")
+        finally:
+            file.unlink()
 
 
 def test_a_child_takes_nothing_from_its_parent(start: Start) -> None:

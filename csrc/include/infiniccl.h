@@ -38,7 +38,7 @@ typedef struct {
  * needed, from libnccl.so.2 or what the environment variable INFINI_NCCL_LIBRARY names. Other device types:
  * DEVICE_TYPE_NOT_SUPPORTED.
  *
- * Every wait for another rank ends after the communicator's timeout (CPU), and at once where that rank's process has
+ * On the CPU every wait for another rank ends after the communicator's timeout, or soon after that rank's process has
  * ended or its communicator was destroyed or aborted: INTERNAL_ERROR with a sentence that names the rank. The
  * communicator has failed then, on all ranks: every call that waits, and every later one, returns that sentence. */
 

@@ -100,75 +100,82 @@ bool can_reduce(infiniDtype_t dtype) {
 }
 
 bool share_memory(const char *a, size_t a_bytes, const char *b, size_t b_bytes) {
-    return a_bytes > 0 && b_bytes > 0 && a < b + b_bytes && b < a + a_bytes;
+    return a < b + b_bytes && b < a + a_bytes;
 }
 
-// Checks what the collectives have in common, and runs the call. Of `count` elements each, sendbuf holds send_shares
-// and recvbuf recv_shares; in place, one of them is this rank's share in the other.
+bool reduces(const Call &call) {
+    return call.kind == Kind::all_reduce || call.kind == Kind::reduce_scatter;
+}
+
+// What is computed on how many elements of which type.
+void check_elements(const Call &call, int ranks) {
+    const size_t bytes = size_of(call.dtype);
+    if (bytes == 0 || (reduces(call) && !can_reduce(call.dtype))) {
+        refuse(INFINI_STATUS_BAD_TENSOR_DTYPE, call.function, "datatype must be one that ",
+               reduces(call) ? "can be reduced" : "has a size", ", got ", name_of(call.dtype), " (",
+               number_of(call.dtype), ")");
+    }
+    if (number_of(call.op) < 0 || number_of(call.op) > INFINICCL_AVG) {
+        refuse(INFINI_STATUS_BAD_PARAM, call.function, "op must be an infinicclReduceOp_t, 0 to ",
+               number_of(INFINICCL_AVG), ", got ", number_of(call.op));
+    }
+    if (call.op == INFINICCL_AVG && !is_floating(call.dtype)) {
+        refuse(INFINI_STATUS_BAD_PARAM, call.function, "op must not be AVG for ", name_of(call.dtype),
+               ", whose mean may be none of its values");
+    }
+    const size_t most = PTRDIFF_MAX / bytes / static_cast<size_t>(ranks);
+    if (call.count > most) {
+        refuse(INFINI_STATUS_BAD_PARAM, call.function, "count must be at most ", most, ", got ", call.count);
+    }
+}
+
+// The root, or the other rank.
+void check_peer(const Call &call, int rank, int ranks) {
+    const bool between_two = call.kind == Kind::send || call.kind == Kind::recv;
+    if (call.peer < 0 || call.peer >= ranks) {
+        refuse(INFINI_STATUS_BAD_PARAM, call.function, between_two ? "peer" : "root", " must be a rank, 0 to ",
+               ranks - 1, ", got ", call.peer);
+    }
+    if (between_two && call.peer == rank) {
+        refuse(INFINI_STATUS_BAD_PARAM, call.function, "peer must be another rank, got ", call.peer, " on rank ", rank);
+    }
+}
+
+void check_buffers(const Call &call, int rank, int ranks) {
+    const bool sends = call.kind != Kind::recv && (call.kind != Kind::broadcast || call.peer == rank);
+    const bool receives = call.kind != Kind::send;
+    if (call.count == 0) {
+        return;
+    }
+    if (sends) {
+        not_null(call.function, "sendbuf", call.send);
+    }
+    if (receives) {
+        not_null(call.function, "recvbuf", call.recv);
+    }
+    if (!sends || !receives) {
+        return;
+    }
+    // In place, the smaller buffer is this rank's share of the larger one.
+    const size_t share = call.count * size_of(call.dtype), all = share * static_cast<size_t>(ranks);
+    const size_t own = share * static_cast<size_t>(rank);
+    const bool gathers = call.kind == Kind::all_gather, scatters = call.kind == Kind::reduce_scatter;
+    const auto *send = static_cast<const char *>(call.send), *recv = static_cast<const char *>(call.recv);
+    const bool in_place = send + (scatters ? own : 0) == recv + (gathers ? own : 0);
+    if (!in_place && share_memory(send, scatters ? all : share, recv, gathers ? all : share)) {
+        refuse(INFINI_STATUS_BAD_PARAM, call.function,
+               "recvbuf must share no memory with sendbuf, or be in place, got ", call.recv, " and ", call.send);
+    }
+}
+
 infiniStatus_t run(Call call, infinicclComm_t comm, infinirtStream_t stream) {
     return guarded([&] {
-        const char *const function = call.function;
-        const std::shared_ptr<Communicator> communicator = communicator_of(function, comm);
-        const bool reduces = call.kind == Kind::all_reduce || call.kind == Kind::reduce_scatter;
-        const bool between_two = call.kind == Kind::send || call.kind == Kind::recv;
-        const bool has_count_of_a_share = call.kind == Kind::all_gather || call.kind == Kind::reduce_scatter;
-
-        const size_t bytes = size_of(call.dtype);
-        if (bytes == 0 || (reduces && !can_reduce(call.dtype))) {
-            refuse(INFINI_STATUS_BAD_TENSOR_DTYPE, function, "datatype must be one that ",
-                   reduces ? "can be reduced" : "has a size", ", got ", name_of(call.dtype), " (",
-                   number_of(call.dtype), ")");
-        }
-        if (reduces && (number_of(call.op) < 0 || number_of(call.op) > INFINICCL_AVG)) {
-            refuse(INFINI_STATUS_BAD_PARAM, function, "op must be an infinicclReduceOp_t, 0 to ",
-                   number_of(INFINICCL_AVG), ", got ", number_of(call.op));
-        }
-        if (reduces && call.op == INFINICCL_AVG && !is_floating(call.dtype)) {
-            refuse(INFINI_STATUS_BAD_PARAM, function, "op must not be AVG for ", name_of(call.dtype),
-                   ", whose mean may be none of its values");
-        }
-        const size_t most = PTRDIFF_MAX / bytes / static_cast<size_t>(communicator->ranks);
-        if (call.count > most) {
-            refuse(INFINI_STATUS_BAD_PARAM, function, "count must be at most ", most, ", got ", call.count);
-        }
-        if (call.kind == Kind::broadcast || between_two) {
-            if (call.peer < 0 || call.peer >= communicator->ranks) {
-                refuse(INFINI_STATUS_BAD_PARAM, function, between_two ? "peer" : "root", " must be a rank, 0 to ",
-                       communicator->ranks - 1, ", got ", call.peer);
-            }
-            if (between_two && call.peer == communicator->rank) {
-                refuse(INFINI_STATUS_BAD_PARAM, function, "peer must be another rank, got ", call.peer, " on rank ",
-                       communicator->rank);
-            }
-        }
-
-        const bool sends = call.kind != Kind::recv && (call.kind != Kind::broadcast || call.peer == communicator->rank);
-        const bool receives = call.kind != Kind::send;
-        if (!sends) {
+        const std::shared_ptr<Communicator> communicator = communicator_of(call.function, comm);
+        check_elements(call, communicator->ranks);
+        check_peer(call, communicator->rank, communicator->ranks);
+        check_buffers(call, communicator->rank, communicator->ranks);
+        if (call.kind == Kind::broadcast && call.peer != communicator->rank) {
             call.send = nullptr;
-        }
-        if (call.count > 0) {
-            if (sends) {
-                not_null(function, "sendbuf", call.send);
-            }
-            if (receives) {
-                not_null(function, "recvbuf", call.recv);
-            }
-        }
-        if (sends && receives) {
-            const size_t share = call.count * bytes, all = share * static_cast<size_t>(communicator->ranks);
-            const size_t own = has_count_of_a_share ? share * static_cast<size_t>(communicator->rank) : 0;
-            const size_t send_bytes = call.kind == Kind::reduce_scatter ? all : share;
-            const size_t recv_bytes = call.kind == Kind::all_gather ? all : share;
-            const char *const send = static_cast<const char *>(call.send);
-            const char *const recv = static_cast<const char *>(call.recv);
-            const bool in_place = call.kind == Kind::all_gather ? send == recv + own : recv == send + own;
-            if (call.count > 0 && !in_place && share_memory(send, send_bytes, recv, recv_bytes)) {
-                refuse(INFINI_STATUS_BAD_PARAM, function,
-                       "recvbuf must share no memory with sendbuf, or be in place, "
-                       "got ",
-                       static_cast<const void *>(recv), " and ", static_cast<const void *>(send));
-            }
         }
         communicator->run(call, stream);
     });

@@ -18,6 +18,8 @@ __all__ = ["communicator"]
 def _make_group(options: Any, backend_options: Any) -> Any:
     from .backend import InfiniProcessGroup
 
+    if backend_options is not None:
+        raise TypeError(f"infiniccl: pg_options must be None, got {type(backend_options).__name__}")
     return InfiniProcessGroup(options)
 
 

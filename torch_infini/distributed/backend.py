@@ -47,6 +47,11 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
+def _room_for(out: Tensor) -> Tensor:
+    """Where to compute what goes into `out`: there, if it is contiguous."""
+    return out if out.is_contiguous() else out.new_empty(out.shape)
+
+
 class InfiniProcessGroup(dist.ProcessGroup):
     """One rank's place in a group. Made by torch.distributed; used through it.
 
@@ -179,7 +184,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"infiniccl: the output of all_gather must have {self.size()} times the elements of the input, and its "
                 f"dtype, got {list(out.shape)} {out.dtype} for {list(x.shape)} {x.dtype}"
             )
-        dense, from_ = _dense(out), _dense(x)
+        dense, from_ = _room_for(out), _dense(x)
         self._communicator.all_gather(from_.data_ptr(), dense.data_ptr(), *_element(from_))
         if dense is not out:
             out.detach().copy_(dense)
@@ -190,7 +195,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"infiniccl: the input of reduce_scatter must have {self.size()} times the elements of the output, and "
                 f"its dtype, got {list(x.shape)} {x.dtype} for {list(out.shape)} {out.dtype}"
             )
-        dense, from_ = _dense(out), _dense(x)
+        dense, from_ = _room_for(out), _dense(x)
         self._communicator.reduce_scatter(from_.data_ptr(), dense.data_ptr(), dense.numel(), DTYPES[dense.dtype], op)
         if dense is not out:
             out.detach().copy_(dense)
@@ -227,10 +232,10 @@ class InfiniProcessGroup(dist.ProcessGroup):
             return self._delegate(inputs[0]).allgather(outputs, inputs, opts)
 
         def run() -> None:
-            together = x.new_empty((len(parts), *x.shape))
-            self._all_gather(together, x)
-            for part, gathered in zip(parts, together, strict=True):
-                part.detach().copy_(gathered)
+            gathered = x.new_empty((len(parts), *x.shape))
+            self._all_gather(gathered, x)
+            for part, piece in zip(parts, gathered, strict=True):
+                part.detach().copy_(piece)
 
         return self._run(run, parts, opts)
 

@@ -53,11 +53,6 @@ void relax() {
 #endif
 }
 
-int cores() {
-    cpu_set_t set;
-    return sched_getaffinity(0, sizeof set, &set) == 0 ? CPU_COUNT(&set) : 1;
-}
-
 // ---- what a call is, in a line that others compare and in words ----
 
 Signature signature_of(const Call &call) {
@@ -86,8 +81,7 @@ class CpuCommunicator : public Communicator {
 public:
     CpuCommunicator(std::shared_ptr<Segment> segment, int rank, int ranks, int64_t timeout_ms)
         : Communicator(INFINI_DEVICE_CPU, 0, rank, ranks), segment_(std::move(segment)), header_(segment_->header()),
-          timeout_ms_(timeout_ms), most_spins_(ranks <= cores() ? kMostSpins : kFewestSpins), spins_(most_spins_),
-          channels_(new Ends[static_cast<size_t>(ranks)]) {}
+          timeout_ms_(timeout_ms), channels_(new Ends[static_cast<size_t>(ranks)]) {}
 
     ~CpuCommunicator() override {
         Member &member = segment_->member(rank);
@@ -402,7 +396,7 @@ private:
         for (int i = 0; i < spins; ++i) {
             relax();
             if (there()) {
-                return spins_.store(std::min(2 * spins, most_spins_), std::memory_order_relaxed);
+                return spins_.store(std::min(2 * spins, kMostSpins), std::memory_order_relaxed);
             }
         }
         spins_.store(std::max(spins / 2, kFewestSpins), std::memory_order_relaxed);
@@ -518,8 +512,7 @@ private:
     const std::shared_ptr<Segment> segment_;
     Header &header_;
     std::atomic<int64_t> timeout_ms_;
-    const int most_spins_;
-    std::atomic<int> spins_;
+    std::atomic<int> spins_{kMostSpins};
     bool joined_ = false;
 
     std::mutex steps_;                       // held by the collective that is under way

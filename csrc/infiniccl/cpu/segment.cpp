@@ -180,6 +180,12 @@ std::shared_ptr<Segment> Segment::open(const char *function, const std::string &
     if (pread(file, &theirs, sizeof theirs, offsetof(Header, ranks)) != sizeof theirs || theirs != ranks) {
         throw Error(INFINI_STATUS_BAD_PARAM, message(function, ": nranks must be rank 0's, ", theirs, ", got ", ranks));
     }
+    struct stat status;
+    if (fstat(file, &status) != 0 || static_cast<size_t>(status.st_size) != segment->bytes_) {
+        throw Error(
+            INFINI_STATUS_INTERNAL_ERROR,
+            message(function, ": rank 0 is of another build of libinfiniccl, with another layout of its memory"));
+    }
     segment->map(function);
     return segment;
 }
