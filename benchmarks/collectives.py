@@ -26,8 +26,9 @@ from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing.benchmark import count, counts, seconds, write_csv
 
 RESULTS = Path(__file__).parent / "results"
-SIZES = [8 * 4**k for k in range(12)] + [64 << 20]  # 8 B to 32 MiB, and 64 MiB
-QUICK = [8, 8 << 10, 1 << 20]
+KIB, MIB = 1 << 10, 1 << 20
+SIZES = [8, 64, 512, *(n * KIB for n in (2, 8, 16, 32, 64, 128, 256, 512)), *(n * MIB for n in (1, 4, 16, 32, 64))]
+QUICK = [8, 8 * KIB, MIB]
 
 
 @dataclass
@@ -59,7 +60,7 @@ class Plan:
 
 def repeats(size: int) -> int:
     """Calls in a row: so many on all ranks, without asking, that they take some milliseconds."""
-    return max(2, min(200, (8 << 20) // (size + 1)))
+    return max(2, min(200, 8 * MIB // size))
 
 
 def work(rank: int, plan: Plan, results: Any) -> None:

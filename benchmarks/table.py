@@ -185,6 +185,19 @@ def generate_table(name: str = "generate.csv") -> Iterator[str]:
         yield f"| {', '.join(key)} | {' | '.join(by_engine.values())} | {share} |"
 
 
+def collectives_table() -> Iterator[str]:
+    """All-reduce between processes, by size."""
+    yield "| all-reduce between processes | us | Gloo takes | copying takes |"
+    yield "| --- | ---: | ---: | ---: |"
+    for row in read("collectives.csv"):
+        size = int(row["bytes"])
+        unit, name = next((u, n) for u, n in ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if size >= u)
+        yield (
+            f"| {row['ranks']} ranks, {size // unit} {name}, {row['dtype']} | {float(row['infini_us']):.1f} "
+            f"| {float(row['ratio_to_gloo']):.1f}x | {float(row['share_of_copy']):.2f}x |"
+        )
+
+
 if __name__ == "__main__":
     tables = (
         decode_table,
@@ -196,5 +209,6 @@ if __name__ == "__main__":
         quantised_table,
         ops_table,
         c_abi_table,
+        collectives_table,
     )
     print("\n\n".join(filter(None, ("\n".join(table()) for table in tables))))

@@ -125,6 +125,17 @@ def test_host_cost(tmp_path: Path) -> None:
     assert all(float(row["replayed_us"]) < float(row["functional_us"]) for row in rows)
 
 
+def test_collectives(tmp_path: Path) -> None:
+    out = tmp_path / "collectives.csv"
+    result = start("collectives.py", "--quick", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["bytes"], row["ranks"]) for row in rows] == [("8", "2"), ("8192", "2"), ("1048576", "2")]
+    for row in rows:
+        assert all(float(row[name]) > 0 for name in ("infini_us", "gloo_us", "copy_us", "share_of_copy"))
+
+
 def test_steps(tmp_path: Path) -> None:
     out = tmp_path / "steps.csv"
     result = start("steps.py", "--quick", "--threads", "1,2", "--steps", "4", "--out", str(out))

@@ -124,6 +124,14 @@ def test_example(tmp_path: Path) -> None:
     torch.testing.assert_close(numbers(shell(binary)), expected_of_the_example(), rtol=0, atol=6e-6)
 
 
+def test_example_of_collectives(tmp_path: Path) -> None:
+    """Two processes, each with a line."""
+    binary, lib = str(tmp_path / "example"), str(ROOT / "lib")
+    links = [f"-I{ROOT / 'include'}", f"-L{lib}", "-linfiniccl", "-linfinirt", f"-Wl,-rpath,{lib}"]
+    shell("cc", *STRICT, str(CSRC / "example" / "all_reduce.c"), *links, "-o", binary)
+    assert shell(binary) == "0 3 6 9, 0.5\n" * 2
+
+
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config")
 def test_pkg_config(tmp_path: Path) -> None:
     flags = shell("pkg-config", "--cflags", "--libs", "infini", PKG_CONFIG_PATH=str(ROOT / "lib" / "pkgconfig")).split()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import reduce
@@ -209,6 +210,20 @@ def test_messages_around_a_ring(ranks: Ranks) -> None:
 
     for count in (0, 1, 65_536, 65_537, 300_000):
         ranks.do(body, numbers(n, count, torch.int16), count)
+
+
+def test_a_sender_is_ahead() -> None:
+    """What has not been received is not written over."""
+
+    def body(rank: int, c: Communicator) -> None:
+        if rank == 1:
+            time.sleep(0.05)
+        for number in range(10):
+            x = torch.full((5,), float(number if rank == 0 else -1))
+            c.send(x.data_ptr(), 5, F32, 1) if rank == 0 else c.recv(x.data_ptr(), 5, F32, 0)
+            assert (x == number).all()
+
+    Ranks(2).do(body)
 
 
 def test_many_calls_of_all_kinds(ranks: Ranks) -> None:

@@ -10,6 +10,7 @@ import hashlib
 import os
 import random
 import re
+import select
 import shutil
 import subprocess
 import sys
@@ -46,6 +47,7 @@ class Rank:
 
     def answer(self) -> Any:
         assert self.process.stdout is not None
+        assert select.select([self.process.stdout], [], [], 1.5 * LONG)[0], "the rank's process hangs"
         line = self.process.stdout.readline()
         assert line, "the rank's process ended"
         return ast.literal_eval(line)
@@ -169,9 +171,8 @@ def test_a_rank_ends_while_the_others_join(start: Start, victim: int) -> None:
     unique = new_id()
     for number, rank in enumerate(ranks):
         rank.start(f"join({unique!r}, 3, {number})")
-    for rank in ranks:
-        while "infiniccl-" not in Path(f"/proc/{rank.pid}/maps").read_text():
-            time.sleep(0.001)
+    while "infiniccl-" not in Path(f"/proc/{ranks[1].pid}/maps").read_text():
+        time.sleep(0.001)
     time.sleep(0.1)  # both have joined, and wait for the third
     ranks[victim].kill()
     began = time.monotonic()

@@ -7,6 +7,7 @@ GIL, and is done on return.
 from __future__ import annotations
 
 import ctypes
+import weakref
 from collections.abc import Sequence
 from enum import IntEnum
 from functools import cache
@@ -99,7 +100,7 @@ class Communicator:
         handle = ctypes.c_void_p()
         given = ctypes.create_string_buffer(unique, 128)
         _call("CommInitRank", device_type, ctypes.byref(handle), ranks, given, rank, device_id, _milliseconds(timeout))
-        self._handle: int | None = handle.value
+        self._own(handle.value)
 
     @classmethod
     def all(cls, ranks: int, device_type: int = CPU, device_ids: Sequence[int] | None = None) -> list[Communicator]:
@@ -109,7 +110,7 @@ class Communicator:
         _call("CommInitAll", device_type, handles, ranks, devices)
         made = [cls.__new__(cls) for _ in handles]
         for communicator, handle in zip(made, handles, strict=True):
-            communicator._handle = handle
+            communicator._own(handle)
         return made
 
     @property
@@ -127,13 +128,12 @@ class Communicator:
 
     def destroy(self) -> None:
         """End it; again does no harm."""
-        handle, self._handle = self._handle, None
-        if handle is not None:
-            _call("CommDestroy", handle)
+        self._handle = None
+        self._end()
 
-    def __del__(self) -> None:
-        if getattr(self, "_handle", None) is not None:
-            self.destroy()
+    def _own(self, handle: int | None) -> None:
+        self._handle = handle
+        self._end = weakref.finalize(self, _call, "CommDestroy", handle)
 
     def all_reduce(self, send: int, recv: int, count: int, dtype: int, op: int, stream: int | None = None) -> None:
         """recv[i] = the reduction over all ranks of send[i]. Here and below: addresses, and infiniDtype_t."""

@@ -10,8 +10,8 @@
 extern "C" {
 #endif
 
-/* What is computed of the ranks' elements, always in the order of the ranks: rank 0 first. F16 and BF16 are computed in
- * float and rounded once. AVG is the sum divided by the number of ranks, for floating-point types alone. Integers wrap
+/* What is computed of the ranks' elements; on the CPU in the order of the ranks, rank 0 first, F16 and BF16 in float and
+ * rounded once. On NVIDIA devices order and intermediate roundings are NCCL's. AVG is the sum divided by the number of ranks, for floating-point types alone. Integers wrap
  * around. MAX and MIN of floating-point numbers are NaN where any of them is. BOOL: SUM and MAX are "any", PROD and MIN
  * "all". */
 typedef enum INFINI_ENUM_BASE {

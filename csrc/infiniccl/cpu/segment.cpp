@@ -129,7 +129,7 @@ void Segment::reserve_channel(const char *function, int from, int to) const {
 
 std::shared_ptr<Segment> Segment::make(const char *function, int file, int ranks) {
     if (file < 0) {
-        system_error(function, "no file for shared memory", errno);
+        system_error(function, "cannot make a file for shared memory", errno);
     }
     std::shared_ptr<Segment> segment(new Segment(file, ranks));
     if (ftruncate(file, static_cast<off_t>(segment->bytes_)) != 0) {

@@ -1,0 +1,117 @@
+"""Ranks: processes of one torch.distributed world, for tests: they run functions of the tests' files side by side."""
+
+from __future__ import annotations
+
+import datetime
+import multiprocessing
+import os
+import tempfile
+import traceback
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+LONG = 60.0  # seconds after which ranks that do not answer have failed
+
+
+class Ranks:
+    """Ranks 0 to size - 1, each a process with one thread for kernels, in a group of backend infiniccl.
+
+    Args:
+        size: How many.
+        timeout: The group's, in seconds.
+        environment: More variables, for all ranks.
+        initialise: Whether they call init_process_group() at once.
+    """
+
+    def __init__(
+        self, size: int, timeout: float = LONG, environment: dict[str, str] | None = None, initialise: bool = True
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory()
+        self._pipes, self.processes = [], []
+        for rank in range(size):
+            here, there = context.Pipe()
+            arguments = (there, rank, size, timeout, f"{self._folder.name}/store", environment or {}, initialise)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self._pipes.append(here)
+            self.processes.append(process)
+        self.answers()
+
+    def __enter__(self) -> Ranks:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def begin(self, function: Callable[..., Any], *arguments: Any, only: Sequence[int] | None = None) -> None:
+        """Have the ranks, or some of them, call a function of a test's file."""
+        for rank in self._all(only):
+            self._pipes[rank].send((function, arguments))
+
+    def answers(self, only: Sequence[int] | None = None, seconds: float = LONG) -> list[Any]:
+        """What the calls returned; an exception's traceback fails the test."""
+        told = []
+        for rank in self._all(only):
+            assert self._pipes[rank].poll(seconds), f"rank {rank} has not answered within {seconds:g} s"
+            told.append((rank, *self._pipes[rank].recv()))
+        failed = [f"rank {rank}:\n{result}" for rank, good, result in told if not good]
+        assert not failed, "\n".join(failed)
+        return [result for _, _, result in told]
+
+    def run(self, function: Callable[..., Any], *arguments: Any) -> list[Any]:
+        """Both, on all ranks."""
+        self.begin(function, *arguments)
+        return self.answers()
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join(10)
+            if process.is_alive():
+                process.kill()
+                process.join()
+        self._folder.cleanup()
+
+    def _all(self, only: Sequence[int] | None) -> Sequence[int]:
+        return range(len(self._pipes)) if only is None else only
+
+
+def _serve(
+    pipe: Any, rank: int, size: int, timeout: float, store: str, environment: dict[str, str], initialise: bool
+) -> None:
+    os.environ.update(environment, RANK=str(rank), WORLD_SIZE=str(size), LOCAL_RANK=str(rank))
+    import torch
+    import torch.distributed as dist
+
+    import torch_infini  # noqa: F401
+
+    torch.set_num_threads(1)
+
+    def start() -> None:
+        if initialise:
+            limit = datetime.timedelta(seconds=timeout)
+            dist.init_process_group("infiniccl", f"file://{store}", limit, rank=rank, world_size=size)
+
+    _answer(pipe, start)
+    while True:
+        try:
+            function, arguments = pipe.recv()
+        except EOFError:  # the tests are over
+            break
+        _answer(pipe, function, *arguments)
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def _answer(pipe: Any, function: Callable[..., Any], *arguments: Any) -> None:
+    try:
+        answer = (True, function(*arguments))
+    except BaseException:
+        answer = (False, traceback.format_exc())
+    pipe.send(answer)
