@@ -117,10 +117,11 @@ class QuantisedLinear(Patched):
             return self.product(input)
         if vars(self)[PLAN].share is None:  # to a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
+        dtype, gradients = str(input.dtype).removeprefix("torch."), "on" if torch.is_grad_enabled() else "off"
         raise RuntimeError(
-            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, without autocast and "
-            f"hooks for all modules, in a dtype of kernels; got {str(input.dtype).removeprefix('torch.')} with gradients "
-            f"{'on' if torch.is_grad_enabled() else 'off'}"
+            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, in float32, "
+            "bfloat16 or float16, without autocast and hooks for all modules; "
+            f"got {dtype} with gradients {gradients}"
         )
 
     def product(self, x: Tensor) -> Tensor:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from ..nn.ranks import Ranks
 from ..ops._registry import FLOATS
 from .conditions import must_step_aside
-from .shares import DTensor, Replicate, Shard, Share, local, parts_of, ranks_of, shared_forward, styles
-from .swap import FORWARD, PLAN, Patched, Refusal
+from .shares import DTensor, Replicate, Shard, Share, local, parts_of, ranks_of, styles
+from .swap import FORWARD, PLAN, Patched, Refusal, shared_forward
 
 linear = torch.ops.infini.linear.default
 embedding = torch.ops.infini.embedding.default

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FunctionType
 from typing import Any
 
 from torch import Tensor, nn
 
 from ..nn.ranks import Ranks
+from .swap import shared_forward
 
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -26,14 +26,6 @@ def local(x: Any) -> Any:
     """A parameter itself, or this rank's part of one that ranks share."""
     # to_local() makes a new view at every call, which takes as long as a small product.
     return x._local_tensor if DTensor is not None and isinstance(x, DTensor) else x
-
-
-def shared_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """The forward that transformers' tensor parallelism gave this instance; None where it has none, or another."""
-    forward = vars(module).get("forward")
-    # By its globals: a wrapper around it (accelerate's) takes over its names, but does more.
-    ours = styles is not None and isinstance(forward, FunctionType) and forward.__globals__ is vars(styles)
-    return forward if ours else None
 
 
 def parts_of(forward: Any) -> dict[str, Any]:

@@ -16,8 +16,7 @@ from .linear import Linear
 from .mlp import GatedMLP
 from .norm import RMSNorm, eps_name
 from .sharded import ShardedEmbedding, ShardedLinear
-from .shares import shared_forward
-from .swap import Patched
+from .swap import Patched, shared_forward
 
 PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 

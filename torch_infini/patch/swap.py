@@ -8,15 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from .shares import shared_forward
-
 PLAN = "_infini_plan"  # attribute of a patched module: what was found out about it while patching
 FORWARD = "_infini_forward"  # of one that ranks share: the forward that transformers gave the instance
+TENSOR_PARALLELISM = "transformers.distributed.tensor_parallel"  # the module that has these forwards
 
 
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -114,6 +113,15 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
     register()
     cls = patched_class(patch, original)
     return cls.__new__(cls)
+
+
+def shared_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """The forward that transformers' tensor parallelism gave this instance; None where it has none, or another."""
+    forward = vars(module).get("forward")
+    # By its globals: a wrapper around it (accelerate's) takes over its names, but does more.
+    if isinstance(forward, FunctionType) and forward.__globals__.get("__name__") == TENSOR_PARALLELISM:
+        return forward
+    return None
 
 
 def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
