@@ -24,7 +24,8 @@ from families import CONTEXT, decode_seconds
 
 from torch_infini import patched
 from torch_infini.testing.benchmark import write_csv
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.checkpoints import random_model
+from torch_infini.testing.llama import random_llama
 
 RESULTS = Path(__file__).parent / "results"
 THREADS = 2  # of all ranks together
@@ -98,7 +99,8 @@ def serve(pipe: Any, rank: int, size: int, backend: str, store: str, folder: Pat
 
 def measure(shape: str, rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
-        random_llama(shape).save_pretrained(folder)
+        model = random_model("llama", torch.bfloat16) if shape == "small" else random_llama(shape)
+        model.save_pretrained(folder)
         worlds = {name: World(*arguments, Path(folder)) for name, arguments in WORLDS.items()}
         times: dict[tuple[str, str], list[float]] = {}
         for turn in range(rounds + 1):  # the first turn warms up
@@ -119,11 +121,13 @@ def measure(shape: str, rounds: int) -> list[Row]:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=tuple(SHAPES), default="160M")
+    parser.add_argument("--shape", choices=("8B", "1.1B", "160M"), default="160M")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--out", type=Path, default=RESULTS / "patched-ranks.csv")
+    parser.add_argument("--quick", action="store_true", help="a small model and one round: to see that it runs")
     options = parser.parse_args(arguments)
-    write_csv(options.out, measure(options.shape, options.rounds), Row)
+    rows = measure("small", 1) if options.quick else measure(options.shape, options.rounds)
+    write_csv(options.out, rows, Row)
 
 
 if __name__ == "__main__":
