@@ -138,6 +138,18 @@ def test_collectives(tmp_path: Path) -> None:
     assert out.with_suffix(".svg").read_text().count("<polyline") == 4
 
 
+def test_patched_ranks(tmp_path: Path) -> None:
+    pytest.importorskip("transformers")
+    out = tmp_path / "patched-ranks.csv"
+    result = start("patched_ranks.py", "--quick", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["world"] for row in rows] == ["one process", "two ranks, gloo", "two ranks, infiniccl"]
+    for row in rows:
+        assert all(float(row[f"{form}_tokens_per_second"]) > 0 for form in ("transformers", "patched"))
+
+
 def test_steps(tmp_path: Path) -> None:
     out = tmp_path / "steps.csv"
     result = start("steps.py", "--quick", "--threads", "1,2", "--steps", "4", "--out", str(out))

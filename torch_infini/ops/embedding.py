@@ -37,7 +37,8 @@ def embedding(
             does not fit, or a rank, shape, dtype or stride that cannot be served.
 
     Equivalent to:
-        >>> table = torch.nn.functional.pad(weight, (0, 0, first, total - first - weight.shape[0]))
+        >>> rows = weight.shape[0] if total is None else total
+        >>> table = torch.nn.functional.pad(weight, (0, 0, first, rows - first - weight.shape[0]))
         >>> out = torch.nn.functional.embedding(ids, table)
 
     Source: Bengio et al., A Neural Probabilistic Language Model, JMLR 3, 2003; Shoeybi et al., Megatron-LM, 2019,

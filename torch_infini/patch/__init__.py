@@ -50,6 +50,10 @@ def patch_model(
     autocast or attention weights run the original forwards. What a module computes is found out by numbers: a small
     twin of each kind, with random weights, has to give what its own forward gives.
 
+    A model that ranks share by transformers' tensor parallelism (`tp_plan="auto"`) is served on the CPU: each rank
+    computes with its part of the weights, and torch.ops.infini.all_reduce and all_gather put the parts together. All
+    ranks must make this call, with the same arguments. Docs: docs/distributed.md.
+
     Args:
         model: A causal language model of the Llama family (README, "Patched models"), or its decoder, of transformers
             5; on the CPU, in float32, bfloat16 or float16.
@@ -68,7 +72,7 @@ def patch_model(
     Raises:
         TypeError: If model is no torch.nn.Module.
         ValueError: For unknown weights; with strict=True where something would be left; or if a part of the model is
-            patched already. The model is then as it was before.
+            patched already; where ranks share the model, if their reports differ. The model is then as it was before.
         ImportError: Without transformers.
     """
     if not isinstance(model, nn.Module):
@@ -180,7 +184,7 @@ def save_patched(model: nn.Module, folder: str | Path) -> None:
         folder: Made if it is not there; files of these names are replaced.
 
     Raises:
-        ValueError: If the model is not patched, or its class is not one of transformers.
+        ValueError: If the model is not patched, its class is not one of transformers, or ranks share it.
     """
     if not (isinstance(model, nn.Module) and is_patched(model)):
         raise ValueError(

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from hashlib import sha256
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from .mlp import GatedMLP
 from .model import IMPLEMENTATION, Model
 from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
 from .report import LEFT, PatchReport, Row
+from .shares import local, ranks_of_model
 from .structure import candidates, find_decoder
 from .swap import PLAN, Patched, Refusal, restore, swap
 from .verify import Verifier
@@ -68,6 +70,7 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         return PatchReport("", type(model).__name__, (), reason=reason)
     name, decoder = found
     interface.register()
+    ranks = ranks_of_model(model)
     config = decoder.config
     state = State(config, copy(config), dict(vars(config)), selection)
     try:
@@ -79,6 +82,10 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         family = getattr(config, "model_type", type(config).__name__)
         rows = merged(model, (*rows, *(row for row, _ in chosen)))
         report = state.report = PatchReport(family, type(model).__name__, rows)
+        if ranks is not None:
+            kinds = [(row.name, row.op, row.reason) for row in rows]  # shares of numbers differ
+            # Ranks that do not call the same collectives would wait for each other.
+            ranks.must_agree("what patch_model does", sha256(repr(kinds).encode()).digest())
         if strict and report.left:
             shown = "; ".join(f"{row.name} ({row.reason})" for row in report.left[:3])
             more = f"; and {len(report.left) - 3} more" if len(report.left) > 3 else ""
@@ -120,15 +127,13 @@ def choose_weights(
     """(row, format) of every linear layer whose weight may become integers."""
     chosen = []
     for name, module, format in layers_to_quantise(model, decoder, weights):
-        reason = selection.refusal(name)
-        if isinstance(module, Patched):
-            restore(module)
+        reason, op = selection.refusal(name), LEFT
         if reason is None:
             try:
-                QuantisedLinear.plans(module, format)
+                op = QuantisedLinear.ops(QuantisedLinear.plans(module, format)[0])
             except Refusal as refusal:
                 reason = str(refusal)
-        chosen.append((Row(name, type(module).__name__, LEFT if reason else f"linear_{format}", reason or ""), format))
+        chosen.append((Row(name, type(module).__name__, op, reason or ""), format))
     return tuple(chosen)
 
 
@@ -140,14 +145,16 @@ def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Se
     for here, patch in candidates(model, name, decoder):
         module = modules[here]
         original = type(module).__name__
-        reason = selection.refusal(here)
+        reason, op = selection.refusal(here), patch.infini_ops
         # A module that stands in several places is patched once.
         if reason is None and not isinstance(module, Patched):
             try:
-                swap(module, patch, verifier.plan(module, patch))
+                plan = verifier.plan(module, patch)
+                op = patch.ops(plan)
+                swap(module, patch, plan)
             except Refusal as refusal:
                 reason = str(refusal)
-        rows[here] = Row(here, original, LEFT if reason else patch.infini_ops, reason or "")
+        rows[here] = Row(here, original, LEFT if reason else op, reason or "")
     link(list(decoder.layers), decoder.norm)
     for module in model.modules():
         if isinstance(module, GenerationMixin):
@@ -168,11 +175,11 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
             seen.add(id(module))
             own = [p for p in module.parameters(recurse=False) if id(p) not in seen]
             seen |= {id(p) for p in own}
-            parameters += sum(p.numel() for p in own)
-            size += sum(p.numel() * p.element_size() for p in own)
+            parameters += sum(local(p).numel() for p in own)
+            size += sum(local(p).nbytes for p in own)
             if isinstance(module, QuantisedLinear):
-                parameters += module.in_features * module.out_features
-                size += sum(b.numel() * b.element_size() for b in module.buffers())
+                parameters += module.numbers
+                size += sum(b.nbytes for b in module.buffers())
         last[name] = replace(last[name], parameters=parameters, bytes=size)
     return tuple(last[name] for name in modules if name in last)
 

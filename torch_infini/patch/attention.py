@@ -17,8 +17,9 @@ from .conditions import must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
 from .norm import RMSNorm, is_served, normalise_
+from .sharded import ShardedLinear
 from .stand_in import WIDTH, linear, norm_twin, random, twin
-from .swap import Patched, Probe, Refusal, Rotary
+from .swap import PLAN, Patched, Probe, Refusal, Rotary
 
 rope_ = torch.ops.infini.rope_.default
 qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
@@ -105,15 +106,28 @@ class AttentionPlan(NamedTuple):
     softcap: float
 
 
+def columns(name: str, layer: Any, size: int) -> int | None:
+    """How many columns a projection makes here; None if it does not tell."""
+    width: int | None = getattr(layer, "out_features", None)
+    if not isinstance(layer, ShardedLinear) or width is None or not vars(layer)[PLAN].apart:
+        return width
+    ranks = vars(layer)[PLAN].ranks.size
+    if width % (ranks * size):
+        raise Refusal(f"the {width // size} heads of its {name} do not divide among {ranks} ranks")
+    return width // ranks
+
+
 def head_counts(module: nn.Module, inputs: Sequence[str], size: int) -> tuple[int, int]:
     """(heads of q, heads of k and of v), from the widths of the projections."""
-    widths = [getattr(module._modules[name], "out_features", None) for name in inputs]
+    widths = [columns(name, module._modules[name], size) for name in inputs]
     if any(width is None or width % size for width in widths):
         raise Refusal(f"{', '.join(inputs)} do not tell how many heads of {size} columns they make")
     if len(widths) == 3:
         if widths[1] != widths[2]:
             raise Refusal("its keys and values have different sizes")
         return widths[0] // size, widths[1] // size
+    if isinstance(child := module._modules[inputs[0]], ShardedLinear) and not vars(child)[PLAN].gathered:
+        raise Refusal(f"its {inputs[0]} is cut by ranks, not by heads")
     q = getattr(module.config, "num_attention_heads", 0)
     return q, (widths[0] // size - q) // 2
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
 from ..ops._registry import FLOATS, REGISTRY
+from .shares import only_for_gradients
 
 CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has kernels for it
 
@@ -55,7 +56,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def place_refusal(module: nn.Module) -> str | None:
     """Why the module's forward cannot be another, or not run here; None if it can."""
-    if "forward" in module.__dict__:
+    if "forward" in module.__dict__ and not only_for_gradients(module):
         return "its forward was replaced on the instance"
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:

@@ -10,7 +10,9 @@ from torch import Tensor, nn
 
 from .conditions import is_plain, must_step_aside, unwatched, weights_refusal
 from .quantised import JOINT, QuantisedLinear
-from .swap import Patched, Refusal
+from .sharded import ShardedLinear
+from .shares import Share
+from .swap import PLAN, Patched, Refusal
 
 linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default
@@ -21,28 +23,41 @@ def project(x: Tensor, module: nn.Module) -> Tensor:
     if is_plain(module):
         parameters = module._parameters
         return linear(x, parameters["weight"], parameters["bias"])
-    if type(module).forward is QuantisedLinear.forward and unwatched(module):
+    if type(module).forward in (QuantisedLinear.forward, ShardedLinear.forward) and unwatched(module):
         return module.product(x)
     return module(x)
 
 
 def project_together(x: Tensor, *modules: nn.Module) -> Tensor | None:
-    """The products of x with two or three linear layers, side by side; None unless all are plain, or quantised alike.
+    """The products of x with two or three linear layers, side by side; None unless all are plain, this
+    rank's rows, or quantised alike.
 
     Plain weights stay where they are, each a parameter of its own: nothing is copied.
     """
     joint = modules[0].__dict__.get(JOINT)
     if joint is not None:
         return joint.product(x, modules)
+    own = []
     for module in modules:
-        if not is_plain(module):
+        if is_plain(module):
+            own.append((module._parameters["weight"], module._parameters["bias"]))
+        elif multiplies_apart(module):
+            own.append(module.own())
+        else:
             return None
-    own = [module._parameters for module in modules]
-    a, b = own[0], own[1]
+    (a, of_a), (b, of_b) = own[0], own[1]
     if len(own) == 2:
-        return fused_linear(x, a["weight"], b["weight"], None, a["bias"], b["bias"])
-    c = own[2]
-    return fused_linear(x, a["weight"], b["weight"], c["weight"], a["bias"], b["bias"], c["bias"])
+        return fused_linear(x, a, b, None, of_a, of_b)
+    c, of_c = own[2]
+    return fused_linear(x, a, b, c, of_a, of_b, of_c)
+
+
+def multiplies_apart(module: nn.Module) -> bool:
+    """Whether the layer is one that ranks share, and each rank keeps what it computes."""
+    if type(module).forward is not ShardedLinear.forward or not unwatched(module):
+        return False
+    share: Share = module.__dict__[PLAN]
+    return share.apart
 
 
 class Linear(Patched):

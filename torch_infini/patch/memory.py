@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from torch import Tensor, nn
 
 from .._memory import new
+from .shares import local
 
 LINE = 64  # bytes
 
@@ -23,11 +24,14 @@ def moved(x: Tensor) -> Tensor:
 def align(modules: Iterable[nn.Module]) -> None:
     """Give weights of linear layers that do not begin at a cache line memory of their own; the parameters stay.
 
-    Parts of a larger memory are left: whoever made them looks for them there.
+    Parts of a larger memory are left, for whoever made them looks for them there; but not this rank's part of a weight
+    that ranks share, which transformers cut out of a mapped file.
     """
     for module in modules:
-        weight = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
+        parameter = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
+        weight = local(parameter)
         if weight is None or not weight.is_cpu or weight.data_ptr() % LINE == 0 or weight.is_shared():
             continue
-        if weight.is_contiguous() and weight.untyped_storage().nbytes() == weight.numel() * weight.element_size():
+        whole = weight.is_contiguous() and weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
+        if whole or weight is not parameter:
             weight.data = moved(weight.data)

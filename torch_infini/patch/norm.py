@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..ops.rms_norm import ROUNDINGS
 from .conditions import must_step_aside, unwatched, weights_refusal
 from .stand_in import random, twin
-from .swap import Patched, Probe, Refusal, Rotary
+from .swap import FORWARD, Patched, Probe, Refusal, Rotary
 
 rms_norm = torch.ops.infini.rms_norm.default
 rms_norm_out = torch.ops.infini.rms_norm.out
@@ -115,6 +115,7 @@ class RMSNorm(Patched):
 
     def forward(self, x: Tensor) -> Tensor:
         if must_step_aside(self, x):
-            return super().forward(x)
+            shared = vars(self).get(FORWARD)  # adds up the ranks' gradients
+            return super().forward(x) if shared is None else shared(x)
         known = None if torch.compiler.is_compiling() else attached(x, self)
         return normalise(x, self) if known is None else known

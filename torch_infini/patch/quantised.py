@@ -15,7 +15,9 @@ from .. import quantize
 from ..quantize import multiplies_integers
 from .conditions import must_step_aside, unwatched, weights_refusal
 from .norm import version_of
-from .swap import PLAN, Patched, Refusal, swap
+from .sharded import ShardedLinear
+from .shares import Share, local
+from .swap import PLAN, Patched, Refusal, restore, swap
 
 linear_int8 = torch.ops.infini.linear_int8.default
 linear_int4 = torch.ops.infini.linear_int4.default
@@ -38,6 +40,7 @@ class WeightPlan(NamedTuple):
     format: str
     group: int
     dtype: torch.dtype  # of the weight that was, and of what the layer takes and gives
+    share: Share | None = None  # where ranks share the layer: the integers are this rank's
 
 
 class ReadOnly(Tensor):
@@ -68,26 +71,38 @@ class QuantisedLinear(Patched):
     infini_ops = "linear_int8 or linear_int4"
 
     @classmethod
+    def ops(cls, plan: WeightPlan) -> str:
+        op = f"linear_{plan.format}"
+        return op if plan.share is None else f"{op}{plan.share.collective}"
+
+    @classmethod
     def plans(cls, module: nn.Module, format: str = "int8") -> Sequence[Any]:
-        if type(module) is not nn.Linear:
+        if getattr(module, "infini_original", type(module)) is not nn.Linear:
             raise Refusal(f"it is a {type(module).__name__}, not a torch.nn.Linear")
-        if reason := weights_refusal(module):
+        share: Share | None = vars(module)[PLAN] if isinstance(module, ShardedLinear) else None
+        if share is None and (reason := weights_refusal(module)):
             raise Refusal(reason)
-        if not module.weight.isfinite().all():
+        if not local(module.weight).isfinite().all():
             raise Refusal("its weight has infinity or NaN in it, which no integer stands for")
         dtype = module.weight.dtype
         if format == "int8":
-            return [WeightPlan("int8", 0, dtype)]
-        plans = [WeightPlan("int4", group, dtype) for group in GROUP_SIZES if module.in_features % group == 0]
-        if not plans:
+            return [WeightPlan("int8", 0, dtype, share)]
+        size = share.ranks.size if share is not None and share.adds else 1
+        groups = [group for group in GROUP_SIZES if module.in_features % (size * group) == 0]
+        if not groups:
+            ranks = f" of each of {size} ranks" if size > 1 else ""
             raise Refusal(
-                f"its rows of {module.in_features} are no multiple of {GROUP_SIZES[-1]}, int4's smallest group"
+                f"its rows of {module.in_features / size:g}{ranks} are no multiple of {GROUP_SIZES[-1]}, int4's "
+                "smallest group"
             )
-        return plans
+        return [WeightPlan("int4", group, dtype, share) for group in groups]
 
     @property
     def weight(self) -> Tensor:
-        """The weight that the integers stand for, [n, k] in the layer's dtype: a new tensor at each access."""
+        """The weight that the integers stand for, [n, k] in the layer's dtype: a new tensor at each access.
+
+        Of a layer that ranks share, this rank's part.
+        """
         plan: WeightPlan = vars(self)[PLAN]
         integers, scales = self._buffers[INTEGERS], self._buffers[SCALES]
         assert integers is not None and scales is not None
@@ -98,14 +113,33 @@ class QuantisedLinear(Patched):
         return weight if torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
     def forward(self, input: Tensor) -> Tensor:
-        if must_step_aside(self, input):  # to a gradient of the input
+        if not must_step_aside(self, input):
+            return self.product(input)
+        if vars(self)[PLAN].share is None:  # to a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
-        return self.product(input)
+        dtype, gradients = str(input.dtype).removeprefix("torch."), "on" if torch.is_grad_enabled() else "off"
+        raise RuntimeError(
+            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, in float32, "
+            "bfloat16 or float16, without autocast and hooks for all modules; "
+            f"got {dtype} with gradients {gradients}"
+        )
 
     def product(self, x: Tensor) -> Tensor:
         """What forward gives where nothing asks it to step aside."""
         buffers = self._buffers
-        return product(x, buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS), self._parameters["bias"])
+        integers, scales, zeros = buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS)
+        share: Share | None = self.__dict__[PLAN].share
+        if share is None:
+            return product(x, integers, scales, zeros, self._parameters["bias"])
+        bias = local(self._parameters["bias"])
+        return share.apply(x, lambda x, bias: product(x, integers, scales, zeros, bias), bias)
+
+    @property
+    def numbers(self) -> int:
+        """How many weights the integers stand for."""
+        integers = self._buffers[INTEGERS]
+        assert integers is not None
+        return integers.numel() * (1 if vars(self)[PLAN].format == "int8" else 2)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
         """What `to` does: scales go to another device, but keep their precision."""
@@ -188,7 +222,10 @@ class Joint:
         plans = {vars(m).get(PLAN) if isinstance(m, QuantisedLinear) else None for m in self.modules}
         if len(plans) > 1 or None in plans or any(m._parameters["bias"] is not None for m in self.modules):
             return False
-        sizes = [module.out_features for module in self.modules]
+        (plan,) = plans
+        if plan.share is not None and not plan.share.apart:
+            return False
+        sizes = [module._buffers[INTEGERS].shape[0] for module in self.modules]
         for name in (INTEGERS, SCALES, ZEROS):
             if name in self.modules[0]._buffers:
                 with torch.inference_mode(False):  # whose tensors could not be loaded into later
@@ -214,7 +251,9 @@ def quantise(module: nn.Linear, format: str) -> None:
         Refusal: If the layer or its weight cannot be served.
     """
     plan: WeightPlan = QuantisedLinear.plans(module, format)[0]
-    weight = module.weight.detach()
+    if isinstance(module, Patched):  # another patch gives way
+        restore(module)
+    weight = local(module.weight).detach()
     # float32 scales of int8: there is one a row. Those of int4 are an eighth of what the integers take: half precision.
     if format == "int8":
         integers, scales = quantize.quantize_int8(weight)

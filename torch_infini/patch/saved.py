@@ -17,6 +17,7 @@ from transformers import GenerationConfig, PretrainedConfig, PreTrainedModel
 
 from . import apply
 from .quantised import QuantisedLinear, WeightPlan, empty_buffers, install
+from .shares import local
 from .structure import is_decoder
 
 TENSORS, DESCRIPTION = "model.safetensors", "torch_infini.json"
@@ -35,6 +36,8 @@ def save(model: PreTrainedModel, folder: Path) -> None:
         raise ValueError(
             f"torch_infini.save_patched: model must be of a class of transformers, got {type(model).__name__}"
         )
+    if any(local(parameter) is not parameter for parameter in model.parameters()):
+        raise ValueError("torch_infini.save_patched: model must be whole, got one that ranks share")
     state = vars(model)[apply.STATE]
     tensors, aliases, names = {}, {}, {}
     for name, tensor in all_tensors(model).items():

@@ -11,6 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .swap import FORWARD
+
 WIDTH = 16  # of hidden states in probes of modules that do not depend on it
 
 
@@ -38,6 +40,7 @@ def twin(
     empty = dict(vars(copy))
     vars(copy).update({name: value for name, value in vars(module).items() if name not in empty})
     vars(copy).pop("forward", None)
+    vars(copy).pop(FORWARD, None)
     copy.training = False
     copy._parameters = OrderedDict(parameters or {})  # type: ignore[assignment]
     copy._modules = OrderedDict(modules or {})  # type: ignore[assignment]

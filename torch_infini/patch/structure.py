@@ -15,7 +15,8 @@ from .layer import DecoderLayer
 from .linear import Linear
 from .mlp import GatedMLP
 from .norm import RMSNorm, eps_name
-from .swap import Patched
+from .sharded import ShardedEmbedding, ShardedLinear
+from .swap import Patched, shared_forward
 
 PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 
@@ -41,6 +42,12 @@ def find_decoder(model: nn.Module) -> tuple[str, nn.Module] | None:
 def candidates(model: nn.Module, name: str, decoder: nn.Module) -> Iterator[tuple[str, type[Patched]]]:
     """(name, patch) of every module that may be replaced, those inside before those around them."""
     prefix = f"{name}." if name else ""
+    shared = {
+        name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear
+        for name, module in model.named_modules()
+        if shared_forward(module) is not None and not eps_name(module)
+    }
+    yield from shared.items()
     yield f"{prefix}rotary_emb", RotaryEmbedding
     for i, layer in enumerate(decoder._modules["layers"]):
         here = f"{prefix}layers.{i}"
@@ -52,5 +59,5 @@ def candidates(model: nn.Module, name: str, decoder: nn.Module) -> Iterator[tupl
         yield here, DecoderLayer
     yield f"{prefix}norm", RMSNorm
     for head, module in model.named_modules():
-        if head.rpartition(".")[2] == "lm_head" and isinstance(module, nn.Linear):
+        if head.rpartition(".")[2] == "lm_head" and isinstance(module, nn.Linear) and head not in shared:
             yield head, Linear

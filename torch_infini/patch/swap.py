@@ -8,12 +8,14 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from types import MethodType
+from types import FunctionType, MethodType
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
 PLAN = "_infini_plan"  # attribute of a patched module: what was found out about it while patching
+FORWARD = "_infini_forward"  # of one that ranks share: the forward that transformers gave the instance
+TENSOR_PARALLELISM = "transformers.distributed.tensor_parallel"  # the module that has these forwards
 
 
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -29,7 +31,7 @@ class Patched(nn.Module):
     A subclass says what it serves (`plans`) and gives `forward`; `super().forward` is the original forward.
     """
 
-    infini_ops: ClassVar[str]  # what the report says that it calls
+    infini_ops: ClassVar[str]  # what it calls
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
 
     def __init_subclass__(cls) -> None:
@@ -43,6 +45,11 @@ class Patched(nn.Module):
         Without arguments, it is copied: by torch.nn.DataParallel, or by a __deepcopy__.
         """
         return cls.infini_original(*args, **kwargs) if args or kwargs else super().__new__(cls)
+
+    @classmethod
+    def ops(cls, plan: Any) -> str:
+        """What the report says that a module calls under a plan."""
+        return cls.infini_ops
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
@@ -108,10 +115,24 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
+def shared_forward(module: nn.Module) -> Callable[..., Any] | None:
+    """The forward that transformers' tensor parallelism gave this instance; None where it has none, or another."""
+    forward = vars(module).get("forward")
+    # By its globals: a wrapper around it (accelerate's) takes over its names, but does more.
+    if isinstance(forward, FunctionType) and forward.__globals__.get("__name__") == TENSOR_PARALLELISM:
+        return forward
+    return None
+
+
 def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
     """Give the module its patched class, and its plan before, so that it works if this is interrupted."""
     vars(module)[PLAN] = plan
+    forward = shared_forward(module)
+    if forward is not None:
+        vars(module)[FORWARD] = forward
     module.__class__ = patched_class(patch, type(module))
+    if forward is not None:
+        del vars(module)["forward"]
 
 
 def restore(module: nn.Module) -> None:
@@ -120,6 +141,8 @@ def restore(module: nn.Module) -> None:
     if is_foreign(cls):
         own = {name: value for name, value in vars(cls).items() if name not in ("forward", "__dict__", "__weakref__")}
         original = type(cls.__name__, (original,), own)
+    if FORWARD in vars(module):
+        vars(module)["forward"] = vars(module)[FORWARD]
     for name, value in list(vars(module).items()):
         if name.startswith("_infini_"):
             del vars(module)[name]

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,8 @@ class Measurement:
         self.before = self.logits(model)
         self.exact = self.before
         if self.before.dtype != torch.float32:
-            self.exact = self.logits(deepcopy(model).float())
+            with in_float32(model):
+                self.exact = self.logits(model)
 
     def logits(self, model: nn.Module) -> Tensor:
         """[TOKENS, vocabulary]; of a model without a head its hidden states."""
@@ -35,6 +37,32 @@ class Measurement:
         """How the model's logits now differ from those before."""
         difference, agreement = differences(self.logits(model), self.before)
         return Verification(difference, agreement, *differences(self.before, self.exact), TOKENS)
+
+
+@contextmanager
+def in_float32(model: nn.Module) -> Iterator[None]:
+    """Run the body with the model's numbers in float32. The parameters themselves are put aside, and come back.
+
+    Not a copy of the model: in one of transformers' tensor parallelism the original's modules would be called.
+    """
+    places = [
+        (tensors, name, tensor)
+        for module in model.modules()
+        for tensors in (module._parameters, module._buffers)
+        for name, tensor in tensors.items()
+        if tensor is not None and tensor.is_floating_point()
+    ]
+    wide: dict[int, Tensor] = {}
+    try:
+        for tensors, name, tensor in places:
+            if id(tensor) not in wide:
+                value = tensor.detach().float()
+                wide[id(tensor)] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
+            tensors[name] = wide[id(tensor)]  # type: ignore[assignment]
+        yield
+    finally:
+        for tensors, name, tensor in places:
+            tensors[name] = tensor  # type: ignore[assignment]
 
 
 def differences(a: Tensor, b: Tensor) -> tuple[float, float]:

@@ -49,7 +49,7 @@ class Verifier:
             Refusal: If there is none.
         """
         plans = patch.plans(module)
-        key = (patch, likeness(module))
+        key = (patch, likeness(module), tuple(plans))
         if key not in self.answers:
             try:
                 self.answers[key] = self.choose(module, patch, plans)

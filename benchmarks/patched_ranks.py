@@ -1,0 +1,134 @@
+"""A Hugging Face model on two ranks of one machine, as transformers shares it and patched, beside one process.
+
+    python benchmarks/patched_ranks.py        # results/patched-ranks.csv
+
+Decode steps in bfloat16, batch 1, behind 64 tokens; each rank has one thread, the one process has two. The contestants
+take turns in every round; rank 0's clock counts, the median over the rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import statistics
+import tempfile
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from families import CONTEXT, decode_seconds
+
+from torch_infini import patched
+from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.checkpoints import random_model
+from torch_infini.testing.llama import random_llama
+
+RESULTS = Path(__file__).parent / "results"
+THREADS = 2  # of all ranks together
+WORLDS = {"one process": (1, ""), "two ranks, gloo": (2, "gloo"), "two ranks, infiniccl": (2, "infiniccl")}
+
+
+@dataclass
+class Row:
+    """One line of the CSV; times of a decode step in milliseconds."""
+
+    shape: str
+    world: str
+    transformers_ms: float
+    patched_ms: float
+    transformers_tokens_per_second: float
+    patched_tokens_per_second: float
+
+
+class World:
+    """Processes that share a model, or one that has all of it."""
+
+    def __init__(self, size: int, backend: str, folder: Path) -> None:
+        context = multiprocessing.get_context("spawn")
+        self.pipes, self.processes = [], []
+        with tempfile.NamedTemporaryFile(delete=False) as store:
+            pass
+        for rank in range(size):
+            here, there = context.Pipe()
+            arguments = (there, rank, size, backend, store.name, folder)
+            process = context.Process(target=serve, args=arguments, daemon=True)
+            process.start()
+            there.close()
+            self.pipes.append(here)
+            self.processes.append(process)
+
+    def seconds(self, form: str) -> float:
+        """Of one decode step."""
+        for pipe in self.pipes:
+            pipe.send(form)
+        return [pipe.recv() for pipe in self.pipes][0]
+
+    def close(self) -> None:
+        for pipe in self.pipes:
+            pipe.close()
+        for process in self.processes:
+            process.join()
+
+
+def serve(pipe: Any, rank: int, size: int, backend: str, store: str, folder: Path) -> None:
+    """One rank: the time of a decode step, as often as it is asked for."""
+    from transformers import AutoModelForCausalLM
+    from transformers.distributed import DistributedConfig
+
+    torch.set_num_threads(THREADS // size)
+    options = {}
+    if size > 1:
+        dist.init_process_group(backend, f"file://{store}", rank=rank, world_size=size)
+        options = {"distributed_config": DistributedConfig(tp_size=size, tp_plan="auto")}
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16, **options)
+    ids = torch.randint(model.config.vocab_size, (1, CONTEXT), generator=torch.Generator().manual_seed(1))
+    while True:
+        try:
+            form = pipe.recv()
+        except EOFError:
+            break
+        with patched(model) if form == "patched" else nullcontext():
+            pipe.send(decode_seconds(model, ids))
+    if size > 1:
+        dist.destroy_process_group()
+
+
+def measure(shape: str, rounds: int) -> list[Row]:
+    with tempfile.TemporaryDirectory() as folder:
+        model = random_model("llama", torch.bfloat16) if shape == "small" else random_llama(shape)
+        model.save_pretrained(folder)
+        worlds = {name: World(*arguments, Path(folder)) for name, arguments in WORLDS.items()}
+        times: dict[tuple[str, str], list[float]] = {}
+        for turn in range(rounds + 1):  # the first turn warms up
+            for name, world in worlds.items():
+                for form in ("transformers", "patched"):
+                    taken = world.seconds(form)
+                    if turn:
+                        times.setdefault((name, form), []).append(taken)
+        for world in worlds.values():
+            world.close()
+    rows = []
+    for name in worlds:
+        plain, ours = (statistics.median(times[name, form]) for form in ("transformers", "patched"))
+        rows.append(Row(shape, name, plain * 1e3, ours * 1e3, 1 / plain, 1 / ours))
+        print(f"{name:22} transformers {1 / plain:7.1f} tokens/s   patched {1 / ours:7.1f} tokens/s", flush=True)
+    return rows
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--shape", choices=("8B", "1.1B", "160M"), default="160M")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--out", type=Path, default=RESULTS / "patched-ranks.csv")
+    parser.add_argument("--quick", action="store_true", help="a small model and one round: to see that it runs")
+    options = parser.parse_args(arguments)
+    rows = measure("small", 1) if options.quick else measure(options.shape, options.rounds)
+    write_csv(options.out, rows, Row)
+
+
+if __name__ == "__main__":
+    main()
