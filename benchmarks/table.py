@@ -190,11 +190,11 @@ def collectives_table() -> Iterator[str]:
     yield "| all-reduce between processes | us | Gloo takes | copying takes |"
     yield "| --- | ---: | ---: | ---: |"
     for row in read("collectives.csv"):
-        size = int(row["bytes"])
+        size, ours = int(row["bytes"]), float(row["infini_us"])  # the C call's
         unit, name = next((u, n) for u, n in ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if size >= u)
         yield (
-            f"| {row['ranks']} ranks, {size // unit} {name}, {row['dtype']} | {float(row['infini_us']):.1f} "
-            f"| {float(row['ratio_to_gloo']):.1f}x | {float(row['share_of_copy']):.2f}x |"
+            f"| {row['ranks']} ranks, {size // unit} {name}, {row['dtype']} | {ours:.1f} "
+            f"| {float(row['gloo_us']) / ours:.1f}x | {float(row['copy_us']) / ours:.2f}x |"
         )
 
 

@@ -99,7 +99,7 @@ def test_arguments() -> None:
         "infini::silu_(x=float32[2, 4])",
         "infini::swiglu(gate=float32[2, 4], up=None)",
         "infini::swiglu(gate=float32[2, 4], up=float32[2, 4])",
-        "infini::embedding(ids=int64[2], weight=float32[2, 4])",
+        "infini::embedding(ids=int64[2], weight=float32[2, 4], first=0, total=None)",
         "infini::silu(x=float32[])",
         "infini::silu(x=float32[0, 4])",
         "infini::attention(q=float32[1, 1, 1, 4], k=float32[1, 1, 1, 4], v=float32[1, 1, 1, 4], mask=bool[1, 1, 1, 1], "

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import threading
+import weakref
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 from queue import SimpleQueue
@@ -100,6 +102,9 @@ def together(works: Iterable[Any]) -> Any:
     return known[0] if len(known) == 1 else Works(known)
 
 
+_PATIENCE = 2.0  # seconds, at the program's end, for what no other rank may ever come to
+
+
 class Worker:
     """A thread that runs functions in the order in which they came in; started by the first."""
 
@@ -121,16 +126,27 @@ class Worker:
                 # A daemon: a program that ends without destroying its groups does not wait for ranks that never come.
                 self._thread = threading.Thread(target=_run, args=(self._queue,), name=self._name, daemon=True)
                 self._thread.start()
+                _started.add(self)
             self._last = work.ended
             self._queue.put((function, work))
         return work
 
-    def stop(self) -> None:
-        """Return when all that came in has been run."""
+    def stop(self, patience: float | None = None) -> None:
+        """Return when all that came in has been run, or after so many seconds."""
         if self._thread is not None:
             self._queue.put(None)
-            self._thread.join()
+            self._thread.join(patience)
             self._thread = None
+
+
+_started: weakref.WeakSet[Worker] = weakref.WeakSet()
+
+
+@atexit.register
+def _stop_all() -> None:
+    """Python's end must not meet threads in C++: those that it stops there take the process down."""
+    for worker in list(_started):
+        worker.stop(_PATIENCE)
 
 
 def _run(queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None]) -> None:

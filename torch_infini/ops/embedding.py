@@ -59,6 +59,8 @@ def reference(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = N
 
 
 def peer(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None) -> Tensor:
+    if total is not None:
+        weight = torch.nn.functional.pad(weight, (0, 0, first, total - first - weight.shape[0]))
     return torch.nn.functional.embedding(ids, weight)
 
 
