@@ -121,7 +121,7 @@ def test_statistics() -> None:
         f"infini::silu_(x=float32[2, 4] {x})",
         f"infini::swiglu(gate=float32[2, 4] {x}, up=None)",
         f"infini::swiglu(gate=float32[2, 4] {x}, up=float32[2, 4] {{min 0, max 0, mean 0, nan 0, inf 0}})",
-        f"infini::embedding(ids=int64[2], weight=float32[2, 4] {x})",
+        f"infini::embedding(ids=int64[2], weight=float32[2, 4] {x}, first=0, total=None)",
         "infini::silu(x=float32[] {min 3, max 3, mean 3, nan 0, inf 0})",
         "infini::silu(x=float32[0, 4] {nan 0, inf 0})",
         f"infini::attention(q=float32[1, 1, 1, 4] {ones}, k=float32[1, 1, 1, 4] {ones}, v=float32[1, 1, 1, 4] {ones}, "
