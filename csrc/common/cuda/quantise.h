@@ -9,9 +9,12 @@ namespace infini::cuda {
 // in it has the scale NaN and q of zeros, a row of zeros the scale 0.
 class RowScale {
 public:
-    // largest: the row's largest magnitude, NaN if there is one in it.
-    __device__ __forceinline__ explicit RowScale(float largest)
-        : finite_(largest <= 3.402823466e38f), scale_(finite_ ? largest / 127 : __uint_as_float(0x7fc00000u)) {}
+    // largest: the row's largest magnitude, NaN if there is one in it. (Not by initialisers: nvcc shows those to the host's
+    // compiler, which does not know the functions.)
+    __device__ __forceinline__ explicit RowScale(float largest) {
+        finite_ = largest <= 3.402823466e38f;
+        scale_ = finite_ ? largest / 127 : __uint_as_float(0x7fc00000u);
+    }
 
     __device__ __forceinline__ float scale() const { return scale_; }
     __device__ __forceinline__ int8_t quantise(float x) const {
