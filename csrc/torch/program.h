@@ -1,10 +1,12 @@
-// Program: calls of ops on the CPU, noted while they run once, and run again in a row by one C call.
+// Program: calls of ops on the CPU, noted instead of being run, and run in a row by one C call.
 // Each call is a function of a *_torch.cpp file with copies of its arguments: numbers, and handles of the tensors.
 // torch_infini/runtime/programs.py, the only user of the C functions, calls them through ctypes.
 #pragma once
 
 #include <cstddef>
 #include <functional>
+#include <tuple>
+#include <type_traits>
 #include <vector>
 
 #include "infinicore.h"
@@ -16,15 +18,39 @@ using Program = std::vector<std::function<void()>>;
 // Where this thread's calls are noted, or null.
 inline thread_local Program *recording = nullptr;
 
-// What is registered for CPU tensors: the function, noted first where that is wanted.
+// How many tensors a function returns.
+template <typename Result> constexpr size_t result_count = 1;
+template <> inline constexpr size_t result_count<void> = 0;
+template <typename... Results> constexpr size_t result_count<std::tuple<Results...>> = sizeof...(Results);
+
+// What is registered for CPU tensors: the function, or where calls are noted, a note of this one and what it would
+// return. Only forms that return nothing, or the last of their arguments, which they write, are noted.
 template <auto function> struct OnCpu;
 
 template <typename Result, typename... Arguments, Result (*function)(Arguments...)> struct OnCpu<function> {
     static Result call(Arguments... arguments) {
-        if (recording != nullptr) {
-            recording->push_back([=] { function(arguments...); });
+        if constexpr (returns_last(kLast)) {
+            if (recording != nullptr) {
+                recording->push_back([=] { function(arguments...); });
+                return last(std::tie(arguments...), kLast);
+            }
         }
         return function(static_cast<Arguments &&>(arguments)...);
+    }
+
+private:
+    static constexpr size_t kOthers = sizeof...(Arguments) - result_count<Result>;
+    static constexpr std::make_index_sequence<result_count<Result>> kLast{};
+
+    template <size_t... i> static constexpr bool returns_last(std::index_sequence<i...>) {
+        if constexpr (std::is_void_v<Result> || sizeof...(i) > sizeof...(Arguments)) {
+            return std::is_void_v<Result>;
+        } else {
+            return std::is_constructible_v<Result, std::tuple_element_t<kOthers + i, std::tuple<Arguments...>>...>;
+        }
+    }
+    template <typename All, size_t... i> static Result last(const All &all, std::index_sequence<i...>) {
+        return Result(std::get<kOthers + i>(all)...);
     }
 };
 
@@ -32,7 +58,7 @@ template <typename Result, typename... Arguments, Result (*function)(Arguments..
 
 extern "C" {
 
-// A new program, which notes this thread's calls until End. NULL: this thread records already.
+// A new program, which notes this thread's calls, and does not run them, until End. NULL: this thread records already.
 INFINI_API void *infiniTorchProgramBegin(void);
 // The number of calls noted.
 INFINI_API size_t infiniTorchProgramEnd(void);

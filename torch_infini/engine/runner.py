@@ -103,16 +103,17 @@ class Runner:
                 self._rows[row] = list(blocks)
             columns.append((token, start, blocks[start // size] * size + start % size, start + 1))
         self._inputs[:, :n] = torch.tensor(columns).t()
-        step = self._steps.get(n)
-        if step is None:
-            step = self._steps[n] = self._new_step(n)
+        if n in self._steps:
+            self._steps.move_to_end(n)
+            self._steps[n]()
+        else:
+            self._steps[n] = self._first_step(n)
             if len(self._steps) > RECORDED:
                 self._steps.popitem(last=False)
-        self._steps.move_to_end(n)
-        step()
         return self._logits[:n]
 
-    def _new_step(self, n: int) -> Callable[[], object]:
+    def _first_step(self, n: int) -> Callable[[], object]:
+        """Compute a step; what computes the next ones."""
         tokens, positions, slots, lengths = (row[:n] for row in self._inputs.unbind(0))
         batch = Batch(tokens, positions, slots, self._tables[:n], lengths)
         logits = self._logits[:n]
@@ -120,11 +121,11 @@ class Runner:
         def step() -> Tensor:
             return self.model(batch, self.cache, out=logits)
 
-        if not self._record:
-            return step
-        if self.device.type == "cpu":
-            return runtime.program(step).replay
-        return runtime.graph(lambda _: step(), torch.zeros(1, device=self.device)).replay
+        if self._record and self.device.type == "cpu":
+            return runtime.program(step).replay  # making it computes it
+        again = runtime.graph(lambda _: step(), torch.zeros(1, device=self.device)).replay if self._record else step
+        again()
+        return again
 
 
 class SharedRunner:

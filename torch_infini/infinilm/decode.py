@@ -42,26 +42,29 @@ class Steps:
         """
         rows, width = batch.block_tables.shape
         key = rows, 1 << max(width - 1, 0).bit_length()  # tables grow: not each width has a step of its own
-        if key not in self._steps:
-            self._steps[key] = self._new_step(*key, batch)
-            if len(self._steps) > RECORDED:
-                self._steps.popitem(last=False)
-        self._steps.move_to_end(key)
-        inputs, tables, run = self._steps[key]
-        self._fill(inputs, tables, batch)
-        return run()
+        if key in self._steps:
+            self._steps.move_to_end(key)
+            inputs, tables, run = self._steps[key]
+            self._fill(inputs, tables, batch)
+            return run()
+        inputs, tables, run, logits = self._first_step(*key, batch)
+        self._steps[key] = inputs, tables, run
+        if len(self._steps) > RECORDED:
+            self._steps.popitem(last=False)
+        return logits
 
     @staticmethod
     def _fill(inputs: Tensor, tables: Tensor, batch: Batch) -> None:
         inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
         tables[:, : batch.block_tables.shape[1]] = batch.block_tables
 
-    def _new_step(self, rows: int, width: int, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], Tensor]]:
+    def _first_step(self, rows: int, width: int, batch: Batch) -> tuple[Tensor, Tensor, Callable[[], Tensor], Tensor]:
+        """Compute a step: the inputs and tables that the next ones read, what computes these, and the logits."""
         model, cache = self._model, self._cache
         device = model.embed.weight.device
         inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
         tables = torch.zeros(rows, width, dtype=torch.int64, device=device)
-        self._fill(inputs, tables, batch)  # recording computes it
+        self._fill(inputs, tables, batch)
 
         def step(inputs: Tensor, tables: Tensor) -> Tensor:
             tokens, positions, slots, lengths = inputs.unbind(0)
@@ -69,6 +72,9 @@ class Steps:
 
         if device.type == "cuda":
             graph = runtime.graph(step, inputs, tables)
-            return *graph.inputs, graph.replay
+            return *graph.inputs, graph.replay, graph.replay()
         here = lambda: step(inputs, tables)
-        return inputs, tables, here if emulates_cuda() else runtime.program(here).replay
+        if emulates_cuda():
+            return inputs, tables, here, here()
+        program = runtime.program(here)
+        return inputs, tables, program.replay, program.outputs

@@ -49,8 +49,8 @@ def program(fn: Callable[[], Any]) -> Program:
     replay, values of index tensors too: whoever wants other inputs writes them into the same tensors. All that fn makes
     lies in one piece of memory, where tensors take turns; what fn keeps of it elsewhere is not what replays compute.
 
-    The calls are made once while they are noted, with all that fn makes in memory side by side, and once more while
-    they are recorded: what fn writes to, as caches, is written twice. For CUDA there is graph().
+    The calls are made once, while they are noted, with all that fn makes in memory side by side: what they computed is
+    in the program's outputs. For CUDA there is graph().
 
     Args:
         fn: Takes nothing; returns tensors, or tuples, lists and dicts of them.
@@ -80,7 +80,8 @@ class Program:
     it keeps the tensors that it uses.
 
     Attributes:
-        outputs: What fn returned, always the same tensors; a replay overwrites them.
+        outputs: What fn returned, always the same tensors; at first with what its calls computed when they were noted. A
+            replay overwrites them.
         calls: The number of kernel calls in a replay.
         arena_bytes: The size of the memory for all that fn makes.
     """
@@ -111,6 +112,7 @@ class Program:
             arena = _Arena(notes, results)
             self.arena_bytes = arena.bytes
             self._record([call.mapped(arena.moved) for call in notes.calls])
+            arena.copy(results)
             self.outputs = pytree.tree_unflatten(map(arena.moved, results), spec)
 
     def __call__(self) -> Any:
@@ -247,6 +249,13 @@ class _Arena:
         self._offsets, self.bytes = place({key: notes.made[key].nbytes() for key in lives}, lives)
         self._storage = torch.empty(self.bytes, dtype=torch.uint8).untyped_storage()
         self._moved: dict[int, Tensor] = {}
+
+    def copy(self, made: Sequence[Any]) -> None:
+        """Copy to the arena what fn left in the memory of these tensors, where it made it."""
+        for storage in {_storage(tensor): tensor.untyped_storage() for tensor in _tensors(made)}.values():
+            if (offset := self._offsets.get(storage._cdata)) is not None:
+                whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+                whole.new_empty(0).set_(self._storage, offset, whole.shape).copy_(whole)
 
     def moved(self, value: Any) -> Any:
         """A tensor that fn made, at its place in the arena; anything else as it is."""
