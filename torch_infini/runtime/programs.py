@@ -80,8 +80,8 @@ class Program:
     it keeps the tensors that it uses.
 
     Attributes:
-        outputs: What fn returned, always the same tensors; at first with what its calls computed when they were noted. A
-            replay overwrites them.
+        outputs: What fn returned, always the same tensors; at first with what its calls computed when they were noted.
+            A replay overwrites them.
         calls: The number of kernel calls in a replay.
         arena_bytes: The size of the memory for all that fn makes.
     """
