@@ -104,6 +104,45 @@ def layouts() -> None:
     check(ops.all_reduce.out(y, group, out=y), want)
 
 
+def with_a_norm() -> None:
+    """all_reduce_add_rms_norm is all_reduce and add_rms_norm, to the bit, whatever its outputs are."""
+    me, group = dist.get_rank(), communicator()
+    fused = ops.all_reduce_add_rms_norm
+
+    def check_all(x: Tensor, residual: Tensor, weight: Tensor, number: int) -> None:
+        tail = weight, 1e-5, number
+        want = ops.add_rms_norm(ops.all_reduce(x, group), residual, *tail)
+
+        def same(got: tuple[Tensor, Tensor]) -> None:
+            assert all(map(torch.equal, got, want)) and [t.dtype for t in got] == [t.dtype for t in want]
+
+        same(fused(x, residual, *tail, group))
+        outs = torch.empty_like(want[0]), torch.empty_like(want[1])
+        for y, h in (
+            (0, 1),
+            (0, "x"),
+            (0, "residual"),
+            ("x", 1),
+            ("residual", 1),
+            ("x", "residual"),
+            ("residual", "x"),
+        ):
+            given = {"x": x.clone(), "residual": residual.clone(), 0: outs[0], 1: outs[1]}
+            if given[y].dtype == want[0].dtype:
+                same(fused.out(given["x"], given["residual"], *tail, group, out0=given[y], out1=given[h]))
+
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        for shape in ((1, 64), (5, 33), (2, 3, 100), (7, 4096), (300, 2048), (0, 4), (4, 0), (64,)):
+            g = torch.Generator().manual_seed(sum(shape))
+            residual, weight = torch.randn(shape, generator=g), torch.randn(shape[-1], generator=g)
+            x = torch.randn(shape, generator=g.manual_seed(me))
+            check_all(x.to(dtype), residual.to(dtype), weight.to(dtype), shape[-1] % 3)
+    x, residual, weight = torch.randn(9, 40), torch.ones(12, 40), torch.rand(40, generator=g).bfloat16()
+    dist.broadcast(residual, 0)
+    check_all(x.bfloat16()[::3], residual.bfloat16()[2:11:3], weight, 1)
+    check_all(x.bfloat16()[:, 8:], residual.bfloat16()[:9, 8:], weight[8:].float(), 1)
+
+
 def rounding() -> None:
     """Half types are summed in float in the order of the ranks and rounded once; the same bits everywhere."""
     group = communicator()
@@ -125,11 +164,12 @@ def programs() -> None:
     def step() -> Tensor:
         h = ops.all_reduce(ops.silu(x), group)
         ops.all_reduce_(h, group, 2)
+        h, _ = ops.all_reduce_add_rms_norm(h, x[:1].expand(4, 16), w, group=group)
         return ops.all_gather(ops.rms_norm(h, w), group, SIZE)
 
     with torch.no_grad():
         made = program(step)
-        assert made.calls == 5
+        assert made.calls == 6
         for seed in range(20):
             x.copy_(torch.randn(4, 16, generator=torch.Generator().manual_seed(10 * seed + me)))
             assert torch.equal(made(), step())
@@ -176,7 +216,7 @@ def numbers() -> None:
 # ---- the tests ----
 
 
-@pytest.mark.parametrize("function", [every_op, layouts, rounding, programs, numbers])
+@pytest.mark.parametrize("function", [every_op, layouts, with_a_norm, rounding, programs, numbers])
 def test_on_the_ranks(ranks: Ranks, function: Any, request: pytest.FixtureRequest) -> None:
     if function is rounding and request.node.callspec.params["ranks"] == "gloo":
         pytest.skip("Gloo rounds as it likes")

@@ -4,23 +4,19 @@
 #include <optional>
 #include <utility>
 
-#include "groups.h"
+#include "collectives.h"
 #include "rearrange/rearrange.h"
 #include "tensor.h"
 
 namespace infini::collectives {
-namespace {
 
-bool is_contiguous(const TensorView &view) {
-    int64_t step = 1;
-    for (int i = view.ndim - 1; i >= 0; --i) {
-        if (view.shape[i] != 1 && view.strides[i] != step) {
-            return view.numel() == 0;
-        }
-        step *= view.shape[i];
+void must(infiniStatus_t status) {
+    if (status != INFINI_STATUS_SUCCESS) {
+        throw Error(status, infiniGetLastErrorMessage());
     }
-    return true;
 }
+
+namespace {
 
 // torch's stream on the GPU as one of infinirt's, for the length of one call; NULL on the CPU.
 class Stream {
@@ -43,44 +39,57 @@ public:
     Stream &operator=(const Stream &) = delete;
     infinirtStream_t get() const { return stream_; }
 
-    static void must(infiniStatus_t status) {
-        if (status != INFINI_STATUS_SUCCESS) {
-            throw Error(status, infiniGetLastErrorMessage());
-        }
-    }
-
 private:
     infiniDevice_t type_ = INFINI_DEVICE_CPU;
     int id_ = 0;
     infinirtStream_t stream_ = nullptr;
 };
 
-// One call; `count` as infiniccl.h has it.
-struct Call {
-    Collective kind;
-    int64_t count;
-    int32_t parameter;
-};
+} // namespace
+
+bool is_contiguous(const TensorView &view) {
+    int64_t step = 1;
+    for (int i = view.ndim - 1; i >= 0; --i) {
+        if (view.shape[i] != 1 && view.strides[i] != step) {
+            return view.numel() == 0;
+        }
+        step *= view.shape[i];
+    }
+    return true;
+}
 
 void communicate(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
     const auto count = static_cast<size_t>(call.count);
     if (group.function != nullptr) {
-        return Stream::must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
+        return must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
     }
     const Stream stream;
     const auto op = static_cast<infinicclReduceOp_t>(call.parameter);
     switch (call.kind) {
     case Collective::all_reduce:
-        return Stream::must(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+        return must(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
     case Collective::broadcast:
-        return Stream::must(
-            infinicclBroadcast(x.data, out.data, count, x.dtype, call.parameter, group.comm, stream.get()));
+        return must(infinicclBroadcast(x.data, out.data, count, x.dtype, call.parameter, group.comm, stream.get()));
     case Collective::all_gather:
-        return Stream::must(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
+        return must(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
     case Collective::reduce_scatter:
-        return Stream::must(infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+        return must(infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
     }
 }
+
+std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
+    std::shared_ptr<const Group> group = find_group(number);
+    if (group == nullptr) {
+        rule.fail(
+            INFINI_STATUS_BAD_PARAM, "group",
+            "be 0 (this process by itself) or what torch_infini.distributed.communicator gave for a process group "
+            "that is still there",
+            message(number));
+    }
+    return group;
+}
+
+namespace {
 
 void copy(const TensorView &to, const TensorView &from) {
     rearrange::run({to, from}, {{"out", "x"}, 1});
@@ -111,18 +120,6 @@ void run(const Group &group, const Call &call, const TensorView &x, const Tensor
 
 constexpr Checker kAllReduce("all_reduce"), kBroadcast("broadcast"), kAllGather("all_gather"),
     kReduceScatter("reduce_scatter");
-
-std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
-    std::shared_ptr<const Group> group = find_group(number);
-    if (group == nullptr) {
-        rule.fail(
-            INFINI_STATUS_BAD_PARAM, "group",
-            "be 0 (this process by itself) or what torch_infini.distributed.communicator gave for a process group "
-            "that is still there",
-            message(number));
-    }
-    return group;
-}
 
 int32_t reduction(const Checker &rule, int64_t op, const TensorView &x) {
     if (op < 0 || op > INFINICCL_AVG) {

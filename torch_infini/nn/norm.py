@@ -1,4 +1,7 @@
-"""RMSNorm, alone or fused with the residual addition before it. The op is infini::rms_norm or infini::add_rms_norm."""
+"""RMSNorm, alone or fused with the residual addition before it, and with the sum over ranks before that.
+
+The ops are infini::rms_norm, infini::add_rms_norm and infini::all_reduce_add_rms_norm.
+"""
 
 from __future__ import annotations
 
@@ -44,10 +47,12 @@ class RMSNorm(nn.Module):
         return torch.ops.infini.rms_norm.default(x, self.weight, self.eps, ROUNDING)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(residual + x), residual + x), both shaped as x, in one pass over them; x is first added up if ranks
-        have it in parts, in its own memory."""
+        """(norm(residual + x), residual + x), both shaped as x, in one pass over them; x is the sum of all ranks' if
+        they have it in parts."""
         if self.ranks is not None:
-            self.ranks.add_up(x)
+            return torch.ops.infini.all_reduce_add_rms_norm.default(
+                x, residual, self.weight, self.eps, ROUNDING, self.ranks.group
+            )
         return torch.ops.infini.add_rms_norm.default(x, residual, self.weight, self.eps, ROUNDING)
 
     def extra_repr(self) -> str:

@@ -1,0 +1,119 @@
+"""all_reduce_add_rms_norm: what stands between two halves of a layer whose ranks each computed a part of a sum.
+
+csrc/torch/all_reduce_add_rms_norm_torch.cpp puts it together from libinfiniccl and the kernel of add_rms_norm.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ._registry import Cost, ErrorCase, OpSpec
+from .add_rms_norm import SPEC as NORM
+from .add_rms_norm import inputs
+from .rms_norm import rounding_number
+
+NAME = "all_reduce_add_rms_norm"
+
+
+def all_reduce_add_rms_norm(
+    x: Tensor,
+    residual: Tensor,
+    weight: Tensor,
+    eps: float = 1e-6,
+    rounding: str = "once",
+    group: int = 0,
+    *,
+    out: tuple[Tensor, Tensor] | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Add up the ranks' parts of x, add the sum to the residual stream and normalise.
+
+    s = all_reduce(x, group); h = s + residual; y = rms_norm(h, weight, eps, rounding), each rounded to the dtype of x:
+    the bits are those of all_reduce and add_rms_norm, the same on all ranks. Between ranks that share memory rows are
+    normalised as soon as their sums are there. All ranks must make the same calls in the same order.
+
+    Args:
+        x: [..., n] float32, bfloat16, float16 or float64, the same shape on all ranks: this rank's part of what a layer
+            adds. Stride 1 in the last dimension; strides beyond that cost a copy.
+        residual: [..., n], dtype of x: the stream so far, the same on all ranks.
+        weight: [n], as add_rms_norm's.
+        eps: Added to the mean of squares; at least 0.
+        rounding: "once", "llama" or "gemma"; see rms_norm.
+        group: A number from torch_infini.distributed.communicator; 0: this process by itself.
+        out: (y, h), written and returned; either may be x or residual itself, but not both the same tensor.
+
+    Returns:
+        (y, h): the normalised value and the new residual, both [..., n] and contiguous.
+
+    Raises:
+        RuntimeError: For an argument that cannot be served, a rank that does not come within the group's timeout or has
+            died, or ranks whose calls differ.
+        ValueError: For an unknown rounding.
+
+    Equivalent to:
+        >>> y, h = torch_infini.ops.add_rms_norm(torch_infini.ops.all_reduce(x, group), residual, weight, eps, rounding)
+
+    Source: the row-parallel layer of Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053, and what follows it in
+        Touvron et al., LLaMA, 2023, arXiv:2302.13971.
+    """
+    number = rounding_number(NAME, rounding)
+    if out is None:
+        return torch.ops.infini.all_reduce_add_rms_norm.default(x, residual, weight, eps, number, group)
+    return torch.ops.infini.all_reduce_add_rms_norm.out(
+        x, residual, weight, eps, number, group, out0=out[0], out1=out[1]
+    )
+
+
+# The registry's tests know one process, the group of number 0; between ranks: tests/test_distributed_ops.py.
+
+
+def fake(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    return NORM.fake(x, residual, weight, eps, rounding)
+
+
+def reference(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    return NORM.reference(x, residual, weight, eps, rounding)
+
+
+def peer(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0
+) -> tuple[Tensor, Tensor]:
+    return NORM.peer(x, residual, weight, eps, rounding)
+
+
+def cost(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0) -> Cost:
+    return NORM.cost(x, residual, weight, eps, rounding)
+
+
+def errors() -> Iterator[ErrorCase]:
+    for case in NORM.errors():
+        yield replace(case, message=case.message.replace("infini::add_rms_norm", f"infini::{NAME}"))
+    yield ErrorCase(
+        "no such group",
+        (*inputs(torch.float32, 2, 16), 1e-6, 0, 123456),
+        f"infini::{NAME}: group must be 0 (this process by itself) or what torch_infini.distributed.communicator gave "
+        "for a process group that is still there, got 123456",
+    )
+
+
+SPEC = OpSpec(
+    name=NAME,
+    schema="(Tensor x, Tensor residual, Tensor weight, float eps=1e-6, int rounding=0, int group=0)"
+    " -> (Tensor, Tensor)",
+    function=all_reduce_add_rms_norm,
+    fake=fake,
+    reference=reference,
+    samples=NORM.samples,
+    errors=errors,
+    cost=cost,
+    bench=NORM.bench,
+    peer=peer,
+    tolerances=NORM.tolerances,
+)
