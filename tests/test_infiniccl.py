@@ -18,7 +18,7 @@ from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cpu_capability_set_to
 from torch_infini.testing.c_runtime import SUCCESS, last_error, ok, rt, stream
 
-SLOT, ONE_SHOT, PIECE = 512 * 1024, 64 * 1024, 8 * 1024  # bytes; csrc/infiniccl/cpu
+SLOT, ONE_SHOT = 512 * 1024, 64 * 1024  # bytes; csrc/infiniccl/cpu
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = tuple(t for t in DTYPES if not t.is_floating_point and not t.is_complex and t is not torch.bool)
 ADD, AVG, BF16, F32 = ReduceOp.SUM, ReduceOp.AVG, DTYPES[torch.bfloat16], DTYPES[torch.float32]
@@ -112,39 +112,6 @@ def test_all_reduce_of_every_size(ranks: Ranks, in_place: bool) -> None:
     for size in SIZES:
         xs = numbers(len(ranks), size // 2, torch.bfloat16)
         assert all_reduced(ranks, xs, ADD, in_place) == [bits(expected(xs, ADD))] * len(ranks), size
-
-
-@pytest.mark.parametrize("in_place", [False, True])
-def test_all_reduce_tells_what_is_there(ranks: Ranks, in_place: bool) -> None:
-    """Each time more elements, in the end all; they are final, and may be overwritten at once in both buffers."""
-    told_type = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_size_t)
-    for size in SIZES:
-        xs = numbers(len(ranks), size // 2, torch.bfloat16)
-        want = expected(xs, ADD)
-
-        def body(rank: int, c: Communicator, xs: list[torch.Tensor] = xs, want: torch.Tensor = want) -> list[int]:
-            send = xs[rank].clone()
-            recv = send if in_place else torch.zeros_like(send)
-            counts: list[int] = []
-            kept = []
-
-            def then(_: object, count: int) -> None:
-                new = slice(counts[-1] if counts else 0, count)
-                kept.append(recv[new].clone())
-                recv[new] = send[new] = 77
-                counts.append(count)
-
-            told = told_type(then)
-            address = ctypes.cast(told, ctypes.c_void_p)
-            call = libinfiniccl._function("AllReduceThen")
-            assert call(send.data_ptr(), recv.data_ptr(), want.numel(), BF16, ADD, c.handle, address, None) == SUCCESS
-            assert bits(torch.cat(kept)) == bits(want)
-            return counts
-
-        for counts in ranks.do(body):
-            assert counts[-1] == size // 2 and (size == 0 or counts == sorted(set(counts)))
-            if len(ranks) > 1:
-                assert len(counts) >= -(-size // (PIECE if size <= ONE_SHOT else SLOT))
 
 
 def test_misaligned(three: Ranks) -> None:
@@ -445,8 +412,6 @@ def test_what_is_refused() -> None:
     refused(3, overlap, "Broadcast", p, p + 4, 2, 13, 0, comm, None)
     refused(3, overlap, "AllGather", p, p + 4, 2, 13, comm, None)
     refused(3, overlap, "ReduceScatter", p, p + 4, 2, 13, 0, comm, None)
-    refused(4, "then must not be NULL", "AllReduceThen", p, p, 1, 13, 0, comm, None, None)
-    refused(4, "sendbuf must not be NULL", "AllReduceThen", None, p, 1, 13, 0, comm, p, None)
     assert libinfiniccl._function("AllReduce")(p, p, 1, 13, 0, comm, p) != SUCCESS  # a stream that is none
     assert "stream must be a handle that was made and not destroyed" in last_error()
 

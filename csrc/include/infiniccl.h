@@ -97,14 +97,6 @@ INFINI_API infiniStatus_t infinicclCommDestroy(infinicclComm_t comm);
 INFINI_API infiniStatus_t infinicclAllReduce(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,
                                              infinicclReduceOp_t op, infinicclComm_t comm, infinirtStream_t stream);
 
-/* The same with a NULL stream, for who uses the result piece by piece while it is in the caches: `then` is called on this
- * thread whenever more of recvbuf is there, with the number of elements that are, in the end all of `count`. It may write
- * to these elements of recvbuf and sendbuf, and calls nothing that may wait for another rank. NOT_IMPLEMENTED on NVIDIA
- * devices, where kernels are to be queued behind infinicclAllReduce(). */
-INFINI_API infiniStatus_t infinicclAllReduceThen(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,
-                                                 infinicclReduceOp_t op, infinicclComm_t comm,
-                                                 void (*then)(void *context, size_t done), void *context);
-
 /* recvbuf = rank root's sendbuf, `count` elements, on every rank; other ranks' sendbuf is not looked at. In place:
  * sendbuf is recvbuf. */
 INFINI_API infiniStatus_t infinicclBroadcast(const void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,

@@ -23,15 +23,6 @@ struct Call {
     infiniDtype_t dtype;
     infinicclReduceOp_t op; // SUM where nothing is reduced
     int peer;               // the root, or the other rank; 0 where there is none
-    // Told how many elements of `recv` are there, as soon as there are more; may be nullptr.
-    void (*then)(void *context, size_t done) = nullptr;
-    void *context = nullptr;
-
-    void tell(size_t done) const {
-        if (then != nullptr) {
-            then(context, done);
-        }
-    }
 };
 
 // One rank's communicator. run() and abort() are called from any thread, at the same time.

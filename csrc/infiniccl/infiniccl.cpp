@@ -171,10 +171,6 @@ void check_buffers(const Call &call, int rank, int ranks) {
 infiniStatus_t run(Call call, infinicclComm_t comm, infinirtStream_t stream) {
     return guarded([&] {
         const std::shared_ptr<Communicator> communicator = communicator_of(call.function, comm);
-        if (call.then != nullptr && communicator->device != INFINI_DEVICE_CPU) {
-            refuse(INFINI_STATUS_NOT_IMPLEMENTED, call.function, "comm must be of the CPU, got one of device type ",
-                   number_of(communicator->device));
-        }
         check_elements(call, communicator->ranks);
         check_peer(call, communicator->rank, communicator->ranks);
         check_buffers(call, communicator->rank, communicator->ranks);
@@ -293,16 +289,6 @@ infiniStatus_t infinicclCommDestroy(infinicclComm_t comm) {
 infiniStatus_t infinicclAllReduce(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,
                                   infinicclReduceOp_t op, infinicclComm_t comm, infinirtStream_t stream) {
     return run({__func__, Kind::all_reduce, sendbuf, recvbuf, count, datatype, op, 0}, comm, stream);
-}
-
-infiniStatus_t infinicclAllReduceThen(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,
-                                      infinicclReduceOp_t op, infinicclComm_t comm,
-                                      void (*then)(void *context, size_t done), void *context) {
-    const char *const function = __func__;
-    if (then == nullptr) {
-        return guarded([&] { not_null(function, "then", nullptr); });
-    }
-    return run({function, Kind::all_reduce, sendbuf, recvbuf, count, datatype, op, 0, then, context}, comm, nullptr);
 }
 
 infiniStatus_t infinicclBroadcast(const void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype, int root,

@@ -1,5 +1,5 @@
-// What the ops that communicate have in common: the group that a number stands for, and one call between its ranks.
-// collectives_torch.cpp has it, and the plain collectives; all_reduce_add_rms_norm_torch.cpp is one of them and more.
+// What ops that communicate have in common: the group that a number stands for, and a collective between its ranks.
+// collectives_torch.cpp has both, and the plain ops.
 #pragma once
 
 #include <memory>
@@ -16,15 +16,10 @@ struct Call {
     int32_t parameter;
 };
 
-bool is_contiguous(const TensorView &view);
-
 // Throws where the number stands for no group.
 std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number);
 
-// out = the collective of x, between the ranks of a group of several; both contiguous. On CUDA it is queued.
-void communicate(const Group &group, const Call &call, const TensorView &x, const TensorView &out);
-
-// Throws what a function of the C interface has said.
-void must(infiniStatus_t status);
+// out = the collective of x; both checked, shapes too. On CUDA it is queued.
+void run(const Group &group, const Call &call, const TensorView &x, const TensorView &out);
 
 } // namespace infini::collectives

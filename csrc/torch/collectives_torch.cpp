@@ -6,17 +6,20 @@
 
 #include "collectives.h"
 #include "rearrange/rearrange.h"
-#include "tensor.h"
 
 namespace infini::collectives {
-
-void must(infiniStatus_t status) {
-    if (status != INFINI_STATUS_SUCCESS) {
-        throw Error(status, infiniGetLastErrorMessage());
-    }
-}
-
 namespace {
+
+bool is_contiguous(const TensorView &view) {
+    int64_t step = 1;
+    for (int i = view.ndim - 1; i >= 0; --i) {
+        if (view.shape[i] != 1 && view.strides[i] != step) {
+            return view.numel() == 0;
+        }
+        step *= view.shape[i];
+    }
+    return true;
+}
 
 // torch's stream on the GPU as one of infinirt's, for the length of one call; NULL on the CPU.
 class Stream {
@@ -39,43 +42,43 @@ public:
     Stream &operator=(const Stream &) = delete;
     infinirtStream_t get() const { return stream_; }
 
+    static void must(infiniStatus_t status) {
+        if (status != INFINI_STATUS_SUCCESS) {
+            throw Error(status, infiniGetLastErrorMessage());
+        }
+    }
+
 private:
     infiniDevice_t type_ = INFINI_DEVICE_CPU;
     int id_ = 0;
     infinirtStream_t stream_ = nullptr;
 };
 
-} // namespace
-
-bool is_contiguous(const TensorView &view) {
-    int64_t step = 1;
-    for (int i = view.ndim - 1; i >= 0; --i) {
-        if (view.shape[i] != 1 && view.strides[i] != step) {
-            return view.numel() == 0;
-        }
-        step *= view.shape[i];
-    }
-    return true;
-}
-
 void communicate(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
     const auto count = static_cast<size_t>(call.count);
     if (group.function != nullptr) {
-        return must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
+        return Stream::must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
     }
     const Stream stream;
     const auto op = static_cast<infinicclReduceOp_t>(call.parameter);
     switch (call.kind) {
     case Collective::all_reduce:
-        return must(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+        return Stream::must(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
     case Collective::broadcast:
-        return must(infinicclBroadcast(x.data, out.data, count, x.dtype, call.parameter, group.comm, stream.get()));
+        return Stream::must(
+            infinicclBroadcast(x.data, out.data, count, x.dtype, call.parameter, group.comm, stream.get()));
     case Collective::all_gather:
-        return must(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
+        return Stream::must(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
     case Collective::reduce_scatter:
-        return must(infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+        return Stream::must(infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
     }
 }
+
+void copy(const TensorView &to, const TensorView &from) {
+    rearrange::run({to, from}, {{"out", "x"}, 1});
+}
+
+} // namespace
 
 std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
     std::shared_ptr<const Group> group = find_group(number);
@@ -89,13 +92,6 @@ std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
     return group;
 }
 
-namespace {
-
-void copy(const TensorView &to, const TensorView &from) {
-    rearrange::run({to, from}, {{"out", "x"}, 1});
-}
-
-// out = the collective of x; both checked, shapes too.
 void run(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
     if (group.size == 1) { // every collective is a copy then
         return copy(out, x);
@@ -115,6 +111,8 @@ void run(const Group &group, const Call &call, const TensorView &x, const Tensor
         copy(out, to);
     }
 }
+
+namespace {
 
 // ---- rules ----
 

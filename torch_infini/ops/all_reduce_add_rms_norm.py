@@ -32,8 +32,8 @@ def all_reduce_add_rms_norm(
     """Add up the ranks' parts of x, add the sum to the residual stream and normalise.
 
     s = all_reduce(x, group); h = s + residual; y = rms_norm(h, weight, eps, rounding), each rounded to the dtype of x:
-    the bits are those of all_reduce and add_rms_norm, the same on all ranks. Between ranks that share memory rows are
-    normalised as soon as their sums are there. All ranks must make the same calls in the same order.
+    the bits are those of all_reduce and add_rms_norm, the same on all ranks. All ranks must make
+    the same calls in the same order.
 
     Args:
         x: [..., n] float32, bfloat16, float16 or float64, the same shape on all ranks: this rank's part of what a layer

@@ -38,9 +38,6 @@ using Clock = std::chrono::steady_clock;
 // hands out the result: two, but less work.
 constexpr size_t kOneShotBytes = 64 * 1024;
 
-// Who uses a result at once gets it in pieces of this size, which stay in the L1 cache until then.
-constexpr size_t kPieceBytes = 8 * 1024;
-
 // A wait first spins, which finds a rank that is on its way; then it lets other threads run; then it sleeps. How long it
 // spins is learned: twice as long after it helped, half as long after it did not, for then the rank that is waited for
 // may need this core. (Two ranks on one core, a 8-byte all-reduce: 7 us where waits hardly spin, 100 where they do.)
@@ -160,9 +157,8 @@ private:
         const std::lock_guard<std::mutex> lock(steps_);
         throw_if_failed(call);
         if (ranks == 1) { // every collective is this copy; a reduction of one rank has nothing to round
-            copy(static_cast<char *>(call.recv), static_cast<const char *>(call.send),
-                 call.count * size_of(call.dtype));
-            return call.tell(call.count);
+            return copy(static_cast<char *>(call.recv), static_cast<const char *>(call.send),
+                        call.count * size_of(call.dtype));
         }
         if (header_.checked != 0) {
             begin(call);
@@ -248,23 +244,16 @@ private:
     }
 
     void all_reduce_at_once(const Call &call) {
-        const size_t bytes = size_of(call.dtype);
         const auto *from = static_cast<const char *>(call.send);
-        auto *to = static_cast<char *>(call.recv);
         begin(call);
-        copy(my_slot(), from, call.count * bytes);
+        copy(my_slot(), from, call.count * size_of(call.dtype));
         post(call);
         wait_for_all(call);
-        for_each_chunk(call.count, call.then != nullptr ? kPieceBytes / bytes : call.count,
-                       [&](size_t first, size_t count) {
-                           reduce_slots(call, to + first * bytes, from + first * bytes, first * bytes, count);
-                           call.tell(first + count);
-                       });
+        reduce_slots(call, static_cast<char *>(call.recv), from, 0, call.count);
     }
 
     // Of a chunk, part j is what rank j reduces: at j * part_bytes() in the slots whatever the chunk's size is. While
-    // the ranks reduce one chunk they hand out the results of the one before; the caller is told of these while others
-    // still copy.
+    // the ranks reduce one chunk they hand out the results of the one before.
     void all_reduce(const Call &call) {
         const size_t bytes = size_of(call.dtype), n = static_cast<size_t>(ranks), me = static_cast<size_t>(rank);
         const size_t pitch = segment_->part_bytes(), line = 64 / bytes, most = pitch / bytes * n;
@@ -275,7 +264,6 @@ private:
             size_t part_begin(size_t j) const { return begin + std::min(j * part, count); }
             size_t part_count(size_t j) const { return std::min((j + 1) * part, count) - std::min(j * part, count); }
         } chunk, before;
-        size_t done = 0, told = 0; // elements
         for (size_t next = 0; next < call.count || before.count > 0; next += chunk.count) {
             chunk.begin = next;
             chunk.count = std::min(most, call.count - next);
@@ -287,9 +275,6 @@ private:
                 }
             }
             post(call);
-            if (done > told) {
-                call.tell(told = done);
-            }
             wait_for_all(call);
             for (size_t j = 0; j < n; ++j) {
                 if (j != me) {
@@ -297,13 +282,11 @@ private:
                          before.part_count(j) * bytes);
                 }
             }
-            done = before.begin + before.count;
             const size_t own = chunk.part_begin(me) * bytes;
             reduce_slots(call, to + own, from + own, me * pitch, chunk.part_count(me));
             copy(segment_->result(rank, step_ % 2), to + own, chunk.part_count(me) * bytes);
             before = chunk;
         }
-        call.tell(call.count);
     }
 
     void broadcast(const Call &call) {

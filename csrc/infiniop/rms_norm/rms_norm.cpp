@@ -52,15 +52,11 @@ void check(const char *op, const Args &args) {
     }
 }
 
-void compute(const Args &args) {
+void run(const char *op, const Args &args) {
+    check(op, args);
     if (args.x.numel() > 0) {
         on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
-}
-
-void run(const char *op, const Args &args) {
-    check(op, args);
-    compute(args);
 }
 
 } // namespace infini::rms_norm

@@ -33,10 +33,7 @@ infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding round
 // Checks the arguments against the rules above; y or h may be x or residual themselves. `op` names the op in sentences.
 void check(const char *op, const Args &args);
 
-// Computes y (and h) of checked arguments.
-void compute(const Args &args);
-
-// Both.
+// Checks them, then computes y (and h).
 void run(const char *op, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
