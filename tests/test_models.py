@@ -175,6 +175,34 @@ def test_bits_with_int8_cache_do_not_depend_on_neighbours(dtype: torch.dtype, tm
         assert torch.equal(a, b)
 
 
+@pytest.mark.parametrize("cache_dtype", [torch.float32, torch.int8])
+@pytest.mark.parametrize("name", ["llama", "mistral", "qwen2-windows", "qwen3"])
+def test_logits_of_the_last_tokens(name: str, cache_dtype: torch.dtype, tmp_path: Path) -> None:
+    """Those of all tokens, and the same keys and values for the tokens to come; the last layer is computed of no others
+    unless it is to be whole."""
+    folder, _ = saved(tmp_path, name)
+    model = Llama.from_pretrained(folder)
+    counts: list[int] = []
+    model.layers[-1].mlp.register_forward_hook(lambda _, args, y: counts.append(len(y)))
+    model.layers[0].mlp.register_forward_hook(lambda _, args, y: counts.append(len(y)))
+    tokens = prompts(LENGTH, 31, 1, 2)
+    caches = [model.new_cache(4 * -(-(LENGTH + 3) // 16), 16, cache_dtype) for _ in range(3)]
+    for cache in caches:
+        cache.keys.zero_()
+    first = batch_of(tokens, [0] * 4, LENGTH + 3, 16, True)
+    next_ = batch_of([[5, 6, 7], [8], [9, 1], [2]], [len(row) for row in tokens], LENGTH + 3, 16, True)
+    for batch, last in ((first, [69, 100, 101, 103]), (next_, [2, 3, 5, 6])):
+        rows, n = torch.tensor(last), len(batch.tokens)
+        want = model(batch, caches[0])[rows]
+        assert torch.equal(model(batch, caches[1], rows, whole=True), want)
+        got = model(batch, caches[2], rows, out=torch.empty(4, model.config.vocab_size))
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert counts == [n, n, n, n, n, 4]
+        counts.clear()
+    for made, whole in ((cache.keys, caches[0].keys) for cache in caches[1:]):
+        assert torch.equal(made, whole)
+
+
 @pytest.mark.parametrize("weights", ["dense", "int8", "int4"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_path: Path) -> None:

@@ -300,25 +300,25 @@ class _Rank(Follower):
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
         if self.workers is None:
-            logits = self.compute(batch, last, tapped_by)
+            logits = self.compute(batch, last, tapped_by, tapped_by is not None)
         else:
-            self.workers.tell("compute", batch, last, None, tapped_by is None)
+            self.workers.tell("compute", batch, last, None, tapped_by is not None)
             with self.workers.watched():
-                logits = self.compute(batch, last, tapped_by)
+                logits = self.compute(batch, last, tapped_by, tapped_by is not None)
         if static:
             self.cached[:n] = lengths
         tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
         return tokens.cpu()
 
     @torch.no_grad()
-    def compute(self, batch: Batch, last: Tensor | None, hooks: HookRegistry | None, may_replay: bool = True) -> Tensor:
-        """Logits of a batch, behind the tokens of the numbers `last` or of all. Who has hooks needs modules that run,
-        and all ranks do the same."""
+    def compute(self, batch: Batch, last: Tensor | None, hooks: HookRegistry | None, whole: bool) -> Tensor:
+        """Logits of a batch, behind the tokens of the numbers `last` or of all. Hooks, this rank's or another's, need
+        modules that run, and the whole of what these compute."""
         assert self.cache is not None and self.steps is not None
-        if batch.cum_seq_lens_q is None and hooks is None and may_replay:
+        if batch.cum_seq_lens_q is None and not whole:
             return self.steps(batch)
         with tapped(self.model, hooks):
-            return self.model(_on(self.device, batch), self.cache, last)
+            return self.model(_on(self.device, batch), self.cache, last, whole=whole)
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

@@ -27,6 +27,7 @@ from ..nn import (
     SwiGLU,
     WeightFormat,
 )
+from ..nn.linear import rows_of
 from .checkpoint import Part, Slot, digest_of, floating, load_checkpoint
 from .config import LlamaConfig
 
@@ -116,24 +117,34 @@ class Llama(nn.Module):
         """Whether the head reads the embedding's memory."""
         return self.config.tie_word_embeddings and self.head.format == "dense"
 
-    def forward(self, batch: Batch, cache: KVCache, rows: Tensor | None = None, out: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        batch: Batch,
+        cache: KVCache,
+        rows: Tensor | None = None,
+        out: Tensor | None = None,
+        whole: bool = False,
+    ) -> Tensor:
         """Compute new tokens of one or more sequences.
 
         Args:
             batch: The tokens, and where they are.
             cache: Keys and values of the tokens before; those of the new ones are written.
-            rows: [n] int64: of which tokens logits are wanted; None: of all.
+            rows: [n] int64, the last new token of each of the batch's n sequences, if logits are wanted of these alone:
+                of the other tokens the last layer computes keys and values only. None: of all.
             out: Where the logits go, contiguous; None: into a new tensor.
+            whole: Compute the last layer of all tokens nevertheless, for who looks at what is within.
 
         Returns:
             Logits [n or tokens, vocab_size], dtype of the model.
         """
         x, residual = self.embed(batch.tokens), None
+        early = None if whole or batch.cum_seq_lens_q is None else rows
         for i, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, batch, cache.layer(i))
+            x, residual = layer(x, residual, batch, cache.layer(i), early if i + 1 == len(self.layers) else None)
         x, _ = self.norm.after(x, residual)
-        if rows is not None:
-            x = torch.ops.infini.embedding.default(rows, x)  # x[rows]
+        if rows is not None and early is None:
+            x = rows_of(x, rows)
         if self.ranks is None:
             return self.head(x, out)
         return self.ranks.side_by_side(self.head(x), self.config.vocab_size, out)

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from .attention import Attention
 from .batch import Batch
 from .cache import LayerCache
+from .linear import rows_of
 from .mlp import SwiGLU
 from .norm import RMSNorm
 
@@ -29,7 +30,9 @@ class DecoderLayer(nn.Module):
         self.attention_norm, self.attention = attention_norm, attention
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
-    def forward(self, x: Tensor, residual: Tensor | None, batch: Batch, cache: LayerCache) -> tuple[Tensor, Tensor]:
+    def forward(
+        self, x: Tensor, residual: Tensor | None, batch: Batch, cache: LayerCache, rows: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
         """Compute the layer but for its last addition.
 
         Args:
@@ -37,6 +40,7 @@ class DecoderLayer(nn.Module):
             residual: [tokens, size], to which x is still to be added; None: nothing.
             batch: Where the tokens are.
             cache: Keys and values of this layer.
+            rows: As Attention's: of which tokens the result is wanted.
 
         Returns:
             (x, residual) as the next layer takes them: their sum is the layer's result.
@@ -45,6 +49,8 @@ class DecoderLayer(nn.Module):
             x, residual = self.attention_norm(x), x
         else:
             x, residual = self.attention_norm.after(x, residual)
-        x = self.attention(x, batch, cache)
+        x = self.attention(x, batch, cache, rows)
+        if rows is not None:
+            residual = rows_of(residual, rows)
         x, residual = self.mlp_norm.after(x, residual)
         return self.mlp(x), residual

@@ -162,3 +162,8 @@ class Embedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.weight.shape[1]}"
+
+
+def rows_of(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], of x [tokens, size]."""
+    return torch.ops.infini.embedding.default(rows, x)
