@@ -95,6 +95,14 @@ def test_not_built(tmp_path: Path) -> None:
     )
 
 
+def test_libraries_of_a_folder_without_them(tmp_path: Path) -> None:
+    done = python("import torch_infini", INFINI_LIBRARIES=str(tmp_path))
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: torch_infini: INFINI_LIBRARIES must be a folder with libtorch_infini.so (`make test-emulated` "
+        f"builds one), or not be set, got {tmp_path}"
+    )
+
+
 def test_foreign_library(tmp_path: Path) -> None:
     broken = tmp_path / "libtorch_infini.so"
     broken.write_bytes(b"\x7fELF of another machine")

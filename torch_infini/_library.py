@@ -15,7 +15,8 @@ import torch
 OLDEST_TORCH = (2, 11)
 ROOT = Path(__file__).parent  # INFINI_ROOT: lib/ has the libraries, include/ their C headers
 # Tests of the CUDA kernels without a GPU load libraries of another folder, build/native/emulated.
-PATH = Path(os.environ.get("INFINI_LIBRARIES") or ROOT / "lib") / "libtorch_infini.so"
+CHOSEN = os.environ.get("INFINI_LIBRARIES")
+PATH = Path(CHOSEN or ROOT / "lib") / "libtorch_infini.so"
 
 
 def check_torch(version: str) -> None:
@@ -31,6 +32,11 @@ def check_torch(version: str) -> None:
 def load(path: Path) -> ctypes.CDLL:
     """Load the library into torch; return the runtime it stands on, libinfinirt, the functions used here declared."""
     if not path.is_file():
+        if CHOSEN and path == PATH:
+            raise ImportError(
+                f"torch_infini: INFINI_LIBRARIES must be a folder with {path.name} (`make test-emulated` builds one), "
+                f"or not be set, got {CHOSEN}"
+            )
         raise ImportError(
             f"torch_infini is not built: {path.name} is missing; run `make build` in a checkout, or `pip install .`."
         )

@@ -347,6 +347,17 @@ inline float max(VecF v) {
 #endif
 }
 
+// Stops the compiler from loading a value again for each of its uses: for tiles of products, which have no loads to spare.
+template <typename Register> __attribute__((always_inline)) inline void keep_in_register(Register &value) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(value));
+#elif defined(__x86_64__)
+    asm("" : "+x"(value));
+#else
+    (void)value;
+#endif
+}
+
 // ---- functions ----
 
 // e^x to within 2 units in the last place, results from the denormals up to infinity; a NaN stays one.

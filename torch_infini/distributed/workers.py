@@ -8,9 +8,11 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import select
 import socket
 import subprocess
 import sys
+import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,6 +24,8 @@ import torch
 from ..libinfiniccl import Communicator, unique_id
 from ..nn import Ranks
 from .groups import communicator, number_of
+
+AWAKE = 0.002  # seconds for which a worker looks for its next call before it sleeps
 
 _NAME = "torch_infini.distributed"
 _START = """
@@ -187,11 +191,22 @@ def work(descriptor: int) -> None:
 def _serve(connection: Connection, ranks: Ranks) -> None:
     make, args = pickle.loads(connection.recv_bytes())
     served = make(ranks, *args)
+    arrived = select.poll()
+    arrived.register(connection.fileno(), select.POLLIN)
     while True:
-        method, args, asked = pickle.loads(connection.recv_bytes())
+        method, args, asked = pickle.loads(_next(connection, arrived))
         value = getattr(served, method)(*args)
         if asked:
             connection.send_bytes(pickle.dumps((False, value), pickle.HIGHEST_PROTOCOL))
+
+
+def _next(connection: Connection, arrived: select.poll) -> bytes:
+    """The next message. Steps follow each other closely: a worker that slept between them would be woken late where
+    others use the machine, and all ranks wait for the last. So it goes to sleep only after a while."""
+    end = time.perf_counter() + AWAKE
+    while not arrived.poll(0) and time.perf_counter() < end:
+        os.sched_yield()
+    return connection.recv_bytes()
 
 
 def ranks_of_world(size: int, device: torch.device | str) -> Ranks:

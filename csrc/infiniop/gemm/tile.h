@@ -18,17 +18,6 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-// Stops the compiler from loading a value again for each of its uses: a tile has no loads to spare.
-INFINI_ALWAYS_INLINE void keep_in_register(VecF &value) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(value));
-#elif defined(__x86_64__)
-    asm("" : "+x"(value));
-#else
-    (void)value;
-#endif
-}
-
 // What is prefetched while a tile is computed, for it is packed next: two lines for each word of k. Every kPrefetchRun
 // words they are `step` bytes apart from one word to the next, the second line `second` behind the first; the next
 // kPrefetchRun words go on `run` behind these.

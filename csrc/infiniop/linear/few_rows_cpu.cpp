@@ -72,17 +72,6 @@ template <> struct Steps<bf16> {
 };
 #endif
 
-// Stops the compiler from loading a value again for each of its uses: the kernel has no loads to spare.
-template <typename Register> INFINI_ALWAYS_INLINE void keep_in_register(Register &value) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(value));
-#elif defined(__x86_64__)
-    asm("" : "+x"(value));
-#else
-    (void)value;
-#endif
-}
-
 // The lines that a tile prefetches in its first weight row, one for each line that it multiplies: from `first` on until
 // `until` elements of k are done, then from `then` on, `step` elements apart. The same for its other rows.
 template <typename W> struct Prefetch {

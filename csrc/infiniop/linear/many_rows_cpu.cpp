@@ -79,17 +79,6 @@ INFINI_ALWAYS_INLINE void for_each_step(const bf16 *const (&rows)[kLanes], int64
     }
 }
 
-// Stops the compiler from loading a value again for each of its uses: a tile has no loads to spare.
-INFINI_ALWAYS_INLINE void keep_in_register(VecF &value) {
-#if defined(__AVX512F__)
-    asm("" : "+v"(value));
-#elif defined(__x86_64__)
-    asm("" : "+x"(value));
-#else
-    (void)value;
-#endif
-}
-
 // The sums of a pair of chains of a tile, added to the `added` earlier sums that lie from `sums` on, kSums floats apart;
 // the last of them first. Meanwhile a line a step is prefetched from `soon` on.
 template <int kM>
