@@ -12,6 +12,7 @@ from ranks import Ranks
 from torch import Tensor
 
 import torch_infini
+from torch_infini import nn
 from torch_infini.distributed import communicator
 from torch_infini.runtime import program
 
@@ -175,6 +176,21 @@ def programs() -> None:
             assert torch.equal(made(), step())
 
 
+def shared_layer() -> None:
+    """What docs/distributed.md shows: the parts of two products, added up, are the products."""
+    ranks = nn.Ranks(dist.get_rank(), SIZE, communicator())
+    g = torch.Generator().manual_seed(0)
+    x, up_weight, down_weight = (torch.randn(n, k, generator=g) / 8 for n, k in ((5, 64), (192, 64), (64, 192)))
+    first, count = ranks.share("columns", 192)
+    for format, tolerance in (("dense", 1e-5), ("int8", 0.02), ("int4", 0.3)):
+        up, down = nn.Linear(64, count, format=format), nn.Linear(count, 64, format=format)
+        up.load(up_weight[first : first + count])
+        down.load(down_weight[:, first : first + count])
+        y = ranks.add_up(down(ops.silu(up(x))))
+        want = torch.nn.functional.silu(x @ up_weight.T) @ down_weight.T
+        assert (y - want).norm() <= tolerance * want.norm(), format
+
+
 def errors() -> list[str]:
     group, said = communicator(), []
     for call in (
@@ -216,7 +232,7 @@ def numbers() -> None:
 # ---- the tests ----
 
 
-@pytest.mark.parametrize("function", [every_op, layouts, with_a_norm, rounding, programs, numbers])
+@pytest.mark.parametrize("function", [every_op, layouts, with_a_norm, rounding, programs, shared_layer, numbers])
 def test_on_the_ranks(ranks: Ranks, function: Any, request: pytest.FixtureRequest) -> None:
     if function is rounding and request.node.callspec.params["ranks"] == "gloo":
         pytest.skip("Gloo rounds as it likes")

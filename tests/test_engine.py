@@ -341,6 +341,26 @@ def test_first_come_first_served(tmp_path: Path) -> None:
     finish(engine)
 
 
+def test_pieces_of_one_prompt_in_a_step(tmp_path: Path) -> None:
+    """As many as prompt_tokens allow; where they are cut decides about last bits, not how many a step takes."""
+    (row,) = prompts(100)
+    found = {}
+    for piece, prompt_tokens, steps in ((16, 16, 7), (16, 50, 2), (16, 1000, 1), (1, 40, 3), (1, 100, 1), (100, 1, 1)):
+        engine = small_engine(tmp_path, piece=piece, prompt_tokens=prompt_tokens, max_sequences=4)
+        engine.add(row, SamplingParams.greedy(max_tokens=3, logprobs=5))
+        taken = 1
+        while not (outputs := engine.step()):
+            taken += 1
+        assert taken == steps, (piece, prompt_tokens)
+        while not outputs[0].is_finished:
+            outputs = engine.step()
+        found[piece, prompt_tokens] = outputs[0].completions[0]
+    for other in found.values():
+        assert other.tokens == found[16, 16].tokens
+    assert found[16, 16].logprobs == found[16, 50].logprobs == found[16, 1000].logprobs
+    assert found[1, 40].logprobs == found[1, 100].logprobs
+
+
 def test_two_engines_and_one_that_is_dropped(tmp_path: Path) -> None:
     rows = prompts(20, 30)
     params = SamplingParams.greedy(max_tokens=30)

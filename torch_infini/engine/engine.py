@@ -280,9 +280,10 @@ class Engine:
         try:
             logits = self._runner.run([work_of(piece) for piece in pieces], self._scheduler.copies)
         except (RuntimeError, MemoryError) as error:  # whoever is in this step fails, all others go on
-            for piece in pieces:
-                self._end(piece.sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {error}")
-            return [piece.sequence for piece in pieces]
+            failed = list(dict.fromkeys(piece.sequence for piece in pieces))
+            for sequence in failed:
+                self._end(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {error}")
+            return failed
         rows: list[int] = []
         sequences: list[Sequence] = []
         for i, piece in enumerate(pieces):

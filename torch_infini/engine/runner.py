@@ -67,11 +67,11 @@ class Runner:
         They lie in memory that the next call overwrites.
 
         Args:
-            works: One for each sequence.
+            works: One for each piece of a sequence; those of one sequence in order.
             copies: (from, to) of blocks that are copied before.
         """
         self.cache.copy_blocks(copies)
-        if all(len(work.tokens) == 1 for work in works):
+        if len(works) <= len(self._rows) and all(len(work.tokens) == 1 for work in works):
             return self._decode(works)
         return self._prefill(works)
 

@@ -30,8 +30,9 @@ class Scheduler:
         max_sequences: How many run at a time.
         prompt_tokens: From so many tokens of prompts on a step takes no other piece of one: more take less time each,
             but those who generate wait for them.
-        piece: A long prompt is cut at multiples of so many tokens, wherever in the step it stands: what is computed
-            together, and with it the last bits of the result, does not depend on other requests.
+        piece: A long prompt is cut at multiples of so many tokens, wherever in the step it stands and however many
+            pieces of it a step takes: what attends together, and with it the last bits of the result, does not depend
+            on other requests.
 
     Attributes:
         waiting: Not begun, or given back; the first goes first.
@@ -74,9 +75,9 @@ class Scheduler:
         budget = self.prompt_tokens
         for sequence in [s for s in self.running if s.remaining > 1]:
             if budget > 0 and sequence in self.running:  # it may have been given back meanwhile
-                budget -= self._take(sequence, pieces)
+                budget -= self._take(sequence, pieces, budget)
         while budget > 0 and self.preemptions == before and self._admit():
-            budget -= self._take(self.running[-1], pieces)
+            budget -= self._take(self.running[-1], pieces, budget)
         # A piece's sequence may have given its blocks back to one that came before it.
         return [piece for piece in pieces if piece.sequence.blocks]
 
@@ -86,14 +87,18 @@ class Scheduler:
             if sequence in self.running and self._reserve(sequence, sequence.computed + 1):
                 yield sequence
 
-    def _take(self, sequence: Sequence, pieces: list[Piece]) -> int:
-        """Add the sequence's next piece; how many tokens it has."""
-        start = sequence.computed
-        count = min(len(sequence.tokens), (start // self.piece + 1) * self.piece) - start
-        if not self._reserve(sequence, start + count):
-            return 0
-        pieces.append(Piece(sequence, start, count))
-        return count
+    def _take(self, sequence: Sequence, pieces: list[Piece], budget: int) -> int:
+        """Add the sequence's next pieces until they have as many tokens as the budget; how many they have."""
+        start = at = sequence.computed
+        while at - start < budget and at < len(sequence.tokens):
+            end = min(len(sequence.tokens), (at // self.piece + 1) * self.piece)
+            if at > start and self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free:
+                break  # nobody gives blocks back for the sake of a second piece
+            if not self._reserve(sequence, end):
+                return 0
+            pieces.append(Piece(sequence, at, end - at))
+            at = end
+        return at - start
 
     def _admit(self) -> bool:
         """Let the first that waits run, if blocks for all of its tokens are free."""
