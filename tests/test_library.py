@@ -110,6 +110,12 @@ def test_foreign_library(tmp_path: Path) -> None:
         load(broken)
 
 
+def test_a_program_does_not_import_the_compiler() -> None:
+    code = "import sys, torch, torch_infini\nfrom torch_infini.runtime import program\nx = torch.ones(4)\n"
+    done = python(code + "program(lambda: torch.ops.infini.silu(x).view(2, 2))\nprint('torch._dynamo' in sys.modules)")
+    assert done.stdout.strip() == "False", done.stderr
+
+
 def test_import_does_not_import_transformers() -> None:
     done = python("import sys, torch_infini; print('transformers' in sys.modules)")
     assert done.stdout.strip() == "False", done.stderr

@@ -192,6 +192,10 @@ class _Notes(TorchDispatchMode):
         self.calls: list[_Call] = []
         self.made: dict[int, torch.UntypedStorage] = {}
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # torch would import its compiler to skip it: a second, in the first decode step of a process
+
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
