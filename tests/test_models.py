@@ -191,11 +191,12 @@ def test_logits_of_the_last_tokens(name: str, cache_dtype: torch.dtype, tmp_path
         cache.keys.zero_()
     first = batch_of(tokens, [0] * 4, LENGTH + 3, 16, True)
     next_ = batch_of([[5, 6, 7], [8], [9, 1], [2]], [len(row) for row in tokens], LENGTH + 3, 16, True)
-    for batch, last in ((first, [69, 100, 101, 103]), (next_, [2, 3, 5, 6])):
-        rows, n = torch.tensor(last), len(batch.tokens)
-        want = model(batch, caches[0])[rows]
-        assert torch.equal(model(batch, caches[1], rows, whole=True), want)
-        got = model(batch, caches[2], rows, out=torch.empty(4, model.config.vocab_size))
+    singles = batch_of([[4], [3], [2], [1]], [0] * 4, LENGTH + 3, 16, True)
+    for batch, last in ((first, [69, 100, 101, 103]), (next_, [2, 3, 5, 6]), (singles, [0, 1, 2, 3])):
+        n = len(batch.tokens)
+        want = model(batch, caches[0])[last]
+        assert torch.equal(model(batch, caches[1], last=True, whole=True), want)
+        got = model(batch, caches[2], last=True, out=torch.empty(4, model.config.vocab_size))
         torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
         assert counts == [n, n, n, n, n, 4]
         counts.clear()

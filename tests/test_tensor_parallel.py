@@ -255,6 +255,41 @@ def test_infer_engine(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
 
 
+def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under torchrun, where each rank has an engine: one that is looked into changes nothing for the others."""
+    from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig, inference
+
+    random_model("llama").save_pretrained(tmp_path)
+    mine = threading.local()
+    monkeypatch.setattr(inference, "share", lambda size: mine.ranks)
+    shapes: list[tuple[int, ...]] = []
+
+    def work(ranks: Ranks) -> list[Any]:
+        mine.ranks = ranks
+        torch.set_num_threads(1)
+        engine = InferEngine(
+            AutoConfig.from_pretrained(tmp_path), _infinilm.DistConfig(2), None, StaticKVCacheConfig(1, 64)
+        )
+        engine._rank.load_folder(tmp_path)
+        registry = HookRegistry()
+        registry.register_hook("layer", lambda name, tensor, layer: shapes.append(tuple(tensor.shape)))
+        tokens = []
+        for watched in (False, True):
+            engine.register_hooks(registry if watched and ranks.rank == 0 else None)
+            row, past = torch.arange(10)[None], 0
+            for _ in range(3):
+                given = InferEngine.Input(row, cache_lengths=torch.tensor([past]), top_k=1)
+                past += row.shape[1]
+                row = engine.forward(given).output_ids
+                tokens.append(row.tolist())
+        return tokens
+
+    first, second = on_ranks(2, work)
+    assert first == second and first[:3] == first[3:]
+    layers, size = SMALL["num_hidden_layers"], SMALL["hidden_size"]
+    assert shapes == [(10, size)] * layers + [(1, size)] * 2 * layers
+
+
 def test_infer_engine_generates_from_a_folder(tmp_path: Path) -> None:
     from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
 

@@ -1,6 +1,6 @@
 """Runner: runs a model on the pieces that the scheduler chose, and gives the logits behind each.
 
-A step in which every sequence has one token is recorded once for each number of sequences and then replayed: on the CPU
+A step in which every piece is one token is recorded once for each number of sequences and then replayed: on the CPU
 as a program of kernel calls, on CUDA as a graph. Steps with prompts in them are computed op by op.
 """
 
@@ -43,7 +43,7 @@ class Runner:
     Args:
         model: On the device where it runs.
         cache: On the same device.
-        max_sequences: In one step, at most.
+        max_sequences: In a recorded step, at most; one with more pieces is computed op by op.
         max_tokens: Of a sequence, at most.
         record: Whether decode steps are recorded.
     """
@@ -91,8 +91,7 @@ class Runner:
         tables = [work.blocks + [-1] * (width - len(work.blocks)) for work in works]
         lengths = [work.start + len(work.tokens) for work in works]
         tensors = (torch.tensor(x, device=self.device) for x in (tokens, positions, slots, tables, lengths, starts))
-        last = torch.tensor(starts[1:], device=self.device) - 1
-        return self.model(Batch(*tensors), self.cache, last)
+        return self.model(Batch(*tensors), self.cache, last=True)
 
     def _decode(self, works: Sequence[Work]) -> Tensor:
         n, size = len(works), self.cache.block_size

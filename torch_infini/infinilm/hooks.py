@@ -27,6 +27,8 @@ class HookRegistry:
       "gate_proj", "up_proj", "down_proj", "mlp", each the result of the module that transformers calls so, and "layer",
       the result of the whole layer;
     * where a model has them "q_norm" and "k_norm" [tokens, heads, head_dim].
+
+    A pass that nobody looks at leaves out of its last layer what no logits come from: last bits of logits may differ.
     """
 
     def __init__(self) -> None:

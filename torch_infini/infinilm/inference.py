@@ -284,7 +284,7 @@ class _Rank(Follower):
         self.check_loaded(WHERE)
         if self.cache is None:
             self.reset(None)
-        cache, c, device = self.cache, self.model.config, self.device
+        cache, c = self.cache, self.model.config
         assert cache is not None and self.steps is not None
         static = isinstance(self.cache_config, StaticKVCacheConfig)
         if static:
@@ -295,30 +295,32 @@ class _Rank(Follower):
         rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
         seeds = None if seed is None else each_seed(WHERE, n, seed)
         lengths, starts = batch.seq_lens, batch.cum_seq_lens_q
-        last = None if starts is None else (starts[1:] - 1).to(device)
         if static:  # a pass that does not end has overwritten what was behind
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
-        if self.workers is None:
-            logits = self.compute(batch, last, tapped_by, tapped_by is not None)
-        else:
-            self.workers.tell("compute", batch, last, None, tapped_by is not None)
+        whole = tapped_by is not None
+        if self.workers is not None:
+            self.workers.tell("compute", batch, None, whole)
             with self.workers.watched():
-                logits = self.compute(batch, last, tapped_by, tapped_by is not None)
+                logits = self.compute(batch, tapped_by, whole)
+        else:
+            if self.model.ranks is not None and starts is not None:
+                whole = self.model.ranks.any(whole)  # under torchrun each rank has hooks of its own
+            logits = self.compute(batch, tapped_by, whole)
         if static:
             self.cached[:n] = lengths
         tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
         return tokens.cpu()
 
     @torch.no_grad()
-    def compute(self, batch: Batch, last: Tensor | None, hooks: HookRegistry | None, whole: bool) -> Tensor:
-        """Logits of a batch, behind the tokens of the numbers `last` or of all. Hooks, this rank's or another's, need
-        modules that run, and the whole of what these compute."""
+    def compute(self, batch: Batch, hooks: HookRegistry | None, whole: bool) -> Tensor:
+        """Logits of a batch, behind the last token of each row. Hooks, this rank's or another's, need modules that
+        run, and the whole of what these compute."""
         assert self.cache is not None and self.steps is not None
         if batch.cum_seq_lens_q is None and not whole:
             return self.steps(batch)
         with tapped(self.model, hooks):
-            return self.model(_on(self.device, batch), self.cache, last, whole=whole)
+            return self.model(_on(self.device, batch), self.cache, last=True, whole=whole)
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

@@ -121,7 +121,7 @@ class Llama(nn.Module):
         self,
         batch: Batch,
         cache: KVCache,
-        rows: Tensor | None = None,
+        last: bool = False,
         out: Tensor | None = None,
         whole: bool = False,
     ) -> Tensor:
@@ -130,21 +130,22 @@ class Llama(nn.Module):
         Args:
             batch: The tokens, and where they are.
             cache: Keys and values of the tokens before; those of the new ones are written.
-            rows: [n] int64, the last new token of each of the batch's n sequences, if logits are wanted of these alone:
-                of the other tokens the last layer computes keys and values only. None: of all.
+            last: Whether logits are wanted of the last new token of each of the batch's n sequences alone: of the
+                others the last layer then computes keys and values only.
             out: Where the logits go, contiguous; None: into a new tensor.
-            whole: Compute the last layer of all tokens nevertheless, for who looks at what is within.
+            whole: Compute the last layer of all tokens nevertheless, for who looks at what is within. The last bits
+                of the logits may be others.
 
         Returns:
-            Logits [n or tokens, vocab_size], dtype of the model.
+            Logits [tokens, vocab_size], or of the last [n, vocab_size], dtype of the model.
         """
         x, residual = self.embed(batch.tokens), None
-        early = None if whole or batch.cum_seq_lens_q is None else rows
+        early = last and not whole
         for i, layer in enumerate(self.layers):
-            x, residual = layer(x, residual, batch, cache.layer(i), early if i + 1 == len(self.layers) else None)
+            x, residual = layer(x, residual, batch, cache.layer(i), early and i + 1 == len(self.layers))
         x, _ = self.norm.after(x, residual)
-        if rows is not None and early is None:
-            x = rows_of(x, rows)
+        if last and not early:
+            x = rows_of(x, batch.ends)
         if self.ranks is None:
             return self.head(x, out)
         return self.ranks.side_by_side(self.head(x), self.config.vocab_size, out)

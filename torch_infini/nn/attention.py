@@ -68,7 +68,7 @@ class Attention(nn.Module):
         self.q_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
         self.k_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
 
-    def forward(self, x: Tensor, batch: Batch, cache: LayerCache, rows: Tensor | None = None) -> Tensor:
+    def forward(self, x: Tensor, batch: Batch, cache: LayerCache, last: bool = False) -> Tensor:
         """Attend from new tokens to all of their sequences' tokens.
 
         Args:
@@ -76,11 +76,10 @@ class Attention(nn.Module):
             batch: Where the tokens are.
             cache: Keys and values of this layer. Those of the new tokens are written, and attended to as they are then:
                 rounded, if of int8, so that tokens see the same keys wherever a prompt is cut.
-            rows: [n] int64, the last new token of each of the batch's n sequences, if these alone attend; needs
-                cum_seq_lens_q.
+            last: Whether the last new token of each of the batch's n sequences alone attends.
 
         Returns:
-            [tokens or n, size].
+            [tokens, size], or of the last [n, size].
         """
         keys, values, *scales = cache
         heads, kv_heads = self.heads, self.kv_heads
@@ -94,20 +93,20 @@ class Attention(nn.Module):
         rotary = self.rotary
         where = rotary.cos, rotary.sin, batch.positions, batch.slot_mapping
         torch.ops.infini.qkv_rope_cache.default(q, keys, values, qkv, *where, rotary.interleaved, *scales)
-        y = attend(q, cache, batch, self.window, rows)
+        y = attend(q, cache, batch, self.window, last)
         return self.out(y.flatten(1))
 
     def extra_repr(self) -> str:
         return f"heads={self.heads}, kv_heads={self.kv_heads}, head_dim={self.head_dim}, window={self.window}"
 
 
-def attend(q: Tensor, cache: LayerCache, batch: Batch, window: int, rows: Tensor | None = None) -> Tensor:
+def attend(q: Tensor, cache: LayerCache, batch: Batch, window: int, last: bool = False) -> Tensor:
     """Attention from rotated queries [tokens, heads, head_dim] to the cache, in q's own memory; or from those of the
-    sequences' last tokens, `rows`, alone."""
+    sequences' last tokens alone."""
     keys, values, *scales = cache
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.cum_seq_lens_q
-    if rows is not None:
-        q, starts = rows_of(q.flatten(1), rows).view(-1, *q.shape[1:]), None
+    if last:
+        q, starts = rows_of(q.flatten(1), batch.ends).view(-1, *q.shape[1:]), None
     if starts is None:
         return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, window, *scales, out=q)
     return torch.ops.infini.paged_attention_prefill.out(

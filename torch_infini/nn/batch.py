@@ -31,3 +31,8 @@ class Batch:
     block_tables: Tensor
     seq_lens: Tensor
     cum_seq_lens_q: Tensor | None = None
+
+    @property
+    def ends(self) -> Tensor | None:
+        """[n], the last new token of each sequence; None: every token is one."""
+        return None if self.cum_seq_lens_q is None else self.cum_seq_lens_q[1:] - 1

@@ -31,7 +31,7 @@ class DecoderLayer(nn.Module):
         self.mlp_norm, self.mlp = mlp_norm, mlp
 
     def forward(
-        self, x: Tensor, residual: Tensor | None, batch: Batch, cache: LayerCache, rows: Tensor | None = None
+        self, x: Tensor, residual: Tensor | None, batch: Batch, cache: LayerCache, last: bool = False
     ) -> tuple[Tensor, Tensor]:
         """Compute the layer but for its last addition.
 
@@ -40,7 +40,7 @@ class DecoderLayer(nn.Module):
             residual: [tokens, size], to which x is still to be added; None: nothing.
             batch: Where the tokens are.
             cache: Keys and values of this layer.
-            rows: As Attention's: of which tokens the result is wanted.
+            last: Whether the result is wanted of the last new token of each sequence alone.
 
         Returns:
             (x, residual) as the next layer takes them: their sum is the layer's result.
@@ -49,8 +49,8 @@ class DecoderLayer(nn.Module):
             x, residual = self.attention_norm(x), x
         else:
             x, residual = self.attention_norm.after(x, residual)
-        x = self.attention(x, batch, cache, rows)
-        if rows is not None:
-            residual = rows_of(residual, rows)
+        x = self.attention(x, batch, cache, last)
+        if last:
+            residual = rows_of(residual, batch.ends)
         x, residual = self.mlp_norm.after(x, residual)
         return self.mlp(x), residual

@@ -164,6 +164,6 @@ class Embedding(nn.Module):
         return f"{self.rows}, {self.weight.shape[1]}"
 
 
-def rows_of(x: Tensor, rows: Tensor) -> Tensor:
-    """x[rows], of x [tokens, size]."""
-    return torch.ops.infini.embedding.default(rows, x)
+def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:
+    """x[rows], of x [tokens, size]; None: x."""
+    return x if rows is None else torch.ops.infini.embedding.default(rows, x)

@@ -79,6 +79,11 @@ class Ranks:
                 torch.ops.infini.rearrange.out(part, out=y[:, first : first + part.shape[1]])
         return y
 
+    def any(self, flag: bool) -> bool:
+        """Whether it is set on any rank."""
+        flags = torch.tensor([flag], dtype=torch.uint8)
+        return bool(torch.ops.infini.all_reduce.default(flags, self.group, 2))  # the maximum
+
     def generator(self) -> torch.Generator:
         """A generator of random numbers, which are the same on all ranks: rank 0 draws its seed."""
         seed = torch.randint(2**62, (1,))

@@ -134,6 +134,13 @@ def errors() -> Iterator[ErrorCase]:
         op + "out0 must share no memory with out1, got one whose span of memory overlaps it",
         {"out0": same, "out1": same},
     )
+    weight = torch.ones(16)
+    yield ErrorCase(
+        "a sum that is the weight",
+        (x[0], residual[0], weight),
+        op + "out1 must share no memory with weight, got one whose span of memory overlaps it",
+        {"out0": torch.empty(16), "out1": weight},
+    )
 
 
 def cost(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> Cost:
