@@ -1,6 +1,6 @@
 // torch.ops.infini.all_reduce_add_rms_norm: the sum over the ranks, the residual addition and the norm in one call.
 // Declared in torch_infini/ops/all_reduce_add_rms_norm.py. The sum goes through memory: to normalise its rows piece by
-// piece, as they came, was not measurably faster between two ranks, from 1 row of 2,048 to 512.
+// piece, as they came, was not measurably faster between two ranks, from 1 row of 2,048 to 512 (tried by hand).
 #include <optional>
 #include <tuple>
 
