@@ -201,8 +201,8 @@ def _serve(connection: Connection, ranks: Ranks) -> None:
 
 
 def _next(connection: Connection, arrived: select.poll) -> bytes:
-    """The next message. Steps follow each other closely: a worker that slept between them would be woken late where
-    others use the machine, and all ranks wait for the last. So it goes to sleep only after a while."""
+    """The next message. Steps follow each other closely, and all ranks wait for the last: a worker goes to sleep, from
+    which it would first have to be woken, only after a while."""
     end = time.perf_counter() + AWAKE
     while not arrived.poll(0) and time.perf_counter() < end:
         os.sched_yield()
