@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 
 import torch_infini
-from torch_infini.ops import OpSpec, all_ops
+from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.testing import as_tuple, assert_close, call, copied
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -56,8 +56,13 @@ def test_examples(spec: OpSpec) -> None:
     last = ast.parse(code).body[-1]
     assert spec.mutates or isinstance(last, ast.Assign), "the example must end in an assignment of the result"
     dtype = spec.dtypes[0]
-    plain = [s for s in spec.samples(dtype) if not s.kwargs and all(torch.is_tensor(a) or a is None for a in s.args)]
-    sample = next(s for s in plain if all(a is None or a.numel() > 1 for a in s.args))
+    required = [p.default is p.empty for p in inspect.signature(spec.function).parameters.values()]
+
+    def is_plain(sample: Sample) -> bool:
+        pairs = zip(sample.args, required, strict=False)
+        return not sample.kwargs and all(a.numel() > 1 if torch.is_tensor(a) else a is None or r for a, r in pairs)
+
+    sample = next(filter(is_plain, spec.samples(dtype)))
     bound = inspect.signature(spec.function).bind(*(copied(a) for a in sample.args))
     bound.apply_defaults()
     names = {**bound.arguments, "torch": torch, "F": F, "torch_infini": torch_infini}

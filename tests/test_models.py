@@ -419,7 +419,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         Llama.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"dtype must be float32, bfloat16 or float16, got float64"):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), dtype="float64")
-    with pytest.raises(ValueError, match=r"format must be 'dense', 'int8' or 'int4', got 'int2'"):
+    with pytest.raises(ValueError, match=r"weights must be 'dense', 'int8' or 'int4', got 'int2'"):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), "int2")  # type: ignore[arg-type]
 
 

@@ -21,13 +21,14 @@ from ..nn import (
     Embedding,
     KVCache,
     Linear,
+    LinearFormat,
     Ranks,
     RMSNorm,
     RotaryEmbedding,
     SwiGLU,
     WeightFormat,
 )
-from ..nn.linear import rows_of
+from ..nn.linear import fastest, rows_of
 from .checkpoint import Part, Slot, digest_of, floating, load_checkpoint
 from .config import LlamaConfig
 
@@ -72,7 +73,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config, self.ranks = config, ranks
         self.dtype = dtype = floating(dtype) or config.dtype or torch.float32
-        size, eps = config.hidden_size, config.rms_norm_eps
+        size, eps, format = config.hidden_size, config.rms_norm_eps, fastest(weights, dtype, device)
         rotary = RotaryEmbedding(**config.rope, dtype=dtype, device=device)
         norm = partial(RMSNorm, size, eps, dtype, device, ranks)
         one = ranks or Ranks(0, 1, 0)
@@ -91,17 +92,17 @@ class Llama(nn.Module):
                 out_bias=config.out_bias,
                 qk_norm=eps if config.qk_norm else None,
                 window=window,
-                format=weights,
+                format=format,
                 dtype=dtype,
                 device=device,
             )
-            mlp = SwiGLU(size, inner, config.mlp_bias, weights, dtype, device)
+            mlp = SwiGLU(size, inner, config.mlp_bias, format, dtype, device)
             return DecoderLayer(norm(), attention, norm(), mlp)
 
         self.embed = Embedding(config.vocab_size, size, dtype, device, ranks)
         self.layers = nn.ModuleList(layer(window) for window in config.windows)
         self.norm = norm()
-        head_format: WeightFormat = "dense" if weights == "dense" else "int8"
+        head_format: LinearFormat = "int8" if weights != "dense" else "dense" if config.tie_word_embeddings else format
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
@@ -171,9 +172,8 @@ class Llama(nn.Module):
         """Where the tensors of a checkpoint belong, by their Hugging Face names; of ranks, the parts that are here."""
         c, ranks, table = self.config, self.ranks or Ranks(0, 1, 0), self.embed
         heads, inner = c.num_attention_heads, c.intermediate_size
-        first_head, head_count = ranks.share("num_attention_heads", heads)
         first_kv, kv_count = ranks.share_or_repeat("num_key_value_heads", c.num_key_value_heads)
-        q = _Share(heads, first_head, head_count).times(c.head_dim)
+        q = _Share(heads, *ranks.share("num_attention_heads", heads)).times(c.head_dim)
         kv = _Share(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
         mlp = _Share(inner, *ranks.share("intermediate_size", inner))
         vocabulary = _Share(c.vocab_size, table.first, table.here)

@@ -7,7 +7,7 @@ from .attention import Attention
 from .batch import Batch
 from .cache import KVCache, LayerCache
 from .layer import DecoderLayer
-from .linear import Embedding, Linear, WeightFormat
+from .linear import Embedding, Linear, LinearFormat, WeightFormat
 from .mlp import SwiGLU
 from .norm import RMSNorm
 from .ranks import Ranks
@@ -21,6 +21,7 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "Linear",
+    "LinearFormat",
     "RMSNorm",
     "Ranks",
     "RotaryEmbedding",

@@ -1,5 +1,5 @@
-"""Linear layers with dense, int8 or int4 weights, and the embedding. The ops are infini::linear, linear_int8,
-linear_int4 and embedding.
+"""Linear layers with dense, packed, int8 or int4 weights, and the embedding. The ops are infini::linear, linear_packed,
+linear_int8, linear_int4 and embedding.
 
 Several projections of one input (q/k/v, gate/up) are one Linear: its weight holds theirs one below the other.
 """
@@ -11,11 +11,16 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from .. import _memory, quantize
+from .. import _library, _memory, quantize
+from ..ops._packed import packed_shape, unpack_linear
 from ..quantize import multiplies_integers
+from ..testing import emulates_cuda
 from .ranks import Ranks
 
-WeightFormat = Literal["dense", "int8", "int4"]
+WeightFormat = Literal["dense", "int8", "int4"]  # of a model
+LinearFormat = Literal["dense", "packed", "int8", "int4"]  # of a layer
+
+MULTIPLIES_BFLOAT16 = ("avx512_bf16",)  # instruction sets that do so in pairs: elsewhere packing gains nothing
 
 INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
 
@@ -29,19 +34,22 @@ class Linear(nn.Module):
         in_features: Columns of x, k.
         out_features: Columns of y, n.
         bias: Whether there is one.
-        format: "dense"; "int8", with a scale for each row of the weight; "int4", with a scale and a zero for each group
-            of 64 (or 32) weights of a row. Where the CPU multiplies integers, rows of x are quantised to int8 as well.
+        format: "dense"; "packed", as infini::linear_packed reads bfloat16 on the CPU: the same numbers in another
+            place; "int8", with a scale for each row of the weight; "int4", with a scale and a zero for each group of 64
+            (or 32) weights of a row. Where the CPU multiplies integers, rows of x are quantised to int8 as well.
         dtype: Of x, y, bias and a dense weight.
         device: Of the weight.
 
     Attributes:
-        weight: [n, k] in dtype, [n, k] int8, or [n, k / 2] uint8 (torch_infini.quantize.pack_int4).
+        weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; or [n, k / 2] uint8
+            (torch_infini.quantize.pack_int4).
         scales: [n] float32 for int8; [n, k / group] in dtype for int4; otherwise None.
         zeros: [n, k / group] in dtype for int4; otherwise None.
         bias: [n] in dtype, or None.
 
     Raises:
-        ValueError: For an unknown format, or rows that int4's groups do not divide.
+        ValueError: For an unknown format, one that does not go with the dtype or device, or rows that int4's groups do
+            not divide.
     """
 
     def __init__(
@@ -49,15 +57,22 @@ class Linear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool = False,
-        format: WeightFormat = "dense",
+        format: LinearFormat = "dense",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if format not in get_args(WeightFormat):
-            raise ValueError(f"torch_infini.nn.Linear: format must be 'dense', 'int8' or 'int4', got {format!r}")
+        if format not in get_args(LinearFormat):
+            raise ValueError(
+                f"torch_infini.nn.Linear: format must be 'dense', 'packed', 'int8' or 'int4', got {format!r}"
+            )
         n, k = out_features, in_features
         dtype = dtype or torch.get_default_dtype()
+        if format == "packed" and (dtype != torch.bfloat16 or torch.device(device or "cpu").type != "cpu"):
+            raise ValueError(
+                "torch_infini.nn.Linear: format 'packed' must be of bfloat16 on the CPU, got "
+                f"{str(dtype).removeprefix('torch.')} on {device or 'cpu'}"
+            )
         self.in_features, self.out_features, self.format, self.dtype = k, n, format, dtype
 
         def empty(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
@@ -67,6 +82,9 @@ class Linear(nn.Module):
         self.zeros: nn.Parameter | None = None
         if format == "dense":
             self.weight = empty(n, k)
+        elif format == "packed":
+            self.weight = empty(*packed_shape(n, k))
+            self.weight[-1:].zero_()  # rows of the last panel that nothing is loaded into
         elif format == "int8":
             self.weight = empty(n, k, kind=torch.int8)
             self.scales = empty(n, kind=torch.float32)
@@ -78,6 +96,9 @@ class Linear(nn.Module):
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
         """The product with x [..., k]: [..., n], in `out` where it is given."""
         ops = torch.ops.infini
+        if self.format == "packed":
+            args = (x, self.weight, self.out_features, self.bias)
+            return ops.linear_packed.default(*args) if out is None else ops.linear_packed.out(*args, out=out)
         # Rows are quantised whatever their number is, for bits must not depend on it.
         if self.format == "int8":
             args = (x, self.weight, self.scales, self.bias, multiplies_integers(x))
@@ -94,7 +115,10 @@ class Linear(nn.Module):
         if self.format == "dense":
             self.weight[rows].copy_(weight)
             return
-        weight = weight.to(self.weight.device, self.dtype)
+        weight = weight.detach().to(self.weight.device, self.dtype)
+        if self.format == "packed":
+            torch.ops.infini.pack_linear.default(self.weight, weight, first_row)
+            return
         assert self.scales is not None
         out = (self.weight[rows], self.scales[rows])
         if self.zeros is None:
@@ -103,9 +127,12 @@ class Linear(nn.Module):
             quantize.quantize_int4(weight, int4_group(self.in_features), out=(*out, self.zeros[rows]))
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
-        """Rows of the weight in full precision: a view of a dense one, what the integers stand for otherwise."""
+        """Rows of the weight in full precision: a view of a dense one, copies of others."""
         if self.format == "dense":
             return self.weight[rows]
+        if self.format == "packed":
+            first, end, _ = rows.indices(self.out_features)
+            return unpack_linear(self.weight, end - first, self.in_features, first)
         assert self.scales is not None
         if self.zeros is None:
             return quantize.dequantize_int8(self.weight[rows], self.scales[rows], self.dtype)
@@ -113,6 +140,18 @@ class Linear(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"
+
+
+def fastest(format: WeightFormat, dtype: torch.dtype, device: torch.device | str) -> LinearFormat:
+    """The format of the layers of a model whose weights are its own: dense ones are packed where that is faster.
+
+    Raises:
+        ValueError: For an unknown format.
+    """
+    if format not in get_args(WeightFormat):
+        raise ValueError(f"torch_infini.models: weights must be 'dense', 'int8' or 'int4', got {format!r}")
+    packs = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not emulates_cuda()
+    return "packed" if format == "dense" and packs and _library.capability in MULTIPLIES_BFLOAT16 else format
 
 
 def int4_group(columns: int) -> int:

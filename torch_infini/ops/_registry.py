@@ -101,6 +101,8 @@ class OpSpec:
             with their neighbours; takes the op's arguments. None: the op always stays a call.
         same_bits_on_cuda: Whether on CUDA too a result has the same bits in every layout. Not where products are
             cuBLAS's: that chooses its kernels, and so the order of sums, by shape, strides and alignment.
+        devices: Those that it has kernels for, once they are built.
+        contiguous: The arguments that must be, for they have a layout of their own.
     """
 
     name: str
@@ -119,6 +121,8 @@ class OpSpec:
     compare: Callable[[Any, Sample], None] | None = None
     decomposition: Callable[..., Any] | None = None
     same_bits_on_cuda: bool = True
+    devices: Sequence[str] = ("cpu", "cuda")
+    contiguous: Sequence[str] = ()
 
     @property
     def op(self) -> torch._ops.OpOverload:
@@ -153,7 +157,7 @@ class OpSpec:
 
     @property
     def backends(self) -> list[str]:
-        """Devices that have a kernel."""
+        """Devices that have a kernel in this build."""
         names = {"CPU": "cpu", "CUDA": "cuda"}
         has = torch._C._dispatch_has_kernel_for_dispatch_key
         return [device for key, device in names.items() if has(f"infini::{self.name}", key)]

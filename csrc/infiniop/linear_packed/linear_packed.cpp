@@ -1,0 +1,83 @@
+// The rules of linear_packed and pack_linear, and the way to their kernels.
+#include "linear_packed.h"
+
+namespace infini::linear_packed {
+namespace {
+
+constexpr Checker kLinear("linear_packed"), kPack("pack_linear");
+
+// The rules of a packed weight for rows of k elements.
+void check_packed(const Checker &rule, const char *name, const TensorView &packed, int64_t k) {
+    rule.rank(name, packed, 4);
+    rule.dtype(name, packed, {INFINI_DTYPE_BF16});
+    rule.shape(name, packed, {packed.size(0), (k + 1) / 2, kPanel, 2}, "of panels of 48 rows, two elements a word");
+    rule.contiguous(name, packed);
+}
+
+} // namespace
+
+void check_inputs(const Args &args) {
+    const TensorView &x = args.x, &weight = args.weight, &bias = args.bias;
+    kLinear.rank("x", x, 1, kMaxDims);
+    kLinear.dtype("x", x, {INFINI_DTYPE_BF16});
+    kLinear.dense_last("x", x);
+    check_packed(kLinear, "weight", weight, x.size(-1));
+    const int64_t room = weight.size(0) * kPanel;
+    if (args.n < 0 || args.n > room) {
+        kLinear.fail(INFINI_STATUS_BAD_PARAM, "n", message("be 0 to ", room, ", the rows that weight has room for"),
+                     std::to_string(args.n));
+    }
+    if (bias.dtype != INFINI_DTYPE_INVALID) {
+        kLinear.same_dtype("bias", bias, "x", x);
+        kLinear.shape("bias", bias, {args.n}, "to match n");
+        kLinear.dense_last("bias", bias);
+    }
+}
+
+void check_output(const Args &args) {
+    const TensorView &y = args.y;
+    TensorView wanted = args.x;
+    wanted.shape[wanted.ndim - 1] = args.n;
+    bool equal = y.ndim == wanted.ndim;
+    for (int i = 0; equal && i < y.ndim; ++i) {
+        equal = y.shape[i] == wanted.shape[i];
+    }
+    if (!equal) {
+        kLinear.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
+                     message("have shape ", shape_of(wanted), ", the rows of x by n"), shape_of(y));
+    }
+    kLinear.same_dtype("out", y, "x", args.x);
+    kLinear.dense_last("out", y);
+    kLinear.writable("out", y);
+    kLinear.no_overlap("out", y, "x", args.x);
+    kLinear.no_overlap("out", y, "weight", args.weight);
+    if (args.bias.dtype != INFINI_DTYPE_INVALID) {
+        kLinear.no_overlap("out", y, "bias", args.bias);
+    }
+}
+
+void run(const Args &args) {
+    if (args.y.numel() > 0) {
+        cpu_kernel(args);
+    }
+}
+
+void run_pack(const PackArgs &args) {
+    const TensorView &packed = args.packed, &weight = args.weight;
+    kPack.rank("weight", weight, 2);
+    kPack.dtype("weight", weight, {INFINI_DTYPE_BF16});
+    kPack.dense_last("weight", weight);
+    check_packed(kPack, "packed", packed, weight.size(1));
+    const int64_t rows = weight.size(0), room = packed.size(0) * kPanel;
+    if (args.first_row < 0 || args.first_row > room - rows) {
+        kPack.fail(INFINI_STATUS_BAD_PARAM, "first_row",
+                   message("leave room for ", rows, " of the ", room, " rows of packed"),
+                   std::to_string(args.first_row));
+    }
+    kPack.no_overlap("packed", packed, "weight", weight);
+    if (weight.numel() > 0) {
+        pack_kernel(args);
+    }
+}
+
+} // namespace infini::linear_packed

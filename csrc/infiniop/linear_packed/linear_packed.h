@@ -1,0 +1,44 @@
+// linear_packed: y = x @ weight^T + bias in bfloat16, of a weight that pack_linear has laid out for the multiply units.
+// A packed weight is [panels, words, 48, 2]: a panel is 48 rows of the weight, which are columns of y; word i of a row is
+// its elements 2i and 2i + 1, of which the one beyond an odd k is 0. What is in rows beyond the weight's does not matter.
+// Products are summed in float in the order of k: a row of x has the same bits in any call. The CPU's alone.
+#pragma once
+
+#include "check.h"
+#include "cpu_capability.h"
+#include "tensor_view.h"
+
+namespace infini::linear_packed {
+
+// A register tile of AVX-512 has three vectors of columns; the narrower ones of other instruction sets divide it as well.
+constexpr int64_t kPanel = 48;
+
+struct Args {
+    TensorView y;      // [..., n], bfloat16
+    TensorView x;      // [..., k], bfloat16
+    TensorView weight; // [at least n / 48, k / 2 rounded up, 48, 2], bfloat16, contiguous
+    TensorView bias;   // [n], bfloat16; dtype == INFINI_DTYPE_INVALID: none
+    int64_t n = 0;     // rows of the weight
+};
+
+// Check the arguments: first all but y, whose shape follows from them, then y.
+void check_inputs(const Args &args);
+void check_output(const Args &args);
+
+// Computes y of arguments that were checked.
+void run(const Args &args);
+
+// Of pack_linear: rows of a weight, which become those of a packed one from first_row on.
+struct PackArgs {
+    TensorView packed; // as Args::weight
+    TensorView weight; // [rows, k], bfloat16; any row stride
+    int64_t first_row = 0;
+};
+
+// Checks the arguments, then packs.
+void run_pack(const PackArgs &args);
+
+INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_CPU_KERNEL(pack_kernel, PackArgs)
+
+} // namespace infini::linear_packed

@@ -1,0 +1,247 @@
+// The CPU kernel of linear_packed: register tiles of rows of x times the columns of a panel, whose words come one behind
+// the other as they lie in memory.
+// Limit: memory bandwidth for up to about 16 rows (the weight's bytes), the multiply-add units beyond.
+#include "gemm/words.h"
+#include "linear_packed.h"
+#include "parallel.h"
+#include "rows.h"
+#include "scratch.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using linear_packed::kPanel;
+
+// The register tile: up to kTileRows rows of x times kTileVectors vectors of columns, an accumulator each; beside them
+// are a word of the columns and one of a row. The more columns, the fewer loads of x a multiplication takes.
+#if defined(__AVX512BF16__)
+constexpr int kTileRows = 9, kTileVectors = 3;
+#elif defined(__AVX512F__)
+constexpr int kTileRows = 7, kTileVectors = 3;
+#else
+constexpr int kTileRows = 4, kTileVectors = 2;
+#endif
+constexpr int64_t kTileColumns = kTileVectors * kLanes;
+static_assert(kPanel % kTileColumns == 0);
+
+// How words are multiplied: as they are where the machine multiplies bfloat16 in pairs, else as two floats. kParts are
+// the floats of a packed word of x.
+#if defined(__AVX512BF16__)
+constexpr int kParts = 1;
+struct Column {
+    VecF words;
+    INFINI_ALWAYS_INLINE void read(const float *p) {
+        words = load(p);
+        keep_in_register(words);
+    }
+};
+INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kParts], VecF sum) {
+    return Words<bf16>::multiply_add(x[0], column.words, sum);
+}
+#else
+constexpr int kParts = 2;
+struct Column {
+    VecF first, second;
+    INFINI_ALWAYS_INLINE void read(const float *p) {
+        const auto words = (VecU)load(p);
+        first = (VecF)(words << 16);
+        second = (VecF)(words & 0xffff0000u);
+    }
+};
+INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kParts], VecF sum) {
+    return fma(x[1], column.second, fma(x[0], column.first, sum));
+}
+#endif
+
+// Rows of x that are packed at once, as long as they take no more than so many bytes: the weight is read once for each
+// such pass.
+constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20;
+
+// A panel is multiplied in blocks of k, of about so many words: while all tiles pass by it one stays in the L2 cache, and
+// the next one comes there.
+constexpr int64_t kBlockWords = 512;
+
+// How far ahead of its use a panel is prefetched while a single tile passes by.
+constexpr int64_t kAheadBytes = 8192, kLineBytes = 64;
+
+// Some rows of x in tiles, cut evenly: for each word the floats of the tile's rows, kParts times.
+struct Pass {
+    int64_t rows, k;
+    int64_t words = ceil_div(k, 2), blocks = words > 0 ? ceil_div(words, kBlockWords) : 1;
+    // Two tiles would take turns with memory: one would wait for it, the other not ask for much.
+    int64_t tiles = rows <= kTileRows ? 1 : rows <= 2 * kTileRows ? 3 : ceil_div(rows, kTileRows);
+    // Behind each tile is room for the vectors that its last words are stored by.
+    int64_t row(int64_t tile) const { return rows * tile / tiles; }
+    int64_t x_at(int64_t tile) const { return row(tile) * words * kParts + tile * kLanes; }
+    int64_t x_floats() const { return x_at(tiles); }
+    int64_t block(int64_t i) const { return words * i / blocks; }
+};
+
+// Packs the rows of a tile, of whom x_offsets says where they begin.
+void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_offsets, float *packed) {
+    const int64_t first = pass.row(tile), rows = pass.row(tile + 1) - first;
+    constexpr int64_t kStep = 2 * kLanes;
+    float *to = packed + pass.x_at(tile);
+    for (int64_t i = 0; i < pass.k; i += kStep) {
+        const int64_t left = pass.k - i < kStep ? pass.k - i : kStep;
+        VecF words[kLanes];
+        for (int64_t m = 0; m < kLanes; ++m) {
+            const bf16 *row = x + x_offsets[first + (m < rows ? m : 0)] + i;
+            words[m] = left == kStep ? load_raw(row, Full{}) : load_raw(row, static_cast<int>(left));
+        }
+        transpose(words);
+        // In this order what a vector has behind the rows is overwritten.
+        for (int64_t w = 0; 2 * w < left; ++w) {
+            if constexpr (kParts == 1) {
+                store(to, words[w]);
+            } else {
+                store(to, (VecF)((VecU)words[w] << 16));
+                store(to + rows, (VecF)((VecU)words[w] & 0xffff0000u));
+            }
+            to += kParts * rows;
+        }
+    }
+}
+
+// sums[m * kTileColumns] = the products of row m of x with a tile's columns over some words, added to what is there
+// unless these are the first. Meanwhile what comes next is prefetched: every line, kAheadBytes ahead (kClose), or a line
+// a word from `soon` on, `advance` bytes apart.
+template <int kM, bool kClose>
+__attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t words, float *sums, bool first,
+                                             const char *soon, int64_t advance) {
+    VecF sum[kM][kTileVectors];
+    const auto for_each = [&](const auto &body) __attribute__((always_inline)) {
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+#pragma GCC unroll 4
+            for (int v = 0; v < kTileVectors; ++v) {
+                body(sum[m][v], sums + m * kTileColumns + v * kLanes);
+            }
+        }
+    };
+    for_each([&](VecF &value, const float *at) { value = first ? VecF{} : load(at); });
+#pragma GCC unroll 2
+    for (int64_t i = 0; i < words; ++i, x += kParts * kM, panel += kPanel) {
+        if constexpr (kClose) {
+#pragma GCC unroll 4
+            for (int64_t byte = 0; byte < kTileColumns * 4; byte += kLineBytes) {
+                __builtin_prefetch(reinterpret_cast<const char *>(panel) + kAheadBytes + byte, 0, 2); // into L2
+            }
+        } else {
+            __builtin_prefetch(soon, 0, 2);
+            soon += advance;
+        }
+        Column columns[kTileVectors];
+#pragma GCC unroll 4
+        for (int v = 0; v < kTileVectors; ++v) {
+            columns[v].read(panel + v * kLanes);
+        }
+#pragma GCC unroll 16
+        for (int m = 0; m < kM; ++m) {
+            VecF row[kParts];
+            for (int part = 0; part < kParts; ++part) {
+                row[part] = splat(x[part * kM + m]);
+                keep_in_register(row[part]);
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < kTileVectors; ++v) {
+                sum[m][v] = multiply_add(columns[v], row, sum[m][v]);
+            }
+        }
+    }
+    for_each([](const VecF &value, float *at) { store(at, value); });
+}
+
+using Multiply = decltype(&multiply_tile<1, true>);
+
+template <bool kClose, int... kRow>
+constexpr Multiply tile_of(std::integer_sequence<int, kRow...>, int64_t rows) {
+    constexpr Multiply kTiles[] = {&multiply_tile<kRow + 1, kClose>...};
+    return kTiles[rows - 1];
+}
+
+// `count` columns of y from `column` on, of rows whose sums lie kTileColumns floats apart.
+void write_rows(const linear_packed::Args &a, const float *sums, const int64_t *y_offsets, int64_t rows,
+                int64_t column) {
+    const int64_t left = a.n - column, count = left < kTileColumns ? left : kTileColumns;
+    const bf16 *bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() + column : nullptr;
+    for (int64_t m = 0; m < rows; ++m, sums += kTileColumns) {
+        bf16 *y = a.y.as<bf16>() + y_offsets[m] + column;
+        for_each_vector(count, [&](int64_t i, auto lanes) {
+            const VecF value = load_at(sums, i, lanes);
+            store_at(y, i, bias ? value + load_at(bias, i, lanes) : value, lanes);
+        });
+    }
+}
+
+const float *panel_of(const linear_packed::Args &a, const Pass &pass, int64_t panel) {
+    return reinterpret_cast<const float *>(a.weight.as<const bf16>()) + panel * pass.words * kPanel;
+}
+
+// A pass's rows times the panels begin .. end-1. `sums` are kTileColumns floats a row.
+void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
+                     int64_t begin, int64_t end, float *sums) {
+    constexpr std::make_integer_sequence<int, kTileRows> sizes{};
+    const bool close = pass.tiles == 1;
+    const int64_t line_bytes = kPanel * 4, advance = ceil_div(line_bytes, pass.tiles);
+    for (int64_t panel = begin; panel < end; ++panel) {
+        for (int64_t part = 0; part < kPanel && panel * kPanel + part < a.n; part += kTileColumns) {
+            const float *columns = panel_of(a, pass, panel) + part;
+            for (int64_t block = 0; block < pass.blocks; ++block) {
+                const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
+                // The block behind this one, in memory too; at the very end nothing is left to be fetched.
+                const auto *next = reinterpret_cast<const char *>(columns + (word + words) * kPanel);
+                const bool last = panel + 1 == end && block + 1 == pass.blocks;
+                for (int64_t tile = 0; tile < pass.tiles; ++tile) {
+                    const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
+                    const auto multiply = close ? tile_of<true>(sizes, rows) : tile_of<false>(sizes, rows);
+                    const char *soon = last ? reinterpret_cast<const char *>(columns) : next + tile * words * advance;
+                    multiply(x + pass.x_at(tile) + word * kParts * rows, columns + word * kPanel, words,
+                             sums + row * kTileColumns, block == 0, soon, last ? 0 : advance);
+                }
+            }
+            write_rows(a, sums, y_offsets, pass.rows, panel * kPanel + part);
+        }
+    }
+}
+
+void multiply(const linear_packed::Args &a) {
+    const int64_t k = a.x.size(-1), panels = ceil_div(a.n, kPanel);
+    const TensorView *const views[] = {&a.x, &a.y};
+    const Rows<2> rows(views);
+    const int64_t row_bytes = ceil_div(k, 2) * kParts * static_cast<int64_t>(sizeof(float)) + 1;
+    const int64_t fit = kPassBytes / row_bytes, most = fit < kTileRows ? kTileRows : fit < kPassRows ? fit : kPassRows;
+    const int64_t passes = ceil_div(rows.count(), most), pass_rows = ceil_div(rows.count(), passes);
+    const int64_t bytes = panels * kPanel * k * static_cast<int64_t>(sizeof(bf16)) * ceil_div(pass_rows, kTileRows);
+    const int64_t threads = parallel_threads(panels, bytes), thread_floats = pass_rows * kTileColumns;
+    const int64_t x_floats = ceil_div(Pass{pass_rows, k}.x_floats(), kLanes) * kLanes;
+    auto *x = static_cast<float *>(
+        cpu::scratch(static_cast<size_t>(x_floats + threads * thread_floats) * sizeof(float)));
+    for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
+        const int64_t left = rows.count() - begin;
+        const Pass pass{left < pass_rows ? left : pass_rows, k};
+        int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
+        rows.visit(begin, begin + pass.rows, [&](const int64_t *at) {
+            x_offsets[m] = at[0];
+            y_offsets[m++] = at[1];
+        });
+        parallel_for(pass.tiles, pass.rows * k * static_cast<int64_t>(sizeof(bf16)), [&](int64_t first, int64_t last) {
+            for (int64_t tile = first; tile < last; ++tile) {
+                pack_tile(pass, tile, a.x.as<const bf16>(), x_offsets, x);
+            }
+        });
+        parallel_for(threads, bytes, [&](int64_t first, int64_t last) {
+            for (int64_t part = first; part < last; ++part) {
+                multiply_panels(a, pass, x, y_offsets, panels * part / threads, panels * (part + 1) / threads,
+                                x + x_floats + part * thread_floats);
+            }
+        });
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::linear_packed::INFINI_LEVEL::cpu_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply(args);
+}

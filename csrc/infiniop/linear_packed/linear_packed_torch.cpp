@@ -1,0 +1,58 @@
+// torch.ops.infini.linear_packed, functional and out, and pack_linear, which writes into its argument; declared in
+// torch_infini/ops/linear_packed.py.
+#include "../../torch/tensor.h"
+#include "linear_packed.h"
+
+#include <optional>
+
+namespace infini::linear_packed {
+namespace {
+
+constexpr Checker kLinear("linear_packed"), kPack("pack_linear");
+
+Args linear_args(const Tensor &x, const Tensor &weight, int64_t n, const std::optional<Tensor> &bias) {
+    Args args;
+    args.x = view(kLinear, "x", x);
+    args.weight = view(kLinear, "weight", weight);
+    args.bias = optional_view(kLinear, "bias", bias);
+    args.n = n;
+    check_inputs(args);
+    return args;
+}
+
+Tensor linear_packed(const Tensor &x, const Tensor &weight, int64_t n, const std::optional<Tensor> &bias) {
+    Args args = linear_args(x, weight, n, bias);
+    args.y = args.x;
+    args.y.shape[args.x.ndim - 1] = n;
+    Tensor y = empty_like(args.y);
+    args.y = view(kLinear, "out", y);
+    run(args);
+    return y;
+}
+
+Tensor linear_packed_out(const Tensor &x, const Tensor &weight, int64_t n, const std::optional<Tensor> &bias,
+                         Tensor out) {
+    Args args = linear_args(x, weight, n, bias);
+    args.y = view(kLinear, "out", out);
+    check_output(args);
+    run(args);
+    return out;
+}
+
+void pack_linear(const Tensor &packed, const Tensor &weight, int64_t first_row) {
+    PackArgs args;
+    args.packed = view(kPack, "packed", packed);
+    args.weight = view(kPack, "weight", weight);
+    args.first_row = first_row;
+    run_pack(args);
+}
+
+} // namespace
+
+INFINI_TORCH_LIBRARY_CPU(m) {
+    m.impl("linear_packed", INFINI_BOX(linear_packed));
+    m.impl("linear_packed.out", INFINI_BOX(linear_packed_out));
+    m.impl("pack_linear", INFINI_WRITER(pack_linear, kPack));
+}
+
+} // namespace infini::linear_packed

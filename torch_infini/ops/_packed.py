@@ -1,0 +1,22 @@
+"""The layout that linear_packed reads and pack_linear writes: what a packed weight's shape is, and the way back.
+
+csrc/infiniop/linear_packed/linear_packed.h describes it.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+PANEL = 48  # rows that lie together
+
+
+def packed_shape(n: int, k: int) -> tuple[int, int, int, int]:
+    """The shape of a packed weight with n rows of k elements."""
+    return -(-n // PANEL), -(-k // 2), PANEL, 2
+
+
+def unpack_linear(packed: Tensor, n: int, k: int, first_row: int = 0) -> Tensor:
+    """The rows first_row .. first_row + n - 1, of k elements each, of a packed weight: [n, k], contiguous."""
+    first, last = first_row // PANEL, -(-(first_row + n) // PANEL)
+    rows = packed[first:last].transpose(1, 2).flatten(2).flatten(0, 1)
+    return rows[first_row - first * PANEL :][:n, :k].contiguous()
