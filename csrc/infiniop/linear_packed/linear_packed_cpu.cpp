@@ -154,8 +154,7 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
 
 using Multiply = decltype(&multiply_tile<1, true>);
 
-template <bool kClose, int... kRow>
-constexpr Multiply tile_of(std::integer_sequence<int, kRow...>, int64_t rows) {
+template <bool kClose, int... kRow> constexpr Multiply tile_of(std::integer_sequence<int, kRow...>, int64_t rows) {
     constexpr Multiply kTiles[] = {&multiply_tile<kRow + 1, kClose>...};
     return kTiles[rows - 1];
 }
@@ -215,8 +214,8 @@ void multiply(const linear_packed::Args &a) {
     const int64_t bytes = panels * kPanel * k * static_cast<int64_t>(sizeof(bf16)) * ceil_div(pass_rows, kTileRows);
     const int64_t threads = parallel_threads(panels, bytes), thread_floats = pass_rows * kTileColumns;
     const int64_t x_floats = ceil_div(Pass{pass_rows, k}.x_floats(), kLanes) * kLanes;
-    auto *x = static_cast<float *>(
-        cpu::scratch(static_cast<size_t>(x_floats + threads * thread_floats) * sizeof(float)));
+    auto *x =
+        static_cast<float *>(cpu::scratch(static_cast<size_t>(x_floats + threads * thread_floats) * sizeof(float)));
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
         const int64_t left = rows.count() - begin;
         const Pass pass{left < pass_rows ? left : pass_rows, k};
