@@ -182,6 +182,16 @@ def test_step_profile(tmp_path: Path) -> None:
     assert result.stdout.count("\n") == 1 + len(rows)
 
 
+def test_packed(tmp_path: Path) -> None:
+    out = tmp_path / "packed.csv"
+    result = start("packed.py", "--quick", "--threads", "1", "--rounds", "1", "--out", str(out))
+    assert result.returncode == 0, result.stderr
+    with out.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [(row["rows"], row["threads"]) for row in rows] == [("1", "1"), ("20", "1")]
+    assert all(float(row[name]) > 0 for row in rows for name in ("packed_ms", "linear_ms", "torch_ms", "share"))
+
+
 def test_kv_cache(tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     short = ["--windows", "2", "--tokens", "24", "--rounds", "2", "--quick", "--out", str(tmp_path)]

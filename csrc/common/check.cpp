@@ -119,6 +119,24 @@ void Checker::shape(const char *argument, const TensorView &view, std::initializ
     }
 }
 
+void Checker::rows_of_x(const char *argument, const TensorView &y, const TensorView &x, int64_t columns,
+                        Reason why) const {
+    TensorView wanted = x;
+    wanted.shape[x.ndim - 1] = columns;
+    bool equal = y.ndim == x.ndim;
+    for (int i = 0; equal && i < y.ndim; ++i) {
+        equal = y.shape[i] == wanted.shape[i];
+    }
+    if (!equal) {
+        fail(INFINI_STATUS_BAD_TENSOR_SHAPE, argument, message("have shape ", shape_of(wanted), ", ", why),
+             shape_of(y));
+    }
+    same_dtype(argument, y, "x", x);
+    dense_last(argument, y);
+    writable(argument, y);
+    no_overlap(argument, y, "x", x);
+}
+
 void Checker::same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const {
     bool equal = view.ndim == as.ndim;
     for (int i = 0; equal && i < view.ndim; ++i) {

@@ -41,8 +41,8 @@ class Llama(nn.Module):
 
     Args:
         config: The sizes and settings.
-        weights: Format of the linear layers, as in torch_infini.nn.Linear. With "int4" the head is int8: its error goes
-            into every logit, and it is a small part of most models.
+        weights: Of the linear layers: "dense" (packed where that is faster), "int8" or "int4". With "int4" the head is
+            int8: its error goes into every logit, and it is a small part of most models.
         dtype: Of activations, and of dense weights; None: the config's, or float32.
         device: Where the model is.
         ranks: Who share the model; None: it is all here. Heads, the MLP's columns and the vocabulary are shared out;

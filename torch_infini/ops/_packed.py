@@ -1,10 +1,11 @@
-"""The layout that linear_packed reads and pack_linear writes: what a packed weight's shape is, and the way back.
+"""The layout that linear_packed reads and pack_linear writes: a packed weight's shape, and both ways in plain torch.
 
 csrc/infiniop/linear_packed/linear_packed.h describes it.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 PANEL = 48  # rows that lie together
@@ -20,3 +21,11 @@ def unpack_linear(packed: Tensor, n: int, k: int, first_row: int = 0) -> Tensor:
     first, last = first_row // PANEL, -(-(first_row + n) // PANEL)
     rows = packed[first:last].transpose(1, 2).flatten(2).flatten(0, 1)
     return rows[first_row - first * PANEL :][:n, :k].contiguous()
+
+
+def put_rows(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
+    """pack_linear in plain torch."""
+    n, k = weight.shape
+    if weight.numel():
+        row = torch.arange(first_row, first_row + n)
+        packed[row // PANEL, :, row % PANEL] = torch.nn.functional.pad(weight, (0, k % 2)).unflatten(1, (-1, 2))

@@ -1,6 +1,6 @@
 """linear_packed: the product with a weight that pack_linear has laid out for the CPU's multiply units, in bfloat16.
 
-The kernels are in csrc/infiniop/linear_packed. Models keep their dense weights so where that is faster.
+The kernel is in csrc/infiniop/linear_packed. Models keep their dense weights so where that is faster.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._packed import PANEL, packed_shape, unpack_linear
+from ._packed import packed_shape, put_rows, unpack_linear
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 from .linear import SPEC as LINEAR
 from .linear import inputs as plain_inputs
@@ -51,34 +51,6 @@ def linear_packed(
     return torch.ops.infini.linear_packed.out(x, weight, n, bias, out=out)
 
 
-def pack_linear(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
-    """Write rows of a weight into a packed one, in place.
-
-    packed[row // 48, i, row % 48] = weight[j, 2i : 2i + 2] with row = first_row + j; of an odd number of columns the
-    last word has a 0. Other rows stay as they are: calls with different rows may run at the same time.
-
-    Args:
-        packed: [panels, k / 2 rounded up, 48, 2] bfloat16 on the CPU, contiguous, written.
-        weight: [rows, k] bfloat16; stride 1 in the last dimension, rows at any distance.
-        first_row: Which row of the packed weight the first one becomes.
-
-    Returns:
-        None.
-
-    Raises:
-        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
-        NotImplementedError: For tensors that are not on the CPU.
-
-    Equivalent to:
-        >>> rows = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2)).unflatten(1, (-1, 2))
-        >>> row = torch.arange(first_row, first_row + weight.shape[0])
-        >>> packed[row // 48, :, row % 48] = rows
-
-    Source: as linear_packed.
-    """
-    torch.ops.infini.pack_linear.default(packed, weight, first_row)
-
-
 def fake(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
@@ -91,30 +63,13 @@ def peer(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> Tenso
     return torch.nn.functional.linear(x, unpack_linear(weight, n, x.shape[-1]), bias)
 
 
-def fake_pack(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
-    return None
-
-
-def peer_pack(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
-    rows = torch.nn.functional.pad(weight, (0, weight.shape[1] % 2)).unflatten(1, (-1, 2)) if weight.numel() else weight
-    row = torch.arange(first_row, first_row + weight.shape[0])
-    if weight.numel():
-        packed[row // PANEL, :, row % PANEL] = rows
-
-
-def reference_pack(packed: Tensor, weight: Tensor, first_row: int = 0) -> tuple[Tensor]:
-    after = packed.clone()
-    peer_pack(after, weight, first_row)
-    return (after.double(),)
-
-
 def inputs(
     dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False
 ) -> tuple[Tensor, Tensor, int, Tensor | None]:
     """(x, weight, n, bias); what a packed weight has beyond n rows is NaN, for it must not matter."""
     x, weight, b = plain_inputs(dtype, *rows, k=k, n=n, bias=bias)
     packed = torch.full(packed_shape(n, k), torch.nan, dtype=dtype)
-    peer_pack(packed, weight)
+    put_rows(packed, weight)
     return x, packed, n, b
 
 
@@ -229,72 +184,9 @@ def errors() -> Iterator[ErrorCase]:
     )
 
 
-def pack_inputs(dtype: torch.dtype, n: int, k: int, rows: int | None = None) -> tuple[Tensor, Tensor]:
-    """(packed, weight); rows of weight, of n that packed has room for."""
-    packed = torch.arange(1, 1 + packed_shape(n, k)[0] * PANEL * 2 * packed_shape(n, k)[1]).view(packed_shape(n, k))
-    weight = plain_inputs(dtype, 1, k=k, n=n if rows is None else rows)[1]
-    return (-packed).to(dtype), weight
-
-
-def pack_samples(dtype: torch.dtype) -> Iterator[Sample]:
-    for k in (1, 2, 7, 31, 32, 33, 64, 769):
-        yield Sample(f"{k} columns", pack_inputs(dtype, 50, k))
-    for n in (1, 15, 16, 17, 47, 48, 49, 96, 150):
-        yield Sample(f"{n} rows", pack_inputs(dtype, n, 34))
-    for rows, first_row in ((1, 0), (1, 49), (5, 14), (16, 16), (20, 44), (90, 3), (96, 0), (0, 96)):
-        yield Sample(f"{rows} rows from {first_row} on", (*pack_inputs(dtype, 96, 39, rows), first_row))
-    packed, weight = pack_inputs(dtype, 60, 40)
-    yield Sample("rows apart", (packed, torch.cat((weight, weight), 1)[:, :40], 0))
-    yield Sample("no rows", pack_inputs(dtype, 0, 8))
-    yield Sample("no columns", pack_inputs(dtype, 8, 0))
-    yield Sample("several threads", (*pack_inputs(dtype, 1100, 1024, 1080), 7))
-
-
-def pack_errors() -> Iterator[ErrorCase]:
-    packed, weight = pack_inputs(torch.bfloat16, 48, 16)
-    op = "infini::pack_linear: "
-    yield ErrorCase("weight rank", (packed, weight[0]), op + "weight must have 2 dimensions, got 1 (shape [16])")
-    yield ErrorCase("weight dtype", (packed, weight.float()), op + "weight must be bfloat16, got float32")
-    yield ErrorCase(
-        "weight's columns apart",
-        (packed[:, :4].contiguous(), weight[:, ::2]),
-        op + "weight must have stride 1 in its last dimension (call .contiguous() on it), got strides [16, 2]",
-    )
-    yield ErrorCase("packed rank", (packed[0], weight), op + "packed must have 4 dimensions, got 3 (shape [8, 48, 2])")
-    yield ErrorCase("packed dtype", (packed.half(), weight), op + "packed must be bfloat16, got float16")
-    yield ErrorCase(
-        "other columns",
-        (packed, weight[:, :13]),
-        op + "packed must have shape [1, 7, 48, 2] of panels of 48 rows, two elements a word, got [1, 8, 48, 2]",
-    )
-    yield ErrorCase(
-        "packed is a part",
-        (torch.cat((packed, packed))[:, :4], weight[:, :8]),
-        op + "packed must be contiguous, got strides [768, 96, 2, 1]",
-    )
-    for first_row in (-1, 1):
-        yield ErrorCase(
-            f"from {first_row} on",
-            (packed, weight, first_row),
-            op + f"first_row must leave room for 48 of the 48 rows of packed, got {first_row}",
-        )
-    yield ErrorCase(
-        "meta weight", (packed, weight.to("meta")), op + "weight must be on the device of packed, cpu, got meta"
-    )
-    yield ErrorCase(
-        "packed overlaps weight",
-        (packed, packed.view(48, 16)),
-        op + "packed must share no memory with weight, got one whose span of memory overlaps it",
-    )
-
-
 def cost(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> Cost:
     rows, k = x.shape[:-1].numel(), x.shape[-1]
     return Cost(bytes=nbytes(x, bias) + (n * k + rows * n) * x.element_size(), flops=2 * rows * n * k)
-
-
-def pack_cost(packed: Tensor, weight: Tensor, first_row: int = 0) -> Cost:
-    return Cost(bytes=2 * nbytes(weight))
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
@@ -304,40 +196,19 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{rows}x{k}->{n}", inputs(dtype, rows, k=k, n=n))
 
 
-def pack_bench(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample("5632x2048", pack_inputs(dtype, 5632, 2048))
-
-
-SPECS = [
-    OpSpec(
-        name="linear_packed",
-        schema="(Tensor x, Tensor weight, int n, Tensor? bias=None) -> Tensor",
-        function=linear_packed,
-        fake=fake,
-        reference=reference,
-        samples=samples,
-        errors=errors,
-        cost=cost,
-        bench=bench,
-        peer=peer,
-        dtypes=(torch.bfloat16,),
-        contiguous=("weight",),
-        tolerances=LINEAR.tolerances,
-        devices=("cpu",),
-    ),
-    OpSpec(
-        name="pack_linear",
-        schema="(Tensor(a!) packed, Tensor weight, int first_row=0) -> ()",
-        function=pack_linear,
-        fake=fake_pack,
-        reference=reference_pack,
-        samples=pack_samples,
-        errors=pack_errors,
-        cost=pack_cost,
-        bench=pack_bench,
-        peer=peer_pack,
-        dtypes=(torch.bfloat16,),
-        contiguous=("packed",),
-        devices=("cpu",),
-    ),
-]
+SPEC = OpSpec(
+    name="linear_packed",
+    schema="(Tensor x, Tensor weight, int n, Tensor? bias=None) -> Tensor",
+    function=linear_packed,
+    fake=fake,
+    reference=reference,
+    samples=samples,
+    errors=errors,
+    cost=cost,
+    bench=bench,
+    peer=peer,
+    dtypes=(torch.bfloat16,),
+    contiguous=("weight",),
+    tolerances=LINEAR.tolerances,
+    devices=("cpu",),
+)

@@ -55,21 +55,8 @@ void check_inputs(const Op &op, const Args &args) {
 }
 
 void check_output(const Op &op, const Args &args) {
-    const TensorView &y = args.y, &x = args.x;
-    TensorView wanted = x;
-    wanted.shape[x.ndim - 1] = columns(args);
-    bool equal = y.ndim == x.ndim;
-    for (int i = 0; equal && i < y.ndim; ++i) {
-        equal = y.shape[i] == wanted.shape[i];
-    }
-    if (!equal) {
-        op.rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
-                     message("have shape ", shape_of(wanted), ", ", op.out_reason), shape_of(y));
-    }
-    op.rule.same_dtype("out", y, "x", x);
-    op.rule.dense_last("out", y);
-    op.rule.writable("out", y);
-    op.rule.no_overlap("out", y, "x", x);
+    const TensorView &y = args.y;
+    op.rule.rows_of_x("out", y, args.x, columns(args), op.out_reason);
     for (int i = 0; i < args.weights; ++i) {
         op.rule.no_overlap("out", y, op.weight[i], args.weight[i]);
         if (given(args.bias[i])) {

@@ -36,20 +36,7 @@ void check_inputs(const Args &args) {
 
 void check_output(const Args &args) {
     const TensorView &y = args.y;
-    TensorView wanted = args.x;
-    wanted.shape[wanted.ndim - 1] = args.n;
-    bool equal = y.ndim == wanted.ndim;
-    for (int i = 0; equal && i < y.ndim; ++i) {
-        equal = y.shape[i] == wanted.shape[i];
-    }
-    if (!equal) {
-        kLinear.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
-                     message("have shape ", shape_of(wanted), ", the rows of x by n"), shape_of(y));
-    }
-    kLinear.same_dtype("out", y, "x", args.x);
-    kLinear.dense_last("out", y);
-    kLinear.writable("out", y);
-    kLinear.no_overlap("out", y, "x", args.x);
+    kLinear.rows_of_x("out", y, args.x, args.n, "the rows of x by n");
     kLinear.no_overlap("out", y, "weight", args.weight);
     if (args.bias.dtype != INFINI_DTYPE_INVALID) {
         kLinear.no_overlap("out", y, "bias", args.bias);

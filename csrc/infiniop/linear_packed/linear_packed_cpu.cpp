@@ -70,8 +70,8 @@ struct Pass {
     int64_t words = ceil_div(k, 2), blocks = words > 0 ? ceil_div(words, kBlockWords) : 1;
     // Two tiles would take turns with memory: one would wait for it, the other not ask for much.
     int64_t tiles = rows <= kTileRows ? 1 : rows <= 2 * kTileRows ? 3 : ceil_div(rows, kTileRows);
-    // Behind each tile is room for the vectors that its last words are stored by.
     int64_t row(int64_t tile) const { return rows * tile / tiles; }
+    // Behind each tile is room for the vectors that its last words are stored by.
     int64_t x_at(int64_t tile) const { return row(tile) * words * kParts + tile * kLanes; }
     int64_t x_floats() const { return x_at(tiles); }
     int64_t block(int64_t i) const { return words * i / blocks; }
@@ -177,31 +177,48 @@ const float *panel_of(const linear_packed::Args &a, const Pass &pass, int64_t pa
     return reinterpret_cast<const float *>(a.weight.as<const bf16>()) + panel * pass.words * kPanel;
 }
 
-// A pass's rows times the panels begin .. end-1. `sums` are kTileColumns floats a row.
+// The tiles first .. last-1 of a pass times the panels begin .. end-1. `sums` are kTileColumns floats a row.
 void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
-                     int64_t begin, int64_t end, float *sums) {
+                     int64_t first, int64_t last, int64_t begin, int64_t end, float *sums) {
     constexpr std::make_integer_sequence<int, kTileRows> sizes{};
-    const bool close = pass.tiles == 1;
-    const int64_t line_bytes = kPanel * 4, advance = ceil_div(line_bytes, pass.tiles);
+    const int64_t tiles = last - first, first_row = pass.row(first), rows = pass.row(last) - first_row;
+    if (tiles == 0) {
+        return;
+    }
+    const int64_t advance = ceil_div(kPanel * static_cast<int64_t>(sizeof(float)), tiles);
     for (int64_t panel = begin; panel < end; ++panel) {
         for (int64_t part = 0; part < kPanel && panel * kPanel + part < a.n; part += kTileColumns) {
             const float *columns = panel_of(a, pass, panel) + part;
             for (int64_t block = 0; block < pass.blocks; ++block) {
                 const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
                 // The block behind this one, in memory too; at the very end nothing is left to be fetched.
-                const auto *next = reinterpret_cast<const char *>(columns + (word + words) * kPanel);
-                const bool last = panel + 1 == end && block + 1 == pass.blocks;
-                for (int64_t tile = 0; tile < pass.tiles; ++tile) {
-                    const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
-                    const auto multiply = close ? tile_of<true>(sizes, rows) : tile_of<false>(sizes, rows);
-                    const char *soon = last ? reinterpret_cast<const char *>(columns) : next + tile * words * advance;
-                    multiply(x + pass.x_at(tile) + word * kParts * rows, columns + word * kPanel, words,
-                             sums + row * kTileColumns, block == 0, soon, last ? 0 : advance);
+                const bool done = panel + 1 == end && block + 1 == pass.blocks;
+                const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
+                for (int64_t tile = first; tile < last; ++tile) {
+                    const int64_t row = pass.row(tile), count = pass.row(tile + 1) - row;
+                    const auto multiply = tiles == 1 ? tile_of<true>(sizes, count) : tile_of<false>(sizes, count);
+                    multiply(x + pass.x_at(tile) + word * kParts * count, columns + word * kPanel, words,
+                             sums + (row - first_row) * kTileColumns, block == 0,
+                             done ? next : next + (tile - first) * words * advance, done ? 0 : advance);
                 }
             }
-            write_rows(a, sums, y_offsets, pass.rows, panel * kPanel + part);
+            write_rows(a, sums, y_offsets + first_row, rows, panel * kPanel + part);
         }
     }
+}
+
+// A thread's part of a pass. Each has as many panels; those that are left are shared out too, whole ones where a tile for
+// each thread is not there, else by rows.
+void multiply_part(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
+                   int64_t panels, int64_t part, int64_t parts, float *sums) {
+    if (pass.tiles < parts) {
+        return multiply_panels(a, pass, x, y_offsets, 0, pass.tiles, panels * part / parts, panels * (part + 1) / parts,
+                               sums);
+    }
+    const int64_t each = panels / parts;
+    multiply_panels(a, pass, x, y_offsets, 0, pass.tiles, each * part, each * (part + 1), sums);
+    multiply_panels(a, pass, x, y_offsets, pass.tiles * part / parts, pass.tiles * (part + 1) / parts, each * parts,
+                    panels, sums);
 }
 
 void multiply(const linear_packed::Args &a) {
@@ -231,8 +248,7 @@ void multiply(const linear_packed::Args &a) {
         });
         parallel_for(threads, bytes, [&](int64_t first, int64_t last) {
             for (int64_t part = first; part < last; ++part) {
-                multiply_panels(a, pass, x, y_offsets, panels * part / threads, panels * (part + 1) / threads,
-                                x + x_floats + part * thread_floats);
+                multiply_part(a, pass, x, y_offsets, panels, part, threads, x + x_floats + part * thread_floats);
             }
         });
     }

@@ -78,21 +78,8 @@ void check_inputs(Format format, const Args &args) {
 
 void check_output(Format format, const Args &args) {
     const Checker rule = rule_of(format);
-    const TensorView &y = args.y, &x = args.x;
-    TensorView wanted = x;
-    wanted.shape[x.ndim - 1] = args.weight.size(0);
-    bool equal = y.ndim == x.ndim;
-    for (int i = 0; equal && i < y.ndim; ++i) {
-        equal = y.shape[i] == wanted.shape[i];
-    }
-    if (!equal) {
-        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "out",
-                  message("have shape ", shape_of(wanted), ", the rows of x by the rows of weight"), shape_of(y));
-    }
-    rule.same_dtype("out", y, "x", x);
-    rule.dense_last("out", y);
-    rule.writable("out", y);
-    rule.no_overlap("out", y, "x", x);
+    const TensorView &y = args.y;
+    rule.rows_of_x("out", y, args.x, args.weight.size(0), "the rows of x by the rows of weight");
     rule.no_overlap("out", y, "weight", args.weight);
     rule.no_overlap("out", y, "scales", args.scales);
     if (has(args.zeros)) {
