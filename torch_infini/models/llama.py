@@ -14,21 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..nn import (
-    Attention,
-    Batch,
-    DecoderLayer,
-    Embedding,
-    KVCache,
-    Linear,
-    LinearFormat,
-    Ranks,
-    RMSNorm,
-    RotaryEmbedding,
-    SwiGLU,
-    WeightFormat,
-)
-from ..nn.linear import fastest, rows_of
+from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, Ranks, RMSNorm, RotaryEmbedding, SwiGLU
+from ..nn.linear import LinearFormat, WeightFormat, fastest, rows_of
 from .checkpoint import Part, Slot, digest_of, floating, load_checkpoint
 from .config import LlamaConfig
 
@@ -41,8 +28,8 @@ class Llama(nn.Module):
 
     Args:
         config: The sizes and settings.
-        weights: Of the linear layers: "dense" (packed where that is faster), "int8" or "int4". With "int4" the head is
-            int8: its error goes into every logit, and it is a small part of most models.
+        weights: Format of the linear layers, as in torch_infini.nn.Linear. With "int4" the head is int8: its error goes
+            into every logit, and it is a small part of most models. A tied head is dense where they are "packed".
         dtype: Of activations, and of dense weights; None: the config's, or float32.
         device: Where the model is.
         ranks: Who share the model; None: it is all here. Heads, the MLP's columns and the vocabulary are shared out;
@@ -65,7 +52,7 @@ class Llama(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        weights: WeightFormat = "dense",
+        weights: LinearFormat = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         ranks: Ranks | None = None,
@@ -73,7 +60,7 @@ class Llama(nn.Module):
         super().__init__()
         self.config, self.ranks = config, ranks
         self.dtype = dtype = floating(dtype) or config.dtype or torch.float32
-        size, eps, format = config.hidden_size, config.rms_norm_eps, fastest(weights, dtype, device)
+        size, eps = config.hidden_size, config.rms_norm_eps
         rotary = RotaryEmbedding(**config.rope, dtype=dtype, device=device)
         norm = partial(RMSNorm, size, eps, dtype, device, ranks)
         one = ranks or Ranks(0, 1, 0)
@@ -92,17 +79,17 @@ class Llama(nn.Module):
                 out_bias=config.out_bias,
                 qk_norm=eps if config.qk_norm else None,
                 window=window,
-                format=format,
+                format=weights,
                 dtype=dtype,
                 device=device,
             )
-            mlp = SwiGLU(size, inner, config.mlp_bias, format, dtype, device)
+            mlp = SwiGLU(size, inner, config.mlp_bias, weights, dtype, device)
             return DecoderLayer(norm(), attention, norm(), mlp)
 
         self.embed = Embedding(config.vocab_size, size, dtype, device, ranks)
         self.layers = nn.ModuleList(layer(window) for window in config.windows)
         self.norm = norm()
-        head_format: LinearFormat = "int8" if weights != "dense" else "dense" if config.tie_word_embeddings else format
+        head_format = "int8" if "int" in weights else "dense" if config.tie_word_embeddings else weights
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
@@ -216,7 +203,7 @@ class Llama(nn.Module):
 
         Args:
             folder: On this machine.
-            weights: Format of the linear layers.
+            weights: "dense", packed where that is faster (torch_infini.nn.Linear); "int8" or "int4".
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
@@ -234,10 +221,12 @@ class Llama(nn.Module):
             raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
         if ranks is not None:
             ranks.must_agree("the checkpoint", digest_of(folder))
-        model = cls(LlamaConfig.from_pretrained(folder), weights, dtype, device, ranks)
+        config = LlamaConfig.from_pretrained(folder)
+        dtype = floating(dtype) or config.dtype or torch.float32
+        model = cls(config, fastest(weights, dtype, device), dtype, device, ranks)
 
         def is_known(name: str) -> bool:
-            tied = model.config.tie_word_embeddings and name == "lm_head.weight"
+            tied = config.tie_word_embeddings and name == "lm_head.weight"
             return tied or _NOT_PARAMETERS.search(name) is not None
 
         load_checkpoint(folder, model.slots(), is_known, progress)

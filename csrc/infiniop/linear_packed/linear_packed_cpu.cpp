@@ -159,7 +159,7 @@ template <bool kClose, int... kRow> constexpr Multiply tile_of(std::integer_sequ
     return kTiles[rows - 1];
 }
 
-// `count` columns of y from `column` on, of rows whose sums lie kTileColumns floats apart.
+// The columns of y of a tile, from `column` on, for rows whose sums lie kTileColumns floats apart.
 void write_rows(const linear_packed::Args &a, const float *sums, const int64_t *y_offsets, int64_t rows,
                 int64_t column) {
     const int64_t left = a.n - column, count = left < kTileColumns ? left : kTileColumns;
