@@ -35,7 +35,7 @@ def weight_of(n: int, k: int) -> Tensor:
 @pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
 @pytest.mark.parametrize("k", [5, 700, 3001])
 def test_a_row_has_the_same_bits_in_any_batch(k: int, capability: str) -> None:
-    x, weight, n, bias = inputs(BF16, 70, k=k, n=53, bias=True)
+    x, weight, n, bias = inputs(BF16, 70, k=k, n=150, bias=True)  # a panel is left by three threads
     with cpu_capability_set_to(capability):
         alone = torch.cat([SPEC.op(row, weight, n, bias) for row in x.split(1)])
         for rows in (*range(2, 30), 36, 37, 70):
@@ -88,6 +88,22 @@ def test_layer() -> None:
     assert_close(packed(x), dense(x).double(), 2**-7, 1e-5, "packed")
     out = torch.empty(3, 130, dtype=BF16)
     assert packed(x, out) is out and torch.equal(out, packed(x))
+    assert packed.dense(slice(5, 3)).shape == (0, 39)
+    packed.load(weight.t().contiguous().t())  # its columns apart
+    assert torch.equal(packed.dense(), weight)
+    with pytest.raises(ValueError, match=r"load's rows must be below out_features, 130, got 2 from 129 on$"):
+        packed.load(weight[:2], 129)  # there is room in the last panel
+
+
+def test_a_layer_that_is_moved() -> None:
+    """What cannot stay packed becomes dense."""
+    weight, x = weight_of(50, 8), torch.randn(3, 8)
+    layer = Linear(8, 50, format="packed", dtype=BF16)
+    layer.load(weight)
+    assert layer.cpu().bfloat16().format == "packed"
+    assert layer.float().format == "dense" and torch.equal(layer.weight, weight.float())
+    assert_close(layer(x), x.double() @ weight.double().t(), 1e-6, 1e-5, "float32")
+    assert Linear(8, 50, format="packed", dtype=BF16).to("meta").weight.shape == (50, 8)
 
 
 def test_layers_that_cannot_be_packed() -> None:

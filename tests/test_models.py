@@ -18,6 +18,7 @@ from torch import Tensor
 from torch_infini import quantize
 from torch_infini.models import Llama, LlamaConfig, checkpoint
 from torch_infini.nn import Batch, KVCache, Linear
+from torch_infini.nn.linear import fastest
 from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -299,12 +300,15 @@ def test_pieces(
     monkeypatch.setattr(checkpoint, "_readers", lambda: 3)
     with torch.inference_mode(inference):
         model = Llama.from_pretrained(folder, weights, dtype)
-    whole = Llama(model.config, weights, dtype)
+    whole = Llama(model.config, fastest(weights, dtype, "cpu"), dtype)
     state = theirs.state_dict()
     for name, slot in whole.slots().items():
         slot.load(state[name], 0)
     for (name, got), want in zip(model.named_parameters(), whole.parameters(), strict=True):
         assert torch.equal(got, want), name
+    if weights == "dense":
+        for name, slot in model.slots().items():
+            assert torch.equal(slot.read(), state[name].to(dtype)), name
 
 
 def test_weights_that_are_not_finite(tmp_path: Path) -> None:
@@ -419,7 +423,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         Llama.from_pretrained(tmp_path)
     with pytest.raises(ValueError, match=r"dtype must be float32, bfloat16 or float16, got float64"):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), dtype="float64")
-    with pytest.raises(ValueError, match=r"weights must be 'dense', 'int8' or 'int4', got 'int2'"):
+    with pytest.raises(ValueError, match=r"format must be 'dense', 'packed', 'int8' or 'int4', got 'int2'"):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), "int2")  # type: ignore[arg-type]
 
 

@@ -35,8 +35,8 @@ public:
     void same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
     // A dimension of `view`; negative ones count from the last.
     void axis(const char *argument, int axis, const TensorView &view) const;
-    // A product with the rows of x: x's shape but for the last dimension, which is `columns` ("out must have shape [2, 8],
-    // <why>, got ..."); x's dtype; innermost stride 1; written, and apart from x.
+    // A product with the rows of x: x's shape but for the last dimension, which is `columns` ("out must have shape
+    // [2, 8], <why>, got ..."); x's dtype; innermost stride 1; written, and apart from x.
     void rows_of_x(const char *argument, const TensorView &y, const TensorView &x, int64_t columns, Reason why) const;
     // Innermost stride 1 (any stride where the dimension has at most one element).
     void dense_last(const char *argument, const TensorView &view) const;

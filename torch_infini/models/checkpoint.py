@@ -1,7 +1,7 @@
 """Reading a model folder's safetensors into a model that is there already, piece by piece, several at a time.
 
-What is converted or quantised is so while it is in the cache: no tensor is held in full precision beside the model's
-own. What does not fit is named in one error before any is read.
+What is converted, packed or quantised is so while it is in the cache: no tensor is held in full precision beside the
+model's own. What does not fit is named in one error before any is read.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class Slot(NamedTuple):
 
     Attributes:
         shape: Of the tensor; one dimension at least.
-        place: Where its bytes belong if they are of that dtype: contiguous; None: nowhere, they are changed.
+        place: Where its bytes belong if they are of that dtype: contiguous; None: nowhere, they are changed or moved.
         load: Takes some of its rows (the first dimension), on the CPU or the model's device, in any floating dtype, and
             the number of the first of them. Threads may call it at once for different rows.
-        read: Gives it back: a view of a dense parameter, what the integers stand for of a quantised one.
+        read: Gives it back: a view of a dense parameter, a copy of another, of what integers stand for.
         part: The rows and columns that belong here, where a rank holds a part: nothing else is read, and `place`,
             `load` and `read` know no other. None: all.
     """

@@ -89,7 +89,9 @@ class Llama(nn.Module):
         self.embed = Embedding(config.vocab_size, size, dtype, device, ranks)
         self.layers = nn.ModuleList(layer(window) for window in config.windows)
         self.norm = norm()
-        head_format = "int8" if "int" in weights else "dense" if config.tie_word_embeddings else weights
+        head_format: LinearFormat = (
+            "int8" if weights in ("int8", "int4") else "dense" if config.tie_word_embeddings else weights
+        )
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight

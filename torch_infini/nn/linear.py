@@ -6,6 +6,7 @@ Several projections of one input (q/k/v, gate/up) are one Linear: its weight hol
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
@@ -17,10 +18,10 @@ from ..quantize import multiplies_integers
 from ..testing import emulates_cuda
 from .ranks import Ranks
 
-WeightFormat = Literal["dense", "int8", "int4"]  # of a model
-LinearFormat = Literal["dense", "packed", "int8", "int4"]  # of a layer
+LinearFormat = Literal["dense", "packed", "int8", "int4"]
+WeightFormat = Literal["dense", "int8", "int4"]  # what a model is asked for, whose dense weights may be packed
 
-MULTIPLIES_BFLOAT16 = ("avx512_bf16",)  # instruction sets that do so in pairs: elsewhere packing gains nothing
+MULTIPLIES_BFLOAT16 = ("avx512_bf16",)  # instruction sets that do so in pairs, which packing is for
 
 INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
 
@@ -84,7 +85,7 @@ class Linear(nn.Module):
             self.weight = empty(n, k)
         elif format == "packed":
             self.weight = empty(*packed_shape(n, k))
-            self.weight[-1:].zero_()  # rows of the last panel that nothing is loaded into
+            self.weight[-1:].zero_()  # with the rows that nothing is loaded into: equal weights are equal tensors
         elif format == "int8":
             self.weight = empty(n, k, kind=torch.int8)
             self.scales = empty(n, kind=torch.float32)
@@ -117,6 +118,12 @@ class Linear(nn.Module):
             return
         weight = weight.detach().to(self.weight.device, self.dtype)
         if self.format == "packed":
+            if first_row + weight.shape[0] > self.out_features:  # there may be room in the last panel
+                raise ValueError(
+                    f"torch_infini.nn.Linear: load's rows must be below out_features, {self.out_features}, got "
+                    f"{weight.shape[0]} from {first_row} on"
+                )
+            weight = weight if weight.stride(-1) == 1 else weight.contiguous()
             torch.ops.infini.pack_linear.default(self.weight, weight, first_row)
             return
         assert self.scales is not None
@@ -132,11 +139,20 @@ class Linear(nn.Module):
             return self.weight[rows]
         if self.format == "packed":
             first, end, _ = rows.indices(self.out_features)
-            return unpack_linear(self.weight, end - first, self.in_features, first)
+            return unpack_linear(self.weight, max(end - first, 0), self.in_features, first)
         assert self.scales is not None
         if self.zeros is None:
             return quantize.dequantize_int8(self.weight[rows], self.scales[rows], self.dtype)
         return quantize.dequantize_int4(self.weight[rows], self.scales[rows], self.zeros[rows], self.dtype)
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
+        """What to(), cuda(), float() and the like do; weights that cannot stay packed become dense."""
+        if self.format == "packed":
+            there = fn(self.weight.data[:0])
+            if there.dtype != torch.bfloat16 or there.device.type != "cpu":
+                self.weight = nn.Parameter(self.dense(), requires_grad=False)
+                self.format = "dense"
+        return super()._apply(fn, recurse)
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"

@@ -22,12 +22,13 @@ def linear_packed(
 ) -> Tensor:
     """Multiply the rows of x by a packed weight, transposed, and add the bias.
 
-    y = x @ w^T + bias, w being the weight [n, k] that was packed, summed in float32 in the order of its columns and
-    rounded once: a row gives the same bits whatever the thread count and whatever other rows are in the call.
+    y = x @ w^T + bias, w being the weight [n, k] that was packed, summed in float32 in an order that is always the same
+    and rounded once: a row gives the same bits whatever the thread count and whatever other rows are in the call.
 
     Args:
         x: [..., k] bfloat16 on the CPU; stride 1 in the last dimension, any other strides.
-        weight: [at least n / 48, k / 2 rounded up, 48, 2] bfloat16, contiguous; packed by pack_linear.
+        weight: [at least n / 48, k / 2 rounded up, 48, 2] bfloat16, contiguous; packed by pack_linear. An odd k and the
+            even one above it look the same: what one of them has more counts as 0.
         n: Rows of w, columns of y.
         bias: [n] bfloat16, or None.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
@@ -60,6 +61,7 @@ def reference(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> 
 
 
 def peer(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
+    """Unpacks in every call: benchmarks/packed.py compares with a weight that lies as torch wants it."""
     return torch.nn.functional.linear(x, unpack_linear(weight, n, x.shape[-1]), bias)
 
 

@@ -1,6 +1,10 @@
 // The rules of linear_packed and pack_linear, and the way to their kernels.
 #include "linear_packed.h"
 
+#include <limits>
+
+#include "check.h"
+
 namespace infini::linear_packed {
 namespace {
 
@@ -12,6 +16,9 @@ void check_packed(const Checker &rule, const char *name, const TensorView &packe
     rule.dtype(name, packed, {INFINI_DTYPE_BF16});
     rule.shape(name, packed, {packed.size(0), (k + 1) / 2, kPanel, 2}, "of panels of 48 rows, two elements a word");
     rule.contiguous(name, packed);
+    if (packed.size(0) > std::numeric_limits<int64_t>::max() / kPanel) { // it holds nothing then
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, name, "have rows that 64 bits can count", shape_of(packed));
+    }
 }
 
 } // namespace
@@ -22,9 +29,9 @@ void check_inputs(const Args &args) {
     kLinear.dtype("x", x, {INFINI_DTYPE_BF16});
     kLinear.dense_last("x", x);
     check_packed(kLinear, "weight", weight, x.size(-1));
-    const int64_t room = weight.size(0) * kPanel;
-    if (args.n < 0 || args.n > room) {
-        kLinear.fail(INFINI_STATUS_BAD_PARAM, "n", message("be 0 to ", room, ", the rows that weight has room for"),
+    if (args.n < 0 || args.n > weight.size(0) * kPanel) {
+        kLinear.fail(INFINI_STATUS_BAD_PARAM, "n",
+                     message("be 0 to ", weight.size(0) * kPanel, ", the rows that weight has room for"),
                      std::to_string(args.n));
     }
     if (bias.dtype != INFINI_DTYPE_INVALID) {

@@ -1,16 +1,15 @@
 // linear_packed: y = x @ weight^T + bias in bfloat16, of a weight that pack_linear has laid out for the multiply units.
-// A packed weight is [panels, words, 48, 2]: a panel is 48 rows of the weight, which are columns of y; word i of a row is
-// its elements 2i and 2i + 1, of which the one beyond an odd k is 0. What is in rows beyond the weight's does not matter.
-// Products are summed in float in the order of k: a row of x has the same bits in any call. The CPU's alone.
+// A packed weight is [panels, words, 48, 2]: a panel is 48 rows of the weight, columns of y; word i of a row is its
+// elements 2i and 2i + 1, of which the one beyond an odd k is 0. What rows beyond the weight's hold does not matter.
+// Products are summed in float, word by word: a row of x has the same bits in any call. The CPU's alone.
 #pragma once
 
-#include "check.h"
 #include "cpu_capability.h"
 #include "tensor_view.h"
 
 namespace infini::linear_packed {
 
-// A register tile of AVX-512 has three vectors of columns; the narrower ones of other instruction sets divide it as well.
+// A register tile of AVX-512 has three vectors of columns; those of other instruction sets divide it as well.
 constexpr int64_t kPanel = 48;
 
 struct Args {

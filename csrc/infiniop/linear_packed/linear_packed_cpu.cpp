@@ -1,5 +1,5 @@
-// The CPU kernel of linear_packed: register tiles of rows of x times the columns of a panel, whose words come one behind
-// the other as they lie in memory.
+// The CPU kernel of linear_packed: register tiles of rows of x times the columns of a panel, whose words come one
+// behind the other as they lie in memory.
 // Limit: memory bandwidth for up to about 16 rows (the weight's bytes), the multiply-add units beyond.
 #include "gemm/words.h"
 #include "linear_packed.h"
@@ -57,8 +57,8 @@ INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kPa
 // such pass.
 constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20;
 
-// A panel is multiplied in blocks of k, of about so many words: while all tiles pass by it one stays in the L2 cache, and
-// the next one comes there.
+// A panel is multiplied in blocks of k, of about so many words: while all tiles pass by it one stays in the L2 cache,
+// and the next one comes there.
 constexpr int64_t kBlockWords = 512;
 
 // How far ahead of its use a panel is prefetched while a single tile passes by.
@@ -104,8 +104,8 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
 }
 
 // sums[m * kTileColumns] = the products of row m of x with a tile's columns over some words, added to what is there
-// unless these are the first. Meanwhile what comes next is prefetched: every line, kAheadBytes ahead (kClose), or a line
-// a word from `soon` on, `advance` bytes apart.
+// unless these are the first. Meanwhile what comes next is prefetched: every line, kAheadBytes ahead (kClose), or a
+// line a word from `soon` on, `advance` bytes apart.
 template <int kM, bool kClose>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t words, float *sums, bool first,
                                              const char *soon, int64_t advance) {
@@ -191,7 +191,8 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
             const float *columns = panel_of(a, pass, panel) + part;
             for (int64_t block = 0; block < pass.blocks; ++block) {
                 const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
-                // The block behind this one, in memory too; at the very end nothing is left to be fetched.
+                // The block behind this one, in memory too but where vectors are narrow and panels come in parts; at the
+                // very end nothing is left to be fetched.
                 const bool done = panel + 1 == end && block + 1 == pass.blocks;
                 const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
                 for (int64_t tile = first; tile < last; ++tile) {
@@ -207,8 +208,8 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
     }
 }
 
-// A thread's part of a pass. Each has as many panels; those that are left are shared out too, whole ones where a tile for
-// each thread is not there, else by rows.
+// A thread's part of a pass. Each has as many panels; those that are left are shared out by rows where there is a tile
+// for each thread.
 void multiply_part(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                    int64_t panels, int64_t part, int64_t parts, float *sums) {
     if (pass.tiles < parts) {
@@ -229,8 +230,9 @@ void multiply(const linear_packed::Args &a) {
     const int64_t fit = kPassBytes / row_bytes, most = fit < kTileRows ? kTileRows : fit < kPassRows ? fit : kPassRows;
     const int64_t passes = ceil_div(rows.count(), most), pass_rows = ceil_div(rows.count(), passes);
     const int64_t bytes = panels * kPanel * k * static_cast<int64_t>(sizeof(bf16)) * ceil_div(pass_rows, kTileRows);
-    const int64_t threads = parallel_threads(panels, bytes), thread_floats = pass_rows * kTileColumns;
-    const int64_t x_floats = ceil_div(Pass{pass_rows, k}.x_floats(), kLanes) * kLanes;
+    const Pass largest{pass_rows, k};
+    const int64_t threads = parallel_threads(panels > largest.tiles ? panels : largest.tiles, bytes);
+    const int64_t thread_floats = pass_rows * kTileColumns, x_floats = ceil_div(largest.x_floats(), kLanes) * kLanes;
     auto *x =
         static_cast<float *>(cpu::scratch(static_cast<size_t>(x_floats + threads * thread_floats) * sizeof(float)));
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {

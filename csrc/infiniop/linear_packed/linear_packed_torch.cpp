@@ -1,6 +1,7 @@
 // torch.ops.infini.linear_packed, functional and out, and pack_linear, which writes into its argument; declared in
 // torch_infini/ops/linear_packed.py and pack_linear.py.
 #include "../../torch/tensor.h"
+#include "check.h"
 #include "linear_packed.h"
 
 #include <optional>

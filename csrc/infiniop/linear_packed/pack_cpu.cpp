@@ -11,7 +11,7 @@ using linear_packed::kPanel;
 
 constexpr int64_t kVectors = kPanel / kLanes; // of a panel
 
-// So many bytes are packed by the calling thread alone, that a loader's threads can do a piece of a weight each.
+// So many bytes are packed by the calling thread alone, as in quantize.h: a loader's threads do a piece each.
 constexpr int64_t kAloneBytes = 2 << 20;
 
 // Packs the rows that the vector `vector` of all panels' takes: its lanes are rows of the packed weight.
