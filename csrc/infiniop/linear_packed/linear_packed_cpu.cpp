@@ -58,8 +58,8 @@ INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kPa
 constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20;
 
 // A panel is multiplied in blocks of k, of at most so many words: while all tiles pass by it one stays in the L2 cache,
-// and the next one comes there. Two tiles are through with one so soon that smaller ones suit memory better (measured on
-// Zen 5, 16 rows: 1.05 times as fast; more rows: as much slower).
+// and the next one comes there. Two tiles are through with one so soon that smaller ones suit memory better (measured
+// on Zen 5, 16 rows: 1.05 times as fast; more rows: as much slower).
 constexpr int64_t kBlockWords = 512, kBlockWordsOfTwo = 256;
 
 // How far ahead of its use a panel is prefetched while a single tile passes by.
@@ -104,9 +104,8 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
 }
 
 // sums[m * kTileColumns] = the products of row m of x with a tile's columns over some words, added to what is there
-// unless these are the first. Meanwhile what comes next is prefetched, which kTiles tiles share: a single one every line,
-// kAheadBytes ahead; two of them two lines a word from `soon` on, more than two (kTiles is 3 then) one, and from there to
-// the next word's it is `advance` bytes.
+// unless these are the first. Meanwhile what comes next is prefetched, which kTiles tiles share: a single one every
+// line, kAheadBytes ahead; two of them two lines a word from `soon` on, `advance` bytes apart; more (3) a line each.
 template <int kM, int kTiles>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t words, float *sums, bool first,
                                              const char *soon, int64_t advance) {
@@ -195,8 +194,8 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
             const float *columns = panel_of(a, pass, panel) + part;
             for (int64_t block = 0; block < pass.blocks; ++block) {
                 const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
-                // The block behind this one, in memory too but where vectors are narrow and panels come in parts; at the
-                // very end nothing is left to be fetched.
+                // The block behind this one, in memory too but where vectors are narrow and panels come in parts; at
+                // the very end nothing is left to be fetched.
                 const bool done = panel + 1 == end && block + 1 == pass.blocks;
                 const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
                 for (int64_t tile = first; tile < last; ++tile) {
