@@ -91,6 +91,8 @@ def test_layer() -> None:
     assert packed.dense(slice(5, 3)).shape == (0, 39)
     packed.load(weight.t().contiguous().t())  # its columns apart
     assert torch.equal(packed.dense(), weight)
+    with pytest.raises(ValueError, match=r"x must have in_features columns, 39, got \[3, 40\]$"):
+        packed(torch.zeros(3, 40, dtype=BF16))  # packed as 39 columns are
     with pytest.raises(ValueError, match=r"load's rows must be below out_features, 130, got 2 from 129 on$"):
         packed.load(weight[:2], 129)  # there is room in the last panel
 

@@ -98,6 +98,10 @@ class Linear(nn.Module):
         """The product with x [..., k]: [..., n], in `out` where it is given."""
         ops = torch.ops.infini
         if self.format == "packed":
+            if x.shape[-1] != self.in_features:  # the op cannot tell an odd number from the even one above it
+                raise ValueError(
+                    f"torch_infini.nn.Linear: x must have in_features columns, {self.in_features}, got {list(x.shape)}"
+                )
             args = (x, self.weight, self.out_features, self.bias)
             return ops.linear_packed.default(*args) if out is None else ops.linear_packed.out(*args, out=out)
         # Rows are quantised whatever their number is, for bits must not depend on it.

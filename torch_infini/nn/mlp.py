@@ -24,8 +24,8 @@ class SwiGLU(nn.Module):
         down: Linear.
 
     Equivalent to:
-        >>> gate, up = mlp.gate_up.weight.chunk(2)
-        >>> y = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ mlp.down.weight.T
+        >>> gate, up = mlp.gate_up.dense().chunk(2)
+        >>> y = (torch.nn.functional.silu(x @ gate.T) * (x @ up.T)) @ mlp.down.dense().T
 
     Source: Shazeer, GLU Variants Improve Transformer, 2020, arXiv:2002.05202.
     """
