@@ -199,7 +199,7 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
         "libinfiniccl": "-L. -linfinirt -ldl -pthread",
-        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu",
+        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10",
     }
     stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfinirt.so", "libinfiniccl.so")}
 

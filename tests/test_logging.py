@@ -272,8 +272,8 @@ with torch.autograd.graph.saved_tensors_hooks(lambda t: print("saved"), lambda t
     y = infini.silu(x)
 try:
     y.sum().backward()
-except UserWarning as said:
-    print(str(said)[:51], torch.is_grad_enabled(), y._version)
+except RuntimeError as said:
+    print(str(said)[:29], torch.is_grad_enabled(), y._version)
 with torch.inference_mode():
     print(infini.silu(x).is_inference(), torch.is_inference_mode_enabled())
 """
@@ -282,7 +282,7 @@ with torch.inference_mode():
     assert printed == [
         "function infini.silu",
         "dispatch infini.silu.default",
-        "infini::silu: an autograd kernel was not registered True 0",
+        "infini::silu has no backward: True 0",
         "True True",
     ]
 

@@ -57,6 +57,9 @@ def load(path: Path) -> ctypes.CDLL:
 
 check_torch(torch.__version__)
 RUNTIME = load(PATH)
+_sees_autograd = ctypes.CDLL(str(PATH)).infiniTorchSeesAutograd
+_sees_autograd.restype = ctypes.c_bool
+SEES_AUTOGRAD: bool = _sees_autograd()  # whether this torch has what csrc/torch/autograd_torch.cpp asks
 
 CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16")
 

@@ -268,10 +268,10 @@ Tensor reduce_scatter_out(const Tensor &x, int64_t group, int64_t group_size, in
 INFINI_TORCH_LIBRARY(m) {
     m.impl("all_reduce", INFINI_BOX(all_reduce));
     m.impl("all_reduce.out", INFINI_BOX(all_reduce_out));
-    m.impl("all_reduce_", INFINI_WRITER(all_reduce_, kAllReduce));
+    m.impl("all_reduce_", INFINI_BOX(all_reduce_));
     m.impl("broadcast", INFINI_BOX(broadcast));
     m.impl("broadcast.out", INFINI_BOX(broadcast_out));
-    m.impl("broadcast_", INFINI_WRITER(broadcast_, kBroadcast));
+    m.impl("broadcast_", INFINI_BOX(broadcast_));
     m.impl("all_gather", INFINI_BOX(all_gather));
     m.impl("all_gather.out", INFINI_BOX(all_gather_out));
     m.impl("reduce_scatter", INFINI_BOX(reduce_scatter));

@@ -9,6 +9,7 @@
 #include <torch/csrc/stable/library.h>
 #include <torch/csrc/stable/tensor.h>
 
+#include "autograd.h"
 #include "check.h"
 #include "cuda/kernel.h"
 #include "place.h"
@@ -16,8 +17,6 @@
 #include "tensor_view.h"
 
 namespace infini {
-
-using torch::stable::Tensor;
 
 // The view of a tensor on current_place's device. Throws where the device, the layout or the number of dimensions cannot be served.
 TensorView view(const Checker &rule, const char *argument, const Tensor &tensor);
@@ -31,34 +30,6 @@ inline TensorView optional_view(const Checker &rule, const char *argument, const
 Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype);
 Tensor empty_like(const TensorView &like);
 Tensor empty_like(const TensorView &like, infiniDtype_t dtype);
-
-// Throws if autograd is on and the tensor was computed from one that requires a gradient; `index` counts from 1.
-void refuse_gradient(const Checker &rule, int index, const Tensor &tensor);
-
-// An op that writes into its arguments and returns nothing, behind a check: with a result torch itself objects when a
-// gradient is asked for, without one it would be lost unseen.
-template <auto function, const Checker &rule> struct Writer;
-
-template <typename... Arguments, void (*function)(Arguments...), const Checker &rule> struct Writer<function, rule> {
-    static void call(Arguments... arguments) {
-        if (aoti_torch_grad_mode_is_enabled()) {
-            int index = 0;
-            (check(++index, arguments), ...);
-        }
-        function(arguments...);
-    }
-
-private:
-    template <typename Argument> static void check(int index, const Argument &argument) {
-        if constexpr (std::is_same_v<Argument, Tensor>) {
-            refuse_gradient(rule, index, argument);
-        } else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) {
-            if (argument) {
-                refuse_gradient(rule, index, *argument);
-            }
-        }
-    }
-};
 
 // Whether this build has CUDA kernels.
 bool has_cuda();
@@ -106,7 +77,10 @@ class Registrar {
 public:
     using Boxed = void (*)(StableIValue *, uint64_t, uint64_t);
     Registrar(torch::stable::detail::StableLibrary &library, bool cuda) : library_(library), cuda_(cuda) {}
-    void impl(const char *name, Boxed on_cpu, Boxed on_cuda) { library_.impl(name, cuda_ ? on_cuda : on_cpu); }
+    void impl(const char *name, const char **registered, Boxed on_cpu, Boxed on_cuda) {
+        *registered = name;
+        library_.impl(name, cuda_ ? on_cuda : on_cpu);
+    }
 
 private:
     torch::stable::detail::StableLibrary &library_;
@@ -115,15 +89,12 @@ private:
 
 } // namespace infini
 
-// What Registrar::impl takes: the function for CPU tensors, and the same around which current_place is the GPU's.
+// What Registrar::impl takes after the name: where to note it, the function for CPU tensors, and the same around which
+// current_place is the GPU's. Both behind Watched; a program repeats the function without it.
 #define INFINI_BOX(function)                                                                                           \
-    TORCH_BOX((&::infini::OnCpu<&function>::call)), TORCH_BOX((&::infini::OnCuda<&function>::call))
-
-// The same for an op that writes into its arguments: m.impl("rope_", INFINI_WRITER(rope_, kRope)). A program repeats the
-// function without the check.
-#define INFINI_WRITER(function, rule)                                                                                  \
-    TORCH_BOX((&::infini::Writer<&::infini::OnCpu<&function>::call, rule>::call)),                                     \
-        TORCH_BOX((&::infini::OnCuda<&::infini::Writer<&function, rule>::call>::call))
+    &::infini::registered_name<&function>,                                                                             \
+        TORCH_BOX((&::infini::Watched<&function, &::infini::OnCpu<&function>::call>::call)),                           \
+        TORCH_BOX((&::infini::Watched<&function, &::infini::OnCuda<&function>::call>::call))
 
 // Emulated CUDA computes on the host's memory, so there the CPU's tensors go to the CUDA kernels.
 #define INFINI_TORCH_LIBRARY(m)                                                                                        \

@@ -1,6 +1,7 @@
 // TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
 #include "tensor.h"
 
+#include <algorithm>
 #include <vector>
 
 // In libtorch_cuda, which only builds with CUDA link.
@@ -42,6 +43,39 @@ CudaCall::~CudaCall() {
 
 namespace {
 
+// The name in Python of a dtype that no op serves.
+const char *torch_name_of(torch::headeronly::ScalarType type) {
+    using torch::headeronly::ScalarType;
+    switch (type) {
+    case ScalarType::ComplexHalf:
+        return "complex32";
+    case ScalarType::ComplexFloat:
+        return "complex64";
+    case ScalarType::ComplexDouble:
+        return "complex128";
+    case ScalarType::UInt16:
+        return "uint16";
+    case ScalarType::UInt32:
+        return "uint32";
+    case ScalarType::UInt64:
+        return "uint64";
+    case ScalarType::Float8_e5m2:
+        return "float8_e5m2";
+    case ScalarType::Float8_e5m2fnuz:
+        return "float8_e5m2fnuz";
+    case ScalarType::Float8_e4m3fn:
+        return "float8_e4m3fn";
+    case ScalarType::Float8_e4m3fnuz:
+        return "float8_e4m3fnuz";
+    case ScalarType::Float8_e8m0fnu:
+        return "float8_e8m0fnu";
+    case ScalarType::Float4_e2m1fn_x2:
+        return "float4_e2m1fn_x2";
+    default:
+        return torch::headeronly::toString(type); // the quantised and the sub-byte types
+    }
+}
+
 infiniDtype_t dtype_of(const Checker &rule, const char *argument, const Tensor &tensor) {
     using torch::headeronly::ScalarType;
     switch (tensor.scalar_type()) {
@@ -68,7 +102,7 @@ infiniDtype_t dtype_of(const Checker &rule, const char *argument, const Tensor &
     default:
         rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument,
                   "be float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits",
-                  message("torch.ScalarType ", static_cast<int>(tensor.scalar_type())));
+                  torch_name_of(tensor.scalar_type()));
     }
 }
 
@@ -166,8 +200,19 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
     }
     AtenTensorHandle handle = nullptr;
     const int32_t device = uses_cuda_memory() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-    TORCH_ERROR_CODE_CHECK(
-        aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device, current_place.id, &handle));
+    if (aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device, current_place.id, &handle)) {
+        TensorView wanted;
+        wanted.ndim = ndim;
+        wanted.dtype = dtype;
+        std::copy_n(shape, ndim, wanted.shape);
+        double bytes = static_cast<double>(size_of(dtype)); // more than 2^63 may be asked for
+        for (int i = 0; i < ndim; ++i) {
+            bytes *= static_cast<double>(shape[i]);
+        }
+        throw Error(INFINI_STATUS_INTERNAL_ERROR,
+                    message("infini::", op_of(current_op), ": out of memory: a tensor of shape ", shape_of(wanted),
+                            " in ", name_of(dtype), " takes ", bytes / (1 << 30), " GiB"));
+    }
     const Tensor made(handle);
     if (cuda_is_emulated() && infinirtEmulatedTorchStream() != nullptr) {
         // What is captured keeps its memory for the replays, as in torch's own graphs.
@@ -178,18 +223,6 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
 }
 
 } // namespace
-
-void refuse_gradient(const Checker &rule, int index, const Tensor &tensor) {
-    // The stable ABI does not tell requires_grad. A leaf that requires a gradient therefore passes.
-    StableIValue stack[] = {torch::stable::detail::from(tensor)};
-    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::is_leaf", "", stack, TORCH_ABI_VERSION));
-    if (!torch::stable::detail::to<bool>(stack[0])) {
-        rule.fail(INFINI_STATUS_BAD_PARAM, "every tensor",
-                  "be detached, for the op writes into its arguments and has no backward (call it under "
-                  "torch.no_grad())",
-                  message("argument ", index, " that autograd follows"));
-    }
-}
 
 Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype) {
     return contiguous(shape.begin(), static_cast<int>(shape.size()), dtype);

@@ -8,13 +8,13 @@ each; nothing else has to be edited to add an op.
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
+from . import _autograd
 from ._inductor import add_missing_lowering
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -34,6 +34,7 @@ def torch_release() -> tuple[int, int]:
 
 
 _library = torch.library.Library("infini", "DEF")
+_autograd.define(_library)
 
 
 @dataclass(frozen=True)
@@ -183,12 +184,6 @@ def inplace_schema(spec: OpSpec) -> str:
     return f"{marked.split('->')[0]}-> ()"
 
 
-# Torch only warns when a gradient is asked of an op that has none, and leaves it out. Here that is an error; the
-# sentence is torch's own and names the op. (An autograd kernel of ours would say it better, and cost every call
-# microseconds.)
-warnings.filterwarnings("error", message=r"infini::\w+: an autograd kernel was not registered", category=UserWarning)
-
-
 def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     """The fake, behind a check that all tensors are on one device.
 
@@ -217,7 +212,7 @@ def writing(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
 
     def prepared(*args: Any, **kwargs: Any) -> Any:
         for name, value in zip(spec.arguments, args, strict=False):
-            if isinstance(value, torch.Tensor) and value.requires_grad and torch.is_grad_enabled():
+            if _autograd.is_followed(value):
                 raise RuntimeError(
                     f"infini::{spec.name}: every tensor must be detached, for the op writes into its arguments and has "
                     f"no backward (call it under torch.no_grad()), got {name} that requires a gradient"
@@ -236,8 +231,10 @@ def register(spec: OpSpec) -> None:
     fake = writing(spec, spec.fake) if spec.mutates else spec.fake
     torch.library.register_fake(f"infini::{spec.name}", same_device(spec, fake), lib=_library)
     REGISTRY[spec.name] = spec
+    prepare(spec, spec.op, spec.mutates)
     if spec.mutates:
         return
+    _autograd.trace(spec)
     # With this tag Inductor lets the out variant write into buffers that it has planned. torch 2.13 knows the tag too,
     # but fails on dynamic shapes there (pytorch issue 185503).
     tags = (torch.Tag.out,) if torch_release() >= (2, 14) else ()
@@ -247,11 +244,24 @@ def register(spec: OpSpec) -> None:
         outs = tuple(kwargs[name] for name in spec.out_names)
         return outs[0] if len(outs) == 1 else outs
 
-    torch.library.register_fake(f"infini::{spec.name}.out", same_device(spec, fake_out), lib=_library)
+    fake_out = same_device(spec, writing(spec, fake_out))
+    torch.library.register_fake(f"infini::{spec.name}.out", fake_out, lib=_library)
+    prepare(spec, spec.out, [])
+    _autograd.trace_out(spec)
     if spec.inplace:
         _library.define(f"{spec.name}_{inplace_schema(spec)}")
         fake_ = same_device(spec, writing(spec, lambda *args, **kwargs: None))
         torch.library.register_fake(f"infini::{spec.name}_", fake_, lib=_library)
+        prepare(spec, getattr(torch.ops.infini, f"{spec.name}_").default, [spec.inplace])
+
+
+def prepare(spec: OpSpec, op: torch._ops.OpOverload, written: list[str]) -> None:
+    """Register what lies over an overload's kernels; `written`: arguments that it writes and does not return."""
+    name = op._name.removeprefix("infini::")
+    _library.impl(name, _autograd.refuse_transforms(spec, op), "FuncTorchDynamicLayerFrontMode", with_keyset=True)
+    if written:
+        _library.impl(name, _autograd.refuse_negated(spec, op, written), "Negative")
+        _library.impl(name, torch.library.fallthrough_kernel, "Conjugate")  # the rules refuse complex numbers
 
 
 def all_ops() -> Iterator[OpSpec]:

@@ -17,7 +17,7 @@ from .stand_in import random, twin
 from .swap import FORWARD, Patched, Probe, Refusal, Rotary
 
 rms_norm = torch.ops.infini.rms_norm.default
-rms_norm_out = torch.ops.infini.rms_norm.out
+rms_norm_ = torch.ops.infini.rms_norm_.default
 add_rms_norm = torch.ops.infini.add_rms_norm.default
 
 EPS_NAMES = ("variance_epsilon", "eps")
@@ -49,7 +49,7 @@ def normalise(x: Tensor, module: nn.Module) -> Tensor:
 def normalise_(x: Tensor, module: nn.Module) -> None:
     """The same in place."""
     plan = module.__dict__["_infini_plan"]
-    rms_norm_out(x, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding, out=x)
+    rms_norm_(x, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding)
 
 
 def add_and_normalise(x: Tensor, residual: Tensor, module: nn.Module) -> tuple[Tensor, Tensor]:

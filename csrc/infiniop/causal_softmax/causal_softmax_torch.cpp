@@ -19,7 +19,7 @@ Tensor causal_softmax(const Tensor &x) {
     return causal_softmax_out(x, empty_like(view(kSoftmax, "x", x)));
 }
 
-void causal_softmax_(const Tensor &x) {
+void causal_softmax_(Tensor x) {
     kSoftmax.writable("x", view(kSoftmax, "x", x));
     causal_softmax_out(x, x);
 }
@@ -29,7 +29,7 @@ void causal_softmax_(const Tensor &x) {
 INFINI_TORCH_LIBRARY(m) {
     m.impl("causal_softmax", INFINI_BOX(causal_softmax));
     m.impl("causal_softmax.out", INFINI_BOX(causal_softmax_out));
-    m.impl("causal_softmax_", INFINI_WRITER(causal_softmax_, kSoftmax));
+    m.impl("causal_softmax_", INFINI_BOX(causal_softmax_));
 }
 
 } // namespace infini::causal_softmax

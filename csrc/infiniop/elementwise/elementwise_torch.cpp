@@ -202,7 +202,7 @@ void add_forms(Library &m, const char *functional, const char *out, const char *
     m.impl(functional, INFINI_BOX(F::functional));
     m.impl(out, INFINI_BOX(F::out));
     if constexpr (!is_gated(op)) {
-        m.impl(in_place, INFINI_WRITER(F::in_place, F::kRule));
+        m.impl(in_place, INFINI_BOX(F::in_place));
     }
 }
 

@@ -30,7 +30,7 @@ Tensor layer_norm(const Tensor &x, const std::optional<Tensor> &weight, const st
     return layer_norm_out(x, weight, bias, eps, empty_like(view(kRule, "x", x)));
 }
 
-void layer_norm_(const Tensor &x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias, double eps) {
+void layer_norm_(Tensor x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias, double eps) {
     kRule.writable("x", view(kRule, "x", x));
     layer_norm_out(x, weight, bias, eps, x);
 }
@@ -40,7 +40,7 @@ void layer_norm_(const Tensor &x, const std::optional<Tensor> &weight, const std
 INFINI_TORCH_LIBRARY(m) {
     m.impl("layer_norm", INFINI_BOX(layer_norm));
     m.impl("layer_norm.out", INFINI_BOX(layer_norm_out));
-    m.impl("layer_norm_", INFINI_WRITER(layer_norm_, kRule));
+    m.impl("layer_norm_", INFINI_BOX(layer_norm_));
 }
 
 } // namespace infini::layer_norm

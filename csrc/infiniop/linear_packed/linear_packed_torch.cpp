@@ -40,7 +40,7 @@ Tensor linear_packed_out(const Tensor &x, const Tensor &weight, int64_t n, const
     return out;
 }
 
-void pack_linear(const Tensor &packed, const Tensor &weight, int64_t first_row) {
+void pack_linear(Tensor packed, const Tensor &weight, int64_t first_row) {
     PackArgs args;
     args.packed = view(kPack, "packed", packed);
     args.weight = view(kPack, "weight", weight);
@@ -53,7 +53,7 @@ void pack_linear(const Tensor &packed, const Tensor &weight, int64_t first_row) 
 INFINI_TORCH_LIBRARY_CPU(m) {
     m.impl("linear_packed", INFINI_BOX(linear_packed));
     m.impl("linear_packed.out", INFINI_BOX(linear_packed_out));
-    m.impl("pack_linear", INFINI_WRITER(pack_linear, kPack));
+    m.impl("pack_linear", INFINI_BOX(pack_linear));
 }
 
 } // namespace infini::linear_packed

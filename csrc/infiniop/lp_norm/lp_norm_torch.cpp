@@ -26,7 +26,7 @@ Tensor lp_norm(const Tensor &x, int64_t p, int64_t dim, double eps) {
     return lp_norm_out(x, p, dim, eps, empty_like(view(kRule, "x", x)));
 }
 
-void lp_norm_(const Tensor &x, int64_t p, int64_t dim, double eps) {
+void lp_norm_(Tensor x, int64_t p, int64_t dim, double eps) {
     kRule.writable("x", view(kRule, "x", x));
     lp_norm_out(x, p, dim, eps, x);
 }
@@ -36,7 +36,7 @@ void lp_norm_(const Tensor &x, int64_t p, int64_t dim, double eps) {
 INFINI_TORCH_LIBRARY(m) {
     m.impl("lp_norm", INFINI_BOX(lp_norm));
     m.impl("lp_norm.out", INFINI_BOX(lp_norm_out));
-    m.impl("lp_norm_", INFINI_WRITER(lp_norm_, kRule));
+    m.impl("lp_norm_", INFINI_BOX(lp_norm_));
 }
 
 } // namespace infini::lp_norm

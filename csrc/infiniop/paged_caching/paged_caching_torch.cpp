@@ -9,9 +9,8 @@ namespace {
 
 constexpr Checker kRule("paged_caching");
 
-void paged_caching(const Tensor &k_cache, const Tensor &v_cache, const Tensor &k, const Tensor &v,
-                   const Tensor &slot_mapping, const std::optional<Tensor> &k_scales,
-                   const std::optional<Tensor> &v_scales) {
+void paged_caching(Tensor k_cache, Tensor v_cache, const Tensor &k, const Tensor &v, const Tensor &slot_mapping,
+                   const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
     Args args;
     args.k_cache = view(kRule, "k_cache", k_cache);
     args.v_cache = view(kRule, "v_cache", v_cache);
@@ -31,7 +30,7 @@ void paged_caching(const Tensor &k_cache, const Tensor &v_cache, const Tensor &k
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("paged_caching", INFINI_WRITER(paged_caching, kRule));
+    m.impl("paged_caching", INFINI_BOX(paged_caching));
 }
 
 } // namespace infini::paged_caching

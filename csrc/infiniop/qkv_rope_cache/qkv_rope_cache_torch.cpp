@@ -10,8 +10,8 @@ namespace {
 
 constexpr Checker kRule("qkv_rope_cache");
 
-void qkv_rope_cache(const Tensor &q, const Tensor &k_cache, const Tensor &v_cache, const Tensor &qkv, const Tensor &cos,
-                    const Tensor &sin, const Tensor &positions, const Tensor &slot_mapping, bool interleaved,
+void qkv_rope_cache(Tensor q, Tensor k_cache, Tensor v_cache, const Tensor &qkv, const Tensor &cos, const Tensor &sin,
+                    const Tensor &positions, const Tensor &slot_mapping, bool interleaved,
                     const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
     Args args;
     args.q = view(kRule, "q", q);
@@ -31,7 +31,7 @@ void qkv_rope_cache(const Tensor &q, const Tensor &k_cache, const Tensor &v_cach
 } // namespace
 
 INFINI_TORCH_LIBRARY(m) {
-    m.impl("qkv_rope_cache", INFINI_WRITER(qkv_rope_cache, kRule));
+    m.impl("qkv_rope_cache", INFINI_BOX(qkv_rope_cache));
 }
 
 } // namespace infini::qkv_rope_cache

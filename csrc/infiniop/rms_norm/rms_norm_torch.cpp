@@ -1,4 +1,4 @@
-// torch.ops.infini.rms_norm and add_rms_norm, functional and out; declared in torch_infini/ops/{,add_}rms_norm.py.
+// torch.ops.infini.rms_norm (functional, out, in place) and add_rms_norm (functional, out); declared in torch_infini/ops/{,add_}rms_norm.py.
 #include "../../torch/tensor.h"
 #include "rms_norm.h"
 
@@ -35,6 +35,17 @@ Tensor rms_norm_out(const Tensor &x, const Tensor &weight, double eps, int64_t r
     return out;
 }
 
+void rms_norm_(Tensor x, const Tensor &weight, double eps, int64_t rounding) {
+    const Args args = norm_args(kNorm, x, weight, eps, rounding);
+    kNorm.writable("x", args.x);
+    if (output_dtype(args) != args.x.dtype) {
+        kNorm.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "weight",
+                   message("be ", name_of(args.x.dtype), " as x is, which takes the result in place"),
+                   name_of(args.weight.dtype));
+    }
+    rms_norm_out(x, weight, eps, rounding, x);
+}
+
 std::tuple<Tensor, Tensor> add_rms_norm_out(const Tensor &x, const Tensor &residual, const Tensor &weight, double eps,
                                             int64_t rounding, Tensor out0, Tensor out1) {
     Args args = norm_args(kAddNorm, x, weight, eps, rounding);
@@ -57,6 +68,7 @@ std::tuple<Tensor, Tensor> add_rms_norm(const Tensor &x, const Tensor &residual,
 INFINI_TORCH_LIBRARY(m) {
     m.impl("rms_norm", INFINI_BOX(rms_norm));
     m.impl("rms_norm.out", INFINI_BOX(rms_norm_out));
+    m.impl("rms_norm_", INFINI_BOX(rms_norm_));
     m.impl("add_rms_norm", INFINI_BOX(add_rms_norm));
     m.impl("add_rms_norm.out", INFINI_BOX(add_rms_norm_out));
 }

@@ -37,8 +37,7 @@ Tensor rope(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::op
     return y;
 }
 
-void rope_(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::optional<Tensor> &positions,
-           bool interleaved) {
+void rope_(Tensor x, const Tensor &cos, const Tensor &sin, const std::optional<Tensor> &positions, bool interleaved) {
     kRope.writable("x", view(kRope, "x", x));
     rope_out(x, cos, sin, positions, interleaved, x);
 }
@@ -48,7 +47,7 @@ void rope_(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::opt
 INFINI_TORCH_LIBRARY(m) {
     m.impl("rope", INFINI_BOX(rope));
     m.impl("rope.out", INFINI_BOX(rope_out));
-    m.impl("rope_", INFINI_WRITER(rope_, kRope));
+    m.impl("rope_", INFINI_BOX(rope_));
 }
 
 } // namespace infini::rope

@@ -26,7 +26,7 @@ template <bool kLog> Tensor softmax(const Tensor &x, int64_t dim) {
     return softmax_out<kLog>(x, dim, empty_like(view(kRule<kLog>, "x", x)));
 }
 
-template <bool kLog> void softmax_(const Tensor &x, int64_t dim) {
+template <bool kLog> void softmax_(Tensor x, int64_t dim) {
     kRule<kLog>.writable("x", view(kRule<kLog>, "x", x));
     softmax_out<kLog>(x, dim, x);
 }
@@ -36,10 +36,10 @@ template <bool kLog> void softmax_(const Tensor &x, int64_t dim) {
 INFINI_TORCH_LIBRARY(m) {
     m.impl("softmax", INFINI_BOX(softmax<false>));
     m.impl("softmax.out", INFINI_BOX(softmax_out<false>));
-    m.impl("softmax_", INFINI_WRITER(softmax_<false>, kRule<false>));
+    m.impl("softmax_", INFINI_BOX(softmax_<false>));
     m.impl("log_softmax", INFINI_BOX(softmax<true>));
     m.impl("log_softmax.out", INFINI_BOX(softmax_out<true>));
-    m.impl("log_softmax_", INFINI_WRITER(softmax_<true>, kRule<true>));
+    m.impl("log_softmax_", INFINI_BOX(softmax_<true>));
 }
 
 } // namespace infini::softmax

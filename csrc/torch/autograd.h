@@ -1,0 +1,102 @@
+// What autograd is told of a call, for ops that have no derivative: Watched, around every function that is registered.
+// A gradient is never lost: backward through a result raises, writing forms and forward mode raise at the call. Writes
+// bump the version counters, and refuse inference tensors outside inference mode. Two loads a tensor where nothing
+// requires a gradient.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <tuple>
+#include <type_traits>
+
+#include <torch/csrc/stable/tensor.h>
+
+namespace infini {
+
+using torch::stable::Tensor;
+
+// The name under which the op is registered that this thread computes, or computed last.
+inline thread_local const char *current_op = "";
+
+// "rms_norm" of "rms_norm.out" and "rms_norm_", as sentences name the op.
+std::string op_of(const char *registered);
+
+// The name under which a function is registered, "rms_norm.out"; set when it is.
+template <auto function> inline const char *registered_name = nullptr;
+
+// Whether torch would give this tensor's gradient a way back: it requires one, and grad mode is on.
+bool is_followed(const Tensor &tensor);
+// Throws where the tensor has a tangent of forward-mode differentiation, which the kernel would drop.
+void refuse_tangent(const char *op, int index, const Tensor &tensor);
+[[noreturn]] void refuse_gradient(const char *op, int index);
+// Counts a write. Throws for an inference tensor outside inference mode.
+void count_write(const Tensor &tensor);
+// y with a way back to x that raises there; y itself where its dtype has no gradients.
+Tensor without_backward(const char *op, const Tensor &y, const Tensor &x);
+
+// `run` for the op registered as `function`. An argument of type Tensor is written, a const Tensor & is read.
+template <auto function, auto run> struct Watched;
+
+template <auto function, typename Result, typename... Arguments, Result (*run)(Arguments...)>
+struct Watched<function, run> {
+    static Result call(Arguments... arguments) {
+        current_op = registered_name<function>;
+        int index = 0;
+        bool followed = false;
+        (check(++index, followed, arguments), ...);
+        if constexpr (kWrites) {
+            (count<Arguments>(arguments), ...);
+            return run(static_cast<Arguments &&>(arguments)...);
+        } else {
+            Result result = run(arguments...);
+            if (followed) {
+                (attach(result, arguments), ...);
+            }
+            return result;
+        }
+    }
+
+private:
+    static constexpr bool kWrites = (std::is_same_v<Arguments, Tensor> || ...);
+    static_assert(kWrites || !std::is_void_v<Result>, "what an op writes is a parameter of type Tensor");
+
+    template <typename Argument> static void check(int index, bool &followed, const Argument &argument) {
+        if constexpr (std::is_same_v<Argument, Tensor>) {
+            refuse_tangent(current_op, index, argument);
+            if (is_followed(argument)) {
+                if constexpr (kWrites) {
+                    refuse_gradient(current_op, index);
+                }
+                followed = true;
+            }
+        } else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) {
+            if (argument) {
+                check(index, followed, *argument);
+            }
+        }
+    }
+
+    template <typename Argument> static void count(const std::decay_t<Argument> &argument) {
+        if constexpr (std::is_same_v<Argument, Tensor>) {
+            count_write(argument);
+        }
+    }
+
+    template <typename Output, typename Argument> static void attach(Output &result, const Argument &argument) {
+        if constexpr (std::is_same_v<Argument, Tensor>) {
+            if (is_followed(argument)) {
+                attach_to_each(result, argument);
+            }
+        } else if constexpr (std::is_same_v<Argument, std::optional<Tensor>>) {
+            if (argument) {
+                attach(result, *argument);
+            }
+        }
+    }
+    static void attach_to_each(Tensor &y, const Tensor &x) { y = without_backward(registered_name<function>, y, x); }
+    template <typename... Tensors> static void attach_to_each(std::tuple<Tensors...> &results, const Tensor &x) {
+        std::apply([&](auto &...ys) { (attach_to_each(ys, x), ...); }, results);
+    }
+};
+
+} // namespace infini

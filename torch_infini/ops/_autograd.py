@@ -1,0 +1,162 @@
+"""What autograd, forward and backward, meets in ops that have no derivative: an error, never a missing gradient.
+
+Eager calls are watched in C++ (csrc/torch/autograd.h), which calls `_without_backward` only where an input requires a
+gradient. While a compiler traces, the Python dispatcher takes the kernels of `trace`.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch._C import DispatchKey
+from torch.autograd import forward_ad
+
+from .._library import SEES_AUTOGRAD
+
+if TYPE_CHECKING:
+    from ._registry import OpSpec
+
+# torch's own kernel for ops without a derivative stays where it is, for torch.func and compilers count on one. It warns in
+# backward before ours raises. On a torch that lacks what csrc/torch/autograd_torch.cpp asks, its warning is all there is.
+warnings.filterwarnings(
+    "ignore" if SEES_AUTOGRAD else "error",
+    message=r"infini::\w+: an autograd kernel was not registered",
+    category=UserWarning,
+)
+
+
+class _WithoutBackward(torch.autograd.Function):
+    """The identity of y, as a node of the graph between y and x whose backward raises."""
+
+    @staticmethod
+    def forward(ctx: Any, y: Tensor, x: Tensor, op: str) -> Tensor:
+        ctx.shape, ctx.dtype, ctx.op = x.shape, x.dtype, op
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        # An op, so that compiled code raises when its backward runs, not when it is compiled.
+        return grad, torch.ops.infini._no_backward(grad, ctx.shape, ctx.dtype, ctx.op), None
+
+
+def without_backward(y: Tensor, x: Tensor, op: str) -> Tensor:
+    """y, from which the way back to x raises; y itself where it cannot have a gradient."""
+    if not y.is_floating_point():
+        return y
+    # torch.func's transforms have unwrapped y and x already: past the check of Function.apply that would do it again.
+    return super(torch.autograd.Function, _WithoutBackward).apply(y, x, op)
+
+
+def no_backward(grad: Tensor, shape: Any, dtype: torch.dtype, op: str) -> Tensor:
+    raise RuntimeError(
+        f"infini::{op} has no backward: call it under torch.no_grad() or on detached tensors, or use plain torch where "
+        "gradients are needed"
+    )
+
+
+def define(library: torch.library.Library) -> None:
+    """Define the two ops that the others need."""
+    library.define("_without_backward(Tensor y, Tensor x, str op) -> Tensor")
+    library.impl("_without_backward", without_backward, "CompositeImplicitAutograd")
+    library.define("_no_backward(Tensor grad, SymInt[] shape, ScalarType dtype, str op) -> Tensor")
+    library.impl("_no_backward", no_backward, "CompositeExplicitAutograd")
+    torch.library.register_fake(
+        "infini::_no_backward", lambda grad, shape, dtype, op: grad.new_empty(shape, dtype=dtype), lib=library
+    )
+
+
+def is_followed(value: Any) -> bool:
+    """Whether autograd follows an argument."""
+    return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def trace(spec: OpSpec) -> None:
+    """Let compilers see that the results of the op's functional form have no way back.
+
+    The Python dispatcher, which is on only while something is traced, takes this kernel.
+    """
+    op = spec.op
+
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        with torch._C._AutoDispatchBelowAutograd():
+            result = op(*args, **kwargs)
+        followed = [value for value in (*args, *kwargs.values()) if is_followed(value)]
+        results = result if isinstance(result, tuple) else (result,)
+        for x in followed:
+            results = tuple(without_backward(y, x, spec.name) for y in results)
+        return results if isinstance(result, tuple) else results[0]
+
+    for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA):
+        op.py_impl(key)(traced)
+
+
+def trace_out(spec: OpSpec) -> None:
+    """Let compilers see the out form as the functional form and a copy, which they place in `out` where they can.
+
+    torch cannot functionalise an op of ours whose result is one of its arguments.
+    """
+
+    def decomposed(*args: Any, **kwargs: Any) -> Any:
+        outs = [kwargs.pop(name) for name in spec.out_names]
+        result = spec.op(*args, **kwargs)
+        for name, out, value in zip(spec.out_names, outs, result if isinstance(result, tuple) else (result,)):
+            check_out(spec.name, name, out, value)
+            out.copy_(value)
+        return tuple(outs) if isinstance(result, tuple) else outs[0]
+
+    spec.out.py_impl(DispatchKey.CompositeImplicitAutograd)(decomposed)
+
+
+def check_out(op: str, name: str, out: Tensor, value: Tensor) -> None:
+    """Raise unless `out` can take `value` as it is."""
+    if out.shape != value.shape:
+        raise RuntimeError(f"infini::{op}: {name} must have shape {list(value.shape)}, got {list(out.shape)}")
+    if out.dtype != value.dtype:
+        wanted, came = (str(t.dtype).removeprefix("torch.") for t in (value, out))
+        raise RuntimeError(f"infini::{op}: {name} must be {wanted}, got {came}")
+
+
+def refuse_transforms(spec: OpSpec, op: Any) -> Callable[..., Any]:
+    """A kernel for tensors that torch.func.grad, jvp and their like follow: raises, or goes on where they follow none.
+
+    Their wrappers know of gradients and tangents; the tensors inside, which C++ sees, do not.
+    """
+    onward = torch.library.get_kernel(op, "FuncTorchDynamicLayerFrontMode")
+
+    def kernel(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
+        for name, value in [*zip(spec.arguments, args, strict=False), *kwargs.items()]:
+            if is_followed(value) or has_tangent(value):
+                raise RuntimeError(
+                    f"infini::{spec.name} has no derivative: torch.func's transforms must not follow its arguments "
+                    f"(detach them), got {name} that one follows"
+                )
+        return onward.call_boxed(keys, *args, **kwargs)
+
+    return kernel
+
+
+def has_tangent(value: Any) -> bool:
+    """Whether an argument has a tangent that a transform follows."""
+    tracked = isinstance(value, Tensor) and torch._C._functorch.is_gradtrackingtensor(value)
+    return tracked and forward_ad.unpack_dual(value, level=0).tangent is not None
+
+
+def refuse_negated(spec: OpSpec, op: Any, written: list[str]) -> Callable[..., Any]:
+    """A kernel for lazily negated tensors: torch's own resolves them only in ops that return what they write."""
+
+    def kernel(*args: Any, **kwargs: Any) -> Any:
+        named = [*zip(spec.arguments, args, strict=False), *kwargs.items()]
+        for name, value in named:
+            if name in written and isinstance(value, Tensor) and value.is_neg():
+                raise RuntimeError(
+                    f"infini::{spec.name}: {name} must hold its own values, for the op writes into it, got a lazily "
+                    "negated view (call .resolve_neg() on it)"
+                )
+        resolved = [value.resolve_neg() if isinstance(value, Tensor) else value for value in args]
+        return op(*resolved, **{k: v.resolve_neg() if isinstance(v, Tensor) else v for k, v in kwargs.items()})
+
+    return kernel
