@@ -20,8 +20,8 @@ from .._library import SEES_AUTOGRAD
 if TYPE_CHECKING:
     from ._registry import OpSpec
 
-# torch's own kernel for ops without a derivative stays where it is, for torch.func and compilers count on one. It warns in
-# backward before ours raises. On a torch that lacks what csrc/torch/autograd_torch.cpp asks, its warning is all there is.
+# torch's own kernel for ops without a derivative stays where it is, for torch.func and compilers count on one. It warns
+# in backward before ours raises. A torch that lacks what csrc/torch/autograd_torch.cpp asks has only its warning.
 warnings.filterwarnings(
     "ignore" if SEES_AUTOGRAD else "error",
     message=r"infini::\w+: an autograd kernel was not registered",
@@ -45,10 +45,11 @@ class _WithoutBackward(torch.autograd.Function):
 
 def without_backward(y: Tensor, x: Tensor, op: str) -> Tensor:
     """y, from which the way back to x raises; y itself where it cannot have a gradient."""
-    if not y.is_floating_point():
-        return y
-    # torch.func's transforms have unwrapped y and x already: past the check of Function.apply that would do it again.
-    return super(torch.autograd.Function, _WithoutBackward).apply(y, x, op)
+    with torch._C.DisableTorchFunction():  # unseen by modes that watch torch's functions
+        if not y.is_floating_point():
+            return y
+        # Past the check of Function.apply for torch.func's transforms, which have unwrapped y and x already.
+        return super(torch.autograd.Function, _WithoutBackward).apply(y, x, op)
 
 
 def no_backward(grad: Tensor, shape: Any, dtype: torch.dtype, op: str) -> Tensor:
