@@ -76,20 +76,13 @@ template <int kM, int kWords, typename T>
 void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, int64_t columns, float *sums,
                int64_t sums_stride) {
     int64_t j = 0;
-    constexpr int64_t kColumns = kVectors<kM> * kLanes, kElements = Words<T>::kElements;
+    constexpr int64_t kColumns = kVectors<kM> * kLanes;
     for (; kVectors<kM> > 1 && j + kColumns <= columns; j += kColumns) {
         add_words<kM, kWords, kVectors<kM>>(a, b + j, k_stride, left, Full{}, sums + j, sums_stride);
     }
-    for (; j + kLanes <= columns; j += kLanes) {
-        add_words<kM, kWords, 1>(a, b + j, k_stride, left, Full{}, sums + j, sums_stride);
-    }
-    if (j < columns) { // word by word: the same sums, and less to compile
-        const int lanes = static_cast<int>(columns - j);
-        for (int w = 0; w < kWords; ++w) {
-            add_words<kM, 1, 1>(a + w * kM, b + w * kElements * k_stride + j, k_stride, left - w * kElements, lanes,
-                                sums + j, sums_stride);
-        }
-    }
+    for_each_vector(columns - j, [&](int64_t i, auto lanes) __attribute__((always_inline)) {
+        add_words<kM, kWords, 1>(a, b + j + i, k_stride, left, lanes, sums + j + i, sums_stride);
+    });
 }
 
 template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a, float *sums) {
