@@ -13,7 +13,7 @@ TORCH := 2.13.0
 .DELETE_ON_ERROR:
 
 demo: build
-	$(PY) -m torch_infini demo
+	@start=$$(date +%s); $(PY) -m torch_infini demo && echo "demo: $$(($$(date +%s) - start)) s"
 
 PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
@@ -57,29 +57,7 @@ build: $(VENV)/.ready
 $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 10) or sys.exit("torch_infini needs Python >= 3.10, got %d.%d: make PYTHON=python3.12" % v[:2])'
-	@$(PYTHON) -m venv $(VENV)
-	@# A path file lends .venv the packages of an interpreter that has torch, be it a virtual environment itself or not.
-	@if $(PYTHON) -c 'import torch' 2>/dev/null; then \
-	  echo "set-up: using the torch of $(PYTHON)"; \
-	  $(PYTHON) -c 'import sys; print(*(p for p in sys.path if p.endswith("-packages")), sep="\n")' \
-	    > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/base-interpreter.pth"; \
-	else echo "set-up: installing torch $(TORCH), the CPU build"; fi
-	@# uv knows where PyTorch keeps its CPU builds; pip finds one only where an index that has it is configured.
-	@$(PY) -c 'import torch' 2>/dev/null \
-	  || $(PY) -m pip install -q 'torch==$(TORCH)+cpu' 2>/dev/null \
-	  || { $(PY) -m pip install -q uv && $(PY) -m uv pip install -q --python $(PY) --torch-backend cpu torch==$(TORCH); } \
-	  || { echo "set-up: no CPU build of torch $(TORCH) could be installed: install any torch >= 2.11 for $(PYTHON)" \
-	       "(see pytorch.org) and call make again"; exit 1; }
-	@# What is there already is enough (no registry is asked); what is missing is installed as pinned.
-	@$(PY) -c 'import setuptools' 2>/dev/null || $(PY) -m pip install -q -c .ci/constraints.txt setuptools wheel
-	@command -v ninja >/dev/null || $(PY) -c 'import ninja' 2>/dev/null \
-	  || $(PY) -m pip install -q -c .ci/constraints.txt ninja
-	@offline=$$($(PY) -m pip install -q --no-index --no-build-isolation -e '.[test]' 2>&1) \
-	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-build-isolation -e '.[test]' \
-	  || { $(PY) -c 'import numpy, pytest, xdist, expecttest, transformers, safetensors' 2>/dev/null \
-	       && $(PY) -m pip install -q --no-index --no-build-isolation --no-deps -e . \
-	       && echo "set-up: no registry, and no peft or accelerate: their tests will be skipped"; } \
-	  || { echo "set-up: without a registry pip said: $$offline"; exit 1; }
+	@$(PYTHON) .ci/set_up.py $(VENV) $(TORCH)
 	@touch $@
 
 $(VENV)/.fuzz: $(VENV)/.ready

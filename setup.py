@@ -1,5 +1,7 @@
 """Builds the libraries of torch_infini/lib with ninja: in parallel, and only what changed.
 
+`setup.py build_kernels` compiles what needs no torch: the set-up calls it while torch is downloaded.
+
 Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_torch.cpp against the
 LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
 """
@@ -11,12 +13,14 @@ import re
 import runpy
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
+import time
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -33,6 +37,20 @@ X86_LEVELS = {
     "avx2": "-mavx2 -mfma -mf16c",
     "avx512": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl",
     "avx512_bf16": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni",
+}
+
+
+# Headers that a group of sources parses anew for each, compiled once: as long as many of the kernels take themselves.
+PRECOMPILED = {
+    "kernels": ("immintrin.h", "omp.h", "cmath", "cstdint", "cstring", "limits", "type_traits", "utility"),
+    "torch": (
+        "torch/csrc/stable/library.h",
+        "torch/csrc/stable/tensor.h",
+        "optional",
+        "tuple",
+        "type_traits",
+        "vector",
+    ),
 }
 
 
@@ -82,6 +100,21 @@ def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
     return (nvcc, f"torch has CUDA {torch_cuda}, nvcc is {nvcc}") if nvcc else (None, "no nvcc found")
 
 
+class BuildKernels(Command):
+    """Compiles every source that needs no torch; links nothing."""
+
+    user_options = []
+
+    def initialize_options(self) -> None:
+        pass
+
+    def finalize_options(self) -> None:
+        pass
+
+    def run(self) -> None:
+        run_ninja(ninja_file(None, None), "kernels")
+
+
 class NinjaBuild(build_ext):
     """Writes build/native/build.ninja and runs it."""
 
@@ -89,6 +122,8 @@ class NinjaBuild(build_ext):
         return str(Path(*fullname.split("."))) + ".so"  # plain libraries: they know no Python
 
     def run(self) -> None:
+        if os.environ.get("INFINI_BUILD") == "0":
+            return
         build()
         super().run()
         # The C headers and what tells compilers about them.
@@ -123,16 +158,84 @@ def build() -> None:
         )
     nvcc, reason = choose_cuda(version.get("cuda"))
     print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
-    (BUILD / "emulated").mkdir(parents=True, exist_ok=True)
-    (BUILD / "build.ninja").write_text(ninja_file(torch, nvcc))
-    ninja = shutil.which("ninja")
-    command = [ninja] if ninja else [sys.executable, "-m", "ninja"]
-    jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
-    result = subprocess.run([*command, "-C", str(BUILD), "--quiet", *jobs])
-    if result.returncode:
-        sys.exit("torch_infini: the build failed; the compiler's messages are above.")
+    run_ninja(ninja_file(torch, nvcc))
     # Objects of sources that are gone go too: the tests look at all that lie there.
-    subprocess.run([*command, "-C", str(BUILD), "-t", "cleandead"], stdout=subprocess.DEVNULL)
+    subprocess.run([*ninja_command(), "-t", "cleandead"], stdout=subprocess.DEVNULL)
+
+
+def ninja_command() -> list[str]:
+    ninja = shutil.which("ninja")
+    return [*([ninja] if ninja else [sys.executable, "-m", "ninja"]), "-C", str(BUILD)]
+
+
+def run_ninja(text: str, *targets: str) -> None:
+    """Build with a build.ninja of this text, and say how far it is; exits if it fails."""
+    (BUILD / "emulated").mkdir(parents=True, exist_ok=True)
+    (BUILD / "build.ninja").write_text(text)
+    jobs = ["-j", os.environ["MAX_JOBS"]] if "MAX_JOBS" in os.environ else []
+    environment = {**os.environ, "NINJA_STATUS": f"{MARK}%f/%t "}
+    command = [*ninja_command(), *jobs, *targets]
+    ninja = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace")
+    assert ninja.stdout is not None
+    progress = Progress()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    try:
+        for line in ninja.stdout:
+            if line.startswith(MARK):
+                progress.done(*line.removeprefix(MARK).split()[:2])
+            elif not line.startswith(("ninja: Entering directory", "ninja: no work to do")):
+                progress.clear()
+                print(line, end="", flush=True)
+    finally:
+        if sys.exc_info()[0]:
+            ninja.terminate()
+    if ninja.wait():
+        progress.clear()
+        sys.exit("torch_infini: the build failed; the compiler's messages are above.")
+    progress.finish()
+
+
+MARK = "@infini "
+
+
+class Progress:
+    """What ninja has done: on a terminal one line that changes, elsewhere one for each tenth; then each step's time."""
+
+    def __init__(self) -> None:
+        self.start = self.last = time.monotonic()
+        self.compiled = self.linked = self.link_seconds = 0
+        self.shown = ""
+        self.tenth = 0
+
+    def done(self, count: str, what: str) -> None:
+        finished, total = map(int, count.split("/"))
+        now = time.monotonic()
+        if what == "LINK":
+            self.linked += 1
+            self.link_seconds += now - self.last
+        else:
+            self.compiled += 1
+        self.last = now
+        text = f"torch_infini: {'linking' if what == 'LINK' else 'compiling'} {finished}/{total}"
+        if sys.stdout.isatty():
+            print(f"\r{text}", end="", flush=True)
+            self.shown = text
+        elif 10 * finished // total > self.tenth:
+            self.tenth = 10 * finished // total
+            print(f"{text}, {now - self.start:.0f} s", flush=True)
+
+    def clear(self) -> None:
+        if self.shown:
+            print(f"\r{' ' * len(self.shown)}\r", end="", flush=True)
+            self.shown = ""
+
+    def finish(self) -> None:
+        self.clear()
+        if self.compiled:
+            seconds = self.last - self.start - self.link_seconds
+            print(f"torch_infini: compiled {self.compiled} files: {seconds:.0f} s", flush=True)
+        if self.linked:
+            print(f"torch_infini: linked {self.linked} libraries: {self.link_seconds:.0f} s", flush=True)
 
 
 def libraries_of(path: Path) -> tuple[str, ...]:
@@ -150,9 +253,9 @@ def libraries_of(path: Path) -> tuple[str, ...]:
     return ("libinfiniop", "libtorch_infini")
 
 
-def ninja_file(torch: Path, nvcc: str | None) -> str:
-    """The text of build.ninja."""
-    torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}"
+def ninja_file(torch: Path | None, nvcc: str | None) -> str:
+    """The text of build.ninja; without a torch only of the target `kernels`, all objects that need none."""
+    torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}" if torch else ""
     levels = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ""}
     archs = (os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0;9.0+PTX").replace(" ", ";").split(";")
     lines = [
@@ -168,6 +271,9 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
         f"exports = {CSRC}/exports.map",
         "rule cxx\n  command = $cxx $cxxflags $flags -MMD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = CXX $out",
+        # -MD: also system headers, of which a precompiled one must be no older copy.
+        "rule precompile\n  command = $cxx $cxxflags $flags -x c++-header -MD -MF $out.d -c $in -o $out"
+        "\n  depfile = $out.d\n  deps = gcc\n  description = PCH $out",
         "rule nvcc\n  command = $nvcc $cudaflags -MD -MF $out.d -c $in -o $out\n  depfile = $out.d\n  deps = gcc"
         "\n  description = NVCC $out",
         "rule link\n  command = $cxx $in -o $out -Wl,-soname,$soname -Wl,--version-script=$exports $ldflags"
@@ -175,20 +281,42 @@ def ninja_file(torch: Path, nvcc: str | None) -> str:
     ]
     objects: dict[str, list[str]] = {library: [] for library in LIBRARIES}
 
-    def compile_(rule: str, source: Path, suffix: str = "", flags: str = "") -> None:
+    def precompile(name: str, headers: tuple[str, ...], flags: str) -> str:
+        """The header that includes these, which compilers find precompiled beside it."""
+        header = BUILD / "precompiled" / f"{name}.h"
+        text = "".join(f"#include <{name}>\n" for name in headers)
+        if not header.is_file() or header.read_text() != text:
+            header.parent.mkdir(parents=True, exist_ok=True)
+            header.write_text(text)
+        lines.append(f"build precompiled/{name}.h.gch: precompile precompiled/{name}.h\n  flags = {flags}")
+        return f"precompiled/{name}.h"
+
+    def compile_(rule: str, source: Path, suffix: str = "", flags: str = "", header: str = "") -> None:
         path = source.relative_to(ROOT / "csrc")
         name = str(path.with_suffix("")).replace(os.sep, ".") + suffix + ".o"
-        lines.append(f"build {name}: {rule} {CSRC}/{path}\n  flags = {flags}")
+        needs, flags = (f" | {header}.gch", f"{flags} -include {header}") if header else ("", flags)
+        lines.append(f"build {name}: {rule} {CSRC}/{path}{needs}\n  flags = {flags}")
         for library in libraries_of(path):
             objects[library].append(name)
 
+    headers = {
+        level: precompile(f"kernels.{level}", PRECOMPILED["kernels"], flags) for level, flags in levels.items() if flags
+    }
+    if torch:
+        headers["torch"] = precompile("torch", PRECOMPILED["torch"], torch_flags)
     emulation = ROOT / "csrc" / "emulation"
     for source in sorted(set((ROOT / "csrc").rglob("*.cpp")) - set(emulation.iterdir())):
         if source.stem.endswith("_cpu"):
             for level, flags in levels.items():
-                compile_("cxx", source, f".{level}", flags)
-        else:
-            compile_("cxx", source, flags=torch_flags if source.stem.endswith("_torch") else "")
+                compile_("cxx", source, f".{level}", flags, headers.get(level, ""))
+        elif not source.stem.endswith("_torch"):
+            compile_("cxx", source)
+        elif torch:
+            compile_("cxx", source, flags=torch_flags, header=headers["torch"])
+    kernels = sorted({name for library in LIBRARIES for name in objects[library] if not name.endswith("_torch.o")})
+    lines.append(f"build kernels: phony {' '.join(kernels)}")
+    if torch is None:
+        return "\n".join(lines) + "\n"
     host_objects = {library: list(names) for library, names in objects.items()}
     if nvcc:
         for source in cuda_sources():
@@ -266,7 +394,7 @@ if __name__ == "__main__":
     has_torch = installed_torch() is not None
     setup(
         ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in LIBRARIES],
-        cmdclass={"build_ext": NinjaBuild},
+        cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels},
         # Without a torch, pip's build gets the pinned release, and so does the installation.
         setup_requires=[] if has_torch else [PINNED_TORCH],
         install_requires=[f"torch>={OLDEST_TORCH}" if has_torch else PINNED_TORCH],

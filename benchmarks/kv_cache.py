@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from torch_infini import _memory
-from torch_infini.demo.run import SMALL_MODEL
+from torch_infini.demo import MODEL
 from torch_infini.engine.llm import load_tokenizer
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
@@ -83,7 +83,7 @@ class SpeedRow:
 def folder_of(name: str) -> Path:
     """Where the model lies; one of random weights is made first."""
     if name == "demo":
-        return Path(SMALL_MODEL)
+        return Path(MODEL)
     if name not in SHAPES:
         return Path(name)
     folder = FOLDER / name

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,7 +14,8 @@ from torch_infini import patch_model
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
-from torch_infini.demo.run import SMALL_MODEL, load  # noqa: E402
+from torch_infini.demo import MODEL  # noqa: E402
+from torch_infini.demo.run import load  # noqa: E402
 from torch_infini.demo.train import split_topics  # noqa: E402
 
 WINDOW, WINDOWS = 256, 24
@@ -21,7 +23,7 @@ WINDOW, WINDOWS = 256, 24
 
 def windows(held_out: bool) -> Tensor:
     """[WINDOWS or fewer, WINDOW] token ids of the text that the model was trained on, or of what it has not seen."""
-    _, tokenizer = load(SMALL_MODEL, torch.bfloat16)
+    _, tokenizer = load(Path(MODEL), torch.bfloat16)
     ids = [token for text in split_topics(0)[held_out] for token in tokenizer(text).input_ids]
     count = min(WINDOWS, len(ids) // WINDOW)
     assert count >= 8
@@ -30,7 +32,7 @@ def windows(held_out: bool) -> Tensor:
 
 def measure(weights: str | None, ids: Tensor) -> tuple[float, Tensor]:
     """(perplexity, the likeliest next token at each position)."""
-    model, _ = load(SMALL_MODEL, torch.bfloat16)
+    model, _ = load(Path(MODEL), torch.bfloat16)
     report = patch_model(model, weights=weights)
     assert not report.left and (weights is None or any(row.op == f"linear_{weights}" for row in report.rows))
     with torch.no_grad():

@@ -8,7 +8,7 @@ torch_infini.distributed is torch.distributed's backend "infiniccl".
 
 import os
 
-from . import compile, distributed, models, nn, ops, quantize, runtime
+from . import compile, demo, distributed, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, load_patched, patch_model, patched, save_patched, unpatch_model
@@ -29,6 +29,7 @@ __all__ = [
     "compile",
     "cpu_capabilities",
     "cpu_capability",
+    "demo",
     "distributed",
     "load_patched",
     "models",

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ..demo import MODEL
 from .errors import CommandError
 
 if TYPE_CHECKING:
     from ..engine import LLM
-
-SMALL_MODEL = Path(__file__).parent.parent / "demo" / "model"
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,7 +38,7 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
         torch.set_num_threads(arguments.threads)
     try:
         return LLM(
-            arguments.model or SMALL_MODEL,
+            arguments.model or MODEL,
             weights=arguments.weights or "dense",
             dtype=arguments.dtype,
             device=arguments.device,

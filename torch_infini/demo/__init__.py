@@ -1,5 +1,10 @@
-"""The demo: a small real LLaMA (trained by train.py on the text of Python's own help) before and after patch_model."""
+"""The demo: a small real LLaMA (trained by train.py on the text of Python's own help) before and after patch_model.
 
-from .run import run_demo
+MODEL is that model's folder, for everything that takes a Hugging Face folder: LLM(MODEL), from_pretrained(MODEL).
+"""
 
-__all__ = ["run_demo"]
+import os
+
+__all__ = ["MODEL"]
+
+MODEL: str = os.path.join(os.path.dirname(os.path.abspath(__file__)), "model")

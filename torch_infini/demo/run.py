@@ -22,8 +22,7 @@ from .. import patched as patched_for_a_while
 from .._library import cpu_capability
 from ..commands.errors import CommandError
 from ..testing.bandwidth import read_bandwidth
-
-SMALL_MODEL = Path(__file__).parent / "model"
+from . import MODEL
 
 
 @dataclass
@@ -122,7 +121,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
             raise CommandError(f"{name} must be at least 1, got {value}")
     transformers_logging.set_verbosity_error()
     transformers_logging.disable_progress_bar()
-    folder = Path(arguments.model) if arguments.model else SMALL_MODEL
+    folder = Path(arguments.model or MODEL)
     model, tokenizer = load(folder, getattr(torch, arguments.dtype))
     ids = tokenizer(arguments.prompt, return_tensors="pt").input_ids
     room = model.config.max_position_embeddings - ids.shape[1]

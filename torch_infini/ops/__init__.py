@@ -7,6 +7,8 @@ and is found here by itself.
 from importlib import import_module
 from pkgutil import iter_modules
 
+# The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
+from .. import _library  # noqa: F401
 from ._registry import REGISTRY, Cost, ErrorCase, OpSpec, Sample, all_ops, register
 
 __all__ = ["REGISTRY", "Cost", "ErrorCase", "OpSpec", "Sample", "all_ops"]

@@ -6,6 +6,7 @@
 #include "ahead.h"
 #include "dot_products.h"
 #include "packing.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "scores.h"
 #include "scratch.h"
@@ -610,12 +611,10 @@ private:
 
 void infini::attention::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.q.dtype, [&](auto q) {
-        using T = decltype(q);
-        if (args.k_scales.dtype) {
-            Attention<T, int8_t>(args).run();
-        } else {
-            Attention<T, T>(args).run();
-        }
-    });
+    if (args.k_scales.dtype) {
+        with_float_type(args.q.dtype, [&](auto q) { Attention<decltype(q), int8_t>(args).run(); });
+    } else {
+        with_own_float_type(args.q.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                            [&](auto q) { Attention<decltype(q), decltype(q)>(args).run(); });
+    }
 }

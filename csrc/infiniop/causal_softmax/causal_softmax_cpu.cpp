@@ -3,6 +3,7 @@
 // most of it the exponential; a copy of as many elements takes a fifth to a half of that.
 #include "causal_softmax.h"
 #include "dense_rows.h"
+#include "own_types.h"
 #include "softmax/softmax_row.h"
 
 namespace infini::INFINI_LEVEL {
@@ -63,5 +64,6 @@ template <typename T> void softmax_rows(const causal_softmax::Args &a) {
 
 void infini::causal_softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) { softmax_rows<decltype(x)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                        [&](auto x) { softmax_rows<decltype(x)>(args); });
 }

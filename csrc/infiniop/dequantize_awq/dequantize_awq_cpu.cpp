@@ -2,6 +2,7 @@
 // float16 exact in float, so the one rounding is that to float16.
 // Limit: memory bandwidth, 2 bytes written for each half byte read; scales and zeros of a group stay in the cache.
 #include "dequantize_awq.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "vec.h"
 
@@ -34,6 +35,9 @@ inline VecI unpack(const int32_t *words, int64_t i, int lanes) {
 
 void infini::dequantize_awq::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
+    if (kOnlyBf16) { // the code would be the same
+        return INFINI_FLOAT_LEVEL::cpu_kernel(args);
+    }
     const int64_t rows = args.out.shape[0], columns = args.out.shape[1], group_size = rows / args.scales.shape[0];
     parallel_for(rows, rows * columns * 5 / 2, [&](int64_t begin, int64_t end) {
         for (int64_t row = begin; row < end; ++row) {

@@ -1,6 +1,7 @@
 // The CPU kernel of embedding: one row after another, by memcpy or streamed; the ids have been checked.
 // Limit: memory bandwidth, each row read once and written once.
 #include "embedding.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "rows.h"
 #include "stream.h"
@@ -66,6 +67,9 @@ template <typename Id> void copy_rows(const embedding::Args &a) {
 
 void infini::embedding::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
+    if (kOnlyBf16) { // the code would be the same
+        return INFINI_FLOAT_LEVEL::cpu_kernel(args);
+    }
     if (args.ids.dtype == INFINI_DTYPE_I64) {
         copy_rows<int64_t>(args);
     } else {

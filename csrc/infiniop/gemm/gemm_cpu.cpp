@@ -2,6 +2,7 @@
 // in blocks that stay in the caches. All three add up in one order.
 // Limit: memory bandwidth for about 8 rows, which b is read once for; the multiply-add units beyond.
 #include "gemm.h"
+#include "own_types.h"
 #include "packed.h"
 #include "parallel.h"
 #include "streaming.h"
@@ -157,5 +158,6 @@ template <typename T> void multiply(const gemm::Args &args) {
 
 void infini::gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.c.dtype, [&](auto type) { multiply<decltype(type)>(args); });
+    with_own_float_type(args.c.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                        [&](auto type) { multiply<decltype(type)>(args); });
 }

@@ -68,9 +68,9 @@ template <typename T> void multiply_few(const Product<T> &p, float *scratch) {
                 const int64_t row = tiles.begin(tile), m = tiles.length(tile);
                 float *tile_sums = sums + row * kTileColumns;
                 if (tile == 0) {
-                    multiply_tile<T, true>(m, a, width, b, words, tile_sums, block == 0, next);
+                    multiply_tile<WordType<T>, true>(m, a, width, b, words, tile_sums, block == 0, next);
                 } else {
-                    multiply_tile<T, false>(m, a, width, b, words, tile_sums, block == 0, next);
+                    multiply_tile<WordType<T>, false>(m, a, width, b, words, tile_sums, block == 0, next);
                 }
                 if (last) {
                     write_tile(p, row, column, m, tile_sums);
@@ -103,7 +103,8 @@ template <typename T> void multiply_many(const Product<T> &p, float *scratch) {
                 const int64_t m = rows - i < kTileRows ? rows - i : kTileRows;
                 const float *tile_a = a + i / kTileRows * words * kTileWidth;
                 float *tile_sums = group_sums + (panel_sums > 0 ? i / kTileRows * kTile : 0);
-                multiply_tile<T, false>(m, tile_a, kTileWidth, b + j * words, words, tile_sums, block == 0, {});
+                multiply_tile<WordType<T>, false>(m, tile_a, kTileWidth, b + j * words, words, tile_sums, block == 0,
+                                                  {});
                 if (block + 1 == blocks.count) {
                     write_tile(p, row + i, column + j, m, tile_sums);
                 }

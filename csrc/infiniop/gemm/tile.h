@@ -2,6 +2,8 @@
 // A tile is up to kTileRows rows by kTileColumns columns of c; its sums lie row by row, kTileColumns floats each.
 #pragma once
 
+#include <type_traits>
+
 #include "words.h"
 
 namespace infini::INFINI_LEVEL {
@@ -26,6 +28,9 @@ struct Prefetch {
     int64_t step, second, run;
 };
 constexpr int64_t kPrefetchRun = 8;
+
+// What decides how two words are multiplied: whether they are floats or pairs, not the type that they were made of.
+template <typename T> using WordType = std::conditional_t<Words<T>::kElements == 1, float, T>;
 
 // sums = a @ b over `words` words of k, added to what is there unless these are the first. a: kM words for each word of
 // k, a_width apart; b: kTileColumns words for each.
@@ -78,7 +83,7 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
     }
 }
 
-// The same with the number of rows known when it runs.
+// The same with the number of rows known when it runs; T: a WordType.
 template <typename T, bool kPrefetch, int kM = 1>
 void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first,
                    const Prefetch &next) {

@@ -118,8 +118,8 @@ struct NibbleWeights {
     }
 };
 
-// What NibbleWeights need besides, and others do not have: scales(row, group, lanes) and zeros(row, group, lanes),
-// kLanes groups of a weight row; has_zeros().
+// What NibbleWeights need besides, and others do not have: scales(row, apart, group, lanes, to) and zeros(the same), kLanes
+// groups of each of some weight rows, `apart` rows apart; has_zeros().
 struct NoScales {};
 
 // Weight rows [first, first + count).
@@ -150,10 +150,21 @@ void pack_scales(const WeightRows &weights, int64_t groups, const Scales &scales
             }
         });
     };
-    pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.scales(row, g, lanes); }, to);
+    pack_values(
+        [&](int64_t row, int64_t g, auto lanes) {
+            VecF values[1];
+            scales.scales(row, 0, g, lanes, values);
+            return values[0];
+        },
+        to);
     if (scales.has_zeros()) {
-        pack_values([&](int64_t row, int64_t g, auto lanes) { return scales.zeros(row, g, lanes); },
-                    to + groups * kVectors * kLanes);
+        pack_values(
+            [&](int64_t row, int64_t g, auto lanes) {
+                VecF values[1];
+                scales.zeros(row, 0, g, lanes, values);
+                return values[0];
+            },
+            to + groups * kVectors * kLanes);
     }
 }
 

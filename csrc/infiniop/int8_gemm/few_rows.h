@@ -55,12 +55,12 @@ public:
     // For m rows of k elements; the weights' rows are in `groups` groups.
     FewRows(int64_t m, int64_t k, int64_t groups) : m_(m), groups_(groups), group_(groups > 0 ? k / groups : 0) {
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
-        lines_ = (row_bytes_ + kVectorBytes - 1) / kVectorBytes;
+        turns_ = (row_bytes_ + kTurn * kVectorBytes - 1) / (kTurn * kVectorBytes);
         padded_groups_ = (groups + kLanes - 1) / kLanes * kLanes;
     }
 
     // Elements of a quantised row, zeros beyond k.
-    int64_t padded() const { return lines_ * kVectorBytes * F::kPieces; }
+    int64_t padded() const { return turns_ * kTurn * kVectorBytes * F::kPieces; }
     // Memory for x, and for each thread.
     int64_t x_bytes() const { return m_ * x_row_bytes(); }
     int64_t scratch_bytes() const { return kFarStreams * kLanes * m_ * kVectorBytes; }
@@ -112,6 +112,7 @@ private:
     };
 
     using Total = std::conditional_t<F::kGrouped, VecF, VecI>;
+    static constexpr int kTurn = F::kGrouped ? 4 : 2; // lines whose sums are independent
 
     int64_t x_row_bytes() const { return padded() + 2 * 4 * padded_groups_; }
 
@@ -131,12 +132,13 @@ private:
     static constexpr int chunk_lines(int group) { return group / 8; }
     template <int kGroup> int64_t whole_chunks() const { return row_bytes_ / (chunk_lines(kGroup) * kVectorBytes); }
 
-    // With the number of lines behind the last whole chunk known when it runs: as many as a chunk has, if the last one
-    // is not whole.
+    // With the number of turns behind the last whole chunk known when it runs: as many as a chunk has, if the last one
+    // is not whole. (A copy for each number of lines would be faster by less than a line, and took a minute to compile.)
     template <int kStreams, int kGroup, int kTail, typename C>
     void multiply_tails(const WeightRows &weights, const C &call) const {
-        if constexpr (kTail < chunk_lines(kGroup)) {
-            if (lines_ - whole_chunks<kGroup>() * chunk_lines(kGroup) > kTail) {
+        constexpr int kChunkTurns = chunk_lines(kGroup) / kTurn;
+        if constexpr (kTail < kChunkTurns) {
+            if (turns_ - whole_chunks<kGroup>() * kChunkTurns > kTail) {
                 return multiply_tails<kStreams, kGroup, kTail + 1>(weights, call);
             }
         }
@@ -179,7 +181,7 @@ private:
         const uint8_t *const x = call.x + m * x_row_bytes();
         Total totals[kStreams] = {};
         for (int64_t c = 0; c < whole; ++c) {
-            add_chunk<kGroup, chunk_lines(kGroup), true>(rows, c, m == 0, x, call, totals);
+            add_chunk<kGroup, chunk_lines(kGroup) / kTurn, true>(rows, c, m == 0, x, call, totals);
         }
         if constexpr (kTail > 0) {
             add_chunk<kGroup, kTail, false>(rows, whole, m == 0, x, call, totals);
@@ -190,12 +192,12 @@ private:
         }
     }
 
-    // totals += the sums of kLines lines, of chunk c, of each weight row with a row of x. The last line of a row may end
-    // early: then kWhole is false.
-    template <int kGroup, int kLines, bool kWhole, int kStreams, typename C>
+    // totals += the sums of kTurns turns, of chunk c, of each weight row with a row of x. In the last one a row may end:
+    // then kWhole is false.
+    template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, Total (&totals)[kStreams]) const {
-        constexpr int kChunk = chunk_lines(kGroup), kTurn = F::kGrouped ? 4 : 2;
+        constexpr int kChunk = chunk_lines(kGroup), kLines = kTurns * kTurn;
         const int64_t at = c * kChunk * kVectorBytes;
         const uint8_t *const factors = x + at * F::kPieces;
         [[maybe_unused]] VecI quarters[kStreams][kChunk / kTurn];
@@ -213,11 +215,11 @@ private:
                         if (prefetches) {
                             __builtin_prefetch(data + l * kVectorBytes + kAheadBytes);
                         }
-                        const bool whole = kWhole || l + 1 < kLines;
+                        const bool whole = kWhole || l + kTurn < kLines;
                         const uint8_t *const line = data + l * kVectorBytes;
+                        const int64_t left = row_bytes_ - at - l * kVectorBytes;
                         VecU bytes[F::kPieces];
-                        F::split(whole ? load_bytes(line) : load_bytes(line, row_bytes_ - at - l * kVectorBytes),
-                                 bytes);
+                        F::split(whole ? load_bytes(line) : load_bytes(line, left > 0 ? left : 0), bytes);
 #pragma GCC unroll 2
                         for (int piece = 0; piece < F::kPieces; ++piece) {
                             const uint8_t *const factor = factors + (l * F::kPieces + piece) * kVectorBytes;
@@ -239,21 +241,26 @@ private:
             const int64_t g = c * kLanes;
             const VecI starts = (VecI)load_bytes(x + padded() + 4 * g);
             const VecF x_sums = (VecF)load_bytes(x + padded() + 4 * (padded_groups_ + g));
+            const auto add = [&](auto lanes) __attribute__((always_inline)) {
+                VecF scales[kStreams];
+                call.scales.scales(rows.row, rows.rows_apart, g, lanes, scales);
 #pragma GCC unroll 4
-            for (int s = 0; s < kStreams; ++s) {
-                const int64_t row = rows.row + s * rows.rows_apart;
-                const VecF sum = __builtin_convertvector(group_sums<kGroup>(quarters[s]) + starts, VecF);
-                const auto add = [&](auto lanes) __attribute__((always_inline)) {
-                    totals[s] = fma(call.scales.scales(row, g, lanes), sum, totals[s]);
-                    if (call.scales.has_zeros()) {
-                        totals[s] = fma(call.scales.zeros(row, g, lanes), x_sums, totals[s]);
-                    }
-                };
-                if (kWhole) {
-                    add(Full{});
-                } else {
-                    add(static_cast<int>(groups_ - g));
+                for (int s = 0; s < kStreams; ++s) {
+                    const VecF sum = __builtin_convertvector(group_sums<kGroup>(quarters[s]) + starts, VecF);
+                    totals[s] = fma(scales[s], sum, totals[s]);
                 }
+                if (call.scales.has_zeros()) {
+                    call.scales.zeros(rows.row, rows.rows_apart, g, lanes, scales);
+#pragma GCC unroll 4
+                    for (int s = 0; s < kStreams; ++s) {
+                        totals[s] = fma(scales[s], x_sums, totals[s]);
+                    }
+                }
+            };
+            if constexpr (kWhole) {
+                add(Full{});
+            } else {
+                add(static_cast<int>(groups_ - g));
             }
         }
 #endif
@@ -289,7 +296,7 @@ private:
         }
     }
 
-    int64_t m_, groups_, group_, row_bytes_, lines_, padded_groups_;
+    int64_t m_, groups_, group_, row_bytes_, turns_, padded_groups_;
 };
 
 } // namespace

@@ -85,8 +85,10 @@ public:
     // weight rows. Prefetches what lies behind them.
     template <typename Scales, typename Output>
     void multiply(const WeightRows &weights, const Scales &scales, char *scratch, const Output &output) const {
-        if (is_few_) {
-            return few_.multiply(x_, weights, scales, scratch, output);
+        if constexpr (FewRows<F>::kMost > 0) {
+            if (is_few_) {
+                return few_.multiply(x_, weights, scales, scratch, output);
+            }
         }
         for (int64_t i = 0; i < weights.count; i += block_rows()) {
             const int64_t left = weights.count - i, count = left < block_rows() ? left : block_rows();

@@ -2,6 +2,7 @@
 // outputs; only the first reads from memory. Limit: memory bandwidth, one row read and one or two written.
 #include "dense_rows.h"
 #include "layer_norm.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "stream.h"
 #include "sum_over.h"
@@ -108,7 +109,7 @@ template <bool kStatistics, typename T> void norm_rows(const layer_norm::Args &a
 
 void infini::layer_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.input.dtype, [&](auto x) {
+    with_own_float_type(args.input.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         args.standardization.dtype == INFINI_DTYPE_INVALID ? norm_rows<false, T>(args) : norm_rows<true, T>(args);
     });

@@ -1,6 +1,7 @@
 // The CPU kernel of linear and fused_linear: products of a few rows of x with weights that are streamed from memory.
 // Limit: memory bandwidth for up to about 8 rows (the weight's bytes), the multiply-add units beyond.
 #include "linear.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "rows.h"
 #include "vec.h"
@@ -385,5 +386,6 @@ template <typename T> void multiply(const linear::Args &a) {
 
 void infini::linear::INFINI_LEVEL::few_rows_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto type) { multiply<decltype(type)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::few_rows_kernel,
+                        [&](auto type) { multiply<decltype(type)>(args); });
 }

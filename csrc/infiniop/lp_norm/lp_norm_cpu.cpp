@@ -2,6 +2,7 @@
 // Limit: memory bandwidth for p = 1 and 2; for others arithmetic, a multiplication or two for each bit of p.
 #include "dense_rows.h"
 #include "lp_norm.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "sum_over.h"
 #include "vec.h"
@@ -96,5 +97,6 @@ template <typename T> void norm_rows(const lp_norm::Args &a) {
 
 void infini::lp_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) { norm_rows<decltype(x)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                        [&](auto x) { norm_rows<decltype(x)>(args); });
 }

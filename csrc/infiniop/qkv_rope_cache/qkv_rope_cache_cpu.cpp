@@ -2,6 +2,7 @@
 // of int8 is rotated beside them and then quantised.
 // Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
 // slot are written in their order.
+#include "own_types.h"
 #include "qkv_rope_cache.h"
 
 #include "paged_caching/paged_caching.h"
@@ -87,7 +88,7 @@ template <typename T, typename C> void write_all(const qkv_rope_cache::Args &a) 
 
 void infini::qkv_rope_cache::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.qkv.dtype, [&](auto x) {
+    with_own_float_type(args.qkv.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         if (args.cos.dtype == args.qkv.dtype) {
             write_all<T, T>(args);

@@ -9,8 +9,12 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 // x of type T is multiplied as float, or as bfloat16 in pairs where the machine does: the integers are exact in both.
-template <typename T> struct Factors {
+// The formats below are compiled for these two, not for every T.
+template <typename T> struct FactorOf {
     using X = float;
+};
+
+template <typename X> struct Factors {
     using Register = VecF;
     static VecF load_x(const float *x) { return load(x); }
     static VecF multiply_add(VecF q, VecF x, VecF sum) { return fma(q, x, sum); }
@@ -18,8 +22,11 @@ template <typename T> struct Factors {
 
 #if defined(__AVX512BF16__)
 // Denormal inputs and sums count as zero in this instruction.
-template <> struct Factors<bf16> {
+template <> struct FactorOf<bf16> {
     using X = bf16;
+};
+
+template <> struct Factors<bf16> {
     using Register = __m512bh;
     static __m512bh load_x(const bf16 *x) { return (__m512bh)_mm512_load_si512(x); }
     static VecF multiply_add(__m512bh q, __m512bh x, VecF sum) { return _mm512_dpbf16_ps(sum, q, x); }
@@ -60,9 +67,9 @@ constexpr bool kManyRegisters = true;
 constexpr bool kManyRegisters = false;
 #endif
 
-template <typename T> struct Int8 {
-    using X = typename Factors<T>::X;
-    using Weights = typename Factors<T>::Register;
+template <typename X_> struct Int8 {
+    using X = X_;
+    using Weights = typename Factors<X>::Register;
     static constexpr int kStep = kLanes * 4 / sizeof(X);
     static constexpr int64_t kLongest = int64_t{1} << 40;     // block of k
     static constexpr int kTileRows = kManyRegisters ? 12 : 4; // rows of x, and with many of them
@@ -93,16 +100,16 @@ template <typename T> struct Int8 {
     INFINI_ALWAYS_INLINE static void add(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
 #pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
-            const auto row = Factors<T>::load_x(x + m * kStep);
+            const auto row = Factors<X>::load_x(x + m * kStep);
 #pragma GCC unroll 4
             for (int r = 0; r < kR; ++r) {
-                sums[r][m] = Factors<T>::multiply_add(weights[r], row, sums[r][m]);
+                sums[r][m] = Factors<X>::multiply_add(weights[r], row, sums[r][m]);
             }
         }
     }
 
     // The first n elements of a step; the others are 0.
-    static void pack_step(const T *x, int n, X *packed) {
+    template <typename T> static void pack_step(const T *x, int n, X *packed) {
         if constexpr (kStep == kLanes) {
             store(packed, load(x, n));
         } else {
@@ -158,8 +165,8 @@ template <typename S> inline void prefetch_rows(const S *row, int64_t size, int6
     }
 }
 
-template <typename T> struct Int4 {
-    using X = typename Factors<T>::X;
+template <typename X_> struct Int4 {
+    using X = X_;
     static constexpr int kStep = kNibbles * kLanes, kRegisters = kNibbles * sizeof(X) / 4,
                          kInRegister = kStep / kRegisters;
     static constexpr int64_t kLongest = 8192;
@@ -169,7 +176,7 @@ template <typename T> struct Int4 {
     static constexpr int64_t run_bytes(int rows) { return rows == 1 ? 256 : 128; }
 
     struct Weights {
-        typename Factors<T>::Register q[kRegisters];
+        typename Factors<X>::Register q[kRegisters];
         VecF scale;
     };
 
@@ -242,10 +249,10 @@ template <typename T> struct Int4 {
         for (int j = 0; j < kRegisters; ++j) {
 #pragma GCC unroll 16
             for (int m = 0; m < kTurns; ++m) {
-                const auto row = Factors<T>::load_x(x + (kFirst + m) * kStep + j * kInRegister);
+                const auto row = Factors<X>::load_x(x + (kFirst + m) * kStep + j * kInRegister);
 #pragma GCC unroll 2
                 for (int r = 0; r < kR; ++r) {
-                    step[r][m] = Factors<T>::multiply_add(weights[r].q[j], row, j == 0 ? VecF{} : step[r][m]);
+                    step[r][m] = Factors<X>::multiply_add(weights[r].q[j], row, j == 0 ? VecF{} : step[r][m]);
                 }
             }
         }
@@ -262,7 +269,7 @@ template <typename T> struct Int4 {
     }
 
     // The first n elements of a step; the others are 0.
-    static void pack_step(const T *x, int n, X *packed) {
+    template <typename T> static void pack_step(const T *x, int n, X *packed) {
         float part[kStep] = {};
         for_each_vector(n, [&](int64_t i, auto lanes) { store(part + i, load_at(x, i, lanes)); });
         for (int j = 0; j < kNibbles; ++j) {

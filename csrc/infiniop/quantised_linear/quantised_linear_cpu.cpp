@@ -2,6 +2,7 @@
 // factors in registers, and meet up to kMaxRows rows of x.
 // Limit: memory bandwidth of the weight's bytes up to about 4 rows, the conversion and multiply-add units beyond.
 #include "formats.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "rows.h"
 
@@ -268,6 +269,7 @@ int64_t multiply_rows(const Args &a, const typename F::Pattern &pattern, const P
     return begin + length * kR;
 }
 
+// T: of x.
 template <typename F, typename T> void multiply(const Args &a) {
     using X = typename F::X;
     const int64_t k = a.x.size(-1), n = a.weight.size(0);
@@ -312,10 +314,16 @@ template <typename F, typename T> void multiply(const Args &a) {
 
 void infini::quantised_linear::INFINI_LEVEL::int8_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) { multiply<Int8<decltype(x)>, decltype(x)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int8_kernel, [&](auto x) {
+        using T = decltype(x);
+        multiply<Int8<typename FactorOf<T>::X>, T>(args);
+    });
 }
 
 void infini::quantised_linear::INFINI_LEVEL::int4_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) { multiply<Int4<decltype(x)>, decltype(x)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int4_kernel, [&](auto x) {
+        using T = decltype(x);
+        multiply<Int4<typename FactorOf<T>::X>, T>(args);
+    });
 }

@@ -39,23 +39,33 @@ template <typename F> struct Output {
     }
 };
 
-// Of type T.
-template <typename T> struct GroupScales {
+// Their type is asked for once for the vectors of several rows: a copy of all that multiplies for each type takes long to
+// compile.
+struct GroupScales {
     const TensorView &scale, &zero;
 
     bool has_zeros() const { return zero.dtype != INFINI_DTYPE_INVALID; }
-    template <typename Lanes> VecF scales(int64_t row, int64_t group, Lanes lanes) const {
-        return of(scale, row, group, lanes);
+    template <typename Lanes, int kRows>
+    INFINI_ALWAYS_INLINE void scales(int64_t row, int64_t apart, int64_t group, Lanes lanes, VecF (&to)[kRows]) const {
+        of(scale, row, apart, group, lanes, to);
     }
-    template <typename Lanes> VecF zeros(int64_t row, int64_t group, Lanes lanes) const {
-        return of(zero, row, group, lanes);
+    template <typename Lanes, int kRows>
+    INFINI_ALWAYS_INLINE void zeros(int64_t row, int64_t apart, int64_t group, Lanes lanes, VecF (&to)[kRows]) const {
+        of(zero, row, apart, group, lanes, to);
     }
 
 private:
-    template <typename Lanes> static VecF of(const TensorView &view, int64_t row, int64_t group, Lanes lanes) {
-        const T *const values = view.as<const T>() + row * view.stride(0);
-        __builtin_prefetch(values + group + kLanes * view.stride(0)); // of the rows that come next
-        return load_at(values, group, lanes);
+    template <typename Lanes, int kRows>
+    INFINI_ALWAYS_INLINE static void of(const TensorView &view, int64_t row, int64_t apart, int64_t group, Lanes lanes,
+                                        VecF (&to)[kRows]) {
+        with_float_type(view.dtype, [&](auto type) __attribute__((always_inline)) {
+            const auto *values = view.as<const decltype(type)>() + row * view.stride(0) + group;
+#pragma GCC unroll 4
+            for (int i = 0; i < kRows; ++i, values += apart * view.stride(0)) {
+                __builtin_prefetch(values + kLanes * view.stride(0)); // of the rows that come next
+                to[i] = load_at(values, 0, lanes);
+            }
+        });
     }
 };
 
@@ -112,7 +122,5 @@ void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_kernel(const Args 
 
 void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.scales.dtype, [&](auto type) {
-        multiply<NibbleWeights>(args, args.scales.size(1), GroupScales<decltype(type)>{args.scales, args.zeros});
-    });
+    multiply<NibbleWeights>(args, args.scales.size(1), GroupScales{args.scales, args.zeros});
 }

@@ -1,6 +1,7 @@
 // The CPU kernel of random_sample: no sort. A pass finds the maximum; a histogram of the weights, or for top-k a bound
 // on the k-th value, leaves few candidates; a radix selection among these finds where their running sum meets the
 // limit. Limit: memory bandwidth for the first maximum; one exponential for each logit where all weights are summed.
+#include "own_types.h"
 #include "parallel.h"
 #include "philox.h"
 #include "random_sample.h"
@@ -383,5 +384,6 @@ void infini::random_sample::INFINI_LEVEL::cpu_kernel_given(const Given &given) {
 
 void infini::random_sample::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.logits.dtype, [&](auto x) { sample_rows<decltype(x)>(args); });
+    with_own_float_type(args.logits.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                        [&](auto x) { sample_rows<decltype(x)>(args); });
 }

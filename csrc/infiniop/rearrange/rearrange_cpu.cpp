@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "own_types.h"
 #include "rearrange.h"
 #include "strided.h"
 
@@ -147,6 +148,9 @@ template <int kBytes> void copy(TensorView (&views)[2]) {
 
 void infini::rearrange::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
+    if (kOnlyBf16) { // the code would be the same
+        return INFINI_FLOAT_LEVEL::cpu_kernel(args);
+    }
     const auto size = static_cast<int64_t>(size_of(args.dst.dtype));
     TensorView views[] = {args.dst, args.src};
     for (TensorView &view : views) {

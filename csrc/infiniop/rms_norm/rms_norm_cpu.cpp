@@ -1,5 +1,6 @@
 // The CPU kernel of rms_norm and add_rms_norm: one row at a time, two passes over it (the second finds it in L1).
 // Limit: memory bandwidth, 2 bytes read and written for each element and half as much again for the residual.
+#include "own_types.h"
 #include "parallel.h"
 #include "rms_norm.h"
 #include "rows.h"
@@ -143,10 +144,10 @@ template <typename T, typename W> void norm_rows(const rms_norm::Args &a) {
 
 void infini::rms_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    if (args.x.dtype == INFINI_DTYPE_F64) {
+    if (!kOnlyBf16 && args.x.dtype == INFINI_DTYPE_F64) {
         return norm_rows_double(args);
     }
-    with_float_type(args.x.dtype, [&](auto x) {
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         if (args.weight.dtype == args.x.dtype) {
             norm_rows<T, T>(args);

@@ -1,5 +1,6 @@
 // The CPU kernel of rope: one token at a time, its cosines and sines made float once and used by all heads from L1
 // (where heads lie apart: by a few). Limit: memory bandwidth, each element read and written once.
+#include "own_types.h"
 #include "parallel.h"
 #include "rope.h"
 #include "rotation.h"
@@ -111,10 +112,10 @@ void rotate_double(const rope::Args &a) {
 
 void infini::rope::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    if (args.x.dtype == INFINI_DTYPE_F64) {
+    if (!kOnlyBf16 && args.x.dtype == INFINI_DTYPE_F64) {
         return rotate_double(args);
     }
-    with_float_type(args.x.dtype, [&](auto x) {
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         if (args.cos.dtype == args.x.dtype) {
             rotate_tokens<T, T>(args);

@@ -1,6 +1,7 @@
 // The CPU kernel of softmax and log_softmax: one row at a time, in three passes over it: the maximum, the exponentials
 // and their sum, the result. Limit: arithmetic, most of it the exponential, as causal_softmax.
 #include "dense_rows.h"
+#include "own_types.h"
 #include "softmax.h"
 #include "softmax_row.h"
 
@@ -9,7 +10,18 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-template <typename X, typename Y> void log_softmax_row(Y *y, const X *x, int64_t n) {
+// Elements of a type that is known when it runs.
+struct AnyFloats {
+    void *data;
+    infiniDtype_t dtype;
+};
+
+template <typename Lanes> void store_at(const AnyFloats &y, int64_t i, VecF value, Lanes lanes) {
+    with_float_type(y.dtype, [&](auto type) { store_at(static_cast<decltype(type) *>(y.data), i, value, lanes); });
+}
+
+// Y: a pointer to floats, or AnyFloats.
+template <typename X, typename Y> void log_softmax_row(const Y &y, const X *x, int64_t n) {
     const float top = largest(x, n);
     const float log_total = std::log(sum_of_exps(x, n, top, [](int64_t, VecF, auto) {}));
     for_each_vector(
@@ -38,16 +50,18 @@ void for_each_row(const softmax::Args &a, int64_t scratch_bytes, const Row &row)
 
 void infini::softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) {
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using X = decltype(x);
         const int64_t n = args.x.size(args.axis);
         if (!args.log) {
             return for_each_row<X, X>(args, exps_bytes<X>(n),
                                       [&](X *to, const X *from, void *exps) { softmax_row(to, from, exps, n); });
         }
-        with_float_type(args.y.dtype, [&](auto y) {
-            using Y = decltype(y);
-            for_each_row<X, Y>(args, 0, [&](Y *to, const X *from, void *) { log_softmax_row(to, from, n); });
-        });
+        if (args.y.dtype == args.x.dtype) {
+            return for_each_row<X, X>(args, 0, [&](X *to, const X *from, void *) { log_softmax_row(to, from, n); });
+        }
+        // Another type is rare: one copy asks for it at each vector.
+        for_each_row<X, char>(
+            args, 0, [&](char *to, const X *from, void *) { log_softmax_row(AnyFloats{to, args.y.dtype}, from, n); });
     });
 }

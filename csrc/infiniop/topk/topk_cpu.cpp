@@ -1,6 +1,7 @@
 // The CPU kernels of topksoftmax and topkrouter: a row at a time. The largest are chosen with a heap of topk: one
 // comparison for most columns. Limit: arithmetic, an exponential and a comparison for each column.
 #include "candidate.h"
+#include "own_types.h"
 #include "parallel.h"
 #include "softmax/softmax_row.h"
 #include "topk.h"
@@ -142,10 +143,12 @@ template <typename T> void router_rows(const topk::Args &a) {
 
 void infini::topk::INFINI_LEVEL::softmax_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) { softmax_rows<decltype(x)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::softmax_kernel,
+                        [&](auto x) { softmax_rows<decltype(x)>(args); });
 }
 
 void infini::topk::INFINI_LEVEL::router_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto x) { router_rows<decltype(x)>(args); });
+    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::router_kernel,
+                        [&](auto x) { router_rows<decltype(x)>(args); });
 }

@@ -1,0 +1,35 @@
+// with_own_float_type: with_float_type for kernels that gain from BF16 instructions with bf16 only. For float and f16 the
+// level avx512_bf16 would compile the code of avx512 once more: it calls that instead.
+// At the end of a *_cpu.cpp file: with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, body).
+#pragma once
+
+#include "vec.h"
+
+// The level of this file, or the one below it that serves float and f16; looked up in the op's own namespace.
+#if defined(__AVX512BF16__)
+#define INFINI_FLOAT_LEVEL avx512
+#else
+#define INFINI_FLOAT_LEVEL INFINI_LEVEL
+#endif
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+#if defined(__AVX512BF16__)
+constexpr bool kOnlyBf16 = true; // every other type is left to the level below
+#else
+constexpr bool kOnlyBf16 = false;
+#endif
+
+template <typename Args, typename Body>
+inline void with_own_float_type(infiniDtype_t dtype, [[maybe_unused]] const Args &args,
+                                [[maybe_unused]] void (*lower)(const Args &), const Body &body) {
+#if defined(__AVX512BF16__)
+    dtype == INFINI_DTYPE_BF16 ? body(bf16{}) : lower(args);
+#else
+    with_float_type(dtype, body);
+#endif
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

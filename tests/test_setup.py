@@ -1,0 +1,105 @@
+"""The build and the set-up of .venv: what is compiled before there is a torch, what again, and what they say."""
+
+from __future__ import annotations
+
+import os
+import runpy
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """The build, with three sources instead of ours."""
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    sources = {
+        "torch_infini/__init__.py": '__version__ = "0"\n',
+        "csrc/common/two.h": "#define TWO 2\n",
+        "csrc/common/two.cpp": '#include "two.h"\nint two() { return TWO; }\n',
+        "csrc/infiniop/level_cpu.cpp": "int INFINI_LEVEL() { return 0; }\n",
+        "csrc/emulation/none.cpp": "#error not asked for\n",
+        "csrc/infiniop/op_torch.cpp": "#error needs torch\n",
+    }
+    for name, text in sources.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return tmp_path
+
+
+def build_kernels(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_kernels"]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, cwd=checkout, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_kernels_are_compiled_without_torch_and_once(checkout: Path) -> None:
+    done = build_kernels(checkout)
+    assert done.returncode == 0, done.stdout
+    assert "torch_infini: compiled " in done.stdout
+    native = checkout / "build" / "native"
+
+    def objects() -> dict[str, int]:
+        return {path.name: path.stat().st_mtime_ns for path in native.glob("*.o")}
+
+    first = objects()
+    assert {"common.two.o", "infiniop.level_cpu.baseline.o"} <= first.keys()
+    assert not any("torch" in name for name in first)
+    assert build_kernels(checkout).stdout == ""
+    assert objects() == first
+    (checkout / "csrc" / "common" / "two.h").write_text("#define TWO 3\n")
+    assert "torch_infini: compiled 1 files" in build_kernels(checkout).stdout
+    assert {name for name, stamp in objects().items() if stamp != first[name]} == {"common.two.o"}
+    (checkout / "csrc" / "common" / "two.cpp").write_text("#error broken on purpose\n")
+    failed = build_kernels(checkout, MAX_JOBS="1")
+    assert failed.returncode
+    assert "broken on purpose" in failed.stdout
+    assert failed.stdout.splitlines()[-1] == "torch_infini: the build failed; the compiler's messages are above."
+
+
+def test_flags_compile_everything_again(checkout: Path) -> None:
+    (checkout / "csrc" / "common" / "two.cpp").write_text("#ifndef FROM_FLAGS\n#error no flag\n#endif\n")
+    assert "no flag" in build_kernels(checkout).stdout
+    done = build_kernels(checkout, CXXFLAGS="-DFROM_FLAGS")
+    assert done.returncode == 0, done.stdout
+
+
+def test_the_full_build_takes_the_same_kernels() -> None:
+    """What is compiled while torch is downloaded has the same commands afterwards: nothing is compiled twice."""
+    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="test_setup")
+    torch = setup["find_torch"]()
+    without = setup["ninja_file"](None, None).split("\nbuild ")
+    full = setup["ninja_file"](torch, None).split("\nbuild ")
+    assert len(without) > 100
+    missing = {edge.strip() for edge in without} - {edge.split("\ndefault ")[0].strip() for edge in full}
+    assert not missing
+
+
+def test_pip_says_errors_and_no_warnings(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """Of a folder that is not there pip warns at every call."""
+    set_up = runpy.run_path(str(ROOT / ".ci" / "set_up.py"), run_name="test_setup")["SetUp"](Path(sys.prefix))
+    gone = {"PIP_FIND_LINKS": str(tmp_path / "gone"), "PIP_NO_INDEX": "1"}
+    assert not set_up.pip("a-package-that-is-nowhere", **gone)
+    said = capfd.readouterr().err
+    assert "ERROR: No matching distribution found for a-package-that-is-nowhere" in said
+    assert "WARNING" not in said
+    command = [sys.executable, "-m", "pip", "install", "-q", "a-package-that-is-nowhere"]
+    plain = subprocess.run(command, capture_output=True, text=True, env={**os.environ, **gone})
+    assert "WARNING" in plain.stderr, "pip no longer warns: this test says nothing"
+
+
+def test_a_failed_compilation_ends_the_set_up() -> None:
+    set_up = runpy.run_path(str(ROOT / ".ci" / "set_up.py"), run_name="test_setup")["SetUp"](Path(sys.prefix))
+    set_up.compilation = subprocess.Popen([sys.executable, "-c", "raise SystemExit(3)"])
+    start = time.monotonic()
+    with pytest.raises(SystemExit):
+        set_up.run("-c", "import time; time.sleep(600)")
+    assert time.monotonic() - start < 500
