@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "scratch.h"
+
 namespace infini {
 
 namespace {
@@ -85,6 +87,7 @@ void Checker::rank(const char *argument, const TensorView &view, int low, int hi
 }
 
 void Checker::dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const {
+    cpu::scratch_is_for(op_);
     for (const infiniDtype_t dtype : allowed) {
         if (view.dtype == dtype) {
             return;

@@ -175,7 +175,7 @@ private:
 };
 
 template <typename Body> infiniStatus_t enter(const char *function, const Body &body) {
-    return guarded([&] { body(Call(function)); });
+    return guarded(function, [&] { body(Call(function)); });
 }
 
 Device device_of(const Object &object) {
