@@ -209,3 +209,45 @@ def test_randomsamplebatch_is_not_there() -> None:
     with pytest.raises(RuntimeError) as caught:
         c_function("infiniopCreateRandomSampleBatchDescriptor")(None, None, None, None)
     assert caught.value.status == "NOT_IMPLEMENTED"  # type: ignore[attr-defined]
+
+
+ENGINE = r"""
+#include <infinicore.h>
+#include <infiniop.h>
+#include <infiniccl.h>
+{more}
+__C __export infiniStatus_t engine_devices(int *count);
+__C __export size_t engine_relu(float *x, size_t n);
+
+infiniStatus_t engine_devices(int *count) { return infinirtGetDeviceCount(INFINI_DEVICE_CPU, count); }
+
+size_t engine_relu(float *x, size_t n) {
+    infiniopHandle_t handle;
+    infiniopTensorDescriptor_t tensor;
+    infiniopReluDescriptor_t relu;
+    if (infiniopCreateHandle(&handle) || infiniopCreateTensorDescriptor(&tensor, 1, &n, NULL, INFINI_DTYPE_F32) ||
+        infiniopCreateReluDescriptor(handle, &relu, tensor, tensor) || infiniopRelu(relu, NULL, 0, x, x, NULL) ||
+        infiniopDestroyReluDescriptor(relu) || infiniopDestroyTensorDescriptor(tensor) ||
+        infiniopDestroyHandle(handle)) {
+        return 0;
+    }
+    return n;
+}
+"""
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_a_callers_own_functions(language: str, tmp_path: Path) -> None:
+    """__C and __export as engines declare theirs with; the compilers' headers may follow infinicore.h."""
+    more = "#include <vector>\n#include <algorithm>" if language == "c++" else "#include <stdio.h>"
+    more += "\n#if defined(__x86_64__)\n#include <immintrin.h>\n#include <x86intrin.h>\n#endif"
+    source, library, lib = tmp_path / f"engine.{language[0]}", tmp_path / "engine.so", str(ROOT / "lib")
+    source.write_text(ENGINE.replace("{more}", more))
+    compiler = ["cc", "-std=c99"] if language == "c" else ["c++", "-std=c++17", "-x", "c++"]
+    links = [f"-I{ROOT / 'include'}", f"-L{lib}", "-linfiniop", "-linfinirt", f"-Wl,-rpath,{lib}"]
+    flags = ["-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared", "-fPIC"]
+    shell(*compiler, *flags, str(source), *links, "-o", str(library))
+    engine, count = ctypes.CDLL(str(library)), ctypes.c_int()
+    assert engine.engine_devices(ctypes.byref(count)) == 0 and count.value == 1
+    x = (ctypes.c_float * 3)(-1.0, 0.5, -0.0)
+    assert engine.engine_relu(x, ctypes.c_size_t(3)) == 3 and list(x) == [0.0, 0.5, 0.0]
