@@ -284,7 +284,7 @@ def test_two_communicators(three: Ranks) -> None:
 def test_streams() -> None:
     """One thread queues for all ranks; a failure is the stream's."""
     communicators = Communicator.all(3)
-    streams = [stream() for _ in communicators]
+    streams = [stream(queued=True) for _ in communicators]
     xs = [torch.full((50_000,), rank + 1.0) for rank in range(3)]
     for _ in range(3):
         for c, x, on in zip(communicators, xs, streams, strict=True):
@@ -302,7 +302,7 @@ def test_streams() -> None:
 
 def test_a_communicator_destroyed_behind_its_work() -> None:
     communicators = Communicator.all(2)
-    streams = [stream() for _ in communicators]
+    streams = [stream(queued=True) for _ in communicators]
     xs = [torch.ones(5) for _ in communicators]
     for c, x, on in zip(communicators, xs, streams, strict=True):
         c.all_reduce(x.data_ptr(), x.data_ptr(), 5, F32, ADD, on)
