@@ -51,7 +51,9 @@ INFINI_FORMULA float exp(float x) {
 
 // As in vec.h; x <= 0.
 INFINI_FORMULA float exp_and_rest(float x, float &rest) {
-    const float clamped = max(-105.0f, x), t = clamped * 1.44269504f, n = rintf(t), f = t - n;
+    const float clamped = max(-105.0f, x);
+    const float t = __fmul_rn(clamped, 1.44269504f); // never part of a fused t - n, for rest_of_t is what t lacks
+    const float n = rintf(t), f = t - n;
     const float rest_of_t = fma(clamped, 1.92596303e-8f, fma(clamped, 1.44269504f, -t));
     float p = 1.5353362e-4f;
     p = fma(p, f, 1.3398875e-3f);
