@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -209,3 +210,156 @@ def test_randomsamplebatch_is_not_there() -> None:
     with pytest.raises(RuntimeError) as caught:
         c_function("infiniopCreateRandomSampleBatchDescriptor")(None, None, None, None)
     assert caught.value.status == "NOT_IMPLEMENTED"  # type: ignore[attr-defined]
+
+
+ENGINE = r"""
+#include <infinicore.h>
+#include <infiniop.h>
+#include <infiniccl.h>
+{more}
+__C __export infiniStatus_t engine_devices(int *count);
+__C __export size_t engine_relu(float *x, size_t n);
+
+infiniStatus_t engine_devices(int *count) { return infinirtGetDeviceCount(INFINI_DEVICE_CPU, count); }
+
+size_t engine_relu(float *x, size_t n) {
+    infiniopHandle_t handle;
+    infiniopTensorDescriptor_t tensor;
+    infiniopReluDescriptor_t relu;
+    if (infiniopCreateHandle(&handle) || infiniopCreateTensorDescriptor(&tensor, 1, &n, NULL, INFINI_DTYPE_F32) ||
+        infiniopCreateReluDescriptor(handle, &relu, tensor, tensor) || infiniopRelu(relu, NULL, 0, x, x, NULL) ||
+        infiniopDestroyReluDescriptor(relu) || infiniopDestroyTensorDescriptor(tensor) ||
+        infiniopDestroyHandle(handle)) {
+        return 0;
+    }
+    return n;
+}
+"""
+
+
+@pytest.mark.parametrize("language", ["c", "c++"])
+def test_a_callers_own_functions(language: str, tmp_path: Path) -> None:
+    """__C and __export as engines declare theirs with; the compilers' headers may follow infinicore.h."""
+    more = "#include <vector>\n#include <algorithm>" if language == "c++" else "#include <stdio.h>"
+    more += "\n#if defined(__x86_64__)\n#include <immintrin.h>\n#include <x86intrin.h>\n#endif"
+    source, library, lib = tmp_path / f"engine.{language[0]}", tmp_path / "engine.so", str(ROOT / "lib")
+    source.write_text(ENGINE.replace("{more}", more))
+    compiler = ["cc", "-std=c99"] if language == "c" else ["c++", "-std=c++17", "-x", "c++"]
+    links = [f"-I{ROOT / 'include'}", f"-L{lib}", "-linfiniop", "-linfinirt", f"-Wl,-rpath,{lib}"]
+    flags = ["-Wall", "-Wextra", "-Werror", "-fvisibility=hidden", "-shared", "-fPIC"]
+    shell(*compiler, *flags, str(source), *links, "-o", str(library))
+    engine, count = ctypes.CDLL(str(library)), ctypes.c_int()
+    assert engine.engine_devices(ctypes.byref(count)) == 0 and count.value == 1
+    x = (ctypes.c_float * 3)(-1.0, 0.5, -0.0)
+    assert engine.engine_relu(x, ctypes.c_size_t(3)) == 3 and list(x) == [0.0, 0.5, 0.0]
+
+
+SYNCHRONISES_NEVER = r"""
+#include <infiniop.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#define CHECK(call) \
+    if ((call) != INFINI_STATUS_SUCCESS) { \
+        puts(infiniGetLastErrorMessage()); \
+        return 1; \
+    }
+
+int main(void) {
+    const size_t n = 3000;
+    infiniopHandle_t handle;
+    infiniopTensorDescriptor_t tensor;
+    infiniopAddDescriptor_t add;
+    infinirtStream_t stream;
+    CHECK(infiniopCreateHandle(&handle));
+    CHECK(infiniopCreateTensorDescriptor(&tensor, 1, &n, NULL, INFINI_DTYPE_F32));
+    CHECK(infiniopCreateAddDescriptor(handle, &add, tensor, tensor, tensor));
+    CHECK(infinirtStreamCreate(&stream));
+    for (int round = 0; round < 5000; ++round) {
+        float *a = malloc(n * sizeof *a), *b = malloc(n * sizeof *b), *c = calloc(n, sizeof *c);
+        void *copy;
+        for (size_t i = 0; i < n; ++i) {
+            a[i] = (float)i;
+            b[i] = (float)round;
+        }
+        CHECK(infinirtMallocAsync(&copy, n * sizeof *c, stream));
+        CHECK(infiniopAdd(add, NULL, 0, c, a, b, stream));
+        CHECK(infinirtMemcpyAsync(copy, c, n * sizeof *c, INFINIRT_MEMCPY_H2D, stream));
+        for (size_t i = 0; i < n; ++i) {
+            if (c[i] != (float)(i + round) || ((float *)copy)[i] != c[i]) {
+                printf("round %d, element %zu: %g\n", round, i, (double)c[i]);
+                return 1;
+            }
+        }
+        memset(a, 0xff, n * sizeof *a);
+        free(a);
+        free(b);
+        free(c);
+        CHECK(infinirtFreeAsync(copy, stream));
+    }
+    puts("right");
+    return 0;
+}
+"""
+
+
+def test_results_are_there_without_a_synchronise(tmp_path: Path) -> None:
+    """As programs written for the reference read them: a stream of the CPU has done its work on return."""
+    source, binary, lib = tmp_path / "program.c", str(tmp_path / "program"), str(ROOT / "lib")
+    source.write_text(SYNCHRONISES_NEVER)
+    links = [f"-I{ROOT / 'include'}", f"-L{lib}", "-linfiniop", "-linfinirt", f"-Wl,-rpath,{lib}"]
+    shell("cc", *STRICT, str(source), *links, "-o", binary)
+    assert shell(binary) == "right\n"
+
+
+OUT_OF_MEMORY = r"""
+#include <infiniop.h>
+#include <stdio.h>
+#include <sys/resource.h>
+
+int main(void) {
+    const struct rlimit little = {64 << 20, 64 << 20};
+    const size_t n = 4;
+    infiniopTensorDescriptor_t tensor;
+    void *memory;
+    infiniStatus_t status = INFINI_STATUS_SUCCESS;
+    setrlimit(RLIMIT_AS, &little);
+    if (infinirtMalloc(&memory, 1 << 28) != INFINI_STATUS_INTERNAL_ERROR) {
+        return 1;
+    }
+    puts(infiniGetLastErrorMessage());
+    for (int i = 0; i < 10000000 && status == INFINI_STATUS_SUCCESS; ++i) {
+        status = infiniopCreateTensorDescriptor(&tensor, 1, &n, NULL, INFINI_DTYPE_F32);
+    }
+    printf("%d %s\n", (int)status, infiniGetLastErrorMessage());
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(sanitized(), reason="sanitizers need the address space")
+def test_out_of_memory_is_one_sentence(tmp_path: Path) -> None:
+    source, binary, lib = tmp_path / "program.c", str(tmp_path / "program"), str(ROOT / "lib")
+    source.write_text(OUT_OF_MEMORY)
+    links = [f"-I{ROOT / 'include'}", f"-L{lib}", "-linfiniop", "-linfinirt", f"-Wl,-rpath,{lib}"]
+    shell("cc", *STRICT, str(source), *links, "-o", binary)
+    assert shell(binary, OMP_NUM_THREADS="1") == (
+        "infinirtMalloc: no memory for 268435456 bytes on cpu 0\n"
+        "1 infiniopCreateTensorDescriptor: no memory for the records of this call\n"
+    )
+
+
+@pytest.mark.skipif(sanitized(), reason="sanitizers need the address space")
+def test_no_memory_for_scratch_names_the_op() -> None:
+    code = """
+import resource, torch, torch_infini
+x, w, out = torch.randn(64, 32768), torch.randn(128, 32768), torch.empty(64, 128)
+size = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (size + (1 << 20),) * 2)
+try:
+    torch.ops.infini.linear.out(x, w, None, out=out)
+except RuntimeError as error:
+    print(str(error).splitlines()[0])
+"""
+    said = shell(sys.executable, "-c", code, OMP_NUM_THREADS="1", PYTHONPATH=str(CSRC.parent))
+    assert re.fullmatch(r"infini::linear: no memory for \d{7,} bytes of scratch\n", said), said

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch_infini.ops import OpSpec, all_ops
 from torch_infini.ops.silu import activations
 from torch_infini.testing import cuda_device
+from torch_infini.testing.compare import ulps
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -35,6 +36,16 @@ def test_in_place(name: str, dtype: torch.dtype) -> None:
             y = torch.empty_strided(x.shape, x.stride(), dtype=dtype, device=DEVICE).copy_(x)
             assert getattr(ops, f"{name}_")(y, *arguments(name, x)) is None
             assert torch.equal(y, expected)
+
+
+def test_softplus_is_right_to_the_last_place() -> None:
+    x = torch.cat(
+        [torch.linspace(-105, 21, 100_003), torch.logspace(-30, 30, 2001).float(), torch.linspace(-1, 1, 9999)]
+    )
+    exact = torch.where(x > 20, x.double(), x.double().exp().log1p())
+    worst = ulps(ops.softplus(x.to(DEVICE)).cpu(), exact)
+    at = worst.argmax()
+    assert worst[at] < 1.2, f"{worst[at].item():.2f} ulp at {x[at].item():.9g}"
 
 
 def in_order(shape: tuple[int, ...], order: tuple[int, ...], dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,7 @@
-"""The elementwise ops beyond what tests/test_ops.py asks of every op: broadcasting, torch's rules for clip, aliases."""
+"""The elementwise ops beyond what tests/test_ops.py asks of every op.
+
+Broadcasting, torch's rules for clip, aliases; softplus to the last place.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +10,11 @@ import itertools
 import pytest
 import torch
 
+import torch_infini
 from torch_infini.ops import REGISTRY
 from torch_infini.ops.rms_norm import ROUNDINGS, norm_inputs
+from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing.compare import ulps
 
 ops = torch.ops.infini
 BINARY = ["add", "sub", "mul"]
@@ -127,3 +133,27 @@ def test_decompositions_of_norms_round_where_the_ops_do(rounding: str, dtype: to
         *zip(add_norm.decomposition(x, x.flip(0), *args), add_norm.op(x, x.flip(0), *args)),
     ):
         assert (actual != expected).double().mean() < 0.002
+
+
+def softplus_inputs() -> torch.Tensor:
+    """A dense range, and where the formula changes: near 0 and the threshold, the smallest and the largest numbers."""
+    ends = torch.tensor([20.0, -20.0, 0.0, -87.33654, -103.2789, -103.9721])
+    near = (ends.view(torch.int32)[:, None] + torch.arange(-300, 300)).to(torch.int32).view(torch.float32).flatten()
+    small = torch.logspace(-30, 30, 20_001).to(torch.float32)
+    denormal = torch.arange(1, 2000, dtype=torch.int32).view(torch.float32)
+    special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 3.4e38, -3.4e38])
+    dense = torch.linspace(-105, 21, 200_003)
+    return torch.cat([dense, near, small, -small, denormal, -denormal, special])
+
+
+@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+def test_softplus_is_right_to_the_last_place(capability: str) -> None:
+    x = softplus_inputs()
+    with cpu_capability_set_to(capability):
+        actual = ops.softplus(x)
+    exact = torch.where(x > 20, x.double(), x.double().exp().log1p())
+    assert torch.equal(actual.isnan(), exact.isnan())
+    assert torch.equal(actual.isinf(), exact.isinf())
+    worst = ulps(actual, exact).nan_to_num(0)
+    at = worst.argmax()
+    assert worst[at] < 1.2, f"{worst[at].item():.2f} ulp at {x[at].item():.9g}: {actual[at].item():.9g}"

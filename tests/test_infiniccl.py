@@ -16,7 +16,7 @@ import torch
 from torch_infini import libinfiniccl
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cpu_capability_set_to
-from torch_infini.testing.c_runtime import SUCCESS, last_error, ok, rt, stream
+from torch_infini.testing.c_runtime import SUCCESS, last_error, made, ok, rt, stream
 
 SLOT, ONE_SHOT = 512 * 1024, 64 * 1024  # bytes; csrc/infiniccl/cpu
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -284,7 +284,7 @@ def test_two_communicators(three: Ranks) -> None:
 def test_streams() -> None:
     """One thread queues for all ranks; a failure is the stream's."""
     communicators = Communicator.all(3)
-    streams = [stream() for _ in communicators]
+    streams = [stream(queued=True) for _ in communicators]
     xs = [torch.full((50_000,), rank + 1.0) for rank in range(3)]
     for _ in range(3):
         for c, x, on in zip(communicators, xs, streams, strict=True):
@@ -300,9 +300,28 @@ def test_streams() -> None:
         ok("StreamDestroy", on)
 
 
+def test_immediate_streams(three: Ranks) -> None:
+    """A thread for each rank: sums are there on return; a rank may free memory while others wait for it."""
+
+    def body(rank: int, c: Communicator) -> None:
+        on = stream()
+        for i in range(50):
+            x = torch.full((100,), float(rank + i))
+            memory = made("Malloc", 64)
+            if rank == 2:
+                ok("Free", memory)  # the others may be in the call below
+            c.all_reduce(x.data_ptr(), x.data_ptr(), x.numel(), F32, ADD, on)
+            assert x.tolist() == [3.0 + 3 * i] * 100
+            if rank != 2:
+                ok("Free", memory)
+        ok("StreamDestroy", on)
+
+    three.do(body)
+
+
 def test_a_communicator_destroyed_behind_its_work() -> None:
     communicators = Communicator.all(2)
-    streams = [stream() for _ in communicators]
+    streams = [stream(queued=True) for _ in communicators]
     xs = [torch.ones(5) for _ in communicators]
     for c, x, on in zip(communicators, xs, streams, strict=True):
         c.all_reduce(x.data_ptr(), x.data_ptr(), 5, F32, ADD, on)

@@ -58,17 +58,19 @@ def test_inputs_survive(op: COp) -> None:
                 assert torch.equal(bits(value), bits(before[key])), f"{sample.name}: {key}"
 
 
+@pytest.mark.parametrize("flags", [0, 1], ids=["immediate", "queued"])
 @pytest.mark.parametrize("op", OPS, ids=name)
-def test_stream_gives_the_same_bits(op: COp) -> None:
-    """Queued on a stream, the descriptor destroyed before the work is done."""
+def test_stream_gives_the_same_bits(op: COp, flags: int) -> None:
+    """Run by a stream at once, or queued there, the descriptor destroyed before the work is done."""
     stream = ctypes.c_void_p()
-    c_function("infinirtStreamCreate")(ctypes.byref(stream))
+    c_function("infinirtStreamCreateWithFlags")(ctypes.byref(stream), flags)
     try:
         for sample in list(op.samples())[:8]:
             at_once, queued = clone(sample.args), clone(sample.args)
             call(op, at_once)
             held = call(op, queued, stream)
-            c_function("infinirtStreamSynchronize")(stream)
+            if flags:
+                c_function("infinirtStreamSynchronize")(stream)
             del held
             for key in op.outputs:
                 if at_once[key] is not None:

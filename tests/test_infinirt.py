@@ -29,12 +29,14 @@ from torch_infini.testing.c_runtime import (
     H2H,
     INTERNAL_ERROR,
     LONG,
+    MAX_QUEUED,
     NO_BACKEND,
     NO_DEVICE,
     NOT_IMPLEMENTED,
     NOT_READY,
     NULL_POINTER,
     NVIDIA,
+    QUEUED,
     RELAXED,
     SUCCESS,
     THREAD_LOCAL,
@@ -89,16 +91,41 @@ class Gate:
         self.opened.set()
 
 
-@pytest.fixture
-def s() -> Iterator[int]:
-    handle = stream()
-    yield handle
-    ok("StreamDestroy", handle)
+@pytest.fixture(params=[False, True], ids=["immediate", "queued"])
+def queued(request: pytest.FixtureRequest) -> bool:
+    """The kind of stream that s and s2 are."""
+    return request.param
 
 
 @pytest.fixture
-def s2() -> Iterator[int]:
-    handle = stream()
+def s(queued: bool) -> Iterator[int]:
+    yield from a_stream(queued)
+
+
+@pytest.fixture
+def s2(queued: bool) -> Iterator[int]:
+    yield from a_stream(queued)
+
+
+@pytest.fixture
+def q() -> Iterator[int]:
+    """A queued stream, as q2, for tests that hold work up."""
+    yield from a_stream(True)
+
+
+@pytest.fixture
+def q2() -> Iterator[int]:
+    yield from a_stream(True)
+
+
+@pytest.fixture
+def i() -> Iterator[int]:
+    """An immediate one."""
+    yield from a_stream(False)
+
+
+def a_stream(queued: bool) -> Iterator[int]:
+    handle = stream(queued)
     yield handle
     ok("StreamDestroy", handle)
 
@@ -172,10 +199,10 @@ def test_order_within_a_stream(s: int) -> None:
     assert seen == list(range(500))
 
 
-def test_streams_are_independent(s: int, s2: int) -> None:
-    gate, seen = Gate(s), []
-    assert launch(s2, lambda: seen.append("other stream")) == SUCCESS
-    ok("StreamSynchronize", s2)
+def test_streams_are_independent(q: int, q2: int) -> None:
+    gate, seen = Gate(q), []
+    assert launch(q2, lambda: seen.append("other stream")) == SUCCESS
+    ok("StreamSynchronize", q2)
     assert launch(None, lambda: seen.append("no stream")) == SUCCESS
     ok("StreamSynchronize", None)
     assert seen == ["other stream", "no stream"]
@@ -183,12 +210,12 @@ def test_streams_are_independent(s: int, s2: int) -> None:
     ok("DeviceSynchronize")
 
 
-def test_launch_returns_at_once_and_a_null_stream_on_completion(s: int) -> None:
-    gate, seen = Gate(s), []
-    assert launch(s, lambda: seen.append(threading.get_native_id())) == SUCCESS
+def test_launch_returns_at_once_and_a_null_stream_on_completion(q: int) -> None:
+    gate, seen = Gate(q), []
+    assert launch(q, lambda: seen.append(threading.get_native_id())) == SUCCESS
     assert seen == []
     gate.open()
-    ok("StreamSynchronize", s)
+    ok("StreamSynchronize", q)
     assert launch(None, lambda: seen.append(threading.get_native_id())) == SUCCESS
     assert seen[0] != threading.get_native_id() == seen[1]
 
@@ -201,8 +228,8 @@ def test_device_synchronize_waits_for_all_streams(s: int, s2: int) -> None:
     assert set(seen) == {s, s2}
 
 
-def test_destroy_waits(s: int) -> None:
-    other, seen = stream(), []
+def test_destroy_waits() -> None:
+    other, seen = stream(queued=True), []
     assert launch(other, lambda: (time.sleep(0.05), seen.append(1))) == SUCCESS
     ok("StreamDestroy", other)
     assert seen == [1]
@@ -211,7 +238,7 @@ def test_destroy_waits(s: int) -> None:
 
 def test_destroy_while_another_thread_waits() -> None:
     for _ in range(20):
-        other = stream()
+        other = stream(queued=True)
         gate = Gate(other)
         waiting = [in_thread(lambda other=other: rt.infinirtStreamSynchronize(other)) for _ in range(3)]
         destroying = in_thread(lambda other=other: ok("StreamDestroy", other))
@@ -220,20 +247,20 @@ def test_destroy_while_another_thread_waits() -> None:
             joined(thread)
 
 
-def test_first_failure_stays_until_it_is_asked_for(s: int) -> None:
+def test_first_failure_stays_until_it_is_asked_for(q: int) -> None:
     def fails(sentence: bytes, status: int) -> int:
         rt.infinirtSetLastErrorMessage(sentence)
         return status
 
     seen: list[int] = []
-    assert launch(s, lambda: fails(b"infini::test: the first", 11)) == SUCCESS
-    assert launch(s, lambda: fails(b"infini::test: the second", 12)) == SUCCESS
-    assert launch(s, lambda: seen.append(1)) == SUCCESS
-    refused(11, "^infini::test: the first$", "StreamSynchronize", s)
+    assert launch(q, lambda: fails(b"infini::test: the first", 11)) == SUCCESS
+    assert launch(q, lambda: fails(b"infini::test: the second", 12)) == SUCCESS
+    assert launch(q, lambda: seen.append(1)) == SUCCESS
+    refused(11, "^infini::test: the first$", "StreamSynchronize", q)
     assert seen == [1]
-    ok("StreamSynchronize", s)
-    assert launch(s, lambda: 3) == SUCCESS
-    refused(3, "a host function returned status 3", "StreamSynchronize", s)
+    ok("StreamSynchronize", q)
+    assert launch(q, lambda: 3) == SUCCESS
+    refused(3, "a host function returned status 3", "StreamSynchronize", q)
     rt.infinirtSetLastErrorMessage(b"of the caller")
     assert launch(None, lambda: SUCCESS) == SUCCESS
     assert last_error() == "of the caller"
@@ -241,8 +268,8 @@ def test_first_failure_stays_until_it_is_asked_for(s: int) -> None:
     assert last_error() == "infini::test: at once"
 
 
-def test_device_synchronize_reports_the_first_failure_of_all_streams(s: int, s2: int) -> None:
-    for first, second in ((s, s2), (s2, s)):
+def test_device_synchronize_reports_the_first_failure_of_all_streams(q: int, q2: int) -> None:
+    for first, second in ((q, q2), (q2, q)):
         gate = Gate(second)
         assert launch(second, lambda: 12) == SUCCESS
         assert launch(first, lambda: 11) == SUCCESS
@@ -254,12 +281,12 @@ def test_device_synchronize_reports_the_first_failure_of_all_streams(s: int, s2:
         ok("DeviceSynchronize")  # asked for: all of them
 
 
-def test_release_is_called_once_and_not_for_a_refused_call(s: int) -> None:
+def test_release_is_called_once_and_not_for_a_refused_call(q: int) -> None:
     released: list[str] = []
-    assert launch(s, lambda: None, lambda: released.append("stream")) == SUCCESS
-    assert launch(s, lambda: 3, lambda: released.append("stream, failed")) == SUCCESS
-    refused(3, "status 3", "StreamSynchronize", s)
-    ok("StreamSynchronize", s)
+    assert launch(q, lambda: None, lambda: released.append("stream")) == SUCCESS
+    assert launch(q, lambda: 3, lambda: released.append("stream, failed")) == SUCCESS
+    refused(3, "status 3", "StreamSynchronize", q)
+    ok("StreamSynchronize", q)
     assert released == ["stream", "stream, failed"]
     assert launch(None, lambda: None, lambda: released.append("null")) == SUCCESS
     assert released.pop() == "null"
@@ -270,25 +297,25 @@ def test_release_is_called_once_and_not_for_a_refused_call(s: int) -> None:
     assert released == ["stream", "stream, failed"]
 
 
-def test_functions_that_wait_are_refused_in_host_functions(s: int, s2: int) -> None:
+def test_functions_that_wait_are_refused_in_host_functions(q: int, q2: int) -> None:
     done, memory, statuses = event(), made("Malloc", 64), {}
 
     def body() -> None:
-        statuses["StreamSynchronize"] = rt.infinirtStreamSynchronize(s)
+        statuses["StreamSynchronize"] = rt.infinirtStreamSynchronize(q)
         statuses["DeviceSynchronize"] = rt.infinirtDeviceSynchronize()
         statuses["EventSynchronize"] = rt.infinirtEventSynchronize(done)
         statuses["StreamWaitEvent"] = rt.infinirtStreamWaitEvent(None, done)
-        statuses["StreamDestroy"] = rt.infinirtStreamDestroy(s)
+        statuses["StreamDestroy"] = rt.infinirtStreamDestroy(q)
         assert statuses == dict.fromkeys(statuses, BAD_PARAM)
         assert "must not be called in a host function" in last_error()
         ok("Free", memory)  # frees without waiting
-        ok("EventRecord", done, s2)
+        ok("EventRecord", done, q2)
 
-    assert launch(s, body) == SUCCESS
-    ok("StreamSynchronize", s)
+    assert launch(q, body) == SUCCESS
+    ok("StreamSynchronize", q)
     assert len(statuses) == 5 and set(statuses.values()) == {BAD_PARAM}
     refused(BAD_PARAM, "ptr must be memory", "Free", memory)
-    assert launch(None, lambda: rt.infinirtStreamSynchronize(s)) == SUCCESS  # no worker: may wait
+    assert launch(None, lambda: rt.infinirtStreamSynchronize(q)) == SUCCESS  # no worker: may wait
     ok("EventDestroy", done)
 
 
@@ -310,54 +337,247 @@ def test_host_functions_run_with_the_callers_openmp_threads(s: int) -> None:
         rt.omp_set_num_threads(before)
 
 
+# ---- immediate streams, and what both kinds have to do with each other ----
+
+
+def test_an_immediate_stream_has_done_its_work_on_return(i: int) -> None:
+    seen, released, a, b = [], [], Bytes(b"1234"), Bytes(bytes(4))
+    assert launch(i, lambda: seen.append(threading.get_native_id()), lambda: released.append(1)) == SUCCESS
+    assert seen == [threading.get_native_id()] and released == [1]
+    at, done = made("MallocAsync", 4, i), event()
+    ok("MemcpyAsync", at, a.at, 4, H2D, i)
+    ok("MemcpyAsync", b.at, at, 4, D2H, i)
+    assert bytes(b) == b"1234"
+    ok("EventRecord", done, i)
+    assert query(done) == COMPLETE
+    ok("FreeAsync", at, i)
+    refused(BAD_PARAM, "ptr must be memory of", "Free", at)
+    at = made("Malloc", 4)
+    ok("MemcpyAsync", at, a.at, 4, H2D, i)
+    ok("Free", at)
+
+
+def test_failures_on_an_immediate_stream_are_the_calls(i: int) -> None:
+    def fails() -> int:
+        rt.infinirtSetLastErrorMessage(b"infini::test: at once")
+        return 11
+
+    released: list[str] = []
+    assert launch(i, fails, lambda: released.append("failed")) == 11
+    assert last_error() == "infini::test: at once" and not released
+    assert launch(i, lambda: 3) == 3
+    assert last_error() == "infinirt: a host function returned status 3"
+    ok("StreamSynchronize", i)
+    ok("DeviceSynchronize")
+    ok("StreamBeginCapture", i, RELAXED)
+    assert launch(i, lambda: 11, lambda: released.append("captured")) == SUCCESS
+    exec_ = instantiated(graph := captured(i))
+    ok("GraphDestroy", graph)
+    refused(11, "status 11", "GraphLuanch", exec_, i)
+    ok("GraphExecDestroy", exec_)
+    assert released == ["captured"]
+
+
+def test_host_functions_on_an_immediate_stream_may_wait_and_launch_more(i: int) -> None:
+    seen, other = [], stream()
+
+    def body() -> None:
+        assert launch(i, lambda: seen.append("inner")) == SUCCESS
+        ok("StreamSynchronize", i)
+        ok("DeviceSynchronize")
+        ok("StreamDestroy", other)
+        seen.append("outer")
+
+    assert launch(other, body) == SUCCESS
+    assert seen == ["inner", "outer"]
+    refused(BAD_PARAM, "stream must be a handle", "StreamSynchronize", other)
+
+
+def test_free_does_not_wait_for_an_immediate_stream(i: int) -> None:
+    """Its work belongs to the thread that called: one that waits for another rank must not hold that one up."""
+    reached, freed = threading.Event(), threading.Event()
+    running = in_thread(lambda: launch(i, lambda: (reached.set(), SUCCESS if freed.wait(LONG) else INTERNAL_ERROR)[1]))
+    assert reached.wait(LONG)
+    ok("Free", made("Malloc", 64))
+    ok("DeviceSynchronize")
+    ok("StreamSynchronize", i)
+    freed.set()
+    joined(running)
+
+
+def test_an_immediate_stream_waits_in_the_call(i: int, q: int, q2: int) -> None:
+    gate, done, statuses = Gate(q), event(), []
+    ok("EventRecord", done, q)
+    threading.Timer(0.05, gate.open).start()
+    ok("StreamWaitEvent", i, done)
+    assert gate.opened.is_set() and query(done) == COMPLETE
+    assert launch(q2, lambda: statuses.append((rt.infinirtStreamWaitEvent(i, done), last_error()))) == SUCCESS
+    ok("StreamSynchronize", q2)
+    assert statuses[0][0] == BAD_PARAM and "must not be called in a host function" in statuses[0][1]
+    ok("EventRecord", done, i)
+    ok("StreamWaitEvent", q, done)
+    ok("StreamSynchronize", q)
+
+
+def test_a_capture_of_both_kinds(i: int, q: int) -> None:
+    def check(first: int, second: int) -> None:
+        seen, forked, back = [], event(), event()
+        ok("StreamBeginCapture", first, RELAXED)
+        assert launch(first, lambda: seen.append("before")) == SUCCESS
+        ok("EventRecord", forked, first)
+        ok("StreamWaitEvent", second, forked)
+        assert launch(second, lambda: seen.append("forked")) == SUCCESS
+        ok("EventRecord", back, second)
+        ok("StreamWaitEvent", first, back)
+        assert launch(first, lambda: seen.append("after")) == SUCCESS
+        exec_ = instantiated(captured(first))
+        assert not seen
+        for on in (first, second, None):
+            ok("GraphLuanch", exec_, on)
+            ok("DeviceSynchronize")
+            assert seen == ["before", "forked", "after"]
+            seen.clear()
+
+    check(i, q)
+    check(q, i)
+
+
+def test_a_full_queue_makes_the_caller_wait(q: int) -> None:
+    gate, seen = Gate(q), []
+    function = HostFunction(lambda _: seen.append(1) or SUCCESS)
+    callbacks.append(function)
+
+    def one_more() -> None:
+        assert rt.infinirtStreamLaunchHostFunction(q, function, None, None) == SUCCESS
+
+    for _ in range(MAX_QUEUED - 1):  # with the gate as many as there is room for
+        one_more()
+    calls = [one_more, lambda: ok("EventRecord", event(), q), lambda: ok("FreeAsync", made("Malloc", 8), q)]
+    waiting = [in_thread(call) for call in calls]
+    time.sleep(0.1)
+    assert all(thread.is_alive() for thread in waiting) and not seen
+    gate.open()
+    for thread in waiting:
+        joined(thread)
+    ok("StreamSynchronize", q)
+    assert len(seen) == MAX_QUEUED
+
+
+def test_a_host_function_may_fill_its_own_queue(q: int) -> None:
+    seen: list[int] = []
+    function = HostFunction(lambda _: seen.append(1) or SUCCESS)
+    callbacks.append(function)
+
+    def body() -> None:
+        for _ in range(2 * MAX_QUEUED):
+            assert rt.infinirtStreamLaunchHostFunction(q, function, None, None) == SUCCESS
+
+    assert launch(q, body) == SUCCESS
+    ok("StreamSynchronize", q)
+    ok("StreamSynchronize", q)
+    assert len(seen) == 2 * MAX_QUEUED
+
+
+def test_the_end_of_a_full_stream_wakes_its_callers() -> None:
+    full = stream(queued=True)
+    gate, function = Gate(full), HostFunction(lambda _: SUCCESS)
+    callbacks.append(function)
+    for _ in range(MAX_QUEUED - 1):
+        assert rt.infinirtStreamLaunchHostFunction(full, function, None, None) == SUCCESS
+
+    def waits() -> None:
+        pattern = "the stream was destroyed by another thread while this call used it"
+        refused(BAD_PARAM, pattern, "StreamLaunchHostFunction", full, function, None, None)
+
+    waiting = in_thread(waits)
+    time.sleep(0.1)
+    destroying = in_thread(lambda: ok("StreamDestroy", full))
+    joined(waiting)
+    gate.open()
+    joined(destroying)
+
+
+LAUNCHED = """
+import threading
+ran, function = threading.Event(), ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+rt.infiniGetLastErrorMessage.restype = ctypes.c_char_p
+body = function(lambda _: (ran.wait(0.05), here.append(threading.get_ident()), 0)[2])
+here = []
+status = rt.infinirtStreamCreate(ctypes.byref(s))
+assert status == 0, rt.infiniGetLastErrorMessage()
+assert rt.infinirtStreamLaunchHostFunction(s, body, None, None) == 0
+at_once = bool(here)
+assert rt.infinirtStreamSynchronize(s) == 0 and len(here) == 1
+assert (at_once, here == [threading.get_ident()]) == (expected, expected)
+print("done")
+"""
+
+
+@pytest.mark.parametrize(("setting", "immediate"), [("", True), ("immediate", True), ("queued", False)])
+def test_the_environment_chooses(setting: str, immediate: bool) -> None:
+    python(f"expected = {immediate}\n{LAUNCHED}", setting)
+
+
+def test_other_settings_are_an_error_in_words() -> None:
+    python(
+        "rt.infiniGetLastErrorMessage.restype = ctypes.c_char_p\n"
+        "for flags in (0, 1, 0):\n"
+        "    assert rt.infinirtStreamCreateWithFlags(ctypes.byref(s), flags) == 3\n"
+        "    assert rt.infiniGetLastErrorMessage() == (b'infinirtStreamCreate: the environment variable '\n"
+        "        b'INFINI_CPU_STREAMS must be queued or immediate, got asynchronous')\n"
+        "print('done')",
+        "asynchronous",
+    )
+
+
 # ---- events ----
 
 
-def test_event_status(s: int) -> None:
+def test_event_status(q: int) -> None:
     done = made("EventCreate")
     assert query(done) == COMPLETE  # never recorded
     ok("EventSynchronize", done)
-    gate = Gate(s)
-    ok("EventRecord", done, s)
+    gate = Gate(q)
+    ok("EventRecord", done, q)
     assert query(done) == NOT_READY
     gate.open()
     ok("EventSynchronize", done)
     assert query(done) == COMPLETE
-    gate = Gate(s)
+    gate = Gate(q)
     ok("EventRecord", done, None)  # a NULL stream waits for no other
     assert query(done) == COMPLETE
     gate.open()
     ok("EventDestroy", done)
 
 
-def test_streams_wait_for_events(s: int, s2: int) -> None:
-    gate, done, never, seen = Gate(s), event(BLOCKING_SYNC), event(), []
-    assert launch(s, lambda: (time.sleep(0.02), seen.append("s"))) == SUCCESS
-    ok("EventRecord", done, s)
-    ok("StreamWaitEvent", s2, never)
-    ok("StreamWaitEvent", s2, done)
-    assert launch(s2, lambda: seen.append("s2")) == SUCCESS
-    # Neither a record after the wait nor the event's end changes what s2 waits for.
+def test_streams_wait_for_events(q: int, q2: int) -> None:
+    gate, done, never, seen = Gate(q), event(BLOCKING_SYNC), event(), []
+    assert launch(q, lambda: (time.sleep(0.02), seen.append("s"))) == SUCCESS
+    ok("EventRecord", done, q)
+    ok("StreamWaitEvent", q2, never)
+    ok("StreamWaitEvent", q2, done)
+    assert launch(q2, lambda: seen.append("s2")) == SUCCESS
+    # Neither a record after the wait nor the event's end changes what q2 waits for.
     ok("EventRecord", done, None)
     ok("EventDestroy", done)
     time.sleep(0.02)
     assert seen == []
     gate.open()
-    ok("StreamSynchronize", s2)
+    ok("StreamSynchronize", q2)
     assert seen == ["s", "s2"]
 
 
-def test_null_stream_waits_in_the_call(s: int) -> None:
-    gate, done = Gate(s), event()
-    ok("EventRecord", done, s)
+def test_null_stream_waits_in_the_call(q: int) -> None:
+    gate, done = Gate(q), event()
+    ok("EventRecord", done, q)
     threading.Timer(0.05, gate.open).start()
     ok("StreamWaitEvent", None, done)
     assert gate.opened.is_set() and query(done) == COMPLETE
 
 
-def test_destroying_an_event_wakes_nobody(s: int) -> None:
-    gate, done = Gate(s), event()
-    ok("EventRecord", done, s)
+def test_destroying_an_event_wakes_nobody(q: int) -> None:
+    gate, done = Gate(q), event()
+    ok("EventRecord", done, q)
     entered = threading.Event()
     waiting = in_thread(lambda: (entered.set(), ok("EventSynchronize", done)))
     assert entered.wait(LONG)
@@ -369,9 +589,9 @@ def test_destroying_an_event_wakes_nobody(s: int) -> None:
     joined(waiting)
 
 
-def test_elapsed_time(s: int) -> None:
+def test_elapsed_time(q: int) -> None:
     start, end, not_timed, never = event(), event(BLOCKING_SYNC), event(DISABLE_TIMING), event()
-    ok("EventRecord", start, s)
+    ok("EventRecord", start, q)
     measured: list[float] = []
 
     def body() -> None:
@@ -379,18 +599,18 @@ def test_elapsed_time(s: int) -> None:
         time.sleep(0.1)
         measured.append(1e3 * (time.monotonic() - begin))
 
-    assert launch(s, body) == SUCCESS
-    ok("EventRecord", end, s)
-    ok("EventRecord", not_timed, s)
-    ok("StreamSynchronize", s)
+    assert launch(q, body) == SUCCESS
+    ok("EventRecord", end, q)
+    ok("EventRecord", not_timed, q)
+    ok("StreamSynchronize", q)
     assert measured[0] <= elapsed(start, end) <= measured[0] + 2000
     assert elapsed(end, start) == -elapsed(start, end)
     out = ctypes.byref(ctypes.c_float())
     refused(BAD_PARAM, "end must be an event with timing", "EventElapsedTime", out, start, not_timed)
     refused(BAD_PARAM, "start must be an event with timing", "EventElapsedTime", out, not_timed, start)
     refused(BAD_PARAM, "start must .* complete, got one that was never recorded", "EventElapsedTime", out, never, end)
-    gate = Gate(s)
-    ok("EventRecord", end, s)
+    gate = Gate(q)
+    ok("EventRecord", end, q)
     refused(BAD_PARAM, "end must .* complete, got one that is not ready", "EventElapsedTime", out, start, end)
     gate.open()
     # Two records in a row are microseconds apart, and their distance is seen.
@@ -446,31 +666,31 @@ def test_host_memory_is_freed_by_any_thread() -> None:
 
 
 @pytest.mark.parametrize("free", ["Free", "FreeHost"])
-def test_free_waits_for_queued_work(s: int, free: str) -> None:
+def test_free_waits_for_queued_work(q: int, free: str) -> None:
     at = made(free.replace("Free", "Malloc"), 4096)
-    gate, result = Gate(s), Bytes(bytes(4096))
+    gate, result = Gate(q), Bytes(bytes(4096))
     ctypes.memset(at, 5, 4096)
-    ok("MemcpyAsync", result.at, at, 4096, D2H, s)
-    assert launch(s, lambda: 3) == SUCCESS
+    ok("MemcpyAsync", result.at, at, 4096, D2H, q)
+    assert launch(q, lambda: 3) == SUCCESS
     freeing = in_thread(lambda: ok(free, at))
     time.sleep(0.05)
     assert freeing.is_alive()
     gate.open()
     joined(freeing)
     assert bytes(result) == b"\5" * 4096
-    refused(3, "status 3", "StreamSynchronize", s)  # freeing has not taken the failure
+    refused(3, "status 3", "StreamSynchronize", q)  # freeing has not taken the failure
 
 
-def test_stream_ordered_memory(s: int) -> None:
-    gate = Gate(s)
-    at, source, result = made("MallocAsync", 64, s), Bytes(bytes(range(64))), Bytes(bytes(64))
+def test_stream_ordered_memory(q: int) -> None:
+    gate = Gate(q)
+    at, source, result = made("MallocAsync", 64, q), Bytes(bytes(range(64))), Bytes(bytes(64))
     assert at % 64 == 0
-    ok("MemcpyAsync", at, source.at, 64, H2D, s)
-    ok("MemcpyAsync", result.at, at, 64, D2H, s)
-    ok("FreeAsync", at, s)
+    ok("MemcpyAsync", at, source.at, 64, H2D, q)
+    ok("MemcpyAsync", result.at, at, 64, D2H, q)
+    ok("FreeAsync", at, q)
     refused(BAD_PARAM, "ptr must be memory of", "Free", at)
     gate.open()
-    ok("StreamSynchronize", s)
+    ok("StreamSynchronize", q)
     assert bytes(result) == bytes(range(64))
 
 
@@ -521,22 +741,22 @@ def test_copies_are_held_to_the_end_of_an_allocation(s: int) -> None:
         ok(free, at)
 
 
-def test_async_copies_are_ordered(s: int) -> None:
-    gate, a, b = Gate(s), Bytes(b"before"), Bytes(bytes(6))
-    ok("MemcpyAsync", b.at, a.at, 6, H2H, s)
+def test_async_copies_are_ordered(q: int) -> None:
+    gate, a, b = Gate(q), Bytes(b"before"), Bytes(bytes(6))
+    ok("MemcpyAsync", b.at, a.at, 6, H2H, q)
     ctypes.memmove(a.at, b"after!", 6)  # not read yet
     assert bytes(b) == bytes(6)
     ok("Memcpy", b.at, a.at, 3, H2H)  # waits for no stream
     assert bytes(b) == b"aft\0\0\0"
     gate.open()
-    ok("StreamSynchronize", s)
+    ok("StreamSynchronize", q)
     assert bytes(b) == b"after!"
 
 
 # ---- graphs ----
 
 
-def test_capture_and_replay(s: int) -> None:
+def test_capture_and_replay(s: int, queued: bool) -> None:
     a, b, counts, released = Bytes(b"1234"), Bytes(bytes(4)), [0], []
     ok("StreamBeginCapture", s, GLOBAL)
     ok("MemcpyAsync", b.at, a.at, 4, H2D, s)
@@ -552,13 +772,15 @@ def test_capture_and_replay(s: int) -> None:
     ctypes.memmove(a.at, b"4444", 4)
     ok("GraphLuanch", exec_, None)
     assert counts == [0, b"1111", b"2222", b"3333", b"4444"]
-    gate = Gate(s)
+    gate = Gate(s) if queued else None
     ok("GraphLuanch", exec_, s)
+    assert len(counts) == (5 if queued else 6) and not released
     ok("GraphExecDestroy", exec_)  # queued: still runs
     refused(BAD_PARAM, "graph_exec must be a handle", "GraphLuanch", exec_, s)
-    assert not released
-    gate.open()
-    ok("StreamSynchronize", s)
+    if gate is not None:
+        assert not released
+        gate.open()
+        ok("StreamSynchronize", s)
     assert counts[5:] == [b"4444"] and released == [1]
 
 
@@ -639,14 +861,14 @@ def test_what_a_capture_refuses(s: int, s2: int) -> None:
     ok("EventSynchronize", inside)
 
 
-def test_queued_before_the_capture_runs(s: int) -> None:
-    gate, seen = Gate(s), []
-    assert launch(s, lambda: seen.append(1)) == SUCCESS
-    ok("StreamBeginCapture", s, RELAXED)
+def test_queued_before_the_capture_runs(q: int) -> None:
+    gate, seen = Gate(q), []
+    assert launch(q, lambda: seen.append(1)) == SUCCESS
+    ok("StreamBeginCapture", q, RELAXED)
     gate.open()
     ok("DeviceSynchronize")  # allowed: waits for what is queued, which the capture is not
     assert seen == [1]
-    ok("GraphDestroy", captured(s))
+    ok("GraphDestroy", captured(q))
 
 
 def test_capture_is_lost_with_its_stream(s2: int) -> None:
@@ -696,14 +918,17 @@ def test_graph_in_a_graph(s: int) -> None:
     assert released == [1]
 
 
-def test_failure_in_a_graph(s: int) -> None:
+def test_failure_in_a_graph(s: int, queued: bool) -> None:
     seen: list[int] = []
     ok("StreamBeginCapture", s, RELAXED)
     for status in (0, 11, 12):
         assert launch(s, lambda status=status: (seen.append(status), status)[1]) == SUCCESS
     exec_ = instantiated(captured(s))
-    ok("GraphLuanch", exec_, s)
-    refused(11, "status 11", "StreamSynchronize", s)
+    if queued:
+        ok("GraphLuanch", exec_, s)
+        refused(11, "status 11", "StreamSynchronize", s)
+    else:
+        refused(11, "status 11", "GraphLuanch", exec_, s)
     refused(11, "status 11", "GraphLuanch", exec_, None)
     ok("StreamSynchronize", s)
     assert seen == [0, 11, 12] * 2
@@ -712,12 +937,12 @@ def test_failure_in_a_graph(s: int) -> None:
 # ---- threads, processes, and large numbers ----
 
 
-def test_many_threads_at_once() -> None:
-    shared, shared_event = stream(), event()
+def test_many_threads_at_once(queued: bool) -> None:
+    shared, shared_event = stream(queued), event()
     counted = [0] * 8
 
     def body(me: int) -> None:
-        own, a, b = stream(), Bytes(bytes([me]) * 64), Bytes(bytes(64))
+        own, a, b = stream(queued), Bytes(bytes([me]) * 64), Bytes(bytes(64))
         done = event()
         for i in range(60):
             at = made("Malloc", 64)
@@ -761,10 +986,13 @@ linux = pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="reads /
 
 @linux
 def test_no_thread_is_left() -> None:
-    handles = [stream() for _ in range(20)]
+    before = threads()
+    immediate = [stream() for _ in range(20)]
+    assert threads() < before + 20  # they have none
+    handles = [stream(queued=True) for _ in range(20)]
     running = threads()
     assert running > 20
-    for handle in handles:
+    for handle in (*immediate, *handles):
         ok("StreamDestroy", handle)
     deadline = time.monotonic() + LONG  # the kernel lists a thread a moment longer than its join lasts
     while threads() > running - 20 and time.monotonic() < deadline:
@@ -774,7 +1002,7 @@ def test_no_thread_is_left() -> None:
 
 @linux
 @pytest.mark.skipif(sanitized(), reason="sanitizers keep memory")
-def test_memory_stays_flat(s: int) -> None:
+def test_memory_stays_flat(s: int, queued: bool) -> None:
     function, out = HostFunction(lambda _: 0), ctypes.c_void_p()
     callbacks.append(function)
 
@@ -787,7 +1015,7 @@ def test_memory_stays_flat(s: int) -> None:
 
     def streams(count: int) -> None:
         for _ in range(count):
-            assert rt.infinirtStreamCreate(ctypes.byref(out)) == SUCCESS
+            assert rt.infinirtStreamCreateWithFlags(ctypes.byref(out), QUEUED if queued else 0) == SUCCESS
             assert rt.infinirtStreamDestroy(out) == SUCCESS
 
     def graphs(count: int) -> None:
@@ -814,9 +1042,12 @@ def test_memory_stays_flat(s: int) -> None:
         assert grown < 4 << 20, f"{body.__name__}: {grown} bytes more after {count}"
 
 
-def python(code: str) -> None:
+def python(code: str, streams: str = "queued") -> None:
     start = f"import ctypes, _ctypes, time\nrt = ctypes.CDLL({LIBINFINIOP.librt._name!r})\ns = ctypes.c_void_p()\n"
-    done = subprocess.run([sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60)
+    environment = {**os.environ, "INFINI_CPU_STREAMS": streams}
+    done = subprocess.run(
+        [sys.executable, "-c", start + code], capture_output=True, text=True, timeout=60, env=environment
+    )
     assert (done.returncode, done.stdout) == (0, "done\n"), done.stderr
 
 

@@ -49,18 +49,68 @@ def until(condition: Callable[[], object]) -> None:
 
 @pytest.fixture
 def stream() -> Stream:
-    return Stream("cpu")
+    return Stream("cpu", queued=True)
+
+
+both = pytest.mark.parametrize("stream", [Stream("cpu"), Stream("cpu", queued=True)], ids=["immediate", "queued"])
 
 
 # ---- streams of the CPU ----
 
 
+@both
 def test_work_runs_in_order(stream: Stream) -> None:
     seen: list[int] = []
-    for i in range(1000):
+    for i in range(3000):  # more than a queue holds
         stream.launch(seen.append, i)
     stream.synchronize()
-    assert seen == list(range(1000))
+    assert seen == list(range(3000))
+
+
+def test_an_immediate_stream_runs_functions_in_the_calling_thread() -> None:
+    stream, seen = Stream("cpu"), []
+    stream.launch(lambda: seen.append(threading.get_ident()))
+    assert seen == [threading.get_ident()]
+    event = stream.record_event()
+    assert event.query()
+    stream.launch(lambda: (stream.synchronize(), event.synchronize(), stream.launch(seen.append, "inner")))
+    assert seen[1:] == ["inner"]
+    x = torch.ones(4)
+    alive = weakref.ref(x)
+    stream.uses(x)
+    del x
+    until(lambda: alive() is None)
+
+
+def test_an_immediate_stream_raises_what_a_function_raises() -> None:
+    stream, first = Stream("cpu"), KeyError("gone")
+
+    def fail(error: BaseException) -> None:
+        raise error
+
+    for error in (first, SystemExit(3), RuntimeError("\ud800")):
+        with pytest.raises(type(error)) as caught:
+            stream.launch(fail, error)
+        assert caught.value is error
+        stream.synchronize()  # told once
+
+    def outer() -> None:
+        with pytest.raises(KeyError):
+            stream.launch(fail, first)
+        with pytest.raises(RuntimeError, match="must not be called by a function that a stream runs"):
+            graph(torch.neg, torch.ones(2)).replay()
+
+    stream.launch(outer)
+
+
+def test_an_immediate_stream_waits_for_a_queued_one(stream: Stream) -> None:
+    immediate, seen = Stream("cpu"), []
+    gate = Gate(stream)
+    stream.launch(seen.append, "first")
+    threading.Timer(0.05, gate.open).start()
+    immediate.wait_stream(stream)
+    immediate.launch(seen.append, "second")
+    assert seen == ["first", "second"]
 
 
 def test_the_caller_does_not_wait(stream: Stream) -> None:
@@ -74,7 +124,7 @@ def test_the_caller_does_not_wait(stream: Stream) -> None:
 
 
 def test_streams_run_independently(stream: Stream) -> None:
-    other, seen = Stream("cpu"), []
+    other, seen = Stream("cpu", queued=True), []
     gate = Gate(stream)
     other.launch(seen.append, 1)
     other.synchronize()
@@ -83,7 +133,7 @@ def test_streams_run_independently(stream: Stream) -> None:
 
 
 def test_a_stream_waits_for_another(stream: Stream) -> None:
-    other, seen = Stream("cpu"), []
+    other, seen = Stream("cpu", queued=True), []
     gate = Gate(stream)
     stream.launch(seen.append, "first")
     other.wait_stream(stream)
@@ -95,6 +145,7 @@ def test_a_stream_waits_for_another(stream: Stream) -> None:
     assert seen == ["first", "second"]
 
 
+@both
 def test_a_launched_function_launches(stream: Stream) -> None:
     seen: list[int] = []
     stream.launch(lambda: stream.launch(seen.append, 1))
@@ -161,6 +212,7 @@ def test_functions_must_not_wait(stream: Stream) -> None:
     )
 
 
+@both
 def test_functions_run_in_the_modes_of_their_caller(stream: Stream) -> None:
     def modes() -> tuple[object, ...]:
         return (torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_autocast_enabled("cpu"))
@@ -185,6 +237,7 @@ def test_functions_run_in_the_modes_of_their_caller(stream: Stream) -> None:
     ]
 
 
+@both
 def test_many_threads_use_one_stream(stream: Stream) -> None:
     seen: list[tuple[int, int]] = []
 
@@ -211,7 +264,7 @@ def test_a_stream_that_nobody_holds_finishes_its_work() -> None:
             seen.append(1)
 
     seen: list[int] = []
-    stream, work = Stream("cpu"), Work()
+    stream, work = Stream("cpu", queued=True), Work()
     alive = weakref.ref(work)
     gate = Gate(stream)
     stream.launch(work)
@@ -229,9 +282,9 @@ def test_streams_end_with_their_threads() -> None:
     def threads() -> set[str]:
         return set(os.listdir("/proc/self/task"))  # others of this process may end meanwhile
 
-    Stream("cpu").synchronize()
+    Stream("cpu", queued=True).synchronize()
     before = threads()
-    streams = [Stream("cpu") for _ in range(20)]
+    streams = [Stream("cpu", queued=True) for _ in range(20)]
     made = threads() - before
     assert len(made) >= 20
     del streams
@@ -288,7 +341,7 @@ EXIT = r"""
 import os
 import time
 from torch_infini.runtime import Event, Stream, graph
-streams = [Stream("cpu") for _ in range(3)]
+streams = [Stream("cpu", queued=True) for _ in range(3)]
 for i, stream in enumerate(streams):
     stream.launch(time.sleep, 0.1)
     stream.launch(os.write, 1, b"%d\n" % i)
@@ -304,12 +357,12 @@ def test_a_process_that_ends_lets_its_streams_finish() -> None:
 FORK = """
 import os, sys, time
 from torch_infini.runtime import Stream
-stream = Stream("cpu")
+stream = Stream("cpu", queued=True)
 stream.launch(time.sleep, 0.3)
 child = os.fork()
 if child == 0:
     seen = []
-    mine = Stream("cpu")
+    mine = Stream("cpu", queued=True)
     mine.launch(seen.append, 1)
     mine.synchronize()
     del mine
@@ -331,7 +384,7 @@ def test_a_forked_child_makes_streams_of_its_own() -> None:
 
 @every_device
 def test_events(device: str) -> None:
-    stream = Stream(device)
+    stream = Stream(device, queued=True)
     start, end = Event(device), Event(device)
     assert start.query()  # never recorded
     start.synchronize()
@@ -373,7 +426,7 @@ def test_events_without_timing(device: str) -> None:
 
 
 def test_a_stream_waits_for_an_event(stream: Stream) -> None:
-    other, seen = Stream("cpu"), []
+    other, seen = Stream("cpu", queued=True), []
     gate = Gate(stream)
     event = stream.record_event()
     assert not event.query()

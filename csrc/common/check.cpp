@@ -4,6 +4,8 @@
 
 #include <cmath>
 
+#include "scratch.h"
+
 namespace infini {
 
 namespace {
@@ -20,23 +22,6 @@ bool is_empty(const TensorView &view) {
     return view.numel() == 0;
 }
 
-// A description without memory, as the C ABI checks one when a descriptor is created.
-bool has_no_memory(const TensorView &view) {
-    return view.data == nullptr || is_empty(view);
-}
-
-// First and one past the last byte that the view touches.
-void extent(const TensorView &view, const char *&begin, const char *&end) {
-    int64_t low = 0, high = 0;
-    for (int i = 0; i < view.ndim; ++i) {
-        const int64_t reach = (view.shape[i] - 1) * view.strides[i];
-        (reach < 0 ? low : high) += reach;
-    }
-    const auto bytes = static_cast<int64_t>(size_of(view.dtype));
-    begin = view.as<const char>() + low * bytes;
-    end = view.as<const char>() + (high + 1) * bytes;
-}
-
 bool same_elements(const TensorView &a, const TensorView &b) {
     if (a.data != b.data || a.dtype != b.dtype || a.ndim != b.ndim) {
         return false;
@@ -50,16 +35,6 @@ bool same_elements(const TensorView &a, const TensorView &b) {
 }
 
 } // namespace
-
-bool overlap(const TensorView &a, const TensorView &b) {
-    if (has_no_memory(a) || has_no_memory(b)) {
-        return false;
-    }
-    const char *a_begin, *a_end, *b_begin, *b_end;
-    extent(a, a_begin, a_end);
-    extent(b, b_begin, b_end);
-    return a_begin < b_end && b_begin < a_end;
-}
 
 std::string shape_of(const TensorView &view) {
     return list_of(view.shape, view.ndim);
@@ -85,6 +60,7 @@ void Checker::rank(const char *argument, const TensorView &view, int low, int hi
 }
 
 void Checker::dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const {
+    cpu::scratch_is_for(op_);
     for (const infiniDtype_t dtype : allowed) {
         if (view.dtype == dtype) {
             return;
@@ -185,7 +161,7 @@ void Checker::writable(const char *argument, const TensorView &view) const {
 
 void Checker::no_partial_overlap(const char *argument, const TensorView &out, const char *other,
                                  const TensorView &in) const {
-    if (overlap(out, in) && !same_elements(out, in)) {
+    if (spans_overlap(out, in) && !same_elements(out, in) && elements_overlap(out, in)) {
         fail(INFINI_STATUS_BAD_PARAM, argument, message("be ", other, " itself or share no memory with it"),
              "one whose span of memory overlaps it");
     }

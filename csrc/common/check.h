@@ -15,8 +15,13 @@ namespace infini {
 // A sentence's "... to match the last dimension of x": where a required size comes from.
 using Reason = const char *;
 
-// Whether the spans of memory overlap that two views' elements lie in.
+// Whether two views have an element in common, or a part of one: exactly, but for strides so entangled that telling would
+// take long, which are taken to overlap (overlap.cpp). Interleaved views, as the halves of a fused buffer, do not.
 bool overlap(const TensorView &a, const TensorView &b);
+// Its two halves: whether the spans of memory overlap in which the elements lie, a few comparisons; and whether elements
+// do, of views whose spans overlap.
+bool spans_overlap(const TensorView &a, const TensorView &b);
+bool elements_overlap(const TensorView &a, const TensorView &b);
 
 class Checker {
 public:

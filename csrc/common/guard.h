@@ -2,6 +2,7 @@
 // code, and its sentence what infiniGetLastErrorMessage() says on this thread.
 #pragma once
 
+#include <cstdio>
 #include <exception>
 #include <new>
 
@@ -9,23 +10,6 @@
 #include "status.h"
 
 namespace infini {
-
-template <typename Body> infiniStatus_t guarded(const Body &body) noexcept {
-    try {
-        body();
-        return INFINI_STATUS_SUCCESS;
-    } catch (const Error &error) {
-        infinirtSetLastErrorMessage(error.what());
-        return error.status;
-    } catch (const std::bad_alloc &) {
-        infinirtSetLastErrorMessage("infini: out of memory");
-    } catch (const std::exception &error) {
-        infinirtSetLastErrorMessage(error.what());
-    } catch (...) {
-        infinirtSetLastErrorMessage("infini: an unknown exception");
-    }
-    return INFINI_STATUS_INTERNAL_ERROR;
-}
 
 // A function of the C ABI, as sentences name it: put together only where one is needed.
 struct Function {
@@ -36,6 +20,30 @@ struct Function {
 
 inline std::ostream &operator<<(std::ostream &text, const Function &function) {
     return text << function.prefix << function.name << function.suffix;
+}
+
+template <typename Body> infiniStatus_t guarded(const Function &function, const Body &body) noexcept {
+    try {
+        body();
+        return INFINI_STATUS_SUCCESS;
+    } catch (const Error &error) {
+        infinirtSetLastErrorMessage(error.what());
+        return error.status;
+    } catch (const std::bad_alloc &) {
+        char sentence[256]; // no memory for a string either
+        std::snprintf(sentence, sizeof sentence, "%s%s%s: no memory for the records of this call", function.prefix,
+                      function.name, function.suffix);
+        infinirtSetLastErrorMessage(sentence);
+    } catch (const std::exception &error) {
+        infinirtSetLastErrorMessage(error.what());
+    } catch (...) {
+        infinirtSetLastErrorMessage("infini: an unknown exception");
+    }
+    return INFINI_STATUS_INTERNAL_ERROR;
+}
+
+template <typename Body> infiniStatus_t guarded(const Body &body) noexcept {
+    return guarded("infini", body);
 }
 
 // Throws NULL_POINTER, "<function>: <argument> must not be NULL".

@@ -9,4 +9,7 @@ namespace infini::cpu {
 // At least `bytes` bytes, aligned to 64, uninitialised. Throws Error when memory is short.
 void *scratch(size_t bytes);
 
+// The op that the calling thread checks and then runs, for that Error.
+void scratch_is_for(const char *op);
+
 } // namespace infini::cpu

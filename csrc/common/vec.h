@@ -378,6 +378,24 @@ inline VecF exp(VecF x) {
     return _mm512_scalef_ps(p, n);
 }
 
+// e^x for x <= 0 as a float and what it lacks, together to within 0.3 units in the last place of the former.
+inline VecF exp_and_rest(VecF x, VecF &rest) {
+    const VecF clamped = max(splat(-105.0f), x);
+    const VecF t = clamped * splat(1.44269504f);
+    const VecF n = _mm512_roundscale_ps(t, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    const VecF f = t - n; // exact
+    const VecF rest_of_t = fma(clamped, splat(1.92596303e-8f), fma(clamped, splat(1.44269504f), -t));
+    VecF p = splat(1.5353362e-4f); // as in exp()
+    p = fma(p, f, splat(1.3398875e-3f));
+    p = fma(p, f, splat(9.6184369e-3f));
+    p = fma(p, f, splat(5.5503324e-2f));
+    p = fma(p, f, splat(2.4022648e-1f));
+    p = fma(p, f, splat(6.9314718e-1f));
+    const VecF e = fma(p, f, splat(1.0f));
+    rest = _mm512_scalef_ps(fma(rest_of_t, splat(6.9314718e-1f) * e, fma(p, f, splat(1.0f) - e)), n);
+    return _mm512_scalef_ps(e, n);
+}
+
 // e^x for a result that is rounded to T. For the half types it leaves out what only a float can tell: the relative
 // error is 2e-7 * (1 + |x|).
 template <typename T> inline VecF exp_for(VecF x) {
@@ -419,6 +437,27 @@ inline VecF exp(VecF x) {
     const VecI first = whole >> 1;
     const VecF low = (VecF)((first + 127) << 23), high = (VecF)((whole - first + 127) << 23);
     return p * low * high;
+}
+
+// e^x for x <= 0 as a float and what it lacks, together to within 0.3 units in the last place of the former.
+inline VecF exp_and_rest(VecF x, VecF &rest) {
+    const VecF clamped = max(splat(-104.0f), x);
+    const VecF n = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f)) - splat(0x1.8p23f);
+    const VecF exact = fma(n, splat(-0.693359375f), clamped), small = n * splat(2.12194440e-4f);
+    const VecF r = exact + small;
+    VecF p = splat(1.9875691500e-4f); // as in exp()
+    p = fma(p, r, splat(1.3981999507e-3f));
+    p = fma(p, r, splat(8.3334519073e-3f));
+    p = fma(p, r, splat(4.1665795894e-2f));
+    p = fma(p, r, splat(1.6666665459e-1f));
+    p = fma(p, r, splat(5.0000001201e-1f));
+    p = fma(p * r, r, r);
+    const VecF e = p + splat(1.0f);
+    const VecI whole = __builtin_convertvector(n, VecI);
+    const VecI first = whole >> 1;
+    const VecF low = (VecF)((first + 127) << 23), high = (VecF)((whole - first + 127) << 23);
+    rest = fma(small - (r - exact), e, p - (e - splat(1.0f))) * low * high;
+    return e * low * high;
 }
 
 template <typename T> inline VecF exp_for(VecF x) {

@@ -62,7 +62,7 @@ int main(void) {
     const size_t size = norm_size > gemm_size ? norm_size : gemm_size;
     void *workspace = allocate(size);
 
-    /* Both run on a stream: in order, while this thread could do something else. */
+    /* Both run on a stream, in order. On a device, or with INFINI_CPU_STREAMS=queued, this thread goes on meanwhile. */
     infinirtStream_t stream;
     CHECK(infinirtStreamCreate(&stream));
     CHECK(infiniopRMSNorm(norm, workspace, size, normed, x, norm_weight, stream));

@@ -79,9 +79,10 @@ INFINI_API infiniStatus_t infinicclCommDestroy(infinicclComm_t comm);
 
 /* ---- collectives: to be called once for each rank, by all ranks in the same order ----
  *
- * `stream` is one of infinirt.h, of the communicator's device. With NULL the call is done on return, which needs all
- * ranks: ranks of one process then need a thread each. On a stream the work is queued; a failure is the stream's, for
- * the next synchronisation. One communicator's calls should all be on one stream, or ordered by events.
+ * `stream` is one of infinirt.h, of the communicator's device. With NULL or an immediate stream of the CPU the call is
+ * done on return, which needs all ranks: ranks of one process then need a thread each. On a queued stream (on the CPU,
+ * INFINIRT_STREAM_QUEUED) the work is queued; a failure is the stream's, for the next synchronisation. One
+ * communicator's calls should all be on one stream, or ordered by events.
  *
  * Buffers are memory of the communicator's device, of any alignment; they may be NULL where there are no elements. Apart
  * from what "in place" allows, sendbuf and recvbuf share no memory (BAD_PARAM).
@@ -118,7 +119,7 @@ INFINI_API infiniStatus_t infinicclReduceScatter(const void *sendbuf, void *recv
  * What rank a sends to rank b arrives in the order in which it was sent; a send and its receive have the same count and
  * datatype (BAD_PARAM on the CPU where they differ). peer is another rank. They need no other ranks, and are in no order
  * with collectives.
- * A send may wait for its receive: where two ranks send to each other first, use streams. */
+ * A send may wait for its receive: where two ranks send to each other first, use queued streams. */
 
 INFINI_API infiniStatus_t infinicclSend(const void *sendbuf, size_t count, infiniDtype_t datatype, int peer,
                                         infinicclComm_t comm, infinirtStream_t stream);

@@ -4,7 +4,26 @@
 #ifndef INFINICORE_H
 #define INFINICORE_H
 
+#include <stddef.h>
+#include <stdint.h>
+
 #define INFINI_API __attribute__((visibility("default")))
+
+/* For functions of a caller's own library that others shall see: __C __export infiniStatus_t engine_step(void).
+ * The compilers' headers of vector instructions have parameters called __C, so they come first. */
+#if defined(__x86_64__) && !defined(__CUDACC__)
+#include <x86intrin.h>
+#endif
+#ifndef __C
+#ifdef __cplusplus
+#define __C extern "C"
+#else
+#define __C
+#endif
+#endif
+#ifndef __export
+#define __export __attribute__((visibility("default")))
+#endif
 
 /* In C++ too an enum parameter may have any int, so that a value out of range can be refused. */
 #ifdef __cplusplus

@@ -5,9 +5,6 @@
 #ifndef INFINIRT_H
 #define INFINIRT_H
 
-#include <stddef.h>
-#include <stdint.h>
-
 #include "infinicore.h"
 
 #ifdef __cplusplus
@@ -21,6 +18,11 @@ extern "C" {
  * A stream is a queue: its work runs in the order it was queued; streams run independently of one another.
  * A NULL stream means: done on return, on the current device. It waits for nothing that streams have queued.
  * A stream of an NVIDIA device is a cudaStream_t, made with cudaStreamNonBlocking.
+ * A stream of the CPU is immediate or queued. On an immediate one, the default, work is done by the calling thread when
+ * the call returns, which reports its failure; calls that several threads make at once are not ordered. A queued one
+ * has a thread that does the work; it holds at most 1024 pieces of work that are not done, and a call beyond these waits
+ * (but not in a host function that a queued stream runs). INFINIRT_STREAM_QUEUED makes one; with the environment variable
+ * INFINI_CPU_STREAMS=queued (or immediate) infinirtStreamCreate() does. What is captured runs at replay on either.
  *
  * On NVIDIA devices, device memory is none that the host can read or write; a failure of queued work stays: every later
  * call that touches the device fails with it. */
@@ -56,8 +58,17 @@ INFINI_API infiniStatus_t infinirtDeviceSynchronize(void);
 
 /* ---- streams (of the current device) ---- */
 
-/* INTERNAL_ERROR where the system has no more threads. */
+typedef enum INFINI_ENUM_BASE {
+    INFINIRT_STREAM_DEFAULT = 0,
+    INFINIRT_STREAM_QUEUED = 1 /* on the CPU, queued instead of immediate; streams of other devices always are */
+} infinirtStreamFlags_t;
+
+/* BAD_PARAM where INFINI_CPU_STREAMS is neither queued nor immediate. */
 INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
+
+/* `flags`: an or of infinirtStreamFlags_t; BAD_PARAM for other bits. INTERNAL_ERROR where the system has no more threads
+ * for a queued stream. (An addition to the Infini interface.) */
+INFINI_API infiniStatus_t infinirtStreamCreateWithFlags(infinirtStream_t *stream_ptr, uint32_t flags);
 
 /* Makes a stream that the caller has created with the driver (a cudaStream_t, be it torch's) known here, as one of the
  * current device: *stream_ptr is `native` itself, which the functions below take from then on. It stays the caller's:
@@ -78,21 +89,22 @@ INFINI_API infiniStatus_t infinirtStreamDestroy(infinirtStream_t stream);
 INFINI_API infiniStatus_t infinirtStreamSynchronize(infinirtStream_t stream);
 
 /* What is queued on `stream` from now on waits for the last infinirtEventRecord() of `event` before this call; an event
- * that was never recorded holds nothing up. With a NULL stream the call itself waits. If that record is part of a
+ * that was never recorded holds nothing up. With a NULL or an immediate stream the call itself waits. If that record is part of a
  * capture, the stream joins the capture; a captured stream waits for no other. BAD_PARAM otherwise, or after that
  * capture's end. */
 INFINI_API infiniStatus_t infinirtStreamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
 
 /* Queues function(data), which runs on a thread of the stream with the caller's omp_get_max_threads(). A status other
  * than SUCCESS is the stream's failure, with the sentence that the function gave to infinirtSetLastErrorMessage().
- * With a NULL stream it has run on return, and its status is returned.
+ * With a NULL or an immediate stream it has run on return, and its status is returned.
  *
  * `data` must stay valid until release(data) is called: once, by any thread, when the function will not run again,
  * which is after it ran, or, captured, with the last of the capture, its graph, what was instantiated from that, and
  * launches still queued. release may be NULL. Where this call fails, release is not called and `data` stays the
  * caller's.
  *
- * On a stream, neither function nor release may call infinirt functions that wait (BAD_PARAM, but for infinirtFree()).
+ * On a queued stream, neither function nor release may call infinirt functions that wait (BAD_PARAM, but for
+ * infinirtFree()).
  * Only for streams of the CPU: others answer NOT_IMPLEMENTED. */
 typedef infiniStatus_t (*infinirtHostFunction_t)(void *data);
 INFINI_API infiniStatus_t infinirtStreamLaunchHostFunction(infinirtStream_t stream, infinirtHostFunction_t function,

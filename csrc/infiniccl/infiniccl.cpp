@@ -169,7 +169,7 @@ void check_buffers(const Call &call, int rank, int ranks) {
 }
 
 infiniStatus_t run(Call call, infinicclComm_t comm, infinirtStream_t stream) {
-    return guarded([&] {
+    return guarded(call.function, [&] {
         const std::shared_ptr<Communicator> communicator = communicator_of(call.function, comm);
         check_elements(call, communicator->ranks);
         check_peer(call, communicator->rank, communicator->ranks);
@@ -197,7 +197,7 @@ using namespace infini::ccl;
 infiniStatus_t infinicclCommInitAll(infiniDevice_t device_type, infinicclComm_t *comms, int ndevice,
                                     const int *device_ids) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         Backend &backend = backend_of(function, device_type);
         not_null(function, "comms", comms);
         if (ndevice < 1) {
@@ -218,7 +218,7 @@ infiniStatus_t infinicclCommInitAll(infiniDevice_t device_type, infinicclComm_t 
 
 infiniStatus_t infinicclGetUniqueId(infiniDevice_t device_type, infinicclUniqueId_t *unique_id) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         Backend &backend = backend_of(function, device_type);
         not_null(function, "unique_id", unique_id);
         *unique_id = backend.unique_id();
@@ -229,7 +229,7 @@ infiniStatus_t infinicclCommInitRank(infiniDevice_t device_type, infinicclComm_t
                                      const infinicclUniqueId_t *unique_id, int rank, int device_id,
                                      int64_t timeout_ms) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         Backend &backend = backend_of(function, device_type);
         not_null(function, "comm", comm);
         not_null(function, "unique_id", unique_id);
@@ -247,7 +247,7 @@ infiniStatus_t infinicclCommInitRank(infiniDevice_t device_type, infinicclComm_t
 
 infiniStatus_t infinicclCommSetTimeout(infinicclComm_t comm, int64_t timeout_ms) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         const std::shared_ptr<Communicator> communicator = communicator_of(function, comm);
         communicator->set_timeout(timeout_or_default(function, timeout_ms));
     });
@@ -255,7 +255,7 @@ infiniStatus_t infinicclCommSetTimeout(infinicclComm_t comm, int64_t timeout_ms)
 
 infiniStatus_t infinicclCommCount(infinicclComm_t comm, int *count) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         const std::shared_ptr<Communicator> communicator = communicator_of(function, comm);
         not_null(function, "count", count);
         *count = communicator->ranks;
@@ -264,7 +264,7 @@ infiniStatus_t infinicclCommCount(infinicclComm_t comm, int *count) {
 
 infiniStatus_t infinicclCommUserRank(infinicclComm_t comm, int *rank) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         const std::shared_ptr<Communicator> communicator = communicator_of(function, comm);
         not_null(function, "rank", rank);
         *rank = communicator->rank;
@@ -273,12 +273,12 @@ infiniStatus_t infinicclCommUserRank(infinicclComm_t comm, int *rank) {
 
 infiniStatus_t infinicclCommAbort(infinicclComm_t comm) {
     const char *const function = __func__;
-    return guarded([&] { communicator_of(function, comm)->abort(); });
+    return guarded(function, [&] { communicator_of(function, comm)->abort(); });
 }
 
 infiniStatus_t infinicclCommDestroy(infinicclComm_t comm) {
     const char *const function = __func__;
-    return guarded([&] {
+    return guarded(function, [&] {
         not_null(function, "comm", comm);
         found(function, communicators.erase(comm), comm);
     });

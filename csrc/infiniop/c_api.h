@@ -72,8 +72,8 @@ public:
     // fill(Args &, const Tensors &) states which tensor is which.
     template <typename Fill>
     infiniStatus_t create(infiniopHandle_t handle, InfiniopDescriptor **desc_ptr, const Fill &fill) const noexcept {
-        return guarded([&] {
-            const Function function("infiniopCreate", name_, "Descriptor");
+        const Function function("infiniopCreate", name_, "Descriptor");
+        return guarded(function, [&] {
             not_null(function, "desc_ptr", desc_ptr);
             const InfiniopHandle device = checked_handle(function, handle);
             if (device.device != INFINI_DEVICE_CPU && device.device != INFINI_DEVICE_NVIDIA) {
@@ -97,8 +97,8 @@ public:
     }
 
     infiniStatus_t workspace_size(const InfiniopDescriptor *desc, size_t *size) const noexcept {
-        return guarded([&] {
-            const Function function("infiniopGet", name_, "WorkspaceSize");
+        const Function function("infiniopGet", name_, "WorkspaceSize");
+        return guarded(function, [&] {
             not_null(function, "size", size);
             *size = own(function, desc)->workspace_size;
         });
@@ -108,8 +108,8 @@ public:
     template <typename Bind>
     infiniStatus_t launch(const InfiniopDescriptor *desc, void *workspace, size_t workspace_size, void *stream,
                           const Bind &bind) const noexcept {
-        return guarded([&] {
-            const Function function("infiniop", name_);
+        const Function function("infiniop", name_);
+        return guarded(function, [&] {
             const std::shared_ptr<Descriptor> found = own(function, desc);
             if (workspace_size < found->workspace_size) {
                 throw Error(INFINI_STATUS_INSUFFICIENT_WORKSPACE,

@@ -127,7 +127,7 @@ using namespace infini;
 using namespace infini::c_api;
 
 infiniStatus_t infiniopCreateHandle(infiniopHandle_t *handle_ptr) {
-    return guarded([&] {
+    return guarded(__func__, [&] {
         not_null("infiniopCreateHandle", "handle_ptr", handle_ptr);
         auto handle = std::make_shared<InfiniopHandle>();
         const infiniStatus_t status = infinirtGetDevice(&handle->device, &handle->device_id);
@@ -141,7 +141,7 @@ infiniStatus_t infiniopCreateHandle(infiniopHandle_t *handle_ptr) {
 }
 
 infiniStatus_t infiniopDestroyHandle(infiniopHandle_t handle) {
-    return guarded([&] {
+    return guarded(__func__, [&] {
         checked_handle("infiniopDestroyHandle", handle);
         handles().erase(handle);
     });
@@ -149,7 +149,7 @@ infiniStatus_t infiniopDestroyHandle(infiniopHandle_t handle) {
 
 infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc_ptr, size_t ndim, const size_t *shape,
                                               const ptrdiff_t *strides, infiniDtype_t dtype) {
-    return guarded([&] {
+    return guarded(__func__, [&] {
         not_null(kCreateTensor, "desc_ptr", desc_ptr);
         auto desc = std::make_shared<InfiniopTensorDescriptor>();
         desc->view = described(ndim, shape, strides, dtype);
@@ -160,21 +160,21 @@ infiniStatus_t infiniopCreateTensorDescriptor(infiniopTensorDescriptor_t *desc_p
 }
 
 infiniStatus_t infiniopDestroyTensorDescriptor(infiniopTensorDescriptor_t desc) {
-    return guarded([&] {
+    return guarded(__func__, [&] {
         checked_view("infiniopDestroyTensorDescriptor", "desc", desc);
         tensors().erase(desc);
     });
 }
 
 infiniStatus_t infiniopGetDescriptorDeviceType(const InfiniopDescriptor *desc_ptr, infiniDevice_t *device_type) {
-    return guarded([&] {
+    return guarded(__func__, [&] {
         not_null("infiniopGetDescriptorDeviceType", "device_type", device_type);
         *device_type = checked_descriptor("infiniopGetDescriptorDeviceType", desc_ptr)->device_type;
     });
 }
 
 infiniStatus_t infiniopGetDescriptorDeviceId(const InfiniopDescriptor *desc_ptr, int *device_id) {
-    return guarded([&] {
+    return guarded(__func__, [&] {
         not_null("infiniopGetDescriptorDeviceId", "device_id", device_id);
         *device_id = checked_descriptor("infiniopGetDescriptorDeviceId", desc_ptr)->device_id;
     });

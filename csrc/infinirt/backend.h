@@ -54,6 +54,8 @@ public:
     virtual void device_synchronize(int device_id) = 0;
 
     virtual std::shared_ptr<Stream> stream_create(int device_id) = 0;
+    // One that queues its work. Streams of devices do so anyway; those of the CPU where it is asked for.
+    virtual std::shared_ptr<Stream> stream_create_queued(int device_id) { return stream_create(device_id); }
     virtual void stream_destroy(Stream &stream) = 0; // waits; the object itself goes with its last shared_ptr
     virtual void stream_synchronize(Stream &stream) = 0;
 

@@ -175,7 +175,7 @@ private:
 };
 
 template <typename Body> infiniStatus_t enter(const char *function, const Body &body) {
-    return guarded([&] { body(Call(function)); });
+    return guarded(function, [&] { body(Call(function)); });
 }
 
 Device device_of(const Object &object) {
@@ -206,6 +206,21 @@ template <typename Free> void or_keep(void *ptr, const Allocation &allocation, c
         allocations.insert(ptr, allocation);
         throw;
     }
+}
+
+infiniStatus_t stream_create(const char *function, infinirtStream_t *stream_ptr, uint32_t flags) {
+    return enter(function, [&](const Call &call) {
+        call.not_null("stream_ptr", stream_ptr);
+        if ((flags & ~static_cast<uint32_t>(INFINIRT_STREAM_QUEUED)) != 0) {
+            call.refuse(INFINI_STATUS_BAD_PARAM, "flags must be an or of infinirtStreamFlags_t (0 to ",
+                        INFINIRT_STREAM_QUEUED, "), got ", flags);
+        }
+        Backend &backend = current_backend();
+        *stream_ptr = hand_out(streams,
+                               (flags & INFINIRT_STREAM_QUEUED) != 0 ? backend.stream_create_queued(current.id)
+                                                                     : backend.stream_create(current.id),
+                               current);
+    });
 }
 
 infiniStatus_t event_create(const char *function, infinirtEvent_t *event_ptr, uint32_t flags) {
@@ -281,10 +296,11 @@ infiniStatus_t infinirtDeviceSynchronize(void) {
 // ---- streams ----
 
 infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr) {
-    return enter(__func__, [&](const Call &call) {
-        call.not_null("stream_ptr", stream_ptr);
-        *stream_ptr = hand_out(streams, current_backend().stream_create(current.id), current);
-    });
+    return stream_create(__func__, stream_ptr, INFINIRT_STREAM_DEFAULT);
+}
+
+infiniStatus_t infinirtStreamCreateWithFlags(infinirtStream_t *stream_ptr, uint32_t flags) {
+    return stream_create(__func__, stream_ptr, flags);
 }
 
 infiniStatus_t infinirtStreamFromNative(infinirtStream_t *stream_ptr, void *native) {

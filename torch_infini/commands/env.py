@@ -24,6 +24,7 @@ NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 # Every environment variable that torch_infini reads when it runs.
 VARIABLES = {
     "INFINI_CPU_CAPABILITY": "lowers the CPU kernels' instruction set: baseline, avx2, avx512, avx512_bf16",
+    "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
 }
 

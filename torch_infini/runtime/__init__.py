@@ -1,7 +1,8 @@
 """Streams, events and graphs of libinfinirt, as torch sees them; programs of the CPU.
 
 On CUDA a Stream is a stream of torch too: ops run on torch's current stream, and `with stream:` makes it that one. On
-the CPU, where torch has no streams, a Stream is a queue with a thread of its own, to which functions are launched.
+the CPU, where torch has no streams, functions are launched to a Stream: it runs them at once, or in a thread of its
+own.
 graph() captures a function once and replays it with other inputs, on either. program() records the kernel calls of a
 function on the CPU, and replays them without Python.
 """

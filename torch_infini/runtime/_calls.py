@@ -1,7 +1,7 @@
 """Python functions that streams of the CPU run: what C calls, and what is kept until it will not be called again.
 
-The two callbacks live as long as the process; C is given a number for each function. The worker thread of a stream
-takes the GIL in a callback, and whoever waits for the stream has released it (ctypes does): there is no deadlock.
+The two callbacks live as long as the process; C is given a number for each function. The worker thread of a queued
+stream takes the GIL in a callback, and a thread that waits for it has released the GIL (ctypes does): no deadlock.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _thread = threading.local()
 
 
 def on_stream() -> bool:
-    """Whether the calling thread is a stream's that runs a function."""
+    """Whether the calling thread runs a function for a stream."""
     return getattr(_thread, "runs", False)
 
 
@@ -57,20 +57,23 @@ class Call:
     def __init__(self, function: Callable[[], Any], errors: list[BaseException]) -> None:
         self.function = function
         self.errors = errors
+        self.error: BaseException | None = None
         self.modes = Modes()
 
     def run(self) -> int:
+        outer = on_stream()  # a function that runs at once in another, on an immediate stream
         _thread.runs = True
         try:
             with ExitStack() as stack:
                 self.modes.enter(stack)
                 self.function()
         except BaseException as error:  # SystemExit too: it is the waiting thread's, not the worker's
+            self.error = error
             self.errors.append(error)
             RUNTIME.infinirtSetLastErrorMessage(sentence(error))
             return _native.INTERNAL_ERROR
         finally:
-            _thread.runs = False
+            _thread.runs = outer
         return _native.SUCCESS
 
 

@@ -16,6 +16,7 @@ from .._library import ROOT, RUNTIME
 SUCCESS, INTERNAL_ERROR = 0, 1
 CAPTURE_RELAXED = 2
 DISABLE_TIMING, BLOCKING_SYNC = 1, 2
+QUEUED = 1
 
 _DEVICES = {"cpu": 0, "cuda": 1}  # infiniDevice_t
 

@@ -1,6 +1,6 @@
 """graph: a function captured once, and replayed with other inputs.
 
-On CUDA a torch.cuda.CUDAGraph; on the CPU a graph of libinfinirt, which runs the function anew on a stream's thread.
+On CUDA a torch.cuda.CUDAGraph; on the CPU a graph of libinfinirt, which runs the function anew on a stream.
 """
 
 from __future__ import annotations
@@ -208,7 +208,7 @@ class _CpuGraph(Graph):
 
 
 class _Body:
-    """What the stream's thread runs at a replay: fn, and copies of what it returns."""
+    """What the stream runs at a replay: fn, and copies of what it returns."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], outputs: list[Any], spec: pytree.TreeSpec

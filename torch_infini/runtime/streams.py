@@ -80,14 +80,19 @@ class Stream:
 
     On CUDA it is a cudaStream_t; torch and libinfinirt see the same one. `with stream:` makes it torch's current
     stream, on which torch's ops and those of torch_infini run. On the CPU torch's ops run at once in the calling
-    thread; a stream there runs the functions that launch() gives it, in a thread of its own.
+    thread; a stream there runs the functions that launch() gives it: at once in the calling thread too, or, queued, in
+    a thread of its own.
 
     Args:
         device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
+        queued: On the CPU, whether launch() returns before the function has run. False: as INFINI_CPU_STREAMS says,
+            which is not unless it is "queued". At most 1024 functions wait; a launch() beyond these waits itself. On
+            CUDA every stream is queued.
 
     Raises:
         ValueError: For a device of another kind.
-        RuntimeError: For one that this build or this machine does not have.
+        RuntimeError: For one that this build or this machine does not have, or an INFINI_CPU_STREAMS that is neither
+            "queued" nor "immediate".
 
     Attributes:
         device: The torch.device, with its index.
@@ -100,13 +105,13 @@ class Stream:
         >>> stream.uses(x)
     """
 
-    def __init__(self, device: torch.device | str | int | None = None) -> None:
+    def __init__(self, device: torch.device | str | int | None = None, queued: bool = False) -> None:
         device = _native.device_of(device)
         try:
             handle = _spare[device].pop()
         except IndexError:
             with _native.current(device):
-                handle = _native.made("StreamCreate")
+                handle = _native.made("StreamCreateWithFlags", _native.QUEUED if queued else 0)
         if device.type == "cuda":
             self._set(handle, device, _spare[device].append)
             _own[handle] = self
@@ -158,10 +163,11 @@ class Stream:
         return self
 
     def launch(self, function: Callable[..., Any], *args: Any) -> None:
-        """Queue function(*args), to be run by the stream's thread in the present grad, inference and autocast mode.
+        """Queue function(*args), to be run in the present grad, inference and autocast mode.
 
-        Its result is dropped. Its exception is raised by synchronize(); what is queued behind it runs all the same. The
-        function may launch more, but not wait for a stream or an event.
+        Its result is dropped. On an immediate stream it has run on return, and its exception is raised here. On a
+        queued one the stream's thread runs it; its exception is raised by synchronize(), and what is queued behind it
+        runs all the same. There the function may launch more, but not wait for a stream or an event.
 
         Args:
             function: Any callable; kept until it has run.
@@ -169,9 +175,17 @@ class Stream:
 
         Raises:
             RuntimeError: On CUDA, where streams run kernels only.
+            BaseException: On an immediate stream, what the function raises.
         """
         body = (lambda: function(*args)) if args else function
-        _calls.queue(self.handle, _calls.Call(body, self._errors))
+        call = _calls.Call(body, self._errors)
+        try:
+            _calls.queue(self.handle, call)
+        except RuntimeError:
+            if call.error is None:
+                raise
+            self._errors.remove(call.error)
+            raise call.error from None
 
     def synchronize(self) -> None:
         """Return when all work queued so far is done.

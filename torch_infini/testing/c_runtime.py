@@ -14,6 +14,8 @@ CPU, NVIDIA, CAMBRICON, QY = 0, 1, 2, 9
 H2H, H2D, D2H, D2D = range(4)
 COMPLETE, NOT_READY = range(2)
 DISABLE_TIMING, BLOCKING_SYNC = 1, 2
+QUEUED = 1
+MAX_QUEUED = 1024  # pieces of work on a queued stream of the CPU
 GLOBAL, THREAD_LOCAL, RELAXED = range(3)
 LONG = 30.0  # seconds after which a test that waits has failed
 
@@ -49,8 +51,9 @@ def made(name: str, *arguments: object) -> int | None:
     return out.value
 
 
-def stream() -> int:
-    return made("StreamCreate")
+def stream(queued: bool = False) -> int:
+    """A stream; on the CPU immediate, unless INFINI_CPU_STREAMS says otherwise, or queued."""
+    return made("StreamCreateWithFlags", QUEUED) if queued else made("StreamCreate")
 
 
 def event(flags: int = 0) -> int:
@@ -165,6 +168,8 @@ def refusals(name: str) -> dict[str, list[Refusal]]:
         "GetDeviceCount": null("count", CPU, None) + no_device_type(number),
         "SetDevice": no_device_type(0),
         "StreamCreate": null("stream_ptr", None),
+        "StreamCreateWithFlags": null("stream_ptr", None, 0)
+        + [((out, 2), BAD_PARAM, r"flags must be an or of infinirtStreamFlags_t \(0 to 1\), got 2")],
         "StreamFromNative": null("stream_ptr", None, not_made) + null("native", out, None),
         "StreamDestroy": null("stream", None) + bad("stream", (gone_stream,), (not_made,), (an_event,)),
         "StreamSynchronize": bad("stream", (gone_stream,), (not_made,), (an_event,)),

@@ -80,3 +80,11 @@ def check_against_reference(spec: OpSpec, sample: Sample, dtype: torch.dtype, ac
     assert len(as_tuple(actual)) == len(expected)
     for i, (got, want) in enumerate(zip(as_tuple(actual), expected, strict=True)):
         assert_close(got, want, relative, absolute, f"{spec.name} ({sample.name}), output {i}")
+
+
+def ulps(actual: Tensor, exact: Tensor) -> Tensor:
+    """The error of float32 values in units in the last place of the exact ones, given in float64; NaN for a NaN."""
+    rounded = exact.to(torch.float32).abs()
+    unit = rounded.nextafter(torch.tensor(torch.inf)).double() - rounded.double()
+    error = (actual.double() - exact).abs() / unit
+    return torch.where(actual.double() == exact, 0.0, error)  # infinities too

@@ -7,7 +7,8 @@
  * infiniop<Op>                  runs it on memory: the addresses of the tensors' first elements, as described then.
  *                               workspace: at least that many bytes, aligned to 64, or NULL where 0; its contents are
  *                               lost. stream: a stream of the device, on which the run is queued: memory and workspace
- *                               must stay valid until it is done there, the descriptor need not. NULL: done on return.
+ *                               must stay valid until it is done there, the descriptor need not. NULL, or an immediate
+ *                               stream of the CPU: done on return.
  *                               A descriptor may run on several threads at once, each with a workspace of its own.
  *                               On NVIDIA devices: memory and workspace are device memory. The stream is any
  *                               cudaStream_t of the device, infinirt's or the caller's; NULL waits for no other stream,
@@ -17,7 +18,7 @@
  *
  * Unless an op says otherwise: tensors have any strides, also negative, and any number of elements, also none; inputs
  * may be broadcast by stride 0, outputs may not (BAD_TENSOR_STRIDES). An output may be an input itself (same address,
- * shape and strides) where the op says "in place"; any other overlap of an output is refused with BAD_PARAM. F16 and
+ * shape and strides) where the op says "in place"; any other element in common is refused with BAD_PARAM. F16 and
  * BF16 are computed in float and rounded once, to nearest even; F64 is computed in double.
  *
  * Status: NULL_POINTER for NULL where it is not allowed; BAD_PARAM for a handle, tensor descriptor or operator

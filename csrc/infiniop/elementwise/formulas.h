@@ -39,6 +39,24 @@ template <typename T> INFINI_FORMULA VecF log1p_of_fraction(VecF e) {
     return p * t;
 }
 
+// a + log(1 + e^x) in float for 0 <= a and x <= 0, to within 0.9 ulp. The logarithm is log1p_of_fraction's, a series in
+// t = 2 e / (2 + e), but every value that counts is kept as two floats, the first of them short enough for exact products.
+INFINI_FORMULA VecF add_log1p_of_exp(VecF a, VecF x) {
+    VecF rest;
+    const VecF e = exp_and_rest(x, rest);
+    const VecF half = splat(0.5f), inverse = splat(1.0f) / fma(e, half, splat(1.0f));
+    const VecF high = leading_bits(e), low = (e - high) + rest;
+    const VecF t = leading_bits(e * inverse), half_t = t * half;
+    const VecF t_rest = (((e - t) - half_t * high) + (rest - half_t * low)) * inverse;
+    const VecF whole = t + t_rest, u = whole * whole;
+    VecF p = splat(5.50356557e-4f);
+    p = fma(p, u, splat(2.18442364e-3f));
+    p = fma(p, u, splat(1.25077839e-2f));
+    p = fma(p, u, splat(8.33328934e-2f));
+    const VecF larger = max(a, t), smaller = min(t, a), sum = larger + smaller;
+    return sum + (fma(p * u, whole, t_rest) + (smaller - (sum - larger)));
+}
+
 // e^(-z^2 / 2) for 0 <= z <= 15, without the error that rounding z^2 would bring: up to 100 ulp.
 template <typename T> INFINI_FORMULA VecF gaussian(VecF z) {
     if constexpr (!std::is_same_v<T, float>) {
@@ -143,7 +161,12 @@ struct geglu {
 // log(1 + e^x), and x itself above 20.
 struct softplus {
     template <typename T> INFINI_FORMULA static VecF of(VecF x) {
-        const VecF above = max(splat(0.0f), x) + log1p_of_fraction<T>(exp_for<T>(-abs(x)));
+        VecF above;
+        if constexpr (std::is_same_v<T, float>) {
+            above = add_log1p_of_exp(max(splat(0.0f), x), -abs(x));
+        } else {
+            above = max(splat(0.0f), x) + log1p_of_fraction<T>(exp_for<T>(-abs(x)));
+        }
         return select(x > splat(20.0f), x, above);
     }
     template <typename T> INFINI_FORMULA static double of(double x) { return x > 20 ? x : std::log1p(std::exp(x)); }

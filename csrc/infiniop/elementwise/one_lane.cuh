@@ -49,6 +49,23 @@ INFINI_FORMULA float exp(float x) {
     return expf(x);
 }
 
+// As in vec.h; x <= 0.
+INFINI_FORMULA float exp_and_rest(float x, float &rest) {
+    const float clamped = max(-105.0f, x);
+    const float t = __fmul_rn(clamped, 1.44269504f); // never part of a fused t - n, for rest_of_t is what t lacks
+    const float n = rintf(t), f = t - n;
+    const float rest_of_t = fma(clamped, 1.92596303e-8f, fma(clamped, 1.44269504f, -t));
+    float p = 1.5353362e-4f;
+    p = fma(p, f, 1.3398875e-3f);
+    p = fma(p, f, 9.6184369e-3f);
+    p = fma(p, f, 5.5503324e-2f);
+    p = fma(p, f, 2.4022648e-1f);
+    p = fma(p, f, 6.9314718e-1f);
+    const float e = fma(p, f, 1.0f);
+    rest = ldexpf(fma(rest_of_t, 6.9314718e-1f * e, fma(p, f, 1.0f - e)), static_cast<int>(n));
+    return ldexpf(e, static_cast<int>(n));
+}
+
 template <typename T> INFINI_FORMULA float exp_for(float x) {
     return std::is_same_v<T, float> ? expf(x) : cuda::fast_exp2(x * 1.44269504f);
 }

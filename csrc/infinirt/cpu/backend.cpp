@@ -76,6 +76,21 @@ void not_on_worker(const char *function) {
     }
 }
 
+// What INFINI_CPU_STREAMS says, read once.
+bool queued_by_default() {
+    static const bool queued = [] {
+        const char *const value = std::getenv("INFINI_CPU_STREAMS");
+        const std::string mode = value == nullptr || *value == '\0' ? "immediate" : value;
+        if (mode != "immediate" && mode != "queued") {
+            throw Error(INFINI_STATUS_BAD_PARAM,
+                        message("infinirtStreamCreate: the environment variable INFINI_CPU_STREAMS must be queued or ",
+                                "immediate, got ", mode));
+        }
+        return mode == "queued";
+    }();
+    return queued;
+}
+
 [[noreturn]] void refuse_captured(const char *function, infiniStatus_t status) {
     throw Error(status, message(function, ": stream must not be captured at the time"));
 }
@@ -123,11 +138,11 @@ public:
 
     // ---- streams ----
 
-    std::shared_ptr<Stream> stream_create(int) override {
-        auto stream = std::make_shared<CpuStream>();
-        const std::lock_guard<std::mutex> lock(mutex_);
-        streams_.emplace(stream.get(), stream);
-        return stream;
+    std::shared_ptr<Stream> stream_create(int) override { return stream_made(queued_by_default()); }
+
+    std::shared_ptr<Stream> stream_create_queued(int) override {
+        queued_by_default(); // says what is wrong with the setting
+        return stream_made(true);
     }
 
     void stream_destroy(Stream &stream) override {
@@ -263,6 +278,13 @@ public:
     }
 
 private:
+    std::shared_ptr<Stream> stream_made(bool queued) {
+        auto stream = std::make_shared<CpuStream>(queued);
+        const std::lock_guard<std::mutex> lock(mutex_);
+        streams_.emplace(stream.get(), stream);
+        return stream;
+    }
+
     std::map<Stream *, std::shared_ptr<CpuStream>> all_streams() {
         const std::lock_guard<std::mutex> lock(mutex_);
         return streams_;

@@ -107,7 +107,10 @@ void CpuEvent::set_last(std::shared_ptr<Record> record) {
 
 // ---- streams ----
 
-CpuStream::CpuStream() {
+CpuStream::CpuStream(bool queued) : immediate_(!queued) {
+    if (immediate_) {
+        return;
+    }
     try {
         thread_ = std::thread([this] { work(); });
     } catch (const std::system_error &) {
@@ -137,7 +140,7 @@ void CpuStream::work() {
             failure_ = std::move(failure);
         }
         ++done_;
-        task_done_.notify_all();
+        done_or_closed_.notify_all();
     }
 }
 
@@ -148,38 +151,51 @@ Capture *CpuStream::capture() {
     return capture_.get();
 }
 
-void CpuStream::push(std::unique_lock<std::mutex> &lock, Task task) {
+void CpuStream::wait_for_room(std::unique_lock<std::mutex> &lock) {
+    if (!is_worker) {
+        done_or_closed_.wait(lock, [&] { return closed_ || capture() != nullptr || queued_ - done_ < kMaxQueued; });
+    }
+}
+
+void CpuStream::submit(std::unique_lock<std::mutex> &lock, const Task &task) {
     if (closed_) {
         bad_param("infinirt: the stream was destroyed by another thread while this call used it");
     }
-    queue_.push_back(std::move(task));
+    if (immediate_) {
+        lock.unlock();
+        return task();
+    }
+    queue_.push_back(task);
     ++queued_;
     lock.unlock();
     queued_or_closed_.notify_one();
 }
 
-void CpuStream::enqueue(Task task) {
+void CpuStream::enqueue(const Task &task) {
     std::unique_lock<std::mutex> lock(mutex_);
+    wait_for_room(lock);
     if (Capture *const open = capture(); open == nullptr || !open->add(task)) {
-        push(lock, std::move(task));
+        submit(lock, task);
     }
 }
 
-bool CpuStream::enqueue_once(Task task) {
+bool CpuStream::enqueue_once(const Task &task) {
     std::unique_lock<std::mutex> lock(mutex_);
+    wait_for_room(lock);
     if (capture() != nullptr) {
         return false;
     }
-    push(lock, std::move(task));
+    submit(lock, task);
     return true;
 }
 
 void CpuStream::record(CpuEvent &event) {
     std::unique_lock<std::mutex> lock(mutex_);
+    wait_for_room(lock);
     const bool captured = capture() != nullptr;
     const auto record = std::make_shared<Record>(captured ? capture_ : nullptr);
     if (!captured) {
-        push(lock, [record] { record->complete(); });
+        submit(lock, [record] { record->complete(); });
     }
     event.set_last(record);
 }
@@ -190,13 +206,19 @@ void CpuStream::wait_for(CpuEvent &event) {
         return; // never recorded: holds nothing up
     }
     std::unique_lock<std::mutex> lock(mutex_);
+    wait_for_room(lock);
     Capture *const mine = capture();
     if (record->capture == nullptr) {
         if (mine != nullptr) {
             bad_param("infinirtStreamWaitEvent: event must be recorded in the capture that the stream is in, got one "
                       "that was recorded outside");
         }
-        push(lock, [record] { record->wait(); });
+        if (immediate_ && is_worker) { // which might wait for itself
+            bad_param(
+                "infinirtStreamWaitEvent: must not be called in a host function with an immediate stream, for which "
+                "the call waits");
+        }
+        submit(lock, [record] { record->wait(); });
     } else if (mine != nullptr && mine != record->capture.get()) {
         bad_param("infinirtStreamWaitEvent: event must be recorded in the capture that the stream is in, got one of "
                   "another capture");
@@ -211,7 +233,7 @@ void CpuStream::wait_for(CpuEvent &event) {
 void CpuStream::drain() {
     std::unique_lock<std::mutex> lock(mutex_);
     const uint64_t before = queued_;
-    task_done_.wait(lock, [&] { return done_ >= before; });
+    done_or_closed_.wait(lock, [&] { return done_ >= before; });
 }
 
 std::optional<Failure> CpuStream::take_failure() {
@@ -253,6 +275,7 @@ void CpuStream::close() {
         capture_ = nullptr;
     }
     queued_or_closed_.notify_all();
+    done_or_closed_.notify_all(); // those that wait for room
     const std::lock_guard<std::mutex> lock(join_mutex_);
     if (thread_.joinable()) {
         thread_.join();

@@ -1,6 +1,7 @@
-// How streams work on a CPU. A stream is a queue and one thread that runs what is in it, in order. An event is a record
-// that some thread completes and others wait for. A capture is a list to which tasks go instead of the queue, and a
-// graph is that list: all streams of a capture append to it in the order of the program, which keeps every dependency.
+// How streams work on a CPU. An immediate stream runs a task in the call that brings it; a queued one is a queue and one
+// thread that runs what is in it, in order. An event is a record that some thread completes and others wait for. A capture
+// is a list to which tasks go instead, and a graph is that list: all streams of a capture append to it in the order of the
+// program, which keeps every dependency.
 #pragma once
 
 #include <chrono>
@@ -35,6 +36,10 @@ std::optional<Failure> attempt(const Task &task) noexcept;
 // Runs all tasks, as a queue does also after a failure; then throws the first one.
 void run_all(const Tasks &tasks);
 
+// How many tasks of a queued stream may wait and run: a call beyond these waits, unless a worker makes it, which might
+// wait for itself.
+constexpr uint64_t kMaxQueued = 1024;
+
 // Whether the calling thread is the worker of a stream.
 bool on_worker();
 
@@ -63,8 +68,8 @@ private:
     Tasks tasks_;
 };
 
-// One infinirtEventRecord(): completed by the stream's worker when it gets there; in a capture, a place in it and no
-// more.
+// One infinirtEventRecord(): completed by the stream's worker when it gets there, or at once where there is none; in a
+// capture, a place in it and no more.
 class Record {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -96,13 +101,13 @@ private:
 
 class CpuStream : public Stream {
 public:
-    CpuStream();
+    explicit CpuStream(bool queued);
     ~CpuStream() override;
 
-    // Queues the task, or captures it.
-    void enqueue(Task task);
-    // Queues the task; false: the stream is captured, and this is no task for replays.
-    bool enqueue_once(Task task);
+    // Queues the task, or captures it; an immediate stream runs it instead of queueing it, and lets its exception pass.
+    void enqueue(const Task &task);
+    // The same; false: the stream is captured, and this is no task for replays.
+    bool enqueue_once(const Task &task);
 
     void record(CpuEvent &event);
     void wait_for(CpuEvent &event);
@@ -121,11 +126,13 @@ public:
 
 private:
     void work();
-    void push(std::unique_lock<std::mutex> &lock, Task task);
+    void wait_for_room(std::unique_lock<std::mutex> &lock);
+    void submit(std::unique_lock<std::mutex> &lock, const Task &task); // unlocks
     Capture *capture(); // the open one that the stream is in, or nullptr; under the mutex
 
+    const bool immediate_;
     std::mutex mutex_;
-    std::condition_variable queued_or_closed_, task_done_;
+    std::condition_variable queued_or_closed_, done_or_closed_;
     std::deque<Task> queue_;
     uint64_t queued_ = 0, done_ = 0;
     std::optional<Failure> failure_;
