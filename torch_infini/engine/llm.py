@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
@@ -15,15 +16,15 @@ import torch
 from ..distributed.workers import share
 from ..models import Llama
 from ..nn import WeightFormat
-from .engine import Engine, EngineConfig
+from .engine import Engine, EngineConfig, Prompt
 from .outputs import Metrics, RequestOutput
 from .runner import follow
 from .sampling_params import SamplingParams
+from .sequence import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Prompt = str | SequenceOf[int]
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
@@ -81,7 +82,9 @@ class LLM:
                     model = read(progress=progress)
         self.engine = Engine(model, tokenizer, config)
         self._lock = threading.RLock()
-        self._outputs: dict[str, deque[RequestOutput]] = {}  # of each request in progress, what was not taken yet
+        self._readers: dict[str, weakref.ref[_Reader]] = {}
+        self._stepping = False
+        self._delivering = False  # outputs are on their way from the engine, or were when the step was interrupted
 
     def generate(
         self,
@@ -91,7 +94,7 @@ class LLM:
         """Continue prompts, as many at a time as the engine takes.
 
         Args:
-            prompts: A text or token ids, or several of them.
+            prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
             params: For all prompts, or one for each; None: SamplingParams().
 
         Returns:
@@ -100,12 +103,13 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
-        if not isinstance(prompts, Sized):
+        if is_prompt(prompts):
+            prompts = [prompts]  # type: ignore[list-item]
+        rows = len(getattr(prompts, "shape", ())) > 1
+        if not (isinstance(prompts, SequenceOf) or rows) or isinstance(prompts, (bytes, bytearray)):
             raise ValueError(
                 f"torch_infini.LLM.generate: prompts must be a list of texts or token ids, got {prompts!r}"
             )
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
         if params is None or isinstance(params, (SamplingParams, str, Mapping)):
             params = [params] * len(prompts)  # of another type: refused with the first prompt
         if len(params) != len(prompts):
@@ -113,22 +117,24 @@ class LLM:
                 f"torch_infini.LLM.generate: params must be one for all or one for each of {len(prompts)} prompts, "
                 f"got {len(params)}"
             )
-        ids: list[str] = []
+        readers: list[_Reader] = []
         try:
             for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    ids.append(self._add(prompt, one, keep=1))
+                    readers.append(self._add(prompt, one, keep=1))
                 except ValueError as error:
                     raise ValueError(f"{error} (prompt {i})") from None
-            return [deque(self._follow(id), maxlen=1).pop() for id in ids]
+            return [deque(self._follow(reader), maxlen=1).pop() for reader in readers]
         finally:
-            self._drop(ids)
+            self._drop(readers)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Continue one prompt, and tell of every step; leaving the loop cancels the rest.
 
+        The prompt is checked at once; the request begins with the first step of the loop.
+
         Args:
-            prompt: Text or token ids.
+            prompt: As generate takes one.
             params: None: SamplingParams().
 
         Yields:
@@ -137,14 +143,16 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served.
         """
-        id = self._add(prompt, params)
-        return self._streamed(id)
+        with self._lock:
+            request = self.engine.new_request(prompt, params)
+        return self._streamed(request)
 
-    def _streamed(self, id: str) -> Iterator[RequestOutput]:
+    def _streamed(self, request: Request) -> Iterator[RequestOutput]:
+        reader = self._add(request)
         try:
-            yield from self._follow(id)
+            yield from self._follow(reader)
         finally:
-            self._drop([id])
+            self._drop([reader])
 
     def chat(
         self,
@@ -184,33 +192,105 @@ class LLM:
         """What the engine did so far."""
         return self.engine.metrics()
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None, keep: int | None = None) -> str:
+    def _add(self, prompt: Prompt | Request, params: SamplingParams | None = None, keep: int | None = None) -> _Reader:
         """Take a request in; of its outputs that nobody took yet the last `keep` are kept, or all."""
         with self._lock:
-            id = self.engine.add(prompt, params)
-            self._outputs[id] = deque(maxlen=keep)
-            return id
+            request = prompt if isinstance(prompt, Request) else self.engine.new_request(prompt, params)
+            reader = _Reader(self.engine.new_id(), keep)
+            self._readers[reader.id] = weakref.ref(reader)
+            try:
+                self.engine.submit(request, reader.id)
+                return reader
+            except BaseException:
+                reader.is_closed = True
+                raise
 
-    def _follow(self, id: str) -> Iterator[RequestOutput]:
+    def _follow(self, reader: _Reader) -> Iterator[RequestOutput]:
         """A request's outputs; steps the engine, for all requests, where none is there yet."""
-        mine = self._outputs[id]
         while True:
             with self._lock:
-                while not mine:
-                    for output in self.engine.step():
-                        if output.id in self._outputs:
-                            self._outputs[output.id].append(output)
-                output = mine.popleft()
+                while not reader.outputs:
+                    self._step()
+                    if not reader.outputs and not self.engine.has(reader.id):
+                        raise RuntimeError(
+                            "torch_infini.LLM: the engine must be stepped by the LLM alone while it has requests, got "
+                            f"a step of another caller, which was told the end of request {reader.id}"
+                        )
+                output = reader.take()
             yield output
             if output.is_finished:
                 return
 
-    def _drop(self, ids: SequenceOf[str]) -> None:
-        """Forget requests; those that go on are cancelled."""
-        with self._lock:
-            for id in ids:
-                del self._outputs[id]
+    def _step(self) -> None:
+        """Step the engine, and hand the outputs out; those of a step whose caller was interrupted meanwhile first."""
+        self._sweep()
+        self._stepping = True
+        try:
+            interrupted, self._delivering = self._delivering, True
+            if interrupted:
+                self._deliver(self.engine.outputs)
+            self._deliver(self.engine.step())
+            self._delivering = False
+        finally:
+            self._stepping = False
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            reader = self._readers[output.id]() if output.id in self._readers else None
+            if reader is not None:
+                reader.put(output)
+
+    def _sweep(self) -> None:
+        """Cancel the requests that nobody reads any more. Not done where reading ends: that may be in the midst of a
+        step, by the garbage collector's hand, or be interrupted.
+        """
+        for id, reference in list(self._readers.items()):
+            reader = reference()
+            if reader is None or reader.is_closed:
                 self.engine.abort(id)
+                self._readers.pop(id, None)
+
+    def _drop(self, readers: SequenceOf[_Reader]) -> None:
+        """Forget requests; those that go on are cancelled, at once unless the engine is at work."""
+        for reader in readers:
+            reader.is_closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._stepping:  # by this very thread, if so
+                    self._sweep()
+            finally:
+                self._lock.release()
+
+
+class _Reader:
+    """A caller's side of a request: its outputs that were not taken yet. Where it is dropped, the request is too."""
+
+    def __init__(self, id: str, keep: int | None) -> None:
+        self.id, self.is_closed = id, False
+        self.outputs: deque[RequestOutput] = deque(maxlen=keep)
+        self._taken: RequestOutput | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output, unless it was added before."""
+        last = self.outputs[-1] if self.outputs else self._taken
+        if last is None or output.progress > last.progress:
+            self.outputs.append(output)
+
+    def take(self) -> RequestOutput:
+        """The first output."""
+        self._taken = self.outputs[0]
+        return self.outputs.popleft()
+
+
+def is_prompt(prompts: Any) -> bool:
+    """Whether it is one prompt rather than several: a text, a mapping, or numbers."""
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    if hasattr(prompts, "shape"):  # torch's or numpy's: ids are its elements, prompts its rows
+        return len(prompts.shape) == 1
+    if not isinstance(prompts, SequenceOf) or isinstance(prompts, (bytes, bytearray)) or len(prompts) == 0:
+        return False
+    return hasattr(prompts[0], "__index__") and len(getattr(prompts[0], "shape", ())) == 0
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
