@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import weakref
 from collections import deque
@@ -15,6 +16,7 @@ import torch
 
 from ..distributed.workers import share
 from ..models import Llama
+from ..models.llama import checked_config
 from ..nn import WeightFormat
 from .engine import Engine, EngineConfig, Prompt
 from .outputs import Metrics, RequestOutput
@@ -37,7 +39,8 @@ class LLM:
         weights: "dense", or "int8" or "int4", to which the linear layers are quantised while they are read.
         dtype: Of activations and dense weights; None: the checkpoint's.
         device: Where the model runs.
-        tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids.
+        tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids. Code of the
+            folder (auto_map) is never run: a tokenizer that is such code has to be given here.
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
         tensor_parallel: How many ranks share the model: under torchrun its processes, which all make the same calls;
             otherwise, on the CPU, this process and others that it starts, which share its threads.
@@ -71,6 +74,8 @@ class LLM:
         config = EngineConfig(**settings)
         if not isinstance(model, Llama):
             folder = Path(model)
+            if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
+                checked_config(folder)
             tokenizer = tokenizer or load_tokenizer(folder)
             ranks = share(tensor_parallel, device) if tensor_parallel != 1 else None
             read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), ranks=ranks)
@@ -300,6 +305,23 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {error}") from error
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise whatever broken files lead to
+        if names_code(folder):
+            raise ValueError(
+                f"torch_infini.LLM: {folder} must hold a tokenizer of transformers' own classes, for code of a model "
+                "folder (auto_map) is never run, got one of its own (load it yourself, and pass it as tokenizer=)"
+            ) from error
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {cause}") from error
+
+
+def names_code(folder: Path) -> bool:
+    """Whether a model folder names code of its own."""
+    for name in ("tokenizer_config.json", "config.json"):
+        try:
+            if json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map"):
+                return True
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+    return False
