@@ -24,6 +24,7 @@ import torch
 
 import torch_infini.engine
 from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.__main__ import main
 from torch_infini.engine import Engine, EngineConfig, sampler
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 from torch_infini.testing.engines import small_engine
@@ -544,3 +545,87 @@ def test_threads_that_fail_beside_others(folder: Path) -> None:
     assert [output.completions[0].finish for output in got[0]] == ["error"] * 3
     assert [output.tokens for output in got[1]] == [want[1]] * 3
     assert all_free(llm)
+
+
+@pytest.mark.parametrize(
+    "settings, rule",
+    [
+        (
+            {"n": 2**63},
+            "n must be at most 9223372036854775807, the largest integer of 64 bits, got 9223372036854775808",
+        ),
+        ({"top_k": 10**30}, "top_k must be at most 9223372036854775807, the largest integer of 64 bits, got 1000"),
+        ({"max_tokens": 10**30}, "max_tokens must be at most 9223372036854775807"),
+        ({"max_tokens": 0}, "max_tokens must be an integer of at least 1 or None, got 0"),
+        ({"logprobs": 2**64}, "logprobs must be at most 9223372036854775807"),
+        ({"temperature": 1e39}, "temperature must be at most 3.40282e+38, the largest number of float32, got 1e+39"),
+        ({"temperature": 10**400}, "temperature must be at most 3.40282e+38, the largest number of float32, got 1000"),
+        ({"temperature": float("nan")}, "temperature must be a finite number of at least 0, got nan"),
+        ({"temperature": float("inf")}, "temperature must be a finite number of at least 0, got inf"),
+        ({"repetition_penalty": 1e39}, "repetition_penalty must be at most 3.40282e+38"),
+        ({"repetition_penalty": 1e-40}, "repetition_penalty must be at least 2.93874e-39, by the range of float32"),
+        ({"repetition_penalty": 0}, "repetition_penalty must be a finite number above 0, got 0"),
+        (
+            {"presence_penalty": -1e39},
+            "presence_penalty must be at least -3.40282e+38, by the range of float32, got -1e",
+        ),
+        ({"frequency_penalty": 1e39}, "frequency_penalty must be at most 3.40282e+38"),
+        ({"logit_bias": {1: 1e39}}, "logit_bias must have finite numbers of at most 3.40282e+38, either sign, or"),
+        ({"logit_bias": {1: 10**400}}, "logit_bias must have finite numbers of at most 3.40282e+38, either sign, or"),
+        ({"stop": ""}, "stop must be a string or strings, none of them empty, got ('',)"),
+        ({"stop": ["a", ""]}, "stop must be a string or strings, none of them empty, got ('a', '')"),
+    ],
+    ids=repr,
+)
+def test_settings_name_the_bound_that_was_missed(settings: dict[str, Any], rule: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(f"torch_infini.SamplingParams: {rule}")):
+        SamplingParams(**settings)
+
+
+@pytest.mark.parametrize(
+    "settings, error, rule",
+    [
+        (
+            {"max_sequences": 10**30},
+            ValueError,
+            f"EngineConfig: max_sequences must be at most {2**63 - 1}, got {10**30}",
+        ),
+        ({"max_sequences": True}, ValueError, "EngineConfig: max_sequences must be an integer of at least 1, got True"),
+        ({"max_sequences": None}, ValueError, "EngineConfig: max_sequences must be an integer of at least 1, got None"),
+        ({"cache_blocks": 10**30}, ValueError, f"EngineConfig: cache_blocks must be at most {2**63 - 1}, got {10**30}"),
+        ({"record": "no"}, ValueError, "EngineConfig: record must be True or False, got 'no'"),
+        (
+            {"cache_blocks": 2**62},
+            MemoryError,
+            f"Engine: cache and batch must fit into memory, got {2**62} blocks of 32",
+        ),
+        ({"cache_bytes": 2**62}, MemoryError, "Engine: cache and batch must fit into memory, got "),
+        ({"max_sequences": 2**60, "cache_blocks": 4}, MemoryError, f"and max_sequences {2**60} (give cache_bytes, or"),
+    ],
+    ids=repr,
+)
+def test_engines_that_fit_no_machine(
+    settings: dict[str, Any], error: type[Exception], rule: str, shared_llm: LLM
+) -> None:
+    with pytest.raises(error, match=re.escape(rule)):
+        LLM(shared_llm.engine.model, **settings)
+
+
+def test_too_many_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """No process is started for them."""
+    with pytest.raises(ValueError, match="size must be at most 64, the ranks of one machine, got 1000000"):
+        LLM(folder, tensor_parallel=1_000_000)
+    assert main(["generate", "--model", str(folder), "--threads", "1000000000000"]) == 2
+    assert "--threads must be at most 1024, got 1000000000000" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("bandwidth, cached", [(1.0, True), (1e30, False)])
+def test_a_share_above_the_limit_comes_from_the_cache(
+    bandwidth: float, cached: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("torch_infini.testing.bandwidth.read_bandwidth", lambda: bandwidth)
+    assert main(["generate", "--model", str(folder), "--max-new-tokens", "8", "--ignore-eos"]) == 0
+    assert ("% of the bandwidth limit (from the cache) (the first" in capsys.readouterr().out) == cached
+    monkeypatch.setattr("torch_infini.demo.run.read_bandwidth", lambda: bandwidth)
+    assert main(["demo", "--max-new-tokens", "2", "--runs", "1"]) == 0
+    assert capsys.readouterr().out.count("of the memory-bandwidth limit (from the cache)\n") == (2 if cached else 0)

@@ -21,7 +21,7 @@ from .blocks import BlockManager
 from .outputs import Metrics, RequestOutput, output_of
 from .runner import Runner, SharedRunner, Work
 from .sampler import Row, Sampled, Sampler, resolve_seeds
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, is_integer
 from .scheduler import Piece, Scheduler
 from .sequence import Finish, Request, Sequence
 from .text import TextStream
@@ -78,8 +78,17 @@ class EngineConfig:
             "piece",
         ):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            if value is None and name in ("max_length", "cache_bytes", "cache_blocks"):
+                continue
+            if not is_integer(value) or value < 1:
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
+            if value >= 2**63:
+                raise ValueError(f"torch_infini.EngineConfig: {name} must be at most {2**63 - 1}, got {value!r}")
+        for name in ("reuse_prefixes", "record"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"torch_infini.EngineConfig: {name} must be True or False, got {getattr(self, name)!r}"
+                )
         if self.kv_cache_dtype not in (None, *get_args(KVCacheDtype)):
             raise ValueError(
                 f'torch_infini.EngineConfig: kv_cache_dtype must be "int8" or None (the model\'s), got '
@@ -124,10 +133,17 @@ class Engine:
         length = c.max_length or positions
         blocks = self._count_blocks(length)
         self.max_length = min(length, blocks * c.block_size)
-        self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
-        self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
+        try:
+            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
+            self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
+            self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
+        except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
+            raise MemoryError(
+                f"{_NAME}: cache and batch must fit into memory, got {blocks} blocks of {c.block_size} tokens and "
+                f"max_sequences {c.max_sequences} (give cache_bytes, or fewer of them): "
+                + str(error).partition("\n")[0]
+            ) from error
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
-        self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
         self._seeds: torch.Generator | None = None
         if model.ranks is not None and model.ranks.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_sequences, self.max_length
