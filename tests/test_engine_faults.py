@@ -629,3 +629,55 @@ def test_a_share_above_the_limit_comes_from_the_cache(
     monkeypatch.setattr("torch_infini.demo.run.read_bandwidth", lambda: bandwidth)
     assert main(["demo", "--max-new-tokens", "2", "--runs", "1"]) == 0
     assert capsys.readouterr().out.count("of the memory-bandwidth limit (from the cache)\n") == (2 if cached else 0)
+
+
+@pytest.mark.parametrize(
+    "messages",
+    [None, 5, "hello", [5], [[]], [{}], [{"content": "x"}], [[{"role": "user", "content": "x"}], "y"]],
+    ids=repr,
+)
+def test_messages_that_are_none(messages: Any, shared_llm: LLM) -> None:
+    rule = "torch_infini.LLM.chat: messages must be a list of mappings"
+    with pytest.raises(ValueError, match=rule):
+        shared_llm.chat(messages, GREEDY)
+    assert shared_llm.chat([], GREEDY) == []
+    assert shared_llm.engine.is_idle
+
+
+def test_a_template_that_raises(folder: Path) -> None:
+    llm = LLM(folder)
+    llm.engine.tokenizer.chat_template = "{{ raise_exception('roles must alternate') }}"
+    with pytest.raises(ValueError, match=r"chat: the chat template must take the messages, got .*roles must alternate"):
+        llm.chat([{"role": "user", "content": "x"}], GREEDY)
+
+
+@pytest.mark.parametrize(
+    "call, rule",
+    [
+        (
+            lambda llm: llm.generate("x", 5),
+            "LLM.generate: params must be SamplingParams, None, or a list of one for each",
+        ),
+        (
+            lambda llm: llm.generate(["x"], iter([GREEDY])),
+            "LLM.generate: params must be SamplingParams, None, or a list",
+        ),
+        (lambda llm: LLM(5), "torch_infini.LLM: model must be a folder or a Llama, got int"),
+        (
+            lambda llm: LLM(llm.engine.model, tensor_parallel=0),
+            "tensor_parallel must be an integer of at least 1, got 0",
+        ),
+        (lambda llm: LLM("x", tensor_parallel=True), "tensor_parallel must be an integer of at least 1, got True"),
+        (lambda llm: LLM("x", device="nowhere"), "torch_infini.LLM: device must be cpu, cuda or cuda:N, got 'nowhere'"),
+        (lambda llm: LLM("x", device=None), "torch_infini.LLM: device must be cpu, cuda or cuda:N, got None"),
+        (
+            lambda llm: LLM("x", device="cuda:99"),
+            "torch_infini.LLM: device must be one that torch sees, got cuda:99 of",
+        ),
+        (lambda llm: Engine(None), "torch_infini.Engine: model must be a torch_infini.models.Llama, got NoneType"),
+        (lambda llm: Engine(llm.engine.model, config=5), "Engine: config must be an EngineConfig or None, got 5"),
+    ],
+)
+def test_arguments_of_another_type(call: Callable[[LLM], object], rule: str, shared_llm: LLM) -> None:
+    with pytest.raises(ValueError, match=re.escape(rule)):
+        call(shared_llm)

@@ -124,6 +124,10 @@ class Engine:
     def __init__(
         self, model: Llama, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
     ) -> None:
+        if not isinstance(model, Llama):
+            raise ValueError(f"{_NAME}: model must be a torch_infini.models.Llama, got {type(model).__name__}")
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
         c, positions = self.config, model.config.max_position_embeddings
         if c.max_length is not None and c.max_length > positions:

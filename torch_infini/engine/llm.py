@@ -18,7 +18,7 @@ from ..distributed.workers import share
 from ..models import Llama
 from ..models.llama import checked_config
 from ..nn import WeightFormat
-from .engine import Engine, EngineConfig, Prompt
+from .engine import Engine, EngineConfig, Prompt, described
 from .outputs import Metrics, RequestOutput
 from .runner import follow
 from .sampling_params import SamplingParams
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+_CHAT = "torch_infini.LLM.chat"
+_MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...}, at least one'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -72,6 +74,13 @@ class LLM:
         **settings: Any,
     ) -> None:
         config = EngineConfig(**settings)
+        if not isinstance(model, (str, Path, Llama)):
+            raise ValueError(f"torch_infini.LLM: model must be a folder or a Llama, got {type(model).__name__}")
+        if not isinstance(tensor_parallel, int) or isinstance(tensor_parallel, bool) or tensor_parallel < 1:
+            raise ValueError(
+                f"torch_infini.LLM: tensor_parallel must be an integer of at least 1, got {tensor_parallel!r}"
+            )
+        device_of(device)
         if not isinstance(model, Llama):
             folder = Path(model)
             if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
@@ -117,6 +126,11 @@ class LLM:
             )
         if params is None or isinstance(params, (SamplingParams, str, Mapping)):
             params = [params] * len(prompts)  # of another type: refused with the first prompt
+        if not isinstance(params, SequenceOf):
+            raise ValueError(
+                "torch_infini.LLM.generate: params must be SamplingParams, None, or a list of one for each prompt, got "
+                f"{params!r}"
+            )
         if len(params) != len(prompts):
             raise ValueError(
                 f"torch_infini.LLM.generate: params must be one for all or one for each of {len(prompts)} prompts, "
@@ -176,11 +190,18 @@ class LLM:
         Raises:
             ValueError: If the tokenizer has no chat template, or as generate.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        if isinstance(messages, SequenceOf) and messages and isinstance(messages[0], Mapping):
+            messages = [messages]  # type: ignore[list-item]
+        if not isinstance(messages, SequenceOf) or isinstance(messages, (str, bytes)):
+            raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
+        conversations = messages
         return self.generate([self.chat_prompt(conversation) for conversation in conversations], params)  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
         """The tokens of a conversation up to where the assistant answers; ValueError if there is no chat template."""
+        is_list = isinstance(messages, SequenceOf) and len(messages) > 0
+        if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
+            raise ValueError(f"{_CHAT}: {_MESSAGES}, got {messages!r}")
         tokenizer = self.engine.tokenizer
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
@@ -189,9 +210,11 @@ class LLM:
                 else "torch_infini.LLM.chat: the model's folder must have a tokenizer, got one without"
             )
         assert tokenizer is not None
-        return list(
-            tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)["input_ids"]
-        )
+        try:
+            encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+            return list(encoded["input_ids"])
+        except Exception as error:  # a template raises whatever it likes
+            raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
 
     def metrics(self) -> Metrics:
         """What the engine did so far."""
@@ -285,6 +308,19 @@ class _Reader:
         """The first output."""
         self._taken = self.outputs[0]
         return self.outputs.popleft()
+
+
+def device_of(device: torch.device | str) -> torch.device:
+    """The device of that name; ValueError for one that cannot be had."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"torch_infini.LLM: device must be cpu, cuda or cuda:N, got {device!r}") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"torch_infini.LLM: device must be one that torch sees, got {device} of {torch.cuda.device_count()} GPUs"
+        )
+    return found
 
 
 def is_prompt(prompts: Any) -> bool:
