@@ -314,6 +314,21 @@ def test_calls_that_differ(start: Start, calls: tuple[str, str], words: tuple[st
             assert re.search(rf"infiniccl{re.escape(what)} on rank \d \(pid {other.pid}\)", said)
 
 
+@pytest.mark.parametrize("check", ["maybe", "true", "2", "01", " 1"])
+def test_a_checking_mode_that_is_none(start: Start, check: str) -> None:
+    """Every rank that has the value is told, at once."""
+    ranks = start(2, INFINI_CCL_CHECK=check)
+    line = f"join({new_id()!r}, 2, {{rank}}, {LONG})"
+    rule = f"infinicclCommInitRank: INFINI_CCL_CHECK must be 0 or 1, or not be set, got '{check}'"
+    assert all_do(ranks, line) == [f"failed 3: {rule}"] * 2
+
+
+def test_a_checking_mode_that_is_empty(start: Start) -> None:
+    ranks = start(2, INFINI_CCL_CHECK="")
+    join(ranks)
+    assert all_do(ranks, "all_reduce(b'12')") == [digest(np.frombuffer(b"bd", np.uint8))] * 2
+
+
 def test_the_root_learns_of_a_difference_in_the_checking_mode(start: Start) -> None:
     """Without it a root that only writes may be done before another rank comes with another call."""
     for check, fails in (("0", False), ("1", True)):

@@ -92,7 +92,7 @@ INFINI_API infiniStatus_t infinicclCommDestroy(infinicclComm_t comm);
  * CPU: the bits of a result are the same on all ranks, from run to run and whatever the number of elements. Calls that
  * differ among ranks (function, count, datatype, op, root) are found as soon as a rank waits for another: BAD_PARAM with
  * both calls in the sentence. With INFINI_CCL_CHECK=1 in the environment of rank 0 every call begins with a message of
- * its own, so that all ranks find it before any of them moves an element. */
+ * its own, so that all ranks find it before any of them moves an element; values other than 0 and 1 are BAD_PARAM. */
 
 /* recvbuf[i] = the reduction over all ranks of sendbuf[i], for `count` elements. In place: sendbuf is recvbuf. */
 INFINI_API infiniStatus_t infinicclAllReduce(void *sendbuf, void *recvbuf, size_t count, infiniDtype_t datatype,

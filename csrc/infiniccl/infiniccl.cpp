@@ -57,8 +57,8 @@ int64_t default_timeout_ms(const char *function) {
     char *end;
     const double seconds = std::strtod(text, &end);
     if (*end != 0 || !(seconds > 0) || seconds > 1e9) {
-        refuse(INFINI_STATUS_BAD_PARAM, function, "INFINI_CCL_TIMEOUT must be a number of seconds above 0, got '", text,
-               "'");
+        refuse(INFINI_STATUS_BAD_PARAM, function,
+               "INFINI_CCL_TIMEOUT must be a number of seconds above 0 and at most 1e9, got '", text, "'");
     }
     return std::max<int64_t>(1, std::llround(seconds * 1000));
 }

@@ -74,7 +74,8 @@ def run(arguments: argparse.Namespace) -> int:
     length = len(output.prompt_tokens) + len(completion.tokens) / 2
     step_bytes = engine.model.bytes_per_step + length * engine.bytes_per_token
     share = rest * step_bytes / seconds / (read_bandwidth() if arguments.device == "cpu" else float("nan"))
-    limit = f", {share:.1%} of the bandwidth limit" if share == share else ""
+    cached = " (from the cache)" if share > 1 else ""
+    limit = f", {share:.1%} of the bandwidth limit{cached}" if share == share else ""
     print(
         f"{len(completion.tokens)} tokens, {rest / seconds:.1f} tok/s{limit} "
         f"(the first after {1e3 * output.time_to_first_token:.0f} ms; a step reads {step_bytes / 1e6:.0f} MB)"

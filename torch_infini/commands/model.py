@@ -11,6 +11,8 @@ from .errors import CommandError
 if TYPE_CHECKING:
     from ..engine import LLM
 
+MOST_THREADS = 1024
+
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
@@ -35,6 +37,8 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
     if arguments.threads is not None:
         if arguments.threads < 1:
             raise CommandError(f"--threads must be at least 1, got {arguments.threads}")
+        if arguments.threads > MOST_THREADS:
+            raise CommandError(f"--threads must be at most {MOST_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     try:
         return LLM(
@@ -46,5 +50,11 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
             tensor_parallel=arguments.tp,
             **settings,
         )
-    except (OSError, ValueError, RuntimeError, AssertionError) as error:  # the last is torch's, without CUDA
+    except (
+        OSError,
+        ValueError,
+        RuntimeError,
+        MemoryError,
+        AssertionError,
+    ) as error:  # the last is torch's, without CUDA
         raise CommandError(str(error)) from error

@@ -21,8 +21,14 @@ from .. import patch_model
 from .. import patched as patched_for_a_while
 from .._library import cpu_capability
 from ..commands.errors import CommandError
+from ..engine.llm import names_code
 from ..testing.bandwidth import read_bandwidth
 from . import MODEL
+
+NEVER_RUN = (
+    "--model must be a folder that classes of transformers itself can read, for code of a model folder (auto_map) is "
+    "never run, got {}"
+)
 
 
 @dataclass
@@ -44,16 +50,20 @@ def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrained
         raise CommandError(f"--model must be a folder, got {folder}, which does not exist")
     if not (folder / "config.json").is_file():
         raise CommandError(f"--model must be a Hugging Face model folder, got {folder}, which has no config.json")
-    try:
-        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    try:  # without trust_remote_code=False transformers may ask on stdin whether to run the folder's code
+        config = AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        if names_code(folder):
+            raise CommandError(NEVER_RUN.format(folder)) from error
         raise CommandError(f"--model must have a readable config.json, got {folder}: {first_line(error)}") from error
     if config.model_type != "llama":
         raise CommandError(f"--model must be of the llama family, got {config.model_type} in {folder}")
     try:
-        model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, dtype=dtype)
-        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        model = LlamaForCausalLM.from_pretrained(folder, local_files_only=True, trust_remote_code=False, dtype=dtype)
+        tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError) as error:
+        if names_code(folder):
+            raise CommandError(NEVER_RUN.format(folder)) from error
         raise CommandError(f"--model must hold weights and a tokenizer, got {folder}: {first_line(error)}") from error
     return model.eval(), tokenizer
 
@@ -154,7 +164,8 @@ def run_demo(arguments: argparse.Namespace) -> int:
     weights = {"unpatched": bytes_per_token(model), "patched": bytes_per_token(quantised or model)}
     for name, form in (("unpatched", plain), ("patched", patched)):
         share = form.per_second * weights[name] / bandwidth
-        print(f"{name:14} {form.per_second:8.1f} tokens/s, {share:6.1%} of the memory-bandwidth limit")
+        cached = " (from the cache)" if share > 1 else ""
+        print(f"{name:14} {form.per_second:8.1f} tokens/s, {share:6.1%} of the memory-bandwidth limit{cached}")
     print(f"ratio          {patched.per_second / plain.per_second:8.2f}")
     reads = f"{weights['unpatched'] / 1e6:.1f} MB of weights" + (
         f" ({weights['patched'] / 1e6:.1f} MB with {arguments.weights})" if quantised else ""

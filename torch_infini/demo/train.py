@@ -195,8 +195,8 @@ def main() -> None:
     # transformers 5 writes its new name of the class, which 4 does not know; both know the old one.
     settings = arguments.out / "tokenizer_config.json"
     settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
-    model = LlamaForCausalLM.from_pretrained(arguments.out, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.out)
+    model = LlamaForCausalLM.from_pretrained(arguments.out, trust_remote_code=False, dtype=torch.float32).eval()
+    tokenizer = AutoTokenizer.from_pretrained(arguments.out, trust_remote_code=False)
     print(f"loss {mean_loss(model, stream):.4f} on the training text, {mean_loss(model, validation):.4f} held out")
     for prompt in PROMPTS:
         output = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=60)

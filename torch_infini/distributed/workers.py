@@ -24,6 +24,7 @@ import torch
 from ..libinfiniccl import Communicator, unique_id
 from ..nn import Ranks
 from .groups import communicator, number_of
+from .transport import MOST_RANKS
 
 AWAKE = 0.002  # seconds for which a worker looks for its next call before it sleeps
 
@@ -56,6 +57,8 @@ def share(size: int, device: torch.device | str = "cpu") -> Ranks:
     if "TORCHELASTIC_RUN_ID" not in os.environ and not torch.distributed.is_initialized():
         if torch.device(device).type != "cpu":
             raise ValueError(f"{_NAME}.share: device must be cpu where torchrun did not start the ranks, got {device}")
+        if size > MOST_RANKS:
+            raise ValueError(f"{_NAME}.share: size must be at most {MOST_RANKS}, the ranks of one machine, got {size}")
         workers = Workers(size)
         return Ranks(0, size, workers.group, workers)
     if not torch.distributed.is_initialized():

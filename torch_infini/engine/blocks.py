@@ -87,6 +87,16 @@ class BlockManager:
                 else:
                     self._unknown.append(block)
 
+    def release_all(self) -> None:
+        """Let go of every block, in whatever state an interrupted call left them; what is known stays so."""
+        known = {b: key for b, key in self._known_as.items() if key in self._block_of and self._block_of[key][0] == b}
+        oldest_first = [b for b in self._kept if b in known] + [b for b in known if b not in self._kept]
+        self._block_of = {key: self._block_of[key] for key in known.values()}
+        self._known_as = known
+        self._references = [0] * self.blocks
+        self._kept = OrderedDict.fromkeys(oldest_first)
+        self._unknown = [b for b in range(self.blocks - 1, -1, -1) if b not in known]
+
     def is_shared(self, block: int) -> bool:
         """Whether more than one holds the block, who may then only read it."""
         return self._references[block] > 1

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import operator
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import torch
 
@@ -21,7 +21,7 @@ from .blocks import BlockManager
 from .outputs import Metrics, RequestOutput, output_of
 from .runner import Runner, SharedRunner, Work
 from .sampler import Row, Sampled, Sampler, resolve_seeds
-from .sampling_params import SamplingParams
+from .sampling_params import SamplingParams, is_integer
 from .scheduler import Piece, Scheduler
 from .sequence import Finish, Request, Sequence
 from .text import TextStream
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 _NAME = "torch_infini.Engine"
+_UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
+Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
 KVCacheDtype = Literal["int8"]
 CACHE_BYTES = 2 << 30  # of keys and values, where the config does not say
 
@@ -76,8 +78,17 @@ class EngineConfig:
             "piece",
         ):
             value = getattr(self, name)
-            if value is not None and not (isinstance(value, int) and value >= 1):
+            if value is None and name in ("max_length", "cache_bytes", "cache_blocks"):
+                continue
+            if not is_integer(value) or value < 1:
                 raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
+            if value >= 2**63:
+                raise ValueError(f"torch_infini.EngineConfig: {name} must be at most {2**63 - 1}, got {value!r}")
+        for name in ("reuse_prefixes", "record"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"torch_infini.EngineConfig: {name} must be True or False, got {getattr(self, name)!r}"
+                )
         if self.kv_cache_dtype not in (None, *get_args(KVCacheDtype)):
             raise ValueError(
                 f'torch_infini.EngineConfig: kv_cache_dtype must be "int8" or None (the model\'s), got '
@@ -100,6 +111,11 @@ class Engine:
     Attributes:
         model, tokenizer, config: As given.
         max_length: Tokens that a sequence may have.
+        outputs: What the last step returned, or did not come to return where it was interrupted.
+
+    A call may be interrupted anywhere (KeyboardInterrupt): the next one finds all requests that were there, frees all
+    blocks and computes the tokens of those that go on anew, so that none is lost and each request's tokens stay what
+    they are.
 
     Raises:
         ValueError: If the cache is too small for a single block, or max_length beyond the model's positions.
@@ -108,6 +124,10 @@ class Engine:
     def __init__(
         self, model: Llama, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
     ) -> None:
+        if not isinstance(model, Llama):
+            raise ValueError(f"{_NAME}: model must be a torch_infini.models.Llama, got {type(model).__name__}")
+        if config is not None and not isinstance(config, EngineConfig):
+            raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
         c, positions = self.config, model.config.max_position_embeddings
         if c.max_length is not None and c.max_length > positions:
@@ -117,10 +137,17 @@ class Engine:
         length = c.max_length or positions
         blocks = self._count_blocks(length)
         self.max_length = min(length, blocks * c.block_size)
-        self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
-        self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
+        try:
+            self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
+            self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
+            self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
+        except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
+            raise MemoryError(
+                f"{_NAME}: cache and batch must fit into memory, got {blocks} blocks of {c.block_size} tokens and "
+                f"max_sequences {c.max_sequences} (give cache_bytes, or fewer of them): "
+                + str(error).partition("\n")[0]
+            ) from error
         self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
-        self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
         self._seeds: torch.Generator | None = None
         if model.ranks is not None and model.ranks.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_sequences, self.max_length
@@ -131,8 +158,10 @@ class Engine:
         self._sampler = Sampler()
         self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
-        self._told: dict[Sequence, tuple[int, int]] = {}
-        self._ended: list[Request] = []  # by abort: to be told by the next step
+        self._touched: dict[Request, None] = {}  # since the last step: to be told by the next
+        self._broken = False  # the last call was interrupted: _repair has to follow
+        self._returned = True  # whether the caller has `outputs`
+        self.outputs: list[RequestOutput] = []
         self._metrics = Metrics(blocks=blocks)
         self._number = 0
 
@@ -152,11 +181,11 @@ class Engine:
             raise ValueError(f"{_NAME}: cache_bytes must be at least a block's, {block_bytes}, got {budget}")
         return budget // block_bytes
 
-    def add(self, prompt: str | SequenceOf[int], params: SamplingParams | None = None, id: str | None = None) -> str:
+    def add(self, prompt: Prompt, params: SamplingParams | None = None, id: str | None = None) -> str:
         """Take a request in; the next steps compute it.
 
         Args:
-            prompt: Text, which needs a tokenizer, or token ids.
+            prompt: Text, which needs a tokenizer, or token ids; also as {"prompt": text} or {"prompt_token_ids": ids}.
             params: Its settings; None: SamplingParams().
             id: A name for it; None: one is made.
 
@@ -165,33 +194,58 @@ class Engine:
 
         Raises:
             ValueError: For a prompt or settings of another type, an empty prompt, one that leaves no room for a token,
-                ids outside the vocabulary, or an id that is in use. Nothing else is disturbed.
+                ids outside the vocabulary, a text that the tokenizer fails on, or an id that is in use. Nothing else is
+                disturbed.
         """
+        request = self.new_request(prompt, params)
+        if id is not None and not isinstance(id, str):
+            raise ValueError(f"{_NAME}: id must be a string or None, got {id!r}")
+        if id in self._requests:
+            raise ValueError(f"{_NAME}: id must be that of no request that goes on, got {id!r}")
+        return self.submit(request, self.new_id() if id is None else id)
+
+    def new_id(self) -> str:
+        """An id that no request had or has."""
+        self._number += 1
+        id = str(self._number)
+        while id in self._requests:  # someone else gave this one
+            id += "'"
+        return id
+
+    def new_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
+        """What add makes of a prompt and its settings, for submit; errors as there."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
-        if not isinstance(prompt, Iterable):
-            raise ValueError(f"{_NAME}: prompt must be text or token ids, got {prompt!r}")
-        text = prompt if isinstance(prompt, str) else None
-        tokens = self._checked(self.encode(prompt) if isinstance(prompt, str) else prompt, params)
-        if id is not None and id in self._requests:
-            raise ValueError(f"{_NAME}: id must be that of no request that goes on, got {id!r}")
-        self._number += 1
-        id = str(self._number) if id is None else id
-        while id in self._requests:  # someone else gave this one
-            id += "'"
+        text, ids = parts_of(prompt)
+        tokens = self._checked(self.encode(text) if ids is None else ids, params)
         limit = self.max_length if params.max_tokens is None else min(self.max_length, len(tokens) + params.max_tokens)
-        request = Request(id, self._number, tokens, params, limit, resolve_seeds(params, self._seeds), text)
+        request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.sequences.append(self._new_sequence(request, 0))
-        self._requests[id] = request
-        self._scheduler.add(request.sequences[0])
-        return id
+        return request
+
+    def submit(self, request: Request, id: str) -> str:
+        """Take a request of new_request in, by an id of new_id or one that no request has; the id."""
+        self._repair()
+        self._number += 1
+        request.id, request.number, request.arrived = id, self._number, time.perf_counter()
+        try:
+            self._requests[id] = request
+            self._scheduler.add(request.sequences[0])
+            return id
+        except BaseException:  # interrupted: the caller does not know of it
+            self._broken = True
+            self._requests.pop(id, None)
+            raise
 
     def encode(self, text: str) -> list[int]:
         """The tokens of a text, special tokens as the tokenizer adds them."""
         if self.tokenizer is None:
             raise ValueError(f"{_NAME}: prompt must be token ids, for the model's folder has no tokenizer, got text")
-        return list(self.tokenizer(text)["input_ids"])
+        try:
+            return list(self.tokenizer(text)["input_ids"])
+        except Exception as error:
+            raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
 
     def _checked(self, prompt: SequenceOf[int], params: SamplingParams) -> list[int]:
         """The prompt's ids as plain integers, if it and the settings can be served."""
@@ -199,8 +253,8 @@ class Engine:
         tokens: list[int] = []
         for token in prompt:
             try:
-                tokens.append(operator.index(token))
-            except TypeError:
+                tokens.append(-1 if isinstance(token, bool) else operator.index(token))
+            except (TypeError, ValueError, RuntimeError):  # the last is torch's, for a tensor of several
                 tokens.append(-1)
             if not 0 <= tokens[-1] < vocabulary:
                 raise ValueError(f"{_NAME}: prompt must be token ids from 0 to {vocabulary - 1}, got {token!r}")
@@ -224,19 +278,27 @@ class Engine:
 
     def _new_sequence(self, request: Request, index: int) -> Sequence:
         row = Row(request.params, request.seeds[index], request.prompt, [], self.model.config.eos_token_ids)
-        stream = None if self.tokenizer is None else TextStream(self.tokenizer, request.params, request.prompt)
-        return Sequence(request, index, row, list(request.prompt), stream)
+        return Sequence(request, index, row, list(request.prompt))
 
     def abort(self, id: str) -> bool:
         """Cancel a request; the next step tells its end. False if there is none that goes on."""
-        request = self._requests.get(id)
-        if request is None or request in self._ended:
+        self._repair()
+        request = self._requests.get(id) if isinstance(id, str) else None
+        if request is None or request.is_finished:
             return False
-        for sequence in request.sequences:
-            if sequence.finish is None:
-                self._end(sequence, Finish.ABORT)
-        self._ended.append(request)
-        return True
+        try:
+            self._touched[request] = None
+            for sequence in request.sequences:
+                if sequence.finish is None:
+                    self._end(sequence, Finish.ABORT)
+            return True
+        except BaseException:
+            self._broken = True
+            raise
+
+    def has(self, id: str) -> bool:
+        """Whether a request goes on, or its end is still to be told."""
+        return id in self._requests
 
     @property
     def is_idle(self) -> bool:
@@ -261,29 +323,77 @@ class Engine:
         Returns:
             An output for each request that has new tokens or ended.
         """
+        self._repair()
         start = time.perf_counter()
-        touched = dict.fromkeys(self._ended)
-        self._ended = []
-        pieces = self._scheduler.schedule()
-        if pieces:
-            for sequence in self._compute(pieces):
-                touched[sequence.request] = None
-            self._count(pieces, time.perf_counter() - start)
-        outputs = [output_of(request, self._told) for request in touched]
-        for request in touched:
-            if request.is_finished:
-                self._forget(request)
-        return outputs
-
-    def _compute(self, pieces: list[Piece]) -> list[Sequence]:
-        """Run the pieces and sample; the sequences that have a new token or ended."""
+        if self._returned:
+            self.outputs, self._returned = [], False
         try:
-            logits = self._runner.run([work_of(piece) for piece in pieces], self._scheduler.copies)
-        except (RuntimeError, MemoryError) as error:  # whoever is in this step fails, all others go on
-            failed = list(dict.fromkeys(piece.sequence for piece in pieces))
-            for sequence in failed:
-                self._end(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {error}")
-            return failed
+            pieces = self._scheduler.schedule()
+            if pieces:
+                self._compute(pieces)
+                self._count(pieces, time.perf_counter() - start)
+            self._tell()
+            self._returned = True
+            return list(self.outputs)
+        except BaseException:  # the next step returns what this one did not
+            self._broken, self._returned = True, False
+            raise
+
+    def _tell(self) -> None:
+        """Make outputs of what changed."""
+        for request in self._touched:
+            output = output_of(request)
+            if request.told is None or output.progress > request.told.progress:
+                self.outputs.append(output)
+                request.told = output
+            if request.is_finished:
+                self._requests.pop(request.id, None)
+        self._touched = {}
+
+    def _repair(self) -> None:
+        """Where the last call was interrupted: keep requests and tokens, and make all that follows from them anew."""
+        if not self._broken:
+            return
+        if not self._returned:
+            for output in self.outputs:
+                if output.id in self._requests:
+                    self._requests[output.id].told = output
+        living = []
+        for request in sorted(self._requests.values(), key=lambda request: request.number):
+            if len(request.sequences) < request.params.n:  # the prompt's samples were being made
+                del request.sequences[1:]
+            for sequence in request.sequences:
+                if sequence.finish is None:
+                    sequence.restart()
+                    living.append(sequence)
+                else:
+                    sequence.blocks = []
+        self._scheduler.restart(living)
+        for sequence in living:
+            if sequence.generated:
+                self._end_if_enough(sequence)
+        for request in self._requests.values():
+            if request.is_finished and request.finished is None:
+                request.finished = time.perf_counter()
+            if request.first_token is None and any(sequence.generated for sequence in request.sequences):
+                request.first_token = time.perf_counter()
+        self._touched = dict.fromkeys(self._requests.values())
+        self._broken = False
+
+    def _compute(self, pieces: list[Piece]) -> None:
+        """Run the pieces, and sample for the sequences whose tokens are all computed."""
+        try:
+            self._run(pieces)
+        except Exception as error:  # whoever is in this step fails, all others go on
+            message = str(error) if isinstance(error, (RuntimeError, MemoryError)) else described(error)
+            for request in dict.fromkeys(piece.sequence.request for piece in pieces):
+                self._touched[request] = None
+                for sequence in request.sequences:
+                    if sequence.finish is None:
+                        self._end(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {message}")
+
+    def _run(self, pieces: list[Piece]) -> None:
+        logits = self._runner.run([work_of(piece) for piece in pieces], self._scheduler.copies)
         rows: list[int] = []
         sequences: list[Sequence] = []
         for i, piece in enumerate(pieces):
@@ -293,7 +403,7 @@ class Engine:
                     rows.append(i)
                     sequences.append(sequence)
         if not sequences:
-            return []
+            return
         if rows != list(range(logits.shape[0])):
             logits = logits[torch.tensor(rows, device=logits.device)]
         sampled = self._sampler(logits, [sequence.row for sequence in sequences])
@@ -302,8 +412,9 @@ class Engine:
             if sequence.request.first_token is None:
                 sequence.request.first_token = now
                 self._metrics.reused_tokens += sequence.request.reused
-            self._take(sequence, result)
-        return sequences
+            self._touched[sequence.request] = None
+            if sequence.finish is None:
+                self._take(sequence, result)
 
     def _samples(self, sequence: Sequence) -> list[Sequence]:
         """The sequence, and where it is a prompt that n samples follow, those."""
@@ -321,40 +432,58 @@ class Engine:
         if result.error is not None:
             self._end(sequence, Finish.ERROR, error=result.error)
             return
-        params, token = sequence.request.params, result.token
-        sequence.tokens.append(token)
-        sequence.row.output.append(token)  # type: ignore[attr-defined]
-        self._metrics.generated_tokens += 1
         if result.logprob is not None:
             sequence.logprobs.append((result.logprob, result.top_logprobs or []))
+        sequence.row.output.append(result.token)  # type: ignore[attr-defined]
+        sequence.tokens.append(result.token)  # the last: what Sequence.restart keeps
+        self._metrics.generated_tokens += 1
+        self._end_if_enough(sequence)
+
+    def _end_if_enough(self, sequence: Sequence) -> None:
+        """Make text of the last token, and end the sequence if that is to be its last."""
+        params, token = sequence.request.params, sequence.tokens[-1]
         enough = sequence.generated >= params.min_tokens
         ends = () if params.ignore_eos else self.model.config.eos_token_ids
-        if enough and (token in params.stop_token_ids or token in ends):
-            self._end(sequence, Finish.STOP, token)
+        is_end = enough and (token in params.stop_token_ids or token in ends)
+        try:
+            stopped = self._read(sequence, sequence.generated - 1 if is_end else sequence.generated)
+        except Exception as error:
+            self._end(sequence, Finish.ERROR, error=f"{_UNREADABLE}, got {described(error)} at token {token}")
             return
-        if sequence.stream is not None:
-            sequence.text += sequence.stream.add(token)
-            if sequence.stream.stopped is not None:
-                self._end(sequence, Finish.STOP, sequence.stream.stopped)
-                return
-        if len(sequence.tokens) >= sequence.request.limit:
+        if is_end:
+            self._end(sequence, Finish.STOP, token)
+        elif stopped is not None:
+            self._end(sequence, Finish.STOP, stopped)
+        elif len(sequence.tokens) >= sequence.request.limit:
             self._end(sequence, Finish.LENGTH)
+
+    def _read(self, sequence: Sequence, count: int) -> str | None:
+        """Make text of the output's first tokens, as far as that is not done; the stop string, if one ended it."""
+        if self.tokenizer is None or count == 0:
+            return None
+        if sequence.stream is None:
+            sequence.stream = TextStream(self.tokenizer, sequence.request.params, sequence.request.prompt)
+        first = len(sequence.request.prompt)
+        for token in sequence.tokens[first + sequence.stream.added : first + count]:
+            sequence.text += sequence.stream.add(token)
+        return sequence.stream.stopped
 
     def _end(
         self, sequence: Sequence, finish: Finish, stopped_by: int | str | None = None, error: str | None = None
     ) -> None:
-        sequence.finish, sequence.stopped_by, sequence.error = finish, stopped_by, error
         if sequence.stream is not None and sequence.stream.stopped is None:
-            sequence.text += sequence.stream.finish()
+            try:
+                sequence.text += sequence.stream.finish()
+            except Exception as failure:
+                if finish not in (Finish.ABORT, Finish.ERROR):
+                    finish, stopped_by = Finish.ERROR, None
+                    error = f"{_UNREADABLE}, got {described(failure)} at the end of the text"
+        sequence.stopped_by, sequence.error = stopped_by, error
+        sequence.finish = finish  # from here on _repair takes it for ended
         self._scheduler.remove(sequence)
         if sequence.request.is_finished:
             sequence.request.finished = time.perf_counter()
         self._metrics.requests[finish.value] += 1
-
-    def _forget(self, request: Request) -> None:
-        del self._requests[request.id]
-        for sequence in request.sequences:
-            self._told.pop(sequence, None)
 
     def _count(self, pieces: list[Piece], seconds: float) -> None:
         m = self._metrics
@@ -365,6 +494,31 @@ class Engine:
             m.bytes_read += (start + count) * self._cache.bytes_per_token
             if start < len(sequence.request.prompt):
                 m.prompt_tokens += count
+
+
+def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
+    """A prompt's text and its token ids; at most one is None. ValueError for what is no prompt."""
+    text: str | None
+    ids: Iterable[Any] | None
+    if isinstance(prompt, Mapping):
+        text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
+        more = [key for key, value in prompt.items() if key not in ("prompt", "prompt_token_ids") and value is not None]
+        if more or (text is None and ids is None) or not (text is None or isinstance(text, str)):
+            forms = '{"prompt": text} or {"prompt_token_ids": ids}'
+            raise ValueError(f"{_NAME}: prompt must be text, token ids, {forms}, got {prompt!r}")
+    elif isinstance(prompt, str):
+        return prompt, None
+    else:
+        text, ids = None, prompt
+    is_none = not isinstance(ids, Iterable) or isinstance(ids, (str, bytes, bytearray, Mapping))
+    if is_none and (text is None or ids is not None):
+        raise ValueError(f"{_NAME}: prompt must be text or token ids, got {prompt!r}")
+    return text, ids
+
+
+def described(error: Exception) -> str:
+    """An exception that others raised, in a sentence."""
+    return f"{type(error).__name__}: {error}"
 
 
 def work_of(piece: Piece) -> Work:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import threading
+import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sized
+from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
@@ -14,17 +16,20 @@ import torch
 
 from ..distributed.workers import share
 from ..models import Llama
+from ..models.llama import checked_config
 from ..nn import WeightFormat
-from .engine import Engine, EngineConfig
+from .engine import Engine, EngineConfig, Prompt, described
 from .outputs import Metrics, RequestOutput
 from .runner import follow
 from .sampling_params import SamplingParams
+from .sequence import Request
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Prompt = str | SequenceOf[int]
 Message = Mapping[str, Any]  # {"role": ..., "content": ...}
+_CHAT = "torch_infini.LLM.chat"
+_MESSAGES = 'messages must be a list of mappings, {"role": ..., "content": ...}, at least one'
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "tokenizer_config.json", "vocab.json")
 
 
@@ -36,7 +41,8 @@ class LLM:
         weights: "dense", or "int8" or "int4", to which the linear layers are quantised while they are read.
         dtype: Of activations and dense weights; None: the checkpoint's.
         device: Where the model runs.
-        tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids.
+        tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids. Code of the
+            folder (auto_map) is never run: a tokenizer that is such code has to be given here.
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
         tensor_parallel: How many ranks share the model: under torchrun its processes, which all make the same calls;
             otherwise, on the CPU, this process and others that it starts, which share its threads.
@@ -68,8 +74,17 @@ class LLM:
         **settings: Any,
     ) -> None:
         config = EngineConfig(**settings)
+        if not isinstance(model, (str, Path, Llama)):
+            raise ValueError(f"torch_infini.LLM: model must be a folder or a Llama, got {type(model).__name__}")
+        if not isinstance(tensor_parallel, int) or isinstance(tensor_parallel, bool) or tensor_parallel < 1:
+            raise ValueError(
+                f"torch_infini.LLM: tensor_parallel must be an integer of at least 1, got {tensor_parallel!r}"
+            )
+        device_of(device)
         if not isinstance(model, Llama):
             folder = Path(model)
+            if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
+                checked_config(folder)
             tokenizer = tokenizer or load_tokenizer(folder)
             ranks = share(tensor_parallel, device) if tensor_parallel != 1 else None
             read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), ranks=ranks)
@@ -81,7 +96,9 @@ class LLM:
                     model = read(progress=progress)
         self.engine = Engine(model, tokenizer, config)
         self._lock = threading.RLock()
-        self._outputs: dict[str, deque[RequestOutput]] = {}  # of each request in progress, what was not taken yet
+        self._readers: dict[str, weakref.ref[_Reader]] = {}
+        self._stepping = False
+        self._delivering = False  # outputs are on their way from the engine, or were when the step was interrupted
 
     def generate(
         self,
@@ -91,7 +108,7 @@ class LLM:
         """Continue prompts, as many at a time as the engine takes.
 
         Args:
-            prompts: A text or token ids, or several of them.
+            prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
             params: For all prompts, or one for each; None: SamplingParams().
 
         Returns:
@@ -100,35 +117,43 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
-        if not isinstance(prompts, Sized):
+        if is_prompt(prompts):
+            prompts = [prompts]  # type: ignore[list-item]
+        rows = len(getattr(prompts, "shape", ())) > 1
+        if not (isinstance(prompts, SequenceOf) or rows) or isinstance(prompts, (bytes, bytearray)):
             raise ValueError(
                 f"torch_infini.LLM.generate: prompts must be a list of texts or token ids, got {prompts!r}"
             )
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            prompts = [prompts]  # type: ignore[list-item]
         if params is None or isinstance(params, (SamplingParams, str, Mapping)):
             params = [params] * len(prompts)  # of another type: refused with the first prompt
+        if not isinstance(params, SequenceOf):
+            raise ValueError(
+                "torch_infini.LLM.generate: params must be SamplingParams, None, or a list of one for each prompt, got "
+                f"{params!r}"
+            )
         if len(params) != len(prompts):
             raise ValueError(
                 f"torch_infini.LLM.generate: params must be one for all or one for each of {len(prompts)} prompts, "
                 f"got {len(params)}"
             )
-        ids: list[str] = []
+        readers: list[_Reader] = []
         try:
             for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
                 try:
-                    ids.append(self._add(prompt, one, keep=1))
+                    readers.append(self._add(prompt, one, keep=1))
                 except ValueError as error:
                     raise ValueError(f"{error} (prompt {i})") from None
-            return [deque(self._follow(id), maxlen=1).pop() for id in ids]
+            return [deque(self._follow(reader), maxlen=1).pop() for reader in readers]
         finally:
-            self._drop(ids)
+            self._drop(readers)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
         """Continue one prompt, and tell of every step; leaving the loop cancels the rest.
 
+        The prompt is checked at once; the request begins with the first step of the loop.
+
         Args:
-            prompt: Text or token ids.
+            prompt: As generate takes one.
             params: None: SamplingParams().
 
         Yields:
@@ -137,14 +162,16 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served.
         """
-        id = self._add(prompt, params)
-        return self._streamed(id)
+        with self._lock:
+            request = self.engine.new_request(prompt, params)
+        return self._streamed(request)
 
-    def _streamed(self, id: str) -> Iterator[RequestOutput]:
+    def _streamed(self, request: Request) -> Iterator[RequestOutput]:
+        reader = self._add(request)
         try:
-            yield from self._follow(id)
+            yield from self._follow(reader)
         finally:
-            self._drop([id])
+            self._drop([reader])
 
     def chat(
         self,
@@ -163,11 +190,18 @@ class LLM:
         Raises:
             ValueError: If the tokenizer has no chat template, or as generate.
         """
-        conversations = [messages] if messages and isinstance(messages[0], Mapping) else messages
+        if isinstance(messages, SequenceOf) and messages and isinstance(messages[0], Mapping):
+            messages = [messages]  # type: ignore[list-item]
+        if not isinstance(messages, SequenceOf) or isinstance(messages, (str, bytes)):
+            raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
+        conversations = messages
         return self.generate([self.chat_prompt(conversation) for conversation in conversations], params)  # type: ignore[arg-type]
 
     def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
         """The tokens of a conversation up to where the assistant answers; ValueError if there is no chat template."""
+        is_list = isinstance(messages, SequenceOf) and len(messages) > 0
+        if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
+            raise ValueError(f"{_CHAT}: {_MESSAGES}, got {messages!r}")
         tokenizer = self.engine.tokenizer
         if getattr(tokenizer, "chat_template", None) is None:
             raise ValueError(
@@ -176,41 +210,128 @@ class LLM:
                 else "torch_infini.LLM.chat: the model's folder must have a tokenizer, got one without"
             )
         assert tokenizer is not None
-        return list(
-            tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)["input_ids"]
-        )
+        try:
+            encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+            return list(encoded["input_ids"])
+        except Exception as error:  # a template raises whatever it likes
+            raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
 
     def metrics(self) -> Metrics:
         """What the engine did so far."""
         return self.engine.metrics()
 
-    def _add(self, prompt: Prompt, params: SamplingParams | None, keep: int | None = None) -> str:
+    def _add(self, prompt: Prompt | Request, params: SamplingParams | None = None, keep: int | None = None) -> _Reader:
         """Take a request in; of its outputs that nobody took yet the last `keep` are kept, or all."""
         with self._lock:
-            id = self.engine.add(prompt, params)
-            self._outputs[id] = deque(maxlen=keep)
-            return id
+            request = prompt if isinstance(prompt, Request) else self.engine.new_request(prompt, params)
+            reader = _Reader(self.engine.new_id(), keep)
+            self._readers[reader.id] = weakref.ref(reader)
+            try:
+                self.engine.submit(request, reader.id)
+                return reader
+            except BaseException:
+                reader.is_closed = True
+                raise
 
-    def _follow(self, id: str) -> Iterator[RequestOutput]:
+    def _follow(self, reader: _Reader) -> Iterator[RequestOutput]:
         """A request's outputs; steps the engine, for all requests, where none is there yet."""
-        mine = self._outputs[id]
         while True:
             with self._lock:
-                while not mine:
-                    for output in self.engine.step():
-                        if output.id in self._outputs:
-                            self._outputs[output.id].append(output)
-                output = mine.popleft()
+                while not reader.outputs:
+                    self._step()
+                    if not reader.outputs and not self.engine.has(reader.id):
+                        raise RuntimeError(
+                            "torch_infini.LLM: the engine must be stepped by the LLM alone while it has requests, got "
+                            f"a step of another caller, which was told the end of request {reader.id}"
+                        )
+                output = reader.take()
             yield output
             if output.is_finished:
                 return
 
-    def _drop(self, ids: SequenceOf[str]) -> None:
-        """Forget requests; those that go on are cancelled."""
-        with self._lock:
-            for id in ids:
-                del self._outputs[id]
+    def _step(self) -> None:
+        """Step the engine, and hand the outputs out; those of a step whose caller was interrupted meanwhile first."""
+        self._sweep()
+        self._stepping = True
+        try:
+            interrupted, self._delivering = self._delivering, True
+            if interrupted:
+                self._deliver(self.engine.outputs)
+            self._deliver(self.engine.step())
+            self._delivering = False
+        finally:
+            self._stepping = False
+
+    def _deliver(self, outputs: Iterable[RequestOutput]) -> None:
+        for output in outputs:
+            reader = self._readers[output.id]() if output.id in self._readers else None
+            if reader is not None:
+                reader.put(output)
+
+    def _sweep(self) -> None:
+        """Cancel the requests that nobody reads any more. Not done where reading ends: that may be in the midst of a
+        step, by the garbage collector's hand, or be interrupted.
+        """
+        for id, reference in list(self._readers.items()):
+            reader = reference()
+            if reader is None or reader.is_closed:
                 self.engine.abort(id)
+                self._readers.pop(id, None)
+
+    def _drop(self, readers: SequenceOf[_Reader]) -> None:
+        """Forget requests; those that go on are cancelled, at once unless the engine is at work."""
+        for reader in readers:
+            reader.is_closed = True
+        if self._lock.acquire(blocking=False):
+            try:
+                if not self._stepping:  # by this very thread, if so
+                    self._sweep()
+            finally:
+                self._lock.release()
+
+
+class _Reader:
+    """A caller's side of a request: its outputs that were not taken yet. Where it is dropped, the request is too."""
+
+    def __init__(self, id: str, keep: int | None) -> None:
+        self.id, self.is_closed = id, False
+        self.outputs: deque[RequestOutput] = deque(maxlen=keep)
+        self._taken: RequestOutput | None = None
+
+    def put(self, output: RequestOutput) -> None:
+        """Add an output, unless it was added before."""
+        last = self.outputs[-1] if self.outputs else self._taken
+        if last is None or output.progress > last.progress:
+            self.outputs.append(output)
+
+    def take(self) -> RequestOutput:
+        """The first output."""
+        self._taken = self.outputs[0]
+        return self.outputs.popleft()
+
+
+def device_of(device: torch.device | str) -> torch.device:
+    """The device of that name; ValueError for one that cannot be had."""
+    try:
+        found = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(f"torch_infini.LLM: device must be cpu, cuda or cuda:N, got {device!r}") from error
+    if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
+        raise ValueError(
+            f"torch_infini.LLM: device must be one that torch sees, got {device} of {torch.cuda.device_count()} GPUs"
+        )
+    return found
+
+
+def is_prompt(prompts: Any) -> bool:
+    """Whether it is one prompt rather than several: a text, a mapping, or numbers."""
+    if isinstance(prompts, (str, Mapping)):
+        return True
+    if hasattr(prompts, "shape"):  # torch's or numpy's: ids are its elements, prompts its rows
+        return len(prompts.shape) == 1
+    if not isinstance(prompts, SequenceOf) or isinstance(prompts, (bytes, bytearray)) or len(prompts) == 0:
+        return False
+    return hasattr(prompts[0], "__index__") and len(getattr(prompts[0], "shape", ())) == 0
 
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
@@ -220,6 +341,23 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except (OSError, ValueError, KeyError) as error:
-        raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {error}") from error
+        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+    except Exception as error:  # transformers and tokenizers raise whatever broken files lead to
+        if names_code(folder):
+            raise ValueError(
+                f"torch_infini.LLM: {folder} must hold a tokenizer of transformers' own classes, for code of a model "
+                "folder (auto_map) is never run, got one of its own (load it yourself, and pass it as tokenizer=)"
+            ) from error
+        cause = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"torch_infini.LLM: {folder} must hold a readable tokenizer, got: {cause}") from error
+
+
+def names_code(folder: Path) -> bool:
+    """Whether a model folder names code of its own."""
+    for name in ("tokenizer_config.json", "config.json"):
+        try:
+            if json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map"):
+                return True
+        except (OSError, ValueError, AttributeError, RecursionError):
+            continue
+    return False

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from .sequence import Finish, Request, Sequence
+from .sequence import Finish, Request
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,11 @@ class RequestOutput:
         return all(completion.finish is not None for completion in self.completions)
 
     @property
+    def progress(self) -> tuple[int, int]:
+        """Tokens of all completions, and how many of these ended: more in every output than in the one before."""
+        return sum(len(c.tokens) for c in self.completions), sum(c.finish is not None for c in self.completions)
+
+    @property
     def text(self) -> str:
         """Of the first completion."""
         return self.completions[0].text
@@ -71,13 +76,17 @@ class RequestOutput:
         return self.completions[0].tokens
 
 
-def output_of(request: Request, told: dict[Sequence, tuple[int, int]]) -> RequestOutput:
-    """What is to be told of a request; `told` has how much text and how many tokens of a sequence were told before."""
+def output_of(request: Request) -> RequestOutput:
+    """What is to be told of a request; new is what its last output, request.told, does not have."""
+    told = (
+        {}
+        if request.told is None
+        else {old.index: (len(old.text), len(old.tokens)) for old in request.told.completions}
+    )
     completions = []
     for sequence in request.sequences:
         text, tokens = sequence.text, sequence.output
-        old_text, old_tokens = told.get(sequence, (0, 0))
-        told[sequence] = len(text), len(tokens)
+        old_text, old_tokens = told.get(sequence.index, (0, 0))
         completions.append(
             Completion(
                 sequence.index,

@@ -98,6 +98,7 @@ class Runner:
         columns = []
         for row, ((token,), start, blocks) in enumerate(works):
             if self._rows[row] != blocks:
+                self._rows[row] = []  # an interrupt behind the next line must not leave it to name what was there
                 self._tables[row, : len(blocks)] = torch.tensor(blocks)
                 self._rows[row] = list(blocks)
             columns.append((token, start, blocks[start // size] * size + start % size, start + 1))

@@ -190,21 +190,39 @@ class Sampler:
         return results
 
     def _sample(self, logits: Tensor, rows: Sequence[Row], edited: Sequence[int]) -> list[Sampled]:
-        errors = {i: error for i in edited if (error := edit(logits[i], rows[i]))}
-        logprobs = {i: log_softmax(logits[i].float()) for i, r in enumerate(rows) if r.params.logprobs is not None}
-        for i in edited:
-            mask_unlikely(logits[i], rows[i].params)
+        edited = set(edited)
+        errors: dict[int, str] = {}
+        logprobs: dict[int, Tensor] = {}
+        for i, row in enumerate(rows):
+            try:
+                if i in edited and (error := edit(logits[i], row)):
+                    errors[i] = error
+                if row.params.logprobs is not None:
+                    logprobs[i] = log_softmax(logits[i].float())
+                if i in edited:
+                    mask_unlikely(logits[i], row.params)
+            except Exception as error:
+                errors[i] = failure(error)
         tokens = draw(logits, self._settings(len(rows), logits.device).fill(rows))
         results = [Sampled(token) for token in tokens]
         for i, token in enumerate(tokens):
             if token < 0:
                 errors.setdefault(i, explain(token, logits[i]))
         for i, row in logprobs.items():
-            if i not in errors:
+            if i in errors:
+                continue
+            try:
                 results[i] = Sampled(tokens[i], row[tokens[i]].item(), most_likely(row, rows[i].params.logprobs))
+            except Exception as error:
+                errors[i] = failure(error)
         for i, error in errors.items():
             results[i] = Sampled(-1, error=error)
         return results
+
+
+def failure(error: Exception) -> str:
+    """What a row's result says of an exception, which ends its request alone."""
+    return f"torch_infini.Sampler: the row must be one that can be sampled, got {type(error).__name__}: {error}"
 
 
 def edit(logits: Tensor, row: Row) -> str | None:

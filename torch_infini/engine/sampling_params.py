@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import inf, isfinite
+from math import inf
 from numbers import Integral, Real
 from typing import Any
 
@@ -129,12 +129,19 @@ class SamplingParams:
 
     def _integer(self, name: str, least: int, otherwise: str = "") -> None:
         value = getattr(self, name)
-        if not is_integer(value) or not least <= value < 2**63:
+        if not is_integer(value) or value < least:
             self._fail(name, f"be an integer of at least {least}{otherwise}", repr(value))
+        if value >= 2**63:
+            self._fail(name, f"be at most {2**63 - 1}, the largest integer of 64 bits", repr(value))
         self._set(name, int(value))
 
     def _number(self, name: str, least: float, most: float, rule: str) -> None:
         value = getattr(self, name)
+        if "finite" in rule and is_number(value) and abs(value) < inf:  # finite, and yet none of float32's
+            if value > most:
+                rule = f"be at most {most:g}, the largest number of float32"
+            elif value < least and (least < 0 or value > 0):
+                rule = f"be at least {least:g}, by the range of float32"
         if not is_number(value) or not least <= value <= most:
             self._fail(name, rule, repr(value))
         self._set(name, float(value))
@@ -153,8 +160,9 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             if not is_integer(token) or token < 0:
                 self._fail("logit_bias", "have token ids, integers of at least 0, as keys", repr(token))
-            if not is_number(bias) or not (bias == -inf or (isfinite(bias) and abs(bias) <= LARGEST)):
-                self._fail("logit_bias", "have finite numbers or -infinity as values", f"{bias!r} for token {token}")
+            if not is_number(bias) or not (bias == -inf or abs(bias) <= LARGEST):
+                rule = f"have finite numbers of at most {LARGEST:g}, either sign, or -infinity as values"
+                self._fail("logit_bias", rule, f"{bias!r} for token {token}")
         self._set("logit_bias", {int(token): float(bias) for token, bias in self.logit_bias.items()})
 
 

@@ -7,7 +7,7 @@ who came last gives its blocks back when there are none.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from .blocks import ROOT, BlockManager, OutOfBlocks
@@ -66,6 +66,11 @@ class Scheduler:
         elif sequence in self.waiting:
             self.waiting.remove(sequence)
         self._release(sequence)
+
+    def restart(self, sequences: Iterable[Sequence]) -> None:
+        """Let these sequences, which hold no blocks, wait and all blocks be free, whatever was before."""
+        self.waiting, self.running, self.copies = deque(sequences), [], []
+        self.blocks.release_all()
 
     def schedule(self) -> list[Piece]:
         """The pieces of the next step; their blocks are allocated. Empty if nothing waits or runs."""

@@ -5,11 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from .blocks import ROOT
 from .sampler import Row
 from .sampling_params import SamplingParams
 from .text import TextStream
+
+if TYPE_CHECKING:
+    from .outputs import RequestOutput
 
 
 class Finish(str, Enum):
@@ -35,6 +39,7 @@ class Request:
         seeds: One for each sample.
         sequences: One, until the prompt is computed; then params.n.
         reused: Tokens of the prompt that were in the cache.
+        told: Its last output; None: there is none yet.
         arrived, first_token, finished: In seconds of time.perf_counter; None: not yet.
     """
 
@@ -47,6 +52,7 @@ class Request:
     text: str | None = None
     sequences: list[Sequence] = field(default_factory=list)
     reused: int = 0
+    told: RequestOutput | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     finished: float | None = None
@@ -68,7 +74,7 @@ class Sequence:
         computed: How many of them have keys and values in the cache.
         blocks: Their blocks, in order.
         known, identity: How many of the blocks the BlockManager knows, and the identity of the last of these.
-        stream: Makes text of the output; None without a tokenizer.
+        stream: Makes text of the output; None without a tokenizer, and before the output's first token.
         text: Of the output, what is final.
         logprobs: For each token of the output its log-probability and the most likely tokens', where asked for.
         finish, stopped_by, error: Why it ended; the token or string that ended it; what went wrong.
@@ -88,6 +94,13 @@ class Sequence:
     finish: Finish | None = None
     stopped_by: int | str | None = None
     error: str | None = None
+
+    def restart(self) -> None:
+        """Keep the tokens, and drop all that follows from them: an interrupt may have left it half changed."""
+        self.blocks, self.computed, self.known, self.identity = [], 0, 0, ROOT
+        self.row = Row(self.row.params, self.row.seed, self.row.prompt, self.output, self.row.eos_token_ids)
+        del self.logprobs[self.generated :]
+        self.stream, self.text = None, ""
 
     @property
     def output(self) -> list[int]:

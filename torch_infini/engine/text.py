@@ -37,6 +37,7 @@ class TextStream:
 
     Attributes:
         stopped: The stop string that was found; None before that. The sequence should end there.
+        added: How many tokens were taken.
     """
 
     def __init__(self, tokenizer: Any, params: SamplingParams | None = None, prompt_tokens: Sequence[int] = ()) -> None:
@@ -44,7 +45,7 @@ class TextStream:
         self._decode = tokenizer.decode
         self._special = special_tokens(tokenizer)
         self._params = params or SamplingParams()
-        self._added = 0
+        self.added = 0
         self._held = ""  # text that may be the beginning of a stop string
         # The last tokens; how much of their text was given; how many of them have made that text another one.
         self._window: list[int] = self._end_of(prompt_tokens)
@@ -60,7 +61,7 @@ class TextStream:
         Returns:
             The new text that is final, often empty; always empty once a stop string was found.
         """
-        self._added += 1
+        self.added += 1
         if self.stopped is not None or token in self._special:
             return ""
         self._window.append(token)
@@ -77,7 +78,12 @@ class TextStream:
         return text + held
 
     def _text(self, tokens: list[int]) -> str:
-        return self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False) if tokens else ""
+        if not tokens:
+            return ""
+        text = self._decode(tokens, skip_special_tokens=True, clean_up_tokenization_spaces=False)
+        if not isinstance(text, str):
+            raise TypeError(f"decode must return a str, got {text!r}")
+        return text
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
         """Enough of a prompt's last tokens to have a text; all of them if these have none."""
@@ -118,7 +124,7 @@ class TextStream:
 
     def _search(self, new: str) -> str:
         """What of the new text, and the text held, lies before a stop string and begins none."""
-        if not self._params.stop or self._added < self._params.min_tokens:
+        if not self._params.stop or self.added < self._params.min_tokens:
             return new
         text = self._held + new
         found = [(at + len(stop), at, stop) for stop in self._params.stop if (at := text.find(stop)) >= 0]

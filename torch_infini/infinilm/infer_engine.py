@@ -15,6 +15,7 @@ from torch import Tensor
 from ..engine import LLM, SamplingParams
 from ..engine.sampler import resolve_seeds
 from ..models.config import token_ids
+from ..models.llama import checked_config
 from .auto_config import AutoConfig
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from .convert import underlying
@@ -73,8 +74,11 @@ class InferEngine(_infinilm.InferEngine):
         cache_config: CacheConfig | None = None,
     ) -> None:
         self.config = AutoConfig.from_pretrained(model_path)
+        has_files = any(Path(model_path).glob("*.safetensors"))
+        if has_files:
+            checked_config(model_path)
         super().__init__(self.config, distributed_config, device, cache_config)
-        if any(Path(model_path).glob("*.safetensors")):
+        if has_files:
             self._rank.load_folder(model_path)
 
     def generate(self, input_ids: Any, generation_config: GenerationConfig | None = None) -> list[list[int]]:

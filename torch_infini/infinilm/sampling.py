@@ -35,6 +35,10 @@ def settings(where: str, rows: int, temperature: Any, top_k: Any, top_p: Any) ->
     )
     t, p = found.temperature, found.top_p
     if not ((t >= 0) & (t < inf)).all():
+        wide = torch.as_tensor(underlying(temperature), dtype=torch.float64)
+        if ((wide >= 0) & (wide < inf)).all():
+            largest = torch.finfo(torch.float32).max
+            raise ValueError(f"{where}: temperature must be at most {largest:g}, float32's largest, got {temperature}")
         raise ValueError(f"{where}: temperature must be finite and at least 0, got {temperature}")
     if not (p >= 0).all():
         raise ValueError(f"{where}: top_p must be at least 0, got {top_p}")
@@ -45,7 +49,8 @@ def _each(where: str, name: str, value: Any, rows: int, dtype: torch.dtype) -> T
     value, kind = underlying(value), "an integer" if dtype == torch.int64 else "a number"
     try:
         values = torch.as_tensor(value, device="cpu")
-    except (TypeError, ValueError, RuntimeError):
+    except (TypeError, ValueError, RuntimeError) as error:
+        kind += " of 64 bits" if isinstance(error, RuntimeError) and dtype == torch.int64 else ""
         raise ValueError(f"{where}: {name} must be {kind} or one for each of {rows} rows, got {value!r}") from None
     right = values.dtype != torch.bool and not (dtype == torch.int64 and values.is_floating_point())
     if not right or values.is_complex() or values.shape not in ((), (rows,)):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -105,6 +105,39 @@ def digest_of(folder: str | Path) -> bytes:
         for path in checkpoint_files(Path(folder)):
             _File(path, stack).add_to(digest)
     return digest.digest()
+
+
+def check_sizes(
+    folder: str | Path,
+    layers: int,
+    shapes: Callable[[], Mapping[str, tuple[int, ...]]],
+    optional: Callable[[str], bool] = lambda name: False,
+) -> None:
+    """Compare the sizes that config.json asks for with the files' headers, before memory is taken for a model.
+
+    Args:
+        folder: As load_checkpoint.
+        layers: Of the model; more than there are tensors are refused before shapes() is called.
+        shapes: Gives the shape of each tensor by its name.
+        optional: As load_checkpoint.
+
+    Raises:
+        FileNotFoundError, ValueError: As load_checkpoint.
+    """
+    with ExitStack() as stack:
+        opened = [_File(path, stack) for path in checkpoint_files(Path(folder))]
+        found = {name: file for file in opened for name in file.names}
+        if layers > len(found):
+            raise ValueError(
+                f"{_NAME}: num_hidden_layers must be at most the number of tensors in {folder}, {len(found)}, got "
+                f"{layers} in its config.json"
+            )
+        wanted = {name: Slot(shape, None, _nowhere, _nowhere) for name, shape in shapes().items()}
+        _check(Path(folder), found, wanted, optional)
+
+
+def _nowhere(*arguments: object) -> Any:
+    raise AssertionError("a slot that has a shape only")
 
 
 def load_checkpoint(

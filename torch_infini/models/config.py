@@ -54,6 +54,10 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
+# At most, where that is less than _MOST: memory is taken by them before a file is looked at.
+_MOST = 2**31 - 1
+_LIMITS = {"num_hidden_layers": 2**16, "max_position_embeddings": 2**24}
+_FLAGS = ("tie_word_embeddings", "mlp_bias", "attention_bias", "use_sliding_window")
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -108,8 +112,9 @@ class LlamaConfig:
                 served; all of them are named.
         """
         kind = config.get("model_type")
-        if kind not in DEFAULTS:
-            raise ValueError(f"{_NAME}: model_type must be one of {', '.join(DEFAULTS)}, got {kind!r}")
+        if not isinstance(kind, str) or kind not in DEFAULTS:
+            code = "; code of a model folder (auto_map) is never run" if "auto_map" in config else ""
+            raise ValueError(f"{_NAME}: model_type must be one of {', '.join(DEFAULTS)}, got {kind!r}{code}")
         values = DEFAULTS[kind] | {name: value for name, value in config.items() if value is not None}
         if "sliding_window" in config:  # where null means none
             values["sliding_window"] = config["sliding_window"]
@@ -118,6 +123,11 @@ class LlamaConfig:
             f"{name} must be a positive integer, got {values[name]!r}"
             for name in _SIZES
             if values[name] is not None and not (type(values[name]) is int and values[name] > 0)
+        ]
+        wrong += [
+            f"{name} must be at most {_LIMITS.get(name, _MOST)}, got {values[name]}"
+            for name in _SIZES
+            if type(values[name]) is int and values[name] > _LIMITS.get(name, _MOST)
         ]
         if not wrong:
             if values["num_key_value_heads"] is None:
@@ -132,8 +142,14 @@ class LlamaConfig:
         if values["hidden_act"] not in ("silu", "swish"):
             wrong.append(f"hidden_act must be 'silu', got {values['hidden_act']!r}")
         eps = values["rms_norm_eps"]
-        if not isinstance(eps, (int, float)) or not 0 <= eps < 1:
+        if not isinstance(eps, (int, float)) or isinstance(eps, bool) or not 0 <= eps < 1:
             wrong.append(f"rms_norm_eps must be a number from 0 to less than 1, got {eps!r}")
+        wrong += [
+            f"{name} must be true or false, got {values[name]!r}"
+            for name in _FLAGS
+            if name in values and not (isinstance(values[name], int) and values[name] in (0, 1))
+        ]
+        wrong += wrong_ends(values)
         if wrong:
             raise ValueError(f"{_NAME}: " + "; ".join(wrong))
         bias = bool(values["attention_bias"])
@@ -148,7 +164,7 @@ class LlamaConfig:
             out_bias=bias and kind in ("llama", "qwen3"),
             qk_norm=kind == "qwen3",
             windows=_windows(kind, values),
-            rope=rotary_settings(values),
+            rope=_rope(values),
             bos_token_id=values.get("bos_token_id"),
             eos_token_ids=token_ids(values.get("eos_token_id")),
             dtype=_DTYPES.get(str(dtype).removeprefix("torch.")),
@@ -167,10 +183,15 @@ class LlamaConfig:
             raise FileNotFoundError(f"{_NAME}: a model folder must have a config.json, got {folder}, which has none")
         config = read_json(path)
         generation = Path(folder) / "generation_config.json"
-        if generation.is_file():
-            ends = {k: v for k, v in read_json(generation).items() if k in ("eos_token_id", "bos_token_id")}
-            config |= {name: value for name, value in ends.items() if value is not None}
-        return cls.from_dict(config)
+        try:
+            read = cls.from_dict(config)
+            if not generation.is_file():
+                return read
+            path, ends = generation, read_json(generation)
+            ends = {name: ends[name] for name in ("eos_token_id", "bos_token_id") if ends.get(name) is not None}
+            return cls.from_dict(config | ends)
+        except ValueError as error:
+            raise ValueError(f"{_NAME}: {path}: {str(error).removeprefix(f'{_NAME}: ')}") from error
 
 
 _NAME = "torch_infini.models.LlamaConfig"
@@ -188,14 +209,38 @@ def _windows(kind: str, values: Mapping[str, Any]) -> tuple[int, ...]:
     types = values.get("layer_types")
     if types is None:
         first = values.get("max_window_layers", 28)
+        if type(first) is not int:
+            raise ValueError(f"{_NAME}: max_window_layers must be an integer, got {first!r}")
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(layers)]
     known = {"full_attention": 0, "sliding_attention": window}
-    if len(types) != layers or not set(types) <= known.keys():
-        raise ValueError(
-            f"{_NAME}: layer_types must name full_attention or sliding_attention for each of {layers} layers, "
-            f"got {len(types)}: {', '.join(sorted(set(map(str, types))))}"
-        )
+    rule = f"{_NAME}: layer_types must name full_attention or sliding_attention for each of {layers} layers"
+    if not isinstance(types, (list, tuple)):
+        raise ValueError(f"{rule}, got {types!r}")
+    if len(types) != layers or not set(map(str, types)) <= known.keys():
+        raise ValueError(f"{rule}, got {len(types)}: {', '.join(sorted(set(map(str, types))))}")
     return tuple(known[name] for name in types)
+
+
+def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
+    """RotaryEmbedding's arguments; ValueError for entries of any kind that give none."""
+    try:
+        return rotary_settings(values)
+    except (TypeError, OverflowError, ZeroDivisionError) as error:
+        given = values.get("rope_scaling") or values.get("rope_parameters")
+        raise ValueError(
+            f"{_NAME}: rope_parameters must be those of a rotary embedding, got {given!r}: {error}"
+        ) from error
+
+
+def wrong_ends(values: Mapping[str, Any]) -> list[str]:
+    """What is wrong with the entries for end tokens."""
+    wrong = []
+    for name in ("bos_token_id", "eos_token_id"):
+        value = values.get(name)
+        ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+        if not all(type(token) is int and abs(token) <= _MOST for token in ids):
+            wrong.append(f"{name} must be a token id, several or null, got {value!r}")
+    return wrong
 
 
 def token_ids(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
@@ -207,7 +252,7 @@ def read_json(path: Path) -> dict[str, Any]:
     """The object in a JSON file; ValueError if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{_NAME}: {path} must be JSON, got: {error}") from error
     if not isinstance(value, dict):
         raise ValueError(f"{_NAME}: {path} must hold a JSON object, got {type(value).__name__}")

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, Ranks, RMSNorm, RotaryEmbedding, SwiGLU
 from ..nn.linear import LinearFormat, WeightFormat, fastest, rows_of
-from .checkpoint import Part, Slot, digest_of, floating, load_checkpoint
+from .checkpoint import Part, Slot, check_sizes, digest_of, floating, load_checkpoint
 from .config import LlamaConfig
 
 # What older checkpoints hold beside the parameters: frequencies that follow from the config.
@@ -223,16 +223,53 @@ class Llama(nn.Module):
             raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
         if ranks is not None:
             ranks.must_agree("the checkpoint", digest_of(folder))
-        config = LlamaConfig.from_pretrained(folder)
+        config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
         model = cls(config, fastest(weights, dtype, device), dtype, device, ranks)
-
-        def is_known(name: str) -> bool:
-            tied = config.tie_word_embeddings and name == "lm_head.weight"
-            return tied or _NOT_PARAMETERS.search(name) is not None
-
-        load_checkpoint(folder, model.slots(), is_known, progress)
+        load_checkpoint(folder, model.slots(), partial(_is_known, config), progress)
         return model
+
+
+def checked_config(folder: str | Path) -> LlamaConfig:
+    """The config of a model folder whose files have the sizes that it names; errors as Llama.from_pretrained."""
+    config = LlamaConfig.from_pretrained(folder)
+    check_sizes(folder, config.num_hidden_layers, lambda: shapes_of(config), partial(_is_known, config))
+    return config
+
+
+def _is_known(config: LlamaConfig, name: str) -> bool:
+    """Whether a tensor that has no slot may be in a checkpoint all the same."""
+    tied = config.tie_word_embeddings and name == "lm_head.weight"
+    return tied or _NOT_PARAMETERS.search(name) is not None
+
+
+def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """The tensors of a checkpoint and their shapes, by their Hugging Face names, without a model."""
+    c, size, inner = config, config.hidden_size, config.intermediate_size
+    q, kv = c.num_attention_heads * c.head_dim, c.num_key_value_heads * c.head_dim
+    attention, mlp = "self_attn.", "mlp."
+    layer: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (size,), "post_attention_layernorm.weight": (size,)}
+    for name, rows, columns, bias in (
+        (attention + "q_proj", q, size, c.qkv_bias),
+        (attention + "k_proj", kv, size, c.qkv_bias),
+        (attention + "v_proj", kv, size, c.qkv_bias),
+        (attention + "o_proj", size, q, c.out_bias),
+        (mlp + "gate_proj", inner, size, c.mlp_bias),
+        (mlp + "up_proj", inner, size, c.mlp_bias),
+        (mlp + "down_proj", size, inner, c.mlp_bias),
+    ):
+        layer[name + ".weight"] = (rows, columns)
+        if bias:
+            layer[name + ".bias"] = (rows,)
+    if c.qk_norm:
+        layer |= {attention + "q_norm.weight": (c.head_dim,), attention + "k_norm.weight": (c.head_dim,)}
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (c.vocab_size, size),
+        "model.norm.weight": (size,),
+    }
+    for i in range(c.num_hidden_layers):
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+    return shapes if c.tie_word_embeddings else shapes | {"lm_head.weight": (c.vocab_size, size)}
 
 
 class _Share(NamedTuple):

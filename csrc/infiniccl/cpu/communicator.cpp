@@ -590,6 +590,7 @@ public:
                                             int64_t timeout_ms) override {
         constexpr const char *function = "infinicclCommInitRank";
         check_ranks(function, "nranks", ranks);
+        checks_calls(function); // rank 0's counts, but a value that is none is told to every rank that has it
         const std::string path = path_of(function, id);
         const std::shared_ptr<Segment> segment =
             rank == 0 ? Segment::create(function, path, ranks) : find_segment(function, path, ranks, timeout_ms);

@@ -127,6 +127,18 @@ void Segment::reserve_channel(const char *function, int from, int to) const {
     reserve(function, channel_data(from, to), 2 * kChannelSlotBytes);
 }
 
+bool checks_calls(const char *function) {
+    const char *const text = std::getenv("INFINI_CCL_CHECK");
+    if (text == nullptr || *text == 0 || std::strcmp(text, "0") == 0) {
+        return false;
+    }
+    if (std::strcmp(text, "1") != 0) {
+        throw Error(INFINI_STATUS_BAD_PARAM,
+                    message(function, ": INFINI_CCL_CHECK must be 0 or 1, or not be set, got '", text, "'"));
+    }
+    return true;
+}
+
 std::shared_ptr<Segment> Segment::make(const char *function, int file, int ranks) {
     if (file < 0) {
         system_error(function, "cannot make a file for shared memory", errno);
@@ -139,8 +151,7 @@ std::shared_ptr<Segment> Segment::make(const char *function, int file, int ranks
     segment->map(function);
     Header &header = segment->header();
     header.ranks = ranks;
-    const char *check = std::getenv("INFINI_CCL_CHECK");
-    header.checked = check != nullptr && std::strcmp(check, "1") == 0;
+    header.checked = checks_calls(function);
     return segment;
 }
 

@@ -71,6 +71,9 @@ struct alignas(128) Channel {
     alignas(128) std::atomic<uint64_t> received; // slots emptied, by the receiver
 };
 
+// Whether INFINI_CCL_CHECK asks that calls are compared before each collective; an error for other values than 0 and 1.
+bool checks_calls(const char *function);
+
 class Segment {
 public:
     // For ranks of this process. Throws an Error in the name of `function`, as do those below.
