@@ -8,13 +8,15 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from .report import PatchReport, Row, Verification
-from .swap import Patched
+from .swap import STATE, Patched
 
 __all__ = [
     "PatchReport",
@@ -30,8 +32,18 @@ __all__ = [
 
 
 def is_patched(model: nn.Module) -> bool:
-    """Whether patch_model was called with this model, and unpatch_model not since."""
-    return "_infini_patch" in vars(model)
+    """Whether a model is patched: by patch_model, and unpatch_model was not called since.
+
+    A wrapper around a patched model (of peft, torch.compile, DataParallel) is patched, too, and so are a model that was
+    taken out of its wrapper (peft's `merge_and_unload`), a copy, and the decoder (`model.model`) alone.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        True where patch_model would not patch the model anew, and unpatch_model would take the patch back.
+    """
+    return isinstance(model, nn.Module) and any(STATE in vars(module) for module in model.modules())
 
 
 def patch_model(
@@ -61,7 +73,8 @@ def patch_model(
             head in int8): the linear layers' weights become integers and are freed, one after the other. There is no
             way back from that; None leaves them where they are.
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
-        skip: Patterns of module names that are left, with all that lies in them.
+        skip: Patterns of module names that are left, with all that lies in them. Names are those that
+            `model.named_modules()` gives; a pattern that matches none of them is an error.
         verify: Run 64 random tokens through the model before and after, and report how far the logits differ.
         strict: Raise where a module would be left as it is.
 
@@ -71,8 +84,9 @@ def patch_model(
 
     Raises:
         TypeError: If model is no torch.nn.Module.
-        ValueError: For unknown weights; with strict=True where something would be left; or if a part of the model is
-            patched already; where ranks share the model, if their reports differ. The model is then as it was before.
+        ValueError: For unknown weights; for a pattern that matches no module; with strict=True where something would be
+            left; or if only a part of the model is patched already; where ranks share the model, if their reports
+            differ. The model is then as it was before.
         ImportError: Without transformers.
     """
     if not isinstance(model, nn.Module):
@@ -87,15 +101,19 @@ def patch_model(
         raise ImportError(
             "torch_infini.patch_model needs transformers: run `pip install 'transformers>=5,<6'`."
         ) from error
-    if is_patched(model):
-        return replace(vars(model)[apply.STATE].report, already_patched=True)
-    part = next((name for name, module in model.named_modules() if isinstance(module, Patched)), None)
-    if part is not None:
+    selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
+    state = apply.whole_state(model)
+    if state is not None:
+        return replace(state.report, already_patched=True)
+    if parts := [name for name, module in model.named_modules() if isinstance(module, Patched)]:
+        part = next(filter(None, parts), type(model).__name__)
         raise ValueError(
             f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
-            "first call unpatch_model with the model that patch_model was called with."
+            "first call unpatch_model with this model."
         )
-    selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
+    if apply.find_decoder(model) is not None:
+        must_match(model, "only", selection.only or ())
+        must_match(model, "skip", selection.skip)
     if not verify or apply.find_decoder(model) is None:
         return apply.apply(model, weights, strict, selection)
     from .verification import Measurement
@@ -107,10 +125,10 @@ def patch_model(
     try:
         report = replace(report, verification=measurement.compare(model))
     except BaseException:
-        if not vars(model)[apply.STATE].quantised:
+        if not apply.state_of(model).quantised:
             apply.undo(model)
         raise
-    vars(model)[apply.STATE].report = report
+    apply.state_of(model).report = report
     return report
 
 
@@ -124,22 +142,43 @@ def patterns(argument: str, value: Sequence[str] | None) -> tuple[str, ...] | No
     return tuple(value)
 
 
+def likeness(name: str, pattern: str) -> float:
+    """How near a pattern is to a name, or to as many parts of its end: "lm_haed" to "base_model.model.lm_head"."""
+    end = ".".join(name.split(".")[-pattern.count(".") - 1 :])
+    return max(SequenceMatcher(None, pattern, part).ratio() for part in (name, end))
+
+
+def must_match(model: nn.Module, argument: str, patterns: Sequence[str]) -> None:
+    """ValueError for a pattern that no name of a module matches: it is most likely a name misspelt."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    for pattern in patterns:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        nearest = sorted(set(names), key=lambda name: (-likeness(name, pattern), name))[:3]
+        raise ValueError(
+            f"torch_infini.patch_model: every pattern of {argument} must match the name of a module of the model "
+            f"(fnmatch, as in model.named_modules()), got {pattern!r}; the nearest names are {', '.join(nearest)}"
+        )
+
+
 def unpatch_model(model: nn.Module) -> None:
     """Take patch_model back: every module has its own class again, and the model its own config.
 
     Args:
-        model: What patch_model was called with, or a copy of it.
+        model: What patch_model was called with, a copy of it, a wrapper around it, or what was taken out of a wrapper
+            (`is_patched` says whether it is patched). What lies outside of it, as the head outside of `model.model`,
+            stays as it is.
 
     Raises:
         ValueError: If it is not patched, or if its weights were quantised.
     """
-    if not (isinstance(model, nn.Module) and is_patched(model)):
+    if not is_patched(model):
         raise ValueError(
             f"torch_infini.unpatch_model: model must be patched, got a {type(model).__name__} that is not."
         )
     from . import apply
 
-    if quantised := vars(model)[apply.STATE].quantised:
+    if quantised := [name for state in apply.states_in(model) for name in state.quantised]:
         raise ValueError(
             f"torch_infini.unpatch_model: the model's weights must be there, got {len(quantised)} layers whose weights "
             "were replaced by integers: load the original model again."
@@ -163,7 +202,7 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
     """
     if options.get("weights") is not None:
         raise ValueError("torch_infini.patched: weights must be None, for they could not be restored")
-    if isinstance(model, nn.Module) and is_patched(model):
+    if is_patched(model):
         raise ValueError("torch_infini.patched: model must not be patched already")
     report = patch_model(model, **options)
     try:
