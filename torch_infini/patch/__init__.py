@@ -5,12 +5,17 @@ Importing this costs nothing; transformers is imported by the first call of patc
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
@@ -212,27 +217,66 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
             unpatch_model(model)
 
 
-def save_patched(model: nn.Module, folder: str | Path) -> None:
-    """Write a patched model, with its quantised weights as they are, for load_patched.
+def _register_quantizer() -> None:
+    """Let from_pretrained of transformers know the folders of save_patched, now or when transformers is imported."""
+    place = "transformers.quantizers.auto"
+    if place in sys.modules:
+        if hasattr(sys.modules[place], "register_quantizer"):  # of transformers 5
+            from . import hugging_face  # noqa: F401
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(place))
 
-    The folder gets config.json, model.safetensors, torch_infini.json (which layers are integers, and how) and, where
-    the model has one, generation_config.json. A tokenizer is saved beside it by its own save_pretrained.
+
+class _Finder(MetaPathFinder):
+    """Registers the quantizer behind the import of the module that it belongs to: transformers takes seconds."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self.place:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        loader = spec and spec.loader
+        if spec is None or loader is None:
+            return None
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            _register_quantizer()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write a patched model, with its quantised weights as they are.
+
+    `load_patched` reads the folder, `AutoModelForCausalLM.from_pretrained` does, and `torch_infini.LLM` if it serves
+    such a model. Without quantised weights transformers alone reads it as well; with them from_pretrained needs
+    `import torch_infini` before, and fails without.
+
+    The folder gets what save_pretrained writes, torch_infini.json (which layers are integers, and how) and
+    torch_infini.safetensors (buffers that save_pretrained leaves out).
 
     Args:
         model: A patched model of a class of transformers.
         folder: Made if it is not there; files of these names are replaced.
+        tokenizer: Saved, too; None: the files of the folder that the model was read from, if they are on this machine.
 
     Raises:
         ValueError: If the model is not patched, its class is not one of transformers, or ranks share it.
     """
-    if not (isinstance(model, nn.Module) and is_patched(model)):
+    if not is_patched(model):
         raise ValueError(
             f"torch_infini.save_patched: model must be patched, got a {type(model).__name__} that is not: "
             "use its own save_pretrained."
         )
     from . import saved
 
-    saved.save(model, Path(folder))
+    saved.save(model, Path(folder), tokenizer)
 
 
 def load_patched(folder: str | Path) -> nn.Module:
@@ -247,14 +291,13 @@ def load_patched(folder: str | Path) -> nn.Module:
         The model.
 
     Raises:
-        FileNotFoundError: If the folder is not one of save_patched.
-        ValueError: If its files do not fit each other; the message names the tensors.
+        FileNotFoundError: If the folder is not one of save_patched, or a file of it is missing.
+        ValueError: If a file is not what save_patched writes, or its files do not fit each other; the message names
+            the file and the field or the tensors. Nothing is allocated before that is known.
     """
-    if not (Path(folder) / "torch_infini.json").is_file():
-        raise FileNotFoundError(
-            f"torch_infini.load_patched: folder must be one that save_patched wrote, got {str(folder)!r} without "
-            "torch_infini.json"
-        )
     from . import saved
 
     return saved.load(Path(folder))
+
+
+_register_quantizer()

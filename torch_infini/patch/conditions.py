@@ -39,10 +39,10 @@ def has_kernels(x: Tensor) -> bool:
 def transformed() -> bool:
     """Whether torch.vmap, another transform of torch.func or forward-mode AD is at work.
 
-    The ops have no batching rules and no tangents. Asking for the level, not the tensors, costs 0.05 us, and also finds
+    The ops have no batching rules and no tangents. Asking for the level, not the tensors, costs 0.06 us, and also finds
     weights that are batched or dual.
     """
-    return functorch_level() is not None or carries_tangents()
+    return functorch_level() is not None or forward_ad._current_level >= 0
 
 
 def carries_tangents() -> bool:
