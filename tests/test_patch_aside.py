@@ -154,3 +154,123 @@ def test_compile() -> None:
                 compiled(part, past_key_values=caches[0]).logits,
                 model(part, past_key_values=caches[1]).logits,
             )
+
+
+# Tensors of another layout, and transforms of torch.func
+
+
+def embeddings(model: nn.Module) -> Tensor:
+    """[2, 9, 64]: what the tokens are embedded in."""
+    return model.get_input_embeddings()(tokens()).detach()
+
+
+def with_weights_of(model: nn.Module) -> nn.Module:
+    """The original model, with the weights that the patched one has, or that its integers stand for."""
+    original = tiny()
+    for name, module in original.named_modules():
+        if isinstance(module, nn.Linear):
+            module.weight.data.copy_(model.get_submodule(name).weight)
+    return original
+
+
+LAYOUTS = {
+    "transposed": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2),
+    "sliced": lambda x: torch.stack([x, -x], -1)[..., 0],
+    "every second": lambda x: x.repeat_interleave(2, 2)[..., ::2],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_strided_embeddings(weights: str | None, layout: str) -> None:
+    """inputs_embeds whose last stride is not 1 are taken, and computed by the ops all the same."""
+    model = tiny()
+    patch_model(model, weights=weights)
+    x = embeddings(model)
+    strided = LAYOUTS[layout](x)
+    assert strided.stride(-1) != 1 and torch.equal(strided, x)
+    assert torch.equal(logits(model, inputs_embeds=strided), logits(model, inputs_embeds=x))
+    assert calls(model, inputs_embeds=strided) == calls(model, inputs_embeds=x) != {}
+
+
+@pytest.mark.parametrize(
+    "name", ["layers.0.self_attn.q_proj", "layers.0.mlp", "norm", "layers.0", "layers.0.self_attn"]
+)
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_strided_input_of_one_module(weights: str | None, name: str) -> None:
+    model = tiny()
+    patch_model(model, weights=weights)
+    module, x = model.model.get_submodule(name), embeddings(model)
+    kwargs = {}
+    if name.endswith(("0", "attn")):
+        kwargs = {"position_embeddings": model.model.rotary_emb(x, torch.arange(9)[None]), "attention_mask": None}
+    with torch.no_grad():
+        actual, expected = module(LAYOUTS["transposed"](x), **kwargs), module(x, **kwargs)
+    for a, b in zip(*((y if isinstance(y, tuple) else (y,)) for y in (actual, expected)), strict=True):
+        assert (a is None and b is None) or torch.equal(a, b)
+
+
+@pytest.mark.parametrize("weights", [None, "int8"])
+@pytest.mark.parametrize("cache", [False, True], ids=["no cache", "cache"])
+def test_vmap(weights: str | None, cache: bool) -> None:
+    """torch.vmap over token ids, and over a weight."""
+    model, ids = tiny(), tokens()
+    patch_model(model, weights=weights)
+    expected = logits(with_weights_of(model), ids)
+    with torch.no_grad():
+        one = lambda ids: model(ids[None], use_cache=cache).logits[0]
+        torch.testing.assert_close(torch.vmap(one)(ids), expected, rtol=1e-4, atol=1e-4)
+        scales = torch.tensor([0.5, 1.0, 2.0])
+        norm = model.model.norm.weight
+        name = "model.norm.weight"
+        scaled = lambda scale: torch.func.functional_call(model, {name: scale * norm}, (ids,), {"use_cache": cache})
+        actual = torch.vmap(lambda scale: scaled(scale).logits)(scales)
+        for y, scale in zip(actual, scales, strict=True):
+            torch.testing.assert_close(y, scale * expected, rtol=1e-4, atol=1e-4)
+    assert calls(model, ids)["attention"] == LAYERS
+
+
+def test_functional_call() -> None:
+    """Other weights for one call: the ops read those; and gradients of them, as the original's."""
+    model, original, ids = tiny(), tiny(), tokens()
+    patch_model(model)
+    other = {name: parameter.detach().clone() for name, parameter in tiny(seed=9).named_parameters()}
+    with torch.no_grad(), CallCounter() as counter:
+        actual = torch.func.functional_call(model, other, (ids,)).logits
+    close(actual, logits(tiny(seed=9), ids))
+    assert dict(counter.counts) == ALL_CALLS
+    close(logits(model, ids), logits(original, ids))
+
+    def loss(model: nn.Module, weights: dict[str, Tensor]) -> Tensor:
+        return torch.func.functional_call(model, weights, (ids,), {"labels": ids}).loss
+
+    actual, expected = (torch.func.grad(lambda weights, m=m: loss(m, weights))(other) for m in (model, original))
+    for name, gradient in expected.items():
+        torch.testing.assert_close(actual[name], gradient, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("how", ["jvp", "dual", "dual, no_grad"])
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_forward_mode(weights: str | None, how: str) -> None:
+    """Tangents of the embeddings are those of the original (with eager attention: SDPA has none on the CPU)."""
+    model = tiny()
+    model.set_attn_implementation("eager")
+    x = embeddings(model)
+    torch.manual_seed(6)
+    tangent = torch.randn_like(x)
+
+    def both(model: nn.Module) -> tuple[Tensor, Tensor]:
+        run = lambda x: model(inputs_embeds=x, use_cache=False).logits
+        if how == "jvp":
+            return torch.func.jvp(run, (x,), (tangent,))
+        with torch.autograd.forward_ad.dual_level(), torch.set_grad_enabled(how == "dual"):
+            y = torch.autograd.forward_ad.unpack_dual(run(torch.autograd.forward_ad.make_dual(x, tangent)))
+            return y.primal.detach(), y.tangent.detach()
+
+    patch_model(model, weights=weights)
+    original = with_weights_of(model)
+    original.set_attn_implementation("eager")
+    actual, expected = both(model), both(original)
+    torch.testing.assert_close(actual[0], expected[0], rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(actual[1], expected[1], rtol=1e-4, atol=1e-4)
+    assert calls(model, tokens())["attention"] == LAYERS

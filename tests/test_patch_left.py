@@ -13,7 +13,17 @@ from torch import Tensor, nn
 
 import torch_infini
 from torch_infini.patch import PatchReport, is_patched, patch_model, unpatch_model
-from torch_infini.testing.tiny_llama import LAYERS, close, config_values, identity, logits, tiny, tokens
+from torch_infini.testing.tiny_llama import (
+    LAYERS,
+    calls,
+    close,
+    config_values,
+    identity,
+    in_order,
+    logits,
+    tiny,
+    tokens,
+)
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -279,20 +289,39 @@ def test_unpatch_of_an_unpatched_model() -> None:
         assert str(caught.value) == f"torch_infini.unpatch_model: model must be patched, got a {name} that is not."
 
 
-@pytest.mark.parametrize("first", ["outer", "inner"])
-def test_part_of_a_patched_model(first: str) -> None:
+def test_model_around_a_patched_decoder() -> None:
+    """Its head is not patched: that is refused, and unpatch_model makes it possible."""
     model = tiny()
-    one, two = (model, model.model) if first == "outer" else (model.model, model)
-    patch_model(one)
+    patch_model(model.model)
     before = identity(model)
     with pytest.raises(ValueError) as caught:
-        patch_model(two)
-    part = "layers.0" if first == "outer" else "model.layers.0"
+        patch_model(model)
     assert str(caught.value) == (
-        f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
-        "first call unpatch_model with the model that patch_model was called with."
+        "torch_infini.patch_model: model must not contain patched modules, got model.layers.0: "
+        "first call unpatch_model with this model."
     )
-    assert identity(model) == before
+    assert identity(model) == before and is_patched(model)
+    unpatch_model(model)
+    assert in_order(model) and not is_patched(model) and not is_patched(model.model)
+    assert not patch_model(model, strict=True).already_patched
+
+
+def test_decoder_of_a_patched_model() -> None:
+    """It is patched; taken back alone, the head stays patched, and the model says so."""
+    model, ids = tiny(), tokens()
+    expected, config = logits(model, ids), model.config
+    patch_model(model)
+    before = identity(model)
+    assert is_patched(model.model) and patch_model(model.model).already_patched and identity(model) == before
+    unpatch_model(model.model)
+    assert in_order(model.model) and not is_patched(model.model) and model.model.config is config
+    assert is_patched(model) and calls(model, ids) == {"linear": 1}
+    close(logits(model, ids), expected)
+    with pytest.raises(ValueError, match="got lm_head: first call unpatch_model with this model"):
+        patch_model(model)
+    unpatch_model(model)
+    assert in_order(model) and not is_patched(model) and model.config is config
+    assert torch.equal(logits(model, ids), expected)
 
 
 @pytest.mark.parametrize(("function", "call"), [("swap", 0), ("swap", 7), ("replace_config", 0)])

@@ -153,13 +153,50 @@ def test_patched_already() -> None:
     expected = logits(model, ids)
     assert patch_model(model, weights="int8", verify=True).already_patched
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=4, target_modules=["q_proj", "down_proj"]))
-    with pytest.raises(ValueError, match="model must not contain patched modules, got base_model.model"):
-        patch_model(adapted)
-    with pytest.raises(ValueError, match="model must not contain patched modules, got layers.0"):
-        patch_model(model.model)
-    with pytest.raises(ValueError, match="unpatch_model: model must be patched"):
-        unpatch_model(adapted)
+    for one in (adapted, model.model, nn.ModuleDict({"inside": model})):
+        before = identity(model)
+        assert is_patched(one) and patch_model(one).already_patched and identity(model) == before
     close(logits(adapted, ids), expected)
+    unpatch_model(adapted)
+    assert not any(map(is_patched, (adapted, model, model.model))) and in_order(adapted)
+    close(logits(adapted, ids), expected)
+
+
+@pytest.mark.parametrize("argument", ["only", "skip"])
+def test_patterns_that_match_nothing(argument: str) -> None:
+    """A name misspelt is an error, not a model that is patched in other places than was meant."""
+    peft = pytest.importorskip("peft")
+    model = tiny()
+    adapted = peft.get_peft_model(tiny(), peft.LoraConfig(r=4, target_modules=["q_proj"]))
+    cases = [
+        (model, "lm_haed", "lm_head"),
+        (model, "model.layers.1.mpl", "model.layers.1.mlp"),
+        (model, "model.layers.0.self_attention.*", "model.layers.0.self_attn"),
+        (model, "*.attention", "self_attn"),
+        (model, "nonsense", ""),
+        (model, "", ""),
+        (adapted, "lm_head", "base_model.model.lm_head"),
+    ]
+    for one, pattern, wanted in cases:
+        before = identity(one)
+        for more in ([], ["*norm"]):
+            with pytest.raises(ValueError) as caught:
+                patch_model(one, weights="int8", verify=True, **{argument: [*more, pattern]})
+            head, _, nearest = str(caught.value).partition("; the nearest names are ")
+            assert head == (
+                f"torch_infini.patch_model: every pattern of {argument} must match the name of a module of the model "
+                f"(fnmatch, as in model.named_modules()), got {pattern!r}"
+            )
+            names = nearest.split(", ")
+            assert len(names) == 3 and all(one.get_submodule(name) is not one for name in names)
+            assert wanted in nearest
+        assert identity(one) == before and not is_patched(one)
+    with pytest.raises(ValueError, match="got 'lm_haed'"), patched(model, **{argument: ["lm_haed"]}):
+        pass
+    # Modules that no op serves may be named, and models that are none of ours stay as they are.
+    with patched(model, **{argument: ["model.embed_tokens", "*.act_fn"]}):
+        pass
+    assert patch_model(nn.Linear(2, 2), **{argument: ["lm_head"]}).reason
 
 
 def test_misaligned_weights_get_memory_of_their_own() -> None:

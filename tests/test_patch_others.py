@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import torch_infini
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, greedy, in_order, logits, tiny, tokens
 
@@ -195,6 +196,63 @@ def test_lora_before(dora: bool, head: bool) -> None:
     assert counts["fused_linear"] == 2 * LAYERS and counts["attention"] == LAYERS
     unpatch_model(adapted)
     assert in_order(merged)
+
+
+@pytest.mark.parametrize("first", ["adapters", "patch"])
+@pytest.mark.parametrize("copied", [False, True], ids=["itself", "copy"])
+def test_unloaded(first: str, copied: bool) -> None:
+    """A model taken out of its PeftModel is patched, all agree on it, and there is a way back and forth."""
+    peft = pytest.importorskip("peft")
+    model, ids = tiny(), tokens()
+    config = model.config
+    if first == "patch":
+        patch_model(model)
+    adapted = peft.get_peft_model(model, lora()).eval()
+    if first == "adapters":
+        patch_model(adapted)
+    merged = adapted.merge_and_unload()
+    if copied:
+        merged = copy.deepcopy(merged)
+    expected = logits(merged, ids)
+    assert is_patched(merged) and is_patched(merged.model) and patch_model(merged).already_patched
+    assert is_patched(adapted) and patch_model(adapted).already_patched
+    unpatch_model(merged)
+    assert in_order(merged) and not is_patched(merged) and not is_patched(merged.model)
+    assert merged.config._attn_implementation == "sdpa" and (copied or merged.config is config)
+    close(logits(merged, ids), expected)
+    if not copied:
+        assert not is_patched(adapted) and adapted.config._attn_implementation == "sdpa"
+    with pytest.raises(ValueError, match="model must be patched, got a LlamaForCausalLM that is not"):
+        unpatch_model(merged)
+    report = patch_model(merged, strict=True)
+    assert not report.already_patched and is_patched(merged)
+    close(logits(merged, ids), expected)
+
+
+def test_wrapped_and_compiled() -> None:
+    """A patched model inside of other modules: each is patched, and can be taken back from the outside."""
+    model, ids = tiny(), tokens()
+    expected = logits(model, ids)
+    wrappers = (nn.Sequential, torch.compile, lambda model: nn.ModuleDict({"policy": model, "value": nn.Linear(2, 2)}))
+    for wrap in wrappers:
+        report = patch_model(model)
+        outside = wrap(model)
+        assert is_patched(outside) and patch_model(outside).rows == report.rows
+        unpatch_model(outside)
+        assert in_order(model) and not is_patched(outside) and torch.equal(logits(model, ids), expected)
+    patch_model(nn.Sequential(model))  # and from the inside
+    assert is_patched(model) and patch_model(model).already_patched
+    unpatch_model(model)
+    assert in_order(model) and not is_patched(model)
+    assert not is_patched(None) and not is_patched(nn.Linear(2, 2)) and torch_infini.is_patched is is_patched
+    # Of two models that one module holds, one is patched.
+    other = tiny()
+    patch_model(model)
+    pair = nn.ModuleList([other, model])
+    with pytest.raises(ValueError, match="got 1: first call unpatch_model with this model"):
+        patch_model(pair)
+    unpatch_model(pair)
+    assert in_order(pair)
 
 
 @pytest.mark.parametrize("dora", [False, True], ids=["LoRA", "DoRA"])

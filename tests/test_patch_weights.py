@@ -566,11 +566,12 @@ def test_save_and_load(tmp_path: Path, weights: str | None, variant: str) -> Non
         "generation_config.json",
         "model.safetensors",
         "torch_infini.json",
+        "torch_infini.safetensors",
     }
     written = sum(t.nbytes for t in load_file(tmp_path / "model.safetensors").values())
-    assert written == sum({t.data_ptr(): t.nbytes for t in model.state_dict().values()}.values()) + sum(
-        b.nbytes for b in model.model.rotary_emb.buffers()
-    )
+    assert written == sum({t.data_ptr(): t.nbytes for t in model.state_dict().values()}.values())
+    beside = load_file(tmp_path / "torch_infini.safetensors")
+    assert sum(t.nbytes for t in beside.values()) == sum(b.nbytes for b in model.model.rotary_emb.buffers())
     loaded = load_patched(tmp_path)
     assert is_patched(loaded) and not loaded.training and type(loaded).__name__ == "LlamaForCausalLM"
     assert not tensors_on_meta(loaded)
@@ -667,11 +668,11 @@ def test_load_errors(tmp_path: Path) -> None:
             load_patched(tmp_path)
         assert str(caught.value) == f"torch_infini.load_patched: model.safetensors does not fit the model: {message}"
     save_file(tensors, file)
-    description.write_text(json.dumps({**json.loads(good), "format": 2}))
-    with pytest.raises(ValueError, match="torch_infini.json must have format 1, got 2"):
+    description.write_text(json.dumps({**json.loads(good), "format": 3}))
+    with pytest.raises(ValueError, match="format in torch_infini.json must be 1 or 2, got 3"):
         load_patched(tmp_path)
     description.write_text(json.dumps({**json.loads(good), "class": "NoSuchModel"}))
-    with pytest.raises(ValueError, match="class must be one of transformers, got 'NoSuchModel'"):
+    with pytest.raises(ValueError, match="class must be one of transformers' models, got 'NoSuchModel'"):
         load_patched(tmp_path)
     description.write_text(good)
     assert torch.equal(logits(load_patched(tmp_path), tokens()), logits(model, tokens()))

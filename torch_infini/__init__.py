@@ -11,7 +11,7 @@ import os
 from . import compile, demo, distributed, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
-from .patch import PatchReport, load_patched, patch_model, patched, save_patched, unpatch_model
+from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 
 if os.environ.get("INFINI_LOG"):
     from . import _logging
@@ -31,6 +31,7 @@ __all__ = [
     "cpu_capability",
     "demo",
     "distributed",
+    "is_patched",
     "load_patched",
     "models",
     "nn",

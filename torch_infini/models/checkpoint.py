@@ -26,6 +26,7 @@ from .config import read_json
 _NAME = "torch_infini.models.load_checkpoint"
 # As safetensors calls what can be loaded.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+INTEGERS = {"I8": torch.int8, "U8": torch.uint8}  # where a slot wants them
 _SHOWN = 10  # tensors of each kind that an error names
 # Bytes of a file. A thread reads so many before it takes others: several of the large pages that it makes meanwhile.
 _PIECE = 8 << 20
@@ -56,6 +57,7 @@ class Slot(NamedTuple):
         read: Gives it back: a view of a dense parameter, a copy of another, of what integers stand for.
         part: The rows and columns that belong here, where a rank holds a part: nothing else is read, and `place`,
             `load` and `read` know no other. None: all.
+        dtype: Of integers that are taken as they are; None: the tensor is of a floating dtype.
     """
 
     shape: tuple[int, ...]
@@ -63,6 +65,7 @@ class Slot(NamedTuple):
     load: Callable[[Tensor, int], None]
     read: Callable[[], Tensor]
     part: Part | None = None
+    dtype: torch.dtype | None = None
 
     def cut(self, tensor: Tensor) -> Tensor:
         """Of a whole tensor what belongs here."""
@@ -112,6 +115,7 @@ def check_sizes(
     layers: int,
     shapes: Callable[[], Mapping[str, tuple[int, ...]]],
     optional: Callable[[str], bool] = lambda name: False,
+    integers: Mapping[str, torch.dtype] | None = None,
 ) -> None:
     """Compare the sizes that config.json asks for with the files' headers, before memory is taken for a model.
 
@@ -120,6 +124,7 @@ def check_sizes(
         layers: Of the model; more than there are tensors are refused before shapes() is called.
         shapes: Gives the shape of each tensor by its name.
         optional: As load_checkpoint.
+        integers: The dtypes of the tensors that are of integers.
 
     Raises:
         FileNotFoundError, ValueError: As load_checkpoint.
@@ -132,7 +137,10 @@ def check_sizes(
                 f"{_NAME}: num_hidden_layers must be at most the number of tensors in {folder}, {len(found)}, got "
                 f"{layers} in its config.json"
             )
-        wanted = {name: Slot(shape, None, _nowhere, _nowhere) for name, shape in shapes().items()}
+        dtypes = integers or {}
+        wanted = {
+            name: Slot(shape, None, _nowhere, _nowhere, None, dtypes.get(name)) for name, shape in shapes().items()
+        }
         _check(Path(folder), found, wanted, optional)
 
 
@@ -217,7 +225,7 @@ class _File:
     def pieces(self, name: str, slot: Slot) -> Iterator[_Piece]:
         """The rows of a tensor that a slot takes, in parts that threads can load at the same time."""
         begin, end = self._header[name]["data_offsets"]
-        dtype, whole = DTYPES[self.dtype(name)], slot.shape
+        dtype, whole = (DTYPES | INTEGERS)[self.dtype(name)], slot.shape
         part = slot.part or Part(0, whole[0])
         pitch = (end - begin) // max(whole[0], 1)
         shape, row_bytes = whole[1:], pitch
@@ -300,7 +308,9 @@ def _check(
         shape, dtype = found[name].shape(name), found[name].dtype(name)
         if tuple(shape) != slot.shape:
             shapes.append(f"{name} must have shape {list(slot.shape)}, got {shape}")
-        elif dtype not in DTYPES:
+        elif slot.dtype is not None and INTEGERS.get(dtype) != slot.dtype:
+            shapes.append(f"{name} must be {str(slot.dtype).removeprefix('torch.')}, got {dtype}")
+        elif slot.dtype is None and dtype not in DTYPES:
             shapes.append(f"{name} must be of a floating dtype, got {dtype}")
     if shapes:
         more = f" and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
@@ -321,6 +331,35 @@ def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> No
             end = "\n" if i == len(sizes) else ""
             line = f"\rloading [{bar:<30}] {read / 1e9:6.2f} GB, {speed:5.2f} GB/s"
             print(line, end=end, file=sys.stderr, flush=True)
+
+
+class Stored(NamedTuple):
+    """How a checkpoint stores a linear layer: its format, and how many weights of a row int4 has a scale for."""
+
+    format: str
+    group: int
+
+
+def stored_layers(folder: str | Path) -> dict[str, Stored]:
+    """The layers that a folder of torch_infini.save_patched has as integers, by their names; none of another folder.
+
+    Raises:
+        ValueError: If config.json does not say it as save_patched does.
+    """
+    entry = read_json(Path(folder) / "config.json").get("quantization_config")
+    if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
+        return {}
+    layers = entry.get("quantised")
+    stored = {}
+    for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
+        kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else layer
+        if kind not in (("int8", 0), ("int4", 32), ("int4", 64)):
+            raise ValueError(
+                f"{_NAME}: quantization_config.quantised in {folder}/config.json must have format int8 and group 0, or "
+                f"int4 and 32 or 64, for each layer, got {layer!r} for {name!r}"
+            )
+        stored[name] = Stored(*kind)
+    return stored
 
 
 def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:

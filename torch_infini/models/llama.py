@@ -6,7 +6,7 @@ A forward pass takes a Batch of tokens and a KVCache, and gives logits. Read it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, Ranks, RMSNorm, RotaryEmbedding, SwiGLU
-from ..nn.linear import LinearFormat, WeightFormat, fastest, rows_of
-from .checkpoint import Part, Slot, check_sizes, digest_of, floating, load_checkpoint
+from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
+from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, floating, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
 # What older checkpoints hold beside the parameters: frequencies that follow from the config.
@@ -157,8 +157,14 @@ class Llama(nn.Module):
         table = self.embed.weight
         return sum(p.nbytes for p in self.parameters() if p is not table or self.shares_embedding)
 
-    def slots(self) -> dict[str, Slot]:
-        """Where the tensors of a checkpoint belong, by their Hugging Face names; of ranks, the parts that are here."""
+    def slots(self, stored: Mapping[str, Stored] | None = None) -> dict[str, Slot]:
+        """Where the tensors of a checkpoint belong, by their Hugging Face names; of ranks, the parts that are here.
+
+        Args:
+            stored: The layers that the checkpoint has as integers, which belong into layers of the same format.
+        """
+        stored = stored or {}
+        of_linear = partial(_of_linear, stored)
         c, ranks, table = self.config, self.ranks or Ranks(0, 1, 0), self.embed
         heads, inner = c.num_attention_heads, c.intermediate_size
         first_kv, kv_count = ranks.share_or_repeat("num_key_value_heads", c.num_key_value_heads)
@@ -176,15 +182,15 @@ class Llama(nn.Module):
             attention, gated = layer.attention, layer.mlp
             slots[at + "input_layernorm.weight"] = _whole(layer.attention_norm.weight)
             slots[at + "post_attention_layernorm.weight"] = _whole(layer.mlp_norm.weight)
-            slots |= _of_linear(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
-            slots |= _of_linear(at + "self_attn.", attention.out, {"o_proj": whole}, q)
+            slots |= of_linear(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
+            slots |= of_linear(at + "self_attn.", attention.out, {"o_proj": whole}, q)
             if c.qk_norm:
                 slots[at + "self_attn.q_norm.weight"] = _whole(attention.q_norm.weight)
                 slots[at + "self_attn.k_norm.weight"] = _whole(attention.k_norm.weight)
-            slots |= _of_linear(at + "mlp.", gated.gate_up, {"gate_proj": mlp, "up_proj": mlp}, whole)
-            slots |= _of_linear(at + "mlp.", gated.down, {"down_proj": whole}, mlp)
-        if not c.tie_word_embeddings:
-            slots |= _of_linear("", self.head, {"lm_head": vocabulary}, whole)
+            slots |= of_linear(at + "mlp.", gated.gate_up, {"gate_proj": mlp, "up_proj": mlp}, whole)
+            slots |= of_linear(at + "mlp.", gated.down, {"down_proj": whole}, mlp)
+        if not c.tie_word_embeddings or "lm_head" in stored:
+            slots |= of_linear("", self.head, {"lm_head": vocabulary}, whole)
         elif not self.shares_embedding:
             slots["model.embed_tokens.weight"] = _both(slots["model.embed_tokens.weight"], self.head.load)
         return slots
@@ -201,11 +207,13 @@ class Llama(nn.Module):
     ) -> Llama:
         """Read a Hugging Face model folder: config.json, generation_config.json, safetensors.
 
-        With integer weights every tensor is quantised as it is read: the model in full precision is never held.
+        With integer weights every tensor is quantised as it is read: the model in full precision is never held. What
+        torch_infini.save_patched wrote as integers is taken as it is.
 
         Args:
             folder: On this machine.
-            weights: "dense", packed where that is faster (torch_infini.nn.Linear); "int8" or "int4".
+            weights: "dense", packed where that is faster (torch_infini.nn.Linear); "int8" or "int4". Of a folder with
+                integers "dense" stands for what is there, and no other format is made of it.
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
@@ -225,22 +233,82 @@ class Llama(nn.Module):
             ranks.must_agree("the checkpoint", digest_of(folder))
         config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
+        stored = stored_layers(folder)
+        if stored:
+            formats = _formats(config, stored, weights)
+            kinds = {format for name, format in formats.items() if name != "lm_head"}
+            # Where all layers are alike none is made twice; int4 has its head in int8.
+            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"  # type: ignore
         model = cls(config, fastest(weights, dtype, device), dtype, device, ranks)
-        load_checkpoint(folder, model.slots(), partial(_is_known, config), progress)
+        if stored:
+            model._set_formats(stored, formats, dtype, device)
+        load_checkpoint(folder, model.slots(stored), partial(_is_known, config, stored), progress)
         return model
+
+    def _set_formats(
+        self,
+        stored: Mapping[str, Stored],
+        formats: Mapping[str, str],
+        dtype: torch.dtype,
+        device: torch.device | str,
+    ) -> None:
+        """Give each linear layer the format in which the checkpoint has it.
+
+        Raises:
+            ValueError: If the ranks cut its groups.
+        """
+        for i, layer in enumerate(self.layers):
+            at = f"model.layers.{i}."
+            for parent, name, parts in (
+                (layer.attention, "qkv", f"{at}self_attn.q_proj"),
+                (layer.attention, "out", f"{at}self_attn.o_proj"),
+                (layer.mlp, "gate_up", f"{at}mlp.gate_proj"),
+                (layer.mlp, "down", f"{at}mlp.down_proj"),
+            ):
+                old = getattr(parent, name)
+                wanted = formats[parts]
+                if wanted not in ("dense", old.format):
+                    sizes = old.in_features, old.out_features, old.bias is not None
+                    setattr(parent, name, Linear(*sizes, wanted, dtype, device))  # type: ignore[arg-type]
+                if wanted == "int4" and int4_group(old.in_features) != stored[parts].group:
+                    raise ValueError(
+                        f"torch_infini.models.Llama: groups of int4 must be those of the checkpoint, "
+                        f"{stored[parts].group} in {parts}, got {int4_group(old.in_features)} for the "
+                        f"{old.in_features} columns of each rank: use another tensor_parallel"
+                    )
+        if formats["lm_head"] not in ("dense", self.head.format):
+            old = self.head
+            self.head = Linear(old.in_features, old.out_features, False, "int8", dtype, device)
 
 
 def checked_config(folder: str | Path) -> LlamaConfig:
     """The config of a model folder whose files have the sizes that it names; errors as Llama.from_pretrained."""
     config = LlamaConfig.from_pretrained(folder)
-    check_sizes(folder, config.num_hidden_layers, lambda: shapes_of(config), partial(_is_known, config))
+    stored = stored_layers(folder)
+    integers = {f"{name}.weight_integers": kind for name, kind in stored.items()}
+
+    def shapes() -> dict[str, tuple[int, ...]]:
+        wanted = shapes_of(config)
+        for name, kind in integers.items():
+            rows, columns = wanted.pop(name.removesuffix("_integers"), (0, 0))
+            wanted[name] = (rows, columns // 2 if kind.format == "int4" else columns)
+        return wanted
+
+    def is_known(name: str) -> bool:
+        beside = name.removesuffix("_scales").removesuffix("_zeros").removesuffix(".weight")
+        return beside in stored or _is_known(config, stored, name)
+
+    dtypes = {name: torch.uint8 if kind.format == "int4" else torch.int8 for name, kind in integers.items()}
+    check_sizes(folder, config.num_hidden_layers, shapes, is_known, dtypes)
     return config
 
 
-def _is_known(config: LlamaConfig, name: str) -> bool:
+def _is_known(config: LlamaConfig, stored: Mapping[str, Stored], name: str) -> bool:
     """Whether a tensor that has no slot may be in a checkpoint all the same."""
     tied = config.tie_word_embeddings and name == "lm_head.weight"
-    return tied or _NOT_PARAMETERS.search(name) is not None
+    # Beside integers there is an empty weight, for those that do not know of them.
+    empty = name.endswith(".weight") and name.removesuffix(".weight") in stored
+    return tied or empty or _NOT_PARAMETERS.search(name) is not None
 
 
 def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
@@ -308,18 +376,91 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     return slot._replace(place=None, load=load_both)
 
 
-def _of_linear(prefix: str, linear: Linear, parts: dict[str, _Share], columns: _Share) -> dict[str, Slot]:
+def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightFormat) -> dict[str, str]:
+    """The format of each layer of a model whose checkpoint has integers: "dense", "int8" or "int4", by its name.
+
+    Raises:
+        ValueError: If another format is asked for, or layers that are one here are stored in different ones.
+    """
+    groups: list[tuple[str, ...]] = [("lm_head",)]
+    for i in range(config.num_hidden_layers):
+        attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
+        groups += [(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"), (f"{attention}o_proj",)]
+        groups += [(f"{mlp}gate_proj", f"{mlp}up_proj"), (f"{mlp}down_proj",)]
+    formats = {}
+    for names in groups:
+        kinds = {stored.get(name, Stored("dense", 0)) for name in names}
+        if len(kinds) > 1:
+            shown = ", ".join(f"{name} {stored[name].format if name in stored else 'dense'}" for name in names)
+            raise ValueError(
+                "torch_infini.models.Llama: projections of one input must be stored alike, for one product makes them, "
+                f"got {shown}: give patch_model's `skip` all of them"
+            )
+        formats |= dict.fromkeys(names, kinds.pop().format)
+    if unknown := sorted(stored.keys() - formats.keys()):
+        raise ValueError(
+            "torch_infini.models.Llama: quantization_config.quantised must name linear layers of the model, got "
+            f"{', '.join(unknown[:5])}"
+        )
+    of_layers = {format for name, format in formats.items() if name != "lm_head"}
+    if formats["lm_head"] == "int4":
+        raise ValueError("torch_infini.models.Llama: lm_head must be stored as int8, got int4")
+    if weights not in ("dense", *of_layers):
+        raise ValueError(
+            "torch_infini.models.Llama: weights must be left out for a checkpoint of integers, or be its format "
+            f"({', '.join(sorted(of_layers))}), got {weights!r}"
+        )
+    return formats
+
+
+def _of_integers(
+    name: str, linear: Linear, first: int, share: _Share, columns: _Share, kind: Stored
+) -> dict[str, Slot]:
+    """The integers, scales and zeros of a projection, which are the Linear's rows from `first` on."""
+    rows = slice(first, first + share.count)
+
+    def slot(data: Tensor, numbers: int, dtype: torch.dtype | None = None) -> Slot:
+        """A tensor with an element for so many numbers of a row."""
+        whole, begin, count = (n // numbers for n in columns)
+        if columns.first % numbers or columns.count % numbers:
+            raise ValueError(
+                f"torch_infini.models.Llama: ranks must not cut the groups of {kind.group} numbers of {name}, got "
+                f"{columns.count} columns of each: use another tensor_parallel"
+            )
+        part = Part(share.first, share.count, begin, count)
+        return _of_rows(data, share)._replace(shape=(share.whole, whole), part=part, dtype=dtype)
+
+    assert linear.scales is not None
+    if kind.format == "int8":
+        return {
+            f"{name}.weight_integers": slot(linear.weight.data[rows], 1, torch.int8),
+            f"{name}.weight_scales": _of_rows(linear.scales.data[rows], share),
+        }
+    assert linear.zeros is not None
+    return {
+        f"{name}.weight_integers": slot(linear.weight.data[rows], 2, torch.uint8),
+        f"{name}.weight_scales": slot(linear.scales.data[rows], kind.group),
+        f"{name}.weight_zeros": slot(linear.zeros.data[rows], kind.group),
+    }
+
+
+def _of_linear(
+    stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Share], columns: _Share
+) -> dict[str, Slot]:
     """The projections that a Linear holds one below the other: these rows and columns of each."""
     slots, first = {}, 0
     for name, share in parts.items():
         rows = slice(first, first + share.count)
-        slots[f"{prefix}{name}.weight"] = Slot(
-            (share.whole, columns.whole),
-            linear.weight.data[rows] if linear.format == "dense" else None,
-            lambda some, row, first=first: linear.load(some, first + row),
-            partial(linear.dense, rows),
-            Part(share.first, share.count, columns.first, columns.count),
-        )
+        if f"{prefix}{name}" in stored:
+            slots |= _of_integers(f"{prefix}{name}", linear, first, share, columns, stored[f"{prefix}{name}"])
+        else:
+            slots[f"{prefix}{name}.weight"] = Slot(
+                (share.whole, columns.whole),
+                linear.weight.data[rows] if linear.format == "dense" else None,
+                lambda some, row, first=first: linear.load(some, first + row),
+                partial(linear.dense, rows),
+                Part(share.first, share.count, columns.first, columns.count),
+            )
         if linear.bias is not None:
             # Where the columns are shared out, the sum has the bias once: the first rank's.
             mine = share if columns.first == 0 else share._replace(count=0)

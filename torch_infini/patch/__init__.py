@@ -5,16 +5,23 @@ Importing this costs nothing; transformers is imported by the first call of patc
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from difflib import SequenceMatcher
+from fnmatch import fnmatchcase
+from importlib.abc import MetaPathFinder
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from torch import nn
 
 from .report import PatchReport, Row, Verification
-from .swap import Patched
+from .swap import STATE, Patched
 
 __all__ = [
     "PatchReport",
@@ -30,8 +37,18 @@ __all__ = [
 
 
 def is_patched(model: nn.Module) -> bool:
-    """Whether patch_model was called with this model, and unpatch_model not since."""
-    return "_infini_patch" in vars(model)
+    """Whether a model is patched: by patch_model, and unpatch_model was not called since.
+
+    A wrapper around a patched model (of peft, torch.compile, DataParallel) is patched, too, and so are a model that was
+    taken out of its wrapper (peft's `merge_and_unload`), a copy, and the decoder (`model.model`) alone.
+
+    Args:
+        model: Any module.
+
+    Returns:
+        True where patch_model would not patch the model anew, and unpatch_model would take the patch back.
+    """
+    return isinstance(model, nn.Module) and any(STATE in vars(module) for module in model.modules())
 
 
 def patch_model(
@@ -61,7 +78,8 @@ def patch_model(
             head in int8): the linear layers' weights become integers and are freed, one after the other. There is no
             way back from that; None leaves them where they are.
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
-        skip: Patterns of module names that are left, with all that lies in them.
+        skip: Patterns of module names that are left, with all that lies in them. Names are those that
+            `model.named_modules()` gives; a pattern that matches none of them is an error.
         verify: Run 64 random tokens through the model before and after, and report how far the logits differ.
         strict: Raise where a module would be left as it is.
 
@@ -71,8 +89,9 @@ def patch_model(
 
     Raises:
         TypeError: If model is no torch.nn.Module.
-        ValueError: For unknown weights; with strict=True where something would be left; or if a part of the model is
-            patched already; where ranks share the model, if their reports differ. The model is then as it was before.
+        ValueError: For unknown weights; for a pattern that matches no module; with strict=True where something would be
+            left; or if only a part of the model is patched already; where ranks share the model, if their reports
+            differ. The model is then as it was before.
         ImportError: Without transformers.
     """
     if not isinstance(model, nn.Module):
@@ -87,15 +106,19 @@ def patch_model(
         raise ImportError(
             "torch_infini.patch_model needs transformers: run `pip install 'transformers>=5,<6'`."
         ) from error
-    if is_patched(model):
-        return replace(vars(model)[apply.STATE].report, already_patched=True)
-    part = next((name for name, module in model.named_modules() if isinstance(module, Patched)), None)
-    if part is not None:
+    selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
+    state = apply.whole_state(model)
+    if state is not None:
+        return replace(state.report, already_patched=True)
+    if parts := [name for name, module in model.named_modules() if isinstance(module, Patched)]:
+        part = next(filter(None, parts), type(model).__name__)
         raise ValueError(
             f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
-            "first call unpatch_model with the model that patch_model was called with."
+            "first call unpatch_model with this model."
         )
-    selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
+    if apply.find_decoder(model) is not None:
+        must_match(model, "only", selection.only or ())
+        must_match(model, "skip", selection.skip)
     if not verify or apply.find_decoder(model) is None:
         return apply.apply(model, weights, strict, selection)
     from .verification import Measurement
@@ -107,10 +130,10 @@ def patch_model(
     try:
         report = replace(report, verification=measurement.compare(model))
     except BaseException:
-        if not vars(model)[apply.STATE].quantised:
+        if not apply.state_of(model).quantised:
             apply.undo(model)
         raise
-    vars(model)[apply.STATE].report = report
+    apply.state_of(model).report = report
     return report
 
 
@@ -124,22 +147,43 @@ def patterns(argument: str, value: Sequence[str] | None) -> tuple[str, ...] | No
     return tuple(value)
 
 
+def likeness(name: str, pattern: str) -> float:
+    """How near a pattern is to a name, or to as many parts of its end: "lm_haed" to "base_model.model.lm_head"."""
+    end = ".".join(name.split(".")[-pattern.count(".") - 1 :])
+    return max(SequenceMatcher(None, pattern, part).ratio() for part in (name, end))
+
+
+def must_match(model: nn.Module, argument: str, patterns: Sequence[str]) -> None:
+    """ValueError for a pattern that no name of a module matches: it is most likely a name misspelt."""
+    names = [name for name, _ in model.named_modules(remove_duplicate=False) if name]
+    for pattern in patterns:
+        if any(fnmatchcase(name, pattern) for name in names):
+            continue
+        nearest = sorted(set(names), key=lambda name: (-likeness(name, pattern), name))[:3]
+        raise ValueError(
+            f"torch_infini.patch_model: every pattern of {argument} must match the name of a module of the model "
+            f"(fnmatch, as in model.named_modules()), got {pattern!r}; the nearest names are {', '.join(nearest)}"
+        )
+
+
 def unpatch_model(model: nn.Module) -> None:
     """Take patch_model back: every module has its own class again, and the model its own config.
 
     Args:
-        model: What patch_model was called with, or a copy of it.
+        model: What patch_model was called with, a copy of it, a wrapper around it, or what was taken out of a wrapper
+            (`is_patched` says whether it is patched). What lies outside of it, as the head outside of `model.model`,
+            stays as it is.
 
     Raises:
         ValueError: If it is not patched, or if its weights were quantised.
     """
-    if not (isinstance(model, nn.Module) and is_patched(model)):
+    if not is_patched(model):
         raise ValueError(
             f"torch_infini.unpatch_model: model must be patched, got a {type(model).__name__} that is not."
         )
     from . import apply
 
-    if quantised := vars(model)[apply.STATE].quantised:
+    if quantised := [name for state in apply.states_in(model) for name in state.quantised]:
         raise ValueError(
             f"torch_infini.unpatch_model: the model's weights must be there, got {len(quantised)} layers whose weights "
             "were replaced by integers: load the original model again."
@@ -163,7 +207,7 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
     """
     if options.get("weights") is not None:
         raise ValueError("torch_infini.patched: weights must be None, for they could not be restored")
-    if isinstance(model, nn.Module) and is_patched(model):
+    if is_patched(model):
         raise ValueError("torch_infini.patched: model must not be patched already")
     report = patch_model(model, **options)
     try:
@@ -173,27 +217,66 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
             unpatch_model(model)
 
 
-def save_patched(model: nn.Module, folder: str | Path) -> None:
-    """Write a patched model, with its quantised weights as they are, for load_patched.
+def _register_quantizer() -> None:
+    """Let from_pretrained of transformers know the folders of save_patched, now or when transformers is imported."""
+    place = "transformers.quantizers.auto"
+    if place in sys.modules:
+        if hasattr(sys.modules[place], "register_quantizer"):  # of transformers 5
+            from . import hugging_face  # noqa: F401
+    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder(place))
 
-    The folder gets config.json, model.safetensors, torch_infini.json (which layers are integers, and how) and, where
-    the model has one, generation_config.json. A tokenizer is saved beside it by its own save_pretrained.
+
+class _Finder(MetaPathFinder):
+    """Registers the quantizer behind the import of the module that it belongs to: transformers takes seconds."""
+
+    def __init__(self, place: str) -> None:
+        self.place = place
+
+    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
+        if name != self.place:
+            return None
+        sys.meta_path.remove(self)
+        spec = find_spec(name)
+        loader = spec and spec.loader
+        if spec is None or loader is None:
+            return None
+        run = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            run(module)
+            _register_quantizer()
+
+        loader.exec_module = exec_module  # type: ignore[method-assign]
+        return spec
+
+
+def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
+    """Write a patched model, with its quantised weights as they are.
+
+    `load_patched` reads the folder, `AutoModelForCausalLM.from_pretrained` does, and `torch_infini.LLM` if it serves
+    such a model. Without quantised weights transformers alone reads it as well; with them from_pretrained needs
+    `import torch_infini` before, and fails without.
+
+    The folder gets what save_pretrained writes, torch_infini.json (which layers are integers, and how) and
+    torch_infini.safetensors (buffers that save_pretrained leaves out).
 
     Args:
         model: A patched model of a class of transformers.
         folder: Made if it is not there; files of these names are replaced.
+        tokenizer: Saved, too; None: the files of the folder that the model was read from, if they are on this machine.
 
     Raises:
         ValueError: If the model is not patched, its class is not one of transformers, or ranks share it.
     """
-    if not (isinstance(model, nn.Module) and is_patched(model)):
+    if not is_patched(model):
         raise ValueError(
             f"torch_infini.save_patched: model must be patched, got a {type(model).__name__} that is not: "
             "use its own save_pretrained."
         )
     from . import saved
 
-    saved.save(model, Path(folder))
+    saved.save(model, Path(folder), tokenizer)
 
 
 def load_patched(folder: str | Path) -> nn.Module:
@@ -208,14 +291,13 @@ def load_patched(folder: str | Path) -> nn.Module:
         The model.
 
     Raises:
-        FileNotFoundError: If the folder is not one of save_patched.
-        ValueError: If its files do not fit each other; the message names the tensors.
+        FileNotFoundError: If the folder is not one of save_patched, or a file of it is missing.
+        ValueError: If a file is not what save_patched writes, or its files do not fit each other; the message names
+            the file and the field or the tensors. Nothing is allocated before that is known.
     """
-    if not (Path(folder) / "torch_infini.json").is_file():
-        raise FileNotFoundError(
-            f"torch_infini.load_patched: folder must be one that save_patched wrote, got {str(folder)!r} without "
-            "torch_infini.json"
-        )
     from . import saved
 
     return saved.load(Path(folder))
+
+
+_register_quantizer()

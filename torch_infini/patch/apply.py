@@ -24,10 +24,8 @@ from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
 from .report import LEFT, PatchReport, Row
 from .shares import local, ranks_of_model
 from .structure import candidates, find_decoder
-from .swap import PLAN, Patched, Refusal, restore, swap
+from .swap import PLAN, STATE, Patched, Refusal, restore, swap
 from .verify import Verifier
-
-STATE = "_infini_patch"  # attribute of a patched model
 
 
 @dataclass(eq=False)
@@ -74,7 +72,8 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
     config = decoder.config
     state = State(config, copy(config), dict(vars(config)), selection)
     try:
-        vars(model)[STATE] = state
+        for holder in holders(model, decoder):
+            vars(holder)[STATE] = state
         replace_config(model, config, state.patched_config)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
             rows = patch_modules(model, name, decoder, selection)
@@ -184,6 +183,29 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(last[name] for name in modules if name in last)
 
 
+def holders(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
+    """The modules that know of the patch: what is patched itself, not what may be wrapped around it and taken off."""
+    return [decoder, *(module for module in model.modules() if isinstance(module, GenerationMixin))]
+
+
+def states_in(model: nn.Module) -> list[State]:
+    """The states of the patches in a model, or in what it wraps: one, unless several models are in it."""
+    found = {id(state): state for module in model.modules() if (state := vars(module).get(STATE)) is not None}
+    return list(found.values())
+
+
+def state_of(model: nn.Module) -> State:
+    """The state of a patched model."""
+    return states_in(model)[0]
+
+
+def whole_state(model: nn.Module) -> State | None:
+    """The state of the patch, if it holds all that would be patched; None if nothing is patched, or only a part."""
+    found = find_decoder(model)
+    states = {id(vars(holder).get(STATE)) for holder in holders(model, found[1])} if found else set()
+    return vars(found[1]).get(STATE) if found and len(states) == 1 else None
+
+
 def replace_config(model: nn.Module, old: Any, new: Any) -> None:
     """Let every module of the model that holds one config hold the other."""
     for module in model.modules():
@@ -193,12 +215,15 @@ def replace_config(model: nn.Module, old: Any, new: Any) -> None:
 
 def undo(model: nn.Module) -> None:
     """Take back a patch, or as much of it as there is; what was set on the model's config meanwhile stays set."""
-    state: State = vars(model).pop(STATE)
-    for name, value in vars(state.patched_config).items():
-        if name != IMPLEMENTATION and value is not state.values.get(name, STATE):
-            vars(state.config)[name] = value
-    replace_config(model, state.patched_config, state.config)
+    for state in states_in(model):
+        for name, value in vars(state.patched_config).items():
+            if name != IMPLEMENTATION and value is not state.values.get(name, STATE):
+                vars(state.config)[name] = value
+        replace_config(model, state.patched_config, state.config)
+        # What was wrapped around the model, and is not part of it any more, may still hold the other one.
+        setattr(state.patched_config, IMPLEMENTATION, state.values.get(IMPLEMENTATION))
     for module in model.modules():
+        vars(module).pop(STATE, None)
         if isinstance(module, Patched):
             restore(module)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .cache import append, give, growing_layer, needs_grad, reserve, static_layer
-from .conditions import must_step_aside, place_refusal, weights_refusal
+from .conditions import dense_last, must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
 from .norm import RMSNorm, is_served, normalise_
@@ -203,8 +203,9 @@ class Attention(Patched):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         aside = must_step_aside(self, hidden_states) or needs_grad(past_key_values)
-        forward = super().forward if aside else self.compute
-        return forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        if aside:
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        return self.compute(dense_last(hidden_states), position_embeddings, attention_mask, past_key_values, **kwargs)
 
     def compute(
         self,

@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .conditions import has_kernels
+from .conditions import carries_tangents, has_kernels
 
 NAME = "infini"
 attention = torch.ops.infini.attention.default
@@ -77,7 +77,8 @@ def attention_forward(
     wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     more = any(kwargs.get(name) is not None for name in ("position_bias", "cache"))
     left = wants_grad or more or dropout or not has_kernels(query)
-    if kwargs.get("output_attentions") or (softcap and left):
+    # Nor has SDPA a forward-mode derivative on the CPU.
+    if kwargs.get("output_attentions") or (softcap and left) or carries_tangents():
         return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
     if left:
         return sdpa_attention_forward(

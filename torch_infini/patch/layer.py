@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .attention import Attention
 from .cache import needs_grad
-from .conditions import must_step_aside, place_refusal, unwatched
+from .conditions import dense_last, must_step_aside, place_refusal, unwatched
 from .mlp import GatedMLP
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
 from .stand_in import WIDTH, norm_twin, random, twin
@@ -105,7 +105,7 @@ class DecoderLayer(Patched):
         aside = must_step_aside(self, hidden_states) or needs_grad(kwargs.get("past_key_values"))
         if args or aside or not self.serves(modules):
             return super().forward(hidden_states, *args, **kwargs)
-        x = hidden_states
+        x = hidden_states = dense_last(hidden_states)
         if first is not None:
             norm = modules[first]
             known = None if compiling or self._forward_pre_hooks else attached(hidden_states, norm)

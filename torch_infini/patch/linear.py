@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conditions import is_plain, must_step_aside, unwatched, weights_refusal
+from .conditions import dense_last, is_plain, must_step_aside, unwatched, weights_refusal
 from .quantised import JOINT, QuantisedLinear
 from .sharded import ShardedLinear
 from .shares import Share
@@ -77,4 +77,4 @@ class Linear(Patched):
         if must_step_aside(self, input):
             return super().forward(input)
         parameters = self._parameters
-        return linear(input, parameters["weight"], parameters["bias"])
+        return linear(dense_last(input), parameters["weight"], parameters["bias"])

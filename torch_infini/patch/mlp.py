@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from .conditions import must_step_aside, unwatched, weights_refusal
+from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
 from .linear import project, project_together
 from .stand_in import WIDTH, linear, random, twin
 from .swap import Patched, Probe, Refusal, Rotary
@@ -67,7 +67,7 @@ class GatedMLP(Patched):
         return Probe(twin(module, modules=modules), (random(2, 3, WIDTH),), {}, 1e-4)
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if must_step_aside(self, x) else self.compute(x)
+        return super().forward(x) if must_step_aside(self, x) else self.compute(dense_last(x))
 
     def compute(self, x: Tensor) -> Tensor:
         """forward, for a caller that knows that nothing asks to step aside."""

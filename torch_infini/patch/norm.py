@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ops.rms_norm import ROUNDINGS
-from .conditions import must_step_aside, unwatched, weights_refusal
+from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
 from .stand_in import random, twin
 from .swap import FORWARD, Patched, Probe, Refusal, Rotary
 
@@ -118,4 +118,4 @@ class RMSNorm(Patched):
             shared = vars(self).get(FORWARD)  # adds up the ranks' gradients
             return super().forward(x) if shared is None else shared(x)
         known = None if torch.compiler.is_compiling() else attached(x, self)
-        return normalise(x, self) if known is None else known
+        return normalise(dense_last(x), self) if known is None else known

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import quantize
 from ..quantize import multiplies_integers
-from .conditions import must_step_aside, unwatched, weights_refusal
+from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
 from .norm import version_of
 from .sharded import ShardedLinear
 from .shares import Share, local
@@ -114,7 +114,7 @@ class QuantisedLinear(Patched):
 
     def forward(self, input: Tensor) -> Tensor:
         if not must_step_aside(self, input):
-            return self.product(input)
+            return self.product(dense_last(input))
         if vars(self)[PLAN].share is None:  # to a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
         dtype, gradients = str(input.dtype).removeprefix("torch."), "on" if torch.is_grad_enabled() else "off"

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..nn.ranks import Ranks
 from ..ops._registry import FLOATS
-from .conditions import must_step_aside
+from .conditions import dense_last, must_step_aside
 from .shares import DTensor, Replicate, Shard, Share, local, parts_of, ranks_of, styles
 from .swap import FORWARD, PLAN, Patched, Refusal, shared_forward
 
@@ -110,7 +110,7 @@ class ShardedLinear(Patched):
     def forward(self, input: Tensor) -> Tensor:
         if must_step_aside(self, input):
             return vars(self)[FORWARD](input)
-        return self.product(input)
+        return self.product(dense_last(input))
 
     def product(self, x: Tensor) -> Tensor:
         """What forward gives where nothing asks it to step aside."""

@@ -13,6 +13,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
+STATE = "_infini_patch"  # attribute of a patched decoder and of the models around it that generate: an apply.State
 PLAN = "_infini_plan"  # attribute of a patched module: what was found out about it while patching
 FORWARD = "_infini_forward"  # of one that ranks share: the forward that transformers gave the instance
 TENSOR_PARALLELISM = "transformers.distributed.tensor_parallel"  # the module that has these forwards
