@@ -101,7 +101,9 @@ def load(folder: Path) -> PreTrainedModel:
     if (folder / "generation_config.json").exists():
         model.generation_config = GenerationConfig.from_pretrained(folder)
     model.eval()
-    apply.apply(model, None, False, apply.Selection(description["only"], description["skip"]))
+    report = apply.apply(model, None, False, apply.Selection(description["only"], description["skip"]))
+    if report.reason:
+        raise ValueError(f"torch_infini.load_patched: {type(model).__name__} cannot be patched: {report.reason}")
     vars(model)[apply.STATE].quantised = list(description["quantised"])
     for decoder in (module for module in model.modules() if is_decoder(module)):
         apply.join_products(decoder)
