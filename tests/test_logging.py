@@ -206,6 +206,25 @@ with torch.no_grad():
     assert {"infini::rms_norm", "infini::attention", "infini::swiglu"} <= set(lines)
 
 
+def test_trials_of_patch_model() -> None:
+    """Calls that patch_model makes for itself are marked, those of the model are not."""
+    code = """
+import sys
+from transformers import LlamaConfig, LlamaForCausalLM
+
+config = LlamaConfig(hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4, vocab_size=64)
+model = LlamaForCausalLM(config).eval()
+torch_infini.patch_model(model, verify=True)
+print("patched", file=sys.stderr)
+with torch.no_grad():
+    model(torch.tensor([[1, 2, 3]]))
+"""
+    _, lines = run(code, "1")
+    at = lines.index("patched")
+    assert at > 20 and all(line.startswith("[patch_model trial] infini::") for line in lines[:at])
+    assert len(lines) > at + 5 and all(line.startswith("infini::") for line in lines[at + 1 :])
+
+
 def test_line_comes_before_the_kernel() -> None:
     """What ends the process at once leaves the line behind; so does an error, and its sentence is the op's."""
     code = """

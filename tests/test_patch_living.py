@@ -360,13 +360,19 @@ def test_several_devices(part: str, weights: str | None) -> None:
 
 
 def test_nan() -> None:
-    """Weights with NaN give what they give in the original; verify says so."""
+    """Weights with NaN give what they give in the original; verify warns that it could not compare."""
     model, ids = tiny(), tokens()
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = torch.nan
         model.model.embed_tokens.weight[5] = torch.inf
     expected = logits(model, ids)
-    report = patch_model(model, strict=True, verify=True)
+    sentence = "the logits have NaN at 64 of 64 tokens, and those of the original at 64; they should have none"
+    with pytest.raises(ValueError, match=f"strict=True, but {sentence}"):
+        patch_model(model, strict=True, verify=True)
+    assert in_order(model) and torch.equal(logits(model, ids).isnan(), expected.isnan())
+    with pytest.warns(UserWarning, match=sentence):
+        report = patch_model(model, verify=True)
+    assert not report.left and report.verification.agreement == 0
     assert torch.equal(logits(model, ids).isnan(), expected.isnan())
     assert report.verification is not None and report.verification.difference != report.verification.difference
     with torch.no_grad():

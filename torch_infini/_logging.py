@@ -10,6 +10,8 @@ import logging
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -20,6 +22,7 @@ from .ops import OpSpec, all_ops
 LOGGER = logging.getLogger("torch_infini.ops")
 OFF, NAMES, ARGUMENTS, STATISTICS = range(4)
 
+_label: ContextVar[str] = ContextVar("label", default="")  # what lines of this thread begin with
 _library = torch.library.Library("infini", "IMPL")  # its end would be the end of the logging kernels
 
 
@@ -97,10 +100,20 @@ def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any
         if LOGGER.isEnabledFor(logging.INFO):
             with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
                 line = describe_call(op, args, kwargs, level)
-            LOGGER.info("%s", line)
+            LOGGER.info("%s%s", _label.get(), line)
         return kernel.call_boxed(keys, *args, **kwargs)
 
     return log_and_call
+
+
+@contextmanager
+def labelled(label: str) -> Iterator[None]:
+    """Let lines of calls in the body begin with this, as they are not the program's own."""
+    token = _label.set(label)
+    try:
+        yield
+    finally:
+        _label.reset(token)
 
 
 def overloads(spec: OpSpec) -> Iterator[torch._ops.OpOverload]:

@@ -6,6 +6,7 @@ Importing this costs nothing; transformers is imported by the first call of patc
 from __future__ import annotations
 
 import sys
+import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -65,7 +66,9 @@ def patch_model(
     Norms, projections, rotary embedding, attention and MLP get another forward; parameters, names, hooks and caches
     stay as they are, and nothing is copied but weights that do not begin at a cache line. Calls that need gradients,
     autocast or attention weights run the original forwards. What a module computes is found out by numbers: a small
-    twin of each kind, with random weights, has to give what its own forward gives.
+    twin of each kind, with random weights, has to give what its own forward gives, for numbers of several sizes and
+    sequences of several lengths. Two tokens go through the whole model before and after, without a trace; where the
+    patched model fails or gives something else, nothing is patched, and the report says why.
 
     A model that ranks share by transformers' tensor parallelism (`tp_plan="auto"`) is served on the CPU: each rank
     computes with its part of the weights, and torch.ops.infini.all_reduce and all_gather put the parts together. All
@@ -80,8 +83,9 @@ def patch_model(
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of module names that are left, with all that lies in them. Names are those that
             `model.named_modules()` gives; a pattern that matches none of them is an error.
-        verify: Run 64 random tokens through the model before and after, and report how far the logits differ.
-        strict: Raise where a module would be left as it is.
+        verify: Run 64 random tokens through the model before and after, and report how far the logits differ. A
+            difference that rounding does not explain, and NaN, are a UserWarning.
+        strict: Raise where a module would be left as it is, and where `verify` would warn.
 
     Returns:
         What was replaced, and what was left for which reason; print it for a table. A model that is patched already is
@@ -91,7 +95,8 @@ def patch_model(
         TypeError: If model is no torch.nn.Module.
         ValueError: For unknown weights; for a pattern that matches no module; with strict=True where something would be
             left; or if only a part of the model is patched already; where ranks share the model, if their reports
-            differ. The model is then as it was before.
+            differ. The model is then as it was before. With strict=True where `verify` finds a fault: weights that
+            became integers stay so.
         ImportError: Without transformers.
     """
     if not isinstance(model, nn.Module):
@@ -116,24 +121,34 @@ def patch_model(
             f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
             "first call unpatch_model with this model."
         )
-    if apply.find_decoder(model) is not None:
+    decoder = apply.find_decoder(model)
+    if decoder is not None:
         must_match(model, "only", selection.only or ())
         must_match(model, "skip", selection.skip)
-    if not verify or apply.find_decoder(model) is None:
+    found = decoder if verify else None
+    if found is None:
         return apply.apply(model, weights, strict, selection)
     from .verification import Measurement
 
-    measurement = Measurement(model)
+    measurement = Measurement(model, found[1])
     report = apply.apply(model, weights, strict, selection)
     if report.reason:
         return report
+    state = apply.state_of(model)
     try:
-        report = replace(report, verification=measurement.compare(model))
+        report = replace(report, verification=measurement.compare(bool(state.quantised)))
+        if fault := report.verification.fault:
+            if strict:
+                kept = ": it stays patched, for its weights are integers now" if state.quantised else ""
+                raise ValueError(f"torch_infini.patch_model: strict=True, but {fault}{kept}")
+            warnings.warn(f"torch_infini.patch_model: {fault}", UserWarning, stacklevel=2)
     except BaseException:
-        if not apply.state_of(model).quantised:
+        if state.quantised:
+            state.report = report
+        else:
             apply.undo(model)
         raise
-    apply.state_of(model).report = report
+    state.report = report
     return report
 
 

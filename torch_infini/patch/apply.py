@@ -23,8 +23,10 @@ from .model import IMPLEMENTATION, Model
 from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
 from .report import LEFT, PatchReport, Row
 from .shares import local, ranks_of_model
+from .stand_in import forget
 from .structure import candidates, find_decoder
 from .swap import PLAN, STATE, Patched, Refusal, restore, swap
+from .trial import Trial, labelled
 from .verify import Verifier
 
 
@@ -60,6 +62,11 @@ class Selection:
 
 def apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
     """Patch the model, or leave it exactly as it was: and raise, or say why in the report."""
+    with labelled():
+        return _apply(model, weights, strict, selection)
+
+
+def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
     found = find_decoder(model)
     if found is None:
         reason = "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb)"
@@ -69,6 +76,7 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
     name, decoder = found
     interface.register()
     ranks = ranks_of_model(model)
+    trial = Trial(model, decoder)
     config = decoder.config
     state = State(config, copy(config), dict(vars(config)), selection)
     try:
@@ -92,6 +100,15 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         served = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
         # Attention that was left needs the masks of the implementation that it was made for.
         setattr(state.patched_config, IMPLEMENTATION, interface.NAME if served else state.values.get(IMPLEMENTATION))
+        fault = trial.fault()
+        if ranks is not None:
+            ranks.must_agree("what patch_model finds at two tokens", sha256(repr(bool(fault)).encode()).digest())
+        if fault and strict:
+            raise ValueError(f"torch_infini.patch_model: strict=True, but {type(model).__name__} cannot be: {fault}")
+        if fault:
+            undo(model)
+            return PatchReport(family, type(model).__name__, (), reason=fault)
+        report = state.report = replace(report, untried=trial.untried)
     except BaseException:
         undo(model)
         raise
@@ -154,6 +171,7 @@ def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Se
             except Refusal as refusal:
                 reason = str(refusal)
         rows[here] = Row(here, original, LEFT if reason else op, reason or "")
+    forget()
     link(list(decoder.layers), decoder.norm)
     for module in model.modules():
         if isinstance(module, GenerationMixin):

@@ -5,21 +5,36 @@ Heads stay where the product put them, [B, S, heads, D]; rope and attention read
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import DynamicCache
 
+from ..ops.rms_norm import ROUNDINGS
 from .cache import append, give, growing_layer, needs_grad, reserve, static_layer
 from .conditions import dense_last, must_step_aside, place_refusal, weights_refusal
 from .interface import attend
 from .linear import project, project_together
 from .norm import RMSNorm, is_served, normalise_
 from .sharded import ShardedLinear
-from .stand_in import WIDTH, linear, norm_twin, random, twin
-from .swap import PLAN, Patched, Probe, Refusal, Rotary
+from .stand_in import (
+    HALF,
+    LENGTHS,
+    SIZES,
+    WIDTH,
+    dtype_of,
+    linear,
+    norm_twin,
+    random,
+    scaled,
+    tokens,
+    twin,
+    with_nan,
+)
+from .swap import PLAN, Call, Parameters, Patched, Probe, Refusal, Rotary
 
 rope_ = torch.ops.infini.rope_.default
 qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
@@ -68,6 +83,19 @@ def halves(position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     return cos[..., :middle], sin[..., :middle]
 
 
+def causal_mask(length: int, total: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """[length, total], added to the scores: the queries are the last tokens of all."""
+    return torch.full((length, total), torch.finfo(dtype).min, dtype=dtype, device="cpu").triu(1 + total - length)
+
+
+def is_cos_and_sin(result: Any) -> bool:
+    """Whether a rotary embedding returned two real tensors of one shape, as most do; some return complex numbers."""
+    if type(result) is not tuple or len(result) != 2 or not all(isinstance(x, Tensor) for x in result):
+        return False
+    cos, sin = result
+    return cos.is_floating_point() and sin.is_floating_point() and cos.shape == sin.shape
+
+
 class RotaryEmbedding(Patched):
     """cos and sin of the positions; the numbers are the original's."""
 
@@ -79,9 +107,15 @@ class RotaryEmbedding(Patched):
             raise Refusal(reason)
         return [None]
 
-    def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    @classmethod
+    def probe(cls, module: nn.Module, rotary: Rotary) -> None:
+        result = rotary(random(2, 3, WIDTH), torch.arange(3, device="cpu").unsqueeze(0))
+        if not is_cos_and_sin(result):
+            raise Refusal("its forward does not return cos and sin")
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
         position_embeddings = super().forward(*args, **kwargs)
-        if torch.compiler.is_compiling():  # a slice costs nothing there
+        if torch.compiler.is_compiling() or not is_cos_and_sin(position_embeddings):  # a slice costs nothing there
             return position_embeddings
         return PositionEmbeddings(position_embeddings)
 
@@ -104,6 +138,11 @@ class AttentionPlan(NamedTuple):
     norm_first: bool
     rope: str
     softcap: float
+
+    @property
+    def qkv(self) -> tuple[int, int, int]:
+        """Heads of q, of k and of v."""
+        return *self.heads, self.heads[1]
 
 
 def columns(name: str, layer: Any, size: int) -> int | None:
@@ -169,30 +208,96 @@ class Attention(Patched):
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
         plan: AttentionPlan = cls.plans(module)[0]
-        size, (q, kv) = module.head_dim, plan.heads
-        widths = dict(
-            zip(plan.inputs, (q * size, kv * size, kv * size) if len(plan.inputs) == 3 else ((q + 2 * kv) * size,))
-        )
+        size, q = module.head_dim, plan.heads[0]
+        whole = [sum(plan.qkv)] if len(plan.inputs) == 1 else plan.qkv
+        widths = {name: heads * size for name, heads in zip(plan.inputs, whole, strict=True)}
         modules = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name in widths:
-                modules[name] = linear(widths[name], WIDTH, True, seed)
+                modules[name] = linear(widths[name], WIDTH, seed)
             elif name == "o_proj":
-                modules[name] = linear(WIDTH, q * size, True, seed)
+                modules[name] = linear(WIDTH, q * size, seed)
             else:
                 modules[name] = norm_twin(child, seed)
-        mask = torch.full((3, 3), torch.finfo(torch.float32).min, device="cpu").triu(1).expand(2, 1, 3, 3)
-        kwargs = {
-            "hidden_states": random(2, 3, WIDTH),
-            "position_embeddings": rotary(random(2, 3, WIDTH), torch.arange(3, device="cpu").unsqueeze(0)),
-            "attention_mask": mask,
-            # Far positions and all the same: they must have no effect but through cos and sin.
-            "position_ids": torch.tensor([[0, 100_003, 50_000_017]], device="cpu"),
-        }
         small = twin(module, modules=modules)
-        vars(small)["config"] = config = copy(module.config)
-        config._attn_implementation_internal = "eager"  # the one that knows all: SDPA has no cap
-        return Probe(small, (), kwargs, 1e-4)
+        return Probe(small, lambda: cls.calls(small, plan, rotary), dtype_of(module))
+
+    @staticmethod
+    def calls(small: nn.Module, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
+        config = small.config
+        configs = {name: copy(config) for name in ("eager", "sdpa")}
+        for name, other in configs.items():
+            other._attn_implementation_internal = name
+
+        def inner(x: float, q: float, k: float, v: float) -> Parameters:
+            """Parameters by which q, k and v are of these sizes where x is of another, before their norms and after."""
+            parts = [torch.full((heads * small.head_dim,), float(size)) for heads, size in zip(plan.qkv, (q, k, v))]
+            parts = [torch.cat(parts)] if len(plan.inputs) == 1 else parts
+            given = {
+                name: scaled(small._modules[name], size / x, size)
+                for name, size in zip(plan.inputs, parts, strict=True)
+            }
+            for name, size in zip(plan.norms or (), (q, k)):
+                norm = small._modules[name]
+                offset = 1 if vars(norm)[PLAN].rounding == ROUNDINGS["gemma"] else 0
+                given[name] = {"weight": (norm._parameters["weight"] + offset) * size - offset}
+            return given
+
+        def call(
+            when: str,
+            batch: int = 2,
+            lengths: tuple[int, ...] = (3,),
+            sizes: tuple[float, ...] = (1, 1, 1, 1),
+            tolerance: float = 1e-4,
+            dtype: torch.dtype = torch.float32,
+            change: Callable[[Tensor], Tensor] = lambda x: x,
+            masked: bool = True,
+            **more: Any,
+        ) -> Call:
+            """One call, or with several lengths as many, which share a cache."""
+
+            def run(forward: Callable[..., Any]) -> Any:
+                cache, start = (DynamicCache() if len(lengths) > 1 else None), 0
+                for length in lengths:
+                    positions = torch.arange(start, start + length, device="cpu").unsqueeze(0)
+                    x = change(random(batch, length, WIDTH)).mul(sizes[0]).to(dtype, copy=True)
+                    start += length
+                    mask = causal_mask(length, start, dtype).expand(batch, 1, length, start) if masked else None
+                    arguments = {
+                        "hidden_states": x,
+                        "position_embeddings": rotary(x, positions),
+                        "attention_mask": mask,
+                        "position_ids": positions,
+                    }
+                    result = forward(**{**arguments, **more}, **({} if cache is None else {"past_key_values": cache}))
+                return result
+
+            attributes = {"config": configs["eager" if masked else "sdpa"]}
+            return Call(when, run, HALF.get(dtype, tolerance), inner(*sizes), attributes, dtype)
+
+        # Far positions and all the same: they must have no effect but through cos and sin.
+        yield call("", position_ids=torch.tensor([[0, 100_003, 50_000_017]], device="cpu"))
+        for length in LENGTHS:
+            yield call(f"for {tokens(length)}", 1, (length,))
+        for size in SIZES:
+            yield call(f"for hidden states of about {size:g}", sizes=(size, 1, 1, 1))
+            if size < 1:
+                yield call(f"for numbers of about {size:g}", sizes=(size, size, size, size))
+                continue
+            # Scores stay of about 1, and with them the softmax as exact as it is for small numbers.
+            yield call(f"for queries and values of about {size:g}", sizes=(size, size, 1 / size, size))
+            yield call(f"for keys of about {size:g}", sizes=(1, 1 / size, size, 1))
+        for size in (30.0, 1e3, 1e4):
+            # A rounding of large scores moves the softmax where two of them are close; a clamp makes many equal.
+            root = size**0.5
+            yield call(f"for scores of about {size:g}", 1, (40,), (1, root, root, 1), min(0.1, 1e-4 * size))
+        for dtype in HALF:
+            yield call(f"in {str(dtype).removeprefix('torch.')}", dtype=dtype)
+        yield call("for hidden states with NaN", change=with_nan)
+        yield call("with a cache", lengths=(4, 1))
+        # Without a mask eager attention sees all tokens; SDPA, which has no cap, those before.
+        if not plan.softcap and config._attn_implementation != "eager":
+            yield call("without a mask", masked=False)
 
     def forward(
         self,

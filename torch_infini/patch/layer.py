@@ -5,19 +5,19 @@ Where a layer's norms stand is a row of LAYOUTS; everything else about them is t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .attention import Attention
+from .attention import Attention, causal_mask
 from .cache import needs_grad
 from .conditions import dense_last, must_step_aside, place_refusal, unwatched
 from .mlp import GatedMLP
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
-from .stand_in import WIDTH, norm_twin, random, twin
-from .swap import Patched, Probe, Refusal, Rotary
+from .stand_in import HALF, LENGTHS, SIZES, WIDTH, dtype_of, norm_twin, random, tokens, twin, with_nan
+from .swap import Call, Patched, Probe, Refusal, Rotary
 
 
 class Layout(NamedTuple):
@@ -39,6 +39,7 @@ LAYOUTS = (
     # OLMo 2 and 3, EXAONE 4
     Layout(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
 )
+EMPTY = {"position_embeddings": None, "attention_mask": None}  # arguments of a layer in a probe
 NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result goes to,)
 
 
@@ -52,13 +53,16 @@ class LayerPlan(NamedTuple):
 class _Branch(nn.Module):
     """Stands for attention and for the MLP in a probe: something simple that is not linear."""
 
+    size = 1.0  # of its results
+
     def __init__(self, seed: int, with_weights: bool) -> None:
         super().__init__()
-        self.weight = random(WIDTH, seed=seed)
+        self.seed = seed
         self.with_weights = with_weights
 
     def forward(self, hidden_states: Tensor, **kwargs: Any) -> Any:
-        y = torch.tanh(hidden_states * self.weight) + self.weight
+        weight = random(WIDTH, seed=self.seed).to(hidden_states.dtype)
+        y = self.size * (torch.tanh(hidden_states * weight) + weight)
         return (y, None) if self.with_weights else y
 
 
@@ -96,7 +100,36 @@ class DecoderLayer(Patched):
                 modules[name] = child
         small = twin(module, modules=modules)
         vars(small).pop(NEXT, None)
-        return Probe(small, (random(2, 3, WIDTH),), {"position_embeddings": None, "attention_mask": None}, 1e-5)
+        return Probe(small, lambda: cls.calls(small), dtype_of(module))
+
+    @staticmethod
+    def calls(small: nn.Module) -> Iterator[Call]:
+        branches = [child for child in small._modules.values() if isinstance(child, _Branch)]
+
+        def call(
+            when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32, **more: Any
+        ) -> Call:
+            """x of this size, and results of attention and MLP of another."""
+
+            def run(forward: Callable[..., Any]) -> Any:
+                for branch in branches:
+                    branch.size = inside
+                return forward((size * x).to(dtype, copy=True), **{**EMPTY, **more})
+
+            return Call(when, run, HALF.get(dtype, 1e-5), dtype=dtype)
+
+        few = random(2, 3, WIDTH)
+        yield call("", few)
+        for length in LENGTHS:
+            yield call(f"for {tokens(length)}", random(1, length, WIDTH))
+        for size in SIZES:
+            yield call(f"for numbers of about {size:g}", few, size, size)
+            yield call(f"for hidden states of about {size:g}", few, size)
+            yield call(f"for results of attention and MLP of about {size:g}", few, 1, size)
+        for dtype in HALF:
+            yield call(f"in {str(dtype).removeprefix('torch.')}", few, dtype=dtype)
+        yield call("for hidden states with NaN", with_nan(few))
+        yield call("with an attention mask", few, attention_mask=causal_mask(3, 3).expand(2, 1, 3, 3))
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         modules = self._modules

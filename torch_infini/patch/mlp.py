@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -11,8 +11,8 @@ from transformers.activations import ACT2FN
 
 from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
 from .linear import project, project_together
-from .stand_in import WIDTH, linear, random, twin
-from .swap import Patched, Probe, Refusal, Rotary
+from .stand_in import HALF, LENGTHS, SIZES, WIDTH, dtype_of, linear, on, random, scaled, tokens, twin, with_nan
+from .swap import Call, Patched, Probe, Refusal, Rotary
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
 # Activation classes, and the op that multiplies them by the other half.
@@ -61,10 +61,31 @@ class GatedMLP(Patched):
             if name == activation:
                 modules[name] = child
             elif name == "down_proj":
-                modules[name] = linear(WIDTH, 24, True, seed)
+                modules[name] = linear(WIDTH, 24, seed)
             else:
-                modules[name] = linear(48 if name == "gate_up_proj" else 24, WIDTH, True, seed)
-        return Probe(twin(module, modules=modules), (random(2, 3, WIDTH),), {}, 1e-4)
+                modules[name] = linear(48 if name == "gate_up_proj" else 24, WIDTH, seed)
+        small = twin(module, modules=modules)
+        return Probe(small, lambda: cls.calls(small), dtype_of(module))
+
+    @staticmethod
+    def calls(small: nn.Module) -> Iterator[Call]:
+        inputs = [name for name in small._modules if name in ("gate_up_proj", "gate_proj", "up_proj")]
+
+        def call(when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32) -> Call:
+            """x of this size, and gate and up of another."""
+            given = {name: scaled(small._modules[name], inside / size, inside) for name in inputs}
+            return Call(when, on(size * x, dtype), HALF.get(dtype, 1e-4), given, dtype=dtype)
+
+        few = random(2, 3, WIDTH)
+        yield call("", few)
+        for length in LENGTHS:
+            yield call(f"for {tokens(length)}", random(1, length, WIDTH))
+        for size in SIZES:
+            yield call(f"for numbers of about {size:g}", few, size, size)
+            yield call(f"for hidden states of about {size:g}", few, size)
+        for dtype in HALF:
+            yield call(f"in {str(dtype).removeprefix('torch.')}", few, dtype=dtype)
+        yield call("for hidden states with NaN", with_nan(few))
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) if must_step_aside(self, x) else self.compute(dense_last(x))

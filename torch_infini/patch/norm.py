@@ -5,7 +5,7 @@ Which rounding a model has is found by numbers (verify.py); the plan is its numb
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ..ops.rms_norm import ROUNDINGS
 from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
-from .stand_in import random, twin
-from .swap import FORWARD, Patched, Probe, Refusal, Rotary
+from .stand_in import LENGTHS, SIZES, dtype_of, norm_twin, on, random, tokens, with_nan
+from .swap import FORWARD, Call, Patched, Probe, Refusal, Rotary
 
 rms_norm = torch.ops.infini.rms_norm.default
 rms_norm_ = torch.ops.infini.rms_norm_.default
@@ -106,12 +106,23 @@ class RMSNorm(Patched):
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        size = module._parameters["weight"].numel()
+        small = norm_twin(module, 0)
+        return Probe(small, lambda: cls.calls(small), dtype_of(module))
+
+    @staticmethod
+    def calls(small: nn.Module) -> Iterator[Call]:
+        size = small._parameters["weight"].numel()
         # In bfloat16, where the orders of rounding differ; the order of the sum may differ, and nothing else.
-        weight = (1 + random(size) / 4).to(torch.bfloat16)
-        norm = twin(module, parameters={"weight": nn.Parameter(weight, requires_grad=False)})
         rows = max(6, 8192 // size)  # many, so that one that is rounded the other way by chance weighs little
-        return Probe(norm, (random(rows, size).to(torch.bfloat16),), {}, 1e-3)
+        yield Call("", on(random(rows, size), torch.bfloat16), 1e-3, dtype=torch.bfloat16)
+        for length in (*LENGTHS, 3):
+            yield Call(f"for {tokens(length)}", on(random(1, length, size)), 1e-5)
+        few = random(2, 3, size)
+        for factor in (1e-3, *SIZES):  # the square of the first is about eps
+            yield Call(f"for numbers of about {factor:g}", on(factor * few), 1e-5)
+        yield Call("for numbers of about 30 in float16", on(30 * few, torch.float16), 2e-3, dtype=torch.float16)
+        yield Call("for numbers of about 10000 in bfloat16", on(1e4 * few, torch.bfloat16), 1e-2, dtype=torch.bfloat16)
+        yield Call("for hidden states with NaN", on(with_nan(few)), 1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
         if must_step_aside(self, x):

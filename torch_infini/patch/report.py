@@ -46,6 +46,10 @@ class Verification:
             a model in float32.
         original_agreement: The share of positions at which these two have the same largest logit.
         tokens: How many positions.
+        error: The root mean square of the differences between the patched model's logits and the original's.
+        explained: Up to where rounding explains it; for integer weights, up to where logits are still like logits.
+        original_nan: At how many positions the original's logits have NaN.
+        nan: At how many positions the patched model's have.
     """
 
     difference: float
@@ -53,6 +57,25 @@ class Verification:
     original_difference: float
     original_agreement: float
     tokens: int
+    error: float = 0.0
+    explained: float = 0.0
+    original_nan: int = 0
+    nan: int = 0
+
+    @property
+    def fault(self) -> str:
+        """What is wrong with the patched model's logits, in a sentence; empty if nothing is."""
+        if self.nan or self.original_nan:
+            return (
+                f"the logits have NaN at {self.nan} of {self.tokens} tokens, and those of the original at "
+                f"{self.original_nan}; they should have none, and those with NaN could not be compared"
+            )
+        if self.error <= self.explained:
+            return ""
+        return (
+            f"the logits differ from the original's by {self.error:.3g} (root mean square; {self.difference:.3g} at "
+            f"most) over {self.tokens} tokens, and it should be at most {self.explained:.3g}"
+        )
 
     def __str__(self) -> str:
         return (
@@ -72,6 +95,7 @@ class PatchReport:
         already_patched: The model was patched before this call, which changed nothing.
         reason: Why nothing was patched, where the model is none of the Llama family; else empty.
         verification: What verify=True measured.
+        untried: Why the whole model was not run for two tokens before and after; empty where it was.
     """
 
     family: str
@@ -80,6 +104,7 @@ class PatchReport:
     already_patched: bool = False
     reason: str = ""
     verification: Verification | None = None
+    untried: str = ""
 
     @property
     def replaced(self) -> tuple[Row, ...]:
@@ -111,6 +136,8 @@ class PatchReport:
         for row, (*_, reason) in zip(cells, kinds, strict=True):
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             lines.append(f"  {line}: {reason}" if reason else f"  {line}")
+        if self.untried:
+            lines.append(f"  not tried as a whole: {self.untried}")
         if self.verification:
             lines.append(f"  verified: {self.verification}")
         return "\n".join(lines)

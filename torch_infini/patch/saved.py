@@ -445,7 +445,9 @@ def finish(
     for name in quantised:
         vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
     model.eval()
-    apply.apply(model, None, False, apply.Selection(only, skip))
+    report = apply.apply(model, None, False, apply.Selection(only, skip))
+    if report.reason:
+        raise ValueError(f"{LOAD}: {type(model).__name__} cannot be patched: {report.reason}")
     apply.state_of(model).quantised = list(quantised)
     for decoder in (module for module in model.modules() if is_decoder(module)):
         apply.join_products(decoder)

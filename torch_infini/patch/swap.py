@@ -5,12 +5,13 @@ Classes are never changed, so no other model notices; isinstance, hooks, deepcop
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from types import FunctionType, MethodType
 from typing import Any, ClassVar
 
+import torch
 from torch import Tensor, nn
 
 STATE = "_infini_patch"  # attribute of a patched decoder and of the models around it that generate: an apply.State
@@ -18,8 +19,8 @@ PLAN = "_infini_plan"  # attribute of a patched module: what was found out about
 FORWARD = "_infini_forward"  # of one that ranks share: the forward that transformers gave the instance
 TENSOR_PARALLELISM = "transformers.distributed.tensor_parallel"  # the module that has these forwards
 
-
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Parameters = dict[str, dict[str, Tensor]]  # by the names of submodules, and their own
 
 
 class Refusal(Exception):  # noqa: N818 (nothing failed: it is an answer)
@@ -63,7 +64,7 @@ class Patched(nn.Module):
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe | None:
-        """The call by which verify.py tells the plans apart; None where there is nothing to tell.
+        """The calls by which verify.py tells the plans apart; None where there is nothing to tell.
 
         `rotary` makes the cos and sin of a model from hidden states and position ids.
         """
@@ -84,20 +85,39 @@ def is_foreign(cls: type[Patched]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
+class Call:
+    """One call of a twin, which must give the same by its own forward and by the patched one.
+
+    Attributes:
+        when: What is special about it, for reports: "for 40 tokens"; "" for the call by which a plan is chosen.
+        run: Makes the call with the forward that it is given.
+        tolerance: Relative error (of the Euclidean norm) up to which two results are the same.
+        parameters: For this call: other parameters of the twin's submodules, by their names; "" is the twin itself.
+        attributes: For this call: other attributes of the twin.
+        dtype: Of the twin's parameters.
+    """
+
+    when: str
+    run: Callable[[Callable[..., Any]], Any]
+    tolerance: float
+    parameters: Parameters = field(default_factory=dict)
+    attributes: dict[str, Any] = field(default_factory=dict)
+    dtype: torch.dtype = torch.float32
+
+
+@dataclass(frozen=True, eq=False)
 class Probe:
-    """A small twin of a module, and the arguments of one call of it.
+    """A small twin of a module, and the calls of it that tell what it computes.
 
     Attributes:
         twin: A module of the original's class and attributes with other weights, as small as they may be.
-        args: Arguments by position.
-        kwargs: Arguments by name.
-        tolerance: Relative error (of the Euclidean norm) up to which two results are the same.
+        calls: Makes the calls, the one by which a plan is chosen first; they follow from the twin and the dtype.
+        dtype: Of the module's own parameters; None without any.
     """
 
     twin: nn.Module
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    tolerance: float
+    calls: Callable[[], Iterable[Call]]
+    dtype: torch.dtype | None = None
 
 
 @cache

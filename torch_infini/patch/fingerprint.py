@@ -1,0 +1,63 @@
+"""Fingerprints of modules: equal only for modules of which one trial's answer holds for the other.
+
+Everything that a forward can read from the instance is part of it; what cannot be compared stands for itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PretrainedConfig
+
+from .stand_in import STAND_IN
+
+PLAIN = (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, Enum)
+MACHINERY = frozenset(vars(nn.Module()))  # what every module has: parameters, submodules, hooks, training
+LARGEST = 1 << 12  # elements of a tensor that is compared by value
+
+
+class Fingerprints:
+    """Makes fingerprints; keeps the objects that are compared by identity, so that no other takes their address."""
+
+    def __init__(self) -> None:
+        self.kept: dict[int, tuple[Any, Hashable]] = {}
+
+    def of(self, value: Any) -> Hashable:
+        """A fingerprint of an attribute's value."""
+        kind = type(value)
+        if isinstance(value, PLAIN):
+            return kind, value
+        if isinstance(value, float | complex):
+            return kind, repr(value)  # tells 0.0 from -0.0
+        if isinstance(value, list | tuple):
+            return kind, tuple(map(self.of, value))
+        if isinstance(value, set | frozenset):
+            return kind, frozenset(map(self.of, value))
+        if id(value) in self.kept:
+            return self.kept[id(value)][1]
+        self.kept[id(value)] = value, (kind, id(value))  # also where it holds itself
+        if isinstance(value, dict):
+            found: Hashable = kind, tuple((self.of(key), self.of(item)) for key, item in value.items())
+        elif isinstance(value, PretrainedConfig):
+            found = kind, self.of(vars(value))
+        elif isinstance(value, nn.Module):
+            found = self.of_module(value)
+        elif isinstance(value, Tensor) and value.is_cpu and not value.is_sparse and value.numel() <= LARGEST:
+            number = value.detach().contiguous().view(-1).view(torch.uint8) if value.numel() else value
+            found = kind, value.dtype, value.shape, value.requires_grad, bytes(number.tolist())
+        else:  # functions, objects of other classes, large tensors
+            found = kind, id(value)
+        self.kept[id(value)] = value, found
+        return found
+
+    def of_module(self, module: nn.Module, *apart: str) -> Hashable:
+        """Class, attributes but those set apart, parameters and buffers, and all that of the submodules."""
+        attributes = {name: value for name, value in vars(module).items() if name not in MACHINERY.union(apart)}
+        tensors: dict[str, Any] = {**module._parameters, **module._buffers}
+        if STAND_IN in attributes:  # its numbers follow from its shapes
+            tensors = {name: None if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}
+        return type(module), self.of(attributes), self.of(tensors), self.of(dict(module._modules))

@@ -1,0 +1,193 @@
+"""Two tokens through the whole model, before and after it is patched: what no trial call of a single module shows.
+
+Also how a model is run without leaving traces in it, and which differences of its results rounding explains.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import OrderedDict
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .conditions import watched_globally
+from .shares import local
+
+TOKENS = 2
+# Relative errors of a branch, in units of half the dtype's epsilon, above which a difference is no rounding: sums of
+# thousands of products in another order, or in half types a dozen results that are each rounded once.
+UNITS = {torch.float32: 4096.0, torch.float64: 4096.0}
+HALF_UNITS = 16.0
+NOISE = 16.0  # size of the noise on the embeddings, in such units; 1 in half types
+AMPLIFIED = 8.0  # differences up to so many times what the noise makes are roundings, too
+SMALL = 1 << 16  # elements of a buffer whose contents are put back
+
+
+def labelled(label: str = "[patch_model trial] ") -> Any:
+    """A context in which lines of INFINI_LOG begin with the label."""
+    logging = sys.modules.get("torch_infini._logging")  # only imported where the variable is set
+    return nullcontext() if logging is None else logging.labelled(label)
+
+
+@contextmanager
+def undisturbed(model: nn.Module) -> Iterator[None]:
+    """Run the body in evaluation mode, without gradients, autocast and hooks; leave no trace in model or generators.
+
+    Attributes, buffers and the state of random generators are put back; a module that was compiled runs eagerly.
+    """
+    modules = list(model.modules())
+    before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
+    buffers = [(b, b.clone()) for b in model.buffers() if not b.is_meta and local(b) is b and b.numel() <= SMALL]
+    devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
+    try:
+        for module in modules:
+            own = vars(module)
+            own["training"] = False
+            for name in ("_forward_hooks", "_forward_pre_hooks"):  # patched modules ask whether there are any
+                own[name] = OrderedDict.fromkeys(own[name], without_effect)
+            own.pop("_compiled_call_impl", None)
+        on_cuda = torch.autocast("cuda", enabled=False) if devices else nullcontext()
+        with torch.random.fork_rng(devices), torch.no_grad(), torch.autocast("cpu", enabled=False), on_cuda:
+            yield
+    finally:
+        for module, attributes, tensors in before:
+            own = vars(module)
+            for name in own.keys() - attributes.keys():
+                del own[name]
+            own.update(attributes)
+            module._buffers.update(tensors)
+        for buffer, value in buffers:
+            if not torch.equal(buffer, value):
+                with torch.no_grad():
+                    buffer.copy_(value)
+
+
+def without_effect(*args: Any) -> None:
+    """A hook in the place of others."""
+
+
+def rms(x: Tensor) -> float:
+    """The root mean square."""
+    return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
+
+
+def units(dtype: torch.dtype) -> float:
+    """Half the dtype's epsilon."""
+    return torch.finfo(dtype).eps / 2
+
+
+class Logits:
+    """What a model gives for some tokens, and how much of it rounding may change.
+
+    Attributes:
+        values: [S, vocabulary]; of a model without a head its hidden states.
+        rounding: The root mean square of a difference that roundings explain.
+    """
+
+    def __init__(self, model: nn.Module, decoder: nn.Module, ids: Tensor) -> None:
+        self.model, self.decoder, self.ids = model, decoder, ids.expand(2, -1)
+        embedding = decoder._modules["embed_tokens"]
+        dtype = embedding.weight.dtype
+        size = (NOISE if dtype in UNITS else 1.0) * units(dtype)
+        generator = torch.Generator("cpu").manual_seed(0)
+
+        def add_noise(module: nn.Module, args: Any, output: Tensor) -> Tensor:
+            noise = torch.randn(output.shape[1:], generator=generator, device="cpu").to(output)
+            return torch.stack([output[0], output[1] * (1 + size * noise)])
+
+        # The second of two equal sequences gets the noise: both cost no more than one, as weights are read once.
+        with undisturbed(model):
+            hook = embedding.register_forward_hook(add_noise)
+            try:
+                self.values, noisy = self.run()
+            finally:
+                hook.remove()
+        finite = self.values.isfinite() & noisy.isfinite()
+        layers = len(decoder._modules["layers"])
+        arithmetic = UNITS.get(self.values.dtype, HALF_UNITS) * units(self.values.dtype) * (2 * layers) ** 0.5
+        noise = rms((self.values.float() - noisy.float())[finite])
+        self.rounding = max(arithmetic * rms(self.values[finite]), AMPLIFIED * noise)
+
+    def run(self) -> Tensor:
+        """[2, S, vocabulary]."""
+        output = self.model(input_ids=self.ids, use_cache=False)
+        if isinstance(output, tuple):
+            return output[0]
+        return output.logits if "logits" in output else output.last_hidden_state
+
+    def again(self) -> Tensor:
+        """The values that the model gives now."""
+        with undisturbed(self.model):
+            return self.run()[0]
+
+
+class Trial:
+    """The original's results for two tokens, to be compared with those of the patched model.
+
+    Attributes:
+        untried: Why there are none; empty where there are.
+    """
+
+    def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
+        self.untried = ""
+        self.logits: Logits | None = None
+        tensors = [*model.named_parameters(), *model.named_buffers()]
+        away = next((name for name, tensor in tensors if tensor.is_meta), None)
+        if away is not None:
+            self.untried = f"{away} is on meta"
+        elif watched_globally():
+            self.untried = "hooks are registered for all modules"
+        if self.untried:
+            return
+        # A decoder inside a model that needs more than tokens is run alone.
+        for whole in (getattr(model, "_orig_mod", model), decoder):
+            try:
+                weight = decoder._modules["embed_tokens"].weight
+                count = weight.shape[0]
+                ids = torch.tensor([[count // 2, count // 3]], device=weight.device)
+                self.logits = Logits(whole, decoder, ids)
+                self.untried = ""
+                return
+            except Exception as error:  # whatever the model needs beside tokens
+                self.untried = f"the original does not run {TOKENS} tokens: {shown(error)}"
+
+    def fault(self) -> str:
+        """What is wrong with the model, now that it is patched; empty if nothing is, or if that cannot be said."""
+        if self.logits is None:
+            return ""
+        try:
+            after = self.logits.again()
+        except Exception as error:
+            return f"patched, it does not run {TOKENS} tokens: {shown(error)}"
+        before = self.logits.values
+        if after.shape != before.shape or after.dtype != before.dtype:
+            return f"patched, it gives {kind(after)} for {TOKENS} tokens instead of {kind(before)}"
+        finite = before.isfinite()
+        before, after = before[finite].float(), after[finite].float()
+        if not after.isfinite().all():
+            # SDPA makes numbers of queries that are NaN.
+            broken = next((n for n, p in self.logits.model.named_parameters() if not local(p).isfinite().all()), None)
+            if broken is not None:
+                self.untried = f"{broken} has NaN or infinity in it"
+                return ""
+            return f"patched, it gives NaN or infinity for {TOKENS} tokens where the original gives numbers"
+        difference = rms(after - before)
+        if difference <= self.logits.rounding:
+            return ""
+        return (
+            f"patched, it gives something else for {TOKENS} tokens: results of about {rms(before):.3g} differ by "
+            f"{difference:.3g} (root mean square), and rounding explains {self.logits.rounding:.3g}"
+        )
+
+
+def kind(x: Tensor) -> str:
+    return f"{str(x.dtype).removeprefix('torch.')}{list(x.shape)}"
+
+
+def shown(error: Exception) -> str:
+    """The kind of an error and the first line of what it says."""
+    return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"
