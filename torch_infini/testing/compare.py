@@ -59,8 +59,9 @@ def rounding_limit(expected: Tensor, terms: int, depth: int = 1) -> float:
     """How far any element may be off, where the results as a whole are off by `rounding_error`.
 
     Relative to the root mean square of the tensor: the error of an element that cancels to nearly 0 is no smaller than
-    the others'. Zeros do not count, which are exact: the gradient of a row that was not used. Both sides are off, and the element that is off most decides: of a million normal errors the largest is
-    5 standard deviations, of their differences 5 * sqrt(2), which is 7.
+    the others'. Zeros do not count, which are exact: the gradient of a row that was not used. Both sides are off, and
+    the element that is off most decides: of a million normal errors the largest is 5 standard deviations, of their
+    differences 5 * sqrt(2), which is 7.
     """
     values = expected.detach().double()
     values = values[values.isfinite() & (values != 0)]
