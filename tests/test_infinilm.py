@@ -21,6 +21,7 @@ from torch_infini.infinilm.decode import RECORDED
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.ops.random_sample import uniform
+from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -47,7 +48,7 @@ def prompts(lengths: Sequence[int] = (3, 9, 1, 6)) -> list[list[int]]:
 def greedy(model: Any, prompt: list[int], new: int = NEW) -> list[int]:
     """transformers' tokens behind one prompt."""
     ids = torch.tensor([prompt])
-    tokens = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=new, do_sample=False)
+    tokens = greedy_tokens(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=new)
     return tokens[0, len(prompt) :].tolist()
 
 
@@ -197,7 +198,7 @@ def test_positions_may_be_others_than_places_in_the_cache(tmp_path: Path) -> Non
         for part, past in ((slice(0, 6), 0), (slice(6, 8), 6)):
             at = places[:, part] if not more else places[0, part]
             engine.forward(engine.Input(ids[:, part], at, torch.tensor([past]), **more))
-        torch.testing.assert_close(seen[-1][0], expected, rtol=1e-4, atol=1e-4)
+        assert_same_but_rounding(seen[-1][0], expected, *sums_of(model.config))
 
 
 def test_lengths_in_32_bits_and_on_no_rank(tmp_path: Path) -> None:
@@ -223,7 +224,7 @@ def test_bfloat16(tmp_path: Path) -> None:
     with torch.no_grad():
         exact = model.double()(torch.tensor([prompt])).logits[0, -1]
     error = (seen[-1][0].double() - exact).norm() / exact.norm()
-    assert error < 0.03
+    assert error < rounding_error(torch.bfloat16, *sums_of(model.config))
 
 
 def hooked(engine: Any, name: str) -> list[Tensor]:

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.testing import assert_close
 
 from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig
 from torch_infini.infinilm.hooks import NAMES
+from torch_infini.testing import assert_same_but_rounding, sums_of
 from torch_infini.testing.checkpoints import SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -85,7 +85,7 @@ def test_values_are_those_of_transformers(family: str, tmp_path: Path) -> None:
     for name in names:
         expected = expected_of(model, name, ids)
         for layer in layers[name]:
-            assert_close(seen[name, layer], expected[layer], rtol=1e-4, atol=1e-4)
+            assert_same_but_rounding(seen[name, layer], expected[layer], *sums_of(model.config), what=f"{name} {layer}")
 
 
 def test_each_name_alone_and_in_the_order_of_the_computation(tmp_path: Path) -> None:

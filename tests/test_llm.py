@@ -15,6 +15,7 @@ import torch
 
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
+from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -40,7 +41,7 @@ def alone(folder: Path) -> list[str]:
     texts = []
     for prompt in PROMPTS:
         ids = tokenizer(prompt, return_tensors="pt").input_ids
-        out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=24, do_sample=False)
+        out = greedy_tokens(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=24)
         texts.append(tokenizer.decode(out[0, ids.shape[1] :], skip_special_tokens=True))
     assert len(set(texts)) == len(texts)
     return texts

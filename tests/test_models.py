@@ -19,6 +19,7 @@ from torch_infini import quantize
 from torch_infini.models import Llama, LlamaConfig, checkpoint
 from torch_infini.nn import Batch, KVCache, Linear
 from torch_infini.nn.linear import fastest
+from torch_infini.testing import assert_same_but_rounding, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, cast, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -80,6 +81,11 @@ def saved(tmp_path: Path, name: str, dtype: torch.dtype = torch.float32, **chang
     return tmp_path, theirs
 
 
+def near(actual: Tensor, expected: Tensor, theirs: Any) -> None:
+    """Within what another order of sums makes."""
+    assert_same_but_rounding(actual, expected, *sums_of(theirs.config))
+
+
 @torch.no_grad()
 def their_logits(model: Any, prompt: list[int]) -> Tensor:
     return model(torch.tensor([prompt])).logits[0]
@@ -93,7 +99,7 @@ def test_logits(name: str, tmp_path: Path) -> None:
     want = [their_logits(theirs, row) for row in rows]
     for pieces, block_size in (([], 16), ([1], 16), ([30, 31, 64], 5), ([10, 50], LENGTH)):
         for got, expected in zip(run(model, rows, pieces, block_size), want, strict=True):
-            torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-4)
+            near(got, expected, theirs)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3", "mistral"])
@@ -102,7 +108,7 @@ def test_token_by_token(name: str, tmp_path: Path) -> None:
     model = Llama.from_pretrained(folder)
     rows = prompts(40, 40)
     for got, row in zip(run(model, rows, list(range(1, 40))), rows, strict=True):
-        torch.testing.assert_close(got, their_logits(theirs, row), rtol=1e-4, atol=1e-4)
+        near(got, their_logits(theirs, row), theirs)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -140,7 +146,7 @@ def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: p
     if theirs.config.tie_word_embeddings:  # the head has integers, the embedding has not
         theirs.lm_head.weight = torch.nn.Parameter(model.head.dense())
     row = prompts(LENGTH)
-    torch.testing.assert_close(run(model, row, [])[0], their_logits(theirs, row[0]), rtol=1e-3, atol=1e-3)
+    near(run(model, row, [])[0], their_logits(theirs, row[0]), theirs)
     monkeypatch.undo()  # x quantised too: close
     assert float((run(model, row, [])[0] - their_logits(theirs, row[0])).square().mean().sqrt()) < 0.1
 
@@ -181,7 +187,7 @@ def test_bits_with_int8_cache_do_not_depend_on_neighbours(dtype: torch.dtype, tm
 def test_logits_of_the_last_tokens(name: str, cache_dtype: torch.dtype, tmp_path: Path) -> None:
     """Those of all tokens, and the same keys and values for the tokens to come; the last layer is computed of no others
     unless it is to be whole."""
-    folder, _ = saved(tmp_path, name)
+    folder, theirs = saved(tmp_path, name)
     model = Llama.from_pretrained(folder)
     counts: list[int] = []
     model.layers[-1].mlp.register_forward_hook(lambda _, args, y: counts.append(len(y)))
@@ -198,7 +204,7 @@ def test_logits_of_the_last_tokens(name: str, cache_dtype: torch.dtype, tmp_path
         want = model(batch, caches[0])[last]
         assert torch.equal(model(batch, caches[1], last=True, whole=True), want)
         got = model(batch, caches[2], last=True, out=torch.empty(4, model.config.vocab_size))
-        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        near(got, want, theirs)
         assert counts == [n, n, n, n, n, 4]
         counts.clear()
     for made, whole in ((cache.keys, caches[0].keys) for cache in caches[1:]):
@@ -246,7 +252,7 @@ def test_sharded(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("*.safetensors"))) > 3
     row = prompts(20)
     got = run(Llama.from_pretrained(tmp_path), row, [])[0]
-    torch.testing.assert_close(got, their_logits(theirs, row[0]), rtol=1e-4, atol=1e-4)
+    near(got, their_logits(theirs, row[0]), theirs)
     next(iter(sorted(tmp_path.glob("*.safetensors")))).unlink()
     with pytest.raises(
         FileNotFoundError, match=r"must hold the files of its index, model-00001-of-\d+.safetensors missing"
@@ -262,7 +268,7 @@ def test_spellings_of_transformers_4(tmp_path: Path) -> None:
     row = prompts(LENGTH)
     model = Llama.from_pretrained(folder)
     assert model.config.dtype == torch.float32
-    torch.testing.assert_close(run(model, row, [])[0], their_logits(theirs, row[0]), rtol=1e-4, atol=1e-4)
+    near(run(model, row, [])[0], their_logits(theirs, row[0]), theirs)
 
 
 def test_what_config_leaves_out(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
+from torch_infini.testing import assert_same_but_rounding
 from torch_infini.testing.tiny_llama import (
     ALL_CALLS,
     LAYERS,
@@ -178,19 +179,20 @@ def test_attention_softcap(dtype: torch.dtype) -> None:
     q, k, v = (torch.randn(2, heads, 11, 16, generator=g).to(dtype) * 3 for heads in (4, 2, 2))
     mask = torch.zeros(11, 11, dtype=dtype).masked_fill(torch.ones(11, 11).triu(1) > 0, torch.finfo(dtype).min)
     exact, weights = eager(module, *(t.double() for t in (q, k, v)), mask.double(), scaling=0.5, softcap=4.0)
-    tolerance = {torch.float32: 1e-5, torch.bfloat16: 3e-2}[dtype]
+    # Scores, weights, results, one behind the other; 16 terms in a score.
+    near = lambda actual, exact: assert_same_but_rounding(actual, exact.to(dtype), terms=16, depth=3)
     for given in (None, mask[None, None], mask[None, None] == 0):
         for more in ({}, {"output_attentions": True}):
             with CallCounter() as counter:
                 actual = attention_forward(module, q, k, v, given, scaling=0.5, softcap=4.0, **more)
             assert counter.counts["attention"] == (0 if more else 1)
-            torch.testing.assert_close(actual[0].double(), exact, rtol=tolerance, atol=tolerance)
+            near(actual[0], exact)
             if more:
-                torch.testing.assert_close(actual[1].double(), weights, rtol=tolerance, atol=tolerance)
+                near(actual[1], weights)
     with CallCounter() as counter:  # gradients: plain torch, for the kernel has no backward and SDPA no cap
         followed = attention_forward(module, q.requires_grad_(), k, v, None, scaling=0.5, softcap=4.0)[0]
     assert followed.requires_grad and not counter.counts
-    torch.testing.assert_close(followed.double(), exact, rtol=tolerance, atol=tolerance)
+    near(followed, exact)
 
 
 # One instance, and back

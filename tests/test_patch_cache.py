@@ -19,6 +19,7 @@ from torch import Tensor
 
 from torch_infini.patch import cache as patch_cache
 from torch_infini.patch import patch_model, patched, unpatch_model
+from torch_infini.testing import greedy_tokens
 from torch_infini.testing.tiny_llama import close, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -52,18 +53,18 @@ def copies(tensors: list[Tensor]) -> list[Tensor]:
     return [x.clone() for x in tensors]
 
 
-def same(actual: list[Tensor], expected: list[Tensor]) -> None:
+def same(actual: list[Tensor], expected: list[Tensor], passes: int = 1) -> None:
     assert len(actual) == len(expected)
     for a, b in zip(actual, expected, strict=True):
-        close(a, b)
+        close(a, b, passes)
 
 
-def both(steps: Callable[[Model], list[Tensor]], model: Model | None = None) -> None:
-    """Run the steps unpatched, then patched, and compare all that they return."""
+def both(steps: Callable[[Model], list[Tensor]], model: Model | None = None, passes: int = 1) -> None:
+    """Run the steps unpatched, then patched, and compare all that they return; gradients are of two passes."""
     model = tiny() if model is None else model
     expected = steps(model)
     with patched(model, strict=True):
-        same(steps(model), expected)
+        same(steps(model), expected, passes)
 
 
 def in_place(cache: Cache) -> bool:
@@ -373,7 +374,7 @@ def test_training_on_a_prefix() -> None:
             layer.keys, layer.values = layer.keys.detach(), layer.values.detach()
         return gradients + feed(model, cache, tokens(length=40), 1, 1)
 
-    both(steps)
+    both(steps, passes=2)
 
 
 def test_gradients_into_the_cache() -> None:
@@ -388,7 +389,7 @@ def test_gradients_into_the_cache() -> None:
         assert all(gradient.abs().max() > 0 for gradient in results[1:])
         return results
 
-    both(steps, tiny().requires_grad_(False))
+    both(steps, tiny().requires_grad_(False), passes=2)
 
 
 def test_two_models() -> None:
@@ -429,8 +430,8 @@ def test_conversation(reuse: str, padded: bool) -> None:
         for turn in range(3):
             if reuse == "copies":
                 cache = copy.deepcopy(cache)
-            text = model.generate(
-                text, attention_mask=mask, past_key_values=cache, max_new_tokens=5, do_sample=False, eos_token_id=None
+            text = greedy_tokens(
+                model, text, attention_mask=mask, past_key_values=cache, max_new_tokens=5, eos_token_id=None
             )
             results.append(text)
             if reuse == "crop":  # the last answer is taken back

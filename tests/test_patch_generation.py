@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from torch_infini.patch import patched
+from torch_infini.testing import greedy_tokens
 from torch_infini.testing.tiny_llama import PROMPT, CallCounter, close, logits, static_cache, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -43,7 +44,10 @@ def test_generate(kind: str, padded: bool) -> None:
 
     def generate() -> Tensor:
         torch.manual_seed(3)
-        return model.generate(ids, attention_mask=mask, max_new_tokens=14, **{"do_sample": False, **GENERATION[kind]})
+        options = {"attention_mask": mask, "max_new_tokens": 14, **GENERATION[kind]}
+        if options.get("do_sample") or "num_beams" in options:
+            return model.generate(ids, **{"do_sample": False, **options})
+        return greedy_tokens(model, ids, **options)
 
     expected = generate()
     assert len(set(expected[0, PROMPT:].tolist())) > 4

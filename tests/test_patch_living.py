@@ -290,7 +290,7 @@ def test_dtypes() -> None:
         served = calls(model, ids)
         exact = logits(model.double(), ids)
         assert exact.dtype == torch.float64 and calls(model, ids) == {}
-        torch.testing.assert_close(exact.float(), expected, rtol=1e-4, atol=1e-4)
+        close(exact.float(), expected)
         assert torch.equal(greedy(model), greedy(model, use_cache=False))
         for dtype in (torch.bfloat16, torch.float16, torch.float32):
             model.to(dtype)
@@ -391,9 +391,15 @@ def test_hooks_that_bring_gradients() -> None:
     places = ["embed_tokens", "layers.0", "layers.0.self_attn", "layers.0.self_attn.k_proj", "layers.1.mlp.up_proj"]
     places += ["layers.0.input_layernorm", "layers.1.mlp.act_fn", "layers.1.post_attention_layernorm", "norm"]
     model, ids = tiny().requires_grad_(False), tokens()
+    first = lambda output: output[0] if isinstance(output, tuple) else output
+    shapes: list[torch.Size] = []
     for place in places:
         module = model.model.get_submodule(place)
-        learned = torch.zeros(1, requires_grad=True)
+        with torch.no_grad():  # a number for each element: the sum of all their gradients would be lost in rounding
+            hook = module.register_forward_hook(lambda module, args, output: shapes.append(first(output).shape))
+            model(ids)
+            hook.remove()
+        learned = torch.zeros(shapes.pop(), requires_grad=True)
 
         def add(module: Any, args: Any, output: Any, learned: Tensor = learned) -> Any:
             if isinstance(output, tuple):
@@ -403,9 +409,9 @@ def test_hooks_that_bring_gradients() -> None:
         hook = module.register_forward_hook(add)
         gradient = lambda learned=learned: torch.autograd.grad(model(ids).logits.square().mean(), learned)[0]
         expected = gradient()
-        assert expected.abs() > 0
+        assert expected.abs().max() > 0
         with patched(model):
-            torch.testing.assert_close(gradient(), expected, rtol=1e-4, atol=1e-6, msg=place)
+            close(gradient(), expected, passes=2, what=place)
         hook.remove()
 
 

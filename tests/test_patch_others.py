@@ -137,7 +137,6 @@ def test_parametrised() -> None:
     change(reference)
     expected = logits(reference, ids)
     assert not torch.allclose(expected, plain)
-    near = lambda actual: torch.testing.assert_close(actual, expected, rtol=1e-4, atol=1e-4)  # they are large
     for first in (True, False):
         model = tiny().requires_grad_(False)
         if first:
@@ -145,8 +144,8 @@ def test_parametrised() -> None:
         change(model)
         if not first:
             patch_model(model)
-        near(logits(model, ids))
-        near(logits(copy.deepcopy(model), ids))
+        close(logits(model, ids), expected)
+        close(logits(copy.deepcopy(model), ids), expected)
         assert calls(model, ids)["attention"] == LAYERS
         unpatch_model(model)
         assert in_order(model) and torch.equal(logits(model, ids), expected)
@@ -156,7 +155,7 @@ def test_parametrised() -> None:
         assert {name: type(m) for name, m in model.named_modules()} == {
             name: type(m) for name, m in tiny().named_modules()
         }
-        near(logits(model, ids))
+        close(logits(model, ids), expected)
 
 
 # Adapters
@@ -187,11 +186,11 @@ def test_lora_before(dora: bool, head: bool) -> None:
     with adapted.disable_adapter():
         close(logits(adapted, ids), plain)
     adapted.merge_adapter()
-    torch.testing.assert_close(logits(adapted, ids), expected, rtol=1e-4, atol=1e-4)
+    close(logits(adapted, ids), expected)
     adapted.unmerge_adapter()
-    torch.testing.assert_close(logits(adapted, ids), expected, rtol=1e-4, atol=1e-4)
+    close(logits(adapted, ids), expected)
     merged = adapted.merge_and_unload()
-    torch.testing.assert_close(logits(merged, ids), expected, rtol=1e-4, atol=1e-4)
+    close(logits(merged, ids), expected)
     counts = calls(merged, ids)
     assert counts["fused_linear"] == 2 * LAYERS and counts["attention"] == LAYERS
     unpatch_model(adapted)
@@ -276,15 +275,15 @@ def test_lora_after(dora: bool) -> None:
         each.eval()
     expected = logits(original, ids)
     for (name, a), (_, b) in zip(adapted.named_parameters(), original.named_parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5, msg=name)
-    torch.testing.assert_close(logits(adapted, ids), expected, rtol=1e-4, atol=1e-4)
+        close(a, b, passes=4, what=name)  # two steps, forward and backward
+    close(logits(adapted, ids), expected, passes=5)
     assert torch.equal(greedy(adapted), greedy(original))
     assert calls(adapted, ids)["attention"] == LAYERS
     with adapted.disable_adapter():
         close(logits(adapted, ids), plain)
     merged = adapted.merge_and_unload()
     assert merged is model and is_patched(model)
-    torch.testing.assert_close(logits(model, ids), logits(original.merge_and_unload(), ids), rtol=1e-4, atol=1e-4)
+    close(logits(model, ids), logits(original.merge_and_unload(), ids), passes=5)
     unpatch_model(model)
     assert in_order(model)
 
@@ -336,9 +335,9 @@ def test_other_adapters(kind: str) -> None:
         if not first:
             patch_model(model)
         unpatched = tiny()
-        torch.manual_seed(5)
+        torch.manual_seed(6)
         adapted = peft.get_peft_model(model, getattr(peft, kind)(**options))
-        torch.manual_seed(5)
+        torch.manual_seed(6)
         reference = peft.get_peft_model(unpatched, getattr(peft, kind)(**options))
         if first:
             patch_model(adapted)
@@ -353,7 +352,7 @@ def test_other_adapters(kind: str) -> None:
         assert gradients[1] and len(gradients[0]) == len(gradients[1])
         for a, b in zip(*gradients, strict=True):
             assert b.abs().max() > 0
-            torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-6)
+            close(a, b, passes=2)
         with torch.no_grad():
             close(adapted(input_ids=ids).logits, reference(input_ids=ids).logits)
         made = [greedy(each, attention_mask=torch.ones_like(ids)) for each in (adapted, reference)]

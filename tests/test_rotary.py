@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from torch_infini.nn.rotary import RotaryEmbedding, inverse_frequencies, rotary_settings
+from torch_infini.testing import assert_same_but_rounding
 
 transformers = pytest.importorskip("transformers")
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb  # noqa: E402
@@ -151,7 +152,7 @@ def test_forward(name: str) -> None:
     positions = torch.tensor([[0, 3, 599, 7, 7], [1, 2, 3, 4, 5]])
     cos, sin = theirs(config)(x, positions)
     expected, _ = apply_rotary_pos_emb(x, x, cos, sin, unsqueeze_dim=2)
-    torch.testing.assert_close(module(x, positions), expected, rtol=0, atol=2e-6)
+    assert_same_but_rounding(module(x, positions), expected, terms=2, depth=2)
     assert torch.equal(module(x[0], positions[0]), module(x, positions)[0])
     with pytest.raises(RuntimeError, match="less than 600, the rows of cos, got 600"):
         module(x, positions + 1)

@@ -1,8 +1,10 @@
-"""Comparison with the float64 reference: |actual - expected| <= absolute + relative * |expected|, and what differs."""
+"""Comparison with the float64 reference, |actual - expected| <= absolute + relative * |expected|, and with another
+computation of the same formula, whose sums may be added in another order; and what differs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +31,86 @@ def assert_close(actual: Tensor, expected: Tensor, relative: float, absolute: fl
             f"{got.flatten()[worst].item()!r}, expected {want.flatten()[worst].item()!r} "
             f"({excess.max().item():.3g} times the tolerance)"
         )
+
+
+def rounding_error(dtype: torch.dtype, terms: int, depth: int = 1) -> float:
+    """How far two computations of a formula are apart that differ in the order of their sums alone: relative, in norm.
+
+    torch and the BLAS below it choose this order by the CPU. A limit taken from one machine's result fails on the next
+    one, so this one follows from the arithmetic. u is half the spacing of the dtype's numbers around 1.
+
+    * A running sum of n products of either sign is rounded n times, each time by at most u of what it has reached.
+      These errors are as good as independent: together they are below sqrt(n) * u of the size that such sums have.
+      Sums are float32 whatever the dtype is; storing a result adds another u, of the dtype.
+    * Norms and products with weights of either sign leave relative errors as they are, so d results, each computed from
+      the one before, are off by about sqrt(d) of one's error; d, because attention and activations enlarge errors a
+      little, each layer anew.
+
+    Args:
+        dtype: Of the results, those in between included.
+        terms: Of the longest sum.
+        depth: How many products, those of attention included, are computed one behind the other.
+    """
+    u = lambda dtype: torch.finfo(dtype).eps / 2
+    return depth * (terms**0.5 * u(torch.float32) + u(dtype))
+
+
+def rounding_limit(expected: Tensor, terms: int, depth: int = 1) -> float:
+    """How far any element may be off, where the results as a whole are off by `rounding_error`.
+
+    Relative to the root mean square of the tensor: the error of an element that cancels to nearly 0 is no smaller than
+    the others'. Zeros do not count, which are exact: the gradient of a row that was not used. Both sides are off, and
+    the element that is off most decides: of a million normal errors the largest is 5 standard deviations, of their
+    differences 5 * sqrt(2), which is 7.
+    """
+    values = expected.detach().double()
+    values = values[values.isfinite() & (values != 0)]
+    size = float(values.square().mean().sqrt()) if values.numel() else 0.0
+    return 7 * rounding_error(expected.dtype, terms, depth) * size
+
+
+def sums_of(config: Any) -> tuple[int, int]:
+    """terms and depth of a model of transformers: k, scores, values, o, gate, down in each layer, and the head."""
+    return max(config.hidden_size, config.intermediate_size), 6 * config.num_hidden_layers + 1
+
+
+def assert_same_but_rounding(
+    actual: Tensor, expected: Tensor, terms: int, depth: int = 1, what: str = "result"
+) -> None:
+    """Raise AssertionError unless the tensors are within `rounding_limit`; NaN and infinity must agree."""
+    assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, expected {expected.dtype}"
+    assert_close(actual.detach(), expected.detach(), 0, rounding_limit(expected, terms, depth), what)
+
+
+def assert_likeliest(tokens: Tensor, logits: Tensor, terms: int, depth: int) -> None:
+    """Raise AssertionError unless each token [...] is the likeliest by its logits [..., vocabulary].
+
+    Or one of several that rounding does not tell apart: there another order of sums may choose another, and goes on
+    from it, so that tokens of two computations cannot be compared one by one.
+    """
+    behind = logits.amax(-1) - logits.gather(-1, tokens[..., None])[..., 0]
+    limit = 2 * rounding_limit(logits, terms, depth)  # both logits may be off
+    assert (behind <= limit).all(), f"{int((behind > limit).sum())} of {behind.numel()} tokens are not the likeliest"
+
+
+def assert_clear(scores: Sequence[Tensor], terms: int, depth: int) -> None:
+    """Raise AssertionError if the likeliest token of any row of any step's scores [rows, vocabulary] is not certain.
+
+    Where rounding alone might decide, tokens may differ between CPUs, and a test that compares them needs other
+    weights: another seed.
+    """
+    for step, logits in enumerate(scores):
+        first, second = logits.topk(2, -1).values.unbind(-1)
+        gap, limit = float((first - second).min()), 2 * rounding_limit(logits, terms, depth)
+        assert gap > limit, f"step {step}: the likeliest token leads by {gap:.2g}, rounding may be {limit:.2g}"
+
+
+def greedy_tokens(model: Any, ids: Tensor, **kwargs: Any) -> Tensor:
+    """transformers' generate without sampling, whose tokens must be the same on every CPU: see `assert_clear`."""
+    values = {"do_sample": False, "return_dict_in_generate": True, "output_scores": True, **kwargs}
+    made = model.generate(ids, **values)
+    assert_clear(made.scores, *sums_of(model.config))
+    return made.sequences
 
 
 def copied(value: Any) -> Any:

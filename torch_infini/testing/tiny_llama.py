@@ -9,6 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .compare import assert_clear, assert_same_but_rounding, sums_of
+
 LAYERS = 2
 VOCABULARY = 128
 PROMPT = 9
@@ -57,9 +59,13 @@ def logits(model: nn.Module, *args: Any, **kwargs: Any) -> Tensor:
         return model(*args, **kwargs).logits
 
 
-def close(actual: Tensor, expected: Tensor) -> None:
-    """Within what another order of float32 sums makes."""
-    torch.testing.assert_close(actual, expected, rtol=1e-5, atol=2e-5)
+def close(actual: Tensor, expected: Tensor, passes: int = 1, what: str = "result") -> None:
+    """Within what another order of sums makes in so many passes through the model, one behind the other.
+
+    Gradients are of two passes: forward and backward.
+    """
+    terms, depth = sums_of(config())
+    assert_same_but_rounding(actual, expected, terms, passes * depth, what)
 
 
 class CallCounter(TorchDispatchMode):
@@ -105,10 +111,14 @@ def config_values(model: Any) -> dict[str, Any]:
     return dict(vars(model.config))
 
 
-def greedy(model: Any, ids: Tensor | None = None, **kwargs: Any) -> Tensor:
-    """The tokens of generate, 12 new ones unless told."""
+def greedy(model: Any, ids: Tensor | None = None, **kwargs: Any) -> Any:
+    """What generate returns, 12 new tokens unless told. Without sampling they must be the same on every CPU."""
     values = {"max_new_tokens": 12, "do_sample": False, "input_ids": tokens() if ids is None else ids, **kwargs}
-    return model.generate(**values)
+    if values["do_sample"]:
+        return model.generate(**values)
+    made = model.generate(**{**values, "return_dict_in_generate": True, "output_scores": True})
+    assert_clear(made.scores, *sums_of(config()))
+    return made if values.get("return_dict_in_generate") else made.sequences
 
 
 def in_order(module: nn.Module) -> bool:
