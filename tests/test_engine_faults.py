@@ -315,7 +315,7 @@ def test_interrupts_at_any_line_of_the_engine(seed: int, tmp_path: Path) -> None
     assert first.metrics().preemptions > 0
     assert all(finish in ("length", "stop") for request in want.values() for _, _, finish, _ in request)
     assert len(seen.seen) > 200
-    for place in seen.places(seed, 120 if seed == 0 else 40):
+    for place in seen.places(seed, 80 if seed == 0 else 25):
         interrupted, served = Interrupts(place), engine()
         got = serve(served, interrupted)
         where = (Path(place[0]).name, *place[1:])
@@ -353,7 +353,7 @@ def test_interrupts_at_any_line_of_a_call(folder: Path) -> None:
     serve(Interrupts())  # what is done once is done
     want = serve(seen)
     expected = [output.tokens for output in llm.generate(PROMPTS, params)]
-    for place in seen.places(0, 80):
+    for place in seen.places(0, 50):
         interrupted = Interrupts(place)
         assert serve(interrupted) == want, place
         assert interrupted.is_done, place

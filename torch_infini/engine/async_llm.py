@@ -52,7 +52,7 @@ class AsyncLLM:
         """Continue a prompt; cancelling the task cancels the request.
 
         Args:
-            prompt: Text or token ids.
+            prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
             params: None: SamplingParams().
 
         Returns:
@@ -73,7 +73,7 @@ class AsyncLLM:
         """Continue a prompt and tell of every step; leaving the loop cancels the rest.
 
         Args:
-            prompt: Text or token ids.
+            prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
             params: None: SamplingParams().
 
         Yields:
