@@ -156,6 +156,19 @@ def test_compile() -> None:
             )
 
 
+@pytest.mark.parametrize("weights", [None, "int8"])
+def test_compiled_graph_calls_the_ops(weights: str | None) -> None:
+    """What is asked at every call is answered for the compiler as it is without it."""
+    model, graphs = tiny(num_hidden_layers=1), []
+    patch_model(model, weights=weights)
+    torch._dynamo.reset()
+    compiled = torch.compile(model, fullgraph=True, backend=lambda graph, inputs: graphs.append(graph) or graph.forward)
+    with torch.no_grad():
+        compiled(tokens(), use_cache=False)
+    called = Counter(str(n.target).split(".")[1] for g in graphs for n in g.graph.nodes if "infini." in str(n.target))
+    assert called.keys() == calls(model, tokens(), use_cache=False).keys()  # norms are not carried between layers there
+
+
 # Tensors of another layout, and transforms of torch.func
 
 

@@ -42,7 +42,9 @@ def transformed() -> bool:
     The ops have no batching rules and no tangents. Asking for the level, not the tensors, costs 0.06 us, and also finds
     weights that are batched or dual.
     """
-    return functorch_level() is not None or forward_ad._current_level >= 0
+    # Dynamo takes the level for an object where there is none.
+    level = functorch_level() is not None and not torch.compiler.is_compiling()
+    return level or forward_ad._current_level >= 0
 
 
 def carries_tangents() -> bool:
