@@ -155,6 +155,14 @@ class ClampedBranch(llama.LlamaDecoderLayer):
         return hidden_states + self.mlp(self.post_attention_layernorm(hidden_states))
 
 
+class FiniteLayer(llama.LlamaDecoderLayer):
+    """Keeps float16 from infinity, as T5 does."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        y = super().forward(hidden_states, *args, **kwargs)
+        return y.clamp(-65504, 65504) if y.dtype == torch.float16 else y
+
+
 class LongLayer(llama.LlamaDecoderLayer):
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
         return super().forward(hidden_states, *args, **kwargs) * (0.5 if hidden_states.shape[1] > 4 else 1)
@@ -178,6 +186,7 @@ CASES: dict[type[nn.Module], str] = {
     CachedAttention: "with a cache",
     ClampedLayer: "for numbers of about 10000",
     ClampedBranch: "for numbers of about 10000",
+    FiniteLayer: "for numbers beyond the range of float16",
     LongLayer: "for 40 tokens",
 }
 
@@ -365,3 +374,20 @@ def test_number_of_threads_stays() -> None:
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("where", ["float64", "bfloat16", "meta", "inference"])
+def test_defaults_of_torch(where: str) -> None:
+    """Neither the default dtype nor the default device nor inference mode plays a part in trials."""
+    model, ids = tiny(), tokens()
+    expected = logits(model, ids)
+    default = torch.get_default_dtype()
+    try:
+        if where in ("float64", "bfloat16"):
+            torch.set_default_dtype(getattr(torch, where))
+        with torch.device("meta") if where == "meta" else torch.inference_mode(where == "inference"):
+            report = patch_model(model, strict=True)
+    finally:
+        torch.set_default_dtype(default)
+    assert not report.untried and not report.left
+    close(logits(model, ids), expected)

@@ -236,6 +236,7 @@ def test_verify(factor: float, weights: str | None, dtype: torch.dtype, monkeypa
     assert warned[0].filename == __file__
     assert is_patched(model) and report.verification is not None
     assert report.verification.fault in str(warned[0].message) and report.verification.fault
+    assert "  not verified: " in str(report)
     if factor == 1.5:
         assert report.verification.error > report.verification.explained > 0
     else:

@@ -62,8 +62,11 @@ class Selection:
 
 def apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
     """Patch the model, or leave it exactly as it was: and raise, or say why in the report."""
-    with labelled():
-        return _apply(model, weights, strict, selection)
+    try:
+        with labelled():
+            return _apply(model, weights, strict, selection)
+    finally:
+        forget()
 
 
 def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
@@ -171,7 +174,6 @@ def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Se
             except Refusal as refusal:
                 reason = str(refusal)
         rows[here] = Row(here, original, LEFT if reason else op, reason or "")
-    forget()
     link(list(decoder.layers), decoder.norm)
     for module in model.modules():
         if isinstance(module, GenerationMixin):

@@ -25,7 +25,6 @@ from .stand_in import (
     LENGTHS,
     SIZES,
     WIDTH,
-    dtype_of,
     linear,
     norm_twin,
     random,
@@ -220,7 +219,7 @@ class Attention(Patched):
             else:
                 modules[name] = norm_twin(child, seed)
         small = twin(module, modules=modules)
-        return Probe(small, lambda: cls.calls(small, plan, rotary), dtype_of(module))
+        return Probe(small, lambda: cls.calls(small, plan, rotary))
 
     @staticmethod
     def calls(small: nn.Module, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
@@ -231,7 +230,10 @@ class Attention(Patched):
 
         def inner(x: float, q: float, k: float, v: float) -> Parameters:
             """Parameters by which q, k and v are of these sizes where x is of another, before their norms and after."""
-            parts = [torch.full((heads * small.head_dim,), float(size)) for heads, size in zip(plan.qkv, (q, k, v))]
+            parts = [
+                torch.full((heads * small.head_dim,), float(size), dtype=torch.float32, device="cpu")
+                for heads, size in zip(plan.qkv, (q, k, v))
+            ]
             parts = [torch.cat(parts)] if len(plan.inputs) == 1 else parts
             given = {
                 name: scaled(small._modules[name], size / x, size)
@@ -296,7 +298,7 @@ class Attention(Patched):
         yield call("for hidden states with NaN", change=with_nan)
         yield call("with a cache", lengths=(4, 1))
         # Without a mask eager attention sees all tokens; SDPA, which has no cap, those before.
-        if not plan.softcap and config._attn_implementation != "eager":
+        if not plan.softcap and config._attn_implementation not in ("eager", None):
             yield call("without a mask", masked=False)
 
     def forward(

@@ -16,7 +16,7 @@ from .cache import needs_grad
 from .conditions import dense_last, must_step_aside, place_refusal, unwatched
 from .mlp import GatedMLP
 from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
-from .stand_in import HALF, LENGTHS, SIZES, WIDTH, dtype_of, norm_twin, random, tokens, twin, with_nan
+from .stand_in import HALF, LENGTHS, SIZES, WIDTH, norm_twin, random, tokens, twin, with_nan
 from .swap import Call, Patched, Probe, Refusal, Rotary
 
 
@@ -100,7 +100,7 @@ class DecoderLayer(Patched):
                 modules[name] = child
         small = twin(module, modules=modules)
         vars(small).pop(NEXT, None)
-        return Probe(small, lambda: cls.calls(small), dtype_of(module))
+        return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
     def calls(small: nn.Module) -> Iterator[Call]:
@@ -128,6 +128,7 @@ class DecoderLayer(Patched):
             yield call(f"for results of attention and MLP of about {size:g}", few, 1, size)
         for dtype in HALF:
             yield call(f"in {str(dtype).removeprefix('torch.')}", few, dtype=dtype)
+        yield call("for numbers beyond the range of float16", few, 3e4, 3e4, torch.float16)
         yield call("for hidden states with NaN", with_nan(few))
         yield call("with an attention mask", few, attention_mask=causal_mask(3, 3).expand(2, 1, 3, 3))
 

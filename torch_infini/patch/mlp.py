@@ -11,7 +11,7 @@ from transformers.activations import ACT2FN
 
 from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
 from .linear import project, project_together
-from .stand_in import HALF, LENGTHS, SIZES, WIDTH, dtype_of, linear, on, random, scaled, tokens, twin, with_nan
+from .stand_in import HALF, LENGTHS, SIZES, WIDTH, linear, on, random, scaled, tokens, twin, with_nan
 from .swap import Call, Patched, Probe, Refusal, Rotary
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
@@ -65,7 +65,7 @@ class GatedMLP(Patched):
             else:
                 modules[name] = linear(48 if name == "gate_up_proj" else 24, WIDTH, seed)
         small = twin(module, modules=modules)
-        return Probe(small, lambda: cls.calls(small), dtype_of(module))
+        return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
     def calls(small: nn.Module) -> Iterator[Call]:

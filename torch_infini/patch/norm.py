@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..ops.rms_norm import ROUNDINGS
 from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
-from .stand_in import LENGTHS, SIZES, dtype_of, norm_twin, on, random, tokens, with_nan
+from .stand_in import LENGTHS, SIZES, norm_twin, on, random, tokens, with_nan
 from .swap import FORWARD, Call, Patched, Probe, Refusal, Rotary
 
 rms_norm = torch.ops.infini.rms_norm.default
@@ -107,7 +107,7 @@ class RMSNorm(Patched):
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
         small = norm_twin(module, 0)
-        return Probe(small, lambda: cls.calls(small), dtype_of(module))
+        return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
     def calls(small: nn.Module) -> Iterator[Call]:

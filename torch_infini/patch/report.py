@@ -139,7 +139,7 @@ class PatchReport:
         if self.untried:
             lines.append(f"  not tried as a whole: {self.untried}")
         if self.verification:
-            lines.append(f"  verified: {self.verification}")
+            lines.append(f"  {'not ' if self.verification.fault else ''}verified: {self.verification}")
         return "\n".join(lines)
 
 

@@ -29,7 +29,7 @@ STAND_IN = "_infini_stand_in"  # attribute of modules made here: the seed of the
 def random(*shape: int, seed: int = 0) -> Tensor:
     """Normally distributed float32 numbers, the same at every call; not to be written to."""
     generator = torch.Generator("cpu").manual_seed(seed + sum(shape))
-    return torch.randn(shape, generator=generator, device="cpu")
+    return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
 
 def frozen(x: Tensor) -> nn.Parameter:
@@ -114,11 +114,6 @@ def norm_twin(norm: nn.Module, seed: int, size: int | None = None) -> nn.Module:
     clone = twin(norm, {"weight": nn.Parameter(weight, requires_grad=False)})
     vars(clone)[STAND_IN] = seed
     return clone
-
-
-def dtype_of(module: nn.Module) -> torch.dtype | None:
-    """The dtype of the module's first parameter."""
-    return next((p.dtype for p in module.parameters()), None)
 
 
 def on(x: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Callable[..., Any]], Any]:

@@ -111,13 +111,11 @@ class Probe:
 
     Attributes:
         twin: A module of the original's class and attributes with other weights, as small as they may be.
-        calls: Makes the calls, the one by which a plan is chosen first; they follow from the twin and the dtype.
-        dtype: Of the module's own parameters; None without any.
+        calls: Makes the calls, the one by which a plan is chosen first; they follow from the twin.
     """
 
     twin: nn.Module
     calls: Callable[[], Iterable[Call]]
-    dtype: torch.dtype | None = None
 
 
 @cache

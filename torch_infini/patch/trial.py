@@ -24,7 +24,7 @@ UNITS = {torch.float32: 4096.0, torch.float64: 4096.0}
 HALF_UNITS = 16.0
 NOISE = 16.0  # size of the noise on the embeddings, in such units; 1 in half types
 AMPLIFIED = 8.0  # differences up to so many times what the noise makes are roundings, too
-SMALL = 1 << 16  # elements of a buffer whose contents are put back
+SMALL = 1 << 16  # elements of a buffer or another tensor whose contents are put back
 
 
 def labelled(label: str = "[patch_model trial] ") -> Any:
@@ -37,11 +37,15 @@ def labelled(label: str = "[patch_model trial] ") -> Any:
 def undisturbed(model: nn.Module) -> Iterator[None]:
     """Run the body in evaluation mode, without gradients, autocast and hooks; leave no trace in model or generators.
 
-    Attributes, buffers and the state of random generators are put back; a module that was compiled runs eagerly.
+    Attributes, what they hold, buffers and the state of random generators are put back; a module that was compiled runs
+    eagerly.
     """
     modules = list(model.modules())
-    before = [(module, dict(vars(module)), dict(module._buffers)) for module in modules]
-    buffers = [(b, b.clone()) for b in model.buffers() if not b.is_meta and local(b) is b and b.numel() <= SMALL]
+    before = [(module, dict(vars(module))) for module in modules]
+    held = [value for _, attributes in before for value in attributes.values()]
+    containers = [(value, value.copy()) for value in held if type(value) in (list, dict, set)]
+    tensors = [*(value for value in held if type(value) is Tensor), *model.buffers()]
+    contents = [(x, x.clone()) for x in tensors if not x.is_meta and local(x) is x and x.numel() <= SMALL]
     devices = sorted({p.device.index for p in model.parameters() if p.is_cuda})
     try:
         for module in modules:
@@ -54,16 +58,25 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         with torch.random.fork_rng(devices), torch.no_grad(), torch.autocast("cpu", enabled=False), on_cuda:
             yield
     finally:
-        for module, attributes, tensors in before:
+        for module, attributes in before:
             own = vars(module)
             for name in own.keys() - attributes.keys():
                 del own[name]
             own.update(attributes)
-            module._buffers.update(tensors)
-        for buffer, value in buffers:
-            if not torch.equal(buffer, value):
+        for value, copy in containers:
+            if not alike(value, copy):
+                value.clear()
+                value.extend(copy) if isinstance(value, list) else value.update(copy)
+        for x, copy in contents:
+            if not torch.equal(x, copy):
                 with torch.no_grad():
-                    buffer.copy_(value)
+                    x.copy_(copy)
+
+
+def alike(a: Any, b: Any) -> bool:
+    """Whether two lists, dicts or sets hold the same objects."""
+    of = lambda x: [id(each) for each in (*x, *(x.values() if isinstance(x, dict) else ()))]
+    return of(a) == of(b)
 
 
 def without_effect(*args: Any) -> None:

@@ -59,7 +59,7 @@ class Verifier:
             probe = patch.probe(module, self.rotary)
             if probe is None:
                 return plans[0]
-            key = (patch, self.fingerprints.of_module(probe.twin, INDEX), probe.dtype, self.fingerprints.of(plans))
+            key = (patch, self.fingerprints.of_module(probe.twin, INDEX), self.fingerprints.of(plans))
         except Refusal:
             raise
         except Exception as error:
