@@ -139,6 +139,11 @@ def errors() -> Iterator[ErrorCase]:
     )
     yield ErrorCase("negative eps", (x, weight, -1.0), op + "eps must be a finite number of at least 0, got -1")
     yield ErrorCase("NaN eps", (x, weight, float("nan")), op + "eps must be a finite number of at least 0, got nan")
+    yield ErrorCase(
+        "eps beyond float32",
+        (x, weight, 1e39),
+        op + "eps must be a finite number of at least 0 and at most 3.40282e+38, got 1e+39",
+    )
     yield ErrorCase("rounding", (x, weight, 1e-6, 3), op + "rounding must be 0 (once), 1 (llama) or 2 (gemma), got 3")
     yield ErrorCase("meta weight", (x, weight.to("meta")), op + "weight must be on the device of x, cpu, got meta")
     yield ErrorCase(
