@@ -107,6 +107,6 @@ except CError as error:
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent
     )
-    assert done.stdout == (f"INTERNAL_ERROR infini: no memory for {threads * (4 << 25)} bytes of scratch\n"), (
+    assert done.stdout == (f"INTERNAL_ERROR infini::softmax: no memory for {threads * (4 << 25)} bytes of scratch\n"), (
         done.stderr
     )

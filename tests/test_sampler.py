@@ -365,7 +365,7 @@ def test_params_normalised() -> None:
         ({"temperature": -0.1}, "temperature must be a finite number of at least 0, got -0.1"),
         ({"temperature": torch.nan}, "temperature must be a finite number of at least 0, got nan"),
         ({"temperature": torch.inf}, "temperature must be a finite number of at least 0, got inf"),
-        ({"temperature": 1e39}, "temperature must be a finite number of at least 0, got 1e+39"),
+        ({"temperature": 1e39}, "temperature must be at most 3.40282e+38, the largest number of float32, got 1e+39"),
         ({"temperature": "1"}, "temperature must be a finite number of at least 0, got '1'"),
         ({"top_k": -1}, "top_k must be an integer of at least 0, got -1"),
         ({"top_k": 2.0}, "top_k must be an integer of at least 0, got 2.0"),
@@ -379,7 +379,8 @@ def test_params_normalised() -> None:
         ({"logit_bias": {"5": 1}}, "logit_bias must have token ids, integers of at least 0, as keys, got '5'"),
         (
             {"logit_bias": {5: torch.inf}},
-            "logit_bias must have finite numbers or -infinity as values, got inf for token 5",
+            "logit_bias must have finite numbers of at most 3.40282e+38, either sign, or -infinity as values, got inf "
+            "for token 5",
         ),
         ({"logprobs": -1}, "logprobs must be an integer of at least 0 or None, got -1"),
         ({"max_tokens": 0}, "max_tokens must be an integer of at least 1 or None, got 0"),

@@ -29,7 +29,7 @@ bool is_followed(const Tensor &tensor);
 // Throws where the tensor has a tangent of forward-mode differentiation, which the kernel would drop.
 void refuse_tangent(const char *op, int index, const Tensor &tensor);
 [[noreturn]] void refuse_gradient(const char *op, int index);
-// Counts a write. Throws for an inference tensor outside inference mode.
+// Counts a write, unless calls are noted and not made. Throws for an inference tensor outside inference mode.
 void count_write(const Tensor &tensor);
 // y with a way back to x that raises there; y itself where its dtype has no gradients.
 Tensor without_backward(const char *op, const Tensor &y, const Tensor &x);

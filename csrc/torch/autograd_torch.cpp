@@ -5,7 +5,7 @@
 #include "autograd.h"
 
 #include "check.h"
-#include "guard.h"
+#include "program.h"
 
 // c10::TensorImpl::requires_grad() const, c10::TensorImpl::_fw_grad(uint64_t, const at::TensorBase &) const,
 // torch::autograd::impl::bump_version(const at::Tensor &): each takes addresses alone.
@@ -65,7 +65,7 @@ void refuse_gradient(const char *op, int index) {
 }
 
 void count_write(const Tensor &tensor) {
-    if (_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE != nullptr && tensor.defined()) {
+    if (_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE != nullptr && recording == nullptr && tensor.defined()) {
         _ZN5torch8autograd4impl12bump_versionERKN2at6TensorE(tensor.get());
     }
 }

@@ -288,9 +288,12 @@ def checked_config(folder: str | Path) -> LlamaConfig:
     integers = {f"{name}.weight_integers": kind for name, kind in stored.items()}
 
     def shapes() -> dict[str, tuple[int, ...]]:
+        _formats(config, stored, "dense")  # what is wrong with the names, it says better
         wanted = shapes_of(config)
+        tied = {"lm_head.weight": (config.vocab_size, config.hidden_size)}  # has integers of its own
         for name, kind in integers.items():
-            rows, columns = wanted.pop(name.removesuffix("_integers"), (0, 0))
+            dense = name.removesuffix("_integers")
+            rows, columns = wanted.pop(dense, None) or tied[dense]
             wanted[name] = (rows, columns // 2 if kind.format == "int4" else columns)
         return wanted
 

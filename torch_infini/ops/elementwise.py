@@ -535,7 +535,7 @@ def fill_samples(dtype: torch.dtype) -> Iterator[Sample]:
 def fill_errors(name: str) -> Iterator[ErrorCase]:
     x, op = activations(torch.float32, 2, 16), f"infini::{name}: "
     some = "float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits"
-    yield ErrorCase("complex", (x.to(torch.complex64),), op + f"x must be {some}, got torch.ScalarType 9")
+    yield ErrorCase("complex", (x.to(torch.complex64),), op + f"x must be {some}, got complex64")
     yield from refused_outs(op, x, "x")
 
 

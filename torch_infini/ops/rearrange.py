@@ -94,7 +94,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 def errors() -> Iterator[ErrorCase]:
     x, op = values(torch.float32, 2, 16), "infini::rearrange: "
     some = "float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits"
-    yield ErrorCase("complex", (x.to(torch.complex64),), op + f"x must be {some}, got torch.ScalarType 9")
+    yield ErrorCase("complex", (x.to(torch.complex64),), op + f"x must be {some}, got complex64")
     yield ErrorCase(
         "out shape", (x,), op + "out must have the shape of x, [2, 16], got [16, 2]", {"out": torch.empty(16, 2)}
     )
