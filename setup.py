@@ -395,8 +395,8 @@ if __name__ == "__main__":
     setup(
         ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in LIBRARIES],
         cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels},
-        # Without a torch, pip's build gets the pinned release, and so does the installation.
-        setup_requires=[] if has_torch else [PINNED_TORCH],
+        # Without a torch, pip's build gets the pinned release, and so does the installation; the kernels need none.
+        setup_requires=[] if has_torch or "build_kernels" in sys.argv else [PINNED_TORCH],
         install_requires=[f"torch>={OLDEST_TORCH}" if has_torch else PINNED_TORCH],
         options={"bdist_wheel": {"py_limited_api": "cp310"}},
     )

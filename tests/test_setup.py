@@ -7,7 +7,9 @@ import runpy
 import shutil
 import subprocess
 import sys
+import sysconfig
 import time
+import venv
 from pathlib import Path
 
 import pytest
@@ -35,8 +37,10 @@ def checkout(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build_kernels(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_kernels"]
+def build_kernels(
+    checkout: Path, python: str | Path = sys.executable, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    command = [str(python), "-W", "ignore", "setup.py", "-q", "build_kernels"]
     env = {**os.environ, **environment}
     return subprocess.run(command, cwd=checkout, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
@@ -63,6 +67,20 @@ def test_kernels_are_compiled_without_torch_and_once(checkout: Path) -> None:
     assert failed.returncode
     assert "broken on purpose" in failed.stdout
     assert failed.stdout.splitlines()[-1] == "torch_infini: the build failed; the compiler's messages are above."
+
+
+def test_kernels_are_compiled_where_there_is_no_torch(checkout: Path) -> None:
+    """Without fetching one: the set-up does that meanwhile."""
+    venv.create(checkout / "venv", with_pip=False)
+    (packages,) = (checkout / "venv" / "lib").glob("*/site-packages")
+    for folder in {Path(sysconfig.get_path(name)) for name in ("purelib", "platlib")}:
+        for pattern in ("setuptools*", "_distutils_hack", "pkg_resources", "packaging*", "wheel*", "ninja*"):
+            for found in folder.glob(pattern):
+                (packages / found.name).symlink_to(found)
+    done = build_kernels(checkout, checkout / "venv" / "bin" / "python", PIP_NO_INDEX="1")
+    assert done.returncode == 0, done.stdout
+    assert "torch_infini: compiled " in done.stdout
+    assert not (checkout / ".eggs").exists()
 
 
 def test_flags_compile_everything_again(checkout: Path) -> None:
