@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -455,7 +456,8 @@ def test_nothing_is_kept() -> None:
     def mapped() -> int:
         return Path("/proc/self/maps").read_text().count("infiniccl (deleted)")
 
+    gc.collect()  # of communicators that other tests left some are dropped now, and some perhaps during the cycles
     before = mapped()
     for _ in range(20):
         cycle()
-    assert mapped() == before
+    assert mapped() <= before
