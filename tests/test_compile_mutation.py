@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import torch_infini  # noqa: F401
+from torch_infini.ops import OpSpec, all_ops
+from torch_infini.testing import as_tuple
 
 infini = torch.ops.infini
 LAYERS, HEADS, KV_HEADS, BLOCK, SIZE = 3, 4, 2, 16, 64
@@ -291,6 +293,26 @@ def test_the_copies_are_seen(dynamic: bool) -> None:
 
     calls = [(stacked(b), stacked(b), *new_rows(t, b)) for t, b in sizes_for(dynamic)]
     check(write, calls, dynamic, expected_copies=None)
+
+
+@pytest.mark.parametrize("spec", [spec for spec in all_ops() if spec.outputs], ids=lambda spec: spec.name)
+def test_out_forms(spec: OpSpec) -> None:
+    """They compile, write eager's bits into the caller's memory and return it; a wrong shape is refused in words."""
+    sample = next(iter(spec.samples(spec.dtypes[0])))
+    expected = as_tuple(spec.op(*sample.args, **sample.kwargs))
+    outs = {name: torch.zeros_like(t) for name, t in zip(spec.out_names, expected, strict=True)}
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda args, kwargs, outs: spec.out(*args, **kwargs, **outs), fullgraph=True, backend="aot_eager"
+    )
+    with torch.no_grad():
+        results = as_tuple(compiled(sample.args, sample.kwargs, outs))
+        for result, out, want in zip(results, outs.values(), expected, strict=True):
+            assert result.data_ptr() == out.data_ptr() or not out.numel()
+            assert torch.equal(out, want) or want.isnan().any()
+        wrong = {name: t.new_zeros(*t.shape, 2) for name, t in outs.items()}
+        with pytest.raises(Exception, match=rf"infini::{spec.name}: out0? must have shape \["):
+            compiled(sample.args, sample.kwargs, wrong)
 
 
 def test_inference_mode() -> None:
