@@ -8,7 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-emulated build bench sanitize fuzz soak format check-format check-cuda build-cuda \
+.PHONY: demo test test-emulated test-tiles build bench sanitize fuzz soak format check-format check-cuda build-cuda \
   test-cuda bench-cuda clean
 .DELETE_ON_ERROR:
 
@@ -19,7 +19,15 @@ PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 test: build
 	$(PYTEST) --ignore-glob='tests/test_cuda*'
+	$(MAKE) --no-print-directory test-tiles
 	$(MAKE) --no-print-directory test-emulated
+
+# The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tiles.h), on any machine.
+TILED := tests/test_linear.py tests/test_linear_packed.py tests/test_fused_linear.py tests/test_matmul.py \
+  tests/test_conv.py tests/test_infiniop.py tests/test_ops.py
+test-tiles: build
+	INFINI_EMULATE=amx INFINI_CPU_CAPABILITY=avx512_amx $(PYTEST) $(TILED) \
+	  -k "avx512_amx and (linear or gemm or matmul or conv or Gemm or Conv)"
 
 # The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
 EMULATED := build/native/emulated

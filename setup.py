@@ -2,8 +2,9 @@
 
 `setup.py build_kernels` compiles what needs no torch: the set-up calls it while torch is downloaded.
 
-Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_torch.cpp against the
-LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
+Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_tiles.cpp for the tile
+registers of AMX and for their emulation, *_torch.cpp against the LibTorch stable ABI, *.cu with nvcc where CUDA is
+chosen, any other *.cpp as it is. See CONTRIBUTING.md.
 """
 
 import importlib.util
@@ -38,7 +39,8 @@ X86_LEVELS = {
     "avx512": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl",
     "avx512_bf16": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni",
 }
-
+X86_TILES = {"avx512_amx": f"{X86_LEVELS['avx512_bf16']} -mamx-tile -mamx-bf16 -mamx-int8"}
+EMULATED_TILES = "-DINFINI_EMULATED_TILES"
 
 # Headers that a group of sources parses anew for each, compiled once: as long as many of the kernels take themselves.
 PRECOMPILED = {
@@ -256,7 +258,9 @@ def libraries_of(path: Path) -> tuple[str, ...]:
 def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     """The text of build.ninja; without a torch only of the target `kernels`, all objects that need none."""
     torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}" if torch else ""
-    levels = X86_LEVELS if platform.machine() in ("x86_64", "AMD64") else {"baseline": ""}
+    x86 = platform.machine() in ("x86_64", "AMD64")
+    levels = X86_LEVELS if x86 else {"baseline": ""}
+    tiles = {**(X86_TILES if x86 else {}), "emulated_amx": EMULATED_TILES}
     archs = (os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0;9.0+PTX").replace(" ", ";").split(";")
     lines = [
         f"cxx = {os.environ.get('CXX', 'g++')}",
@@ -309,6 +313,9 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         if source.stem.endswith("_cpu"):
             for level, flags in levels.items():
                 compile_("cxx", source, f".{level}", flags, headers.get(level, ""))
+        elif source.stem.endswith("_tiles"):
+            for level, flags in tiles.items():
+                compile_("cxx", source, f".{level}", flags)
         elif not source.stem.endswith("_torch"):
             compile_("cxx", source)
         elif torch:

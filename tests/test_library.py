@@ -31,13 +31,15 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_exports_only_what_python_calls() -> None:
     exported = {fields[-1] for fields in nm("-D", "--defined-only", str(PATH))}
     programs = {f"infiniTorchProgram{name}" for name in ("Begin", "End", "Replay", "Destroy")}
-    assert exported == programs | {"infiniTorchGroupAdd", "infiniTorchGroupRemove", "infiniTorchSeesAutograd"}
+    groups = {"infiniTorchGroupAdd", "infiniTorchGroupRemove"}
+    assert exported == programs | groups | {"infiniTorchSeesAutograd"}
 
 
 def test_instruction_sets_share_no_symbol() -> None:
     """Or the linker might pick one level's copy of a function for every machine."""
     owners = defaultdict(set)
-    objects = sorted((ROOT / "build" / "native").glob("*_cpu.*.o"))
+    native = ROOT / "build" / "native"
+    objects = sorted([*native.glob("*_cpu.*.o"), *native.glob("*_tiles.*.o")])
     assert objects, "build/native holds no kernel objects: run make build"
     for path in objects:
         level = path.name.split(".")[-2]
@@ -56,16 +58,29 @@ def test_environment_lowers_the_capability(capability: str) -> None:
 
 
 def test_environment_above_the_machine_is_lowered() -> None:
-    done = python("import torch_infini; print(torch_infini.cpu_capability())", INFINI_CPU_CAPABILITY="avx512_bf16")
+    done = python("import torch_infini; print(torch_infini.cpu_capability())", INFINI_CPU_CAPABILITY="avx512_amx")
     assert done.stdout.strip() == torch_infini.cpu_capabilities()[-1], done.stderr
+
+
+def test_emulated_tiles() -> None:
+    """They add a level to any machine's own; what it lacks below stays missing."""
+    code = "import torch_infini as t; print(t.cpu_capability(), *t.cpu_capabilities())"
+    real = python(code, INFINI_EMULATE="").stdout.split()[1:]
+    wanted = [*[name for name in real if name != "avx512_amx"], "avx512_amx"]
+    assert python(code, INFINI_EMULATE="amx").stdout.split() == ["avx512_amx", *wanted]
+    lower = python(code, INFINI_EMULATE="amx", INFINI_CPU_CAPABILITY="baseline").stdout.split()
+    assert lower == ["baseline", *wanted]
+    done = python("import torch_infini", INFINI_EMULATE="tpu")
+    assert done.stderr.splitlines()[-1] == ("ImportError: infini: INFINI_EMULATE must be amx or not be set, got 'tpu'")
 
 
 def test_unknown_capability() -> None:
     done = python("import torch_infini", INFINI_CPU_CAPABILITY="sse9")
     assert done.stderr.splitlines()[-1] == (
-        "ImportError: infini: INFINI_CPU_CAPABILITY must be baseline, avx2, avx512 or avx512_bf16, got 'sse9'"
+        "ImportError: infini: INFINI_CPU_CAPABILITY must be "
+        "baseline, avx2, avx512, avx512_bf16 or avx512_amx, got 'sse9'"
     )
-    with pytest.raises(ValueError, match="must be baseline, avx2, avx512 or avx512_bf16, got 'mmx'"):
+    with pytest.raises(ValueError, match="must be baseline, avx2, avx512, avx512_bf16 or avx512_amx, got 'mmx'"):
         set_cpu_capability("mmx")
 
 

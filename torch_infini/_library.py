@@ -48,7 +48,7 @@ def load(path: Path) -> ctypes.CDLL:
             f"torch_infini's library cannot be loaded on {platform.machine()} with torch {torch.__version__} "
             f"({error}): rebuild it here with `pip install --force-reinstall --no-deps .`."
         ) from error
-    for name in ("infiniGetLastErrorMessage", "infinirtCpuCapability", "infinirtCpuHighestCapability"):
+    for name in ("infiniGetLastErrorMessage", "infinirtCpuCapability", "infinirtCpuTilesRefused"):
         getattr(runtime, name).restype = ctypes.c_char_p
     if runtime.infinirtCpuCapability() is None:  # INFINI_CPU_CAPABILITY names none
         raise ImportError(runtime.infiniGetLastErrorMessage().decode())
@@ -61,7 +61,7 @@ _sees_autograd = ctypes.CDLL(str(PATH)).infiniTorchSeesAutograd
 _sees_autograd.restype = ctypes.c_bool
 SEES_AUTOGRAD: bool = _sees_autograd()  # whether this torch has what csrc/torch/autograd_torch.cpp asks
 
-CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16")
+CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 
 
 def cpu_capability() -> str:
@@ -74,8 +74,12 @@ capability = cpu_capability()  # as it was at import, or as Python set it last: 
 
 def cpu_capabilities() -> list[str]:
     """The instruction sets that this machine and this build have, lowest first."""
-    highest = RUNTIME.infinirtCpuHighestCapability().decode()
-    return list(CPU_CAPABILITIES[: CPU_CAPABILITIES.index(highest) + 1])
+    return [name for name in CPU_CAPABILITIES if RUNTIME.infinirtCpuHasCapability(name.encode()) > 0]
+
+
+def cpu_tiles() -> str:
+    """Why this process has no tile registers (AMX), or that they are emulated; empty where it has them."""
+    return RUNTIME.infinirtCpuTilesRefused().decode()
 
 
 def set_cpu_capability(name: str) -> None:

@@ -1,6 +1,8 @@
-// Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level below; the
-// level is chosen once from cpuid, and the environment variable INFINI_CPU_CAPABILITY can only lower it.
-// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one.
+// Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level of
+// CpuCapability; a *_tiles.cpp file once for the tile registers of AMX and once for their emulation. The level is chosen
+// once from cpuid, and the environment variable INFINI_CPU_CAPABILITY can only lower it.
+// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one;
+// INFINI_TILE_KERNEL(name, Args) does so for tiles.
 #pragma once
 
 #include "infinirt.h"
@@ -17,13 +19,20 @@ enum CpuCapability : int {
     kCpuCapabilities
 };
 
-// What is in use. Throws Error where INFINI_CPU_CAPABILITY names none.
+// The vector instructions in use. Throws Error where INFINI_CPU_CAPABILITY or INFINI_EMULATE names nothing.
 inline CpuCapability cpu_capability() {
-    const int level = infinirtCpuCapabilityLevel();
+    const int level = infinirtCpuVectorLevel();
     if (level < 0) {
         throw Error(INFINI_STATUS_BAD_PARAM, infiniGetLastErrorMessage());
     }
     return static_cast<CpuCapability>(level);
+}
+
+// Whether matrices are multiplied in tile registers: the level avx512_amx.
+enum class Tiles : int { kNone = 0, kAmx = 1, kEmulated = 2 };
+
+inline Tiles cpu_tiles() {
+    return static_cast<Tiles>(infinirtCpuTiles());
 }
 
 // What stands between a CPU kernel and the memory of another device.
@@ -55,6 +64,17 @@ inline void must_be_on_cpu() {
         must_be_on_cpu();                                                                                              \
         levels[cpu_capability()](args);                                                                                \
     }
+#define INFINI_TILE_KERNEL(name, ...)                                                                                  \
+    namespace avx512_amx {                                                                                             \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    namespace emulated_amx {                                                                                           \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    inline void name(const __VA_ARGS__ &args) {                                                                        \
+        must_be_on_cpu();                                                                                              \
+        cpu_tiles() == Tiles::kAmx ? avx512_amx::name(args) : emulated_amx::name(args);                                \
+    }
 #else
 #define INFINI_CPU_KERNEL(name, ...)                                                                                   \
     namespace baseline {                                                                                               \
@@ -63,5 +83,13 @@ inline void must_be_on_cpu() {
     inline void name(const __VA_ARGS__ &args) {                                                                        \
         must_be_on_cpu();                                                                                              \
         baseline::name(args);                                                                                          \
+    }
+#define INFINI_TILE_KERNEL(name, ...)                                                                                  \
+    namespace emulated_amx {                                                                                           \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    inline void name(const __VA_ARGS__ &args) {                                                                        \
+        must_be_on_cpu();                                                                                              \
+        emulated_amx::name(args);                                                                                      \
     }
 #endif

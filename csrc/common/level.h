@@ -1,9 +1,13 @@
 // INFINI_LEVEL: the instruction set that this file is being compiled for, as the name of a namespace.
-// A *_cpu.cpp file, and every header of which it may emit code, puts its functions into infini::INFINI_LEVEL and an
+// A *_cpu.cpp or *_tiles.cpp file, and every header of which it may emit code, puts its functions into infini::INFINI_LEVEL and an
 // anonymous namespace: were they shared, the linker might pick the AVX-512 copy of one for every machine.
 #pragma once
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_TILE__)
+#define INFINI_LEVEL avx512_amx
+#elif defined(INFINI_EMULATED_TILES)
+#define INFINI_LEVEL emulated_amx
+#elif defined(__AVX512BF16__)
 #define INFINI_LEVEL avx512_bf16
 #elif defined(__AVX512F__)
 #define INFINI_LEVEL avx512

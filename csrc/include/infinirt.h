@@ -240,13 +240,25 @@ INFINI_API const char *infiniGetLastErrorMessage(void);
 /* For libraries that stand on this one: sets that sentence (a copy of at most 2047 bytes); NULL clears it. */
 INFINI_API void infinirtSetLastErrorMessage(const char *message);
 
-/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512" or "avx512_bf16"; NULL where the
- * environment variable INFINI_CPU_CAPABILITY names none of them. Its place in that list, from 0; -1 likewise. */
+/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512", "avx512_bf16" or "avx512_amx"; NULL
+ * where the environment variable INFINI_CPU_CAPABILITY names none of them, or INFINI_EMULATE is not "amx". Its place in
+ * that list, from 0; -1 likewise. */
 INFINI_API const char *infinirtCpuCapability(void);
 INFINI_API int infinirtCpuCapabilityLevel(void);
 
-/* The highest one that this machine and this build have. */
+/* The highest one that this machine and this build have, and whether they have a certain one: 1, 0, or -1 for an unknown
+ * name. With INFINI_EMULATE=amx every machine has "avx512_amx", in plain C++, for tests. */
 INFINI_API const char *infinirtCpuHighestCapability(void);
+INFINI_API int infinirtCpuHasCapability(const char *name);
+
+/* What the level in use is made of: the place of its vector instructions in that list, at most that of "avx512_bf16";
+ * and whether matrices are multiplied in tile registers: 0 no, 1 in those of AMX, 2 in emulated ones. */
+INFINI_API int infinirtCpuVectorLevel(void);
+INFINI_API int infinirtCpuTiles(void);
+
+/* Why this process has no tile registers: no AMX, an operating system that does not save them, a permission that was
+ * refused; or that they are emulated. "" where it has them. */
+INFINI_API const char *infinirtCpuTilesRefused(void);
 
 /* Choose one, at most the highest. BAD_PARAM for an unknown name or one out of reach. For tests and measurements. */
 INFINI_API infiniStatus_t infinirtCpuSetCapability(const char *name);

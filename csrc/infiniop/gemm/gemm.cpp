@@ -56,7 +56,10 @@ void run(const Args &args) {
 }
 
 void compute(const Args &args) {
-    on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+    if (on_cuda()) {
+        return cuda_kernel(args);
+    }
+    args.c.dtype == INFINI_DTYPE_BF16 && cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
 }
 
 size_t workspace_size(const Args &) {

@@ -49,6 +49,7 @@ void run(const Args &args);
 void compute(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_TILE_KERNEL(tile_kernel, Args) // of bfloat16
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::gemm

@@ -72,6 +72,9 @@ void run(const Args &args) {
     if (on_cuda()) {
         return cuda_kernel(args);
     }
+    if (args.x.dtype == INFINI_DTYPE_BF16 && cpu_tiles() != Tiles::kNone) {
+        return tile_kernel(args);
+    }
     has_few_rows(args) ? few_rows_kernel(args) : many_rows_kernel(args);
 }
 

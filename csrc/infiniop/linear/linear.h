@@ -48,6 +48,7 @@ void run(const Args &args);
 // On the CPU: weights are read as they lie, once for every 32 rows of x; or both are packed, for many rows of bfloat16.
 INFINI_CPU_KERNEL(few_rows_kernel, Args)
 INFINI_CPU_KERNEL(many_rows_kernel, Args)
+INFINI_TILE_KERNEL(tile_kernel, Args) // any number of rows of bfloat16
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::linear

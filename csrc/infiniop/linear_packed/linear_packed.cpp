@@ -52,7 +52,7 @@ void check_output(const Args &args) {
 
 void run(const Args &args) {
     if (args.y.numel() > 0) {
-        cpu_kernel(args);
+        cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
     }
 }
 

@@ -38,6 +38,7 @@ struct PackArgs {
 void run_pack(const PackArgs &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_TILE_KERNEL(tile_kernel, Args)
 INFINI_CPU_KERNEL(pack_kernel, PackArgs)
 
 } // namespace infini::linear_packed

@@ -1,8 +1,18 @@
 // Chooses the instruction set of the CPU kernels: cpuid at load, lowered by INFINI_CPU_CAPABILITY or by a call.
-// It is chosen once for the process, by libinfinirt, whichever library the kernels are in.
+// It is chosen once for the process, by libinfinirt, whichever library the kernels are in. INFINI_EMULATE=amx adds the
+// level avx512_amx on any machine: its tile kernels compute in plain C++, everything else as the machine allows.
+#include <array>
 #include <atomic>
+#include <cerrno>
 #include <cstdlib>
 #include <cstring>
+#include <string>
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "cpu_capability.h"
 #include "guard.h"
@@ -11,9 +21,11 @@ namespace infini {
 
 namespace {
 
-constexpr const char *kNames[kCpuCapabilities] = {"baseline", "avx2", "avx512", "avx512_bf16"};
+constexpr int kAmx = kCpuCapabilities; // above all vector levels
+constexpr std::array kNames = {"baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"};
+static_assert(kNames.size() == kAmx + 1);
 
-CpuCapability detect() {
+CpuCapability detect_vectors() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) {
@@ -32,31 +44,82 @@ CpuCapability detect() {
 #endif
 }
 
-CpuCapability highest() {
-    static const CpuCapability value = detect();
+CpuCapability vectors() {
+    static const CpuCapability value = detect_vectors();
     return value;
 }
 
-CpuCapability parse(const char *name) {
-    for (int i = 0; i < kCpuCapabilities; ++i) {
-        if (std::strcmp(name, kNames[i]) == 0) {
-            return static_cast<CpuCapability>(i);
-        }
+// Why this process cannot use tile registers; empty where it can. Asks the kernel for permission.
+std::string tiles_refused() {
+#if defined(__x86_64__)
+    unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+    constexpr unsigned kAmxBits = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAmxBits) != kAmxBits || vectors() != kAvx512Bf16) {
+        return "the CPU has no AMX";
     }
-    throw Error(INFINI_STATUS_BAD_PARAM, message("infini: INFINI_CPU_CAPABILITY must be baseline, avx2, avx512 or "
-                                                 "avx512_bf16, got '",
-                                                 name, "'"));
+    constexpr unsigned kOsxsave = 1u << 27, kTileState = 3u << 17; // of XCR0: configuration and data
+    __get_cpuid(1, &eax, &ebx, &ecx, &edx);
+    unsigned low = 0, high = 0;
+    if ((ecx & kOsxsave) != 0) {
+        asm volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    }
+    if ((low & kTileState) != kTileState) {
+        return "the operating system does not save tile registers (XCR0)";
+    }
+    constexpr long kRequestPermission = 0x1023, kTileData = 18; // ARCH_REQ_XCOMP_PERM
+    if (syscall(SYS_arch_prctl, kRequestPermission, kTileData) != 0) {
+        return message("the kernel refused tile registers (arch_prctl: ", std::strerror(errno), ")");
+    }
+    return "";
+#else
+    return "the CPU has no AMX";
+#endif
+}
+
+const std::string &why_no_tiles() {
+    static const std::string reason = tiles_refused();
+    return reason;
+}
+
+bool emulates_tiles() {
+    static const char *const wish = std::getenv("INFINI_EMULATE");
+    if (wish == nullptr || *wish == '\0') {
+        return false;
+    }
+    if (std::strcmp(wish, "amx") != 0) {
+        throw Error(INFINI_STATUS_BAD_PARAM,
+                    message("infini: INFINI_EMULATE must be amx or not be set, got '", wish, "'"));
+    }
+    return true;
+}
+
+int highest() {
+    return emulates_tiles() || why_no_tiles().empty() ? kAmx : vectors();
+}
+
+// Emulated tiles need no AVX-512: below them a level may be missing.
+bool has(int level) {
+    return level <= vectors() || (level == kAmx && highest() == kAmx);
+}
+
+int parse(const char *name) {
+    std::string all;
+    for (int i = 0; i <= kAmx; ++i) {
+        if (std::strcmp(name, kNames[i]) == 0) {
+            return i;
+        }
+        all += message(i == 0 ? "" : i == kAmx ? " or " : ", ", kNames[i]);
+    }
+    throw Error(INFINI_STATUS_BAD_PARAM, message("infini: INFINI_CPU_CAPABILITY must be ", all, ", got '", name, "'"));
 }
 
 // The environment names the wish; a level above the machine's is an error where it is set by hand, and lowered here,
 // so that one setting serves a fleet of different machines.
-CpuCapability initial() {
+int initial() {
+    const int most = highest();
     const char *wish = std::getenv("INFINI_CPU_CAPABILITY");
-    if (wish == nullptr || *wish == '\0') {
-        return highest();
-    }
-    const CpuCapability wanted = parse(wish);
-    return wanted < highest() ? wanted : highest();
+    const int wanted = wish == nullptr || *wish == '\0' ? most : parse(wish);
+    return has(wanted) ? wanted : wanted < most ? vectors() : most;
 }
 
 std::atomic<int> in_use{-1};
@@ -76,20 +139,49 @@ int infinirtCpuCapabilityLevel(void) {
     return level;
 }
 
+int infinirtCpuVectorLevel(void) {
+    const int level = infinirtCpuCapabilityLevel();
+    return level == kAmx ? vectors() : level;
+}
+
+int infinirtCpuTiles(void) {
+    if (infinirtCpuCapabilityLevel() != kAmx) {
+        return static_cast<int>(Tiles::kNone);
+    }
+    return static_cast<int>(emulates_tiles() ? Tiles::kEmulated : Tiles::kAmx);
+}
+
+const char *infinirtCpuTilesRefused(void) {
+    const char *reason = nullptr;
+    guarded([&] { reason = emulates_tiles() ? "emulated (INFINI_EMULATE=amx)" : why_no_tiles().c_str(); });
+    return reason;
+}
+
 const char *infinirtCpuCapability(void) {
     const int level = infinirtCpuCapabilityLevel();
     return level < 0 ? nullptr : kNames[level];
 }
 
 const char *infinirtCpuHighestCapability(void) {
-    return kNames[highest()];
+    const char *name = nullptr;
+    guarded([&] { name = kNames[highest()]; });
+    return name;
+}
+
+int infinirtCpuHasCapability(const char *name) {
+    int found = -1;
+    guarded([&] {
+        not_null("infinirtCpuHasCapability", "name", name);
+        found = has(parse(name)) ? 1 : 0;
+    });
+    return found;
 }
 
 infiniStatus_t infinirtCpuSetCapability(const char *name) {
     return guarded([&] {
         not_null("infinirtCpuSetCapability", "name", name);
-        const CpuCapability wanted = parse(name);
-        if (wanted > highest()) {
+        const int wanted = parse(name);
+        if (!has(wanted)) {
             throw Error(INFINI_STATUS_BAD_PARAM, message("infini: the CPU capability must be at most ",
                                                          kNames[highest()], " on this machine, got ", name));
         }

@@ -1,0 +1,96 @@
+// The tile registers of AMX: eight of 16 rows of 64 bytes, and the instructions that multiply them. Only *_tiles.cpp
+// files include it; they are compiled for the registers, and for their emulation in plain C++ (emulation/tiles.h).
+// Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2.
+#pragma once
+
+#include <cstdint>
+
+#include "level.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+constexpr int64_t kTmmRows = 16, kTmmRowBytes = 64, kTmmBytes = kTmmRows * kTmmRowBytes;
+
+// What ldtilecfg reads: the rows of each tile, and their bytes. 0 in both: the tile is not used.
+struct alignas(64) TileShapes {
+    uint8_t palette = 1, start_row = 0, reserved[14] = {};
+    uint16_t row_bytes[16] = {};
+    uint8_t rows[16] = {};
+};
+static_assert(sizeof(TileShapes) == 64);
+
+constexpr TileShapes full_tiles() {
+    TileShapes shapes;
+    for (int i = 0; i < 8; ++i) {
+        shapes.row_bytes[i] = kTmmRowBytes;
+        shapes.rows[i] = kTmmRows;
+    }
+    return shapes;
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+#if defined(INFINI_EMULATED_TILES)
+#include "../emulation/tiles.h"
+#else
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+inline void tiles_configure(const TileShapes &shapes) {
+    asm volatile("ldtilecfg %0" : : "m"(shapes));
+}
+
+inline void tiles_release() {
+    asm volatile("tilerelease");
+}
+
+template <int kTile> inline void tile_zero() {
+    asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
+}
+
+// Rows that lie `pitch` bytes apart; what the configuration leaves out becomes 0.
+template <int kTile> inline void tile_load(const void *from, int64_t pitch) {
+    asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(pitch) : "memory");
+}
+
+template <int kTile> inline void tile_store(void *to, int64_t pitch) {
+    asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(kTile), "r"(to), "r"(pitch) : "memory");
+}
+
+// sum += left @ right, where left has rows of k and right has, for each 4 bytes of k, those of its 16 columns.
+template <int kSum, int kLeft, int kRight> inline void tile_dot_bfloat16() {
+    asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+}
+
+// int8 by int8, and uint8 by int8: exact sums in int32.
+template <int kSum, int kLeft, int kRight> inline void tile_dot_int8() {
+    asm volatile("tdpbssd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+}
+
+template <int kSum, int kLeft, int kRight> inline void tile_dot_uint8() {
+    asm volatile("tdpbusd %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSum), "i"(kLeft), "i"(kRight));
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+#endif
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+// The calling thread's tiles, configured for a scope; all of them are 0 at its start. Released at its end: the kernel
+// saves 8 KiB more at every switch of threads while there is a configuration.
+class TileScope {
+public:
+    explicit TileScope(const TileShapes &shapes) { tiles_configure(shapes); }
+    ~TileScope() { tiles_release(); }
+    TileScope(const TileScope &) = delete;
+    TileScope &operator=(const TileScope &) = delete;
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

@@ -1,0 +1,115 @@
+// The kernel of gemm in tile registers, for any shape of bfloat16: tile_product.h. b is what is read block by block.
+#include "batch.h"
+#include "parallel.h"
+#include "scratch.h"
+#include "tile_product.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using Bf16Product = Product<bf16>;
+
+constexpr double kParallelProducts = 1 << 20; // multiply-adds from which on threads pay: a region costs microseconds
+
+Pass pass_of(const Bf16Product &p, int64_t rows) {
+    return {rows, p.k, p.b.along_k};
+}
+
+// Tiles first .. last-1 of a pass that begins at `row` of a.
+void pack_tiles(const Bf16Product &p, const Pass &pass, int64_t row, int64_t first, int64_t last, char *packed) {
+    for (int64_t tile = first; tile < last; ++tile) {
+        const int64_t left = pass.m - tile * kTmmRows;
+        pack_steps(p.a, p.a.data + (row + tile * kTmmRows) * p.a.j_stride, left < kTmmRows ? left : kTmmRows, p.k,
+                   p.b.along_k, packed + tile * pass.steps * kTmmBytes);
+    }
+}
+
+// The blocks begin .. end-1 of c for the pass that begins at `row`.
+void multiply_columns(const Bf16Product &p, const Pass &pass, int64_t row, int64_t begin, int64_t end,
+                      const char *packed, char *scratch) {
+    const auto block_of = [&](int64_t i) -> Block {
+        const int64_t column = i * kPairRows, left = p.n - column;
+        Operand<bf16> rows = p.b;
+        rows.data += column * rows.j_stride;
+        return {rows, left < kPairRows ? left : kPairRows};
+    };
+    multiply_blocks(pass, packed, begin, end, block_of, scratch,
+                    [&](int64_t i, int64_t m, int64_t n, VecF sums, auto lanes) {
+                        bf16 *to = p.c.data + (row + m) * p.c.row_stride + (i * kPairRows + n) * p.c.column_stride;
+                        if (p.c.column_stride == 1) {
+                            write_vector(p.c, to, sums, lanes);
+                        } else {
+                            write_row(p.c, to, reinterpret_cast<const float *>(&sums), lanes);
+                        }
+                    });
+}
+
+struct Needs {
+    int64_t packed, scratch; // bytes, of a pass of `rows`
+    Needs(const Bf16Product &p, int64_t rows)
+        : packed(pass_of(p, rows).packed_bytes()), scratch(pass_of(p, rows).scratch_bytes()) {}
+};
+
+void multiply(const gemm::Args &args) {
+    const Batch<bf16> batch(args);
+    const Bf16Product &whole = batch.product;
+    const double products = static_cast<double>(args.c.numel()) * static_cast<double>(whole.k);
+    const int64_t threads = products < kParallelProducts || omp_in_parallel() ? 1 : omp_get_max_threads();
+    const int64_t blocks = ceil_div(whole.n, kPairRows);
+    const auto entry_of = [&](int64_t i) {
+        Bf16Product p = whole;
+        p.a.data += i * batch.a_step;
+        p.b.data += i * batch.b_step;
+        p.c.data += i * batch.c_step;
+        return p;
+    };
+    const int64_t row_parts = blocks >= threads                        ? 1
+                              : ceil_div(whole.m, kPairRows) < threads ? ceil_div(whole.m, kPairRows)
+                                                                       : threads;
+    if (batch.size * row_parts >= threads) { // each thread has products, or rows, of its own
+        const int64_t part_rows = ceil_div(ceil_div(whole.m, row_parts), kPairRows) * kPairRows;
+        const int64_t most = pass_rows(part_rows < whole.m ? part_rows : whole.m, whole.k);
+        const Needs needs(whole, most);
+        auto *const memory =
+            static_cast<char *>(cpu::scratch(static_cast<size_t>(threads * (needs.packed + needs.scratch))));
+        const int64_t items = batch.size * row_parts;
+        parallel_for(threads, kParallelBytes, [&](int64_t begin, int64_t end) {
+            char *const packed = memory + begin * (needs.packed + needs.scratch);
+            for (int64_t item = items * begin / threads; item < items * end / threads; ++item) {
+                const Bf16Product p = entry_of(item / row_parts);
+                const int64_t first = item % row_parts * part_rows;
+                const int64_t last = first + part_rows < p.m ? first + part_rows : p.m;
+                for (int64_t row = first; row < last; row += most) {
+                    const Pass pass = pass_of(p, last - row < most ? last - row : most);
+                    pack_tiles(p, pass, row, 0, pass.tiles, packed);
+                    multiply_columns(p, pass, row, 0, blocks, packed, packed + needs.packed);
+                }
+            }
+        });
+        return;
+    }
+    const int64_t most = pass_rows(whole.m, whole.k);
+    const Needs needs(whole, most);
+    auto *const packed = static_cast<char *>(cpu::scratch(static_cast<size_t>(needs.packed + threads * needs.scratch)));
+    for (int64_t entry = 0; entry < batch.size; ++entry) {
+        const Bf16Product p = entry_of(entry);
+        for (int64_t row = 0; row < p.m; row += most) {
+            const Pass pass = pass_of(p, p.m - row < most ? p.m - row : most);
+            parallel_for(pass.tiles, pass.m * p.k * 2,
+                         [&](int64_t first, int64_t last) { pack_tiles(p, pass, row, first, last, packed); });
+            parallel_for(threads, kParallelBytes, [&](int64_t begin, int64_t end) {
+                for (int64_t part = begin; part < end; ++part) {
+                    multiply_columns(p, pass, row, blocks * part / threads, blocks * (part + 1) / threads, packed,
+                                     packed + needs.packed + part * needs.scratch);
+                }
+            });
+        }
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::gemm::INFINI_LEVEL::tile_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply(args);
+}

@@ -1,0 +1,93 @@
+// The kernel of linear_packed in tile registers: a packed weight is a right operand as it lies. gemm/tile_product.h.
+#include "gemm/tile_product.h"
+#include "linear_packed.h"
+#include "parallel.h"
+#include "rows.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using linear_packed::kPanel;
+
+// A panel's first 32 columns, or its last 16.
+struct PanelBlock {
+    const char *words; // of the first column
+    int64_t count;     // of columns that belong to y
+
+    static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kStepElements / 2;
+
+    TileSource source(const Pass &pass, int64_t first, int64_t steps, char *to) const {
+        const char *const from = words + first * kStepWords * kWordBytes;
+        const int64_t there = ceil_div(pass.k, 2) - first * kStepWords, last = there - (steps - 1) * kStepWords;
+        const TileSource all{from, kWordBytes, kStepWords * kWordBytes, kTmmRowBytes};
+        if (steps == 0 || last >= kStepWords) {
+            return all;
+        }
+        char *const tail = to + pass.piece * 2 * kTmmBytes;
+        std::memset(tail, 0, 2 * kTmmBytes);
+        for (int64_t tile = 0; tile * kTmmRows < count; ++tile) {
+            for (int64_t word = 0; word < last; ++word) {
+                std::memcpy(tail + tile * kTmmBytes + word * kTmmRowBytes,
+                            from + ((steps - 1) * kStepWords + word) * kWordBytes + tile * kTmmRowBytes, kTmmRowBytes);
+            }
+        }
+        return {all.data, all.pitch, all.step, all.tile, tail};
+    }
+    Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
+        const int64_t begin = kStepWords * pair / pairs, end = kStepWords * (pair + 1) / pairs;
+        return {words + (first * kStepWords + begin) * kWordBytes, kWordBytes, kStepWords * kWordBytes, end - begin};
+    }
+    bool is_left() const { return false; }
+};
+
+void multiply(const linear_packed::Args &a) {
+    const int64_t k = a.x.size(-1), panel_bytes = ceil_div(k, 2) * PanelBlock::kWordBytes;
+    const int64_t blocks = a.n / kPanel * 2 + ceil_div(a.n % kPanel, kPairRows);
+    const auto column_of = [](int64_t block) { return block / 2 * kPanel + block % 2 * kPairRows; };
+    const auto block_of = [&](int64_t block) -> PanelBlock {
+        const int64_t most = block % 2 == 0 ? kPairRows : kPanel - kPairRows, left = a.n - column_of(block);
+        return {a.weight.as<const char>() + block / 2 * panel_bytes + block % 2 * kPairRows * 4,
+                left < most ? left : most};
+    };
+    const bf16 *const bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() : nullptr;
+    const TensorView *const views[] = {&a.x, &a.y};
+    const Rows<2> rows(views);
+    const int64_t most = pass_rows(rows.count(), k);
+    const Pass largest{most, k};
+    const int64_t bytes = a.n * k * 2 * ceil_div(most, kPairRows), threads = parallel_threads(blocks, bytes);
+    char *const packed = static_cast<char *>(
+        cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
+    for (int64_t begin = 0; begin < rows.count(); begin += most) {
+        const Pass pass{rows.count() - begin < most ? rows.count() - begin : most, k};
+        int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
+        rows.visit(begin, begin + pass.m, [&](const int64_t *at) {
+            x_offsets[m] = at[0];
+            y_offsets[m++] = at[1];
+        });
+        parallel_for(pass.tiles, pass.m * k * 2, [&](int64_t first, int64_t last) {
+            for (int64_t tile = first; tile < last; ++tile) {
+                const int64_t row = tile * kTmmRows, left = pass.m - row;
+                pack_rows(a.x.as<const bf16>(), x_offsets + row, left < kTmmRows ? left : kTmmRows, k, false,
+                          packed + tile * pass.steps * kTmmBytes);
+            }
+        });
+        parallel_for(threads, bytes, [&](int64_t first, int64_t last) {
+            for (int64_t part = first; part < last; ++part) {
+                multiply_blocks(pass, packed, blocks * part / threads, blocks * (part + 1) / threads, block_of,
+                                packed + largest.packed_bytes() + part * largest.scratch_bytes(),
+                                [&](int64_t block, int64_t row, int64_t n, VecF value, auto lanes) {
+                                    const int64_t column = column_of(block) + n;
+                                    store_at(a.y.as<bf16>() + y_offsets[row], column,
+                                             bias ? value + load_at(bias, column, lanes) : value, lanes);
+                                });
+            }
+        });
+    }
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
+
+void infini::linear_packed::INFINI_LEVEL::tile_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply(args);
+}

@@ -1,0 +1,250 @@
+"""Tile registers: the level avx512_amx, emulated on any machine. `make test-tiles` runs the ops' tests at that level.
+
+The emulation itself is tested by a C++ program, which runs on the registers as well where there are some.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import torch_infini
+from torch_infini._library import cpu_tiles
+
+ROOT = Path(__file__).resolve().parent.parent
+REAL = "avx512_amx" in torch_infini.cpu_capabilities() and not cpu_tiles()
+
+# Products of random tiles of all shapes, against sums in the order of Intel's manual; prints a number for their bits.
+PRODUCTS = r"""
+#include <cmath>
+#include <cstdio>
+#include <cstring>
+#include <initializer_list>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "tiles.h"
+
+using namespace infini::INFINI_LEVEL;
+
+static uint64_t state = 1;
+static uint32_t next() {
+    state = state * 6364136223846793005u + 1442695040888963407u;
+    return static_cast<uint32_t>(state >> 33);
+}
+static float wide(uint16_t bits) {
+    const uint32_t u = static_cast<uint32_t>((bits & 0x7f80) == 0 ? bits & 0x8000 : bits) << 16;
+    float x;
+    std::memcpy(&x, &u, 4);
+    return x;
+}
+static float flushed(float x) { return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x; }
+
+int main() {
+    syscall(SYS_arch_prctl, 0x1023, 18);
+    uint64_t hash = 0;
+    for (int round = 0; round < 300; ++round) {
+        const int m = 1 + next() % 16, n = 1 + next() % 16, k = 1 + next() % 16, kind = round % 3;
+        alignas(64) uint16_t a[16][32] = {}, b[16][32] = {};
+        alignas(64) float sums[16][16], wanted[16][16];
+        int32_t whole[16][16], whole_wanted[16][16];
+        for (auto *tile : {a, b}) {
+            for (int i = 0; i < 16; ++i) {
+                for (int j = 0; j < 32; ++j) { // normal numbers, and now and then denormal and tiny ones
+                    const uint32_t r = next();
+                    const uint32_t exponent = r % 41 == 0 ? 0x0300 : 0x3f00 + (r & 0x100);
+                    tile[i][j] = kind ? r : r % 37 == 0 ? r & 0x807f : (r & 0x80ff) | exponent;
+                }
+            }
+        }
+        for (int i = 0; i < 256; ++i) {
+            sums[0][i] = static_cast<float>(static_cast<int>(next() % 2000) - 1000) / 64;
+            whole[0][i] = static_cast<int32_t>(next());
+        }
+        std::memcpy(wanted, sums, sizeof sums);
+        std::memcpy(whole_wanted, whole, sizeof whole);
+        for (int i = 0; i < m; ++i) {
+            for (int j = 0; j < n; ++j) {
+                float part[2] = {};
+                for (int w = 0; w < k; ++w) {
+                    for (int h = 0; h < 2; ++h) {
+                        part[h] = flushed(std::fma(wide(a[i][2 * w + h]), wide(b[w][2 * j + h]), part[h]));
+                    }
+                    for (int byte = 0; byte < 4; ++byte) {
+                        const auto x = reinterpret_cast<const uint8_t *>(a[i])[4 * w + byte];
+                        const auto y = reinterpret_cast<const int8_t *>(b[w])[4 * j + byte];
+                        const int product = kind == 1 ? static_cast<int8_t>(x) * y : x * y;
+                        whole_wanted[i][j] = static_cast<int32_t>(static_cast<uint32_t>(whole_wanted[i][j]) + product);
+                    }
+                }
+                wanted[i][j] = flushed(flushed(wanted[i][j]) + flushed(part[0] + part[1]));
+            }
+        }
+        TileShapes shapes;
+        shapes.rows[0] = shapes.rows[1] = m;
+        shapes.rows[2] = k;
+        shapes.row_bytes[0] = shapes.row_bytes[2] = 4 * n;
+        shapes.row_bytes[1] = 4 * k;
+        {
+            const TileScope scope(shapes);
+            tile_load<1>(a, 64);
+            tile_load<2>(b, 64);
+            if (kind == 0) {
+                tile_load<0>(sums, 64);
+                tile_dot_bfloat16<0, 1, 2>();
+                tile_store<0>(sums, 64);
+            } else {
+                tile_load<0>(whole, 64);
+                kind == 1 ? tile_dot_int8<0, 1, 2>() : tile_dot_uint8<0, 1, 2>();
+                tile_store<0>(whole, 64);
+            }
+        }
+        const void *came = kind == 0 ? (void *)sums : (void *)whole;
+        if (std::memcmp(came, kind == 0 ? (void *)wanted : (void *)whole_wanted, sizeof sums) != 0) {
+            std::printf("round %d: %d x %d x %d of kind %d differ\n", round, m, n, k, kind);
+            return 1;
+        }
+        for (int i = 0; i < 512; ++i) {
+            hash = hash * 31 + static_cast<const uint16_t *>(came)[i];
+        }
+    }
+    std::printf("%llx\n", static_cast<unsigned long long>(hash));
+}
+"""
+
+# What a CPU refuses, each by itself.
+FAULTS = r"""
+#include <cstdlib>
+
+#include "tiles.h"
+
+using namespace infini::INFINI_LEVEL;
+
+int main(int, char **arguments) {
+    alignas(64) static char memory[16][64];
+    TileShapes shapes = full_tiles();
+    switch (std::atoi(arguments[1])) {
+    case 0: tile_zero<0>(); break;
+    case 1: shapes.palette = 2; tiles_configure(shapes); break;
+    case 2: shapes.rows[3] = 17; tiles_configure(shapes); break;
+    case 3: shapes.rows[2] = 0; shapes.row_bytes[2] = 0; tiles_configure(shapes); tile_load<2>(memory, 64); break;
+    case 4: shapes.rows[2] = 8; tiles_configure(shapes); tile_dot_bfloat16<0, 1, 2>(); break;
+    case 5: shapes.rows[0] = 8; tiles_configure(shapes); tile_dot_int8<0, 1, 2>(); break;
+    case 6: tiles_configure(shapes); tiles_release(); tile_store<0>(memory, 64); break;
+    case 7: tiles_configure(shapes); tiles_configure(shapes); break;
+    case 8: shapes.rows[9] = 1; tiles_configure(shapes); break;
+    case 9: { // rows that a smaller load leaves out are 0, not what was there
+        for (auto &row : memory) { row[0] = 1; }
+        tiles_configure(shapes); tile_load<1>(memory, 64); tile_load<2>(memory, 64); tiles_release();
+        shapes.rows[1] = shapes.rows[0] = 3; tiles_configure(shapes);
+        tile_load<0>(memory, 64); tile_load<1>(memory, 64); tile_dot_int8<0, 1, 2>(); tile_store<0>(memory, 64);
+        for (auto &row : memory) { if (row[0] != 1) { return 2; } }
+        tiles_release();
+        return 0;
+    }
+    }
+    return 3;
+}
+"""
+
+
+def compiled(folder: Path, name: str, code: str, *flags: str) -> Path:
+    source, program = folder / f"{name}.cpp", folder / name
+    source.write_text(code)
+    command = [
+        "g++",
+        "-std=c++17",
+        "-O1",
+        "-ffp-contract=off",
+        f"-I{ROOT}/csrc/common",
+        str(source),
+        "-o",
+        str(program),
+    ]
+    subprocess.run([*command, *flags], check=True)
+    return program
+
+
+def test_arithmetic(tmp_path: Path) -> None:
+    """Sums in the order of the manual, to the bit; and the registers agree where there are some."""
+    emulated = compiled(tmp_path, "emulated", PRODUCTS, "-DINFINI_EMULATED_TILES")
+    first = subprocess.run([emulated], capture_output=True, text=True)
+    assert first.returncode == 0, first.stdout
+    if REAL:
+        amx = compiled(tmp_path, "amx", PRODUCTS, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+        assert subprocess.run([amx], capture_output=True, text=True).stdout == first.stdout
+
+
+@pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="tile registers are x86-64's")
+def test_registers_compile(tmp_path: Path) -> None:
+    """On machines without them too: the assembler knows every instruction."""
+    flags = ("-mamx-tile", "-mamx-bf16", "-mamx-int8")
+    program = compiled(tmp_path, "amx", PRODUCTS, *flags)
+    text = subprocess.run(["objdump", "-d", program], capture_output=True, text=True, check=True).stdout
+    for name in ("ldtilecfg", "tilerelease", "tileloadd", "tilestored", "tdpbf16ps", "tdpbssd", "tdpbusd"):
+        assert name in text, name
+    # The order of the operands: sum, left, right in Intel's notation is right, left, sum here.
+    assert "tdpbf16ps %tmm2,%tmm1,%tmm0" in text
+
+
+REFUSED = {
+    0: "no configuration is loaded (tile 0)",
+    1: "the palette is not 1 (tile 0)",
+    2: "the configuration has a shape that no tile can have (tile 3)",
+    3: "the configuration leaves this tile out (tile 2)",
+    4: "the shapes of a product do not match (tile 0)",
+    5: "the shapes of a product do not match (tile 0)",
+    6: "no configuration is loaded (tile 0)",
+    7: "configured anew without a release (tile 0)",
+    8: "the configuration has a shape that no tile can have (tile 9)",
+}
+
+
+def test_faults(tmp_path: Path) -> None:
+    program = compiled(tmp_path, "faults", FAULTS, "-DINFINI_EMULATED_TILES")
+    for number, sentence in REFUSED.items():
+        done = subprocess.run([program, str(number)], capture_output=True, text=True)
+        assert done.stderr == f"infini: emulated tiles: {sentence}\n", number
+        assert done.returncode < 0
+    assert subprocess.run([program, "9"]).returncode == 0
+
+
+# A product at the emulated level, its bits alone and among others, on one thread and two; in a process of its own.
+SAME_BITS = """
+import torch, torch_infini
+from torch_infini.testing import threads_set_to
+assert torch_infini.cpu_capability() == "avx512_amx"
+g = torch.Generator().manual_seed(0)
+x, w = (torch.randn(n, 1100, generator=g).bfloat16() for n in (130, 300))
+packed = torch.empty(-(-300 // 48), 550, 48, 2, dtype=torch.bfloat16)
+torch.ops.infini.pack_linear(packed, w, 0)
+ops = torch.ops.infini
+ways = {
+    "linear": lambda x: ops.linear(x, w),
+    "fused_linear": lambda x: ops.fused_linear(x, w[:100], w[100:]),
+    "linear_packed": lambda x: ops.linear_packed(x, packed, 300),
+    "matmul": lambda x: ops.matmul(x, w.t()),
+    "matmul of rows": lambda x: ops.matmul(x, w.t().contiguous()),
+    "matmul of columns": lambda x: ops.matmul(x.t().contiguous().t(), w.t()),
+}
+expected = ways["linear"](x)
+assert (expected.double() - x.double() @ w.double().t()).abs().max() < 0.6
+for name, way in ways.items():
+    for rows in (1, 16, 17, 33, 97, 130):
+        for threads in (1, 2):
+            with threads_set_to(threads):
+                assert torch.equal(way(x[:rows]), expected[:rows]), (name, rows, threads)
+print("same bits")
+"""
+
+
+def test_same_bits_from_every_door() -> None:
+    """A row of x has the same bits alone or with others, from every op and in every layout: one order of the sum."""
+    environment = {**os.environ, "INFINI_EMULATE": "" if REAL else "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}
+    done = subprocess.run([sys.executable, "-c", SAME_BITS], capture_output=True, text=True, env=environment, cwd=ROOT)
+    assert done.stdout == "same bits\n", done.stderr
