@@ -103,6 +103,11 @@ def test_an_immediate_stream_raises_what_a_function_raises() -> None:
     stream.launch(outer)
 
 
+def test_queued_is_a_bool() -> None:
+    with pytest.raises(TypeError, match=r"^torch_infini.runtime.Stream: queued must be True or False, got 'yes'$"):
+        Stream("cpu", queued="yes")  # type: ignore[arg-type]
+
+
 def test_an_immediate_stream_waits_for_a_queued_one(stream: Stream) -> None:
     immediate, seen = Stream("cpu"), []
     gate = Gate(stream)

@@ -90,6 +90,7 @@ class Stream:
             CUDA every stream is queued.
 
     Raises:
+        TypeError: For a `queued` that is no bool.
         ValueError: For a device of another kind.
         RuntimeError: For one that this build or this machine does not have, or an INFINI_CPU_STREAMS that is neither
             "queued" nor "immediate".
@@ -107,6 +108,8 @@ class Stream:
 
     def __init__(self, device: torch.device | str | int | None = None, queued: bool = False) -> None:
         device = _native.device_of(device)
+        if not isinstance(queued, bool):
+            raise TypeError(f"torch_infini.runtime.Stream: queued must be True or False, got {queued!r}")
         try:
             handle = _spare[device].pop()
         except IndexError:
