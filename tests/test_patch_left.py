@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import torch_infini
+from torch_infini import _products
 from torch_infini.patch import PatchReport, is_patched, patch_model, unpatch_model
 from torch_infini.testing.tiny_llama import (
     LAYERS,
@@ -256,7 +257,8 @@ def test_report() -> None:
         "  64 parameters      256 B\n"
         "  1 x  model.rotary_emb                         LlamaRotaryEmbedding  rope (sliced once for all layers)\n"
         "  1 x  lm_head                                  Linear                linear                               "
-        "  8.19 k parameters  32.8 kB"
+        "  8.19 k parameters  32.8 kB\n"
+        f"  dense products of float32: {_products.described(torch.float32)}"
     )
     assert sum(row.parameters for row in report.rows) == model.num_parameters() - 64 * 128
     assert report.counts["rms_norm"] == 2 * LAYERS + 1 and report.counts["left"] == 1

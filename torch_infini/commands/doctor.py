@@ -13,7 +13,8 @@ from pathlib import Path
 
 import torch
 
-from .._library import cpu_capabilities
+from .. import _products
+from .._library import cpu_capabilities, cpu_tiles
 from ..ops import OpSpec, all_ops
 from ..testing import call, check_against_reference, cpu_capability_set_to, moved, on_cpu
 
@@ -103,5 +104,8 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"ok      {name}")
     if not find_spec("transformers"):
         print("skipped patch_model: transformers is not installed (pip install 'torch_infini[hf]')")
+    print(f"tile registers (AMX): {cpu_tiles() or 'in use at level avx512_amx'}")
+    for dtype in _products.DTYPES:
+        print(f"dense products of {str(dtype).removeprefix('torch.')}: {_products.described(dtype)}")
     print(f"doctor: {passed} checks passed, {failed} failed ({', '.join(cpu_capabilities() + gpus())})")
     return 1 if failed else 0

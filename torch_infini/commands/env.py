@@ -8,13 +8,12 @@ import importlib.metadata
 import json
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 import torch
 
-from .. import __version__
-from .._library import PATH, RUNTIME, cpu_capabilities, cpu_capability
+from .. import __version__, _products
+from .._library import PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles
 from ..testing import emulates_cuda
 
 HELP = "print versions, CPU features and settings, for a bug report"
@@ -23,9 +22,11 @@ NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 
 # Every environment variable that torch_infini reads when it runs.
 VARIABLES = {
-    "INFINI_CPU_CAPABILITY": "lowers the CPU kernels' instruction set: baseline, avx2, avx512, avx512_bf16",
+    "INFINI_CPU_CAPABILITY": "lowers the CPU kernels' instruction set: baseline, avx2, avx512, avx512_bf16, avx512_amx",
     "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
+    "INFINI_EMULATE": "amx: the level avx512_amx in plain C++, on any machine, for tests",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
+    "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table",
 }
 
 
@@ -38,16 +39,6 @@ def version_of(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def cpu_name() -> str:
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def cuda_driver() -> str | None:
@@ -86,10 +77,15 @@ def collect() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version_of("transformers"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": cpu_name(),
+        "cpu": _products.cpu_name(),
         "cpu_cores": os.cpu_count(),
         "cpu_capability": cpu_capability(),
         "cpu_capabilities": cpu_capabilities(),
+        "cpu_tiles": cpu_tiles() or "AMX",
+        "products": {
+            **{str(dtype).removeprefix("torch."): f"by {_products.described(dtype)}" for dtype in _products.DTYPES},
+            "table": str(_products.SOURCE),
+        },
         "threads": torch.get_num_threads(),
         "cuda_kernels": cuda_build(),
         "cuda_runtime": torch.version.cuda,

@@ -1,6 +1,6 @@
 """linear: the product of activations with a weight matrix, as in every projection of a transformer layer.
 
-The kernels are in csrc/infiniop/linear; many rows of bfloat16 on AVX-512 BF16 go to ATen: linear.cpp has the table.
+The kernels are in csrc/infiniop/linear; where ATen is faster it is called: gemm/library.cpp has the table.
 """
 
 from __future__ import annotations
@@ -17,7 +17,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor
     """Multiply the rows of x by the transposed weight and add the bias.
 
     y = x @ weight^T + bias, summed in float32 and rounded once. The kernel sums in an order that depends on k alone,
-    so that a row gives the same bits whatever the thread count and whatever other rows are in the call. On CUDA that
+    so that a row gives the same bits whatever the thread count and whatever other rows are in the call; with so many
+    rows that ATen computes them (`python -m torch_infini env` shows from how many on), in its order. On CUDA it
     holds for up to 16 rows (4 of float32), which stream the weight; products with more rows are cuBLAS's, in float32
     without TF32, in an order that it chooses by shape, strides and alignment.
 

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from transformers import GenerationMixin
 
+from .. import _products
 from . import interface
 from .attention import Attention
 from .layer import link
@@ -69,6 +70,13 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
         forget()
 
 
+def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
+    """The dtype of the dense products that our ops compute now, and what computes them; empty if there are none."""
+    dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
+    dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and p.is_cpu), None)
+    return f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype)}" if dense and dtype else ""
+
+
 def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
     found = find_decoder(model)
     if found is None:
@@ -91,7 +99,7 @@ def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selec
             chosen = choose_weights(model, decoder, weights, selection) if weights else ()
         family = getattr(config, "model_type", type(config).__name__)
         rows = merged(model, (*rows, *(row for row, _ in chosen)))
-        report = state.report = PatchReport(family, type(model).__name__, rows)
+        report = state.report = PatchReport(family, type(model).__name__, rows, products=products_of(model, rows))
         if ranks is not None:
             kinds = [(row.name, row.op, row.reason) for row in rows]  # shares of numbers differ
             # Ranks that do not call the same collectives would wait for each other.

@@ -96,6 +96,7 @@ class PatchReport:
         reason: Why nothing was patched, where the model is none of the Llama family; else empty.
         verification: What verify=True measured.
         untried: Why the whole model was not run for two tokens before and after; empty where it was.
+        products: What computes the dense products of the model's dtype on this machine, when it was patched.
     """
 
     family: str
@@ -105,6 +106,7 @@ class PatchReport:
     reason: str = ""
     verification: Verification | None = None
     untried: str = ""
+    products: str = ""
 
     @property
     def replaced(self) -> tuple[Row, ...]:
@@ -136,6 +138,8 @@ class PatchReport:
         for row, (*_, reason) in zip(cells, kinds, strict=True):
             line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
             lines.append(f"  {line}: {reason}" if reason else f"  {line}")
+        if self.products:
+            lines.append(f"  dense products of {self.products}")
         if self.untried:
             lines.append(f"  not tried as a whole: {self.untried}")
         if self.verification:

@@ -2,6 +2,7 @@
 #include "gemm.h"
 
 #include "check.h"
+#include "library.h"
 
 namespace infini::gemm {
 
@@ -59,7 +60,10 @@ void compute(const Args &args) {
     if (on_cuda()) {
         return cuda_kernel(args);
     }
-    args.c.dtype == INFINI_DTYPE_BF16 && cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
+    if (library_takes(Products::kMatmul, args)) {
+        return multiply_by_library(args);
+    }
+    args.c.dtype == INFINI_DTYPE_BF16 &&cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
 }
 
 size_t workspace_size(const Args &) {

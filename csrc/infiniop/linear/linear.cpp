@@ -4,6 +4,8 @@
 
 #include <limits>
 
+#include "gemm/library.h"
+
 namespace infini::linear {
 
 namespace {
@@ -23,6 +25,59 @@ bool has_few_rows(const Args &args) {
 
 bool given(const TensorView &bias) {
     return bias.dtype != INFINI_DTYPE_INVALID;
+}
+
+// The rows of x as one dimension, if their strides allow it.
+bool as_matrix(const TensorView &x, TensorView &matrix) {
+    matrix = x;
+    matrix.ndim = 2;
+    matrix.shape[0] = matrix.strides[0] = 1;
+    matrix.shape[1] = x.size(-1);
+    matrix.strides[1] = 1;
+    for (int dim = x.ndim - 2; dim >= 0; --dim) {
+        if (x.shape[dim] == 1) {
+            continue;
+        }
+        if (matrix.shape[0] > 1 && x.strides[dim] != matrix.strides[0] * matrix.shape[0]) {
+            return false;
+        }
+        matrix.strides[0] = matrix.shape[0] > 1 ? matrix.strides[0] : x.strides[dim];
+        matrix.shape[0] *= x.shape[dim];
+    }
+    return true;
+}
+
+// Computes y by a library, if that takes it.
+bool run_by_library(const Args &args) {
+    const int64_t least = gemm::library_from(gemm::Products::kLinear, args.x.dtype);
+    gemm::Args product;
+    TensorView y;
+    if (least == gemm::kNever || args.y.numel() / columns(args) < least || !as_matrix(args.x, product.a) ||
+        !as_matrix(args.y, y)) {
+        return false;
+    }
+    product.c = y;
+    product.b = product.a;
+    product.b.shape[0] = args.x.size(-1);
+    product.b.shape[1] = columns(args);
+    if (!gemm::library_takes(gemm::Products::kLinear, product)) {
+        return false;
+    }
+    int64_t first = 0;
+    for (int i = 0; i < args.weights; ++i) {
+        const TensorView &weight = args.weight[i];
+        product.c = y;
+        product.c.data = y.as<char>() + first * static_cast<int64_t>(size_of(y.dtype));
+        product.c.shape[1] = product.b.shape[1] = weight.size(0);
+        product.b.data = weight.data;
+        product.b.strides[0] = 1;
+        product.b.strides[1] = weight.stride(0);
+        first += weight.size(0);
+        if (weight.size(0) > 0) {
+            gemm::multiply_by_library(product, args.bias[i]);
+        }
+    }
+    return true;
 }
 
 } // namespace
@@ -71,6 +126,9 @@ void run(const Args &args) {
     }
     if (on_cuda()) {
         return cuda_kernel(args);
+    }
+    if (run_by_library(args)) {
+        return;
     }
     if (args.x.dtype == INFINI_DTYPE_BF16 && cpu_tiles() != Tiles::kNone) {
         return tile_kernel(args);

@@ -1,0 +1,37 @@
+// Products that a library computes: where one is faster on the CPU at hand than our kernels, it is called. In torch that
+// is ATen (oneDNN, MKL); the C libraries have none. The table of library.cpp says from what size on, for each dtype and
+// level; `python -m torch_infini tune` measures it anew.
+#pragma once
+
+#include "gemm.h"
+
+namespace infini::gemm {
+
+enum class Products : int {
+    kLinear, // linear and fused_linear: rows of x times a weight's rows
+    kMatmul, // gemm, matmul and conv: matrices in any layout
+    kCount
+};
+
+// c = a @ b for float32, bfloat16 and float16, in 2 or 3 dimensions; or c = a @ b + bias in 2, with a number for each
+// column, unless its dtype is INFINI_DTYPE_INVALID.
+using Library = void (*)(const Args &, const TensorView &bias);
+
+// Offers a library; for the whole process.
+void set_library(Library library);
+
+constexpr int64_t kNever = INT64_MAX;
+
+// From how many rows on (columns too, if they are fewer) the library is called, on the CPU with the level in use. Unless
+// it was set, as the table says. Throws Error for a dtype without products.
+int64_t library_from(Products products, infiniDtype_t dtype);
+// size: at least 1, kNever; 0: what the table says.
+void set_library_from(Products products, infiniDtype_t dtype, int64_t size);
+
+// Whether the library computes c = a @ b: never with alpha, beta, an empty k or little to do.
+bool library_takes(Products products, const Args &args);
+
+// Computes c of arguments that it takes.
+void multiply_by_library(const Args &args, const TensorView &bias = {});
+
+} // namespace infini::gemm

@@ -1,0 +1,229 @@
+"""Dense products that ATen computes where it is faster: which calls it gets, that they are right, the tuned table."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import torch_infini
+from torch_infini import _products
+from torch_infini._products import aten_from, aten_from_set_to, set_aten_from
+from torch_infini.commands import tune
+from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda
+
+ROOT = Path(__file__).resolve().parent.parent
+OPS = torch.ops.infini
+TOLERANCES = {torch.float32: (1e-6, 3e-5), torch.bfloat16: (2**-8, 1e-4), torch.float16: (2**-11, 1e-4)}
+
+pytestmark = pytest.mark.skipif(emulates_cuda(), reason="products of the CPU")
+
+
+@contextmanager
+def calls_of_aten() -> Iterator[list[str]]:
+    """The names of ATen's products that run within the scope, once it is over."""
+    names: list[str] = []
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        yield names
+    names += [event.name for event in profile.events() if event.name in ("aten::mm", "aten::addmm")]
+
+
+def operands(dtype: torch.dtype, rows: int, k: int = 512, n: int = 256) -> tuple[Tensor, Tensor, Tensor]:
+    g = torch.Generator().manual_seed(rows)
+    return tuple(torch.randn(*shape, generator=g).to(dtype) for shape in ((rows, k), (n, k), (n,)))
+
+
+def close(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
+    exact = x.double() @ weight.double().t()
+    assert_close(y, exact if bias is None else exact + bias.double(), *TOLERANCES[y.dtype], str(y.dtype))
+
+
+def test_from_so_many_rows_on() -> None:
+    with aten_from_set_to(16):
+        for rows, called in ((15, 0), (16, 1), (40, 1)):
+            x, weight, _ = operands(torch.float32, rows)
+            with calls_of_aten() as names:
+                OPS.linear(x, weight)
+            assert len(names) == called, (rows, names)
+        x, weight, bias = operands(torch.float32, 40)
+        for call, count in (
+            (lambda: OPS.fused_linear(x, weight, weight[:100], weight[:0], bias), 2),
+            (lambda: OPS.matmul(x, weight.t()), 1),
+            (lambda: OPS.matmul(x[:15], weight.t()), 0),
+            (lambda: OPS.matmul(x, weight[:15].t()), 0),
+            (lambda: OPS.gemm(x, weight.t()), 1),
+            (lambda: OPS.gemm(x, weight.t(), None, 2.0), 0),
+            (lambda: OPS.linear(x[:, :4], weight[:, :4]), 0),  # too little to do
+        ):
+            with calls_of_aten() as names:
+                call()
+            assert len(names) == count, names
+    with aten_from_set_to(None), calls_of_aten() as names:
+        OPS.linear(x, weight)
+    assert not names
+
+
+@pytest.mark.parametrize("dtype", _products.DTYPES, ids=str)
+def test_results(dtype: torch.dtype) -> None:
+    x, weight, bias = operands(dtype, 48)
+    rows = operands(dtype, 96)[0]
+    out = torch.full((48, 600), 7.0, dtype=dtype)
+    with aten_from_set_to(1):
+        close(OPS.linear(x, weight, bias), x, weight, bias)
+        close(OPS.linear(x[0], weight)[None], x[:1], weight)
+        close(OPS.linear(x.view(2, 4, 6, 512), weight).reshape(48, 256), x, weight)
+        close(OPS.linear(rows[::2], weight), rows[::2], weight)
+        strided = rows.view(2, 48, 512)[:, ::3]  # rows at two distances: no matrix
+        close(OPS.linear(strided, weight).reshape(32, 256), strided.reshape(32, 512), weight)
+        OPS.linear.out(x, weight, bias, out=out[:, 100:356])
+        close(out[:, 100:356], x, weight, bias)
+        assert (out[:, :100] == 7).all() and (out[:, 356:] == 7).all()
+        y = OPS.fused_linear(x, weight, weight[:100], weight[7:10], bias, None, bias[:3])
+        both = torch.cat([weight, weight[:100], weight[7:10]])
+        close(y, x, both, torch.cat([bias, bias.new_zeros(100), bias[:3]]))
+        y = OPS.matmul(rows.view(2, 48, 512), weight.t())
+        close(y.reshape(96, 256), rows, weight)
+        y = OPS.matmul(rows.view(2, 48, 512).transpose(1, 2), rows.view(2, 48, 512))
+        for i in range(2):
+            part = rows[48 * i : 48 * i + 48]
+            close(y[i], part.t(), part.t())
+
+
+def test_gradients_and_modes() -> None:
+    """The detour is inside the op: autograd, inference mode and compiled graphs see the same op as ever."""
+    x, weight, _ = operands(torch.float32, 32)
+    with aten_from_set_to(1):
+        expected = OPS.linear(x, weight)
+        y = OPS.linear(x.clone().requires_grad_(), weight)
+        assert torch.equal(y, expected)
+        with pytest.raises(RuntimeError, match="linear"):
+            y.sum().backward()
+        with torch.inference_mode():
+            assert torch.equal(OPS.linear(x, weight), expected)
+        compiled = torch.compile(lambda x: OPS.linear(x, weight), fullgraph=True, backend="aot_eager")
+        assert torch.equal(compiled(x), expected)
+        recorded = torch.zeros_like(expected)
+        program = torch_infini.runtime.Program(lambda: OPS.linear.out(x, weight, None, out=recorded))
+        recorded.zero_()
+        program.replay()
+        assert torch.equal(recorded, expected)
+
+
+def test_levels_have_their_own_table() -> None:
+    for name in torch_infini.cpu_capabilities():
+        with cpu_capability_set_to(name):
+            set_aten_from("linear", torch.float16, "default")
+            built_in = aten_from("linear", torch.float16)
+            with aten_from_set_to(12):
+                assert aten_from("linear", torch.float16) == 12
+            assert aten_from("linear", torch.float16) == built_in
+    with pytest.raises(ValueError, match="must be at least 1, got 0"):
+        set_aten_from("linear", torch.float32, 0)
+
+
+def test_the_report_says_so() -> None:
+    from torch_infini.testing.tiny_llama import tiny
+
+    with aten_from_set_to(64):
+        report = torch_infini.patch_model(tiny())
+    assert str(report).endswith("dense products of float32: torch_infini, from 64 rows on ATen")
+    set_aten_from("matmul", torch.float32, None)
+    with aten_from_set_to(None):
+        set_aten_from("linear", torch.float32, 8)
+        described = _products.described(torch.float32)
+    assert described == "torch_infini, from 8 rows on ATen (matmul: torch_infini)"
+
+
+def test_where_aten_wins() -> None:
+    def lines(*ratios: float) -> list[dict[str, Any]]:
+        return [{"rows": 2**i, "infini_us": 100 * r, "aten_us": 100.0} for i, r in enumerate(ratios)]
+
+    assert tune.aten_from(lines(0.5, 0.9, 1.0)) is None
+    assert tune.aten_from(lines(0.5, 1.2, 1.5)) == 2
+    assert tune.aten_from(lines(1.5, 0.9, 1.02)) is None
+    assert tune.aten_from(lines(1.5, 0.9, 1.2)) == 4
+    assert tune.aten_from(lines(1.1, 1.2)) == 1
+
+
+def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, **environment}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+
+
+SHOW = """
+from torch_infini import _products
+import torch
+print(_products.aten_from("linear", torch.bfloat16), _products.aten_from("matmul", torch.float32), _products.SOURCE)
+"""
+
+
+def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """tune writes one; the next start uses it, unless it is another machine's or none, and says so."""
+    from torch_infini.__main__ import main
+
+    file = tmp_path / "torch_infini" / "products.json"
+    options = ["--dtypes", "float32", "--rows", "1,4", "--rounds", "1", "--file", str(file)]
+    assert main(["tune", *options]) == 0
+    out = capsys.readouterr().out
+    assert f"stored in {file}: set INFINI_PRODUCTS to it" in out and "linear   float32       4" in out
+    stored = json.loads(file.read_text())
+    assert [(line["product"], line["rows"]) for line in stored["measured"]] == [
+        (product, rows) for product in ("linear", "matmul") for rows in (1, 4)
+    ]
+    stored["aten_from"] = {"linear": {"bfloat16": 33}, "matmul": {"float32": None}}
+    file.write_text(json.dumps(stored))
+    environment = {"INFINI_CPU_CAPABILITY": torch_infini.cpu_capability()}
+    assert python(SHOW, INFINI_PRODUCTS=str(file), **environment).stdout == f"33 None measured here, {file}\n"
+    assert python(SHOW, INFINI_PRODUCTS="", XDG_CACHE_HOME=str(tmp_path), **environment).stdout.startswith("33 None")
+    assert python(SHOW, INFINI_PRODUCTS="default", XDG_CACHE_HOME=str(tmp_path), **environment).stdout.endswith(
+        "built in\n"
+    )
+    file.write_text(json.dumps({**stored, "cpu": "Z80"}))
+    said = python(SHOW, INFINI_PRODUCTS=str(file), **environment).stdout
+    assert said.partition("built in (")[2] == (
+        f"{file} is for cpu 'Z80', here it is {_products.cpu_name()!r}: run `tune --store` again)\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("[", "Expecting value: line 1 column 2 (char 1)"),
+        ("{}", "it has no valid entry 'format'"),
+        ('{"format": 9}', "its format is 9, not 1"),
+        ("WRONG SIZE", "0 for torch.float32 is neither a number of rows nor null"),
+        ("WRONG DTYPE", "5 for torch.int8 is neither a number of rows nor null"),
+    ],
+)
+def test_files_that_are_no_table(tmp_path: Path, text: str, why: str) -> None:
+    file = tmp_path / "products.json"
+    sizes = {"WRONG SIZE": {"float32": 0}, "WRONG DTYPE": {"int8": 5}}.get(text)
+    if sizes:
+        text = json.dumps({"format": 1, **_products.machine(), "aten_from": {"linear": sizes, "matmul": {}}})
+    file.write_text(text)
+    done = python("import torch_infini", INFINI_PRODUCTS=str(file))
+    assert done.stderr.splitlines()[-1] == (
+        "ImportError: torch_infini: INFINI_PRODUCTS must be a file that `python -m torch_infini tune --store` wrote, "
+        f"or 'default', got {file}: {why}"
+    )
+
+
+def test_bad_options_of_tune(capsys: pytest.CaptureFixture[str]) -> None:
+    from torch_infini.__main__ import main
+
+    for options, sentence in (
+        (["--rows", "4,x"], "--rows must be positive integers with commas between, got '4,x'"),
+        (["--dtypes", "int8"], "--dtypes must be of float32, bfloat16 and float16, got 'int8'"),
+        (["--rounds", "0"], "--rounds must be at least 1, got 0"),
+    ):
+        assert main(["tune", *options]) != 0
+        assert sentence in capsys.readouterr().err

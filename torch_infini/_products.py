@@ -1,0 +1,190 @@
+"""Which dense products on the CPU are ours and which are ATen's (oneDNN, MKL), from how many rows on.
+
+The table is that of csrc/infiniop/gemm/library.cpp. One that
+`python -m torch_infini tune --store` measured on this machine is used instead, from the next import on.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+import torch
+
+from ._library import PATH, RUNTIME, cpu_capability
+
+Product = Literal["linear", "matmul"]  # linear and fused_linear; gemm, matmul and conv
+PRODUCTS: tuple[Product, ...] = get_args(Product)
+DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12}  # as infinicore.h numbers them
+NEVER = 2**63 - 1
+FORMAT = 1
+
+# What of the table is not the sources': product and dtype -> from how many rows on ATen is called, or None for never.
+Table = Mapping[tuple[Product, torch.dtype], "int | None"]
+
+_library = ctypes.CDLL(str(PATH))
+_library.infiniTorchLibraryFrom.argtypes = [ctypes.c_int, ctypes.c_int]
+_library.infiniTorchLibraryFrom.restype = ctypes.c_int64
+_library.infiniTorchSetLibraryFrom.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
+
+
+def aten_from(product: Product, dtype: torch.dtype) -> int | None:
+    """From how many rows on (columns, if they are fewer) ATen computes a product at the level in use; None: never."""
+    size = _library.infiniTorchLibraryFrom(PRODUCTS.index(product), DTYPES[dtype])
+    return None if size == NEVER else size
+
+
+def set_aten_from(product: Product, dtype: torch.dtype, size: int | None | Literal["default"]) -> None:
+    """Call ATen from so many rows on, never (None), or as the sources' table says ("default")."""
+    number = 0 if size == "default" else NEVER if size is None else size
+    if size is not None and size != "default" and size < 1:
+        raise ValueError(f"torch_infini: a product's size must be at least 1, got {size}")
+    if _library.infiniTorchSetLibraryFrom(PRODUCTS.index(product), DTYPES[dtype], number):
+        raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode())
+
+
+@contextmanager
+def aten_from_set_to(size: int | None) -> Iterator[None]:
+    """Run the body with ATen's products from so many rows on, of every dtype; None: with our kernels alone."""
+    before = {(product, dtype): aten_from(product, dtype) for product in PRODUCTS for dtype in DTYPES}
+    try:
+        for product, dtype in before:
+            set_aten_from(product, dtype, size)
+        yield
+    finally:
+        for (product, dtype), old in before.items():
+            set_aten_from(product, dtype, old)
+
+
+def described(dtype: torch.dtype) -> str:
+    """What computes the dense products of a dtype on the CPU, in words."""
+
+    def by(product: Product) -> str:
+        size = aten_from(product, dtype)
+        return "torch_infini" if size is None else f"torch_infini, from {size} rows on ATen"
+
+    linear, matmul = by("linear"), by("matmul")
+    return linear if linear == matmul else f"{linear} (matmul: {matmul})"
+
+
+# ---- the file ----
+
+
+def cpu_name() -> str:
+    """The processor's name, as the operating system has it."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    except OSError:
+        pass
+    return platform.processor() or platform.machine()
+
+
+def default_file() -> Path:
+    """Where `tune --store` writes unless told otherwise."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_infini" / "products.json"
+
+
+def machine() -> dict[str, str]:
+    """What a table is of: with another CPU, level or torch it is not used."""
+    return {"cpu": cpu_name(), "capability": cpu_capability(), "torch": torch.__version__}
+
+
+def write(file: Path, table: Table, measured: list[dict[str, Any]]) -> None:
+    """Store a table with what it was made from."""
+    sizes: dict[str, dict[str, int | None]] = {product: {} for product in PRODUCTS}
+    for (product, dtype), size in table.items():
+        sizes[product][str(dtype).removeprefix("torch.")] = size
+    text = json.dumps({"format": FORMAT, **machine(), "aten_from": sizes, "measured": measured}, indent=1)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    new = file.with_name(f"{file.name}.new")
+    new.write_text(text + "\n")
+    new.replace(file)
+
+
+class BadTable(ValueError):
+    """A file that is no table of products, and why."""
+
+
+def read(file: Path) -> tuple[dict[str, str], Table]:
+    """The machine of a stored table, and the table.
+
+    Raises:
+        BadTable: If the file cannot be read or is none.
+    """
+    try:
+        stored = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise BadTable(str(error)) from error
+    try:
+        if stored["format"] != FORMAT:
+            raise BadTable(f"its format is {stored['format']!r}, not {FORMAT}")
+        table = {
+            (product, getattr(torch, name)): size
+            for product in PRODUCTS
+            for name, size in stored["aten_from"][product].items()
+        }
+        of = {key: str(stored[key]) for key in machine()}
+    except (KeyError, TypeError, AttributeError) as error:
+        raise BadTable(f"it has no valid entry {error}") from error
+    for (_, dtype), size in table.items():
+        if dtype not in DTYPES or not (size is None or (isinstance(size, int) and 1 <= size < NEVER)):
+            raise BadTable(f"{size!r} for {dtype} is neither a number of rows nor null")
+    return of, table
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the table in use comes from.
+
+    Attributes:
+        file: A stored table, or None for the sources' own.
+        reason: Why a stored table is not used; empty where it is, or where there is none.
+    """
+
+    file: Path | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        built_in = f"built in ({self.reason})" if self.reason else "built in"
+        return f"measured here, {self.file}" if self.file and not self.reason else built_in
+
+
+def load() -> Source:
+    """Use the table that INFINI_PRODUCTS names or that was stored on this machine; at import.
+
+    Raises:
+        ImportError: If INFINI_PRODUCTS names a file that is no table.
+    """
+    wish = os.environ.get("INFINI_PRODUCTS")
+    if wish == "default":
+        return Source()
+    file = Path(wish) if wish else default_file()
+    if not wish and not file.is_file():
+        return Source()
+    try:
+        of, table = read(file)
+    except BadTable as error:
+        if wish:
+            raise ImportError(
+                "torch_infini: INFINI_PRODUCTS must be a file that `python -m torch_infini tune --store` wrote, or "
+                f"'default', got {wish}: {error}"
+            ) from error
+        return Source(file, f"{file} is no table of products: {error}")
+    for key, value in machine().items():
+        if of[key] != value:
+            return Source(file, f"{file} is for {key} {of[key]!r}, here it is {value!r}: run `tune --store` again")
+    for (product, dtype), size in table.items():
+        set_aten_from(product, dtype, size)
+    return Source(file)
+
+
+SOURCE = load()

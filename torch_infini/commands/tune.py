@@ -1,0 +1,135 @@
+"""tune: times this machine's dense products, ours against ATen's, and says from how many rows on which is faster.
+
+Both take turns. ATen is taken only where it is faster at a size and at all larger ones; ties are ours, whose results do
+not depend on how many rows there are.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .. import _products
+from .._products import PRODUCTS, Product
+from ..testing import emulates_cuda, threads_set_to
+from .errors import CommandError
+
+HELP = "measure which dense products ATen computes faster on this machine, and store it"
+
+ROWS = (1, 4, 16, 64, 256, 1024)
+SIZES = (2048, 2816)  # of k and n: half a feed-forward layer of a 1.1B model
+MARGIN = 1.03  # how much faster ATen must be: less is noise
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--store", action="store_true", help="use the result here from now on")
+    parser.add_argument("--file", type=Path, help="where to store it (default: the user's cache folder)")
+    parser.add_argument("--dtypes", default="float32,bfloat16,float16", help="default: %(default)s")
+    parser.add_argument("--threads", type=int, default=1, help="default: %(default)s")
+    parser.add_argument("--rows", default=",".join(map(str, ROWS)), help="default: %(default)s")
+    parser.add_argument("--rounds", type=int, default=5, metavar="N", help="medians of so many (default: %(default)s)")
+
+
+def operands(product: Product, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """x [rows, k] and a weight [n, k], or for matmul [k, n]."""
+    k, n = SIZES
+    generator = torch.Generator().manual_seed(rows)
+    x = torch.randn(rows, k, generator=generator).to(dtype)
+    weight = (torch.randn(n, k, generator=generator) / k**0.5).to(dtype)
+    return x, weight if product == "linear" else weight.t().contiguous()
+
+
+def measure(product: Product, dtype: torch.dtype, rows: int, rounds: int) -> dict[str, Any]:
+    """Seconds of a product by our kernel and by ATen, with the current number of threads."""
+    from ..testing.benchmark import medians
+
+    x, weight = operands(product, rows, dtype)
+    op = torch.ops.infini.linear.default if product == "linear" else torch.ops.infini.matmul.default
+
+    def ours() -> None:
+        op(x, weight)
+
+    def aten() -> None:
+        torch.nn.functional.linear(x, weight) if product == "linear" else torch.matmul(x, weight)
+
+    with _products.aten_from_set_to(None), torch.no_grad():
+        times = medians({"infini": ours, "aten": aten}, rounds, 0.01)
+    return {
+        "product": product,
+        "dtype": str(dtype).removeprefix("torch."),
+        "rows": rows,
+        "infini_us": 1e6 * times["infini"],
+        "aten_us": 1e6 * times["aten"],
+    }
+
+
+def aten_from(lines: list[dict[str, Any]]) -> int | None:
+    """From how many rows on ATen is the faster one, of measurements in the order of their rows."""
+    least = None
+    for line in reversed(lines):
+        if line["infini_us"] < MARGIN * line["aten_us"]:
+            break
+        least = line["rows"]
+    return least
+
+
+def numbers(name: str, text: str) -> list[int]:
+    try:
+        values = [int(part) for part in text.split(",")]
+    except ValueError:
+        values = []
+    if not values or min(values) < 1:
+        raise CommandError(f"--{name} must be positive integers with commas between, got {text!r}")
+    return sorted(values)
+
+
+def dtypes_of(text: str) -> Iterator[torch.dtype]:
+    for name in text.split(","):
+        dtype = getattr(torch, name, None)
+        if dtype not in _products.DTYPES:
+            raise CommandError(f"--dtypes must be of float32, bfloat16 and float16, got {name!r}")
+        yield dtype
+
+
+def run(arguments: argparse.Namespace) -> int:
+    rows, dtypes = numbers("rows", arguments.rows), list(dtypes_of(arguments.dtypes))
+    for name in ("threads", "rounds"):
+        if getattr(arguments, name) < 1:
+            raise CommandError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
+    if emulates_cuda():
+        raise CommandError("tune measures the CPU's kernels, and these libraries run CUDA's on it")
+    of = _products.machine()
+    print(f"{of['cpu']}, {of['capability']}, torch {of['torch']}, {arguments.threads} thread(s)")
+    print(f"{'product':8} {'dtype':9} {'rows':>5} {'infini us':>10} {'ATen us':>10} {'ATen / infini':>13}")
+    measured: list[dict[str, Any]] = []
+    table: dict[tuple[Product, torch.dtype], int | None] = {}
+    with threads_set_to(arguments.threads):
+        for product in PRODUCTS:
+            for dtype in dtypes:
+                lines = []
+                for count in rows:
+                    line = measure(product, dtype, count, arguments.rounds)
+                    lines.append(line)
+                    print(
+                        f"{product:8} {line['dtype']:9} {count:5} {line['infini_us']:10.1f} {line['aten_us']:10.1f} "
+                        f"{line['aten_us'] / line['infini_us']:13.2f}",
+                        flush=True,
+                    )
+                measured += lines
+                table[product, dtype] = aten_from(lines)
+    for (product, dtype), size in table.items():
+        name = str(dtype).removeprefix("torch.")
+        print(f"{product} of {name}: {'ours' if size is None else f'ATen from {size} rows on'}")
+    if arguments.store or arguments.file:
+        file = arguments.file or _products.default_file()
+        _products.write(file, table, [{**line, "threads": arguments.threads} for line in measured])
+        print(
+            f"stored in {file}" + (": set INFINI_PRODUCTS to it" if arguments.file else ", used from the next start on")
+        )
+    else:
+        print("not stored: --store does that")
+    return 0
