@@ -11,12 +11,12 @@ using Bf16Product = Product<bf16>;
 
 constexpr double kParallelProducts = 1 << 20; // multiply-adds from which on threads pay: a region costs microseconds
 
-Pass pass_of(const Bf16Product &p, int64_t rows) {
+Pass<bf16> pass_of(const Bf16Product &p, int64_t rows) {
     return {rows, p.k, p.b.along_k};
 }
 
 // Tiles first .. last-1 of a pass that begins at `row` of a.
-void pack_tiles(const Bf16Product &p, const Pass &pass, int64_t row, int64_t first, int64_t last, char *packed) {
+void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t first, int64_t last, char *packed) {
     for (int64_t tile = first; tile < last; ++tile) {
         const int64_t left = pass.m - tile * kTmmRows;
         pack_steps(p.a, p.a.data + (row + tile * kTmmRows) * p.a.j_stride, left < kTmmRows ? left : kTmmRows, p.k,
@@ -25,9 +25,9 @@ void pack_tiles(const Bf16Product &p, const Pass &pass, int64_t row, int64_t fir
 }
 
 // The blocks begin .. end-1 of c for the pass that begins at `row`.
-void multiply_columns(const Bf16Product &p, const Pass &pass, int64_t row, int64_t begin, int64_t end,
+void multiply_columns(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t begin, int64_t end,
                       const char *packed, char *scratch) {
-    const auto block_of = [&](int64_t i) -> Block {
+    const auto block_of = [&](int64_t i) -> Block<bf16> {
         const int64_t column = i * kPairRows, left = p.n - column;
         Operand<bf16> rows = p.b;
         rows.data += column * rows.j_stride;
@@ -68,7 +68,7 @@ void multiply(const gemm::Args &args) {
                                                                        : threads;
     if (batch.size * row_parts >= threads) { // each thread has products, or rows, of its own
         const int64_t part_rows = ceil_div(ceil_div(whole.m, row_parts), kPairRows) * kPairRows;
-        const int64_t most = pass_rows(part_rows < whole.m ? part_rows : whole.m, whole.k);
+        const int64_t most = pass_rows<bf16>(part_rows < whole.m ? part_rows : whole.m, whole.k);
         const Needs needs(whole, most);
         auto *const memory =
             static_cast<char *>(cpu::scratch(static_cast<size_t>(threads * (needs.packed + needs.scratch))));
@@ -80,7 +80,7 @@ void multiply(const gemm::Args &args) {
                 const int64_t first = item % row_parts * part_rows;
                 const int64_t last = first + part_rows < p.m ? first + part_rows : p.m;
                 for (int64_t row = first; row < last; row += most) {
-                    const Pass pass = pass_of(p, last - row < most ? last - row : most);
+                    const Pass<bf16> pass = pass_of(p, last - row < most ? last - row : most);
                     pack_tiles(p, pass, row, 0, pass.tiles, packed);
                     multiply_columns(p, pass, row, 0, blocks, packed, packed + needs.packed);
                 }
@@ -88,13 +88,13 @@ void multiply(const gemm::Args &args) {
         });
         return;
     }
-    const int64_t most = pass_rows(whole.m, whole.k);
+    const int64_t most = pass_rows<bf16>(whole.m, whole.k);
     const Needs needs(whole, most);
     auto *const packed = static_cast<char *>(cpu::scratch(static_cast<size_t>(needs.packed + threads * needs.scratch)));
     for (int64_t entry = 0; entry < batch.size; ++entry) {
         const Bf16Product p = entry_of(entry);
         for (int64_t row = 0; row < p.m; row += most) {
-            const Pass pass = pass_of(p, p.m - row < most ? p.m - row : most);
+            const Pass<bf16> pass = pass_of(p, p.m - row < most ? p.m - row : most);
             parallel_for(pass.tiles, pass.m * p.k * 2,
                          [&](int64_t first, int64_t last) { pack_tiles(p, pass, row, first, last, packed); });
             parallel_for(threads, kParallelBytes, [&](int64_t begin, int64_t end) {

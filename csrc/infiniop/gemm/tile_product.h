@@ -1,11 +1,14 @@
-// Products of bfloat16 in tile registers, for the *_tiles.cpp kernels: y = x @ w^T, where y is [m, n] and a block is 32
-// columns of y, or 32 rows of w. What passes by the blocks, x, is packed beforehand; a block of w is read piece by piece
-// where it lies, or copied into L1. One of the two is the left operand of the tile instructions, rows of k; the other
-// is the right one, words of two elements of k, each for 16 columns beside each other.
-// An element of y is summed 32 elements of k at a time from 0 on, whatever the operands' roles, the shapes and threads.
-// Limit: 16 cycles for 16 x 16 x 32 products; with few rows of x, the memory bandwidth of w.
+// Products of bfloat16 or int8 in tile registers, for the *_tiles.cpp kernels: y = x @ w^T, where y is [m, n] and a block
+// is 32 columns of y, or 32 rows of w. What passes by the blocks, x, is packed beforehand; a block of w is read piece by
+// piece where it lies, or copied into L1. One of the two is the left operand of the tile instructions, rows of k; the
+// other is the right one, words of two or four elements of k, each for 16 columns beside each other.
+// An element of y is summed 64 bytes of k at a time from 0 on, whatever the operands' roles, the shapes and threads: in
+// float, or exactly in int32.
+// Limit: 16 cycles for 16 x 16 products of 64 bytes of k; with few rows of x, the memory bandwidth of w.
 // Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008, for the loops.
 #pragma once
+
+#include <type_traits>
 
 #include "tiles.h"
 #include "words.h"
@@ -13,9 +16,11 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-constexpr int64_t kStepElements = kTmmRowBytes / 2; // of k: the row of a tile
-constexpr int64_t kPairRows = 2 * kTmmRows;         // two tiles: rows of x, or of w, that are multiplied at once
-constexpr int64_t kTileSums = kTmmRows * kTmmRows;  // floats of a tile of sums
+// Elements of k in a step: the row of a tile. E: bf16 or int8_t.
+template <typename E> constexpr int64_t kTileStep = kTmmRowBytes / static_cast<int64_t>(sizeof(E));
+
+constexpr int64_t kPairRows = 2 * kTmmRows;        // two tiles: rows of x, or of w, that are multiplied at once
+constexpr int64_t kTileSums = kTmmRows * kTmmRows; // words of a tile of sums
 constexpr int64_t kPairSums = 4 * kTileSums;
 
 // How loops are cut, from the sizes of caches (L1 48 KiB, L2 2 MiB); not measured on a CPU with AMX.
@@ -27,10 +32,10 @@ constexpr int64_t kPassRows = 1024;        // rows of x that are packed at once,
 constexpr int64_t kPassBytes = 16 << 20;   // as long as they take no more than this
 
 // m rows of x that pass by together, and k elements of each.
-struct Pass {
+template <typename E> struct Pass {
     int64_t m, k;
     bool in_place = true; // whether w can be multiplied where it lies
-    int64_t steps = ceil_div(k, kStepElements), tiles = ceil_div(m, kTmmRows), pairs = ceil_div(tiles, 2);
+    int64_t steps = ceil_div(k, kTileStep<E>), tiles = ceil_div(m, kTmmRows), pairs = ceil_div(tiles, 2);
     bool whole = in_place && pairs <= kDirectPairs;
     int64_t piece = whole || steps < kPieceSteps ? steps : kPieceSteps; // steps of a block that are multiplied at once
 
@@ -45,8 +50,8 @@ struct Pass {
 };
 
 // Rows are split evenly into passes of so many.
-inline int64_t pass_rows(int64_t rows, int64_t k) {
-    const int64_t fit = kPassBytes / (ceil_div(k, kStepElements) * kTmmRowBytes + 1);
+template <typename E> int64_t pass_rows(int64_t rows, int64_t k) {
+    const int64_t fit = kPassBytes / (ceil_div(k, kTileStep<E>) * kTmmRowBytes + 1);
     const int64_t most = fit < kPairRows ? kPairRows : fit < kPassRows ? fit : kPassRows;
     return rows > 0 ? ceil_div(rows, ceil_div(rows, most)) : 0;
 }
@@ -64,8 +69,16 @@ struct Ahead {
     int64_t pitch = 0, step = 0, rows = 0;
 };
 
+template <typename E, int kSum, int kLeft, int kRight> void tile_dot() {
+    if constexpr (sizeof(E) == 2) {
+        tile_dot_bfloat16<kSum, kLeft, kRight>();
+    } else {
+        tile_dot_int8<kSum, kLeft, kRight>();
+    }
+}
+
 // sums[left tile][right tile] over some steps, added to what is there unless these are the first.
-template <int kLeft, int kRight>
+template <typename E, int kLeft, int kRight>
 __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileSource &right, int64_t steps,
                                              float *sums, bool first, const Ahead &ahead) {
     const auto for_each_sum = [&](const auto &body) __attribute__((always_inline)) {
@@ -90,16 +103,16 @@ __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileS
     const auto multiply = [](const TileSource &l, const TileSource &r) __attribute__((always_inline)) {
         tile_load<4>(l.data, l.pitch);
         tile_load<6>(r.data, r.pitch);
-        tile_dot_bfloat16<0, 4, 6>();
+        tile_dot<E, 0, 4, 6>();
         if constexpr (kRight == 2) {
             tile_load<7>(r.data + r.tile, r.pitch);
-            tile_dot_bfloat16<1, 4, 7>();
+            tile_dot<E, 1, 4, 7>();
         }
         if constexpr (kLeft == 2) {
             tile_load<5>(l.data + l.tile, l.pitch);
-            tile_dot_bfloat16<2, 5, 6>();
+            tile_dot<E, 2, 5, 6>();
             if constexpr (kRight == 2) {
-                tile_dot_bfloat16<3, 5, 7>();
+                tile_dot<E, 3, 5, 7>();
             }
         }
     };
@@ -138,13 +151,14 @@ inline void transpose_tile(const char *from, char *to) {
 }
 
 // `elements` of k of a row, and zeros behind them.
-inline void copy_row(const bf16 *from, int64_t elements, char *to) {
-    if (elements == kStepElements) {
+template <typename E> void copy_row(const E *from, int64_t elements, char *to) {
+    if (elements == kTileStep<E>) {
         std::memcpy(to, from, kTmmRowBytes);
         return;
     }
-    std::memcpy(to, from, static_cast<size_t>(elements) * sizeof(bf16));
-    std::memset(to + elements * 2, 0, static_cast<size_t>(kTmmRowBytes - elements * 2));
+    const int64_t bytes = elements * static_cast<int64_t>(sizeof(E));
+    std::memcpy(to, from, static_cast<size_t>(bytes));
+    std::memset(to + bytes, 0, static_cast<size_t>(kTmmRowBytes - bytes));
 }
 
 // Words of an element of k and the next one, which may be missing, for `rows` rows that are adjacent in memory.
@@ -165,7 +179,8 @@ inline void interleave(const bf16 *from, int64_t k_stride, bool has_next, int64_
 }
 
 // Packs `elements` of k of at most 16 `rows` of x as the tile of a right or left operand; what is not there is 0.
-inline void pack_tile(const Operand<bf16> &x, const bf16 *from, int64_t rows, int64_t elements, bool right, char *to) {
+template <typename E>
+void pack_tile(const Operand<E> &x, const E *from, int64_t rows, int64_t elements, bool right, char *to) {
     alignas(64) char other[kTmmBytes]; // the operand that it is by nature, if that is not what it shall be
     char *const tile = x.along_k == right ? other : to;
     if (x.along_k) {
@@ -173,8 +188,8 @@ inline void pack_tile(const Operand<bf16> &x, const bf16 *from, int64_t rows, in
             copy_row(from + row * x.j_stride, elements, tile + row * kTmmRowBytes);
         }
         std::memset(tile + rows * kTmmRowBytes, 0, static_cast<size_t>((kTmmRows - rows) * kTmmRowBytes));
-    } else {
-        std::memset(tile, 0, elements == kStepElements && rows == kTmmRows ? 0 : kTmmBytes);
+    } else if constexpr (sizeof(E) == 2) {
+        std::memset(tile, 0, elements == kTileStep<E> && rows == kTmmRows ? 0 : kTmmBytes);
         for (int64_t i = 0; i < elements; i += 2) {
             interleave(from + i * x.k_stride, x.k_stride, elements - i > 1, rows, tile + i / 2 * kTmmRowBytes);
         }
@@ -185,19 +200,21 @@ inline void pack_tile(const Operand<bf16> &x, const bf16 *from, int64_t rows, in
 }
 
 // All steps of a tile.
-inline void pack_steps(const Operand<bf16> &x, const bf16 *from, int64_t rows, int64_t k, bool right, char *to) {
-    for (int64_t i = 0; i < k; i += kStepElements, to += kTmmBytes) {
-        pack_tile(x, from + i * x.k_stride, rows, k - i < kStepElements ? k - i : kStepElements, right, to);
+template <typename E>
+void pack_steps(const Operand<E> &x, const E *from, int64_t rows, int64_t k, bool right, char *to) {
+    for (int64_t i = 0; i < k; i += kTileStep<E>, to += kTmmBytes) {
+        pack_tile(x, from + i * x.k_stride, rows, k - i < kTileStep<E> ? k - i : kTileStep<E>, right, to);
     }
 }
 
-// The same for rows that begin anywhere, their elements of k side by side.
-inline void pack_rows(const bf16 *x, const int64_t *offsets, int64_t rows, int64_t k, bool right, char *to) {
+// The same for rows that begin anywhere, their elements of k side by side: row(i) is a pointer to the i-th.
+template <typename Row> void pack_rows(const Row &row, int64_t rows, int64_t k, bool right, char *to) {
+    using E = std::remove_const_t<std::remove_pointer_t<decltype(row(0))>>;
     alignas(64) char left[kTmmBytes];
-    for (int64_t i = 0; i < k; i += kStepElements, to += kTmmBytes) {
+    for (int64_t i = 0; i < k; i += kTileStep<E>, to += kTmmBytes) {
         char *const tile = right ? left : to;
-        for (int64_t row = 0; row < rows; ++row) {
-            copy_row(x + offsets[row] + i, k - i < kStepElements ? k - i : kStepElements, tile + row * kTmmRowBytes);
+        for (int64_t m = 0; m < rows; ++m) {
+            copy_row(row(m) + i, k - i < kTileStep<E> ? k - i : kTileStep<E>, tile + m * kTmmRowBytes);
         }
         std::memset(tile + rows * kTmmRowBytes, 0, static_cast<size_t>((kTmmRows - rows) * kTmmRowBytes));
         if (right) {
@@ -208,23 +225,23 @@ inline void pack_rows(const bf16 *x, const int64_t *offsets, int64_t rows, int64
 
 // ---- a block of w ----
 
-// Up to 32 rows of w. The left operand if k is adjacent in memory; else the right one, for that is how it lies almost.
-struct Block {
-    Operand<bf16> rows; // from the first on
+// Up to 32 rows of w (bytes: with k adjacent). The left operand if k is adjacent in memory; else the right one, for that is how it lies almost.
+template <typename E> struct Block {
+    Operand<E> rows; // from the first on
     int64_t count;
 
     // The steps from `first` on: in place, or copied to `to`.
-    TileSource source(const Pass &pass, int64_t first, int64_t steps, char *to) const {
+    TileSource source(const Pass<E> &pass, int64_t first, int64_t steps, char *to) const {
         const bool right = !rows.along_k;
-        const int64_t k = pass.k - first * kStepElements, full = k / kStepElements < steps ? k / kStepElements : steps;
-        const bf16 *const from = rows.data + first * kStepElements * rows.k_stride;
+        const int64_t k = pass.k - first * kTileStep<E>, full = k / kTileStep<E> < steps ? k / kTileStep<E> : steps;
+        const E *const from = rows.data + first * kTileStep<E> * rows.k_stride;
         char *const tail = to + pass.piece * 2 * kTmmBytes;
         const auto copy = [&](int64_t step, char *at) {
-            const int64_t left = k - step * kStepElements;
+            const int64_t left = k - step * kTileStep<E>;
             for (int64_t row = 0; row < kPairRows; row += kTmmRows, at += kTmmBytes) {
                 const int64_t there = count - row < 0 ? 0 : count - row < kTmmRows ? count - row : kTmmRows;
-                pack_tile(rows, from + step * kStepElements * rows.k_stride + (there > 0 ? row * rows.j_stride : 0),
-                          there, left < kStepElements ? left : kStepElements, right, at);
+                pack_tile(rows, from + step * kTileStep<E> * rows.k_stride + (there > 0 ? row * rows.j_stride : 0),
+                          there, left < kTileStep<E> ? left : kTileStep<E>, right, at);
             }
         };
         const bool copies = !pass.whole || count < kPairRows;
@@ -238,17 +255,17 @@ struct Block {
         if (copies) {
             return {to, kTmmRowBytes, 2 * kTmmBytes, kTmmBytes, last};
         }
-        const int64_t pitch = rows.j_stride * static_cast<int64_t>(sizeof(bf16));
+        const int64_t pitch = rows.j_stride * static_cast<int64_t>(sizeof(E));
         return {reinterpret_cast<const char *>(from), pitch, kTmmRowBytes, kTmmRows * pitch, last};
     }
 
     // What of it is prefetched while the pair-th of `pairs` pairs of tiles passes by the block before it.
     Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
-        const int64_t all = rows.along_k ? count : kStepElements, bytes = sizeof(bf16);
+        const int64_t all = rows.along_k ? count : kTileStep<E>, bytes = sizeof(E);
         const int64_t pitch = (rows.along_k ? rows.j_stride : rows.k_stride) * bytes;
         const int64_t begin = all * pair / pairs, end = all * (pair + 1) / pairs;
-        return {reinterpret_cast<const char *>(rows.data + first * kStepElements * rows.k_stride) + begin * pitch,
-                pitch, rows.along_k ? kTmmRowBytes : kStepElements * pitch, end - begin};
+        return {reinterpret_cast<const char *>(rows.data + first * kTileStep<E> * rows.k_stride) + begin * pitch, pitch,
+                rows.along_k ? kTmmRowBytes : kTileStep<E> * pitch, end - begin};
     }
     bool is_left() const { return rows.along_k; }
 };
@@ -288,9 +305,9 @@ void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t col
 
 // y of a pass for the blocks begin .. end-1: block(i) is one, of a single kind; write(i, row, column, sums, lanes) takes
 // its results. x: packed, the left operand if blocks are right ones. scratch: the pass's scratch_bytes().
-template <typename BlockOf, typename Write>
-void multiply_blocks(const Pass &pass, const char *x, int64_t begin, int64_t end, const BlockOf &block, char *scratch,
-                     const Write &write) {
+template <typename E, typename BlockOf, typename Write>
+void multiply_blocks(const Pass<E> &pass, const char *x, int64_t begin, int64_t end, const BlockOf &block,
+                     char *scratch, const Write &write) {
     const int64_t strip = pass.strip();
     auto *const sums = reinterpret_cast<float *>(scratch + pass.piece_bytes());
     const TileScope scope(full_tiles());
@@ -300,9 +317,9 @@ void multiply_blocks(const Pass &pass, const char *x, int64_t begin, int64_t end
                                 pass.steps * kTmmBytes};
         const bool left = block(i).is_left(), two_w = block(i).count > kTmmRows, two_x = 2 * pair + 1 < pass.tiles;
         const bool two_left = left ? two_w : two_x, two_right = left ? two_x : two_w;
-        const auto multiply = two_left    ? two_right ? &multiply_pair<2, 2> : &multiply_pair<2, 1>
-                              : two_right ? &multiply_pair<1, 2>
-                                          : &multiply_pair<1, 1>;
+        const auto multiply = two_left    ? two_right ? &multiply_pair<E, 2, 2> : &multiply_pair<E, 2, 1>
+                              : two_right ? &multiply_pair<E, 1, 2>
+                                          : &multiply_pair<E, 1, 1>;
         multiply(left ? w : some_x, left ? some_x : w, steps, to, first == 0, ahead);
     };
     for (int64_t start = begin; start < end; start += strip) {

@@ -70,7 +70,12 @@ void check(const Args &args, const Names &names) {
 void run(const Args &args, const Names &names) {
     check(args, names);
     if (args.out.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        if (on_cuda()) {
+            return cuda_kernel(args);
+        }
+        const bool columns = args.weights.stride(0) == 1 || args.weights.size(0) <= 1;
+        const bool tiles = columns && args.x.size(0) >= kTileRowsFrom && cpu_tiles() != Tiles::kNone;
+        tiles ? tile_kernel(args) : cpu_kernel(args);
     }
 }
 

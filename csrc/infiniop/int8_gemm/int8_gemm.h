@@ -31,11 +31,16 @@ constexpr Names kNames{"int8_gemm", "x", "x_scale", "weights", "weights_scale"};
 // Takes a leading dimension of size 1 off the matrices, and the 1 off scales that are [m, 1], [1, n] or [n, 1].
 void squeeze(Args &args);
 
+// Rows of x from which on tiles are used: below, the memory bandwidth of the weights is the limit for any kernel. Not
+// measured. Sums are exact, so it changes no bit.
+constexpr int64_t kTileRowsFrom = 8;
+
 // Checks the (squeezed) arguments against the rules above; run then computes out.
 void check(const Args &args, const Names &names);
 void run(const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_TILE_KERNEL(tile_kernel, Args) // of column-major weights
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
 
 } // namespace infini::int8_gemm

@@ -2,6 +2,7 @@
 // Limit: for few rows the memory bandwidth of the weights, for many the multiply-adds of bytes (VNNI: 64 a unit); and
 // for weights that are not column-major their transposition, block by block.
 #include "int8_gemm.h"
+#include "output.h"
 #include "parallel.h"
 #include "product.h"
 #include "vec.h"
@@ -32,36 +33,6 @@ void gather_columns(const TensorView &weights, int64_t first, int64_t columns, u
         }
     }
 }
-
-template <typename T, typename Lanes> VecF load_strided(const T *p, int64_t stride, int64_t first, Lanes lanes) {
-    if (stride == 1) {
-        return load_at(p, first, lanes);
-    }
-    VecF values{};
-    for (int i = 0; i < lanes; ++i) {
-        values[i] = widen(p[(first + i) * stride]);
-    }
-    return values;
-}
-
-struct Output {
-    const Args &args;
-    int64_t first; // row of the output
-
-    template <typename Lanes>
-    __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {
-        const VecF scale =
-            load_strided(args.weights_scale.as<const float>(), args.weights_scale.stride(0), column, lanes);
-        value = value * (splat(args.x_scale.as<const float>()[(first + row) * args.x_scale.stride(0)]) * scale);
-        with_float_type(args.out.dtype, [&](auto type) {
-            using T = decltype(type);
-            if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-                value = value + load_strided(args.bias.as<const T>(), args.bias.stride(0), column, lanes);
-            }
-            store_at(args.out.as<T>() + (first + row) * args.out.stride(0), column, value, lanes);
-        });
-    }
-};
 
 } // namespace
 } // namespace infini::INFINI_LEVEL

@@ -41,20 +41,20 @@ void multiply(const linear::Args &a) {
         }
         return factors[i];
     };
-    const auto block_of = [&](int64_t block) -> Block {
+    const auto block_of = [&](int64_t block) -> Block<bf16> {
         const Factor &factor = factor_of(block);
         const int64_t row = (block - factor.first_block) * kPairRows, left = factor.n - row;
         return {{factor.weight + row * factor.stride, 1, factor.stride, true}, left < kPairRows ? left : kPairRows};
     };
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
-    const int64_t most = pass_rows(rows.count(), k);
-    const Pass largest{most, k};
+    const int64_t most = pass_rows<bf16>(rows.count(), k);
+    const Pass<bf16> largest{most, k};
     const int64_t bytes = blocks * kPairRows * k * most, threads = parallel_threads(blocks, bytes);
     char *const packed = static_cast<char *>(
         cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        const Pass pass{rows.count() - begin < most ? rows.count() - begin : most, k};
+        const Pass<bf16> pass{rows.count() - begin < most ? rows.count() - begin : most, k};
         int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
         rows.visit(begin, begin + pass.m, [&](const int64_t *at) {
             x_offsets[m] = at[0];
@@ -63,8 +63,8 @@ void multiply(const linear::Args &a) {
         parallel_for(pass.tiles, pass.m * k * 2, [&](int64_t first, int64_t last) {
             for (int64_t tile = first; tile < last; ++tile) {
                 const int64_t row = tile * kTmmRows, left = pass.m - row;
-                pack_rows(a.x.as<const bf16>(), x_offsets + row, left < kTmmRows ? left : kTmmRows, k, true,
-                          packed + tile * pass.steps * kTmmBytes);
+                pack_rows([&](int64_t i) { return a.x.as<const bf16>() + x_offsets[row + i]; },
+                          left < kTmmRows ? left : kTmmRows, k, true, packed + tile * pass.steps * kTmmBytes);
             }
         });
         parallel_for(threads, bytes, [&](int64_t first, int64_t last) {

@@ -14,9 +14,9 @@ struct PanelBlock {
     const char *words; // of the first column
     int64_t count;     // of columns that belong to y
 
-    static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kStepElements / 2;
+    static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kTileStep<bf16> / 2;
 
-    TileSource source(const Pass &pass, int64_t first, int64_t steps, char *to) const {
+    TileSource source(const Pass<bf16> &pass, int64_t first, int64_t steps, char *to) const {
         const char *const from = words + first * kStepWords * kWordBytes;
         const int64_t there = ceil_div(pass.k, 2) - first * kStepWords, last = there - (steps - 1) * kStepWords;
         const TileSource all{from, kWordBytes, kStepWords * kWordBytes, kTmmRowBytes};
@@ -52,13 +52,13 @@ void multiply(const linear_packed::Args &a) {
     const bf16 *const bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() : nullptr;
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
-    const int64_t most = pass_rows(rows.count(), k);
-    const Pass largest{most, k};
+    const int64_t most = pass_rows<bf16>(rows.count(), k);
+    const Pass<bf16> largest{most, k};
     const int64_t bytes = a.n * k * 2 * ceil_div(most, kPairRows), threads = parallel_threads(blocks, bytes);
     char *const packed = static_cast<char *>(
         cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        const Pass pass{rows.count() - begin < most ? rows.count() - begin : most, k};
+        const Pass<bf16> pass{rows.count() - begin < most ? rows.count() - begin : most, k};
         int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
         rows.visit(begin, begin + pass.m, [&](const int64_t *at) {
             x_offsets[m] = at[0];
@@ -67,8 +67,8 @@ void multiply(const linear_packed::Args &a) {
         parallel_for(pass.tiles, pass.m * k * 2, [&](int64_t first, int64_t last) {
             for (int64_t tile = first; tile < last; ++tile) {
                 const int64_t row = tile * kTmmRows, left = pass.m - row;
-                pack_rows(a.x.as<const bf16>(), x_offsets + row, left < kTmmRows ? left : kTmmRows, k, false,
-                          packed + tile * pass.steps * kTmmBytes);
+                pack_rows([&](int64_t i) { return a.x.as<const bf16>() + x_offsets[row + i]; },
+                          left < kTmmRows ? left : kTmmRows, k, false, packed + tile * pass.steps * kTmmBytes);
             }
         });
         parallel_for(threads, bytes, [&](int64_t first, int64_t last) {

@@ -2,6 +2,7 @@
 #include "quantised_linear.h"
 
 #include "check.h"
+#include "int8_gemm/int8_gemm.h"
 
 namespace infini::quantised_linear {
 
@@ -101,6 +102,9 @@ void run(Format format, const Args &args) {
         } else {
             int8 ? int8_cuda_kernel(args) : int4_cuda_kernel(args);
         }
+    } else if (args.quantize_x && int8 && cpu_tiles() != Tiles::kNone &&
+               args.y.numel() / args.weight.size(0) >= int8_gemm::kTileRowsFrom) {
+        int8_quantised_x_tile_kernel(args);
     } else if (args.quantize_x) {
         int8 ? int8_quantised_x_kernel(args) : int4_quantised_x_kernel(args);
     } else {

@@ -2,6 +2,7 @@
 // then exact products of integers (int8_gemm/product.h).
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
 #include "int8_gemm/product.h"
+#include "output.h"
 #include "parallel.h"
 #include "quantise.h"
 #include "quantised_linear.h"
@@ -13,31 +14,6 @@ namespace {
 using quantised_linear::Args;
 
 constexpr int64_t kMaxRows = 1024; // rows of x that are quantised at once; the weights are packed again for the next
-
-// Of kLanes results at a time; rarely enough for a call and a choice of types each.
-template <typename F> struct Output {
-    const Args &args;
-    const int64_t *offsets; // of each row of y
-    const float *x_scales;
-
-    template <typename Lanes>
-    __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {
-        VecF scale = splat(x_scales[row]);
-        if constexpr (!F::kGrouped) {
-            with_float_type(args.scales.dtype, [&](auto type) {
-                scale = scale * load_at(args.scales.as<const decltype(type)>(), column, lanes);
-            });
-        }
-        value = value * scale;
-        with_float_type(args.y.dtype, [&](auto type) {
-            using T = decltype(type);
-            if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-                value = value + load_at(args.bias.as<const T>(), column, lanes);
-            }
-            store_at(args.y.as<T>() + offsets[row], column, value, lanes);
-        });
-    }
-};
 
 // Their type is asked for once for the vectors of several rows: a copy of all that multiplies for each type takes long to
 // compile.
@@ -102,7 +78,7 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
                 product.set_row(row++, q);
             });
         });
-        const Output<F> output{a, offsets, x_scales};
+        const Output output{a, offsets, x_scales, !F::kGrouped};
         parallel_for(blocks, work, [&](int64_t first, int64_t last) {
             const auto *const weight = a.weight.as<const uint8_t>();
             const int64_t end = last * block < n ? last * block : n, stride = a.weight.stride(0);

@@ -1,0 +1,12 @@
+// The kernel of int8_gemm in tile registers, for weights that lie column by column: tiles.h.
+#include "tiles.h"
+#include "int8_gemm.h"
+#include "output.h"
+
+void infini::int8_gemm::INFINI_LEVEL::tile_kernel(const Args &args) {
+    using namespace infini::INFINI_LEVEL;
+    const TensorView &x = args.x, &w = args.weights;
+    multiply_bytes(
+        x.size(0), w.size(1), x.size(1), w.as<const int8_t>(), w.stride(1),
+        [&](int64_t row, int8_t *) { return x.as<const int8_t>() + row * x.stride(0); }, Output{args, 0});
+}

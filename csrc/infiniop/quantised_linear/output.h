@@ -1,0 +1,39 @@
+// What becomes of the integer sums of linear_int8 and linear_int4 with quantised x: scales, the bias, one rounding.
+#pragma once
+
+#include "quantised_linear.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using quantised_linear::Args;
+
+// Of kLanes results at a time; rarely enough for a call and a choice of types each.
+struct Output {
+    const Args &args;
+    const int64_t *offsets; // of each row of y
+    const float *x_scales;
+    bool scales_rows; // by a scale for each row of the weight; groups have theirs in the sums
+
+    template <typename Lanes>
+    __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {
+        VecF scale = splat(x_scales[row]);
+        if (scales_rows) {
+            with_float_type(args.scales.dtype, [&](auto type) {
+                scale = scale * load_at(args.scales.as<const decltype(type)>(), column, lanes);
+            });
+        }
+        value = value * scale;
+        with_float_type(args.y.dtype, [&](auto type) {
+            using T = decltype(type);
+            if (args.bias.dtype != INFINI_DTYPE_INVALID) {
+                value = value + load_at(args.bias.as<const T>(), column, lanes);
+            }
+            store_at(args.y.as<T>() + offsets[row], column, value, lanes);
+        });
+    }
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
