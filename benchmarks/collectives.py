@@ -27,9 +27,9 @@ from plot_collectives import write
 
 from torch_infini.distributed import communicator as number_of
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
-from torch_infini.testing.benchmark import count, counts, seconds, write_csv
+from torch_infini.testing.benchmark import count, counts, results_of, seconds, write_csv
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [8, 64, 512, *(n * KIB for n in (2, 8, 16, 32, 64, 128, 256, 512)), *(n * MIB for n in (1, 4, 16, 32, 64))]
 QUICK = [8, 8 * KIB, MIB]

@@ -23,12 +23,12 @@ from transformers import StaticCache
 
 from torch_infini import compile as infini_compile
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.benchmark import results_of, write_csv
 from torch_infini.testing.families import FAMILIES, errors_of, tokens
 from torch_infini.testing.llama import random_llama
 
 PREFILL = 512
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 SHAPES = ("1.1B", "160M")
 BACKENDS = ("inductor", "infini")
 

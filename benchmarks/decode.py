@@ -20,12 +20,12 @@ from torch import Tensor
 
 import torch_infini
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import measure_limits, write_csv
+from torch_infini.testing.benchmark import measure_limits, results_of, write_csv
 from torch_infini.testing.llama import random_llama, weight_bytes
 
 PREFILL = 512
 CONTEXTS = (16, 512)  # tokens in the cache where decoding begins
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 
 
 @dataclass

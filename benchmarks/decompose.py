@@ -19,9 +19,9 @@ from torch import Tensor
 from torch_infini import compile as infini_compile
 from torch_infini.ops import OpSpec, all_ops
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import Call, medians, write_csv
+from torch_infini.testing.benchmark import Call, medians, results_of, write_csv
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 
 
 @dataclass

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 
 from torch_infini import patched
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.benchmark import results_of, write_csv
 from torch_infini.testing.patched_families import FAMILIES, LAYERS, Errors, Family, exact_logits, logits, prompts
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 TOKENS = 128  # generated for the comparison of tokens
 SPEED = {
     "hidden_size": 1024,

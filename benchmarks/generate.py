@@ -32,11 +32,11 @@ from peers import protocol
 
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import count, counts, write_csv
+from torch_infini.testing.benchmark import count, counts, results_of, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama
 
 HERE = Path(__file__).parent
-RESULTS = HERE / "results"
+RESULTS = results_of(__file__)
 TORCH = "2.13.0"
 PROMPT, TOKENS = 48, 64  # of the logit error
 DTYPES = ("bfloat16", "int8", "int4")

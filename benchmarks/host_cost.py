@@ -18,9 +18,9 @@ import torch
 from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
 from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, threads_set_to
-from torch_infini.testing.benchmark import medians, write_csv
+from torch_infini.testing.benchmark import medians, results_of, write_csv
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 REPLAYED = 256  # calls of one program
 
 

@@ -28,10 +28,10 @@ from torch_infini.nn import Batch
 from torch_infini.ops.paged_attention import cost, inputs, quantised
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import counts, medians, write_csv
+from torch_infini.testing.benchmark import counts, medians, results_of, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 FOLDER = Path(__file__).parents[1] / "build" / "peers"
 BLOCK = 32
 PREFILL = 0.75  # of a window; the rest is decoded token by token

@@ -23,7 +23,7 @@ from torch import Tensor
 from torch_infini.nn import Linear
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import count, counts, seconds, write_csv
+from torch_infini.testing.benchmark import count, counts, results_of, seconds, write_csv
 
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]
 SHAPES = [(2048, 2560), (2048, 2048), (2048, 11264), (5632, 2048)]  # k, n
@@ -115,7 +115,7 @@ def main() -> None:
     parser.add_argument("--threads", type=counts, default=[1, 2], help="default: 1,2")
     parser.add_argument("--rounds", type=count, default=7)
     parser.add_argument("--quick", action="store_true", help="small shapes, short measurements")
-    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "results" / "packed.csv")
+    parser.add_argument("--out", type=Path, default=results_of(__file__) / "packed.csv")
     options = parser.parse_args()
     rows: list[Row] = []
     for threads in options.threads:

@@ -23,11 +23,11 @@ import torch.distributed as dist
 from families import CONTEXT, decode_seconds
 
 from torch_infini import patched
-from torch_infini.testing.benchmark import write_csv
+from torch_infini.testing.benchmark import results_of, write_csv
 from torch_infini.testing.checkpoints import random_model
 from torch_infini.testing.llama import random_llama
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 THREADS = 2  # of all ranks together
 WORLDS = {"one process": (1, ""), "two ranks, gloo": (2, "gloo"), "two ranks, infiniccl": (2, "infiniccl")}
 

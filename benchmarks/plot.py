@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from torch_infini.testing.benchmark import results_of
+
 OURS, THEIRS = "#1f6feb", "#9aa4b2"
 BAR, GAP, LABEL, PANEL, MARGIN = 16, 5, 150, 430, 14  # pixels
 TITLES = {
@@ -108,4 +110,4 @@ def write(table: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "generate.csv"))
+    print(write(Path(sys.argv[1]) if len(sys.argv) > 1 else results_of(__file__) / "generate.csv"))

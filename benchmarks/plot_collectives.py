@@ -12,6 +12,8 @@ from pathlib import Path
 
 from plot import MARGIN, OURS, THEIRS, text
 
+from torch_infini.testing.benchmark import results_of
+
 WIDTH, HEIGHT, LEFT, BELOW, LABEL = 560, 320, 60, 36, 190  # pixels
 LINES = {  # column: what it is, colour, dashes
     "gloo_us": ("dist.all_reduce, Gloo", THEIRS, ""),
@@ -79,4 +81,4 @@ def write(table: Path) -> Path:
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).parent / "results" / "collectives.csv"))
+    print(write(Path(sys.argv[1]) if len(sys.argv) > 1 else results_of(__file__) / "collectives.csv"))

@@ -23,9 +23,10 @@ import torch
 
 from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import Call, Limits, measure_limits, medians, write_csv
+from torch_infini.testing.benchmark import Call, Limits, measure_limits, medians, results_of, write_csv
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
+TIE = 0.03  # what shared machines scatter by from one median to the next
 
 
 @dataclass
@@ -211,6 +212,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     path = options.out or RESULTS / "ops.csv"
     write_csv(path, rows, Row)
     print(f"{len(rows)} rows in {path}")
+    slower = [row for row in rows if row.ratio_to_eager is not None and row.ratio_to_eager < 1 - TIE]
+    print(f"{len(slower)} of them are slower than eager torch by more than {TIE:.0%}{':' if slower else ''}")
+    for row in sorted(slower, key=lambda row: row.ratio_to_eager or 0):
+        print(f"  {row.op} {row.sample} {row.dtype}, {row.threads} thread(s): {row.ratio_to_eager:.2f}")
 
 
 if __name__ == "__main__":

@@ -22,10 +22,10 @@ from torch.profiler import ProfilerActivity, profile
 import torch_infini
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import count, counts, write_csv
+from torch_infini.testing.benchmark import count, counts, results_of, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = results_of(__file__)
 # (shape, weights, phase, length): what a decode begins with, what a prefill has.
 CASES = [
     *(("1.1B", None, "decode", length) for length in (16, 2048)),

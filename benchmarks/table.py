@@ -1,15 +1,17 @@
-"""Prints the tables that README.md and csrc/README.md quote, as Markdown, from the CSV files in results/.
+"""Prints the tables that README.md and csrc/README.md quote, as Markdown, from the CSV files of one kind of CPU.
 
-python benchmarks/table.py
+python benchmarks/table.py              # of results/zen-5, which the pages quote
+python benchmarks/table.py --cpu zen-4
 """
 
 from __future__ import annotations
 
+import argparse
 import csv
 from collections.abc import Iterator
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parent / "results" / "zen-5"
 # The rows of ops.csv that the README shows, in bfloat16.
 SHOWN = {
     "rms_norm": ("512x4096", "16384x4096"),
@@ -158,9 +160,7 @@ def quantised_table() -> Iterator[str]:
 
 
 def generate_table(name: str = "generate.csv") -> Iterator[str]:
-    """Generation by every engine, tokens a second; quantised weights with their logit error. May be empty."""
-    if not (RESULTS / name).exists():
-        return
+    """Generation by every engine, tokens a second; quantised weights with their logit error."""
     rows = read(name)
     columns = {"eager": "torch", "compile": "torch.compile", "packed": "packed"}
     columns |= {engine: engine for engine in ("llama.cpp", "OpenVINO", "infini")}
@@ -199,16 +199,19 @@ def collectives_table() -> Iterator[str]:
 
 
 if __name__ == "__main__":
-    tables = (
-        decode_table,
-        generate_table,
-        steps_table,
-        families_table,
-        sites_table,
-        compile_table,
-        quantised_table,
-        ops_table,
-        c_abi_table,
-        collectives_table,
-    )
-    print("\n\n".join(filter(None, ("\n".join(table()) for table in tables))))
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--cpu", default=RESULTS.name, help="a folder of results/ (default: %(default)s)")
+    RESULTS = RESULTS.with_name(parser.parse_args().cpu)
+    tables = {
+        decode_table: "decode.csv",
+        generate_table: "generate.csv",
+        steps_table: "steps.csv",
+        families_table: "families.csv",
+        sites_table: "compile-sites.csv",
+        compile_table: "compile.csv",
+        quantised_table: "quantised.csv",
+        ops_table: "ops.csv",
+        c_abi_table: "c-abi.csv",
+        collectives_table: "collectives.csv",
+    }
+    print("\n\n".join("\n".join(table()) for table, name in tables.items() if (RESULTS / name).exists()))

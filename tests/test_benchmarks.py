@@ -6,11 +6,23 @@ import csv
 import os
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
+import torch_infini
+from torch_infini import _cpu
+from torch_infini._cpu import cpu_name
+from torch_infini.testing.benchmark import results_of, write_csv
+
 ROOT = Path(__file__).parents[1]
+
+
+@dataclass
+class Point:
+    x: float
+    y: float | None
 
 
 def start(script: str, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -43,6 +55,8 @@ def test_run(tmp_path: Path) -> None:
         "read_gb_per_s",
         "copy_gb_per_s",
         "note",
+        "cpu",
+        "capability",
     ]
     assert (row["op"], row["dtype"], row["threads"], row["note"]) == ("rms_norm", "bfloat16", "1", "")
     assert row["limit"]
@@ -288,6 +302,28 @@ def test_generate_tells_why_there_is_no_number(tmp_path: Path) -> None:
     process.process.kill()
     with pytest.raises(generate.Failure, match="decode: the worker ended with status -9"):
         process.ask("decode", batch=1, context=1, steps=1)
+
+
+def test_results_name_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every CSV says which CPU and kernels it is of; each kind of CPU has a folder."""
+    file = tmp_path / "new" / "rows.csv"
+    write_csv(file, [Point(1.23456, None)], Point)
+    with file.open(newline="") as lines:
+        (row,) = csv.DictReader(lines)
+    assert row == {"x": "1.235", "y": "", "cpu": cpu_name(), "capability": torch_infini.cpu_capability()}
+    for vendor, family, model, name in (
+        ("AuthenticAMD", 26, 2, "Zen 5"),
+        ("AuthenticAMD", 25, 17, "Zen 4"),
+        ("AuthenticAMD", 25, 1, "Zen 3"),
+        ("GenuineIntel", 6, 143, "Sapphire Rapids"),
+        ("GenuineIntel", 6, 200, "Intel"),
+        ("CyrixInstead", 5, 4, "CyrixInstead"),
+    ):
+        known = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "model name": "A CPU"}
+        monkeypatch.setattr(_cpu, "facts", lambda known=known: known)
+        assert (_cpu.microarchitecture(), _cpu.cpu_name()) == (name, f"A CPU, {name}")
+    monkeypatch.setattr(_cpu, "facts", lambda: {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "97"})
+    assert results_of(str(tmp_path / "run.py")) == tmp_path / "results" / "zen-4"
 
 
 def test_readme_quotes_the_results() -> None:

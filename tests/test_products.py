@@ -17,6 +17,7 @@ from torch import Tensor
 
 import torch_infini
 from torch_infini import _products
+from torch_infini._cpu import cpu_name
 from torch_infini._products import aten_from, aten_from_set_to, set_aten_from
 from torch_infini.commands import tune
 from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda
@@ -161,6 +162,7 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 SHOW = """
 from torch_infini import _products
+from torch_infini._cpu import cpu_name
 import torch
 print(_products.aten_from("linear", torch.bfloat16), _products.aten_from("matmul", torch.float32), _products.SOURCE)
 """
@@ -190,7 +192,7 @@ def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     file.write_text(json.dumps({**stored, "cpu": "Z80"}))
     said = python(SHOW, INFINI_PRODUCTS=str(file), **environment).stdout
     assert said.partition("built in (")[2] == (
-        f"{file} is for cpu 'Z80', here it is {_products.cpu_name()!r}: run `tune --store` again)\n"
+        f"{file} is for cpu 'Z80', here it is {cpu_name()!r}: run `tune --store` again)\n"
     )
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import platform
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
+from ._cpu import cpu_name
 from ._library import PATH, RUNTIME, cpu_capability
 
 Product = Literal["linear", "matmul"]  # linear and fused_linear; gemm, matmul and conv
@@ -75,17 +75,6 @@ def described(dtype: torch.dtype) -> str:
 
 
 # ---- the file ----
-
-
-def cpu_name() -> str:
-    """The processor's name, as the operating system has it."""
-    try:
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.split(":", 1)[1].strip()
-    except OSError:
-        pass
-    return platform.processor() or platform.machine()
 
 
 def default_file() -> Path:

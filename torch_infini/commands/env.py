@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .. import __version__, _products
+from .._cpu import cpu_name
 from .._library import PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles
 from ..testing import emulates_cuda
 
@@ -77,7 +78,7 @@ def collect() -> dict[str, Any]:
         "torch": torch.__version__,
         "transformers": version_of("transformers"),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "cpu": _products.cpu_name(),
+        "cpu": cpu_name(),
         "cpu_cores": os.cpu_count(),
         "cpu_capability": cpu_capability(),
         "cpu_capabilities": cpu_capabilities(),

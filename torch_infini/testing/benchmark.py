@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from .._cpu import cpu_name, folder_name
+from .._library import cpu_capability
 from .bandwidth import read_bandwidth
 
 Call = Callable[[], Any]
@@ -95,13 +97,23 @@ def rounded(value: Any) -> Any:
     return float(f"{value:.4g}") if isinstance(value, float) else "" if value is None else value
 
 
+def results_of(script: str) -> Path:
+    """The folder of a benchmark's results on this kind of CPU: results/zen-4 beside the script."""
+    return Path(script).resolve().parent / "results" / folder_name()
+
+
 def write_csv(path: Path, rows: Sequence[Any], row_type: type) -> None:
-    """The rows, dataclasses of row_type, under a header; four significant digits, nothing for None."""
+    """The rows, dataclasses of row_type, under a header; four significant digits, nothing for None.
+
+    The last columns are the CPU and the instruction set of the kernels.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
+    machine = {"cpu": cpu_name(), "capability": cpu_capability()}
     with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [f.name for f in fields(row_type)], lineterminator="\n")
+        writer = csv.DictWriter(file, [*(f.name for f in fields(row_type)), *machine], lineterminator="\n")
         writer.writeheader()
-        writer.writerows({name: rounded(value) for name, value in asdict(row).items()} for row in rows)
+        for row in rows:
+            writer.writerow({**{name: rounded(value) for name, value in asdict(row).items()}, **machine})
 
 
 def count(text: str) -> int:
