@@ -22,7 +22,7 @@ test: build
 	$(MAKE) --no-print-directory test-tiles
 	$(MAKE) --no-print-directory test-emulated
 
-# The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tiles.h), on any machine.
+# The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
 TILED := tests/test_linear.py tests/test_linear_packed.py tests/test_fused_linear.py tests/test_matmul.py \
   tests/test_conv.py tests/test_quantize.py tests/test_infiniop.py tests/test_ops.py
 test-tiles: build

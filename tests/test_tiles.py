@@ -28,7 +28,7 @@ PRODUCTS = r"""
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "tiles.h"
+#include "tile_registers.h"
 
 using namespace infini::INFINI_LEVEL;
 
@@ -121,7 +121,7 @@ int main() {
 FAULTS = r"""
 #include <cstdlib>
 
-#include "tiles.h"
+#include "tile_registers.h"
 
 using namespace infini::INFINI_LEVEL;
 

@@ -10,7 +10,7 @@
 
 #include <type_traits>
 
-#include "tiles.h"
+#include "tile_registers.h"
 #include "words.h"
 
 namespace infini::INFINI_LEVEL {

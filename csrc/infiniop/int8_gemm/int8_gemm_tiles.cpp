@@ -1,5 +1,5 @@
-// The kernel of int8_gemm in tile registers, for weights that lie column by column: tiles.h.
-#include "tiles.h"
+// The kernel of int8_gemm in tile registers, for weights that lie column by column: tile_bytes.h.
+#include "tile_bytes.h"
 #include "int8_gemm.h"
 #include "output.h"
 

@@ -1,6 +1,6 @@
 // The kernel of linear_int8 in tile registers where x is quantised too: a scale and int8 values for each row of x, then
-// int8_gemm/tiles.h.
-#include "int8_gemm/tiles.h"
+// int8_gemm/tile_bytes.h.
+#include "int8_gemm/tile_bytes.h"
 #include "output.h"
 #include "quantise.h"
 #include "quantised_linear.h"

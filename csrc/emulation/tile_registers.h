@@ -1,4 +1,4 @@
-// The tile registers of AMX in plain C++, for tests on machines without them: the functions of common/tiles.h, with the
+// The tile registers of AMX in plain C++, for tests on machines without them: the functions of common/tile_registers.h, with the
 // arithmetic that Intel's manual describes. What a CPU would answer with an invalid opcode ends the process with a
 // sentence here; so does a kernel that configures tiles it has not released.
 #pragma once

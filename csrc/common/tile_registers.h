@@ -1,5 +1,5 @@
 // The tile registers of AMX: eight of 16 rows of 64 bytes, and the instructions that multiply them. Only *_tiles.cpp
-// files include it; they are compiled for the registers, and for their emulation in plain C++ (emulation/tiles.h).
+// files include it; they are compiled for the registers, and for their emulation in plain C++ (emulation/tile_registers.h).
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2.
 #pragma once
 
@@ -33,7 +33,7 @@ constexpr TileShapes full_tiles() {
 } // namespace infini::INFINI_LEVEL
 
 #if defined(INFINI_EMULATED_TILES)
-#include "../emulation/tiles.h"
+#include "../emulation/tile_registers.h"
 #else
 
 namespace infini::INFINI_LEVEL {
