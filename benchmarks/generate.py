@@ -22,7 +22,7 @@ import statistics
 import subprocess
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ import numpy as np
 import plot
 from peers import protocol
 
+from torch_infini._cpu import facts
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import count, counts, results_of, write_csv
@@ -83,14 +84,25 @@ class Environment:
     name: str
     pip: tuple[tuple[str, ...], ...]
     check: str
+    variables: dict[str, str] = field(default_factory=dict)  # of the shell that pip runs in
+    note: str = ""  # behind the version, in every result
 
 
-LLAMA_CPP = Environment(
-    "llama_cpp",
-    # From source, so that it is compiled for this machine's instruction set.
-    (("install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36", "gguf==0.19.0"),),
-    "import llama_cpp, gguf",
-)
+def llama_cpp(amx: bool) -> Environment:
+    """llama.cpp from source, compiled for this machine's instruction set; without AMX where the CPU has it.
+
+    With AMX its quantised weights crash on more than one token (llama-cpp-python 0.3.36, Sapphire Rapids).
+    """
+    pip = (("install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36", "gguf==0.19.0"),)
+    check = "import llama_cpp, gguf"
+    if not amx:
+        return Environment("llama_cpp", pip, check)
+    off = "-mno-amx-tile -mno-amx-int8 -mno-amx-bf16"
+    variables = {"CMAKE_ARGS": f"-DCMAKE_C_FLAGS='{off}' -DCMAKE_CXX_FLAGS='{off}'"}
+    return Environment("llama_cpp_without_amx", pip, check, variables, "llama.cpp built without AMX")
+
+
+LLAMA_CPP = llama_cpp("amx_tile" in facts().get("flags", "").split())
 OPENVINO = Environment(
     "openvino",
     (
@@ -174,7 +186,8 @@ def interpreter(environment: Environment, folder: Path) -> Path:
     with log.open("w") as out:
 
         def call(*command: Any) -> bool:
-            return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT).returncode == 0
+            variables = {**os.environ, **environment.variables}
+            return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=variables).returncode == 0
 
         ok = call(sys.executable, "-m", "venv", home)
         for arguments in environment.pip:
@@ -262,7 +275,9 @@ class Bench:
         process = Process(PEERS[engine], self.folder, threads, log, self.options.patience)
         try:
             loaded = process.ask("load", folder=str(checkpoint), variant=variant, dtype=dtype, threads=threads)
-            contestant = Contestant(engine, name, process, loaded["version"], loaded["weight_bytes"])
+            environment = PEERS[engine].environment
+            version = ", ".join(filter(None, (loaded["version"], environment.note if environment else "")))
+            contestant = Contestant(engine, name, process, version, loaded["weight_bytes"])
             key = (checkpoint.name, name, dtype)
             if key not in self.errors:  # of the number of threads that comes first: it hardly depends on it
                 self.errors[key] = self.logit_error(process, checkpoint)

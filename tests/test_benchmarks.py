@@ -304,6 +304,19 @@ def test_generate_tells_why_there_is_no_number(tmp_path: Path) -> None:
         process.ask("decode", batch=1, context=1, steps=1)
 
 
+def test_llama_cpp_where_there_is_amx() -> None:
+    """Its quantised weights crash there: it is built without, in an environment of its own, and results say so."""
+    pytest.importorskip("transformers")
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        import generate
+    finally:
+        sys.path.pop(0)
+    plain, without = generate.llama_cpp(amx=False), generate.llama_cpp(amx=True)
+    assert (plain.variables, plain.note) == ({}, "") and plain.name != without.name
+    assert "-mno-amx-int8" in without.variables["CMAKE_ARGS"] and "without AMX" in without.note
+
+
 def test_results_name_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every CSV says which CPU and kernels it is of; each kind of CPU has a folder."""
     file = tmp_path / "new" / "rows.csv"
