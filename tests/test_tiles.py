@@ -239,6 +239,14 @@ for name, way in ways.items():
         for threads in (1, 2):
             with threads_set_to(threads):
                 assert torch.equal(way(x[:rows]), expected[:rows]), (name, rows, threads)
+# Rows in parts of which the last ones are few enough to be multiplied in another way: two threads, or two passes.
+for m, k, n in ((200, 4100, 20), (193, 85000, 33)):
+    x, w = (torch.randn(rows, k, generator=g).bfloat16() for rows in (m, n))
+    with threads_set_to(2):
+        y, z = ops.linear(x, w), ops.matmul(x, w.t())
+    for first in range(0, m, 32):
+        alone = ops.linear(x[first : first + 32], w)
+        assert torch.equal(y[first : first + 32], alone) and torch.equal(z[first : first + 32], alone), (m, first)
 print("same bits")
 """
 

@@ -11,10 +11,6 @@ using Bf16Product = Product<bf16>;
 
 constexpr double kParallelProducts = 1 << 20; // multiply-adds from which on threads pay: a region costs microseconds
 
-Pass<bf16> pass_of(const Bf16Product &p, int64_t rows) {
-    return {rows, p.k, p.b.along_k};
-}
-
 // Tiles first .. last-1 of a pass that begins at `row` of a.
 void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t first, int64_t last, char *packed) {
     for (int64_t tile = first; tile < last; ++tile) {
@@ -44,12 +40,6 @@ void multiply_columns(const Bf16Product &p, const Pass<bf16> &pass, int64_t row,
                     });
 }
 
-struct Needs {
-    int64_t packed, scratch; // bytes, of a pass of `rows`
-    Needs(const Bf16Product &p, int64_t rows)
-        : packed(pass_of(p, rows).packed_bytes()), scratch(pass_of(p, rows).scratch_bytes()) {}
-};
-
 void multiply(const gemm::Args &args) {
     const Batch<bf16> batch(args);
     const Bf16Product &whole = batch.product;
@@ -69,38 +59,39 @@ void multiply(const gemm::Args &args) {
     if (batch.size * row_parts >= threads) { // each thread has products, or rows, of its own
         const int64_t part_rows = ceil_div(ceil_div(whole.m, row_parts), kPairRows) * kPairRows;
         const int64_t most = pass_rows<bf16>(part_rows < whole.m ? part_rows : whole.m, whole.k);
-        const Needs needs(whole, most);
-        auto *const memory =
-            static_cast<char *>(cpu::scratch(static_cast<size_t>(threads * (needs.packed + needs.scratch))));
+        const Pass<bf16> largest{most, whole.k, whole.b.along_k};
+        const int64_t own = largest.packed_bytes() + largest.scratch_bytes();
+        auto *const memory = static_cast<char *>(cpu::scratch(static_cast<size_t>(threads * own)));
         const int64_t items = batch.size * row_parts;
         parallel_for(threads, kParallelBytes, [&](int64_t begin, int64_t end) {
-            char *const packed = memory + begin * (needs.packed + needs.scratch);
+            char *const packed = memory + begin * own;
             for (int64_t item = items * begin / threads; item < items * end / threads; ++item) {
                 const Bf16Product p = entry_of(item / row_parts);
                 const int64_t first = item % row_parts * part_rows;
                 const int64_t last = first + part_rows < p.m ? first + part_rows : p.m;
                 for (int64_t row = first; row < last; row += most) {
-                    const Pass<bf16> pass = pass_of(p, last - row < most ? last - row : most);
+                    const Pass<bf16> pass = largest.with_rows(last - row < most ? last - row : most);
                     pack_tiles(p, pass, row, 0, pass.tiles, packed);
-                    multiply_columns(p, pass, row, 0, blocks, packed, packed + needs.packed);
+                    multiply_columns(p, pass, row, 0, blocks, packed, packed + largest.packed_bytes());
                 }
             }
         });
         return;
     }
     const int64_t most = pass_rows<bf16>(whole.m, whole.k);
-    const Needs needs(whole, most);
-    auto *const packed = static_cast<char *>(cpu::scratch(static_cast<size_t>(needs.packed + threads * needs.scratch)));
+    const Pass<bf16> largest{most, whole.k, whole.b.along_k};
+    auto *const packed = static_cast<char *>(
+        cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
     for (int64_t entry = 0; entry < batch.size; ++entry) {
         const Bf16Product p = entry_of(entry);
         for (int64_t row = 0; row < p.m; row += most) {
-            const Pass<bf16> pass = pass_of(p, p.m - row < most ? p.m - row : most);
+            const Pass<bf16> pass = largest.with_rows(p.m - row < most ? p.m - row : most);
             parallel_for(pass.tiles, pass.m * p.k * 2,
                          [&](int64_t first, int64_t last) { pack_tiles(p, pass, row, first, last, packed); });
             parallel_for(threads, kParallelBytes, [&](int64_t begin, int64_t end) {
                 for (int64_t part = begin; part < end; ++part) {
                     multiply_columns(p, pass, row, blocks * part / threads, blocks * (part + 1) / threads, packed,
-                                     packed + needs.packed + part * needs.scratch);
+                                     packed + largest.packed_bytes() + part * largest.scratch_bytes());
                 }
             });
         }

@@ -31,22 +31,33 @@ constexpr int64_t kStripBlocks = 8;        // of at most so many blocks
 constexpr int64_t kPassRows = 1024;        // rows of x that are packed at once,
 constexpr int64_t kPassBytes = 16 << 20;   // as long as they take no more than this
 
-// m rows of x that pass by together, and k elements of each.
+// m rows of x that pass by together, and k elements of each. How w is cut follows from the largest pass of a product.
 template <typename E> struct Pass {
     int64_t m, k;
     bool in_place = true; // whether w can be multiplied where it lies
     int64_t steps = ceil_div(k, kTileStep<E>), tiles = ceil_div(m, kTmmRows), pairs = ceil_div(tiles, 2);
     bool whole = in_place && pairs <= kDirectPairs;
     int64_t piece = whole || steps < kPieceSteps ? steps : kPieceSteps; // steps of a block that are multiplied at once
+    int64_t strip = piece == steps ? 1 : blocks_in(kStripBytes);        // blocks whose sums wait for the next piece
 
-    int64_t strip() const { // blocks whose sums wait for the next piece
-        const int64_t fit = kStripBytes / (pairs * kPairSums * 4 + 1);
-        return piece == steps || fit < 1 ? 1 : fit < kStripBlocks ? fit : kStripBlocks;
+    // The same with no more rows.
+    Pass with_rows(int64_t rows) const {
+        Pass pass = *this;
+        pass.m = rows;
+        pass.tiles = ceil_div(rows, kTmmRows);
+        pass.pairs = ceil_div(pass.tiles, 2);
+        return pass;
     }
     int64_t packed_bytes() const { return tiles * steps * kTmmBytes; }
     // Of a thread: a piece of w with a step of its own for the end of k, then sums.
     int64_t piece_bytes() const { return (piece + 1) * 2 * kTmmBytes; }
-    int64_t scratch_bytes() const { return piece_bytes() + strip() * pairs * kPairSums * 4; }
+    int64_t scratch_bytes() const { return piece_bytes() + strip * pairs * kPairSums * 4; }
+
+private:
+    int64_t blocks_in(int64_t bytes) const {
+        const int64_t fit = bytes / (pairs * kPairSums * 4 + 1);
+        return fit < 1 ? 1 : fit < kStripBlocks ? fit : kStripBlocks;
+    }
 };
 
 // Rows are split evenly into passes of so many.
@@ -308,7 +319,7 @@ void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t col
 template <typename E, typename BlockOf, typename Write>
 void multiply_blocks(const Pass<E> &pass, const char *x, int64_t begin, int64_t end, const BlockOf &block,
                      char *scratch, const Write &write) {
-    const int64_t strip = pass.strip();
+    const int64_t strip = pass.strip;
     auto *const sums = reinterpret_cast<float *>(scratch + pass.piece_bytes());
     const TileScope scope(full_tiles());
     const auto multiply_pair_of = [&](int64_t i, int64_t pair, const TileSource &w, int64_t first, int64_t steps,

@@ -20,7 +20,7 @@ void multiply_bytes(int64_t m, int64_t n, int64_t k, const int8_t *weights, int6
     char *const packed = static_cast<char *>(cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * own)));
     const auto own_scratch = [&](int64_t part) { return packed + largest.packed_bytes() + part * own; };
     for (int64_t begin = 0; begin < m; begin += most) {
-        const Pass<int8_t> pass{m - begin < most ? m - begin : most, k};
+        const Pass<int8_t> pass = largest.with_rows(m - begin < most ? m - begin : most);
         parallel_for(threads, work, [&](int64_t first, int64_t last) {
             for (int64_t part = first; part < last; ++part) {
                 auto *const q = reinterpret_cast<int8_t *>(own_scratch(part));

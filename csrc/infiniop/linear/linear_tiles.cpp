@@ -54,7 +54,7 @@ void multiply(const linear::Args &a) {
     char *const packed = static_cast<char *>(
         cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        const Pass<bf16> pass{rows.count() - begin < most ? rows.count() - begin : most, k};
+        const Pass<bf16> pass = largest.with_rows(rows.count() - begin < most ? rows.count() - begin : most);
         int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
         rows.visit(begin, begin + pass.m, [&](const int64_t *at) {
             x_offsets[m] = at[0];
