@@ -26,8 +26,11 @@ DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12}  # as infini
 NEVER = 2**63 - 1
 FORMAT = 1
 
-# What of the table is not the sources': product and dtype -> from how many rows on ATen is called, or None for never.
+# Product and dtype -> from how many rows on ATen is called, or None for never.
 Table = Mapping[tuple[Product, torch.dtype], "int | None"]
+Size = int | None | Literal["default"]  # "default": what the sources say of the level in use
+
+_chosen: dict[tuple[Product, torch.dtype], Size] = {}  # where that is not "default"
 
 _library = ctypes.CDLL(str(PATH))
 _library.infiniTorchLibraryFrom.argtypes = [ctypes.c_int, ctypes.c_int]
@@ -41,19 +44,20 @@ def aten_from(product: Product, dtype: torch.dtype) -> int | None:
     return None if size == NEVER else size
 
 
-def set_aten_from(product: Product, dtype: torch.dtype, size: int | None | Literal["default"]) -> None:
+def set_aten_from(product: Product, dtype: torch.dtype, size: Size) -> None:
     """Call ATen from so many rows on, never (None), or as the sources' table says ("default")."""
     number = 0 if size == "default" else NEVER if size is None else size
     if size is not None and size != "default" and size < 1:
         raise ValueError(f"torch_infini: a product's size must be at least 1, got {size}")
     if _library.infiniTorchSetLibraryFrom(PRODUCTS.index(product), DTYPES[dtype], number):
         raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode())
+    _chosen[product, dtype] = size
 
 
 @contextmanager
-def aten_from_set_to(size: int | None) -> Iterator[None]:
+def aten_from_set_to(size: Size) -> Iterator[None]:
     """Run the body with ATen's products from so many rows on, of every dtype; None: with our kernels alone."""
-    before = {(product, dtype): aten_from(product, dtype) for product in PRODUCTS for dtype in DTYPES}
+    before = {(product, dtype): _chosen.get((product, dtype), "default") for product in PRODUCTS for dtype in DTYPES}
     try:
         for product, dtype in before:
             set_aten_from(product, dtype, size)
