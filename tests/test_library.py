@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini._library import PATH, check_torch, load, set_cpu_capability
+from torch_infini._library import PATH, RUNTIME, check_torch, load, set_cpu_capability
 from torch_infini.testing import cpu_capability_set_to, threads_set_to
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -73,6 +73,13 @@ def test_emulated_tiles() -> None:
     assert lower == ["baseline", *wanted]
     done = python("import torch_infini", INFINI_EMULATE="tpu")
     assert done.stderr.splitlines()[-1] == ("ImportError: infini: INFINI_EMULATE must be amx or not be set, got 'tpu'")
+
+
+def test_has_capability() -> None:
+    for name in torch_infini.cpu_capabilities():
+        assert RUNTIME.infinirtCpuHasCapability(name.encode()) == 1
+    assert RUNTIME.infinirtCpuHasCapability(b"sse9") == RUNTIME.infinirtCpuHasCapability(None) == -1
+    assert RUNTIME.infiniGetLastErrorMessage().decode() == "infinirtCpuHasCapability: name must not be NULL"
 
 
 def test_unknown_capability() -> None:

@@ -237,7 +237,8 @@ def refusals(name: str) -> dict[str, list[Refusal]]:
 
 
 CANNOT_FAIL = {"Init", "GetDevice", "DeviceSynchronize", "SetLastErrorMessage", "CpuCapability"}
-CANNOT_FAIL |= {"CpuCapabilityLevel", "CpuHighestCapability"}
+CANNOT_FAIL |= {"CpuCapabilityLevel", "CpuHighestCapability", "CpuVectorLevel", "CpuTiles", "CpuTilesRefused"}
+CANNOT_FAIL |= {"CpuHasCapability"}  # it answers -1 instead of a status
 
 
 def check_refusals(name: str) -> None:
