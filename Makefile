@@ -8,7 +8,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-emulated test-tiles build bench sanitize fuzz soak format check-format check-cuda build-cuda \
+.PHONY: demo test test-emulated test-tiles build build-emulated bench sanitize fuzz soak format check-format check-cuda build-cuda \
   test-cuda bench-cuda clean
 .DELETE_ON_ERROR:
 
@@ -17,7 +17,8 @@ demo: build
 
 PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-test: build
+# The emulated libraries first: tests/test_contributing.py copies what is built.
+test: build-emulated
 	$(PYTEST) --ignore-glob='tests/test_cuda*'
 	$(MAKE) --no-print-directory test-tiles
 	$(MAKE) --no-print-directory test-emulated
@@ -31,8 +32,10 @@ test-tiles: build
 
 # The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
 EMULATED := build/native/emulated
-test-emulated: build
+build-emulated: build
 	@INFINI_EMULATION=1 $(PY) -W ignore setup.py -q build_ext --inplace
+
+test-emulated: build-emulated
 	OMP_NUM_THREADS=1 INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
 
 bench: build

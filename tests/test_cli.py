@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from torch_infini.__main__ import main
+from torch_infini._library import cpu_tiles
 from torch_infini.commands import doctor, ops
 from torch_infini.ops import REGISTRY
 
@@ -74,17 +75,22 @@ def test_ops_tells_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypat
 
 
 def test_doctor(capsys: pytest.CaptureFixture[str]) -> None:
-    status, out, _ = run(capsys, "doctor", "--verbose")
+    """Of a few ops: tests/test_ops.py holds all of them against their references, at every level."""
+    status, out, _ = run(capsys, "doctor", "--verbose", "--ops", "rms_norm,linear,random_sample")
     assert status == 0, out
-    assert "rms_norm on cpu, baseline" in out
+    assert "rms_norm on cpu, baseline" in out and "linear on cpu, baseline" in out
+    assert f"tile registers (AMX): {cpu_tiles() or 'in use'}" in out
+    assert "dense products of bfloat16: torch_infini" in out
     assert ", 0 failed" in out
+    status, _, err = run(capsys, "doctor", "--ops", "rms_norm,norm")
+    assert status != 0 and "there is no op 'norm'; `python -m torch_infini ops` lists them" in err
 
 
 def test_doctor_finds_faults(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> None:
         raise AssertionError("off by one")
 
-    monkeypatch.setattr(doctor, "checks", lambda: iter([("good", lambda: None), ("bad", fail)]))
+    monkeypatch.setattr(doctor, "checks", lambda ops: iter([("good", lambda: None), ("bad", fail)]))
     status, out, _ = run(capsys, "doctor")
     assert status == 1
     assert "FAILED  bad: off by one" in out

@@ -7,7 +7,7 @@ and a patched model. Exit status 1 on failure.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -15,13 +15,15 @@ import torch
 
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
-from ..ops import OpSpec, all_ops
+from ..ops import REGISTRY, OpSpec, all_ops
 from ..testing import call, check_against_reference, cpu_capability_set_to, moved, on_cpu
+from .errors import CommandError
 
 HELP = "check every op on every backend present, and the installation"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--ops", help="names, separated by commas (default: all)")
     parser.add_argument("--verbose", action="store_true", help="a line for each op, backend and instruction set")
 
 
@@ -76,8 +78,8 @@ def gpus() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def checks() -> Iterator[tuple[str, Callable[[], None]]]:
-    for spec in all_ops():
+def checks(ops: Iterable[OpSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
+    for spec in ops:
         for backend in spec.backends:
             if backend == "cpu":
                 for capability in cpu_capabilities():
@@ -91,8 +93,12 @@ def checks() -> Iterator[tuple[str, Callable[[], None]]]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    for name in arguments.ops.split(",") if arguments.ops else ():
+        if name not in REGISTRY:
+            raise CommandError(f"there is no op {name!r}; `python -m torch_infini ops` lists them")
+    ops = [REGISTRY[name] for name in arguments.ops.split(",")] if arguments.ops else all_ops()
     failed = passed = 0
-    for name, check in checks():
+    for name, check in checks(ops):
         try:
             check()
         except Exception as error:  # whatever it is, it is the finding
