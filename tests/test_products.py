@@ -195,6 +195,14 @@ def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     )
 
 
+def test_without_a_home() -> None:
+    """A user without a home folder, or whose cache may not be read, has the built-in table."""
+    nobody = "import os, pwd\npwd.getpwuid = lambda uid: {}[uid]\ndel os.environ['HOME']\n"
+    done = python(nobody + SHOW, HOME="/", XDG_CACHE_HOME="", INFINI_PRODUCTS="")
+    assert done.stdout.endswith("built in\n"), done.stderr
+    assert python(SHOW, XDG_CACHE_HOME="/dev/null", INFINI_PRODUCTS="").stdout.endswith("built in\n")
+
+
 @pytest.mark.parametrize(
     ("text", "why"),
     [
@@ -221,7 +229,9 @@ def test_files_that_are_no_table(tmp_path: Path, text: str, why: str) -> None:
 def test_bad_options_of_tune(capsys: pytest.CaptureFixture[str]) -> None:
     from torch_infini.__main__ import main
 
+    quick = ["--dtypes", "float32", "--rows", "1", "--rounds", "1"]
     for options, sentence in (
+        ([*quick, "--file", "/dev/null/table"], "the table cannot be stored in /dev/null/table ("),
         (["--rows", "4,x"], "--rows must be positive integers with commas between, got '4,x'"),
         (["--dtypes", "int8"], "--dtypes must be of float32, bfloat16 and float16, got 'int8'"),
         (["--rounds", "0"], "--rounds must be at least 1, got 0"),

@@ -83,7 +83,8 @@ def described(dtype: torch.dtype) -> str:
 
 def default_file() -> Path:
     """Where `tune --store` writes unless told otherwise."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torch_infini" / "products.json"
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")  # Path.home() raises where there is none
+    return Path(cache) / "torch_infini" / "products.json"
 
 
 def machine() -> dict[str, str]:
@@ -161,7 +162,7 @@ def load() -> Source:
     if wish == "default":
         return Source()
     file = Path(wish) if wish else default_file()
-    if not wish and not file.is_file():
+    if not wish and not os.path.isfile(file):  # also where it may not be looked at
         return Source()
     try:
         of, table = read(file)

@@ -126,7 +126,10 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"{product} of {name}: {'ours' if size is None else f'ATen from {size} rows on'}")
     if arguments.store or arguments.file:
         file = arguments.file or _products.default_file()
-        _products.write(file, table, [{**line, "threads": arguments.threads} for line in measured])
+        try:
+            _products.write(file, table, [{**line, "threads": arguments.threads} for line in measured])
+        except OSError as error:
+            raise CommandError(f"the table cannot be stored in {file} ({error}); --file names another place") from error
         print(
             f"stored in {file}" + (": set INFINI_PRODUCTS to it" if arguments.file else ", used from the next start on")
         )
