@@ -1,8 +1,6 @@
-// The kernel of linear_packed in tile registers: a packed weight is a right operand as it lies. gemm/tile_product.h.
-#include "gemm/tile_product.h"
+// The kernel of linear_packed in tile registers: a packed weight is a right operand as it lies. gemm/tile_rows.h.
+#include "gemm/tile_rows.h"
 #include "linear_packed.h"
-#include "parallel.h"
-#include "rows.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -41,7 +39,7 @@ struct PanelBlock {
 };
 
 void multiply(const linear_packed::Args &a) {
-    const int64_t k = a.x.size(-1), panel_bytes = ceil_div(k, 2) * PanelBlock::kWordBytes;
+    const int64_t panel_bytes = ceil_div(a.x.size(-1), 2) * PanelBlock::kWordBytes;
     const int64_t blocks = a.n / kPanel * 2 + ceil_div(a.n % kPanel, kPairRows);
     const auto column_of = [](int64_t block) { return block / 2 * kPanel + block % 2 * kPairRows; };
     const auto block_of = [&](int64_t block) -> PanelBlock {
@@ -50,39 +48,11 @@ void multiply(const linear_packed::Args &a) {
                 left < most ? left : most};
     };
     const bf16 *const bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() : nullptr;
-    const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
-    const int64_t most = pass_rows<bf16>(rows.count(), k);
-    const Pass<bf16> largest{most, k};
-    const int64_t bytes = a.n * k * 2 * ceil_div(most, kPairRows), threads = parallel_threads(blocks, bytes);
-    char *const packed = static_cast<char *>(
-        cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
-    for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        const Pass<bf16> pass = largest.with_rows(rows.count() - begin < most ? rows.count() - begin : most);
-        int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
-        rows.visit(begin, begin + pass.m, [&](const int64_t *at) {
-            x_offsets[m] = at[0];
-            y_offsets[m++] = at[1];
+    multiply_rows(
+        a.x, a.y, blocks, false, block_of, [&](int64_t block, int64_t offset, int64_t n, VecF value, auto lanes) {
+            const int64_t column = column_of(block) + n;
+            store_at(a.y.as<bf16>() + offset, column, bias ? value + load_at(bias, column, lanes) : value, lanes);
         });
-        parallel_for(pass.tiles, pass.m * k * 2, [&](int64_t first, int64_t last) {
-            for (int64_t tile = first; tile < last; ++tile) {
-                const int64_t row = tile * kTmmRows, left = pass.m - row;
-                pack_rows([&](int64_t i) { return a.x.as<const bf16>() + x_offsets[row + i]; },
-                          left < kTmmRows ? left : kTmmRows, k, false, packed + tile * pass.steps * kTmmBytes);
-            }
-        });
-        parallel_for(threads, bytes, [&](int64_t first, int64_t last) {
-            for (int64_t part = first; part < last; ++part) {
-                multiply_blocks(pass, packed, blocks * part / threads, blocks * (part + 1) / threads, block_of,
-                                packed + largest.packed_bytes() + part * largest.scratch_bytes(),
-                                [&](int64_t block, int64_t row, int64_t n, VecF value, auto lanes) {
-                                    const int64_t column = column_of(block) + n;
-                                    store_at(a.y.as<bf16>() + y_offsets[row], column,
-                                             bias ? value + load_at(bias, column, lanes) : value, lanes);
-                                });
-            }
-        });
-    }
 }
 
 } // namespace
