@@ -15,7 +15,8 @@ constexpr int kTypes = 3, kLevels = kCpuCapabilities + 1;
 constexpr int kProducts = static_cast<int>(Products::kCount);
 
 // From how many rows on the library is faster, by level: baseline, avx2, avx512, avx512_bf16, avx512_amx.
-//   avx512_amx, float32: an Intel Xeon (Sapphire Rapids), one thread, 512 rows of linear: torch takes 0.78 of our time.
+//   avx512_amx, float32: an Intel Xeon (Sapphire Rapids), one thread: torch took 0.78 of our time in one case of linear;
+//   that it was the one of 512 rows is assumed.
 //   Its bfloat16 (oneDNN in tile registers, 0.10 to 0.64 of what our AVX-512 kernels took from 16 rows on) was not
 //   compared with our tile kernels yet.
 constexpr int64_t kTable[kProducts][kTypes][kLevels] = {

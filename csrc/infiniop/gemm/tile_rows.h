@@ -1,4 +1,5 @@
-// Rows of x, with any strides, times blocks of weights in tile registers: the driver of linear's and linear_packed's kernels.
+// Rows of x, with any strides, times blocks of weights in tile registers: what drives the kernels of linear and
+// linear_packed.
 #pragma once
 
 #include "parallel.h"
