@@ -99,6 +99,59 @@ def test_results(dtype: torch.dtype) -> None:
             close(y[i], part.t(), part.t())
 
 
+IMAGE_CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
+    "2-D": ((2, 16, 17, 19), (40, 16, 3, 3), {"padding": [1, 2], "stride": [2, 1], "dilation": [1, 2]}),
+    "1-D": ((1, 80, 300), (48, 80, 3), {"padding": 1}),
+    "3-D": ((1, 4, 9, 10, 11), (33, 4, 3, 2, 3), {}),
+    "one image": ((16, 20, 20), (32, 16, 3, 3), {}),
+    "patches": ((1, 3, 112, 112), (64, 3, 14, 14), {"stride": 14}),
+}
+
+
+@pytest.mark.parametrize("dtype", _products.DTYPES, ids=str)
+@pytest.mark.parametrize("name", IMAGE_CASES)
+def test_convolutions(name: str, dtype: torch.dtype) -> None:
+    """ATen's equal ours but for rounding: contiguous and strided operands, functional and out."""
+    shape, kernels, options = IMAGE_CASES[name]
+    g = torch.Generator().manual_seed(1)
+    depth = torch.Size(kernels[1:]).numel()
+    x, bias = torch.randn(*shape, generator=g).to(dtype), torch.randn(kernels[0], generator=g).to(dtype)
+    weight = (torch.randn(*kernels, generator=g) * depth**-0.5).to(dtype)
+    spread = torch.stack([x, x], -1)[..., 0]
+    function = {3: torch.conv1d, 4: torch.conv2d, 5: torch.conv3d}[weight.dim()]
+    exact = function(x.double(), weight.double(), bias.double(), **options)
+    with aten_from_set_to(1), torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        y = torch_infini.ops.conv(x, weight, bias, **options)
+        again = torch_infini.ops.conv(spread.requires_grad_(), weight, bias, **options)
+        out = torch.full((*y.shape[:-1], 2 * y.shape[-1]), 7.0, dtype=dtype)
+        torch_infini.ops.conv(x, weight, bias, **options, out=out[..., ::2])
+    assert sum(event.name == "aten::convolution" for event in profile.events()) == 3
+    for result in (y, again.detach(), out[..., ::2]):
+        assert_close(result, exact, *TOLERANCES[dtype], name)
+    assert y.is_contiguous() and (out[..., 1::2] == 7).all()
+
+
+def test_which_convolutions() -> None:
+    x, weight = torch.randn(1, 16, 60, 60), torch.randn(24, 16, 3, 3)
+
+    def called(*arguments: Any) -> bool:
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            OPS.conv(*arguments)
+        return any(event.name == "aten::convolution" for event in profile.events())
+
+    with aten_from_set_to(None):
+        assert not called(x, weight)
+        set_aten_from("conv", torch.float32, 24)
+        assert called(x, weight) and not called(x, weight[:23]) and not called(x, weight, None, [3])
+        assert not called(torch.randn(1, 512, 8, 4), torch.randn(24, 512, 3, 3))  # 12 positions
+        set_aten_from("patches", torch.float32, 1)
+        assert called(x, weight, None, [3]) and called(x, weight[:, :, :1, :1])
+        assert not called(x, weight[:, :1, :1, :1].expand(24, 16, 1, 1)[:9])  # too little to do
+    four = torch.randn(1, 8, 9, 9, 9, 9)
+    with aten_from_set_to(1):  # ATen has three dimensions
+        OPS.conv(four, torch.randn(16, 8, 3, 3, 3, 3))
+
+
 def test_gradients_and_modes() -> None:
     """The detour is inside the op: autograd, inference mode and compiled graphs see the same op as ever."""
     x, weight, _ = operands(torch.float32, 32)
@@ -124,6 +177,8 @@ def test_levels_have_their_own_table() -> None:
         with cpu_capability_set_to(name), aten_from_set_to("default"):
             built_in = aten_from("linear", torch.float32)
             assert built_in == (512 if name == "avx512_amx" else None)
+            assert aten_from("conv", torch.bfloat16) == {"avx512_bf16": 32, "avx512_amx": 1}.get(name)
+            assert aten_from("patches", torch.float32) == (1 if name == "avx512_amx" else None)
             with aten_from_set_to(12):
                 assert aten_from("linear", torch.float32) == 12
             assert aten_from("linear", torch.float32) == built_in
@@ -139,8 +194,10 @@ def test_the_report_says_so() -> None:
     assert str(report).endswith("dense products of float32: torch_infini, from 64 rows on ATen")
     with aten_from_set_to(None):
         set_aten_from("linear", torch.float32, 8)
+        set_aten_from("patches", torch.float32, 9)
         described = _products.described(torch.float32)
-    assert described == "torch_infini, from 8 rows on ATen (matmul: torch_infini)"
+    ours, aten = "torch_infini", "torch_infini, from 9 rows on ATen"
+    assert described == f"torch_infini, from 8 rows on ATen (matmul: {ours}; conv: {ours}; patches: {aten})"
 
 
 def test_where_aten_wins() -> None:
@@ -178,9 +235,9 @@ def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert f"stored in {file}: set INFINI_PRODUCTS to it" in out and "linear   float32       4" in out
     stored = json.loads(file.read_text())
     assert [(line["product"], line["rows"]) for line in stored["measured"]] == [
-        (product, rows) for product in ("linear", "matmul") for rows in (1, 4)
+        (product, rows) for product in _products.PRODUCTS for rows in (1, 4)
     ]
-    stored["aten_from"] = {"linear": {"bfloat16": 33}, "matmul": {"float32": None}}
+    stored["aten_from"] = {"linear": {"bfloat16": 33}, "matmul": {"float32": None}, "conv": {}, "patches": {}}
     file.write_text(json.dumps(stored))
     environment = {"INFINI_CPU_CAPABILITY": torch_infini.cpu_capability()}
     assert python(SHOW, INFINI_PRODUCTS=str(file), **environment).stdout == f"33 None measured here, {file}\n"
@@ -208,7 +265,7 @@ def test_without_a_home() -> None:
     [
         ("[", "Expecting value: line 1 column 2 (char 1)"),
         ("{}", "it has no valid entry 'format'"),
-        ('{"format": 9}', "its format is 9, not 1"),
+        ('{"format": 9}', "its format is 9, not 2"),
         ("WRONG SIZE", "0 for torch.float32 is neither a number of rows nor null"),
         ("WRONG DTYPE", "5 for torch.int8 is neither a number of rows nor null"),
     ],
@@ -217,7 +274,8 @@ def test_files_that_are_no_table(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "products.json"
     sizes = {"WRONG SIZE": {"float32": 0}, "WRONG DTYPE": {"int8": 5}}.get(text)
     if sizes:
-        text = json.dumps({"format": 1, **_products.machine(), "aten_from": {"linear": sizes, "matmul": {}}})
+        all_sizes = dict.fromkeys(_products.PRODUCTS, sizes)
+        text = json.dumps({"format": 2, **_products.machine(), "aten_from": all_sizes})
     file.write_text(text)
     done = python("import torch_infini", INFINI_PRODUCTS=str(file))
     assert done.stderr.splitlines()[-1] == (

@@ -20,11 +20,13 @@ import torch
 from ._cpu import cpu_name
 from ._library import PATH, RUNTIME, cpu_capability
 
-Product = Literal["linear", "matmul"]  # linear and fused_linear; gemm, matmul and conv
+# linear and fused_linear; gemm and matmul; conv whose windows overlap; conv whose windows do not. Rows of conv are the
+# output channels (the positions of an image, if these are fewer).
+Product = Literal["linear", "matmul", "conv", "patches"]
 PRODUCTS: tuple[Product, ...] = get_args(Product)
 DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12}  # as infinicore.h numbers them
 NEVER = 2**63 - 1
-FORMAT = 1
+FORMAT = 2
 
 # Product and dtype -> from how many rows on ATen is called, or None for never.
 Table = Mapping[tuple[Product, torch.dtype], "int | None"]
@@ -74,8 +76,9 @@ def described(dtype: torch.dtype) -> str:
         size = aten_from(product, dtype)
         return "torch_infini" if size is None else f"torch_infini, from {size} rows on ATen"
 
-    linear, matmul = by("linear"), by("matmul")
-    return linear if linear == matmul else f"{linear} (matmul: {matmul})"
+    linear, *others = ((product, by(product)) for product in PRODUCTS)
+    rest = "; ".join(f"{product}: {way}" for product, way in others if way != linear[1])
+    return f"{linear[1]} ({rest})" if rest else linear[1]
 
 
 # ---- the file ----

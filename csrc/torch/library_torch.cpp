@@ -1,4 +1,5 @@
 // ATen's products (oneDNN, MKL) for gemm/library.h, and the C functions by which torch_infini/tune.py sets the table.
+#include <algorithm>
 #include <array>
 #include <optional>
 #include <utility>
@@ -19,14 +20,16 @@ torch::headeronly::ScalarType torch_type(infiniDtype_t dtype) {
                                         : ScalarType::Half;
 }
 
-// A tensor of the view's memory: its last `dims` dimensions, of entry `entry` of a batch.
-Tensor tensor_of(const TensorView &view, int dims, int64_t entry = 0) {
-    const int first = view.ndim - dims;
-    const int64_t offset = first > 0 && view.shape[0] > 1 ? entry * view.strides[0] : 0;
-    const auto count = static_cast<size_t>(dims);
-    return torch::stable::from_blob(view.as<char>() + offset * static_cast<int64_t>(size_of(view.dtype)),
-                                    {view.shape + first, count}, {view.strides + first, count},
-                                    torch::stable::Device(torch::headeronly::DeviceType::CPU), torch_type(view.dtype));
+// The matrix, or matrix i of a batch of them.
+Tensor matrix_of(TensorView view, int64_t i) {
+    const int first = view.ndim - 2;
+    if (first > 0 && view.shape[0] > 1) {
+        view.data = view.as<char>() + i * view.strides[0] * static_cast<int64_t>(size_of(view.dtype));
+    }
+    std::copy(view.shape + first, view.shape + view.ndim, view.shape);
+    std::copy(view.strides + first, view.strides + view.ndim, view.strides);
+    view.ndim = 2;
+    return tensor_of(view);
 }
 
 // Calls an operator that writes its last argument.
@@ -41,22 +44,29 @@ void multiply(const gemm::Args &args, const TensorView &bias) {
         TensorView weight = args.b; // transposed
         std::swap(weight.shape[0], weight.shape[1]);
         std::swap(weight.strides[0], weight.strides[1]);
-        return call("aten::linear", tensor_of(args.a, 2), tensor_of(weight, 2), std::optional(tensor_of(bias, 1)),
-                    tensor_of(args.c, 2));
+        return call("aten::linear", tensor_of(args.a), tensor_of(weight), std::optional(tensor_of(bias)),
+                    tensor_of(args.c));
     }
     for (int64_t i = 0; i < (args.c.ndim == 3 ? args.c.shape[0] : 1); ++i) {
-        call("aten::mm", tensor_of(args.a, 2, i), tensor_of(args.b, 2, i), tensor_of(args.c, 2, i));
+        call("aten::mm", matrix_of(args.a, i), matrix_of(args.b, i), matrix_of(args.c, i));
     }
 }
 
 [[maybe_unused]] const bool offered = (gemm::set_library(multiply), true);
 
 } // namespace
+
+Tensor tensor_of(const TensorView &view) {
+    const auto dims = static_cast<size_t>(view.ndim);
+    return torch::stable::from_blob(view.data, {view.shape, dims}, {view.strides, dims},
+                                    torch::stable::Device(torch::headeronly::DeviceType::CPU), torch_type(view.dtype));
+}
+
 } // namespace infini
 
 extern "C" {
 
-// From how many rows on a library computes linear's products (0) or matmul's (1) of a dtype; INT64_MAX: never. -1: a
+// From how many rows on a library computes linear's products (0), matmul's (1), conv's (2, 3) of a dtype; INT64_MAX: never. -1: a
 // mistake, which infiniGetLastErrorMessage() tells.
 INFINI_API int64_t infiniTorchLibraryFrom(int products, infiniDtype_t dtype) {
     int64_t from = -1;

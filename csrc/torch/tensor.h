@@ -31,6 +31,9 @@ Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype);
 Tensor empty_like(const TensorView &like);
 Tensor empty_like(const TensorView &like, infiniDtype_t dtype);
 
+// A tensor of the memory of a view on the CPU, of float32, bfloat16 or float16; autograd knows nothing of it.
+Tensor tensor_of(const TensorView &view);
+
 // Whether this build has CUDA kernels.
 bool has_cuda();
 

@@ -1,5 +1,7 @@
 """tune: times this machine's dense products, ours against ATen's, and says from how many rows on which is faster.
 
+Rows of conv are its output channels.
+
 Both take turns. ATen is taken only where it is faster at a size and at all larger ones; ties are ours, whose results do
 not depend on how many rows there are.
 """
@@ -7,7 +9,7 @@ not depend on how many rows there are.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,11 @@ HELP = "measure which dense products ATen computes faster on this machine, and s
 
 ROWS = (1, 4, 16, 64, 256, 1024)
 SIZES = (2048, 2816)  # of k and n: half a feed-forward layer of a 1.1B model
+# An image, a kernel's size and its step: a layer of a ResNet; the patches of a vision transformer.
+IMAGES: dict[Product, tuple[tuple[int, int, int], int, int]] = {
+    "conv": ((64, 58, 58), 3, 1),
+    "patches": ((3, 336, 336), 14, 14),
+}
 MARGIN = 1.03  # how much faster ATen must be: less is noise
 
 
@@ -34,28 +41,34 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=5, metavar="N", help="medians of so many (default: %(default)s)")
 
 
-def operands(product: Product, rows: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """x [rows, k] and a weight [n, k], or for matmul [k, n]."""
-    k, n = SIZES
+def calls(product: Product, rows: int, dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], object]]:
+    """The product by our op and by torch's."""
     generator = torch.Generator().manual_seed(rows)
-    x = torch.randn(rows, k, generator=generator).to(dtype)
-    weight = (torch.randn(n, k, generator=generator) / k**0.5).to(dtype)
-    return x, weight if product == "linear" else weight.t().contiguous()
+
+    def random(*shape: int, scale: float = 1) -> torch.Tensor:
+        return (torch.randn(*shape, generator=generator) * scale).to(dtype)
+
+    ops = torch.ops.infini
+    if product in IMAGES:
+        (channels, height, width), size, stride = IMAGES[product]
+        image, kernels = random(1, channels, height, width), random(rows, channels, size, size, scale=1 / size)
+        return (
+            lambda: ops.conv.default(image, kernels, None, [stride]),
+            lambda: torch.conv2d(image, kernels, None, stride),
+        )
+    k, n = SIZES
+    x, weight = random(rows, k), random(n, k, scale=k**-0.5)
+    if product == "linear":
+        return lambda: ops.linear.default(x, weight), lambda: torch.nn.functional.linear(x, weight)
+    matrix = weight.t().contiguous()
+    return lambda: ops.matmul.default(x, matrix), lambda: torch.matmul(x, matrix)
 
 
 def measure(product: Product, dtype: torch.dtype, rows: int, rounds: int) -> dict[str, Any]:
     """Seconds of a product by our kernel and by ATen, with the current number of threads."""
     from ..testing.benchmark import medians
 
-    x, weight = operands(product, rows, dtype)
-    op = torch.ops.infini.linear.default if product == "linear" else torch.ops.infini.matmul.default
-
-    def ours() -> None:
-        op(x, weight)
-
-    def aten() -> None:
-        torch.nn.functional.linear(x, weight) if product == "linear" else torch.matmul(x, weight)
-
+    ours, aten = calls(product, rows, dtype)
     with _products.aten_from_set_to(None), torch.no_grad():
         times = medians({"infini": ours, "aten": aten}, rounds, 0.01)
     return {

@@ -1,9 +1,15 @@
-// torch.ops.infini.conv, functional and out; declared in torch_infini/ops/conv.py.
+// torch.ops.infini.conv, functional and out; declared in torch_infini/ops/conv.py. Where ATen's convolution (oneDNN) is
+// faster on the CPU at hand, it is called: gemm/library.h has the table.
 #include "../../torch/tensor.h"
 #include "conv.h"
+#include "gemm/library.h"
 
+#include <algorithm>
+#include <array>
 #include <optional>
 #include <vector>
+
+#include <torch/csrc/stable/ops.h>
 
 namespace infini::conv {
 namespace {
@@ -52,6 +58,47 @@ Args conv_args(const Tensor &x, const Tensor &weight, const std::optional<Tensor
     return args;
 }
 
+// Of checked arguments; the size is the channels of y, or the positions of an image if these are fewer.
+bool aten_takes(const Args &args) {
+    if (on_cuda() || args.spatial > 3 || args.y.numel() == 0) {
+        return false;
+    }
+    int64_t positions = 1, depth = args.w.shape[1];
+    bool overlap = false;
+    for (int i = 0; i < args.spatial; ++i) {
+        positions *= args.y.shape[i + 2];
+        depth *= args.w.shape[i + 2];
+        overlap = overlap || args.strides[i] < args.dilations[i] * (args.w.shape[i + 2] - 1) + 1;
+    }
+    const int64_t size = std::min(args.w.shape[0], positions);
+    const double work = static_cast<double>(args.y.numel()) * static_cast<double>(depth);
+    const auto products = overlap ? gemm::Products::kConv : gemm::Products::kPatches;
+    return work >= gemm::kLeastProducts && size >= gemm::library_from(products, args.x.dtype);
+}
+
+Ints listed(const int64_t *values, int spatial) {
+    return {values, values + spatial};
+}
+
+void convolve_by_aten(const Args &args) {
+    using torch::stable::detail::from;
+    using torch::stable::detail::to;
+    const Ints none(static_cast<size_t>(args.spatial), 0);
+    const bool has_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
+    std::array stack{from(tensor_of(args.x)),
+                     from(tensor_of(args.w)),
+                     from(has_bias ? std::optional(tensor_of(args.bias)) : std::nullopt),
+                     from(listed(args.strides, args.spatial)),
+                     from(listed(args.pads, args.spatial)),
+                     from(listed(args.dilations, args.spatial)),
+                     from(false), // transposed
+                     from(none),  // output_padding
+                     from(int64_t{1})};
+    TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::convolution", "", stack.data(), TORCH_ABI_VERSION));
+    Tensor y = tensor_of(args.y);
+    torch::stable::copy_(y, to<Tensor>(stack[0]));
+}
+
 Tensor run_with(Args args, bool one_image, Tensor out) {
     args.y = view(kRule, "out", out);
     if (one_image) {
@@ -59,6 +106,10 @@ Tensor run_with(Args args, bool one_image, Tensor out) {
         insert_batch(args.y);
     }
     check(args);
+    if (aten_takes(args)) {
+        convolve_by_aten(args);
+        return out;
+    }
     const Tensor workspace = empty({static_cast<int64_t>(workspace_size(args))}, INFINI_DTYPE_U8);
     args.workspace = workspace.data_ptr();
     run(args);

@@ -8,8 +8,10 @@
 namespace infini::gemm {
 
 enum class Products : int {
-    kLinear, // linear and fused_linear: rows of x times a weight's rows
-    kMatmul, // gemm, matmul and conv: matrices in any layout
+    kLinear,  // linear and fused_linear: rows of x times a weight's rows
+    kMatmul,  // gemm and matmul, and conv where it is ours: matrices in any layout
+    kConv,    // conv whose windows overlap; of the torch operator only
+    kPatches, // conv whose windows do not
     kCount
 };
 
@@ -19,6 +21,9 @@ using Library = void (*)(const Args &, const TensorView &bias);
 
 // Offers a library; for the whole process.
 void set_library(Library library);
+
+// Multiply-adds from which on a call of a library (some microseconds) can pay.
+constexpr double kLeastProducts = 1 << 20;
 
 constexpr int64_t kNever = INT64_MAX;
 
