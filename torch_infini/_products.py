@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,14 +69,14 @@ def aten_from_set_to(size: Size) -> Iterator[None]:
             set_aten_from(product, dtype, old)
 
 
-def described(dtype: torch.dtype) -> str:
-    """What computes the dense products of a dtype on the CPU, in words."""
+def described(dtype: torch.dtype, products: Iterable[Product] = PRODUCTS) -> str:
+    """What computes products of a dtype on the CPU, in words."""
 
     def by(product: Product) -> str:
         size = aten_from(product, dtype)
         return "torch_infini" if size is None else f"torch_infini, from {size} rows on ATen"
 
-    linear, *others = ((product, by(product)) for product in PRODUCTS)
+    linear, *others = ((product, by(product)) for product in products)
     rest = "; ".join(f"{product}: {way}" for product, way in others if way != linear[1])
     return f"{linear[1]} ({rest})" if rest else linear[1]
 

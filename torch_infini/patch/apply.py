@@ -74,7 +74,11 @@ def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     """The dtype of the dense products that our ops compute now, and what computes them; empty if there are none."""
     dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
     dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and p.is_cpu), None)
-    return f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype)}" if dense and dtype else ""
+    return (
+        f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype, ('linear', 'matmul'))}"
+        if dense and dtype
+        else ""
+    )
 
 
 def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
