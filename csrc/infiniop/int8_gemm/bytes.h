@@ -36,6 +36,19 @@ inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 #endif
 }
 
+// The same for unsigned bytes of at most 15: pairs of their products fit 16 bits.
+inline VecI dot_of_nibbles(VecI sum, VecU nibbles, VecI signed_bytes) {
+#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+    return dot(sum, nibbles, signed_bytes);
+#elif defined(__AVX512F__)
+    const __m512i pairs = _mm512_maddubs_epi16((__m512i)nibbles, (__m512i)signed_bytes);
+    return sum + (VecI)_mm512_madd_epi16(pairs, _mm512_set1_epi16(1));
+#else
+    const __m256i pairs = _mm256_maddubs_epi16((__m256i)nibbles, (__m256i)signed_bytes);
+    return sum + (VecI)_mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
+#endif
+}
+
 constexpr int64_t kVectorBytes = 4 * kLanes; // as many words as lanes
 
 inline VecU load_bytes(const void *p) {
@@ -103,6 +116,7 @@ struct ByteWeights {
     static constexpr int kOffset = 128;     // that makes them unsigned
     static constexpr bool kGrouped = false; // a scale for a row, which the output applies
     static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = stored ^ 0x80808080u; }
+    static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot(sum, bytes, x); }
 };
 
 // Two to a byte; eight elements in a word of which the even ones come first.
@@ -116,6 +130,7 @@ struct NibbleWeights {
         bytes[0] = stored & 0x0f0f0f0fu;
         bytes[1] = stored >> 4 & 0x0f0f0f0fu;
     }
+    static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot_of_nibbles(sum, bytes, x); }
 };
 
 // What NibbleWeights need besides, and others do not have: scales(row, apart, group, lanes, to) and zeros(the same), kLanes

@@ -13,8 +13,8 @@ namespace {
 constexpr int kFarStreams = 4;
 
 #if defined(__AVX512F__)
-// Element l of quarter q: the sum of quarter q of lines[l].
-inline __m512i sum_quarters(const VecI (&lines)[4]) {
+// Element l of part q of 128 bits: the sum of part q of lines[l].
+inline __m512i sum_parts_of(const VecI (&lines)[4]) {
     const auto sum_pairs = [](VecI a, VecI b) {
         const __m512i x = (__m512i)a, y = (__m512i)b;
         return _mm512_add_epi32(_mm512_unpacklo_epi32(x, y), _mm512_unpackhi_epi32(x, y));
@@ -28,7 +28,7 @@ inline __m512i add_quarters(__m512i a, __m512i b) {
     return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
 }
 
-// The sums of 16 groups of kGroup elements, two to a byte, in order: of sum_quarters of four lines each.
+// The sums of 16 groups of kGroup elements, two to a byte, in order: of sum_parts_of four lines each.
 template <int kGroup> VecI group_sums(const VecI *sums) {
     const auto *const quarters = reinterpret_cast<const __m512i *>(sums);
     if constexpr (kGroup == 32) {
@@ -42,12 +42,39 @@ template <int kGroup> VecI group_sums(const VecI *sums) {
         return (VecI)add_quarters(low, high);
     }
 }
+#elif defined(__AVX2__)
+inline __m256i sum_parts_of(const VecI (&lines)[4]) {
+    const auto sum_pairs = [](VecI a, VecI b) {
+        const __m256i x = (__m256i)a, y = (__m256i)b;
+        return _mm256_add_epi32(_mm256_unpacklo_epi32(x, y), _mm256_unpackhi_epi32(x, y));
+    };
+    const __m256i low = sum_pairs(lines[0], lines[1]), high = sum_pairs(lines[2], lines[3]);
+    return _mm256_add_epi32(_mm256_unpacklo_epi64(low, high), _mm256_unpackhi_epi64(low, high));
+}
+
+// Part 0 of a and part 1 of a, then those of b.
+inline __m256i add_parts(__m256i a, __m256i b) {
+    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
+}
+
+// The sums of 8 groups of kGroup elements, likewise.
+template <int kGroup> VecI group_sums(const VecI *sums) {
+    const auto *const parts = reinterpret_cast<const __m256i *>(sums);
+    if constexpr (kGroup == 32) {
+        return (VecI)_mm256_permutevar8x32_epi32(parts[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
+    } else if constexpr (kGroup == 64) {
+        return (VecI)add_parts(parts[0], parts[1]);
+    } else {
+        const __m256i low = add_parts(parts[0], parts[1]), high = add_parts(parts[2], parts[3]);
+        return (VecI)_mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xd8);
+    }
+}
 #endif
 
 template <typename F> class FewRows {
 public:
-    // Up to so many rows of x; with more, panels in registers (Product) are faster. Groups are summed for AVX-512 only.
-    static constexpr int64_t kMost = !F::kGrouped ? 1 : kLanes == 16 ? 2 : 0;
+    // Up to so many rows of x; with more, panels in registers (Product) are faster. Groups are summed from AVX2 on.
+    static constexpr int64_t kMost = !F::kGrouped ? 1 : kLanes >= 8 ? 2 : 0;
 
     // How far on the weights are prefetched: farther, the better for those that take longer to multiply.
     static constexpr int64_t kAheadBytes = F::kGrouped ? 2048 : 1024;
@@ -128,7 +155,7 @@ private:
         }
     }
 
-    // Lines of a weight row that are multiplied at a time: those of 16 groups.
+    // Lines of a weight row that are multiplied at a time: those of kLanes groups.
     static constexpr int chunk_lines(int group) { return group / 8; }
     template <int kGroup> int64_t whole_chunks() const { return row_bytes_ / (chunk_lines(kGroup) * kVectorBytes); }
 
@@ -223,20 +250,20 @@ private:
 #pragma GCC unroll 2
                         for (int piece = 0; piece < F::kPieces; ++piece) {
                             const uint8_t *const factor = factors + (l * F::kPieces + piece) * kVectorBytes;
-                            sums[i] = dot(sums[i], bytes[piece], (VecI)load_bytes(factor));
+                            sums[i] = F::add_products(sums[i], bytes[piece], (VecI)load_bytes(factor));
                         }
                     }
                 }
                 if constexpr (F::kGrouped) {
-#if defined(__AVX512F__)
-                    quarters[s][turn / kTurn] = (VecI)sum_quarters(sums);
+#if defined(__AVX2__)
+                    quarters[s][turn / kTurn] = (VecI)sum_parts_of(sums);
 #endif
                 } else {
                     totals[s] += sums[0] + sums[1];
                 }
             }
         }
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
         if constexpr (F::kGrouped) {
             const int64_t g = c * kLanes;
             const VecI starts = (VecI)load_bytes(x + padded() + 4 * g);

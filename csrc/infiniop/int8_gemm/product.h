@@ -199,7 +199,7 @@ private:
                     const VecI row = splat_word(x + m * 4);
 #pragma GCC unroll 2
                     for (int v = 0; v < kVectors; ++v) {
-                        sums[m][v] = dot(sums[m][v], columns[v], row);
+                        sums[m][v] = F::add_products(sums[m][v], columns[v], row);
                     }
                 }
                 panel += kVectors * kVectorBytes;
