@@ -26,7 +26,8 @@ SHOWN = {
 }
 
 
-def read(name: str) -> list[dict[str, str]]:
+def read(name: str | Path) -> list[dict[str, str]]:
+    """A file of the kind of CPU, or a whole path."""
     with (RESULTS / name).open() as file:
         return list(csv.DictReader(file))
 
@@ -45,6 +46,26 @@ def ops_table() -> Iterator[str]:
                 f"| `{op}` {sample} | {functional:.1f} | {out:.1f} | {eager:.2f}x | {compiled:.2f}x "
                 f"| {float(row['share']):.0%} of {row['limit'].split(',')[0]} |"
             )
+
+
+def kinds_table() -> Iterator[str]:
+    """The same op on every kind of CPU that was measured: how long eager torch takes of our time."""
+    kinds = {
+        f"{folder.name.replace('-', ' ').title()}{capped}": {
+            (row["op"], row["sample"]): float(row["ratio_to_eager"])
+            for row in read(folder / name)
+            if row["dtype"] == "bfloat16" and row["threads"] == "1" and row["ratio_to_eager"]
+        }
+        for folder in sorted(RESULTS.parent.iterdir(), reverse=True)
+        for name, capped in (("ops.csv", ""), ("ops-avx2.csv", ", AVX2"))
+        if (folder / name).exists()
+    }
+    yield f"| op, bfloat16, one thread: eager takes | {' | '.join(kinds)} |"
+    yield f"| --- |{' ---: |' * len(kinds)}"
+    for op, samples in SHOWN.items():
+        for sample in samples:
+            ratios = (ratios.get((op, sample)) for ratios in kinds.values())
+            yield f"| `{op}` {sample} | {' | '.join(f'{r:.2f}x' if r else '-' for r in ratios)} |"
 
 
 def decode_table() -> Iterator[str]:
@@ -211,6 +232,7 @@ if __name__ == "__main__":
         compile_table: "compile.csv",
         quantised_table: "quantised.csv",
         ops_table: "ops.csv",
+        kinds_table: "ops.csv",
         c_abi_table: "c-abi.csv",
         collectives_table: "collectives.csv",
     }
