@@ -7,6 +7,7 @@
 // for all rows of x in a pass; for one row of x it is half of the work. Not measured on AMX.
 #pragma once
 
+#include "formats.h"
 #include "gemm/tile_rows.h"
 #include "group_scales.h"
 #include "int8_gemm/bytes.h"
@@ -19,21 +20,11 @@ using quantised_linear::Args;
 
 // ---- unpacking ----
 
-#if defined(__AVX512BF16__)
-// -8 to 7 in bfloat16, twice: the index has five bits, of which the last may be anything.
-alignas(64) constexpr uint16_t kNibblesAsBf16[32] = {
-    0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
-    0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
-    0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000, 0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0,
-};
-#endif
-
 // The 32 elements of 16 bytes, less 8, in the order of k.
 inline void unpack(const uint8_t *from, bf16 *to) {
 #if defined(__AVX512BF16__)
     const VecU bytes = (VecU)_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
-    _mm512_storeu_si512(to,
-                        _mm512_permutexvar_epi16((__m512i)(bytes | bytes << 12), _mm512_load_si512(kNibblesAsBf16)));
+    _mm512_storeu_si512(to, _mm512_permutexvar_epi16((__m512i)(bytes | bytes << 12), _mm512_load_si512(kInt4Halves)));
 #else
     for (int i = 0; i < 32; ++i) {
         const int q = (from[i / 2] >> (i % 2 * 4) & 15) - 8;

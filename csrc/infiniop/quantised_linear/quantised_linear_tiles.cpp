@@ -8,7 +8,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// `count` integers as bfloat16, and zeros behind them: a step.
+// The integers of a step as bfloat16, in the order of k.
 inline void widen(const int8_t *from, char *to) {
 #if defined(__AVX512BF16__)
     const __m512bh step = _mm512_cvtne2ps_pbh(load(from + kLanes), load(from));
@@ -20,6 +20,7 @@ inline void widen(const int8_t *from, char *to) {
 #endif
 }
 
+// The first `count` of a step, and zeros behind them.
 inline void widen(const int8_t *from, int64_t count, char *to) {
     int8_t step[kTileStep<bf16>] = {};
     std::memcpy(step, from, static_cast<size_t>(count));

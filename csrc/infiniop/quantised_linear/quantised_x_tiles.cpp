@@ -36,7 +36,7 @@ template <typename Body> void for_each_pass(const Args &a, int64_t k, bool scale
     }
 }
 
-void multiply_int8(const Args &a) {
+void multiply_int8_by_bytes(const Args &a) {
     const int64_t k = a.x.size(-1);
     for_each_pass(a, k, true, [&](int64_t m, const auto &quantise, const Output &output) {
         multiply_bytes(
@@ -50,7 +50,7 @@ void multiply_int8(const Args &a) {
     });
 }
 
-void multiply_int4(const Args &a) {
+void multiply_int4_by_bytes(const Args &a) {
     const NibbleWeight<int8_t> weight{a};
     const GroupScales scales{a.scales, a.zeros};
     const int64_t group = weight.group, padded = weight.steps * kTileStep<int8_t>;
@@ -78,9 +78,9 @@ void multiply_int4(const Args &a) {
 } // namespace infini::INFINI_LEVEL
 
 void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_tile_kernel(const Args &args) {
-    infini::INFINI_LEVEL::multiply_int8(args);
+    infini::INFINI_LEVEL::multiply_int8_by_bytes(args);
 }
 
 void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_tile_kernel(const Args &args) {
-    infini::INFINI_LEVEL::multiply_int4(args);
+    infini::INFINI_LEVEL::multiply_int4_by_bytes(args);
 }
