@@ -41,8 +41,9 @@ def linear_int8(
 
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
     again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster (in AMX tiles, of bfloat16 x,
-    it is converted for every 1024 rows; not timed on a CPU that has them). With quantize_x, on AVX-512 VNNI, it is as fast as that at one or two rows, faster at more, and faster than a dense product at any number of
-    rows. Without VNNI it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
+    it is converted for every 1024 rows; not timed on a CPU that has them). With quantize_x, on AVX-512 VNNI, it is as
+    fast as that at one or two rows, faster at more, and faster than a dense product at any number of rows. Without VNNI
+    it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
     every 32 of more (of float32 x without quantize_x, for every 4).
 
     Args:
