@@ -1,10 +1,9 @@
 // Blocks of 4-bit weights in groups for products in tile registers: integers become tiles, int8 or (exactly) bfloat16, and
 // what the tiles sum over a group is scaled and added in float, group after group from the first on.
-// On paper, for a group of s steps, 4 products of tiles a step take 64 s cycles, storing their sums and the scaled ones
-// 128, in parallel: of the Xeon's limit 0.5, 1 and 1 remain in bfloat16 with groups of 32, 64 and 128, in int8 0.25, 0.5
-// and 1 (groups of 32 fill half a step). Sums kept in vector registers save stores, but need more loads for smaller tiles;
-// scaled weights in bfloat16 would need neither, but are rounded. Unpacking takes 3 to 4 instructions for a tile's row, once
-// for all rows of x in a pass; for one row of x it is half of the work. Not measured on AMX.
+// Limit: for a group of s steps, 4 products of tiles a step take 64 s cycles; storing their sums and the scaled ones takes
+// 128, in parallel. On paper 0.5, 1 and 1 of the tiles' rate remain in bfloat16 with groups of 32, 64 and 128, and in int8
+// 0.25, 0.5 and 1 (32 fill half a step). Totals held in vector registers save stores, but cost as many loads; weights
+// scaled in bfloat16 would need neither, but are rounded twice. Not measured on AMX.
 #pragma once
 
 #include "formats.h"
@@ -34,11 +33,10 @@ inline void unpack(const uint8_t *from, bf16 *to) {
 }
 
 inline void unpack(const uint8_t *from, int8_t *to) {
-#if defined(__AVX512F__)
-    const VecU words =
-        (VecU)_mm512_cvtepu8_epi16(_mm256_zextsi128_si256(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from))));
-    const __m512i q = _mm512_sub_epi8((__m512i)((words | words << 4) & 0x0f0f0f0fu), _mm512_set1_epi8(8));
-    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm512_castsi512_si256(q));
+#if defined(__AVX2__)
+    const __m256i words = _mm256_cvtepu8_epi16(_mm_loadu_si128(reinterpret_cast<const __m128i *>(from)));
+    const __m256i values = _mm256_and_si256(_mm256_or_si256(words, _mm256_slli_epi16(words, 4)), _mm256_set1_epi8(15));
+    _mm256_storeu_si256(reinterpret_cast<__m256i *>(to), _mm256_sub_epi8(values, _mm256_set1_epi8(8)));
 #else
     for (int i = 0; i < 32; ++i) {
         to[i] = static_cast<int8_t>((from[i / 2] >> (i % 2 * 4) & 15) - 8);

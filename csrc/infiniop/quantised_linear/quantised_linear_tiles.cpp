@@ -1,7 +1,8 @@
 // The kernel of linear_int8 and linear_int4 in tile registers where x is bfloat16: the integers are exact in it. A block of
-// the weight is unpacked into tiles, once for all rows of x in a pass. For any number of rows, since the tiles add in an
-// order of their own; a row of x alone takes, on paper, 110 cycles for 1 KiB of weight (7 instructions for 32 integers),
-// more than 20 GB/s of a core, of which the memory gives 5 to 12. Not measured on AMX.
+// the weight is unpacked into tiles, once for all rows of x in a pass; any number of rows, for tiles add in an order of
+// their own. Limit: of many rows the tiles' rate, with int4 what nibble_tiles.h says. Of one row, unpacking, 2 to 3.5 cycles
+// for 32 integers, and with int4 adding up: on paper 24 GB/s of int8 a core, 12 of int4, where a full socket's memory gives
+// 5 to 7. Not measured on AMX.
 #include "nibble_tiles.h"
 #include "output.h"
 
