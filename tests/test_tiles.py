@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -232,6 +233,9 @@ ways = {
     "matmul of rows": lambda x: ops.matmul(x, w.t().contiguous()),
     "matmul of columns": lambda x: ops.matmul(x.t().contiguous().t(), w.t()),
 }
+# Integers are exact in bfloat16, so that an int8 weight adds in the order of a dense one.
+q, ones = torch.randint(-128, 128, (300, 1100), dtype=torch.int8, generator=g), torch.ones(300)
+assert torch.equal(ops.linear_int8(x, q, ones), ops.linear(x, q.bfloat16()))
 expected = ways["linear"](x)
 assert (expected.double() - x.double() @ w.double().t()).abs().max() < 0.6
 for name, way in ways.items():
@@ -247,6 +251,21 @@ for m, k, n in ((200, 4100, 20), (193, 85000, 33)):
     for first in range(0, m, 32):
         alone = ops.linear(x[first : first + 32], w)
         assert torch.equal(y[first : first + 32], alone) and torch.equal(z[first : first + 32], alone), (m, first)
+# Quantised weights: rows in passes, in batches of any size and on any number of threads.
+q8 = (torch.randint(-127, 128, (70, 192), dtype=torch.int8, generator=g), torch.rand(70, generator=g))
+q4 = [
+    (torch.randint(0, 256, (70, 96), dtype=torch.uint8, generator=g), *torch.rand(2, 70, 192 // group, generator=g))
+    for group in (32, 64)
+]
+for op, weight in ((ops.linear_int8, q8), (ops.linear_int4, q4[0]), (ops.linear_int4, q4[1])):
+    for quantize_x in (False, True):
+        x = torch.randn(1100, 192, generator=g).bfloat16()
+        for threads in (1, 2):
+            with threads_set_to(threads):
+                y = op(x, *weight, quantize_x=quantize_x)
+                for first, last in ((0, 1), (1024, 1025), (1060, 1100), (3, 100)):
+                    alone = op(x[first:last], *weight, quantize_x=quantize_x)
+                    assert torch.equal(alone, y[first:last]), (op, quantize_x, threads, first, last)
 print("same bits")
 """
 
@@ -256,3 +275,179 @@ def test_same_bits_from_every_door() -> None:
     environment = {**os.environ, "INFINI_EMULATE": "" if REAL else "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}
     done = subprocess.run([sys.executable, "-c", SAME_BITS], capture_output=True, text=True, env=environment, cwd=ROOT)
     assert done.stdout == "same bits\n", done.stderr
+
+
+# linear_int8 and linear_int4 in emulated tiles of integers, which float sums exactly, against sums of integers:
+# strided, misaligned, several pieces of k, an end of k within a step. Fresh memory is full of NaN.
+QUANTISED = r"""
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <vector>
+
+static int planted = 0; // which of the faults that were planted in the sources is made
+
+#include "quantised_linear/quantised_linear_tiles.cpp"
+#include "quantised_linear/quantised_x_tiles.cpp"
+
+using namespace infini;
+
+void *cpu::scratch(size_t bytes) {
+    static void *memory = nullptr;
+    std::free(memory);
+    memory = std::aligned_alloc(64, (bytes + 4095) / 4096 * 4096);
+    std::memset(memory, 0xff, bytes);
+    return memory;
+}
+
+static uint32_t state = 1;
+static int next(int low, int high) {
+    state = state * 1664525u + 1013904223u;
+    return low + static_cast<int>((state >> 8) % static_cast<uint32_t>(high - low + 1));
+}
+
+static TensorView matrix(void *data, infiniDtype_t dtype, int64_t rows, int64_t columns, int64_t pitch) {
+    TensorView view;
+    view.data = data;
+    view.dtype = dtype;
+    view.ndim = 2;
+    view.shape[0] = rows;
+    view.shape[1] = columns;
+    view.strides[0] = pitch;
+    view.strides[1] = 1;
+    return view;
+}
+
+static TensorView row(void *data, infiniDtype_t dtype, int64_t n) {
+    TensorView view = matrix(data, dtype, n, 1, 1);
+    view.ndim = 1;
+    return view;
+}
+
+// A float of few bits as T.
+static void put(float *to, double value) { *to = static_cast<float>(value); }
+static void put(bf16 *to, double value) {
+    const float x = static_cast<float>(value);
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    to->bits = static_cast<uint16_t>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
+}
+
+// group 0: int8. T: of x.
+template <typename T> bool right(int64_t m, int64_t n, int64_t k, int64_t group, bool quantize, bool zeros) {
+    const infiniDtype_t dtype = sizeof(T) == 2 ? INFINI_DTYPE_BF16 : INFINI_DTYPE_F32;
+    const int64_t groups = group > 0 ? k / group : 1, bytes = group > 0 ? k / 2 : k;
+    const int64_t x_pitch = k + 5, y_pitch = n + 3, w_pitch = bytes + 7;
+    std::vector<T> x(m * x_pitch), y(m * y_pitch), bias(n);
+    std::vector<uint8_t> w(n * w_pitch + 1);
+    std::vector<float> scale(n * groups), zero(n * groups);
+    std::vector<int> xs(m * k), q(n * k);
+    for (int64_t i = 0; i < m * k; ++i) {
+        xs[i] = quantize ? i % k == k / 2 ? 127 : next(-127, 127) : next(-3, 3);
+        put(&x[i / k * x_pitch + i % k], xs[i]);
+    }
+    for (int64_t i = 0; i < n * k; ++i) {
+        uint8_t &byte = w[1 + i / k * w_pitch + (group > 0 ? i % k / 2 : i % k)];
+        q[i] = group > 0 ? next(-8, 7) : next(-128, 127);
+        byte = static_cast<uint8_t>(group > 0 ? byte | (q[i] + 8) << i % 2 * 4 : q[i]);
+    }
+    for (int64_t i = 0; i < n * groups; ++i) {
+        scale[i] = 0.5f * static_cast<float>(1 << next(0, 2));
+        zero[i] = static_cast<float>(next(-2, 2));
+    }
+    for (int64_t i = 0; i < n; ++i) {
+        put(&bias[i], next(-9, 9));
+    }
+    quantised_linear::Args a;
+    a.y = matrix(y.data(), dtype, m, n, y_pitch);
+    a.x = matrix(x.data(), dtype, m, k, x_pitch);
+    a.weight = matrix(w.data() + 1, group > 0 ? INFINI_DTYPE_U8 : INFINI_DTYPE_I8, n, bytes, w_pitch);
+    a.scales = matrix(scale.data(), INFINI_DTYPE_F32, n, groups, groups);
+    a.scales.ndim = group > 0 ? 2 : 1;
+    a.bias = row(bias.data(), dtype, n);
+    a.quantize_x = quantize;
+    if (zeros) {
+        a.zeros = matrix(zero.data(), INFINI_DTYPE_F32, n, groups, groups);
+    }
+    namespace tiles = quantised_linear::emulated_amx;
+    if (quantize) {
+        group > 0 ? tiles::int4_quantised_x_tile_kernel(a) : tiles::int8_quantised_x_tile_kernel(a);
+    } else {
+        group > 0 ? tiles::int4_tile_kernel(a) : tiles::int8_tile_kernel(a);
+    }
+    std::vector<T> want(m * y_pitch);
+    for (int64_t i = 0; i < m; ++i) {
+        for (int64_t j = 0; j < n; ++j) {
+            double sum = 0;
+            for (int64_t g = 0; g < groups; ++g) {
+                for (int64_t e = g * (k / groups); e < (g + 1) * (k / groups); ++e) {
+                    sum += xs[i * k + e] * (q[j * k + e] * scale[j * groups + g] + (zeros ? zero[j * groups + g] : 0));
+                }
+            }
+            float of_bias = 0;
+            std::memcpy(reinterpret_cast<char *>(&of_bias) + 4 - sizeof(T), &bias[j], sizeof(T));
+            put(&want[i * y_pitch + j], sum + of_bias);
+        }
+    }
+    if (std::memcmp(y.data(), want.data(), want.size() * sizeof(T)) == 0) {
+        return true;
+    }
+    std::printf("%d rows, %d -> %d, groups of %d%s: wrong\n", (int)m, (int)k, (int)n, (int)group,
+                quantize ? ", x quantised" : "");
+    return false;
+}
+
+int main(int, char **arguments) {
+    planted = std::atoi(arguments[1]);
+    bool all = true;
+    for (const bool quantize : {false, true}) {
+        for (const int64_t m : {1, 19, 130}) {
+            const int64_t n = m == 19 ? 70 : 35;
+            const auto check = quantize ? &right<float> : &right<bf16>;
+            for (const int64_t k : {1, 75, 1100}) {
+                all = all && check(m, n, k, 0, quantize, false);
+            }
+            for (const int64_t group : {32, 64, 128}) {
+                for (const int64_t k : {3 * group, int64_t{1152}}) {
+                    all = all && check(m, n, k, group, quantize, k < 1000 || group > 32);
+                }
+            }
+        }
+    }
+    return all ? 0 : 1;
+}
+"""
+
+# Faults 1 to 7: a line, and what makes the fault of it if it is `planted`.
+PLANTED = [
+    ("nibble_tiles.h", "first + group", "(planted == 1 ? group : first + group)"),  # another group's scale
+    ("nibble_tiles.h", "in_piece / steps * kPairRows", "(planted == 2 ? 0 : in_piece / steps * kPairRows)"),
+    ("nibble_tiles.h", "step / steps * x_pitch", "(planted == 3 ? in_piece : step) / steps * x_pitch"),
+    ("tile_product.h", "std::memset(to, 0, kPairSums * 4)", "std::memset(to, 0, planted == 4 ? 0 : kPairSums * 4)"),
+    ("tile_product.h", "groups.part(of_groups), true", "groups.part(of_groups), planted != 5 || step == 0"),
+    ("quantised_x_tiles.cpp", "q + g * padded + group, 0,", "q + g * padded + group, planted == 6,"),
+    ("quantised_linear_tiles.cpp", "widen(from, left, at)", "widen(from, left - (planted == 7), at)"),  # the end of k
+]
+
+
+def test_planted_faults(tmp_path: Path) -> None:
+    """Quantised weights in tiles, right to the bit; and each of several faults is found."""
+    for folder in ("gemm", "int8_gemm", "quantised_linear"):
+        shutil.copytree(ROOT / "csrc" / "infiniop" / folder, tmp_path / folder)
+    for name, line, fault in PLANTED:
+        (path,) = tmp_path.rglob(name)
+        assert line in path.read_text(), f"{line!r} is not in {name}"
+        path.write_text(path.read_text().replace(line, fault))
+    flags = ("-w", "-fopenmp", "-DINFINI_EMULATED_TILES", f"-I{tmp_path}", f"-I{ROOT}/csrc/include")
+    program = compiled(tmp_path, "quantised", QUANTISED, *flags)
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    if "avx512_bf16" in torch_infini.cpu_capabilities():  # what surrounds the tiles, as on a CPU that has them
+        vectors = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
+        wide = compiled(tmp_path, "wide", QUANTISED, *flags, *vectors, "-mavx512vnni")
+        done = subprocess.run([wide, "0"], capture_output=True, text=True, env=environment)
+        assert done.returncode == 0, (done.stdout, done.stderr)
+    for planted in range(len(PLANTED) + 1):
+        done = subprocess.run([program, str(planted)], capture_output=True, text=True, env=environment)
+        assert done.returncode == (planted > 0), (planted, done.stdout, done.stderr)
+        assert done.stdout.endswith(": wrong\n") == (planted > 0), (planted, done.stdout)

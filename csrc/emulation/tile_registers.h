@@ -32,33 +32,44 @@ struct EmulatedTiles {
             fail("the configuration leaves this tile out", tile);
         }
     }
-    float float_at(int tile, int row, int column) const {
-        float value;
-        std::memcpy(&value, &data[tile][row][4 * column], sizeof value);
-        return value;
-    }
 };
 
 inline thread_local EmulatedTiles emulated_tiles;
 
-// A bfloat16 as a float; denormals count as zero.
-inline float bfloat16_of(const uint8_t *p) {
-    const uint32_t bits = (static_cast<uint32_t>(p[1]) << 24) | (static_cast<uint32_t>(p[0]) << 16);
-    const uint32_t used = (bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits;
+inline float float_of_bits(uint32_t bits) {
     float value;
-    std::memcpy(&value, &used, sizeof value);
+    std::memcpy(&value, &bits, sizeof value);
     return value;
 }
 
-inline float without_denormals(float x) {
-    return std::fabs(x) < 0x1p-126f ? std::copysign(0.0f, x) : x;
+// A bfloat16 as a float; denormals count as zero.
+inline float bfloat16_of(const uint8_t *p) {
+    const uint32_t bits = (static_cast<uint32_t>(p[1]) << 24) | (static_cast<uint32_t>(p[0]) << 16);
+    return float_of_bits((bits & 0x7f800000u) == 0 ? bits & 0x80000000u : bits);
 }
 
-// a * b + sum, rounded once. Products of bfloat16 are exact in float unless they leave its range.
-inline float fma_of_bfloat16(float a, float b, float sum) {
-    const float product = a * b, magnitude = std::fabs(product);
-    const bool exact = (magnitude >= 0x1p-126f && magnitude <= 0x1.fffffep127f) || a == 0 || b == 0;
-    return without_denormals(exact ? product + sum : std::fma(a, b, sum));
+// A quarter of a tile's row: vectors of the compiler's own, which every machine has.
+typedef float FourFloats __attribute__((vector_size(16)));
+typedef int32_t FourWords __attribute__((vector_size(16)));
+
+inline FourFloats without_denormals(FourFloats x) {
+    const FourWords bits = (FourWords)x, normal = (bits & 0x7f800000) != 0;
+    return (FourFloats)(bits & (normal | INT32_MIN));
+}
+
+// sum + a * b, rounded once. Products of bfloat16 are exact in float unless they leave its range, so that a
+// multiplication and an addition do.
+inline FourFloats add_products(FourFloats a, FourFloats b, FourFloats sum) {
+    const FourFloats products = a * b;
+    const FourWords magnitudes = (FourWords)products & INT32_MAX;
+    const FourWords exact = ((magnitudes >= 0x00800000) & (magnitudes < 0x7f800000)) | (a == 0) | (b == 0);
+    if ((exact[0] & exact[1] & exact[2] & exact[3]) != 0) {
+        return without_denormals(products + sum);
+    }
+    for (int i = 0; i < 4; ++i) {
+        sum[i] = std::fma(a[i], b[i], sum[i]);
+    }
+    return without_denormals(sum);
 }
 
 inline void tiles_configure(const TileShapes &shapes) {
@@ -111,8 +122,8 @@ template <int kTile> void tile_store(void *to, int64_t pitch) {
     }
 }
 
-// The shapes that the instructions demand of sum, left and right; body(row, column) for each element of sum.
-template <int kSum, int kLeft, int kRight, typename Body> void for_each_sum(const Body &body) {
+// The shapes that the instructions demand of sum, left and right; body(row, sums) adds to the sums of a row.
+template <typename Sum, int kSum, int kLeft, int kRight, typename Body> void for_each_row(const Body &body) {
     static_assert(kSum != kLeft && kSum != kRight && kLeft != kRight, "the tiles must be three");
     EmulatedTiles &tiles = emulated_tiles;
     for (const int tile : {kSum, kLeft, kRight}) {
@@ -126,43 +137,61 @@ template <int kSum, int kLeft, int kRight, typename Body> void for_each_sum(cons
         EmulatedTiles::fail("the shapes of a product do not match", kSum);
     }
     for (int row = 0; row < tiles.rows[kSum]; ++row) {
-        for (int column = 0; column < tiles.row_bytes[kSum] / 4; ++column) {
-            const auto sum = body(row, column);
-            std::memcpy(&tiles.data[kSum][row][4 * column], &sum, sizeof sum);
-        }
+        Sum sums[16];
+        std::memcpy(sums, tiles.data[kSum][row], sizeof sums);
+        body(row, sums);
+        std::memcpy(tiles.data[kSum][row], sums, static_cast<size_t>(tiles.row_bytes[kSum]));
     }
 }
 
 // tdpbf16ps: the even and the odd products are added up by themselves, then to each other, then to the sum.
 template <int kSum, int kLeft, int kRight> void tile_dot_bfloat16() {
     const EmulatedTiles &tiles = emulated_tiles;
-    for_each_sum<kSum, kLeft, kRight>([&](int row, int column) {
-        float sums[2] = {};
-        for (int word = 0; word < tiles.rows[kRight]; ++word) {
-            for (int half = 0; half < 2; ++half) {
-                sums[half] = fma_of_bfloat16(bfloat16_of(&tiles.data[kLeft][row][4 * word + 2 * half]),
-                                             bfloat16_of(&tiles.data[kRight][word][4 * column + 2 * half]), sums[half]);
+    FourFloats right[32][4]; // of each element of k, the columns
+    for (int i = 0; i < 2 * tiles.rows[kRight]; ++i) {
+        for (int column = 0; column < 16; ++column) {
+            right[i][column / 4][column % 4] = bfloat16_of(&tiles.data[kRight][i / 2][4 * column + i % 2 * 2]);
+        }
+    }
+    for_each_row<float, kSum, kLeft, kRight>([&](int row, float *sums) {
+        FourFloats parts[2][4] = {};
+        for (int i = 0; i < 2 * tiles.rows[kRight]; ++i) {
+            const float x = bfloat16_of(&tiles.data[kLeft][row][2 * i]);
+            for (int quarter = 0; quarter < 4; ++quarter) {
+                FourFloats &part = parts[i % 2][quarter];
+                part = add_products(FourFloats{x, x, x, x}, right[i][quarter], part);
             }
         }
-        const float before = without_denormals(tiles.float_at(kSum, row, column));
-        return without_denormals(before + without_denormals(sums[0] + sums[1]));
+        for (int quarter = 0; quarter < 4; ++quarter) {
+            FourFloats sum;
+            std::memcpy(&sum, sums + 4 * quarter, sizeof sum);
+            sum = without_denormals(without_denormals(sum) + without_denormals(parts[0][quarter] + parts[1][quarter]));
+            std::memcpy(sums + 4 * quarter, &sum, sizeof sum);
+        }
     });
 }
 
-// tdpbssd and tdpbusd: bytes of Left times int8, summed in int32, which wraps.
+// tdpbssd and tdpbusd: bytes of Left times int8, summed in int32, which wraps. The sum of 64 products is exact in float,
+// of which the compiler makes vectors where it has none for integers.
 template <typename Left, int kSum, int kLeft, int kRight> void tile_dot_bytes() {
     const EmulatedTiles &tiles = emulated_tiles;
-    for_each_sum<kSum, kLeft, kRight>([&](int row, int column) {
-        uint32_t sum;
-        std::memcpy(&sum, &tiles.data[kSum][row][4 * column], sizeof sum);
-        for (int word = 0; word < tiles.rows[kRight]; ++word) {
-            for (int byte = 0; byte < 4; ++byte) {
-                const auto left = static_cast<Left>(tiles.data[kLeft][row][4 * word + byte]);
-                const auto right = static_cast<int8_t>(tiles.data[kRight][word][4 * column + byte]);
-                sum += static_cast<uint32_t>(int{left} * int{right});
+    float right[64][16]; // of each element of k, the columns
+    for (int i = 0; i < 4 * tiles.rows[kRight]; ++i) {
+        for (int column = 0; column < 16; ++column) {
+            right[i][column] = static_cast<int8_t>(tiles.data[kRight][i / 4][4 * column + i % 4]);
+        }
+    }
+    for_each_row<uint32_t, kSum, kLeft, kRight>([&](int row, uint32_t *sums) {
+        float products[16] = {};
+        for (int i = 0; i < 4 * tiles.rows[kRight]; ++i) {
+            const float left = static_cast<Left>(tiles.data[kLeft][row][i]);
+            for (int column = 0; column < 16; ++column) {
+                products[column] += left * right[i][column];
             }
         }
-        return sum;
+        for (int column = 0; column < 16; ++column) {
+            sums[column] += static_cast<uint32_t>(static_cast<int32_t>(products[column]));
+        }
     });
 }
 

@@ -28,8 +28,8 @@ def linear_int8(
     """Multiply the rows of x by a transposed int8 weight with a scale for each of its rows, and add the bias.
 
     y = (x @ weight^T) * scales + bias. Without quantize_x, x keeps its precision: the integers become floats (bfloat16
-    for bfloat16 x on AVX-512 BF16, exactly), products are summed in float32, and the result is rounded once. The order
-    of the sum depends on k alone.
+    for bfloat16 x on AVX-512 BF16 and in AMX tiles, exactly), products are summed in float32, and the result is rounded
+    once. The order of the sum depends on k alone.
 
     With quantize_x (W8A8), each row of x is quantised as `torch_infini.quantize.quantize_int8` does it, symmetrically
     with scale_x = max |row| / 127 and ties to even: an error of up to scale_x / 2 in each element. The products of
@@ -40,9 +40,10 @@ def linear_int8(
     differ in value, and which one is taken depends on quantize_x alone.
 
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
-    again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster. With quantize_x, on AVX-512
-    VNNI, it is as fast as that at one or two rows, faster at more, and faster than a dense product at any number of
-    rows. Without VNNI it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
+    again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster (in AMX tiles, of bfloat16 x,
+    it is converted for every 1024 rows; not timed on a CPU that has them). With quantize_x, on AVX-512 VNNI, it is as
+    fast as that at one or two rows, faster at more, and faster than a dense product at any number of rows. Without VNNI
+    it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
     every 32 of more (of float32 x without quantize_x, for every 4).
 
     Args:
@@ -99,7 +100,8 @@ def linear_int4(
     differ in value, and which one is taken depends on quantize_x alone.
 
     At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. Without quantize_x it is
-    converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster. With
+    converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster (in AMX tiles,
+    of bfloat16 x, it is converted for every 1024 rows; not timed on a CPU that has them). With
     quantize_x, on AVX-512 VNNI, it is as fast as that at one row (faster where k is small), faster at more, and faster
     than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8; sums
     within 32 elements are scaled and added up, whatever the group.

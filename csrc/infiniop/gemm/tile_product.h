@@ -72,12 +72,19 @@ struct TileSource {
     const char *data;
     int64_t pitch, step, tile; // bytes from row to row, from step to step, from tile to tile
     const char *tail = nullptr;
+
+    // The same from a later step on, where there is no tail.
+    TileSource from(int64_t first) const { return {data + first * step, pitch, step, tile}; }
 };
 
-// What is prefetched into L2 meanwhile: in every step, a line of each row.
+// What is prefetched into L2 meanwhile: in every step, a line of each row; or, where a line lasts for `every` steps (a
+// power of two), of every such row in turns.
 struct Ahead {
     const char *data = nullptr;
-    int64_t pitch = 0, step = 0, rows = 0;
+    int64_t pitch = 0, step = 0, rows = 0, every = 1, phase = 0;
+
+    // The same from a later step on.
+    Ahead from(int64_t first) const { return {data + first * step, pitch, step, rows, every, phase + first}; }
 };
 
 template <typename E, int kSum, int kLeft, int kRight> void tile_dot() {
@@ -131,7 +138,7 @@ __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileS
     TileSource l = left, r = right;
     const char *line = ahead.data;
     for (int64_t i = has_tail ? 1 : 0; i < steps; ++i, l.data += l.step, r.data += r.step, line += ahead.step) {
-        for (int64_t row = 0; row < ahead.rows; ++row) {
+        for (int64_t row = (ahead.phase + i) & (ahead.every - 1); row < ahead.rows; row += ahead.every) {
             __builtin_prefetch(line + row * ahead.pitch, 0, 2);
         }
         multiply(l, r);
@@ -241,6 +248,8 @@ template <typename E> struct Block {
     Operand<E> rows; // from the first on
     int64_t count;
 
+    static constexpr bool kInPlace = true; // whether source() can do without copying
+
     // The steps from `first` on: in place, or copied to `to`.
     TileSource source(const Pass<E> &pass, int64_t first, int64_t steps, char *to) const {
         const bool right = !rows.along_k;
@@ -314,16 +323,24 @@ void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t col
     }
 }
 
+// A sum goes over all of k. Otherwise: quantised_linear/nibble_tiles.h.
+struct WholeSums {
+    static constexpr bool kGrouped = false;
+    static constexpr int64_t scratch_bytes() { return 0; }
+};
+
 // y of a pass for the blocks begin .. end-1: block(i) is one, of a single kind; write(i, row, column, sums, lanes) takes
-// its results. x: packed, the left operand if blocks are right ones. scratch: the pass's scratch_bytes().
-template <typename E, typename BlockOf, typename Write>
+// its results. x: packed, the left operand if blocks are right ones. scratch: the pass's scratch_bytes(), then those of
+// `groups`.
+template <typename E, typename BlockOf, typename Write, typename Groups = WholeSums>
 void multiply_blocks(const Pass<E> &pass, const char *x, int64_t begin, int64_t end, const BlockOf &block,
-                     char *scratch, const Write &write) {
+                     char *scratch, const Write &write, const Groups &groups = {}) {
     const int64_t strip = pass.strip;
     auto *const sums = reinterpret_cast<float *>(scratch + pass.piece_bytes());
+    char *const of_groups = scratch + pass.scratch_bytes();
     const TileScope scope(full_tiles());
     const auto multiply_pair_of = [&](int64_t i, int64_t pair, const TileSource &w, int64_t first, int64_t steps,
-                                      float *to, const Ahead &ahead) {
+                                      float *to, bool starts, const Ahead &ahead) {
         const TileSource some_x{x + (2 * pair * pass.steps + first) * kTmmBytes, kTmmRowBytes, kTmmBytes,
                                 pass.steps * kTmmBytes};
         const bool left = block(i).is_left(), two_w = block(i).count > kTmmRows, two_x = 2 * pair + 1 < pass.tiles;
@@ -331,7 +348,7 @@ void multiply_blocks(const Pass<E> &pass, const char *x, int64_t begin, int64_t 
         const auto multiply = two_left    ? two_right ? &multiply_pair<E, 2, 2> : &multiply_pair<E, 2, 1>
                               : two_right ? &multiply_pair<E, 1, 2>
                                           : &multiply_pair<E, 1, 1>;
-        multiply(left ? w : some_x, left ? some_x : w, steps, to, first == 0, ahead);
+        multiply(left ? w : some_x, left ? some_x : w, steps, to, starts, ahead);
     };
     for (int64_t start = begin; start < end; start += strip) {
         const int64_t stop = end - start < strip ? end : start + strip;
@@ -347,10 +364,24 @@ void multiply_blocks(const Pass<E> &pass, const char *x, int64_t begin, int64_t 
                                                                                          : first;
                 const auto w = block(i);
                 const TileSource source = w.source(pass, first, steps, scratch);
+                if constexpr (Groups::kGrouped) {
+                    groups.begin_piece(i, first / groups.steps, steps / groups.steps, of_groups);
+                }
                 for (int64_t pair = 0; pair < pass.pairs; ++pair) {
                     float *const to = sums + ((i - start) * pass.pairs + pair) * kPairSums;
-                    multiply_pair_of(i, pair, source, first, steps, to,
-                                     next < end ? block(next).ahead(next_first, pair, pass.pairs) : Ahead{});
+                    const Ahead ahead = next < end ? block(next).ahead(next_first, pair, pass.pairs) : Ahead{};
+                    if constexpr (Groups::kGrouped) {
+                        if (first == 0) {
+                            std::memset(to, 0, kPairSums * 4);
+                        }
+                        for (int64_t step = 0; step < steps; step += groups.steps) {
+                            multiply_pair_of(i, pair, source.from(step), first + step, groups.steps,
+                                             groups.part(of_groups), true, ahead.from(step));
+                            groups.add(pass, pair, w.count, first + step, step, steps, of_groups, to);
+                        }
+                    } else {
+                        multiply_pair_of(i, pair, source, first, steps, to, first == 0, ahead);
+                    }
                     if (last) {
                         const int64_t row = pair * kPairRows,
                                       rows = pass.m - row < kPairRows ? pass.m - row : kPairRows;

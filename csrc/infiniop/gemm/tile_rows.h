@@ -1,5 +1,6 @@
-// Rows of x, with any strides, times blocks of weights in tile registers: what drives the kernels of linear and
-// linear_packed.
+// Rows of x times blocks of weights in tile registers: what drives the kernels of linear, linear_packed, int8_gemm and the
+// quantised linear layers. Rows of x are packed for a pass, each thread a share of them; then each thread takes blocks.
+// Limit: gemm/tile_product.h.
 #pragma once
 
 #include "parallel.h"
@@ -9,44 +10,86 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// x [..., k] and y [..., n] of bfloat16. block_of(i) is one of `blocks` blocks, as multiply_blocks takes them; x is the
-// right operand if they are left ones. write(i, offset, column, sums, lanes) takes results of a row of y that begins at
-// `offset`, from that column of block i on.
-template <typename BlockOf, typename Write>
-void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, bool x_is_right, const BlockOf &block_of,
-                   const Write &write) {
-    const int64_t k = x.size(-1);
+// y of m rows of x, of k elements, and `blocks` blocks of weights: block_of(i) is one, as multiply_blocks takes them.
+// row(i, room) gives row i of x: a pointer to k elements, which may be `room`, room_bytes (a multiple of 64) of its own; it
+// is called by several threads. write(block, row, column, sums, lanes) takes results.
+template <typename E, typename Row, typename BlockOf, typename Write, typename Groups = WholeSums>
+void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, const Row &row, const BlockOf &block_of,
+                    const Write &write, Groups groups = {}) {
+    constexpr bool kInPlace = decltype(block_of(int64_t{0}))::kInPlace;
+    const bool x_is_right = blocks > 0 && block_of(0).is_left();
+    const int64_t most = pass_rows<E>(m, k);
+    Pass<E> largest{most, k, kInPlace};
+    if (!kInPlace && largest.pairs <= kDirectPairs) {
+        largest.strip = 1; // x is small: rows of weights are read as they follow each other
+    }
+    const int64_t work = blocks * kPairRows * k * static_cast<int64_t>(sizeof(E)) * largest.pairs;
+    const int64_t threads = parallel_threads(blocks > largest.tiles ? blocks : largest.tiles, work);
+    const int64_t needs = largest.scratch_bytes() + groups.scratch_bytes(), rooms = kTmmRows * room_bytes;
+    const int64_t own = needs > rooms ? needs : rooms;
+    int64_t x_bytes = largest.packed_bytes();
+    if constexpr (Groups::kGrouped) {
+        x_bytes += groups.x_bytes(largest);
+    }
+    char *const packed = static_cast<char *>(cpu::scratch(static_cast<size_t>(x_bytes + threads * own)));
+    const auto own_scratch = [&](int64_t part) { return packed + x_bytes + part * own; };
+    if constexpr (Groups::kGrouped) {
+        groups.set_memory(largest, packed + largest.packed_bytes());
+    }
+    for (int64_t begin = 0; begin < m; begin += most) {
+        const Pass<E> pass = largest.with_rows(m - begin < most ? m - begin : most);
+        parallel_for(threads, pass.packed_bytes(), [&](int64_t first, int64_t last) {
+            for (int64_t part = first; part < last; ++part) {
+                char *const room = own_scratch(part);
+                for (int64_t tile = pass.tiles * part / threads; tile < pass.tiles * (part + 1) / threads; ++tile) {
+                    const int64_t left = pass.m - tile * kTmmRows, rows = left < kTmmRows ? left : kTmmRows;
+                    const E *of_tile[kTmmRows];
+                    for (int64_t i = 0; i < rows; ++i) {
+                        of_tile[i] = row(begin + tile * kTmmRows + i, room + i * room_bytes);
+                        if constexpr (Groups::kGrouped) {
+                            groups.sum_row(tile * kTmmRows + i, of_tile[i]);
+                        }
+                    }
+                    pack_rows([&](int64_t i) { return of_tile[i]; }, rows, k, x_is_right,
+                              packed + tile * pass.steps * kTmmBytes);
+                }
+            }
+        });
+        parallel_for(threads, work, [&](int64_t first, int64_t last) {
+            for (int64_t part = first; part < last; ++part) {
+                multiply_blocks(
+                    pass, packed, blocks * part / threads, blocks * (part + 1) / threads, block_of, own_scratch(part),
+                    [&](int64_t block, int64_t at, int64_t column, VecF sums, auto lanes) {
+                        write(block, begin + at, column, sums, lanes);
+                    },
+                    groups);
+            }
+        });
+    }
+}
+
+// The same for x [..., k] and y [..., n] of bfloat16, with any strides. write(block, offset, column, sums, lanes) takes
+// results of a row of y that begins at `offset`.
+template <typename BlockOf, typename Write, typename Groups = WholeSums>
+void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, const BlockOf &block_of,
+                   const Write &write, const Groups &groups = {}) {
     const TensorView *const views[] = {&x, &y};
     const Rows<2> rows(views);
-    const int64_t most = pass_rows<bf16>(rows.count(), k);
-    const Pass<bf16> largest{most, k};
-    const int64_t bytes = blocks * kPairRows * k * 2 * ceil_div(most, kPairRows),
-                  threads = parallel_threads(blocks, bytes);
-    char *const packed = static_cast<char *>(
-        cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
+    const int64_t most = pass_rows<bf16>(rows.count(), x.size(-1));
+    int64_t x_offsets[kPassRows], y_offsets[kPassRows];
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        const Pass<bf16> pass = largest.with_rows(rows.count() - begin < most ? rows.count() - begin : most);
-        int64_t x_offsets[kPassRows], y_offsets[kPassRows], m = 0;
-        rows.visit(begin, begin + pass.m, [&](const int64_t *at) {
+        int64_t m = 0;
+        rows.visit(begin, rows.count() - begin < most ? rows.count() : begin + most, [&](const int64_t *at) {
             x_offsets[m] = at[0];
             y_offsets[m++] = at[1];
         });
-        parallel_for(pass.tiles, pass.m * k * 2, [&](int64_t first, int64_t last) {
-            for (int64_t tile = first; tile < last; ++tile) {
-                const int64_t row = tile * kTmmRows, left = pass.m - row;
-                pack_rows([&](int64_t i) { return x.as<const bf16>() + x_offsets[row + i]; },
-                          left < kTmmRows ? left : kTmmRows, k, x_is_right, packed + tile * pass.steps * kTmmBytes);
-            }
-        });
-        parallel_for(threads, bytes, [&](int64_t first, int64_t last) {
-            for (int64_t part = first; part < last; ++part) {
-                multiply_blocks(pass, packed, blocks * part / threads, blocks * (part + 1) / threads, block_of,
-                                packed + largest.packed_bytes() + part * largest.scratch_bytes(),
-                                [&](int64_t block, int64_t row, int64_t column, VecF sums, auto lanes) {
-                                    write(block, y_offsets[row], column, sums, lanes);
-                                });
-            }
-        });
+        multiply_tiles<bf16>(
+            m, x.size(-1), blocks, 0, [&](int64_t row, char *) { return x.as<const bf16>() + x_offsets[row]; },
+            block_of,
+            [&](int64_t block, int64_t row, int64_t column, VecF sums, auto lanes) {
+                write(block, y_offsets[row], column, sums, lanes);
+            },
+            groups);
     }
 }
 

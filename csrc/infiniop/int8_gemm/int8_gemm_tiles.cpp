@@ -8,5 +8,5 @@ void infini::int8_gemm::INFINI_LEVEL::tile_kernel(const Args &args) {
     const TensorView &x = args.x, &w = args.weights;
     multiply_bytes(
         x.size(0), w.size(1), x.size(1), w.as<const int8_t>(), w.stride(1),
-        [&](int64_t row, int8_t *) { return x.as<const int8_t>() + row * x.stride(0); }, Output{args, 0});
+        [&](int64_t row, char *) { return x.as<const int8_t>() + row * x.stride(0); }, Output{args, 0});
 }

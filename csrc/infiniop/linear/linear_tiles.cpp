@@ -43,13 +43,11 @@ void multiply(const linear::Args &a) {
         const int64_t row = (block - factor.first_block) * kPairRows, left = factor.n - row;
         return {{factor.weight + row * factor.stride, 1, factor.stride, true}, left < kPairRows ? left : kPairRows};
     };
-    multiply_rows(a.x, a.y, blocks, true, block_of,
-                  [&](int64_t block, int64_t offset, int64_t n, VecF value, auto lanes) {
-                      const Factor &factor = factor_of(block);
-                      const int64_t column = (block - factor.first_block) * kPairRows + n;
-                      store_at(factor.y + offset, column,
-                               factor.bias ? value + load_at(factor.bias, column, lanes) : value, lanes);
-                  });
+    multiply_rows(a.x, a.y, blocks, block_of, [&](int64_t block, int64_t offset, int64_t n, VecF value, auto lanes) {
+        const Factor &factor = factor_of(block);
+        const int64_t column = (block - factor.first_block) * kPairRows + n;
+        store_at(factor.y + offset, column, factor.bias ? value + load_at(factor.bias, column, lanes) : value, lanes);
+    });
 }
 
 } // namespace

@@ -12,6 +12,7 @@ struct PanelBlock {
     const char *words; // of the first column
     int64_t count;     // of columns that belong to y
 
+    static constexpr bool kInPlace = true;
     static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kTileStep<bf16> / 2;
 
     TileSource source(const Pass<bf16> &pass, int64_t first, int64_t steps, char *to) const {
@@ -48,11 +49,10 @@ void multiply(const linear_packed::Args &a) {
                 left < most ? left : most};
     };
     const bf16 *const bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() : nullptr;
-    multiply_rows(
-        a.x, a.y, blocks, false, block_of, [&](int64_t block, int64_t offset, int64_t n, VecF value, auto lanes) {
-            const int64_t column = column_of(block) + n;
-            store_at(a.y.as<bf16>() + offset, column, bias ? value + load_at(bias, column, lanes) : value, lanes);
-        });
+    multiply_rows(a.x, a.y, blocks, block_of, [&](int64_t block, int64_t offset, int64_t n, VecF value, auto lanes) {
+        const int64_t column = column_of(block) + n;
+        store_at(a.y.as<bf16>() + offset, column, bias ? value + load_at(bias, column, lanes) : value, lanes);
+    });
 }
 
 } // namespace

@@ -1,4 +1,5 @@
-// What becomes of the integer sums of linear_int8 and linear_int4 with quantised x: scales, the bias, one rounding.
+// What becomes of sums of linear_int8 and linear_int4, of integers with quantised x and of tiles: scales, the bias, one
+// rounding.
 #pragma once
 
 #include "quantised_linear.h"
@@ -13,12 +14,12 @@ using quantised_linear::Args;
 struct Output {
     const Args &args;
     const int64_t *offsets; // of each row of y
-    const float *x_scales;
-    bool scales_rows; // by a scale for each row of the weight; groups have theirs in the sums
+    const float *x_scales;  // null: x is not quantised
+    bool scales_rows;       // by a scale for each row of the weight; groups have theirs in the sums
 
     template <typename Lanes>
     __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {
-        VecF scale = splat(x_scales[row]);
+        VecF scale = splat(x_scales != nullptr ? x_scales[row] : 1.0f);
         if (scales_rows) {
             with_float_type(args.scales.dtype, [&](auto type) {
                 scale = scale * load_at(args.scales.as<const decltype(type)>(), column, lanes);

@@ -32,6 +32,18 @@ void check_groups(const Checker &rule, const TensorView &scales, int64_t n, int6
     }
 }
 
+// Sums that are exact throughout may come from either kernel, so that few rows need no tiles; the other sums are added in
+// an order of the tiles' own, and a row has to get the same bits in any call: from one row on.
+bool in_tiles(Format format, const Args &args) {
+    if (cpu_tiles() == Tiles::kNone) {
+        return false;
+    }
+    if (format == Format::kInt8 && args.quantize_x) {
+        return args.y.numel() / args.weight.size(0) >= int8_gemm::kTileRowsFrom;
+    }
+    return args.quantize_x || args.x.dtype == INFINI_DTYPE_BF16; // of float16 and float32 x nothing may be rounded
+}
+
 } // namespace
 
 void check_inputs(Format format, const Args &args) {
@@ -102,9 +114,12 @@ void run(Format format, const Args &args) {
         } else {
             int8 ? int8_cuda_kernel(args) : int4_cuda_kernel(args);
         }
-    } else if (args.quantize_x && int8 && cpu_tiles() != Tiles::kNone &&
-               args.y.numel() / args.weight.size(0) >= int8_gemm::kTileRowsFrom) {
-        int8_quantised_x_tile_kernel(args);
+    } else if (in_tiles(format, args)) {
+        if (args.quantize_x) {
+            int8 ? int8_quantised_x_tile_kernel(args) : int4_quantised_x_tile_kernel(args);
+        } else {
+            int8 ? int8_tile_kernel(args) : int4_tile_kernel(args);
+        }
     } else if (args.quantize_x) {
         int8 ? int8_quantised_x_kernel(args) : int4_quantised_x_kernel(args);
     } else {

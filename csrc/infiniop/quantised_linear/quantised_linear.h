@@ -58,7 +58,11 @@ INFINI_CPU_KERNEL(int4_kernel, Args)
 // With quantize_x.
 INFINI_CPU_KERNEL(int8_quantised_x_kernel, Args)
 INFINI_CPU_KERNEL(int4_quantised_x_kernel, Args)
+// Of bfloat16 x, and with quantize_x of any.
+INFINI_TILE_KERNEL(int8_tile_kernel, Args)
+INFINI_TILE_KERNEL(int4_tile_kernel, Args)
 INFINI_TILE_KERNEL(int8_quantised_x_tile_kernel, Args)
+INFINI_TILE_KERNEL(int4_quantised_x_tile_kernel, Args)
 
 INFINI_CUDA_KERNEL(int8_cuda_kernel, Args)
 INFINI_CUDA_KERNEL(int4_cuda_kernel, Args)

@@ -1,6 +1,7 @@
 // The CPU kernel of linear_int8 and linear_int4 where x is quantised too: a scale and int8 values for each row of x,
 // then exact products of integers (int8_gemm/product.h).
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
+#include "group_scales.h"
 #include "int8_gemm/product.h"
 #include "output.h"
 #include "parallel.h"
@@ -14,36 +15,6 @@ namespace {
 using quantised_linear::Args;
 
 constexpr int64_t kMaxRows = 1024; // rows of x that are quantised at once; the weights are packed again for the next
-
-// Their type is asked for once for the vectors of several rows: a copy of all that multiplies for each type takes long to
-// compile.
-struct GroupScales {
-    const TensorView &scale, &zero;
-
-    bool has_zeros() const { return zero.dtype != INFINI_DTYPE_INVALID; }
-    template <typename Lanes, int kRows>
-    INFINI_ALWAYS_INLINE void scales(int64_t row, int64_t apart, int64_t group, Lanes lanes, VecF (&to)[kRows]) const {
-        of(scale, row, apart, group, lanes, to);
-    }
-    template <typename Lanes, int kRows>
-    INFINI_ALWAYS_INLINE void zeros(int64_t row, int64_t apart, int64_t group, Lanes lanes, VecF (&to)[kRows]) const {
-        of(zero, row, apart, group, lanes, to);
-    }
-
-private:
-    template <typename Lanes, int kRows>
-    INFINI_ALWAYS_INLINE static void of(const TensorView &view, int64_t row, int64_t apart, int64_t group, Lanes lanes,
-                                        VecF (&to)[kRows]) {
-        with_float_type(view.dtype, [&](auto type) __attribute__((always_inline)) {
-            const auto *values = view.as<const decltype(type)>() + row * view.stride(0) + group;
-#pragma GCC unroll 4
-            for (int i = 0; i < kRows; ++i, values += apart * view.stride(0)) {
-                __builtin_prefetch(values + kLanes * view.stride(0)); // of the rows that come next
-                to[i] = load_at(values, 0, lanes);
-            }
-        });
-    }
-};
 
 template <typename F, typename Scales> void multiply(const Args &a, int64_t groups, const Scales &scales) {
     const int64_t k = a.x.size(-1), n = a.weight.size(0);

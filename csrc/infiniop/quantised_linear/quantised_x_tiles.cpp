@@ -1,6 +1,8 @@
-// The kernel of linear_int8 in tile registers where x is quantised too: a scale and int8 values for each row of x, then
-// int8_gemm/tile_bytes.h.
+// The kernels of linear_int8 and linear_int4 in tile registers where x is quantised too: a scale and int8 values for each
+// row of x, then int8_gemm/tile_bytes.h, or nibble_tiles.h.
+// Limit: theirs.
 #include "int8_gemm/tile_bytes.h"
+#include "nibble_tiles.h"
 #include "output.h"
 #include "quantise.h"
 #include "quantised_linear.h"
@@ -9,36 +11,76 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-constexpr int64_t kMaxRows = 1024; // rows of x that are quantised at once
-
-void multiply(const Args &a) {
-    const int64_t k = a.x.size(-1);
+// Calls body(m, quantise, output) for all rows of x, m at a time, whose tiles have k elements each: quantise(row, q) is
+// row `row` of these as int8.
+template <typename Body> void for_each_pass(const Args &a, int64_t k, bool scales_rows, const Body &body) {
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
-    float x_scales[kMaxRows];
-    int64_t x_offsets[kMaxRows], y_offsets[kMaxRows];
-    for (int64_t begin = 0; begin < rows.count(); begin += kMaxRows) {
-        const int64_t end = rows.count() - begin < kMaxRows ? rows.count() : begin + kMaxRows;
+    const int64_t most = pass_rows<int8_t>(rows.count(), k);
+    float x_scales[kPassRows];
+    int64_t x_offsets[kPassRows], y_offsets[kPassRows];
+    for (int64_t begin = 0; begin < rows.count(); begin += most) {
         int64_t m = 0;
-        rows.visit(begin, end, [&](const int64_t *at) {
+        rows.visit(begin, rows.count() - begin < most ? rows.count() : begin + most, [&](const int64_t *at) {
             x_offsets[m] = at[0];
             y_offsets[m++] = at[1];
         });
-        multiply_bytes(
-            m, a.weight.size(0), k, a.weight.as<const int8_t>(), a.weight.stride(0),
+        body(
+            m,
             [&](int64_t row, int8_t *q) {
                 with_float_type(a.x.dtype, [&](auto type) {
-                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + x_offsets[row], k, q);
+                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + x_offsets[row], a.x.size(-1), q);
                 });
+            },
+            Output{a, y_offsets, x_scales, scales_rows});
+    }
+}
+
+void multiply_int8_by_bytes(const Args &a) {
+    const int64_t k = a.x.size(-1);
+    for_each_pass(a, k, true, [&](int64_t m, const auto &quantise, const Output &output) {
+        multiply_bytes(
+            m, a.weight.size(0), k, a.weight.as<const int8_t>(), a.weight.stride(0),
+            [&](int64_t row, char *room) {
+                auto *const q = reinterpret_cast<int8_t *>(room);
+                quantise(row, q);
                 return static_cast<const int8_t *>(q);
             },
-            Output{a, y_offsets, x_scales, true});
-    }
+            output);
+    });
+}
+
+void multiply_int4_by_bytes(const Args &a) {
+    const NibbleWeight<int8_t> weight{a};
+    const GroupScales scales{a.scales, a.zeros};
+    const int64_t group = weight.group, padded = weight.steps * kTileStep<int8_t>;
+    for_each_pass(a, weight.k, false, [&](int64_t m, const auto &quantise, const Output &output) {
+        multiply_tiles<int8_t>(
+            m, weight.k, weight.blocks(), byte_room(weight.k),
+            [&](int64_t row, char *room) {
+                auto *const q = reinterpret_cast<int8_t *>(room);
+                quantise(row, q);
+                for (int64_t g = weight.groups - 1; padded > group && g >= 0; --g) {
+                    std::memmove(q + g * padded, q + g * group, static_cast<size_t>(group));
+                    std::memset(q + g * padded + group, 0, static_cast<size_t>(padded - group));
+                }
+                return static_cast<const int8_t *>(q);
+            },
+            [&](int64_t i) { return weight.block(i); },
+            [&](int64_t block, int64_t row, int64_t column, VecF value, auto lanes) {
+                output(row, block * kPairRows + column, value, lanes);
+            },
+            weight.sums(scales));
+    });
 }
 
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
 void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_tile_kernel(const Args &args) {
-    infini::INFINI_LEVEL::multiply(args);
+    infini::INFINI_LEVEL::multiply_int8_by_bytes(args);
+}
+
+void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_tile_kernel(const Args &args) {
+    infini::INFINI_LEVEL::multiply_int4_by_bytes(args);
 }

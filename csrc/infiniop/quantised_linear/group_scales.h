@@ -1,0 +1,41 @@
+// The scales and zeros of linear_int4's groups, as products of integers load them (int8_gemm/bytes.h). Their type is asked
+// for once for the vectors of several rows: a copy of all that multiplies for each type takes long to compile.
+// Included only by kernel files.
+#pragma once
+
+#include "tensor_view.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+struct GroupScales {
+    const TensorView &scale, &zero;
+
+    bool has_zeros() const { return zero.dtype != INFINI_DTYPE_INVALID; }
+    template <typename Lanes, int kRows>
+    INFINI_ALWAYS_INLINE void scales(int64_t row, int64_t apart, int64_t group, Lanes lanes, VecF (&to)[kRows]) const {
+        of(scale, row, apart, group, lanes, to);
+    }
+    template <typename Lanes, int kRows>
+    INFINI_ALWAYS_INLINE void zeros(int64_t row, int64_t apart, int64_t group, Lanes lanes, VecF (&to)[kRows]) const {
+        of(zero, row, apart, group, lanes, to);
+    }
+
+private:
+    template <typename Lanes, int kRows>
+    INFINI_ALWAYS_INLINE static void of(const TensorView &view, int64_t row, int64_t apart, int64_t group, Lanes lanes,
+                                        VecF (&to)[kRows]) {
+        with_float_type(view.dtype, [&](auto type) __attribute__((always_inline)) {
+            const auto *values = view.as<const decltype(type)>() + row * view.stride(0) + group;
+#pragma GCC unroll 4
+            for (int i = 0; i < kRows; ++i, values += apart * view.stride(0)) {
+                __builtin_prefetch(values + kLanes * view.stride(0)); // of the rows that come next
+                to[i] = load_at(values, 0, lanes);
+            }
+        });
+    }
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL
