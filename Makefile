@@ -28,7 +28,8 @@ TILED := tests/test_linear.py tests/test_linear_packed.py tests/test_fused_linea
   tests/test_conv.py tests/test_quantize.py tests/test_infiniop.py tests/test_ops.py
 test-tiles: build
 	INFINI_EMULATE=amx INFINI_CPU_CAPABILITY=avx512_amx $(PYTEST) $(TILED) \
-	  -k "avx512_amx and (linear or gemm or matmul or conv or int8 or integer or bits or finite or Gemm or Conv)"
+	  -k "avx512_amx and (linear or gemm or matmul or conv or int8 or integer or bits or finite or Gemm or Conv or \
+	  AttentionPrefill or attention and bfloat16 and not layouts)"
 
 # The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
 EMULATED := build/native/emulated

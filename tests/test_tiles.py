@@ -270,10 +270,96 @@ print("same bits")
 """
 
 
+# Attention at the emulated level. Before each call, another one leaves NaN wherever it has computed: what a tile holds
+# behind the last row, key or column of a block must not get into any result.
+ATTENTION = """
+import math
+import torch, torch_infini
+from torch_infini.ops.paged_attention import inputs
+from torch_infini.testing import threads_set_to
+assert torch_infini.cpu_capability() == "avx512_amx"
+g = torch.Generator().manual_seed(0)
+ops = torch.ops.infini
+nan = torch.full((1, 97, 2, 128), torch.nan, dtype=torch.bfloat16)
+
+def attend(op, *args, **kwargs):
+    ops.attention(nan, nan, nan)
+    return op(*args, **kwargs)
+
+def normal(*shape):
+    return torch.randn(shape, generator=g).bfloat16()
+
+# A sum that cancels shows what adds it up: in tiles, even and odd products by themselves.
+q, k = torch.zeros(2, 1, 13, 1, 32, dtype=torch.bfloat16)
+q[..., :3], k[:, 0, :, :3] = 1, torch.tensor([2.0**24, 1, -(2.0**24)])
+v = torch.zeros_like(k)
+v[:, 0] = 1
+scores = lambda rows: attend(ops.attention, q[:, :rows], k[:, :2], v[:, :2], causal=False, scale=1.0)
+assert torch.equal(scores(13), torch.full_like(q, 1 / (1 + math.exp(-1)))), "13 rows are not in tiles"
+assert torch.equal(scores(12), torch.full_like(q[:, :12], 0.5)), "12 rows are in tiles"
+
+# Probabilities of more than bfloat16's 8 bits: averages of values whose mean is nearly 0.
+q, k = normal(1, 1, 1, 32).expand(1, 13, 1, 32), normal(1, 40, 1, 32)
+weights = (q[0, 0, 0].double() @ k[0, :, 0].double().T * 32**-0.5).softmax(-1)
+v = torch.randn(40, 32, dtype=torch.float64, generator=g)
+v = (v - weights @ v).bfloat16()
+error = (attend(ops.attention, q, k, v[None, :, None], causal=False) - weights @ v.double()).abs().max()
+assert error < 2.0**-15, error
+
+# In a batch, paged, with any number of threads: the bits of each sequence alone, its keys contiguous.
+for size, block, heads, kv_heads in ((72, 5, 2, 2), (128, 32, 7, 1), (31, 16, 3, 3)):
+    lengths, queries = (150, 37, 9, 129, 131, 700), (150, 14, 9, 97, 1, 13)
+    q, k_cache, v_cache, tables, lens, starts = inputs(
+        torch.bfloat16, lengths, heads, kv_heads, size, block, queries)
+    slots = [tables[b, torch.arange(n) // block] * block + torch.arange(n) % block for b, n in enumerate(lengths)]
+    unused = torch.ones(k_cache.shape[0] * block, dtype=torch.bool)
+    unused[torch.cat(slots)] = False
+    unused = unused.view(-1, 1, block, 1)
+    expected = []
+    for b, slot in enumerate(slots):
+        k, v = (c.transpose(1, 2).flatten(0, 1)[slot][None] for c in (k_cache, v_cache))
+        one = q[starts[b] : starts[b + 1]][None]
+        with threads_set_to(1):
+            expected.append(attend(ops.attention, one, k, v)[0])
+        # The last of its queries as a chunk of their own, and keys with the heads far apart.
+        k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
+        chunk = attend(ops.attention, one[:, -13:], k, v)[0]
+        if queries[b] > 12:
+            assert torch.equal(chunk, expected[-1][-13:]), ("chunk", size, heads, b)
+    expected = torch.cat(expected)
+    assert expected.isfinite().all(), (size, heads)
+    k_cache, v_cache = (c.masked_fill(unused, torch.nan) for c in (k_cache, v_cache))
+    for threads in (1, 2):
+        with threads_set_to(threads):
+            together = attend(ops.paged_attention_prefill, q, k_cache, v_cache, tables, lens, starts)
+        assert torch.equal(together, expected), (size, block, heads, threads)
+
+    # Integers are bfloat16 as they are; scales of keys and values meet scores and probabilities.
+    k_cache, v_cache = torch.randint(-9, 10, (2, *k_cache.shape), generator=g, dtype=torch.int8)
+    scales = torch.full(k_cache.shape[:3], torch.nan).masked_fill(~unused[..., 0], 0.25)
+    integers = attend(ops.paged_attention_prefill, q, k_cache, v_cache, tables, lens, starts, k_scales=scales,
+                      v_scales=scales)
+    k_cache, v_cache = (c.bfloat16().masked_fill(unused, torch.nan) / 4 for c in (k_cache, v_cache))
+    wanted = attend(ops.paged_attention_prefill, q, k_cache, v_cache, tables, lens, starts)
+    assert torch.equal(integers[: starts[2]], wanted[: starts[2]]), ("int8", size, block, heads)
+print("same bits")
+"""
+
+
+def at_tile_level(code: str) -> subprocess.CompletedProcess[str]:
+    environment = {**os.environ, "INFINI_EMULATE": "" if REAL else "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+
+
 def test_same_bits_from_every_door() -> None:
     """A row of x has the same bits alone or with others, from every op and in every layout: one order of the sum."""
-    environment = {**os.environ, "INFINI_EMULATE": "" if REAL else "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}
-    done = subprocess.run([sys.executable, "-c", SAME_BITS], capture_output=True, text=True, env=environment, cwd=ROOT)
+    done = at_tile_level(SAME_BITS)
+    assert done.stdout == "same bits\n", done.stderr
+
+
+def test_attention() -> None:
+    """Which rows are multiplied in tiles, and how exactly; their bits alone and in a batch, in any layout."""
+    done = at_tile_level(ATTENTION)
     assert done.stdout == "same bits\n", done.stderr
 
 

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "check.h"
+#include "tile_products.h"
 
 namespace infini::attention {
 
@@ -95,6 +96,14 @@ void compute(const Args &args) {
     if (args.out.numel() > 0) {
         on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
     }
+}
+
+const TileProducts *tile_products() {
+    const TileProducts *products = nullptr;
+    if (cpu_tiles() != Tiles::kNone) {
+        find_tile_products(products);
+    }
+    return products;
 }
 
 float cap_factor(const Args &args) {

@@ -1,6 +1,7 @@
 // The CPU kernel of attention: online softmax over blocks of keys. All query heads of a key head are rows of one
 // matrix, so K and V are read once for them; few rows (decode) read them where they lie, each row through its address.
 // K and V of int8 are widened in registers; a key's scales meet its scores and its probabilities.
+// Many rows of bfloat16 are multiplied in tile registers at the level avx512_amx; all else is the same with them.
 // Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 #include "ahead.h"
@@ -10,7 +11,9 @@
 #include "parallel.h"
 #include "scores.h"
 #include "scratch.h"
+#include "sequences.h"
 #include "sizes.h"
+#include "tile_blocks.h"
 #include "tiles.h"
 #include "words.h"
 
@@ -21,36 +24,29 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using attention::Args;
-
 // T: of q and out. E: of the elements of K and V.
-template <typename T, typename E> class Attention {
+template <typename T, typename E> class Attention : Sequences {
     using P = typename Packed<T>::Type;
     using D = typename PackedForDots<T, E>::Type; // of the size of P
     static constexpr bool kScaled = std::is_same_v<E, int8_t>;
+    static constexpr bool kTiled = std::is_same_v<T, bf16>; // where there are tile registers
 
 public:
-    explicit Attention(const Args &args) : a_(args) {
-        heads_ = a_.q.size(2), size_ = a_.q.size(3), kv_heads_ = a_.k.size(2);
-        batch_ = a_.q_starts.dtype ? a_.q_starts.size(0) - 1 : a_.q.size(0);
-        group_ = heads_ / kv_heads_;
+    explicit Attention(const Args &args)
+        : Sequences(args, sizeof(T), sizeof(E), kTiled ? attention::tile_products() : nullptr) {
         depth_ = ceil_div(size_, kElements<P>);
         columns_ = packed_columns<P>(size_);
         width_ = round_up(size_, kTileColumns);
+        rows_ = row_limit_;
+        row_bytes_ = columns_ * static_cast<int64_t>(sizeof(P));
+        if (any_tiled_) {
+            width_ = round_up(width_, attention::kTileSide);
+            rows_ = round_up(rows_, attention::kTileSide);
+            row_bytes_ = row_bytes_ > tile_row_bytes(size_) ? row_bytes_ : tile_row_bytes(size_);
+        }
         scale_ = static_cast<float>(a_.scale);
         softcap_ = static_cast<float>(a_.softcap);
-        window_ = a_.window > 0 ? a_.window : INT64_MAX;
         cap_factor_ = attention::cap_factor(a_);
-        for (int64_t b = 0; b < batch_; ++b) {
-            const Sequence s = sequence(b);
-            const int64_t pairs = (s.length - s.first_key) * kv_heads_ * size_;
-            work_ += pairs * 2 * static_cast<int64_t>(sizeof(E)) + pairs * s.rows * 4 / kFlopsPerByte;
-            splits_ = s.splits > splits_ ? s.splits : splits_;
-            row_blocks_ = s.row_blocks > row_blocks_ ? s.row_blocks : row_blocks_;
-            row_limit_ = s.row_limit > row_limit_ ? s.row_limit : row_limit_;
-            packs_values_ = packs_values_ || s.packs_values;
-        }
-        keys_first_ = a_.k.strides[2] > a_.k.strides[1];
         for (int i = 0; i < 4; ++i) {
             mask_strides_[i] = a_.mask.shape[i] == 1 ? 0 : a_.mask.strides[i];
         }
@@ -73,6 +69,7 @@ public:
         const int64_t taken = heads_together_ == 1 && units >= 8 * workers * kv_heads_ ? kv_heads_ : 1;
         int64_t next = 0;
         parallel_for(workers, work_, [&](int64_t begin, int64_t) {
+            const ConfiguredTiles configured(any_tiled_ ? products_ : nullptr);
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));
             // Units differ in work (causal masks, lengths): each worker takes the next ones when it is done.
             int64_t unit = 0, end = 0;
@@ -108,86 +105,6 @@ public:
     }
 
 private:
-    // A sequence of the batch. How it is computed depends on nothing else, so its bits do not.
-    struct Sequence {
-        int64_t length;      // its keys
-        int64_t first_query; // in its batch entry of q and out, or in all of q
-        int64_t queries;
-        int64_t first_key;  // that a query sees
-        int64_t rows;       // of a key head: row = query * group + head in the group
-        int64_t row_blocks; // of kRowBlock rows
-        int64_t row_limit;  // rows in the largest block
-        int64_t splits;     // of the keys from first_key on
-        bool dots;          // scores by dot products
-        int64_t key_block;  // keys at a time
-        bool packs_values;
-    };
-
-    Sequence sequence(int64_t b) const {
-        Sequence s;
-        s.length = length(b);
-        s.first_query = a_.q_starts.dtype ? at(a_.q_starts, b) : 0;
-        s.queries = a_.q_starts.dtype ? at(a_.q_starts, b + 1) - s.first_query : a_.q.size(1);
-        s.first_key = hidden(s, 0);
-        s.rows = s.queries * group_;
-        s.row_blocks = ceil_div(s.rows, kRowBlock);
-        s.row_limit = s.rows < kRowBlock ? s.rows : kRowBlock;
-        const int64_t splits = s.row_blocks == 1 ? ceil_div(s.length - s.first_key, kSplitKeys) : 1;
-        s.splits = splits < 1 ? 1 : splits > kMaxSplits ? kMaxSplits : splits;
-        s.dots = scores_by_dots<T>(s.row_limit);
-        s.key_block = s.dots ? kDotKeys<E> : kKeyBlock;
-        s.packs_values = s.row_limit > kDirectRows || size_ % kLanes != 0;
-        return s;
-    }
-
-    static int64_t at(const TensorView &values, int64_t i) {
-        i *= values.strides[0];
-        return values.dtype == INFINI_DTYPE_I32 ? values.as<const int32_t>()[i] : values.as<const int64_t>()[i];
-    }
-
-    int64_t length(int64_t b) const { return a_.kv_lens.dtype ? at(a_.kv_lens, b) : a_.k.size(1); }
-
-    // What a worker does at a time: one block of rows of some key heads against one piece of the keys.
-    struct Unit {
-        int64_t b, split, kv_head, first_row, rows, begin, end; // rows 0: there is nothing to do
-        Sequence s;
-    };
-
-    Unit unit_at(int64_t index, int64_t block) const {
-        const int64_t groups = kv_heads_ / heads_together_;
-        Unit u = {index / groups / splits_, index / groups % splits_, index % groups * heads_together_, 0, 0, 0, 0, {}};
-        u.s = sequence(u.b);
-        const Sequence &s = u.s;
-        const bool untouched = s.length == 0 && a_.keeps_empty;
-        if (u.split >= s.splits || block >= s.row_blocks || untouched) {
-            return u;
-        }
-        u.first_row = block * kRowBlock;
-        u.rows = s.rows - u.first_row < kRowBlock ? s.rows - u.first_row : kRowBlock;
-        const int64_t size = round_up(ceil_div(s.length - s.first_key, s.splits), kKeyBlock);
-        u.begin = hidden(s, u.first_row) + u.split * size;
-        const int64_t seen = visible(s, u.first_row + u.rows - 1);
-        u.end = s.splits > 1 && u.begin + size < seen ? u.begin + size : seen;
-        return u;
-    }
-
-    // How many key heads a unit has: a divisor of all that leaves the threads an even share.
-    int64_t together(int64_t pieces, int64_t threads) const {
-        if (row_blocks_ > 1 || packs_values_) {
-            return 1;
-        }
-        const int64_t head_bytes = 2 * kDotKeys<E> * size_ * static_cast<int64_t>(sizeof(E));
-        int64_t heads = kv_heads_ < kMostTogether ? kv_heads_ : kMostTogether;
-        for (; heads > 1; --heads) {
-            const int64_t units = pieces / heads;
-            if (kv_heads_ % heads == 0 && heads * head_bytes <= kTogetherBytes &&
-                (units % threads == 0 || units >= 8 * threads)) {
-                break;
-            }
-        }
-        return heads;
-    }
-
     // What one worker needs while it goes through a unit.
     struct Workspace {
         P *q;             // [heads, rows, columns]
@@ -201,15 +118,15 @@ private:
         float *q_scales; // [heads, rows]: of packed rows, where the elements have scales
         float *k_scales; // [kKeyBlock], likewise
         float *v_scales;
+        bf16 *wide;  // [kKeyBlock, size]: keys or values of int8, for tile registers
+        char *parts; // [kPairedRows]: of probabilities, for tile registers
 
-        static int64_t q_bytes(const Attention &a) {
-            return round_up(a.heads_together_ * a.row_limit_ * a.columns_ * 4, 64);
-        }
-        static int64_t k_bytes(const Attention &a) { return kKeyBlock * a.columns_ * 4; }
+        static int64_t q_bytes(const Attention &a) { return round_up(a.heads_together_ * a.rows_ * a.row_bytes_, 64); }
+        static int64_t k_bytes(const Attention &a) { return kKeyBlock * a.row_bytes_; }
         static int64_t v_bytes(const Attention &a) { return a.packs_values_ ? kKeyBlock * a.width_ * 4 : 0; }
-        static int64_t scores_bytes(const Attention &a) { return a.row_limit_ * kKeyBlock * 4; }
+        static int64_t scores_bytes(const Attention &a) { return a.rows_ * kKeyBlock * 4; }
         static int64_t out_bytes(const Attention &a) {
-            return round_up(a.heads_together_ * a.row_limit_ * a.width_ * 4, 64);
+            return round_up(a.heads_together_ * a.rows_ * a.width_ * 4, 64);
         }
         static int64_t state_bytes(const Attention &a) {
             return round_up(a.heads_together_ * a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
@@ -217,11 +134,15 @@ private:
         static int64_t q_scales_bytes(const Attention &a) {
             return kScaled ? round_up(a.heads_together_ * a.row_limit_ * 4, 64) : 0;
         }
+        static int64_t wide_bytes(const Attention &a) {
+            return kScaled && a.any_tiled_ ? kKeyBlock * a.size_ * static_cast<int64_t>(sizeof(bf16)) : 0;
+        }
+        static int64_t parts_bytes(const Attention &a) { return a.any_tiled_ ? kPairedRows * kPartsBytes : 0; }
         static constexpr int64_t kRowsBytes = 2 * kKeyBlock * static_cast<int64_t>(sizeof(const E *));
         static constexpr int64_t kScalesBytes = kScaled ? kKeyBlock * 4 : 0;
         static int64_t bytes(const Attention &a) {
             return q_bytes(a) + k_bytes(a) + v_bytes(a) + scores_bytes(a) + out_bytes(a) + state_bytes(a) +
-                   2 * (kRowsBytes + kScalesBytes) + q_scales_bytes(a);
+                   2 * (kRowsBytes + kScalesBytes) + q_scales_bytes(a) + wide_bytes(a) + parts_bytes(a);
         }
 
         Workspace() = default;
@@ -237,56 +158,10 @@ private:
             q_scales = reinterpret_cast<float *>(memory += kRowsBytes);
             k_scales = reinterpret_cast<float *>(memory += q_scales_bytes(a));
             v_scales = reinterpret_cast<float *>(memory += kScalesBytes);
+            wide = reinterpret_cast<bf16 *>(memory += kScalesBytes);
+            parts = memory + wide_bytes(a);
         }
     };
-
-    // How many keys a row of the sequence sees, those before its window included.
-    int64_t visible(const Sequence &s, int64_t row) const {
-        const int64_t seen = a_.causal ? s.length - s.queries + row / group_ + 1 : s.length;
-        return seen < 0 ? 0 : seen;
-    }
-
-    // How many of these are before its window.
-    int64_t hidden(const Sequence &s, int64_t row) const {
-        const int64_t seen = visible(s, row);
-        return seen > window_ ? seen - window_ : 0;
-    }
-
-    // Where a row of (sequence, key head) lies in q or out.
-    int64_t offset(const TensorView &view, int64_t b, const Sequence &s, int64_t kv_head, int64_t row) const {
-        return (a_.q_starts.dtype ? 0 : b) * view.strides[0] + (s.first_query + row / group_) * view.strides[1] +
-               (kv_head * group_ + row % group_) * view.strides[2];
-    }
-
-    // Where the s.key_block keys from `key` on lie; behind the sequence's last key: that one, which may be fetched.
-    void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const E **k_rows, const E **v_rows) const {
-        const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
-        const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
-        const auto *k_head = a_.k.template as<const E>() + kv_head * a_.k.strides[2];
-        const auto *v_head = a_.v.template as<const E>() + kv_head * a_.v.strides[2];
-        const int64_t k_stride = a_.k.strides[1], v_stride = a_.v.strides[1];
-        const int64_t block_size = paged ? a_.k.size(1) : s.length;
-        key = key < s.length ? key : s.length - 1;
-        int64_t block = key / block_size, first = key % block_size;
-        for (int64_t done = 0; done < s.key_block; ++block, first = 0) {
-            const int64_t index = paged ? table[block * a_.block_tables.strides[1]] : b;
-            const E *k = k_head + index * a_.k.strides[0] + first * k_stride;
-            const E *v = v_head + index * a_.v.strides[0] + first * v_stride;
-            int64_t n = s.key_block - done;
-            n = n < block_size - first ? n : block_size - first;
-            n = n < s.length - key ? n : s.length - key;
-            for (int64_t i = 0; i < n; ++i) {
-                k_rows[done + i] = k + i * k_stride;
-                v_rows[done + i] = v + i * v_stride;
-            }
-            done += n;
-            key += n;
-            for (; key == s.length && done < s.key_block; ++done) {
-                k_rows[done] = k + (n - 1) * k_stride;
-                v_rows[done] = v + (n - 1) * v_stride;
-            }
-        }
-    }
 
     // The scales of `keys` keys of a head from `key` on, all of them below the sequence's length.
     void read_scales(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys, float *to) const {
@@ -300,21 +175,6 @@ private:
             }
             to += n;
         });
-    }
-
-    // Block by block of the cache, body(scales of the first of its keys, distance of the next, number of keys).
-    template <typename Body>
-    void each_scale_block(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys,
-                          const Body &body) const {
-        const auto *table = a_.block_tables.template as<const int64_t>() + b * a_.block_tables.strides[0];
-        const int64_t block_size = a_.k.size(1), *strides = scales.strides;
-        for (int64_t n; keys > 0; keys -= n, key += n) {
-            const int64_t first = key % block_size;
-            n = keys < block_size - first ? keys : block_size - first;
-            const int64_t block = table[key / block_size * a_.block_tables.strides[1]];
-            body(scales.as<const float>() + block * strides[0] + first * strides[1] + kv_head * strides[2], strides[1],
-                 n);
-        }
     }
 
     // Asks for the scales that come next, a line for each block of the cache or for 16 keys.
@@ -341,9 +201,7 @@ private:
             head.q_scales += h * u.rows;
             for (int64_t r = 0; r < u.rows; ++r) {
                 const T *const row = q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r);
-                P *const packed = head.q + r * columns_;
-                const float scale =
-                    s.dots ? pack_row(reinterpret_cast<D *>(packed), row, size_) : pack_row(packed, row, size_);
+                const float scale = pack_query(s, head.q, r, row);
                 if constexpr (kScaled) {
                     head.q_scales[r] = scale;
                 }
@@ -407,6 +265,18 @@ private:
         }
     }
 
+    // Returns what the row's products are to be multiplied with.
+    float pack_query(const Sequence &s, P *q, int64_t r, const T *row) const {
+        if constexpr (kTiled) {
+            if (s.tiled) {
+                copy_row_for_tiles(reinterpret_cast<char *>(q) + r * tile_row_bytes(size_), row, size_);
+                return 1.0f;
+            }
+        }
+        P *const packed = q + r * columns_;
+        return s.dots ? pack_row(reinterpret_cast<D *>(packed), row, size_) : pack_row(packed, row, size_);
+    }
+
     // A block of keys: scores, probabilities, and their product with V added to out.
     void attend(int64_t b, const Sequence &s, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key,
                 int64_t keys, const Workspace &space, Ahead<E> &ahead) const {
@@ -423,6 +293,15 @@ private:
         };
         if (s.dots) {
             dot_all(reinterpret_cast<const D *>(space.q), rows, space.k_rows, keys, space.scores, ahead);
+        } else if (kTiled && s.tiled) {
+            if constexpr (kTiled) {
+                const bf16 *wide_rows[kKeyBlock];
+                score_in_tiles(*products_, reinterpret_cast<const char *>(space.q), rows,
+                               as_bfloat16(space.k_rows, keys, size_, space.wide, wide_rows), keys, size_,
+                               reinterpret_cast<char *>(space.k), seen, space.scores);
+                products_->pack_values(as_bfloat16(space.v_rows, keys, size_, space.wide, wide_rows), keys, size_,
+                                       reinterpret_cast<char *>(space.v));
+            }
         } else {
             pack_keys(space.k, space.k_rows, keys, size_, ahead);
             for (int64_t at = 0; at < keys; at += kTileColumns) {
@@ -437,8 +316,9 @@ private:
             }
         }
         const bool in_words = kInWords<T, E> && s.dots && size_ % kTileColumns == 0;
-        for_each_tile(rows, [&](int64_t row, int64_t count) {
-            const int64_t width = seen(row + count - 1);
+        const bool tiled = kTiled && s.tiled;
+        for_each_tile(rows, tiled, [&](int64_t row, int64_t count) {
+            const int64_t most = seen(row + count - 1), width = tiled ? round_up(most, attention::kTileDepth) : most;
             for (int64_t r = row; r < row + count; ++r) {
                 float *scores = space.scores + r * kKeyBlock;
                 const int64_t n = seen(r), t = (first_row + r) / group_,
@@ -473,11 +353,23 @@ private:
                         multiply_keys(scores + first, 1.0f, space.v_scales + first, n - first);
                     }
                 }
+                if constexpr (kTiled) {
+                    if (tiled) {
+                        split_probabilities(scores, width, space.parts + (r - row) * kPartsBytes);
+                    }
+                }
                 if (factor != 1.0f) {
                     float *out = space.out + r * width_;
                     for (int64_t i = 0; i < width_; i += kLanes) {
                         store(out + i, load(out + i) * splat(factor));
                     }
+                }
+            }
+            if constexpr (kTiled) {
+                if (tiled) {
+                    add_values_in_tiles(*products_, space.parts, count, unseen(row), most,
+                                        reinterpret_cast<const char *>(space.v), keys, size_, space.out + row * width_,
+                                        width_);
                 }
             }
         });
@@ -486,6 +378,9 @@ private:
                 add_words(rows, seen, unseen, space, keys, ahead);
                 return;
             }
+        }
+        if (tiled) {
+            return;
         }
         if (s.packs_values) {
             pack_values(space.v, space.v_rows, keys, size_);
@@ -550,6 +445,16 @@ private:
         }
     }
 
+    // The same, or for the rows that are multiplied at once in tile registers.
+    template <typename Body> static void for_each_tile(int64_t rows, bool tiled, const Body &body) {
+        const int64_t groups = ceil_div(rows, tiled ? kPairedRows : kTileRows);
+        for (int64_t i = 0; i < groups; ++i) {
+            const int64_t row = tiled ? i * kPairedRows : rows * i / groups;
+            const int64_t end = tiled ? row + kPairedRows : rows * (i + 1) / groups;
+            body(row, (end < rows ? end : rows) - row);
+        }
+    }
+
     // The row's sums over the splits, each relative to its own largest score, become its result.
     void combine(int64_t line, int64_t row) const {
         const int64_t kv_head = line % kv_heads_, b = line / kv_heads_;
@@ -585,20 +490,11 @@ private:
         });
     }
 
-    const Args &a_;
-    int64_t batch_, heads_, size_, kv_heads_;
-    int64_t group_;          // query heads of a key head
-    int64_t depth_;          // packed columns of a row of q or k that are not padding
-    int64_t columns_;        // and with padding
-    int64_t width_;          // columns of a row of out, whole tiles
-    int64_t row_blocks_ = 0; // the largest of all sequences, as the three below
-    int64_t row_limit_ = 0;
-    int64_t splits_ = 1;
-    int64_t heads_together_ = 1; // key heads of a unit
-    bool packs_values_ = false;
-    bool keys_first_ = false; // the keys of one head lie closer in memory than the heads of one key
-    int64_t work_ = 0;        // in bytes of traffic that would take as long
-    int64_t window_;          // of keys; without one the largest number
+    int64_t depth_;     // packed columns of a row of q or k that are not padding
+    int64_t columns_;   // and with padding
+    int64_t row_bytes_; // of a packed row of q or k, however its sequence is multiplied
+    int64_t width_;     // columns of a row of out, whole tiles
+    int64_t rows_;      // room for so many: the largest block, whole tiles
     int64_t mask_strides_[4];
     float scale_;
     float softcap_, cap_factor_;    // scale / softcap, where there is a cap

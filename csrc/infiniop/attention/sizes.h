@@ -11,12 +11,17 @@ constexpr int64_t kKeyBlock = 128; // keys that are packed at a time: K, V and s
 // With so few rows their scores are dot products with K where it lies, for four rows at a time; otherwise packing K
 // first costs less. From memory 8 rows of half types gain 1.05 to 1.2 times, 6 lose as much.
 constexpr int64_t kMostDotRows = 8;
-template <typename T> constexpr bool scores_by_dots(int64_t rows) {
-    return rows <= (sizeof(T) == 4 ? kMostDotRows : 4) || rows == kMostDotRows;
+// bytes: of an element of q.
+constexpr bool scores_by_dots(int64_t rows, int64_t bytes) {
+    return rows <= (bytes == 4 ? kMostDotRows : 4) || rows == kMostDotRows;
 }
-// Keys at a time then: K or V of so many, and what is fetched meanwhile, stay in L1.
-template <typename E> constexpr int64_t kDotKeys = sizeof(E) == 1 ? 128 : 64;
-constexpr int64_t kDirectRows = 12; // up to so many rows V is multiplied where it lies; above, it is packed first
+// Keys at a time then, of elements of so many bytes: K or V of so many, and what is fetched meanwhile, stay in L1.
+constexpr int64_t dot_keys(int64_t bytes) {
+    return bytes == 1 ? 128 : 64;
+}
+// Up to so many rows V is multiplied where it lies; above, it is packed first, and where there are tile registers these
+// multiply bfloat16 (by the peaks they would pay with fewer rows, too, but not for decode that waits for memory).
+constexpr int64_t kDirectRows = 12;
 constexpr int64_t kLineBytes = 64;
 constexpr int64_t kPageKeys = 16; // one of so many is touched long before: few share a page of memory
 // Key heads that are taken together where there are few rows: the heads of a key lie side by side in most layouts, and

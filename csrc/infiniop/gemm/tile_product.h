@@ -95,45 +95,50 @@ template <typename E, int kSum, int kLeft, int kRight> void tile_dot() {
     }
 }
 
+// Calls body(tile) for the sums of kLeft by kRight tiles: tile / 2 is the left tile's number, tile % 2 the right one's.
+template <int kLeft, int kRight, typename Body> INFINI_ALWAYS_INLINE void each_sum(const Body &body) {
+    body(std::integral_constant<int, 0>{});
+    if constexpr (kRight == 2) {
+        body(std::integral_constant<int, 1>{});
+    }
+    if constexpr (kLeft == 2) {
+        body(std::integral_constant<int, 2>{});
+    }
+    if constexpr (kLeft == 2 && kRight == 2) {
+        body(std::integral_constant<int, 3>{});
+    }
+}
+
+// One step of them.
+template <typename E, int kLeft, int kRight>
+INFINI_ALWAYS_INLINE void multiply_step(const TileSource &left, const TileSource &right) {
+    tile_load<4>(left.data, left.pitch);
+    tile_load<6>(right.data, right.pitch);
+    tile_dot<E, 0, 4, 6>();
+    if constexpr (kRight == 2) {
+        tile_load<7>(right.data + right.tile, right.pitch);
+        tile_dot<E, 1, 4, 7>();
+    }
+    if constexpr (kLeft == 2) {
+        tile_load<5>(left.data + left.tile, left.pitch);
+        tile_dot<E, 2, 5, 6>();
+        if constexpr (kRight == 2) {
+            tile_dot<E, 3, 5, 7>();
+        }
+    }
+}
+
 // sums[left tile][right tile] over some steps, added to what is there unless these are the first.
 template <typename E, int kLeft, int kRight>
 __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileSource &right, int64_t steps,
                                              float *sums, bool first, const Ahead &ahead) {
-    const auto for_each_sum = [&](const auto &body) __attribute__((always_inline)) {
-        body(std::integral_constant<int, 0>{});
-        if constexpr (kRight == 2) {
-            body(std::integral_constant<int, 1>{});
-        }
-        if constexpr (kLeft == 2) {
-            body(std::integral_constant<int, 2>{});
-        }
-        if constexpr (kLeft == 2 && kRight == 2) {
-            body(std::integral_constant<int, 3>{});
-        }
-    };
-    for_each_sum([&](auto tile) {
+    each_sum<kLeft, kRight>([&](auto tile) {
         if (first) {
             tile_zero<tile>();
         } else {
             tile_load<tile>(sums + tile * kTileSums, kTmmRowBytes);
         }
     });
-    const auto multiply = [](const TileSource &l, const TileSource &r) __attribute__((always_inline)) {
-        tile_load<4>(l.data, l.pitch);
-        tile_load<6>(r.data, r.pitch);
-        tile_dot<E, 0, 4, 6>();
-        if constexpr (kRight == 2) {
-            tile_load<7>(r.data + r.tile, r.pitch);
-            tile_dot<E, 1, 4, 7>();
-        }
-        if constexpr (kLeft == 2) {
-            tile_load<5>(l.data + l.tile, l.pitch);
-            tile_dot<E, 2, 5, 6>();
-            if constexpr (kRight == 2) {
-                tile_dot<E, 3, 5, 7>();
-            }
-        }
-    };
     const bool has_tail = left.tail != nullptr || right.tail != nullptr;
     TileSource l = left, r = right;
     const char *line = ahead.data;
@@ -141,13 +146,13 @@ __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileS
         for (int64_t row = (ahead.phase + i) & (ahead.every - 1); row < ahead.rows; row += ahead.every) {
             __builtin_prefetch(line + row * ahead.pitch, 0, 2);
         }
-        multiply(l, r);
+        multiply_step<E, kLeft, kRight>(l, r);
     }
     if (has_tail) {
-        multiply(left.tail != nullptr ? TileSource{left.tail, kTmmRowBytes, 0, kTmmBytes} : l,
-                 right.tail != nullptr ? TileSource{right.tail, kTmmRowBytes, 0, kTmmBytes} : r);
+        multiply_step<E, kLeft, kRight>(left.tail != nullptr ? TileSource{left.tail, kTmmRowBytes, 0, kTmmBytes} : l,
+                                        right.tail != nullptr ? TileSource{right.tail, kTmmRowBytes, 0, kTmmBytes} : r);
     }
-    for_each_sum([&](auto tile) { tile_store<tile>(sums + tile * kTileSums, kTmmRowBytes); });
+    each_sum<kLeft, kRight>([&](auto tile) { tile_store<tile>(sums + tile * kTileSums, kTmmRowBytes); });
 }
 
 // ---- packing ----
