@@ -119,7 +119,7 @@ test-cuda:
 LIMIT ?= 570
 gpu: OUT ?= build/gpu/results
 gpu:
-	@$(PYTHON) .ci/gpu.py --out "$(OUT)" --seconds $(LIMIT) $(if $(ARCHIVE),--archive "$(ARCHIVE)") \
+	@$(PYTHON) .ci/gpu_run.py --out "$(OUT)" --seconds $(LIMIT) $(if $(ARCHIVE),--archive "$(ARCHIVE)") \
 	  $(if $(STAGES),--stages $(STAGES)) $(if $(DRY),--dry)
 
 # Needs nvcc, but no GPU; downloads the release CUDA_TORCH of torch, which has CUDA. ARCHS as in TORCH_CUDA_ARCH_LIST.

@@ -23,7 +23,7 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 
 sys.path.insert(0, str(ROOT / ".ci"))
-gpu: Any = importlib.import_module("gpu")
+gpu: Any = importlib.import_module("gpu_run")
 gpu_archive: Any = importlib.import_module("gpu_archive")
 gpu_report: Any = importlib.import_module("gpu_report")
 sys.path.remove(str(ROOT / ".ci"))
@@ -140,7 +140,7 @@ def test_exit_status(outcomes: list[str], status: int) -> None:
 
 
 def test_dry() -> None:
-    done = start(".ci/gpu.py", "--dry", "--out", "somewhere")
+    done = start(".ci/gpu_run.py", "--dry", "--out", "somewhere")
     assert done.returncode == 0, done.stderr
     names = [line.split(",")[0] for line in done.stdout.splitlines() if not line.startswith(" ")]
     assert names == ["tests", "doctor", "memcheck", "racecheck", "initcheck", "synccheck", "benchmarks"]
@@ -149,15 +149,15 @@ def test_dry() -> None:
     assert len(files) >= 14 and " ".join(files) in done.stdout
     assert "--max-worker-restart" in done.stdout and "INFINI_TEST_SECONDS=" in done.stdout
     assert sum(one.seconds for one in gpu.all_stages(Path("out"))) <= 570
-    chosen = start(".ci/gpu.py", "--dry", "--stages", "memcheck,doctor")
+    chosen = start(".ci/gpu_run.py", "--dry", "--stages", "memcheck,doctor")
     assert re.findall("^(.*), at most", chosen.stdout, re.MULTILINE) == ["memcheck", "doctor"]
-    refused = start(".ci/gpu.py", "--dry", "--stages", "doctor,lint")
+    refused = start(".ci/gpu_run.py", "--dry", "--stages", "doctor,lint")
     assert refused.returncode == 2 and "--stages must name some of tests, doctor, " in refused.stderr
 
 
 def test_without_a_gpu(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    done = start(".ci/gpu.py", "--out", str(out), CUDA_VISIBLE_DEVICES="")
+    done = start(".ci/gpu_run.py", "--out", str(out), CUDA_VISIBLE_DEVICES="")
     assert done.returncode == 1 and done.stdout == ""
     assert done.stderr.startswith("gpu: there is no GPU here: torch is ")
     assert "Nothing was run" in done.stderr and "DRY=1" in done.stderr
@@ -165,7 +165,11 @@ def test_without_a_gpu(tmp_path: Path) -> None:
 
 
 FACTS = {
+    "torch_infini": "0.1.0",
     "torch": "2.11.0+cu130",
+    "python": "3.12.3",
+    "transformers": None,
+    "cuda_driver": "13.0",
     "cuda_build": "yes",
     "cuda_kernels": "registered",
     "cuda_devices": ["a GPU (compute capability 9.0, 140.0 GiB)"],
@@ -193,6 +197,43 @@ def test_missing_gpu() -> None:
     assert gpu.missing_gpu({**found, "there": True}) == ""
     assert "No module named" in gpu.missing_gpu(gpu.ask(sys.executable, "-c", "import no_such_torch"))
     assert gpu.missing_kernels("cannot be loaded") == "torch_infini does not load: cannot be loaded"
+
+
+def test_a_whole_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a made-up GPU and stages: what lies in the folder afterwards, and what is left of an earlier run."""
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "gpu.csv").write_text("of an earlier run")
+    write = "import pathlib, sys; pathlib.Path(sys.argv[1]).write_text(sys.argv[2])"
+    xml = out / "tests.xml"
+    stages = [
+        gpu.Stage(
+            "tests",
+            (sys.executable, "-S", "-c", write, str(xml), XML),
+            30,
+            ran=lambda: gpu.tests_ran(out / "tests.xml"),
+        ),
+        stage("memcheck", "print('never')", tool="no-such-program"),
+    ]
+    found = {"torch": "2.11.0+cu130", "cuda": "13.0", "there": True, "archs": ["9.0"]}
+    monkeypatch.setattr(gpu, "ask", lambda *_, **__: found)
+    monkeypatch.setattr(gpu, "prepare", lambda archive, archs, environment, log: (environment, FACTS, ""))
+    monkeypatch.setattr(gpu, "all_stages", lambda out: stages)
+    assert gpu.main(["--out", str(out)]) == 0
+    assert sorted(path.name for path in out.iterdir()) == ["log.txt", "report.md", "tests.xml"]
+    report = (out / "report.md").read_text()
+    assert "* GPU: a GPU (compute capability 9.0, 140.0 GiB)" in report and "1 passed, 3 failed" in report
+    assert "| memcheck | not run | 0 | no-such-program is not on PATH |" in report
+    assert report in capsys.readouterr().out
+    skipped = '<testsuites><testsuite><testcase classname="t" name="a"><skipped/></testcase></testsuite></testsuites>'
+    stages[0] = dataclasses.replace(stages[0], command=(*stages[0].command[:-1], skipped))
+    assert gpu.main(["--out", str(out)]) == 1
+    assert "| tests | FAILED |" in (out / "report.md").read_text()
+    monkeypatch.setattr(gpu, "prepare", lambda *_: ({}, None, "env says cuda_kernels: not registered"))
+    assert gpu.main(["--out", str(out)]) == 1
+    said = capsys.readouterr()
+    assert "gpu: env says cuda_kernels: not registered. Nothing was tested.\n" in said.err
+    assert not (out / "report.md").exists()
 
 
 # ---- the libraries ----

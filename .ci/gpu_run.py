@@ -1,7 +1,7 @@
 """The first minutes on a machine with a GPU: `make gpu` (docs/gpu.md).
 
-    python .ci/gpu.py --out results --archive libraries.tar.xz
-    python .ci/gpu.py --dry                                       # the stages and their commands, on any machine
+    python .ci/gpu_run.py --out results --archive libraries.tar.xz
+    python .ci/gpu_run.py --dry                                       # the stages and their commands, on any machine
 
 Checks that there is a GPU and that torch has our CUDA kernels, and stops where not: all tests would be skipped. Then
 come the stages: tests, doctor, the four tools of compute-sanitizer, benchmarks, each under a time limit of its own; one
