@@ -110,7 +110,7 @@ build-cuda:
 	@$(PYTHON) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("torch sees no GPU: see docs/gpu.md")'
 	$(PYTHON) -W ignore setup.py -q build_ext --inplace
 
-# make gpu without its benchmarks, and with as much time as it takes.
+# make gpu without its benchmarks; the tests go last and get the rest of the hour.
 test-cuda:
 	@$(MAKE) --no-print-directory gpu LIMIT=3600 STAGES=doctor,memcheck,racecheck,initcheck,synccheck,tests
 

@@ -13,10 +13,10 @@ import sys
 import time
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+START = time.monotonic()  # before torch, whose import takes long under a sanitizer
 
-START = time.monotonic()
+import torch  # noqa: E402
+from torch import Tensor  # noqa: E402
 
 from torch_infini.ops import OpSpec, Sample, all_ops  # noqa: E402
 from torch_infini.testing import call, cuda_device, moved  # noqa: E402

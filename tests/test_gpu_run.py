@@ -460,6 +460,8 @@ def test_report(tmp_path: Path) -> None:
     empty = gpu_report.report({}, stages, gpu_report.Tests(skipped=9), [])
     assert "0 passed, 0 failed, 9 skipped: no test ran\n" in empty
     assert "## Tests" not in gpu_report.report({}, stages, None, [])
+    ended = gpu_report.report({}, [("tests", "TIMED OUT", 200.0, "")], tests, [])
+    assert "1 passed, 3 failed, 1 skipped; ended at the time limit: the tests that were running are counted" in ended
 
 
 # ---- conftest.py: a lost GPU, and tests that hang ----
