@@ -1,5 +1,6 @@
 # make demo: the two-command start. make test: all tests. Both set .venv up first; a second call does nothing twice.
-# make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed (docs/gpu.md).
+# make gpu, make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed
+# (docs/gpu.md). make gpu-archive: on one without, the libraries for it.
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
@@ -9,7 +10,7 @@ PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
 .PHONY: demo test test-emulated test-tiles build build-emulated bench sanitize fuzz soak format check-format check-cuda build-cuda \
-  test-cuda bench-cuda clean
+  test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -110,17 +111,24 @@ build-cuda:
 	@$(PYTHON) -c 'import torch, sys; torch.cuda.is_available() or sys.exit("torch sees no GPU: see docs/gpu.md")'
 	$(PYTHON) -W ignore setup.py -q build_ext --inplace
 
-test-cuda: build-cuda
-	PYTHONPATH=. $(PYTHON) -m torch_infini env
-	PYTHONPATH=. $(PYTHON) -m torch_infini doctor
-	PYTHONPATH=. $(PYTHON) -m pytest -q -p no:cacheprovider $(WORKERS) tests/test_cuda*.py
-	@command -v compute-sanitizer >/dev/null || { echo "compute-sanitizer is not there: not run"; exit 0; }; \
-	  PYTHONPATH=. timeout 120 compute-sanitizer --tool memcheck --error-exitcode 3 \
-	  $(PYTHON) -m pytest -q -p no:cacheprovider tests/test_cuda.py -k "$(SANITIZED_OPS)" \
-	  || { status=$$?; [ $$status = 124 ] && echo "compute-sanitizer was not done after 120 s"; exit $$((status != 124)); }
+# make gpu without its benchmarks; the tests go last and get the rest of the hour.
+test-cuda:
+	@$(MAKE) --no-print-directory gpu LIMIT=3600 STAGES=doctor,memcheck,racecheck,initcheck,synccheck,tests
 
-WORKERS = $(shell $(PYTHON) -c 'import xdist; print("-n 4 --dist worksteal")' 2>/dev/null)
-SANITIZED_OPS := test_reference and bfloat16 and (rms_norm or swiglu or rope or attention or embedding)
+# All that a machine with a GPU should be asked first, in ten minutes at most; a report and its data in OUT. ARCHIVE=...: the
+# libraries that gpu-archive built, so that nothing is compiled. STAGES=tests,memcheck: some only. DRY=1: only lists them.
+LIMIT ?= 570
+gpu: OUT ?= build/gpu/results
+gpu:
+	@$(PYTHON) .ci/gpu_run.py --out "$(OUT)" --seconds $(LIMIT) $(if $(ARCHIVE),--archive "$(ARCHIVE)") \
+	  $(if $(STAGES),--stages $(STAGES)) $(if $(DRY),--dry)
+
+# Needs nvcc, but no GPU; downloads the release CUDA_TORCH of torch, which has CUDA. ARCHS as in TORCH_CUDA_ARCH_LIST.
+CUDA_TORCH ?= 2.11.0
+ARCHS ?= 9.0
+gpu-archive: ARCHIVE ?= build/gpu/libraries.tar.xz
+gpu-archive: $(VENV)/.ready
+	@$(PY) .ci/gpu_archive.py --torch $(CUDA_TORCH) --archs "$(ARCHS)" --out "$(ARCHIVE)"
 
 bench-cuda: build-cuda
 	PYTHONPATH=. $(PYTHON) benchmarks/gpu.py

@@ -96,7 +96,9 @@ def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
     if os.environ.get("FORCE_CUDA") == "1":
         if not nvcc:
             sys.exit("torch_infini: FORCE_CUDA=1, but no nvcc was found: put it on PATH or set CUDA_HOME.")
-        return nvcc, "FORCE_CUDA=1"
+        if torch_cuda:
+            return nvcc, "FORCE_CUDA=1"
+        return nvcc, "FORCE_CUDA=1; this torch has no CUDA: only one that has it, and the C libraries, use the kernels"
     if not torch_cuda:
         return None, "this torch has no CUDA"
     return (nvcc, f"torch has CUDA {torch_cuda}, nvcc is {nvcc}") if nvcc else (None, "no nvcc found")
@@ -334,7 +336,7 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt",
         "libinfiniccl": "-L. -linfinirt -ldl -pthread",
-        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10",
+        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10 -ldl",
     }
     stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfinirt.so", "libinfiniccl.so")}
 
@@ -344,8 +346,6 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
 
     for library in LIBRARIES:
         libs = uses[library] if library == "libinfiniccl" else f"{uses[library]} {cudart}"
-        if nvcc and library == "libtorch_infini" and (torch / "lib" / "libtorch_cuda.so").exists():
-            libs += " -Wl,--no-as-needed -ltorch_cuda"  # has the stream that torch is on (csrc/torch/tensor_torch.cpp)
         lines.append(
             f"build {library}.so: link {' '.join(objects[library])}{needs_of(library)}\n"
             f"  libs = {libs}\n  soname = {library}.so"

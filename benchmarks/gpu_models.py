@@ -16,7 +16,7 @@ import torch_infini
 from torch_infini.testing.llama import random_llama, weight_bytes
 
 if TYPE_CHECKING:
-    from gpu import Machine, Row
+    from gpu import Case, Machine, Row
 
 CONTEXT = 64  # tokens before the first step that is timed
 STEPS = 64
@@ -62,70 +62,44 @@ def step_seconds(run: Callable[[], Any], reset: Callable[[], None], rounds: int,
     return statistics.median(times[1:])
 
 
-def measure_models(machine: Machine, quick: bool) -> list[Row]:
-    """A row for each shape and format of weights."""
-    from gpu import DEVICE, GPU, Row, captured, first_line
+def measure_model(
+    case: Case, shape: str, weights: str | None, machine: Machine, with_compile: bool, quick: bool
+) -> Row:
+    """The row of one shape and format of weights."""
+    from gpu import DEVICE, GPU, captured, first_line, row_of
 
-    rows = []
     steps, rounds = (4, 1) if quick else (STEPS, 5)
-    cases = (
-        [("tiny", None), ("tiny", "int8")]
-        if quick
-        else [(s, w) for s in ("1.1B", "8B") for w in (None, "int8", "int4")]
-    )
-    for shape, weights in cases:
-        with torch.device(DEVICE):  # where random numbers are made in a moment
-            model = random_llama(shape)
-        notes = []
-        peers: dict[str, float | None] = {"eager": None, "compile": None}
-        if weights is None:
-            step, reset = decoder(model, DEVICE)
-            peers["eager"] = step_seconds(step, reset, rounds, steps)
-            if GPU:
-                try:
-                    forward = model.forward
-                    model.forward = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
-                    step, reset = decoder(model, DEVICE)
-                    step()
-                    step()
-                    peers["compile"] = step_seconds(step, reset, rounds, steps)
-                except Exception as error:  # whatever the compiler raises is a result to report
-                    notes.append(f"compile fails: {first_line(error)}")
-                finally:
-                    del model.forward
-                    torch._dynamo.reset()
-        torch_infini.patch_model(model, weights=weights, strict=True)
-        size = weight_bytes(model)
+    with torch.device(DEVICE):  # where random numbers are made in a moment
+        model = random_llama(shape)
+    notes = []
+    peers: dict[str, float] = {}
+    if weights is None:
         step, reset = decoder(model, DEVICE)
-        step()
-        run = captured(step)
-        ours = step_seconds(run, reset, rounds, steps)
-        share = size / ours / machine.copy
-        goal, met = "", ""
-        if weights is None and not quick:
-            least, ratio = (0.45, 8.0) if shape == "1.1B" else (0.70, 0.0)
-            goal = f"{least:.2f} of the weights' limit" + (f", {ratio:g} x eager" if ratio else "")
-            met = "yes" if share >= least and (peers["eager"] or 0.0) >= ratio * ours else "no"
-        us = {name: None if value is None else value * 1e6 for name, value in peers.items()}
-        rows.append(
-            Row(
-                f"decode {shape} {weights or 'bfloat16'}, a graph",
-                ours * 1e6,
-                us["eager"],
-                us["compile"],
-                None,
-                size,
-                share,
-                goal,
-                met,
-                machine.copy / 1e9,
-                machine.gpu,
-                machine.driver,
-                torch.__version__,
-                "; ".join(notes),
-            )
-        )
-        del model, step, run
-        if GPU:
-            torch.cuda.empty_cache()
-    return rows
+        peers["eager"] = step_seconds(step, reset, rounds, steps)
+    if weights is None and with_compile and GPU:
+        try:
+            forward = model.forward
+            model.forward = torch.compile(forward, mode="reduce-overhead", fullgraph=True)
+            step, reset = decoder(model, DEVICE)
+            step()
+            step()
+            peers["compile"] = step_seconds(step, reset, rounds, steps)
+        except Exception as error:  # whatever the compiler raises is a result to report
+            notes.append(f"compile fails: {first_line(error)}")
+        finally:
+            del model.forward
+            torch._dynamo.reset()
+    torch_infini.patch_model(model, weights=weights, strict=True)
+    size = weight_bytes(model)
+    step, reset = decoder(model, DEVICE)
+    step()
+    run = captured(step)
+    ours = step_seconds(run, reset, rounds, steps)
+    share = size / ours / machine.copy
+    goal, met = "", ""
+    if weights is None and not quick:
+        least, ratio = (0.45, 8.0) if shape == "1.1B" else (0.70, 0.0)
+        goal = f"{least:.2f} of the weights' limit" + (f", {ratio:g} x eager" if ratio else "")
+        met = "yes" if share >= least and peers["eager"] >= ratio * ours else "no"
+    us = {f"{name}_us": value * 1e6 for name, value in {"infini": ours, **peers}.items()}
+    return row_of(case, machine, **us, bytes=size, share=share, goal=goal, met=met, note="; ".join(notes))

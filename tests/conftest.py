@@ -1,8 +1,14 @@
-"""Fixtures for all tests, and the determinism they rely on."""
+"""Fixtures for all tests, the determinism they rely on, and what keeps a bad CUDA kernel from failing all later tests.
 
+INFINI_TEST_SECONDS: a time limit for each test. A test that exceeds it shows its stacks and ends its process: no signal
+can interrupt a call that waits for a GPU. pytest-xdist reports that test as failed and starts another worker.
+"""
+
+import faulthandler
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import TextIO
 
 import pytest
 
@@ -12,6 +18,48 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_infini_in
 os.environ.setdefault("INFINI_PRODUCTS", "default")
 
 import torch
+
+TEST_SECONDS = float(os.environ.get("INFINI_TEST_SECONDS", "0"))
+STICKY_ERROR = 70  # exit status of a worker
+STDERR = pytest.StashKey[TextIO]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # While pytest captures, file descriptor 2 is a file that is lost when the process ends.
+    with config.pluginmanager.getplugin("capturemanager").global_and_fixture_disabled():
+        config.stash[STDERR] = os.fdopen(os.dup(2), "w")
+
+
+def limit_time(config: pytest.Config) -> None:
+    if TEST_SECONDS:
+        faulthandler.dump_traceback_later(TEST_SECONDS, exit=True, file=config.stash[STDERR])
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    failed_before = item.session.testsfailed
+    limit_time(item.config)
+    try:
+        result = yield
+        # After an illegal access every CUDA call of the process fails. The controller has this test's reports by now,
+        # and starts another worker for the tests that are left.
+        failed = item.session.testsfailed > failed_before
+        if failed and hasattr(item.config, "workerinput") and torch.cuda.is_initialized():
+            limit_time(item.config)  # pytest ends a limit where a test fails
+            try:
+                torch.cuda.synchronize()
+            except Exception as error:
+                line = str(error).strip().partition("\n")[0]
+                print(
+                    f"{item.nodeid}: this process can use the GPU no more: {line}",
+                    file=item.config.stash[STDERR],
+                    flush=True,
+                )
+                os._exit(STICKY_ERROR)
+        return result
+    finally:
+        if TEST_SECONDS:
+            faulthandler.cancel_dump_traceback_later()
 
 
 @pytest.fixture(autouse=True)

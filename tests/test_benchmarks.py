@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import os
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -360,3 +363,129 @@ def test_gpu(tmp_path: Path) -> None:
     assert all(float(row["infini_us"]) > 0 and float(row["share"]) > 0 for row in rows)
     refused = start("gpu.py", "--only", "rms")
     assert refused.returncode == 2 and "--only must name some of norms, " in refused.stderr
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Any:
+    """benchmarks/gpu.py, imported: what it plans needs no GPU."""
+    spec = importlib.util.spec_from_file_location("benchmarks_gpu", ROOT / "benchmarks" / "gpu.py")
+    assert spec and spec.loader
+    module = sys.modules["benchmarks_gpu"] = importlib.util.module_from_spec(spec)
+    sys.path.insert(0, str(ROOT / "benchmarks"))
+    try:
+        spec.loader.exec_module(module)
+        yield module
+    finally:
+        sys.path.remove(str(ROOT / "benchmarks"))
+        del sys.modules["benchmarks_gpu"]
+
+
+def cases_of(gpu: Any) -> list[Any]:
+    return [case for name in gpu.CASES for case in gpu.CASES[name](False)]
+
+
+def test_gpu_plans_the_goals_first(gpu: Any) -> None:
+    """All cases fit into the default time with torch.compile to spare; with little of it, those with goals go first."""
+    cases = cases_of(gpu)
+    everything = gpu.planned(cases, gpu.SECONDS - 20)
+    assert gpu.SECONDS <= 480 and not everything.left_out
+    assert sum(case.seconds for case in cases) < gpu.SECONDS - 150
+    goals = [case for case in cases if case.priority == 0]
+    assert {case.name for case in goals} > {case.name for case in cases if case.us or case.share}
+    short = gpu.planned(cases, sum(case.seconds for case in goals) + 1)
+    assert [case.name for case in short.cases] == [case.name for case in goals]
+    assert len(short.cases) + len(short.left_out) == len(cases)
+    assert not gpu.planned(cases, 0).cases
+
+
+def test_gpu_has_the_cases_of_the_page(gpu: Any) -> None:
+    """Each goal of docs/gpu.md is that of a case, and each case with a goal is on the page, but for plain linear."""
+    sys.path.insert(0, str(ROOT / ".ci"))
+    try:
+        goals = importlib.import_module("gpu_report").GOALS
+    finally:
+        sys.path.remove(str(ROOT / ".ci"))
+    by_name = {case.name: case for case in cases_of(gpu)}
+    shown = {name for _, _, names in goals for name in names}
+    assert shown <= by_name.keys()
+    assert {name for name, case in by_name.items() if case.priority == 0} - shown == {"linear 1x4096x14336"}
+    for _, goal, names in goals:
+        for name in names:
+            stated = gpu.goal_of(by_name[name]).replace("300 us", "0.3 ms")
+            assert goal == stated or (name.startswith("decode") and "of the weights' limit" in goal)
+    wanted = {f"linear {rows}x4096x14336" for rows in (32, 64, 128, 256, 512)}
+    wanted |= {f"linear_int{bits} {rows}x4096x14336" for bits in (4, 8) for rows in (16, 64, 512, 2048)}
+    wanted |= {"paged_attention 64x4096 32/8x128 int8 cache", "paged_attention 1x2048 32/8x128, capacity 131072"}
+    wanted |= {"attention 8192 queries, 8192 keys, 32/8x128", "random_sample 1x128256 top-p 0.9"}
+    assert wanted <= by_name.keys()
+
+
+def test_gpu_data_exceeds_the_cache(gpu: Any) -> None:
+    l2 = 60 * 2**20
+    for size in (16 * 1024, 4 * 2**20, l2, 2 * l2, 10 * l2):
+        assert gpu.sets_for(size, l2) * size >= 2 * l2
+    assert gpu.sets_for(10 * l2, l2) == 1
+    assert gpu.sets_for(0, l2) == gpu.sets_for(1, l2) == gpu.MOST_SETS
+
+
+def test_gpu_goes_on_after_a_failure(gpu: Any, tmp_path: Path) -> None:
+    """A case that fails is a row; where the GPU is lost the next process goes on behind it; late cases are told."""
+    machine = gpu.Machine("a GPU", "1", 4e12, 1)
+    path = tmp_path / "gpu.csv"
+
+    def fails(*_: Any) -> Any:
+        raise RuntimeError("misaligned address\nand more")
+
+    def works(case: Any, machine: Any, rounds: int, with_compile: bool) -> Any:
+        return gpu.row_of(case, machine, infini_us=2.5, note="with compile" if with_compile else "")
+
+    cases = [
+        gpu.Case("a", works, compile_seconds=400),
+        gpu.Case("b", fails),
+        gpu.Case("c", works, compile_seconds=None),
+    ]
+    cases += [gpu.Case("d", works, compile_seconds=500), gpu.Case("too long", works, seconds=1000)]
+    plan = gpu.Plan(cases[:4], [gpu.Case("e", works)])
+    save = lambda rows: write_csv(path, rows, gpu.Row)
+    rows: list[Any] = []
+    deadline = time.monotonic() + 600
+    assert gpu.run_cases(plan, machine, 1, deadline, save, rows, lost=lambda: False) is False
+    assert [(row.case, row.infini_us, row.note) for row in rows] == [
+        ("a", 2.5, "with compile"),
+        ("b", None, "infini fails: RuntimeError: misaligned address"),
+        ("c", 2.5, ""),
+        ("d", 2.5, "with compile"),
+        ("e", None, "not run: no time for it"),
+    ]
+    assert gpu.read_rows(path) == rows
+    rows = []
+    assert (
+        gpu.run_cases(gpu.Plan([*cases[3:], cases[0]]), machine, 1, deadline, save, rows, lost=lambda: False) is False
+    )
+    assert [(row.case, row.note) for row in rows] == [
+        ("d", ""),
+        ("too long", "not run: the time was up"),
+        ("a", "with compile"),
+    ]
+    rows = []
+    assert gpu.run_cases(plan, machine, 1, deadline, save, rows, lost=lambda: True) is True
+    assert [row.case for row in gpu.read_rows(path)] == ["a", "b"]
+
+
+def test_gpu_goes_on_in_a_new_process(gpu: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the GPU is lost, the script starts itself for what has no row yet; the failure is its exit status."""
+    path, started = tmp_path / "gpu.csv", []
+    work = lambda fail: lambda case, machine, *_: 1 / 0 if fail else gpu.row_of(case, machine, infini_us=1.0)
+    norms = lambda quick: [gpu.Case("first", work(True)), gpu.Case("second", work(False))]
+    monkeypatch.setattr(gpu, "CASES", {"norms": norms})
+    monkeypatch.setattr(gpu, "look_at_machine", lambda quick: gpu.Machine("a GPU", "1", 4e12, 1))
+    lost = {"lost": True}
+    monkeypatch.setattr(gpu.run_cases, "__defaults__", (lambda: lost["lost"],))
+    monkeypatch.setattr(gpu.os, "execv", lambda program, command: started.append(command))
+    gpu.main(["--quick", "--csv", str(path)])
+    ((_, script, *arguments),) = started
+    assert Path(script) == ROOT / "benchmarks" / "gpu.py" and "--resume" in arguments and "--quick" in arguments
+    assert [row.case for row in gpu.read_rows(path)] == ["first"]
+    lost["lost"] = False
+    assert gpu.main(arguments) == 1
+    assert [(row.case, row.infini_us) for row in gpu.read_rows(path)] == [("first", None), ("second", 1.0)]

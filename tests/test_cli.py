@@ -36,7 +36,12 @@ def test_env(capsys: pytest.CaptureFixture[str]) -> None:
     assert status == 0
     assert facts["cpu_capability"] in facts["cpu_capabilities"]
     assert facts["torch_infini"]
-    assert facts["cuda_kernels"] in ("no", "yes", "emulated on the CPU")
+    assert facts["cuda_build"] in ("no", "yes", "emulated on the CPU")
+    registered = torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", "CUDA")
+    assert (facts["cuda_kernels"] == "registered") == registered
+    assert (
+        registered or facts["cuda_kernels"] == "not registered: this torch has no CUDA" or facts["cuda_build"] != "yes"
+    )
     assert len(facts["cuda_devices"]) == torch.cuda.device_count()
 
 

@@ -121,3 +121,15 @@ def test_a_failed_compilation_ends_the_set_up() -> None:
     with pytest.raises(SystemExit):
         set_up.run("-c", "import time; time.sleep(600)")
     assert time.monotonic() - start < 500
+
+
+def test_forced_cuda_says_what_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a torch that has no CUDA, FORCE_CUDA builds kernels that this torch never calls."""
+    (tmp_path / "bin").mkdir()
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("FORCE_CUDA", "1")
+    choose_cuda = runpy.run_path(str(ROOT / "setup.py"), run_name="test_setup")["choose_cuda"]
+    nvcc = str(tmp_path / "bin" / "nvcc")
+    assert choose_cuda("13.0") == (nvcc, "FORCE_CUDA=1")
+    assert choose_cuda(None)[0] == nvcc
+    assert "this torch has no CUDA" in choose_cuda(None)[1]

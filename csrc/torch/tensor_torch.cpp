@@ -1,18 +1,42 @@
 // TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
 #include "tensor.h"
 
+#include <dlfcn.h>
+
 #include <algorithm>
 #include <vector>
 
-// In libtorch_cuda, which only builds with CUDA link.
-extern "C" __attribute__((weak)) AOTITorchError aoti_torch_get_current_cuda_stream(int32_t device_index, void **stream);
+#include "rms_norm/rms_norm.h"
+
 // In the emulated libinfinirt.
 extern "C" __attribute__((weak)) void *infinirtEmulatedTorchStream();
 
 namespace infini {
 
+namespace {
+
+using CurrentStream = AOTITorchError (*)(int32_t device_index, void **stream);
+
+// torch's function for its current stream; null where the torch of this process has no CUDA. Looked up instead of linked:
+// one build serves torches with CUDA and without it.
+CurrentStream torch_current_stream() {
+    static const auto function = [] {
+        constexpr const char *name = "aoti_torch_get_current_cuda_stream";
+        void *found = dlsym(RTLD_DEFAULT, name);
+        if (found == nullptr) { // Python loads extension modules, and so torch, outside the global scope
+            void *library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+            found = library == nullptr ? nullptr : dlsym(library, name);
+        }
+        return reinterpret_cast<CurrentStream>(found);
+    }();
+    return function;
+}
+
+} // namespace
+
 bool has_cuda() {
-    return aoti_torch_get_current_cuda_stream != nullptr;
+    // The kernels of a build without CUDA are null. Emulated ones compute on the host's memory, not on a GPU's.
+    return rms_norm::nvidia::cuda_kernel != nullptr && !cuda_is_emulated() && torch_current_stream() != nullptr;
 }
 
 CudaCall::CudaCall(const Tensor *first) {
@@ -30,7 +54,7 @@ CudaCall::CudaCall(const Tensor *first) {
         if (current != place.id) {
             TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(place.id, &guard_));
         }
-        TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_cuda_stream(place.id, &place.stream));
+        TORCH_ERROR_CODE_CHECK(torch_current_stream()(place.id, &place.stream));
     }
     place_.emplace(place);
 }

@@ -59,6 +59,13 @@ def cuda_build() -> str:
     return "no" if absent else "emulated on the CPU" if emulates_cuda() else "yes"
 
 
+def cuda_kernels() -> str:
+    """Whether torch calls them for CUDA tensors: the build must have them, and this torch must have CUDA."""
+    if torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", "CUDA"):
+        return "registered"
+    return f"not registered: {'this torch has no CUDA' if torch.version.cuda is None else 'the build has none'}"
+
+
 def cuda_devices() -> list[str]:
     """Name, compute capability and memory of each GPU, as torch sees them."""
     names = []
@@ -88,7 +95,8 @@ def collect() -> dict[str, Any]:
             "table": str(_products.SOURCE),
         },
         "threads": torch.get_num_threads(),
-        "cuda_kernels": cuda_build(),
+        "cuda_build": cuda_build(),
+        "cuda_kernels": cuda_kernels(),
         "cuda_runtime": torch.version.cuda,
         "cuda_driver": cuda_driver(),
         "cuda_devices": cuda_devices(),
