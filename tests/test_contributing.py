@@ -31,7 +31,7 @@ def test_add_an_op(tmp_path: Path) -> None:
         shutil.copytree(
             ROOT / folder,
             tmp_path / folder,
-            ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized", "peers"),
+            ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized", "peers", "gpu"),
         )
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, tmp_path / file)
