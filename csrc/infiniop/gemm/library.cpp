@@ -19,6 +19,21 @@ constexpr int kProducts = static_cast<int>(Products::kCount);
 //   that it was the one of 512 rows is assumed.
 //   Its bfloat16 (oneDNN in tile registers, 0.10 to 0.64 of what our AVX-512 kernels took from 16 rows on) was not
 //   compared with our tile kernels yet.
+// AArch64 (neon, neon_dotprod, neon_bf16, the emulated avx512_amx): not compared yet.
+#if defined(__aarch64__)
+constexpr int64_t kTable[kProducts][kTypes][kLevels] = {
+    {
+        {kNever, kNever, kNever, kNever}, // linear, float32
+        {kNever, kNever, kNever, kNever}, // bfloat16
+        {kNever, kNever, kNever, kNever}, // float16
+    },
+    {
+        {kNever, kNever, kNever, kNever}, // matmul, float32
+        {kNever, kNever, kNever, kNever}, // bfloat16
+        {kNever, kNever, kNever, kNever}, // float16
+    },
+};
+#else
 constexpr int64_t kTable[kProducts][kTypes][kLevels] = {
     {
         {kNever, kNever, kNever, kNever, 512},    // linear, float32
@@ -31,6 +46,7 @@ constexpr int64_t kTable[kProducts][kTypes][kLevels] = {
         {kNever, kNever, kNever, kNever, kNever}, // float16
     },
 };
+#endif
 
 // Multiply-adds from which on a call of a library (some microseconds) can pay.
 constexpr double kLeastProducts = 1 << 20;

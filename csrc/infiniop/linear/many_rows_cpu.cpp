@@ -38,6 +38,8 @@ constexpr Order kOrder;
 constexpr int kTileRows = 7;
 #elif defined(__AVX2__)
 constexpr int kTileRows = 3;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 7;
 #else
 constexpr int kTileRows = 2;
 #endif
