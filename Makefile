@@ -2,6 +2,7 @@
 # make gpu, make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed
 # (docs/gpu.md). make gpu-archive: on one without, the libraries for it.
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
+# make test-aarch64: a cross build for Arm, and a part of the tests under qemu.
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -9,8 +10,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-emulated test-tiles build build-emulated bench sanitize fuzz soak format check-format check-cuda build-cuda \
-  test-cuda bench-cuda gpu gpu-archive clean
+.PHONY: demo test test-emulated test-tiles test-aarch64 build build-emulated bench sanitize fuzz soak format check-format \
+  check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -39,6 +40,9 @@ build-emulated: build
 
 test-emulated: build-emulated
 	OMP_NUM_THREADS=1 INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
+
+test-aarch64: build
+	@$(PY) .ci/aarch64.py
 
 bench: build
 	$(PY) benchmarks/run.py

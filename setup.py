@@ -1,6 +1,7 @@
 """Builds the libraries of torch_infini/lib with ninja: in parallel, and only what changed.
 
 `setup.py build_kernels` compiles what needs no torch: the set-up calls it while torch is downloaded.
+A cross compiler as CXX builds in build/MACHINE, and links there against the torch of that machine, INFINI_TARGET_TORCH.
 
 Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_tiles.cpp for the tile
 registers of AMX and for their emulation, *_torch.cpp against the LibTorch stable ABI, *.cu with nvcc where CUDA is
@@ -25,7 +26,21 @@ from setuptools import Command, Extension, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
-BUILD = ROOT / "build" / "native"
+
+
+def target_machine() -> str:
+    """The machine that CXX compiles for, as `uname -m` has it; this one where the compiler does not tell."""
+    compiler = shlex.split(os.environ.get("CXX", ""))
+    if compiler and shutil.which(compiler[0]):
+        said = subprocess.run([*compiler, "-dumpmachine"], capture_output=True, text=True)
+        if said.returncode == 0 and said.stdout.count("-") >= 2:
+            return said.stdout.partition("-")[0]
+    return platform.machine()
+
+
+MACHINE = target_machine()
+IS_CROSS = platform.machine() != MACHINE
+BUILD = ROOT / "build" / (MACHINE if IS_CROSS else "native")
 CSRC = "../../csrc"  # as seen from BUILD, where every command runs: no absolute path gets into the library
 PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; on PyPI mirrors without CPU builds see README.md
 OLDEST_TORCH = "2.11"
@@ -39,12 +54,26 @@ X86_LEVELS = {
     "avx512": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl",
     "avx512_bf16": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni",
 }
+ARM_LEVELS = {
+    "neon": "-march=armv8-a",
+    "neon_dotprod": "-march=armv8.2-a+dotprod",
+    "neon_bf16": "-march=armv8.2-a+dotprod+bf16+i8mm",
+}
 X86_TILES = {"avx512_amx": f"{X86_LEVELS['avx512_bf16']} -mamx-tile -mamx-bf16 -mamx-int8"}
 EMULATED_TILES = "-DINFINI_EMULATED_TILES"
 
 # Headers that a group of sources parses anew for each, compiled once: as long as many of the kernels take themselves.
 PRECOMPILED = {
-    "kernels": ("immintrin.h", "omp.h", "cmath", "cstdint", "cstring", "limits", "type_traits", "utility"),
+    "kernels": (
+        "arm_neon.h" if MACHINE == "aarch64" else "immintrin.h",
+        "omp.h",
+        "cmath",
+        "cstdint",
+        "cstring",
+        "limits",
+        "type_traits",
+        "utility",
+    ),
     "torch": (
         "torch/csrc/stable/library.h",
         "torch/csrc/stable/tensor.h",
@@ -78,7 +107,18 @@ def installed_torch() -> Path | None:
 
 
 def find_torch() -> Path | None:
-    """Folder of the torch to build against: the environment's, else the one that pip brought for this build."""
+    """Folder of the torch to build against: the environment's, else the one that pip brought for this build.
+
+    In a cross build the target's, INFINI_TARGET_TORCH: the folder `torch` of its unpacked wheel.
+    """
+    if IS_CROSS:
+        target = Path(os.environ.get("INFINI_TARGET_TORCH", "")).resolve()
+        if not (target / "version.py").is_file():
+            sys.exit(
+                f"torch_infini: {os.environ['CXX']} compiles for {MACHINE}: INFINI_TARGET_TORCH must be the folder "
+                f"`torch` of an unpacked torch wheel for {MACHINE} (`pip download --platform` gets one)."
+            )
+        return target
     spec = importlib.util.find_spec("torch")
     return installed_torch() or (Path(spec.origin).parent if spec and spec.origin else None)
 
@@ -129,6 +169,9 @@ class NinjaBuild(build_ext):
         if os.environ.get("INFINI_BUILD") == "0":
             return
         build()
+        if IS_CROSS and self.inplace:  # torch_infini/lib is for this machine; INFINI_LIBRARIES names the other's there
+            print(f"torch_infini: the libraries for {MACHINE} are in {BUILD.relative_to(ROOT)}", flush=True)
+            return
         super().run()
         # The C headers and what tells compilers about them.
         package = (ROOT if self.inplace else Path(self.build_lib)) / "torch_infini"
@@ -160,7 +203,7 @@ def build() -> None:
             f"torch_infini: building needs torch >= {OLDEST_TORCH}, found {version['__version__']}: "
             f"run `pip install {PINNED_TORCH}`."
         )
-    nvcc, reason = choose_cuda(version.get("cuda"))
+    nvcc, reason = (None, f"a cross build for {MACHINE}") if IS_CROSS else choose_cuda(version.get("cuda"))
     print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
     run_ninja(ninja_file(torch, nvcc))
     # Objects of sources that are gone go too: the tests look at all that lie there.
@@ -260,8 +303,8 @@ def libraries_of(path: Path) -> tuple[str, ...]:
 def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     """The text of build.ninja; without a torch only of the target `kernels`, all objects that need none."""
     torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}" if torch else ""
-    x86 = platform.machine() in ("x86_64", "AMD64")
-    levels = X86_LEVELS if x86 else {"baseline": ""}
+    x86 = MACHINE in ("x86_64", "AMD64")
+    levels = X86_LEVELS if x86 else ARM_LEVELS if MACHINE == "aarch64" else {"baseline": ""}
     tiles = {**(X86_TILES if x86 else {}), "emulated_amx": EMULATED_TILES}
     archs = (os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0;9.0+PTX").replace(" ", ";").split(";")
     lines = [

@@ -118,13 +118,13 @@ def test_layers_that_cannot_be_packed() -> None:
 
 def test_which_models_pack() -> None:
     highest = torch_infini.cpu_capabilities()[-1]
-    packs = highest == "avx512_bf16" and not emulates_cuda()
+    packs = highest in ("avx512_bf16", "neon_bf16") and not emulates_cuda()
     assert fastest("dense", BF16, "cpu") == (
         "packed" if packs and torch_infini.cpu_capability() == highest else "dense"
     )
     assert fastest("dense", torch.float32, "cpu") == fastest("dense", BF16, "cuda") == "dense"
     assert fastest("int8", BF16, "cpu") == "int8"
-    with cpu_capability_set_to("baseline"):
+    with cpu_capability_set_to(torch_infini.cpu_capabilities()[0]):
         assert fastest("dense", BF16, "cpu") == "dense"
     with pytest.raises(ValueError, match=r"weights must be 'dense', 'int8' or 'int4', got 'packed'$"):
         fastest("packed", BF16, "cpu")  # type: ignore[arg-type]

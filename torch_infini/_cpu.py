@@ -31,6 +31,15 @@ MICROARCHITECTURES: dict[tuple[str, int], tuple[tuple[int, str], ...]] = {
     ),
 }
 
+# By implementer and part number, of which Linux tells on Arm.
+ARM_CORES: dict[tuple[str, str], str] = {
+    ("0x41", "0xd08"): "Cortex-A72",
+    ("0x41", "0xd0c"): "Neoverse N1",
+    ("0x41", "0xd40"): "Neoverse V1",
+    ("0x41", "0xd49"): "Neoverse N2",
+    ("0x41", "0xd4f"): "Neoverse V2",
+}
+
 
 @cache
 def facts() -> dict[str, str]:
@@ -50,7 +59,8 @@ def microarchitecture() -> str:
         for first, name in MICROARCHITECTURES.get((vendor, int(family)), ()):
             if int(model) >= first:
                 return name
-    return vendor or platform.machine()
+    core = ARM_CORES.get((facts().get("CPU implementer", ""), facts().get("CPU part", "")))
+    return vendor or core or platform.machine()
 
 
 def cpu_name() -> str:

@@ -61,7 +61,10 @@ _sees_autograd = ctypes.CDLL(str(PATH)).infiniTorchSeesAutograd
 _sees_autograd.restype = ctypes.c_bool
 SEES_AUTOGRAD: bool = _sees_autograd()  # whether this torch has what csrc/torch/autograd_torch.cpp asks
 
-CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
+if platform.machine() == "aarch64":
+    CPU_CAPABILITIES: tuple[str, ...] = ("neon", "neon_dotprod", "neon_bf16", "avx512_amx")  # the last one emulated
+else:
+    CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
 
 
 def cpu_capability() -> str:

@@ -1,6 +1,6 @@
 // Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level of
 // CpuCapability; a *_tiles.cpp file once for the tile registers of AMX and once for their emulation. The level is chosen
-// once from cpuid, and the environment variable INFINI_CPU_CAPABILITY can only lower it.
+// once from cpuid or AArch64's auxiliary vector, and the environment variable INFINI_CPU_CAPABILITY can only lower it.
 // INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one;
 // INFINI_TILE_KERNEL(name, Args) does so for tiles.
 #pragma once
@@ -11,13 +11,22 @@
 
 namespace infini {
 
+#if defined(__aarch64__)
 enum CpuCapability : int {
-    kBaseline = 0,   // whatever the compiler takes for granted (SSE2 on x86-64, NEON on AArch64)
+    kNeon = 0,        // Armv8.0-A: NEON with FMA and conversions of f16
+    kNeonDotprod = 1, // with products of int8 in fours (SDOT)
+    kNeonBf16 = 2,    // with products of bf16 in pairs (BFDOT); such CPUs have I8MM too
+    kCpuCapabilities
+};
+#else
+enum CpuCapability : int {
+    kBaseline = 0,   // whatever the compiler takes for granted (SSE2 on x86-64)
     kAvx2 = 1,       // AVX2, FMA, F16C
     kAvx512 = 2,     // AVX-512 F, BW, DQ, VL
     kAvx512Bf16 = 3, // AVX-512 with BF16 and VNNI
     kCpuCapabilities
 };
+#endif
 
 // The vector instructions in use. Throws Error where INFINI_CPU_CAPABILITY or INFINI_EMULATE names nothing.
 inline CpuCapability cpu_capability() {
@@ -64,6 +73,34 @@ inline void must_be_on_cpu() {
         must_be_on_cpu();                                                                                              \
         levels[cpu_capability()](args);                                                                                \
     }
+#elif defined(__aarch64__)
+#define INFINI_CPU_KERNEL(name, ...)                                                                                   \
+    namespace neon {                                                                                                   \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    namespace neon_dotprod {                                                                                           \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    namespace neon_bf16 {                                                                                              \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    inline void name(const __VA_ARGS__ &args) {                                                                        \
+        constexpr void (*levels[])(const __VA_ARGS__ &) = {neon::name, neon_dotprod::name, neon_bf16::name};           \
+        must_be_on_cpu();                                                                                              \
+        levels[cpu_capability()](args);                                                                                \
+    }
+#else
+#define INFINI_CPU_KERNEL(name, ...)                                                                                   \
+    namespace baseline {                                                                                               \
+    void name(const __VA_ARGS__ &);                                                                                    \
+    }                                                                                                                  \
+    inline void name(const __VA_ARGS__ &args) {                                                                        \
+        must_be_on_cpu();                                                                                              \
+        baseline::name(args);                                                                                          \
+    }
+#endif
+
+#if defined(__x86_64__)
 #define INFINI_TILE_KERNEL(name, ...)                                                                                  \
     namespace avx512_amx {                                                                                             \
     void name(const __VA_ARGS__ &);                                                                                    \
@@ -76,14 +113,6 @@ inline void must_be_on_cpu() {
         cpu_tiles() == Tiles::kAmx ? avx512_amx::name(args) : emulated_amx::name(args);                                \
     }
 #else
-#define INFINI_CPU_KERNEL(name, ...)                                                                                   \
-    namespace baseline {                                                                                               \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    inline void name(const __VA_ARGS__ &args) {                                                                        \
-        must_be_on_cpu();                                                                                              \
-        baseline::name(args);                                                                                          \
-    }
 #define INFINI_TILE_KERNEL(name, ...)                                                                                  \
     namespace emulated_amx {                                                                                           \
     void name(const __VA_ARGS__ &);                                                                                    \

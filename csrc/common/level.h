@@ -13,6 +13,12 @@
 #define INFINI_LEVEL avx512
 #elif defined(__AVX2__)
 #define INFINI_LEVEL avx2
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)
+#define INFINI_LEVEL neon_bf16
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define INFINI_LEVEL neon_dotprod
+#elif defined(__aarch64__)
+#define INFINI_LEVEL neon
 #else
 #define INFINI_LEVEL baseline
 #endif

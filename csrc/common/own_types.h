@@ -1,5 +1,6 @@
 // with_own_float_type: with_float_type for kernels that gain from BF16 instructions with bf16 only. For float and f16 the
-// level avx512_bf16 would compile the code of avx512 once more: it calls that instead.
+// level avx512_bf16 would compile the code of avx512 once more, neon_bf16 that of neon: they call that instead. (So does
+// neon_dotprod, with bf16 too.)
 // At the end of a *_cpu.cpp file: with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, body).
 #pragma once
 
@@ -8,6 +9,8 @@
 // The level of this file, or the one below it that serves float and f16; looked up in the op's own namespace.
 #if defined(__AVX512BF16__)
 #define INFINI_FLOAT_LEVEL avx512
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+#define INFINI_FLOAT_LEVEL neon
 #else
 #define INFINI_FLOAT_LEVEL INFINI_LEVEL
 #endif
@@ -15,7 +18,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || (defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD))
 constexpr bool kOnlyBf16 = true; // every other type is left to the level below
 #else
 constexpr bool kOnlyBf16 = false;
@@ -24,8 +27,10 @@ constexpr bool kOnlyBf16 = false;
 template <typename Args, typename Body>
 inline void with_own_float_type(infiniDtype_t dtype, [[maybe_unused]] const Args &args,
                                 [[maybe_unused]] void (*lower)(const Args &), const Body &body) {
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     dtype == INFINI_DTYPE_BF16 ? body(bf16{}) : lower(args);
+#elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
+    lower(args); // only products of int8 differ
 #else
     with_float_type(dtype, body);
 #endif

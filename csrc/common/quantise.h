@@ -17,6 +17,10 @@ inline VecI nearest(VecF value) {
 inline void store_bytes(int8_t *p, VecI value, int n) {
 #if defined(__AVX512F__)
     _mm512_mask_cvtepi32_storeu_epi8(p, static_cast<__mmask16>((1u << n) - 1), (__m512i)value);
+#elif defined(__aarch64__)
+    const int16x4_t words = vmovn_s32((int32x4_t)value);
+    const int8x8_t bytes = vmovn_s16(vcombine_s16(words, words));
+    std::memcpy(p, &bytes, static_cast<size_t>(n));
 #else
     typedef int8_t VecB __attribute__((vector_size(kLanes)));
     const VecB bytes = __builtin_convertvector(value, VecB);

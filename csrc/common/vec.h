@@ -14,6 +14,8 @@
 
 #if defined(__AVX2__)
 #include <immintrin.h>
+#elif defined(__aarch64__)
+#include <arm_neon.h>
 #endif
 
 #include "dtype.h"
@@ -37,6 +39,13 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 
+// Whether the machine has 32 vector registers, not 16: so many sums a tile of products may keep.
+#if defined(__AVX512F__) || defined(__aarch64__)
+constexpr bool kManyRegisters = true;
+#else
+constexpr bool kManyRegisters = false;
+#endif
+
 inline VecF splat(float x) {
 #if defined(__AVX512F__)
     return _mm512_set1_ps(x);
@@ -53,6 +62,8 @@ inline VecF fma(VecF a, VecF b, VecF c) {
     return _mm512_fmadd_ps(a, b, c);
 #elif defined(__AVX2__)
     return _mm256_fmadd_ps(a, b, c);
+#elif defined(__aarch64__)
+    return (VecF)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
 #else
     return a * b + c;
 #endif
@@ -62,7 +73,7 @@ inline VecF select(VecI mask, VecF yes, VecF no) {
     return (VecF)((mask & (VecI)yes) | (~mask & (VecI)no));
 }
 
-// A NaN in either argument gives the second one.
+// A NaN in either argument gives the second one. (NEON's own maximum gives NaN, or the number whichever it is.)
 inline VecF max(VecF a, VecF b) {
 #if defined(__AVX512F__)
     return _mm512_max_ps(a, b);
@@ -105,6 +116,8 @@ inline VecF widen_bf16(VecH h) {
     return (VecF)((VecU)_mm512_cvtepu16_epi32((__m256i)h) << 16);
 #elif defined(__AVX2__)
     return (VecF)((VecU)_mm256_cvtepu16_epi32((__m128i)h) << 16);
+#elif defined(__aarch64__)
+    return (VecF)vshll_n_u16((uint16x4_t)h, 16);
 #else
     return (VecF)(__builtin_convertvector(h, VecU) << 16);
 #endif
@@ -114,6 +127,8 @@ inline VecH narrow_bf16(VecF x) {
 #if defined(__AVX512BF16__)
     // Rounds as below, but takes denormal floats (below 1.2e-38) for zero.
     return (VecH)_mm512_cvtneps_pbh(x);
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+    return (VecH)vcvt_bf16_f32((float32x4_t)x); // to the bit as below, denormals too
 #else
     const VecU u = (VecU)x;
     const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
@@ -123,6 +138,16 @@ inline VecH narrow_bf16(VecF x) {
 #endif
 }
 
+#if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// sum + the products of two bf16 in each lane. BFDOT adds the two products to each other, then to the sum, rounds both
+// to odd (an error below 2^-23, twice that of FMA) and takes denormals for zero, in operands and results. BFMMLA adds in
+// another order: a kernel that mixed them would break the promise that a row has the same bits in any call.
+inline VecF multiply_add_pairs(VecF a, VecF b, VecF sum) {
+    return (VecF)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_f32((float32x4_t)a),
+                             vreinterpretq_bf16_f32((float32x4_t)b));
+}
+#endif
+
 // ---- f16: in hardware, or by integer arithmetic where the baseline has none ----
 
 inline VecF widen_f16(VecH h) {
@@ -130,6 +155,8 @@ inline VecF widen_f16(VecH h) {
     return _mm512_cvtph_ps((__m256i)h);
 #elif defined(__AVX2__)
     return _mm256_cvtph_ps((__m128i)h);
+#elif defined(__aarch64__)
+    return (VecF)vcvt_f32_f16((float16x4_t)h);
 #else
     // Shift exponent and mantissa into place, then multiply by 2^112 to move the bias: exact, denormals included.
     const VecU u = __builtin_convertvector(h, VecU);
@@ -146,6 +173,8 @@ inline VecH narrow_f16(VecF x) {
     return (VecH)_mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
 #elif defined(__AVX2__)
     return (VecH)_mm256_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
+#elif defined(__aarch64__)
+    return (VecH)vcvt_f16_f32((float32x4_t)x);
 #else
     const VecU u = (VecU)x;
     const VecU sign = (u >> 16) & 0x8000u;
@@ -189,6 +218,10 @@ inline VecF load(const int8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 #elif defined(__AVX2__)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+#elif defined(__aarch64__)
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, p, kLanes);
+    return (VecF)vcvtq_f32_s32(vmovl_s16(vget_low_s16(vmovl_s8(vcreate_s8(bytes)))));
 #else
     int8_t bytes __attribute__((vector_size(kLanes)));
     std::memcpy(&bytes, p, sizeof bytes);
@@ -306,6 +339,10 @@ template <> inline VecF round_to<f16>(VecF x) {
 // ---- across the lanes: always in the same order, so the same input gives the same bits ----
 
 inline float sum(VecF v) {
+#if defined(__aarch64__)
+    const float32x2_t pairs = vadd_f32(vget_low_f32((float32x4_t)v), vget_high_f32((float32x4_t)v));
+    return vget_lane_f32(pairs, 0) + vget_lane_f32(pairs, 1);
+#else
     float lanes[kLanes];
     std::memcpy(lanes, &v, sizeof v);
     for (int half = kLanes / 2; half > 0; half /= 2) {
@@ -314,6 +351,7 @@ inline float sum(VecF v) {
         }
     }
     return lanes[0];
+#endif
 }
 
 template <int kHalf, typename V, int... kLane> inline V add_halves(V a, V b, std::integer_sequence<int, kLane...>) {
@@ -353,6 +391,8 @@ template <typename Register> __attribute__((always_inline)) inline void keep_in_
     asm("" : "+v"(value));
 #elif defined(__x86_64__)
     asm("" : "+x"(value));
+#elif defined(__aarch64__)
+    asm("" : "+w"(value));
 #else
     (void)value;
 #endif
@@ -415,7 +455,7 @@ template <> inline VecF exp_for<float>(VecF x) {
     return exp(x);
 }
 
-#else // AVX2 and baseline
+#else // AVX2, NEON and baseline
 
 // x = n ln 2 + r with |r| <= ln 2 / 2, a polynomial for e^r (Cephes), and n added to the exponent in two steps so that
 // results reach down to the denormals and up to infinity.

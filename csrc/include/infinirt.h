@@ -240,9 +240,10 @@ INFINI_API const char *infiniGetLastErrorMessage(void);
 /* For libraries that stand on this one: sets that sentence (a copy of at most 2047 bytes); NULL clears it. */
 INFINI_API void infinirtSetLastErrorMessage(const char *message);
 
-/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512", "avx512_bf16" or "avx512_amx"; NULL
- * where the environment variable INFINI_CPU_CAPABILITY names none of them, or INFINI_EMULATE is not "amx". Its place in
- * that list, from 0; -1 likewise. */
+/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512", "avx512_bf16" or "avx512_amx", on
+ * AArch64 "neon", "neon_dotprod", "neon_bf16" or (emulated only) "avx512_amx"; NULL where the environment variable
+ * INFINI_CPU_CAPABILITY names none of the machine's list, or INFINI_EMULATE is not "amx". Its place in that list, from
+ * 0; -1 likewise. */
 INFINI_API const char *infinirtCpuCapability(void);
 INFINI_API int infinirtCpuCapabilityLevel(void);
 
@@ -251,8 +252,8 @@ INFINI_API int infinirtCpuCapabilityLevel(void);
 INFINI_API const char *infinirtCpuHighestCapability(void);
 INFINI_API int infinirtCpuHasCapability(const char *name);
 
-/* What the level in use is made of: the place of its vector instructions in that list, at most that of "avx512_bf16";
- * and whether matrices are multiplied in tile registers: 0 no, 1 in those of AMX, 2 in emulated ones. */
+/* What the level in use is made of: the place of its vector instructions in that list, at most that of "avx512_bf16"
+ * or "neon_bf16"; and whether matrices are multiplied in tile registers: 0 no, 1 in those of AMX, 2 in emulated ones. */
 INFINI_API int infinirtCpuVectorLevel(void);
 INFINI_API int infinirtCpuTiles(void);
 

@@ -14,7 +14,7 @@ import torch
 
 from .. import __version__, _products
 from .._cpu import cpu_name
-from .._library import PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles
+from .._library import CPU_CAPABILITIES, PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles
 from ..testing import emulates_cuda
 
 HELP = "print versions, CPU features and settings, for a bug report"
@@ -23,7 +23,7 @@ NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 
 # Every environment variable that torch_infini reads when it runs.
 VARIABLES = {
-    "INFINI_CPU_CAPABILITY": "lowers the CPU kernels' instruction set: baseline, avx2, avx512, avx512_bf16, avx512_amx",
+    "INFINI_CPU_CAPABILITY": f"lowers the CPU kernels' instruction set: {', '.join(CPU_CAPABILITIES)}",
     "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
     "INFINI_EMULATE": "amx: the level avx512_amx in plain C++, on any machine, for tests",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",

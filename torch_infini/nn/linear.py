@@ -23,7 +23,7 @@ WeightFormat = Literal["dense", "int8", "int4"]  # what a model is asked for, wh
 
 # Instruction sets that multiply bfloat16 in pairs, which packing is for. Tile registers take a weight as it lies, and
 # on a CPU that has them packed panels were read 11 % slower (Xeon, Sapphire Rapids).
-MULTIPLIES_BFLOAT16 = ("avx512_bf16",)
+MULTIPLIES_BFLOAT16 = ("avx512_bf16", "neon_bf16")
 
 INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
 

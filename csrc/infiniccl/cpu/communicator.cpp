@@ -50,6 +50,8 @@ constexpr auto kLookInterval = std::chrono::milliseconds(20); // between two loo
 void relax() {
 #if defined(__x86_64__)
     _mm_pause();
+#elif defined(__aarch64__)
+    asm volatile("isb"); // waits for some ten cycles, unlike yield, which most cores take for nothing
 #endif
 }
 

@@ -54,6 +54,39 @@ inline VecF multiply_add(Pair left, __m512bh right, VecF sum) {
     return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(static_cast<int>(left.bits)), right);
 }
 
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+
+template <> struct Packed<bf16> {
+    using Type = Pair;
+};
+
+inline bfloat16x8_t load(const Pair *p) {
+    return vreinterpretq_bf16_u32(vld1q_u32(reinterpret_cast<const uint32_t *>(p)));
+}
+
+inline VecF load_packed(const Pair *, const bf16 *p, int64_t n) {
+    VecF pairs{};
+    std::memcpy(&pairs, p, sizeof(bf16) * static_cast<size_t>(n < 2 * kLanes ? n > 0 ? n : 0 : 2 * kLanes));
+    return pairs;
+}
+
+inline VecF load_packed(const Pair *, const int8_t *p, int64_t n) {
+    uint64_t bytes = 0;
+    std::memcpy(&bytes, p, static_cast<size_t>(n < 2 * kLanes ? n > 0 ? n : 0 : 2 * kLanes));
+    const int16x8_t words = vmovl_s8(vcreate_s8(bytes));
+    const float32x4_t low = vcvtq_f32_s32(vmovl_s16(vget_low_s16(words)));
+    const float32x4_t high = vcvtq_f32_s32(vmovl_s16(vget_high_s16(words)));
+    return (VecF)vuzp2q_u16(vreinterpretq_u16_f32(low), vreinterpretq_u16_f32(high)); // the upper halves
+}
+
+inline VecF multiply_add(VecF left, VecF right, VecF sum, const Pair *) {
+    return multiply_add_pairs(left, right, sum);
+}
+
+inline VecF multiply_add(Pair left, bfloat16x8_t right, VecF sum) {
+    return (VecF)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_u32(vdupq_n_u32(left.bits)), right);
+}
+
 #endif
 
 // What the lanes of multiply_add's result are as numbers.

@@ -11,38 +11,36 @@ namespace infini::gemm {
 
 namespace {
 
-constexpr int kTypes = 3, kLevels = kCpuCapabilities + 1;
+constexpr int kTypes = 3;
 constexpr int kProducts = static_cast<int>(Products::kCount);
 
-// From how many rows on the library is faster, by level: baseline, avx2, avx512, avx512_bf16, avx512_amx.
-//   avx512_amx, float32: an Intel Xeon (Sapphire Rapids), one thread: torch took 0.78 of our time in one case of linear;
-//   that it was the one of 512 rows is assumed.
-//   conv took 2.6 to 5.6 times torch's time in bfloat16 and 1.4 times in float32, before its products were in tiles.
-//   Its bfloat16 linear (oneDNN in tile registers, 0.10 to 0.64 of what our AVX-512 kernels took from 16 rows on) was not
-//   compared with our tile kernels yet.
-//   avx512_bf16, bfloat16: Zen 4, one thread: conv of 64 channels, 3 x 3, took 1.4 times torch's time.
-constexpr int64_t kTable[kProducts][kTypes][kLevels] = {
-    {
-        {kNever, kNever, kNever, kNever, 512},    // linear, float32
-        {kNever, kNever, kNever, kNever, kNever}, // bfloat16
-        {kNever, kNever, kNever, kNever, kNever}, // float16
-    },
-    {
-        {kNever, kNever, kNever, kNever, kNever}, // matmul, float32
-        {kNever, kNever, kNever, kNever, kNever}, // bfloat16
-        {kNever, kNever, kNever, kNever, kNever}, // float16
-    },
-    {
-        {kNever, kNever, kNever, kNever, 1},      // conv whose windows overlap, float32
-        {kNever, kNever, kNever, 32, 1},          // bfloat16
-        {kNever, kNever, kNever, kNever, kNever}, // float16
-    },
-    {
-        {kNever, kNever, kNever, kNever, 1},      // conv whose windows do not, float32
-        {kNever, kNever, kNever, kNever, 1},      // bfloat16
-        {kNever, kNever, kNever, kNever, kNever}, // float16
-    },
+// From how many rows on the library is faster; where nothing stands here, it never is.
+struct Entry {
+    Products products;
+    infiniDtype_t dtype;
+    int level;
+    int64_t from;
 };
+
+#if defined(__x86_64__)
+constexpr int kAvx512Amx = kCpuCapabilities;
+
+// avx512_amx: an Intel Xeon (Sapphire Rapids), one thread. In float32 torch took 0.78 of our time in one case of linear;
+//   that it was the one of 512 rows is assumed. conv took 1.4 times torch's time in float32 and 2.6 to 5.6 times in
+//   bfloat16, before its products were in tiles. linear in bfloat16 (oneDNN in tile registers took 0.10 to 0.64 of what our
+//   AVX-512 kernels did from 16 rows on) was not compared with our tile kernels yet.
+// avx512_bf16: Zen 4, one thread: conv of 64 channels, 3 x 3, took 1.4 times torch's time.
+constexpr Entry kTable[] = {
+    {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 512}, //
+    {Products::kConv, INFINI_DTYPE_F32, kAvx512Amx, 1},     //
+    {Products::kConv, INFINI_DTYPE_BF16, kAvx512Amx, 1},    //
+    {Products::kConv, INFINI_DTYPE_BF16, kAvx512Bf16, 32},  //
+    {Products::kPatches, INFINI_DTYPE_F32, kAvx512Amx, 1},  //
+    {Products::kPatches, INFINI_DTYPE_BF16, kAvx512Amx, 1},
+};
+#else
+constexpr std::array<Entry, 0> kTable{}; // AArch64: not compared yet
+#endif
 
 std::atomic<Library> library{nullptr};
 std::array<std::array<std::atomic<int64_t>, kTypes>, kProducts> chosen{}; // 0: as the table says
@@ -61,6 +59,16 @@ int index_of(infiniDtype_t dtype) {
     }
 }
 
+int64_t built_in(Products products, infiniDtype_t dtype) {
+    const int level = cpu_tiles() != Tiles::kNone ? kCpuCapabilities : cpu_capability();
+    for (const Entry &entry : kTable) {
+        if (entry.products == products && entry.dtype == dtype && entry.level == level) {
+            return entry.from;
+        }
+    }
+    return kNever;
+}
+
 } // namespace
 
 void set_library(Library offered) {
@@ -71,7 +79,7 @@ int64_t library_from(Products products, infiniDtype_t dtype) {
     const auto row = static_cast<size_t>(products);
     const auto type = static_cast<size_t>(index_of(dtype));
     const int64_t set = chosen[row][type].load(std::memory_order_relaxed);
-    return set != 0 ? set : kTable[row][type][cpu_tiles() != Tiles::kNone ? kCpuCapabilities : cpu_capability()];
+    return set != 0 ? set : built_in(products, dtype);
 }
 
 void set_library_from(Products products, infiniDtype_t dtype, int64_t size) {

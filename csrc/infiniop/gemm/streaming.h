@@ -8,11 +8,7 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 // How many rows share a pass over b: one accumulator each, beside the kLanes transposed words in the second case.
-#if defined(__AVX512F__)
-constexpr int kRowsAlongJ = 16, kRowsAlongK = 8;
-#else
-constexpr int kRowsAlongJ = 8, kRowsAlongK = 4;
-#endif
+constexpr int kRowsAlongJ = kManyRegisters ? 16 : 8, kRowsAlongK = kManyRegisters ? 8 : 4;
 constexpr int64_t kStreamElements = 8; // of k, for each time that the sums are loaded and stored
 
 // How b's rows pass over the sums. One row of a leaves the time to memory: b is read in long runs of whole lines, which

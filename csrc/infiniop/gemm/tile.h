@@ -9,12 +9,14 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// One accumulator for each row and vector of columns: they fit the 32 vector registers of AVX-512, or the 16 of what
-// comes before, together with the vectors of b and one word of a.
+// One accumulator for each row and vector of columns: they fit the 32 vector registers of AVX-512 or NEON, or the 16 of
+// AVX2 and SSE, together with the vectors of b and one word of a.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 14, kTileVectors = 2;
 #elif defined(__AVX2__)
 constexpr int kTileRows = 6, kTileVectors = 2;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 6, kTileVectors = 4; // a word of a takes a load: the fewer for each product, the better
 #else
 constexpr int kTileRows = 4, kTileVectors = 2;
 #endif

@@ -68,6 +68,29 @@ template <> struct Words<bf16> {
     template <int kPart> static VecF part(VecF raw) { return raw; }
     static VecF multiply_add(VecF a, VecF b, VecF sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 };
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <> struct Words<bf16> {
+    static constexpr int kElements = 2, kParts = 1, kLineVectors = 2;
+    static VecH half(const bf16 *p, Full) {
+        VecH h;
+        std::memcpy(&h, p, sizeof h);
+        return h;
+    }
+    static VecH half(const bf16 *p, int n) { return load_halves(p, n); }
+    template <typename Lanes> static VecF along_j(const bf16 *p, int64_t k_stride, int64_t left, Lanes lanes) {
+        const VecH next = left > 1 ? half(p + k_stride, lanes) : VecH{};
+        return (VecF)((VecU)vmovl_u16((uint16x4_t)half(p, lanes)) | (VecU)vmovl_u16((uint16x4_t)next) << 16);
+    }
+    // Two vectors from registers that are loaded whole.
+    static void line_along_j(const bf16 *p, int64_t k_stride, int64_t left, VecF *words) {
+        const auto load_line = [](const bf16 *from) { return vld1q_u16(reinterpret_cast<const uint16_t *>(from)); };
+        const uint16x8_t line = load_line(p), next = left > 1 ? load_line(p + k_stride) : vdupq_n_u16(0);
+        words[0] = (VecF)vzip1q_u16(line, next);
+        words[1] = (VecF)vzip2q_u16(line, next);
+    }
+    template <int kPart> static VecF part(VecF raw) { return raw; }
+    static VecF multiply_add(VecF a, VecF b, VecF sum) { return multiply_add_pairs(a, b, sum); }
+};
 #endif
 
 // kLanes raw words of one j, adjacent along k; or only n elements, and what lies beyond is 0.

@@ -10,6 +10,26 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
+// Whether the stored bytes are multiplied as signed ones; x86 has instructions for unsigned by signed ones only.
+#if defined(__aarch64__)
+constexpr bool kSignedBytes = true;
+#else
+constexpr bool kSignedBytes = false;
+#endif
+
+#if defined(__aarch64__)
+// sum + the products of signed bytes, four to a lane; wraps around.
+inline VecI dot(VecI sum, VecU weights, VecI x) {
+    const int8x16_t a = (int8x16_t)weights, b = (int8x16_t)x;
+#if defined(__ARM_FEATURE_DOTPROD)
+    return (VecI)vdotq_s32((int32x4_t)sum, a, b);
+#else
+    const int32x4_t low = vpaddlq_s16(vmull_s8(vget_low_s8(a), vget_low_s8(b)));
+    const int32x4_t high = vpaddlq_s16(vmull_high_s8(a, b));
+    return (VecI)vaddq_s32((int32x4_t)sum, vpaddq_s32(low, high));
+#endif
+}
+#else
 // sum + the products of unsigned and signed bytes, four to a lane; wraps around.
 inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 #if defined(__AVX512VNNI__)
@@ -35,6 +55,7 @@ inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
     return (VecI)total;
 #endif
 }
+#endif
 
 // The same for unsigned bytes of at most 15: pairs of their products fit 16 bits.
 inline VecI dot_of_nibbles(VecI sum, VecU nibbles, VecI signed_bytes) {
@@ -111,18 +132,18 @@ inline void transpose(VecU (&rows)[kLanes]) {
 
 struct ByteWeights {
     // Rows of x that meet a panel in registers.
-    static constexpr int kTileRows = kLanes == 16 ? 12 : 4;
-    static constexpr int kPieces = 1;       // what a vector of stored weights becomes: vectors of bytes
-    static constexpr int kOffset = 128;     // that makes them unsigned
-    static constexpr bool kGrouped = false; // a scale for a row, which the output applies
-    static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = stored ^ 0x80808080u; }
+    static constexpr int kTileRows = kManyRegisters ? 12 : 4;
+    static constexpr int kPieces = 1;                      // what a vector of stored weights becomes: vectors of bytes
+    static constexpr int kOffset = kSignedBytes ? 0 : 128; // that makes them unsigned
+    static constexpr bool kGrouped = false;                // a scale for a row, which the output applies
+    static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = kSignedBytes ? stored : stored ^ 0x80808080u; }
     static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot(sum, bytes, x); }
 };
 
 // Two to a byte; eight elements in a word of which the even ones come first.
 struct NibbleWeights {
     // The integer sums stay in registers, the float ones in the L1 cache, of which 12 rows would take too much.
-    static constexpr int kTileRows = kLanes == 16 ? 8 : 4;
+    static constexpr int kTileRows = kManyRegisters ? 8 : 4;
     static constexpr int kPieces = 2;
     static constexpr int kOffset = 8;
     static constexpr bool kGrouped = true; // a scale for a group of a row

@@ -12,20 +12,12 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 // The register tile: up to kTileRows rows of x times weight_rows() rows of the weight, one accumulator each. They fit
-// the 32 vector registers of AVX-512, or the 16 of what comes before, together with a vector of each weight row and of
-// x.
-#if defined(__AVX512F__)
-constexpr int kTileRows = 8;
-#else
-constexpr int kTileRows = 4;
-#endif
+// the 32 vector registers of AVX-512 or NEON, or the 16 of AVX2 and SSE, together with a vector of each weight row and
+// of x.
+constexpr int kTileRows = kManyRegisters ? 8 : 4;
 
 constexpr int weight_rows(int m) {
-#if defined(__AVX512F__)
-    return m >= 7 ? 3 : 4;
-#else
-    return m >= 4 ? 3 : 4;
-#endif
+    return m >= (kManyRegisters ? 7 : 4) ? 3 : 4;
 }
 
 // Rows of x that share one pass over the weight.
@@ -70,6 +62,21 @@ template <> struct Steps<bf16> {
     static __m512bh load_weight(const bf16 *p, int n) { return (__m512bh)_mm512_maskz_loadu_epi16((1u << n) - 1, p); }
     static __m512bh load_x(const bf16 *p) { return (__m512bh)_mm512_load_si512(p); }
     static VecF multiply_add(__m512bh w, __m512bh x, VecF sum) { return _mm512_dpbf16_ps(sum, w, x); }
+};
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <> struct Steps<bf16> {
+    using X = bf16;
+    static constexpr int kStep = 2 * kLanes;
+    static bfloat16x8_t load_weight(const bf16 *p) { return vld1q_bf16(reinterpret_cast<const bfloat16_t *>(p)); }
+    static bfloat16x8_t load_weight(const bf16 *p, int n) {
+        bfloat16x8_t weight = vreinterpretq_bf16_u16(vdupq_n_u16(0));
+        std::memcpy(&weight, p, sizeof(bf16) * static_cast<size_t>(n));
+        return weight;
+    }
+    static bfloat16x8_t load_x(const bf16 *p) { return load_weight(p); }
+    static VecF multiply_add(bfloat16x8_t w, bfloat16x8_t x, VecF sum) {
+        return (VecF)vbfdotq_f32((float32x4_t)sum, w, x);
+    }
 };
 #endif
 

@@ -17,7 +17,11 @@ namespace {
 //   AVX-512, AVX2: the products are float's, and few is within 5 % of many. Baseline: few 30, many 35.
 // In float32 and float16, whose products are always float's, there is nothing to gain.
 constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
+#if defined(__aarch64__)
+constexpr int64_t kFewRows[kCpuCapabilities] = {kAny, kAny, 40}; // neon, neon_dotprod, neon_bf16: assumed, not measured
+#else
 constexpr int64_t kFewRows[kCpuCapabilities] = {40, kAny, kAny, 40}; // baseline, avx2, avx512, avx512_bf16
+#endif
 
 bool has_few_rows(const Args &args) {
     return args.x.dtype != INFINI_DTYPE_BF16 || args.y.numel() / columns(args) <= kFewRows[cpu_capability()];

@@ -41,7 +41,13 @@ constexpr int kTileRows = 3;
 #else
 constexpr int kTileRows = 2;
 #endif
-constexpr int kTileVectors = 2, kTileColumns = kTileVectors * kLanes;
+static_assert(kTileRows <= kPairs); // half a vector holds the words of a tile's rows
+#if defined(__aarch64__)
+constexpr int kTileVectors = 4; // few rows fit, but 32 registers are there
+#else
+constexpr int kTileVectors = 2;
+#endif
+constexpr int kTileColumns = kTileVectors * kLanes;
 constexpr int64_t kSums = kTileRows * kTileColumns; // floats of a tile's sums
 
 // Rows that are packed at once, as long as x takes no more than so many bytes: the weight is packed anew for each such
@@ -91,7 +97,7 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
 #pragma GCC unroll 2
         for (int chain = 0; chain < 2; ++chain) {
             VecF column[kTileVectors];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int v = 0; v < kTileVectors; ++v) {
                 column[v] = load(panel + chain * kTileColumns + v * kLanes);
                 keep_in_register(column[v]);
@@ -100,7 +106,7 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
             for (int m = 0; m < kM; ++m) {
                 VecF row = splat(x[chain * kPairs + m]);
                 keep_in_register(row);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (int v = 0; v < kTileVectors; ++v) {
                     sum[chain][m][v] = W::multiply_add(row, column[v], sum[chain][m][v]);
                 }
@@ -110,7 +116,7 @@ __attribute__((noinline)) void multiply_tile(const float *x, const float *panel,
     const auto for_each = [&](const auto &body) __attribute__((always_inline)) {
 #pragma GCC unroll 8
         for (int m = 0; m < kM; ++m) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (int v = 0; v < kTileVectors; ++v) {
                 body(sum[0][m][v], sum[1][m][v], m * kTileColumns + v * kLanes);
             }

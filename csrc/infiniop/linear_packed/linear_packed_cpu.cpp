@@ -18,15 +18,18 @@ using linear_packed::kPanel;
 constexpr int kTileRows = 9, kTileVectors = 3;
 #elif defined(__AVX512F__)
 constexpr int kTileRows = 7, kTileVectors = 3;
+#elif defined(__aarch64__)
+constexpr int kTileRows = 4, kTileVectors = 4;
 #else
 constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int64_t kTileColumns = kTileVectors * kLanes;
 static_assert(kPanel % kTileColumns == 0);
+static_assert(kTileRows <= kLanes); // a vector holds the words of a tile's rows
 
 // How words are multiplied: as they are where the machine multiplies bfloat16 in pairs, else as two floats. kParts are
 // the floats of a packed word of x.
-#if defined(__AVX512BF16__)
+#if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr int kParts = 1;
 struct Column {
     VecF words;

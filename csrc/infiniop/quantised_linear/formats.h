@@ -31,6 +31,18 @@ template <> struct Factors<bf16> {
     static __m512bh load_x(const bf16 *x) { return (__m512bh)_mm512_load_si512(x); }
     static VecF multiply_add(__m512bh q, __m512bh x, VecF sum) { return _mm512_dpbf16_ps(sum, q, x); }
 };
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+template <> struct FactorOf<bf16> {
+    using X = bf16;
+};
+
+template <> struct Factors<bf16> {
+    using Register = bfloat16x8_t;
+    static bfloat16x8_t load_x(const bf16 *x) { return vld1q_bf16(reinterpret_cast<const bfloat16_t *>(x)); }
+    static VecF multiply_add(bfloat16x8_t q, bfloat16x8_t x, VecF sum) {
+        return (VecF)vbfdotq_f32((float32x4_t)sum, q, x);
+    }
+};
 #endif
 
 // ---- int8: a step is one register, as floats in the order of k, or as pairs of which each has one of either half ----
@@ -40,6 +52,8 @@ inline VecF load_int8(const uint8_t *p) {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p))));
 #elif defined(__AVX2__)
     return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p))));
+#elif defined(__aarch64__)
+    return load(reinterpret_cast<const int8_t *>(p));
 #else
     VecI q;
     for (int i = 0; i < kLanes; ++i) {
@@ -58,13 +72,10 @@ inline void load_int8(const uint8_t *p, VecF &q) {
 inline void load_int8(const uint8_t *p, __m512bh &q) {
     q = (__m512bh)((VecU)load_int8(p) >> 16 | (VecU)load_int8(p + kLanes));
 }
-#endif
-
-// 32 vector registers, or 16.
-#if defined(__AVX512F__)
-constexpr bool kManyRegisters = true;
-#else
-constexpr bool kManyRegisters = false;
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+inline void load_int8(const uint8_t *p, bfloat16x8_t &q) {
+    q = vreinterpretq_bf16_u32((uint32x4_t)((VecU)load_int8(p) >> 16 | (VecU)load_int8(p + kLanes)));
+}
 #endif
 
 template <typename X_> struct Int8 {
@@ -153,6 +164,24 @@ inline void load_int4(VecU nibbles, __m512bh (&q)[kNibbles / 2]) {
 #pragma GCC unroll 4
     for (int j = 0; j < kNibbles / 2; ++j) {
         q[j] = (__m512bh)_mm512_permutexvar_epi16((__m512i)(nibbles >> (4 * j)), _mm512_load_si512(kInt4Halves));
+    }
+}
+#elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
+// The lower and the upper bytes of -8 to 7 in bfloat16.
+alignas(16) constexpr uint8_t kInt4Low[16] = {0x00, 0xe0, 0xc0, 0xa0, 0x80, 0x40, 0x00, 0x80,
+                                              0x00, 0x80, 0x00, 0x40, 0x80, 0xa0, 0xc0, 0xe0};
+alignas(16) constexpr uint8_t kInt4High[16] = {0xc1, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0xc0, 0xbf,
+                                               0x00, 0x3f, 0x40, 0x40, 0x40, 0x40, 0x40, 0x40};
+
+// Register j has the pair of nibbles j and j + 4 of each lane.
+inline void load_int4(VecU nibbles, bfloat16x8_t (&q)[kNibbles / 2]) {
+    const uint8x16_t low = vld1q_u8(kInt4Low), high = vld1q_u8(kInt4High);
+#pragma GCC unroll 4
+    for (int j = 0; j < kNibbles / 2; ++j) {
+        const VecU index = nibbles >> (4 * j) & 0x000f000fu; // a byte beyond the table gives 0
+        const uint8x16_t lower = vqtbl1q_u8(low, (uint8x16_t)(index | 0xff00ff00u));
+        const uint8x16_t upper = vqtbl1q_u8(high, (uint8x16_t)(index << 8 | 0x00ff00ffu));
+        q[j] = vreinterpretq_bf16_u8(vorrq_u8(lower, upper));
     }
 }
 #endif

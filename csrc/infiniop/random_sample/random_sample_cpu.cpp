@@ -38,6 +38,8 @@ inline uint32_t lanes_of(VecI mask) {
     return _mm512_movepi32_mask((__m512i)mask);
 #elif defined(__AVX2__)
     return static_cast<uint32_t>(_mm256_movemask_ps((__m256)mask));
+#elif defined(__aarch64__)
+    return vaddvq_u32((uint32x4_t)((VecU)mask & VecU{1, 2, 4, 8}));
 #else
     uint32_t bits = 0;
     for (int i = 0; i < kLanes; ++i) {

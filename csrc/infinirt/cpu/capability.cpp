@@ -1,4 +1,5 @@
-// Chooses the instruction set of the CPU kernels: cpuid at load, lowered by INFINI_CPU_CAPABILITY or by a call.
+// Chooses the instruction set of the CPU kernels: by cpuid, or what Linux says of an AArch64 CPU, lowered by
+// INFINI_CPU_CAPABILITY or by a call.
 // It is chosen once for the process, by libinfinirt, whichever library the kernels are in. INFINI_EMULATE=amx adds the
 // level avx512_amx on any machine: its tile kernels compute in plain C++, everything else as the machine allows.
 #include <array>
@@ -12,6 +13,8 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(__aarch64__)
+#include <sys/auxv.h>
 #endif
 
 #include "cpu_capability.h"
@@ -22,7 +25,11 @@ namespace infini {
 namespace {
 
 constexpr int kAmx = kCpuCapabilities; // above all vector levels
+#if defined(__aarch64__)
+constexpr std::array kNames = {"neon", "neon_dotprod", "neon_bf16", "avx512_amx"}; // the last one emulated only
+#else
 constexpr std::array kNames = {"baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"};
+#endif
 static_assert(kNames.size() == kAmx + 1);
 
 CpuCapability detect_vectors() {
@@ -39,6 +46,16 @@ CpuCapability detect_vectors() {
         return kAvx512Bf16;
     }
     return kAvx512;
+#elif defined(__aarch64__)
+    // Numbers of the kernel's interface; older headers lack the names. Compilers take Armv8.2-A's other instructions for
+    // granted too, of which the atomic ones are the only ones that they use.
+    constexpr unsigned long kAtomicsBit = 1ul << 8, kDotprodBit = 1ul << 20, kDotprodLevel = kAtomicsBit | kDotprodBit;
+    constexpr unsigned long kInt8MatrixBit = 1ul << 13, kBf16Bit = 1ul << 14; // of the second word
+    if ((getauxval(AT_HWCAP) & kDotprodLevel) != kDotprodLevel) {
+        return kNeon;
+    }
+    constexpr unsigned long kBf16Level = kInt8MatrixBit | kBf16Bit;
+    return (getauxval(AT_HWCAP2) & kBf16Level) == kBf16Level ? kNeonBf16 : kNeonDotprod;
 #else
     return kBaseline;
 #endif
