@@ -44,6 +44,18 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
 #endif
 }
 
+// Declares a variable `name` in the block's static shared memory; the rest is its type: INFINI_SHARED(sums, float[32]).
+// Instead of __shared__, as the emulation has to know which memory that is.
+template <typename T> using Type = T;
+#ifdef INFINI_EMULATION
+#define INFINI_SHARED(name, ...)                                                                                       \
+    static ::infini::cuda::Type<__VA_ARGS__> name;                                                                     \
+    static uint64_t name##_block = 0;                                                                                  \
+    ::infini::emulation::poison_once(&name, sizeof name, name##_block)
+#else
+#define INFINI_SHARED(name, ...) __shared__::infini::cuda::Type<__VA_ARGS__> name
+#endif
+
 // The block's dynamic shared memory, aligned to 16 bytes.
 template <typename T> __device__ __forceinline__ T *dynamic_shared() {
 #ifdef INFINI_EMULATION

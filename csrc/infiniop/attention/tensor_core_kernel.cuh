@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         copy(tile);
     }
 
-    __shared__ typename Problem<T>::RowScores rows[Shape::kRows];
+    INFINI_SHARED(rows, typename Problem<T>::RowScores[Shape::kRows]);
     if (threadIdx.x < Shape::kRows) {
         rows[threadIdx.x] = p.row_scores(u, u.first_row + threadIdx.x);
     }
@@ -308,7 +308,8 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     mine.finish();
 
     if constexpr (kShareKeys) {
-        __shared__ float sums[kWarps][kWarpRows], largest[kWarps][kWarpRows];
+        INFINI_SHARED(sums, float[kWarps][kWarpRows]);
+        INFINI_SHARED(largest, float[kWarps][kWarpRows]);
         float *const joined = reinterpret_cast<float *>(tiles);
         constexpr int kWarpFloats = kStages * kWarpKeys * kSize; // of its stages
         __syncwarp();
