@@ -37,7 +37,7 @@ def check(name: str, *args: Any, **kwargs: Any) -> None:
     """The op on CUDA against its reference; the arguments are on the CPU."""
     spec = REGISTRY[name]
     actual = spec.op(*here(*args), **kwargs).cpu()
-    check_against_reference(spec, Sample("call", args, kwargs), args[0].dtype, actual)
+    check_against_reference(spec, Sample("call", args, kwargs), args[0].dtype, actual, on_cuda=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -102,7 +102,7 @@ def test_results_by_columns(dtype: torch.dtype, shape: tuple[int, int, int]) -> 
             c = values(dtype, m, n, seed=2)
             out = torch.empty(n, m + 3, dtype=dtype)[:, :m].t().to(DEVICE)
             assert out.copy_(c) is gemm.out(*here(first, second), out, -0.5, 2.0, out=out)
-            check_against_reference(gemm, Sample("call", (a, b, c, -0.5, 2.0)), dtype, out.cpu())
+            check_against_reference(gemm, Sample("call", (a, b, c, -0.5, 2.0)), dtype, out.cpu(), on_cuda=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

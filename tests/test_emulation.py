@@ -219,5 +219,5 @@ def test_tensor_cores_truncate(run: Callable[..., str]) -> None:
 def test_all_static_shared_memory_is_known() -> None:
     """__shared__ itself would be memory that the emulation cannot poison."""
     sources = [path for suffix in ("*.cu", "*.cuh", "*.h") for path in (ROOT / "csrc").rglob(suffix)]
-    uses = [str(path.relative_to(ROOT)) for path in sources if "__shared__ " in path.read_text()]
+    uses = [str(path.relative_to(ROOT)) for path in sources if "__shared__" in path.read_text()]
     assert uses == ["csrc/common/cuda/launch.h"]
