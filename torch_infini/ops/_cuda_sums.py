@@ -36,11 +36,13 @@ def accumulation_error(size: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
 
 
 def attention_error(expected: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
-    """How far prefill may be off on CUDA, where its tensor cores take probabilities rounded to a half type.
+    """How far attention may be off on CUDA where more than 16 rows (queries x query heads of a key head) are computed.
+
+    The tensor cores take probabilities rounded to a half type then.
 
     A probability is off by up to half a spacing of the type, either way: 1 / sqrt(3) of that as a standard deviation.
-    So is a sum of independent values, in the unit of its own size: that of the row it belongs to. float32 has sums of
-    floats alone.
+    So is a sum of independent values, in the unit of its own size: that of the row it belongs to, if it has enough
+    elements to tell. float32 has sums of floats alone.
 
     Args:
         expected: [..., head size].
@@ -52,5 +54,7 @@ def attention_error(expected: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
     """
     finite = expected.double().where(expected.isfinite(), 0.0)
     size = finite.square().mean(-1, keepdim=True).sqrt()
+    if expected.shape[-1] < 16:
+        size = size.clamp(min=float(finite.square().mean().sqrt()))
     rounded = 0.0 if dtype == torch.float32 else WORST / 3**0.5 * torch.finfo(dtype).eps / 2
     return accumulation_error(size, dtype, terms) + rounded * size

@@ -643,9 +643,15 @@ def prefill_bench(dtype: torch.dtype) -> Iterator[Sample]:
 
 
 def prefill_slack(
-    expected: Tensor, q: Tensor, k_cache: Tensor, _: Tensor, tables: Tensor, *__: Any, **___: Any
+    expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any
 ) -> Tensor:
     return attention_error(expected, q.dtype, max(tables.shape[1] * k_cache.shape[2], q.shape[2]))
+
+
+def slack(expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Up to 16 query heads of a key head round nothing but the result."""
+    few = q.shape[1] <= 16 * k_cache.shape[1]
+    return torch.zeros(()) if few else prefill_slack(expected, q, k_cache, v_cache, tables)
 
 
 SPECS = [
@@ -665,6 +671,7 @@ SPECS = [
         bench=bench,
         peer=peer,
         compare=attention_comparison(reference),
+        cuda_slack=slack,
     ),
     OpSpec(
         name="paged_attention_prefill",
