@@ -399,6 +399,7 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     objects = host_objects
     for source in [*sorted(emulation.glob("*.cpp")), *cuda_sources()]:
         flags = f"-O2 -DINFINI_EMULATION -I{CSRC}/emulation -ffp-contract=fast -Wno-unknown-pragmas -x c++"
+        flags += " -fsanitize=alignment -fno-sanitize-recover=alignment"  # emulator.cpp has what it calls
         compile_("cxx", source, ".emulated", flags)
     for library in LIBRARIES:
         lines.append(

@@ -53,7 +53,7 @@ def check_same(spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any, ex
     if spec.same_bits_on_cuda:
         assert same_bits(actual, expected), f"{sample.name}: other bits"
     else:
-        check_against_reference(spec, sample, dtype, on_cpu(actual))
+        check_against_reference(spec, sample, dtype, on_cpu(actual), on_cuda=True)
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(OPS), ids=names)
@@ -61,7 +61,7 @@ def test_reference(spec: OpSpec, dtype: torch.dtype) -> None:
     for seed in (0, 1):
         torch.manual_seed(seed)
         for sample in spec.samples(dtype):
-            check_against_reference(spec, sample, dtype, on_cpu(call(spec, on_cuda(sample))))
+            check_against_reference(spec, sample, dtype, on_cpu(call(spec, on_cuda(sample))), on_cuda=True)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

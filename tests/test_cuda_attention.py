@@ -10,7 +10,6 @@ import ctypes
 import os
 import shutil
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -43,9 +42,25 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 # ---- the plan, which is the host's ----
 
 
+class Plan:
+    """plan_splits and split_keys of csrc/infiniop/attention/splits.h."""
+
+    def __init__(self, library: Path) -> None:
+        self._library = ctypes.CDLL(str(library))
+        self._library.each.restype = ctypes.c_int64
+
+    def splits(self, keys: int, kv_heads: int, multiprocessors: int) -> tuple[int, int]:
+        """(wanted, count)."""
+        out = (ctypes.c_int64 * 2)()
+        self._library.plan(*map(ctypes.c_int64, (keys, kv_heads, multiprocessors)), out)
+        return out[0], out[1]
+
+    def keys(self, seen: int, wanted: int) -> int:
+        return int(self._library.each(ctypes.c_int64(seen), ctypes.c_int64(wanted)))
+
+
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], tuple[int, int]]:
-    """plan_splits of csrc/infiniop/attention/splits.h: (keys of a split, splits)."""
+def plan(tmp_path_factory: pytest.TempPathFactory) -> Plan:
     compiler = shutil.which(os.environ.get("CXX", "g++").split()[-1])
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -54,39 +69,44 @@ def plan(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int, int], 
     source = folder / "splits.cpp"
     source.write_text(
         f'#include "{header}"\n'
-        'extern "C" void plan(int64_t capacity, int64_t kv_heads, int64_t sms, int64_t *out) {\n'
-        "    const auto splits = infini::attention::plan_splits(capacity, kv_heads, sms);\n"
-        "    out[0] = splits.keys, out[1] = splits.count;\n"
+        'extern "C" void plan(int64_t keys, int64_t kv_heads, int64_t sms, int64_t *out) {\n'
+        "    const auto splits = infini::attention::plan_splits(keys, kv_heads, sms);\n"
+        "    out[0] = splits.wanted, out[1] = splits.count;\n"
         "}\n"
+        "using infini::attention::split_keys;\n"
+        'extern "C" int64_t each(int64_t keys, int64_t wanted) { return split_keys(keys, wanted); }\n'
     )
     library = folder / "splits.so"
     subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", source, "-o", library], check=True)
-    function = ctypes.CDLL(str(library)).plan
-
-    def call(capacity: int, kv_heads: int, multiprocessors: int) -> tuple[int, int]:
-        out = (ctypes.c_int64 * 2)()
-        function(*map(ctypes.c_int64, (capacity, kv_heads, multiprocessors)), out)
-        return out[0], out[1]
-
-    return call
+    return Plan(library)
 
 
-def test_plan(plan: Callable[[int, int, int], tuple[int, int]]) -> None:
+CAPACITIES = (0, 1, 255, 256, 257, 2048, 4096, 8448, 10_001, 131_072, 2**31, 2**62)
+
+
+def test_plan(plan: Plan) -> None:
     for multiprocessors in (1, 8, 108, 132):
         for kv_heads in (1, 2, 8, 40, 128, 1000):
-            for capacity in (0, 1, 255, 256, 257, 2048, 4096, 10_001, 131_072, 2**31, 2**62):
-                keys, count = plan(capacity, kv_heads, multiprocessors)
-                assert count >= 1 and keys >= 256 and keys % 64 == 0
-                assert keys * count >= capacity, "all keys have a split"
-                assert count == 1 or keys * (count - 1) < capacity, "no split is always empty"
+            for capacity in CAPACITIES:
+                wanted, count = plan.splits(capacity, kv_heads, multiprocessors)
                 # Partial sums stay small: what one sequence has of them depends on the GPU, not on its capacity.
-                assert count <= -(-2 * multiprocessors // kv_heads)
+                assert 1 <= count <= wanted == -(-2 * multiprocessors // kv_heads)
+                for length in (0, 1, *CAPACITIES, capacity):
+                    keys = plan.keys(length, wanted)
+                    assert keys >= 256 and keys % 64 == 0
+                    if length <= capacity:
+                        assert keys * count >= length, "all keys have a split"
+                if count > 1:
+                    assert any(-(-n // plan.keys(n, wanted)) == count for n in (capacity, 256 * count)), (
+                        "none for nothing"
+                    )
 
 
-def test_plan_of_an_h200(plan: Callable[[int, int, int], tuple[int, int]]) -> None:
-    assert plan(2048, 8, 132) == (256, 8)  # 64 blocks for one sequence
-    assert plan(4096, 8, 132) == (256, 16)
-    assert plan(131_072, 8, 132) == (3_072 + 960, 33)
+def test_plan_of_an_h200(plan: Plan) -> None:
+    wanted = 33
+    assert plan.splits(2048, 8, 132) == (wanted, 8) and plan.keys(2048, wanted) == 256  # 64 blocks for one sequence
+    assert plan.splits(131_072, 8, 132) == (wanted, 33) and plan.keys(131_072, wanted) == 4_032
+    assert plan.keys(4000, wanted) == 256  # 16 splits, 128 blocks, in a cache of any capacity
 
 
 # ---- kernels ----
@@ -112,7 +132,7 @@ def test_shapes(dtype: torch.dtype, sizes: tuple[int, ...]) -> None:
     for causal in (True, False):
         actual = attention(*on_cuda(q, k, v), causal=causal).cpu()
         sample = Sample(str(sizes), (q, k, v), {"causal": causal})
-        check_against_reference(SPECS["attention"], sample, dtype, actual)
+        check_against_reference(SPECS["attention"], sample, dtype, actual, on_cuda=True)
 
 
 @needs_cuda
@@ -127,6 +147,58 @@ def test_neighbours_and_room_change_no_bit(dtype: torch.dtype, queries: int) -> 
         one = slice(b, b + 1)
         k[one, lens[b] :] = torch.nan
         assert same_bits(attention(q[one], k[one], v[one], kv_lens=lens[one]), together[one])
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [41, 256, 700, 2500])
+def test_the_capacity_of_a_cache_changes_no_bit(dtype: torch.dtype, length: int) -> None:
+    """A sequence is split by its own length, however long its cache is."""
+    q, k, v = on_cuda(*attention_inputs(dtype, 1, 2, 9000, 4, 2, 16))
+    lens = torch.tensor([length], device=DEVICE)
+    expected = attention(q, k[:, :length], v[:, :length])
+    for capacity in (length + 1, 3000, 9000):
+        assert same_bits(attention(q, k[:, :capacity], v[:, :capacity], kv_lens=lens), expected), capacity
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_capacity_of_a_table_changes_no_bit(dtype: torch.dtype) -> None:
+    q, k, v, tables, lens, _ = on_cuda(*paged_inputs(dtype, [700, 33], 4, 2, 32, 16, [1, 1]))
+    expected = paged_attention(q, k, v, tables, lens)
+    wide = torch.nn.functional.pad(tables, (0, 600), value=-1)
+    assert same_bits(paged_attention(q, k, v, wide, lens), expected)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("size", [64, 128, 256])
+def test_exact_prefill(dtype: torch.dtype, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """INFINI_EXACT_ATTENTION=1 rounds the result alone; without it probabilities are rounded too, which shows."""
+    q, k, v = attention_inputs(dtype, 1, 70, 300, 4, 2, size)
+    sample = Sample("prefill", (q, k, v))
+    check = lambda actual, on_cuda=False: check_against_reference(SPECS["attention"], sample, dtype, actual, on_cuda)
+    rounded = attention(*on_cuda(q, k, v)).cpu()
+    check(rounded, True)
+    with pytest.raises(AssertionError, match="elements are off"):
+        check(rounded)
+    monkeypatch.setenv("INFINI_EXACT_ATTENTION", "1")
+    check(attention(*on_cuda(q, k, v)).cpu())
+    monkeypatch.setenv("INFINI_EXACT_ATTENTION", "0")
+    assert same_bits(attention(*on_cuda(q, k, v)).cpu(), rounded)
+
+
+@needs_cuda
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_allowed_notices_a_lost_key(dtype: torch.dtype) -> None:
+    """And one that counts twice, of 300."""
+    q, k, v = attention_inputs(dtype, 1, 70, 300, 4, 2, 64)
+    sample = Sample("prefill", (q, k, v), {"causal": False})
+    reference = SPECS["attention"].reference
+    for keys in ([*range(16), *range(17, 300)], [16, *range(300)]):
+        wrong = reference(q, k[:, keys], v[:, keys], causal=False).to(dtype)
+        with pytest.raises(AssertionError, match="elements are off"):
+            check_against_reference(SPECS["attention"], sample, dtype, wrong, on_cuda=True)
 
 
 @needs_cuda
@@ -211,4 +283,4 @@ def test_many_sequences(dtype: torch.dtype) -> None:
     lengths = [n + i % 5 for i, n in enumerate(queries)]
     sample = Sample("many", paged_inputs(dtype, lengths, 4, 1, 16, 4, queries))
     actual = paged_attention_prefill(*on_cuda(*sample.args)).cpu()
-    check_against_reference(SPECS["paged_attention_prefill"], sample, dtype, actual)
+    check_against_reference(SPECS["paged_attention_prefill"], sample, dtype, actual, on_cuda=True)

@@ -128,4 +128,4 @@ def test_fused_many_tokens(layout: str) -> None:
     sample = Sample("many tokens", args)
     on_device = Sample("many tokens", moved(*(relayout(layout, a) for a in args)))
     got = tuple(t.cpu() for t in call(spec, on_device))
-    check_against_reference(spec, sample, torch.bfloat16, got)
+    check_against_reference(spec, sample, torch.bfloat16, got, on_cuda=True)

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 import torch
+from emulated_graphs import captured_by_emulation
 
-from torch_infini.engine import Engine, EngineConfig, SamplingParams
+from torch_infini.engine import Engine, EngineConfig, SamplingParams, runner
 from torch_infini.models import Llama
-from torch_infini.testing import cuda_device
+from torch_infini.testing import cuda_device, emulates_cuda
 from torch_infini.testing.checkpoints import SMALL, random_model
 from torch_infini.testing.engines import finish
 
@@ -58,6 +59,39 @@ def test_integer_weights_in_half_precision(weights: Any, tmp_path: Path) -> None
         ids = [engine.add(r, params) for r in rows]
         tokens.append(finish(engine)[ids[0]].tokens)
     assert tokens[0] == tokens[1]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_recorded_steps(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decode steps that are captured once and replayed give the tokens of steps that are computed op by op.
+
+    On a GPU in torch's graphs, else in those of the emulated runtime, which replay kernels of ours alone.
+    """
+    random_model("llama").save_pretrained(tmp_path)
+    model = Llama.from_pretrained(tmp_path, dtype=dtype, device=cuda_device())
+    captures: list[int] = []
+
+    def capture(step: Any) -> Any:
+        captures.append(1)
+        replay = captured_by_emulation(step)[1]
+        replay()
+        return replay
+
+    if emulates_cuda():
+        monkeypatch.setattr(runner, "recorder", lambda device: capture)
+    results = []
+    for record in (False, True):
+        engine = Engine(model, config=EngineConfig(max_length=64, record=record))
+        # One, then several requests: steps of other numbers of sequences come and go, and come again.
+        outputs = {}
+        ids = [engine.add(row, SamplingParams.greedy(max_tokens=4 + 3 * i)) for i, row in enumerate(prompts(20, 3, 33))]
+        outputs |= finish(engine)
+        ids += [engine.add(row, SamplingParams.greedy(max_tokens=TOKENS)) for row in prompts(5, 18)]
+        outputs |= finish(engine)
+        results.append([outputs[id].tokens for id in ids])
+    assert results[0] == results[1]
+    if emulates_cuda():
+        assert len(captures) == 3  # of one, two and three sequences
 
 
 def test_nan_logits_end_one_request(tmp_path: Path) -> None:

@@ -6,14 +6,13 @@ are queued as they would be on a GPU's stream.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from emulated_graphs import captured_by_emulation
 
-from torch_infini._library import RUNTIME
 from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, cuda_device
@@ -22,11 +21,6 @@ DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 on_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
 OPS = [spec for spec in all_ops() if "cuda" in spec.devices]
-NVIDIA = 1  # INFINI_DEVICE_NVIDIA
-
-
-def must(status: int) -> None:
-    assert status == 0, RUNTIME.infiniGetLastErrorMessage().decode()
 
 
 def captured_by_torch(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
@@ -39,30 +33,6 @@ def captured_by_torch(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]
     with torch.cuda.graph(graph):
         result = call()
     return result, graph.replay
-
-
-def captured_by_emulation(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    stream, graph, exec_ = (ctypes.c_void_p() for _ in range(3))
-    must(RUNTIME.infinirtSetDevice(NVIDIA, 0))
-    try:
-        must(RUNTIME.infinirtStreamCreate(ctypes.byref(stream)))
-        call()
-        must(RUNTIME.infinirtStreamBeginCapture(stream, 0))
-        RUNTIME.infinirtEmulateTorchStream(stream)
-        try:
-            result = call()
-        finally:
-            RUNTIME.infinirtEmulateTorchStream(None)
-            must(RUNTIME.infinirtStreamEndCapture(stream, ctypes.byref(graph)))
-        must(RUNTIME.infinirtGraphInstantiate(ctypes.byref(exec_), graph, None, None, ctypes.c_size_t(0)))
-    finally:
-        must(RUNTIME.infinirtSetDevice(0, 0))
-
-    def replay() -> None:
-        must(RUNTIME.infinirtGraphLuanch(exec_, stream))
-        must(RUNTIME.infinirtStreamSynchronize(stream))
-
-    return result, replay
 
 
 def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:

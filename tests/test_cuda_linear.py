@@ -37,7 +37,7 @@ def check(name: str, *args: Any, **kwargs: Any) -> None:
     """The op on CUDA against its reference; the arguments are on the CPU."""
     spec = REGISTRY[name]
     actual = spec.op(*here(*args), **kwargs).cpu()
-    check_against_reference(spec, Sample("call", args, kwargs), args[0].dtype, actual)
+    check_against_reference(spec, Sample("call", args, kwargs), args[0].dtype, actual, on_cuda=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -102,7 +102,7 @@ def test_results_by_columns(dtype: torch.dtype, shape: tuple[int, int, int]) -> 
             c = values(dtype, m, n, seed=2)
             out = torch.empty(n, m + 3, dtype=dtype)[:, :m].t().to(DEVICE)
             assert out.copy_(c) is gemm.out(*here(first, second), out, -0.5, 2.0, out=out)
-            check_against_reference(gemm, Sample("call", (a, b, c, -0.5, 2.0)), dtype, out.cpu())
+            check_against_reference(gemm, Sample("call", (a, b, c, -0.5, 2.0)), dtype, out.cpu(), on_cuda=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -149,3 +149,22 @@ def test_results_do_not_share_a_workspace() -> None:
     linear = REGISTRY["linear"].op
     results = [linear(x * scale, weight) for scale in (1, 2, 4)]
     assert torch.equal(results[1], 2 * results[0]) and torch.equal(results[2], 4 * results[0])
+
+
+def allocations(events: Any) -> list[int]:
+    """The bytes of each allocation among a profile's events, and of those within them."""
+    mine = [event.extra_fields.alloc_size for event in events if event.typed[0].name == "Allocation"]
+    return mine + [size for event in events for size in allocations(event.children)]
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_streamed_rows_take_no_workspace(dtype: torch.dtype) -> None:
+    """cuBLAS's 32 MiB, which a CUDA graph would keep for each that it has recorded, go with calls of cuBLAS alone."""
+    x, weight, _ = here(*inputs(dtype, 64, k=64, n=48))
+    linear, fused = REGISTRY["linear"].op, REGISTRY["fused_linear"].op
+    for rows, least, most in ((1, 0, 2**20), (4, 0, 2**20), (64, 2**25, 2**26)):
+        with torch.profiler.profile(profile_memory=True) as profile:
+            linear(x[:rows], weight)
+            fused(x[:rows], weight, weight, None, None, None, None)
+        sizes = allocations(profile.profiler.kineto_results.experimental_event_tree())
+        assert least < max(sizes) < most, rows

@@ -363,6 +363,15 @@ def test_fresh_memory_is_poisoned(s: int) -> None:
         assert bytes(result) == b"\xff" * 16
 
 
+@emulated
+def test_freed_memory_stays_in_the_pool(s: int) -> None:
+    """It would go back to the system at every wait."""
+    ok("FreeAsync", made("MallocAsync", 16, s), s)
+    threshold = rt.librt.infinirtEmulatedReleaseThreshold
+    threshold.restype = ctypes.c_ulonglong
+    assert threshold(0) == 2**64 - 1
+
+
 # ---- events ----
 
 

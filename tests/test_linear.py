@@ -62,6 +62,25 @@ def test_a_lost_product_is_noticed(dtype: torch.dtype) -> None:
         assert_close(reference(x, less).to(dtype), reference(x, weight), relative, absolute)
 
 
+@pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)
+@pytest.mark.parametrize("name", ["linear", "matmul", "gemm", "fused_linear"])
+def test_what_is_allowed_on_cuda_notices_lost_products(name: str, dtype: torch.dtype) -> None:
+    """One that is left out, and a step of the tensor cores that is left out, added twice or taken from elsewhere."""
+    spec = REGISTRY[name]
+    x, weight, _ = inputs(dtype, 20, k=5125, n=64)
+    args = {"linear": (x, weight), "fused_linear": (x, weight[:40], weight[40:])}.get(name, (x, weight.t()))
+    sample = Sample("call", args)
+    exact = x.double() @ weight.double().t()
+    part = lambda of_x, of_weight: x[:, of_x].double() @ weight[:, of_weight].double().t()
+    check = lambda y: check_against_reference(spec, sample, dtype, y.to(dtype), on_cuda=True)
+    check(exact)
+    last, step, other = slice(5124, 5125), slice(5104, 5120), slice(16, 32)
+    of_step = part(step, step)
+    for wrong in (exact - part(last, last), exact - of_step, exact + of_step, exact - of_step + part(other, step)):
+        with pytest.raises(AssertionError, match="elements are off"):
+            check(wrong)
+
+
 @pytest.mark.parametrize("bias", [False, True], ids=["", "bias"])
 @pytest.mark.parametrize(("k", "n"), [(64, 33), (769, 770), (5125, 301), (2048, 512), (0, 5)])
 def test_many_rows(k: int, n: int, bias: bool) -> None:

@@ -1,11 +1,13 @@
 // cuBLAS emulated: the few functions that csrc/infiniop/gemm/cublas.cu uses, with the rules of their documentation, in
-// plain loops. Matrices lie by columns. Sums are in float, int8's in int32.
+// plain loops. Matrices lie by columns. A sum goes in the order of k through one accumulator, which is the least exact
+// of what cuBLAS may do: of floats in float, of half types as tensor cores add (tensor_cores.h), of int8 in int32.
 #include <cstdint>
 #include <cstring>
 #include <vector>
 
 #include "../common/cuda/numbers.h"
 #include "emulator.h"
+#include "tensor_cores.h"
 
 struct cublasContext {
     cudaStream_t stream = nullptr;
@@ -16,7 +18,6 @@ namespace {
 using namespace infini;
 
 constexpr int kInvalid = 7, kNotSupported = 15;
-constexpr int kSums = 32; // that are added up in turns, so that long sums keep their precision
 constexpr int kFloat = 0, kHalf = 2, kInt8 = 3, kInt32 = 10, kBfloat16 = 14;
 
 template <typename T> float number(const void *p, int64_t i) {
@@ -72,24 +73,19 @@ std::vector<Number> rows_of(const void *x, int type, bool transposed, int64_t ld
 
 // c = alpha * a @ b + beta * c, with all of b^T in rows.
 template <typename Number, typename Write>
-void multiply(const std::vector<Number> &a, const std::vector<Number> &b, int64_t m, int64_t n, int64_t k,
+void multiply(const std::vector<Number> &a, const std::vector<Number> &b, int64_t m, int64_t n, int64_t k, bool halves,
               const Write &write_sum) {
     for (int64_t i = 0; i < m; ++i) {
         for (int64_t j = 0; j < n; ++j) {
             const Number *const row = a.data() + i * k, *const column = b.data() + j * k;
-            Number sums[kSums] = {};
-            int64_t p = 0;
-            for (; p + kSums <= k; p += kSums) {
-                for (int s = 0; s < kSums; ++s) {
-                    sums[s] += row[p + s] * column[p + s];
-                }
-            }
             Number sum = 0;
-            for (; p < k; ++p) {
-                sum += row[p] * column[p];
-            }
-            for (const Number part : sums) {
-                sum += part;
+            if (halves) {
+                sum = static_cast<Number>(infini::emulation::add_products(
+                    0, k, [&](int64_t p) { return static_cast<double>(row[p]) * static_cast<double>(column[p]); }));
+            } else {
+                for (int64_t p = 0; p < k; ++p) {
+                    sum += row[p] * column[p];
+                }
             }
             write_sum(i, j, sum);
         }
@@ -149,14 +145,14 @@ INFINI_EMULATED int cublasGemmStridedBatchedEx_64(cublasContext *handle, int tra
             void *const out = const_cast<void *>(at(c, c_type, entry * c_step));
             if (integers) {
                 multiply(rows_of<int32_t>(left, a_type, transpose_a != 0, lda, m, k),
-                         rows_of<int32_t>(right, b_type, transpose_b == 0, ldb, n, k), m, n, k,
+                         rows_of<int32_t>(right, b_type, transpose_b == 0, ldb, n, k), m, n, k, false,
                          [&](int64_t i, int64_t j, int32_t sum) {
                              int32_t &to = static_cast<int32_t *>(out)[j * ldc + i];
                              to = scale_integer * sum + (kept_integer == 0 ? 0 : kept_integer * to);
                          });
             } else {
                 multiply(rows_of<float>(left, a_type, transpose_a != 0, lda, m, k),
-                         rows_of<float>(right, b_type, transpose_b == 0, ldb, n, k), m, n, k,
+                         rows_of<float>(right, b_type, transpose_b == 0, ldb, n, k), m, n, k, a_type != kFloat,
                          [&](int64_t i, int64_t j, float sum) {
                              const int64_t to = j * ldc + i;
                              const float product = scale == 0 ? 0 : scale * sum;

@@ -10,6 +10,7 @@
 
 #include "cuda_runtime_api.h"
 #include "emulator.h"
+#include "tensor_cores.h"
 
 #define __host__
 #define __device__
@@ -18,7 +19,6 @@
 #define __noinline__ __attribute__((noinline))
 #define __launch_bounds__(...)
 #define __grid_constant__
-#define __shared__ static
 #define __constant__ static const
 #define __align__(n) alignas(n)
 #define threadIdx (::infini::emulation::fiber->thread)

@@ -90,6 +90,10 @@ INFINI_EMULATED cudaError_t cudaMalloc(void **p, size_t size);
 INFINI_EMULATED cudaError_t cudaFree(void *p);
 INFINI_EMULATED cudaError_t cudaHostAlloc(void **p, size_t size, unsigned flags);
 INFINI_EMULATED cudaError_t cudaFreeHost(void *p);
+typedef struct CUmemPool_st *cudaMemPool_t;
+enum cudaMemPoolAttr { cudaMemPoolAttrReleaseThreshold = 4 };
+INFINI_EMULATED cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int device);
+INFINI_EMULATED cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr attribute, void *value);
 INFINI_EMULATED cudaError_t cudaMallocAsync(void **p, size_t size, cudaStream_t stream);
 INFINI_EMULATED cudaError_t cudaFreeAsync(void *p, cudaStream_t stream);
 INFINI_EMULATED cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size, cudaMemcpyKind kind,

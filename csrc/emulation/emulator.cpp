@@ -4,11 +4,13 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <exception>
 #include <mutex>
 #include <random>
+#include <string>
 #include <utility>
 #include <vector>
 
@@ -23,6 +25,7 @@ namespace infini::emulation {
 Fiber *fiber;
 uint3 block_index;
 dim3 block_dim, grid_dim;
+uint64_t blocks_begun = 0;
 
 namespace {
 
@@ -96,6 +99,17 @@ infini_switch_stack:
 
 namespace infini::emulation {
 
+// What GCC and Clang tell of an access (ubsan's TypeMismatchData).
+struct TypedAccess {
+    const char *file;
+    uint32_t line, column;
+    struct Type {
+        uint16_t kind, info;
+        char name[1]; // it goes on
+    } const *type;
+    unsigned char log_alignment, kind;
+};
+
 namespace {
 
 void leave() {
@@ -119,6 +133,14 @@ void finish_block_barrier() {
     arrived_threads = 0;
     ++block_generation;
     any_predicate[block_generation & 1] = 0;
+}
+
+Error misaligned(const void *p, size_t bytes, const std::string &access) {
+    return Error(INFINI_STATUS_INTERNAL_ERROR,
+                 message("infini: emulated kernel: misaligned address: ", access, " at a multiple of ",
+                         size_t{1} << __builtin_ctzll(reinterpret_cast<uintptr_t>(p)), " bytes, must be one of ", bytes,
+                         " (block ", block_index.x, ", ", block_index.y, ", ", block_index.z, "; thread ",
+                         fiber->thread.x, ", ", fiber->thread.y, ", ", fiber->thread.z, ")"));
 }
 
 void run_fiber() {
@@ -162,6 +184,7 @@ void run_block(const std::vector<int> &order) {
             }
             fiber = &next;
             infini_switch_stack(&scheduler_stack_pointer, next.stack_pointer);
+            fiber = nullptr;
             progress = true;
             left -= next.done;
             if (failure) {
@@ -179,6 +202,10 @@ void run_block(const std::vector<int> &order) {
 }
 
 } // namespace
+
+void refuse_misaligned(const void *p, size_t bytes, const char *access) {
+    throw misaligned(p, bytes, access);
+}
 
 void *dynamic_shared() {
     return reinterpret_cast<void *>((reinterpret_cast<uintptr_t>(shared_memory.data()) + 127) / 128 * 128);
@@ -275,9 +302,27 @@ void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> 
             warps[made.warp].live |= 1u << made.lane;
             start(made, i);
         }
+        ++blocks_begun;
         std::shuffle(order.begin(), order.end(), shuffler);
         run_block(order);
     }
 }
 
 } // namespace infini::emulation
+
+// What the compiler calls before an access through a typed pointer that is not aligned (-fsanitize=alignment). It believes
+// that this throws nothing; so the thread stays here, and the scheduler throws.
+extern "C" void __ubsan_handle_type_mismatch_v1_abort(const infini::emulation::TypedAccess *access, const void *p) {
+    using namespace infini::emulation;
+    const std::string text =
+        std::string("an access to ") + access->type->name + " in " + access->file + ":" + std::to_string(access->line);
+    const size_t bytes = size_t{1} << access->log_alignment;
+    if (fiber == nullptr) {
+        std::fprintf(stderr, "infini: emulation: misaligned address %p: %s, must be a multiple of %zu bytes\n", p,
+                     text.c_str(), bytes);
+        std::abort();
+    }
+    failure = std::make_exception_ptr(misaligned(p, bytes, text));
+    leave();
+    __builtin_unreachable();
+}

@@ -1,10 +1,12 @@
 // The emulator of CUDA's execution model: a grid's blocks one after another, a block's threads as fibers that switch at
 // barriers and shuffles only. The order in which threads go on is shuffled, so that what relies on luck between two
-// barriers tends to give wrong numbers. A barrier that some threads never reach is an Error, not a hang.
+// barriers tends to give wrong numbers. A barrier that some threads never reach is an Error, not a hang, and so is an
+// access that is not aligned to its size.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <functional>
 #include <tuple>
 #include <type_traits>
@@ -43,6 +45,27 @@ inline int lane() {
     return fiber->lane;
 }
 void *dynamic_shared();
+
+// Ends the kernel with an Error unless p is a multiple of `bytes`, as the hardware does. `access` names it. Accesses
+// through typed pointers need no call: the compiler checks those (-fsanitize=alignment).
+[[noreturn]] void refuse_misaligned(const void *p, size_t bytes, const char *access);
+inline void check_aligned(const void *p, size_t bytes, const char *access) {
+    if (reinterpret_cast<uintptr_t>(p) % bytes != 0) {
+        refuse_misaligned(p, bytes, access);
+    }
+}
+
+// Counts the blocks that have run, this one included.
+extern uint64_t blocks_begun;
+
+// Static shared memory: the first thread of a block that comes by its declaration fills it with 0xff, so that reads of
+// what nothing wrote give NaN, not what the block before left there.
+inline void poison_once(void *p, size_t bytes, uint64_t &last_block) {
+    if (last_block != blocks_begun) {
+        last_block = blocks_begun;
+        std::memset(p, 0xff, bytes);
+    }
+}
 void sync_block();
 int sync_block_or(int predicate);
 // All lanes of `mask` meet; gives what lane `source` brought (0 where source is negative).

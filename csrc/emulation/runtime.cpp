@@ -197,6 +197,26 @@ cudaError_t cudaFreeHost(void *p) {
     return report(error != cudaSuccess ? error : release(p, Kind::kHost, Kind::kHost));
 }
 
+struct CUmemPool_st {
+    uint64_t release_threshold = 0;
+};
+static CUmemPool_st pools[kDevices];
+
+// What a pool keeps of freed memory when a stream is waited for.
+INFINI_EMULATED unsigned long long infinirtEmulatedReleaseThreshold(int of) {
+    return pools[of].release_threshold;
+}
+
+cudaError_t cudaDeviceGetDefaultMemPool(cudaMemPool_t *pool, int of) {
+    *pool = of >= 0 && of < kDevices ? &pools[of] : nullptr;
+    return report(*pool == nullptr ? cudaErrorInvalidDevice : cudaSuccess);
+}
+
+cudaError_t cudaMemPoolSetAttribute(cudaMemPool_t pool, cudaMemPoolAttr, void *value) {
+    std::memcpy(&pool->release_threshold, value, sizeof pool->release_threshold);
+    return cudaSuccess;
+}
+
 cudaError_t cudaMallocAsync(void **p, size_t size, cudaStream_t stream) {
     if (!is_captured(stream)) {
         return report(allocate(p, size, Kind::kPool));

@@ -31,7 +31,7 @@ def check_op(spec: OpSpec, device: str = "cpu") -> None:
     with torch.no_grad():
         for dtype in spec.dtypes:
             for sample in spec.samples(dtype):
-                check_against_reference(spec, sample, dtype, on_cpu(call(spec, moved(sample, device))))
+                check_against_reference(spec, sample, dtype, on_cpu(call(spec, moved(sample, device))), device != "cpu")
 
 
 def check_op_with(spec: OpSpec, capability: str) -> None:

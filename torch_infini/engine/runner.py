@@ -37,6 +37,20 @@ class Work(NamedTuple):
     blocks: list[int]
 
 
+def recorder(device: torch.device) -> Callable[[Callable[[], Tensor]], Callable[[], object]] | None:
+    """What computes a step and gives what computes it again; None where nothing can be recorded."""
+    if device.type == "cpu":
+        return None if emulates_cuda() else lambda step: runtime.program(step).replay  # making it computes it
+    pool = torch.cuda.graph_pool_handle()  # steps run one at a time: they share what they need between input and logits
+
+    def graph(step: Callable[[], Tensor]) -> Callable[[], object]:
+        replay = runtime.graph(lambda _: step(), torch.zeros(1, device=device), pool=pool).replay
+        replay()
+        return replay
+
+    return graph
+
+
 class Runner:
     """The model, its cache, and the memory that decode steps read their inputs from.
 
@@ -51,7 +65,7 @@ class Runner:
     def __init__(self, model: Llama, cache: KVCache, max_sequences: int, max_tokens: int, record: bool = True) -> None:
         self.model, self.cache = model, cache
         self.device = model.embed.weight.device
-        self._record = record and not (self.device.type == "cpu" and emulates_cuda())
+        self._recorded = recorder(self.device) if record else None
         width = -(-max_tokens // cache.block_size)
         new = lambda *shape: torch.zeros(shape, dtype=torch.int64, device=self.device)
         self._inputs = new(4, max_sequences)  # tokens, positions, slots, lengths
@@ -121,11 +135,10 @@ class Runner:
         def step() -> Tensor:
             return self.model(batch, self.cache, out=logits)
 
-        if self._record and self.device.type == "cpu":
-            return runtime.program(step).replay  # making it computes it
-        again = runtime.graph(lambda _: step(), torch.zeros(1, device=self.device)).replay if self._record else step
-        again()
-        return again
+        if self._recorded is not None:
+            return self._recorded(step)
+        step()
+        return step
 
 
 class SharedRunner:

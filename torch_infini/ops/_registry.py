@@ -102,6 +102,9 @@ class OpSpec:
             with their neighbours; takes the op's arguments. None: the op always stays a call.
         same_bits_on_cuda: Whether on CUDA too a result has the same bits in every layout. Not where products are
             cuBLAS's: that chooses its kernels, and so the order of sums, by shape, strides and alignment.
+        cuda_slack: Takes (expected, *the op's arguments); the absolute error, for each element of the result, that is
+            allowed on CUDA beyond the tolerances, for sums are added there in another order and manner. See
+            _cuda_sums.py. Then `compare` is the CPU's alone. None: nothing.
         devices: Those that it has kernels for, once they are built.
         contiguous: The arguments that must be, for they have a layout of their own.
     """
@@ -122,6 +125,7 @@ class OpSpec:
     compare: Callable[[Any, Sample], None] | None = None
     decomposition: Callable[..., Any] | None = None
     same_bits_on_cuda: bool = True
+    cuda_slack: Callable[..., torch.Tensor] | None = None
     devices: Sequence[str] = ("cpu", "cuda")
     contiguous: Sequence[str] = ()
 

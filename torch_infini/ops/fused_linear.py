@@ -6,12 +6,14 @@ The kernel is csrc/infiniop/linear, shared with linear; the weights are separate
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 from .linear import SPEC as LINEAR
+from .linear import cuda_slack as linear_slack
 from .linear import inputs as linear_inputs
 from .linear import peer as linear_peer
 from .linear import reference as linear_reference
@@ -240,6 +242,10 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{rows}x2048->5632+5632", inputs(dtype, rows, k=2048, n=(5632, 5632)))
 
 
+def cuda_slack(expected: Tensor, x: Tensor, a: Tensor, b: Tensor, c: Tensor | None = None, *biases: Any) -> Tensor:
+    return linear_slack(expected, x, torch.cat([weight for weight in (a, b, c) if weight is not None]))
+
+
 SPEC = OpSpec(
     name="fused_linear",
     schema="(Tensor x, Tensor a, Tensor b, Tensor? c=None, Tensor? bias_a=None, Tensor? bias_b=None, "
@@ -254,4 +260,5 @@ SPEC = OpSpec(
     peer=peer,
     tolerances=LINEAR.tolerances,
     same_bits_on_cuda=False,
+    cuda_slack=cuda_slack,
 )

@@ -13,6 +13,7 @@ from torch import Tensor
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 from .matmul import SIZES, factors, values
 from .matmul import SPEC as MATMUL
+from .matmul import cuda_slack as matmul_slack
 
 
 def gemm(
@@ -172,6 +173,12 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("512x2048x2048, bias", (*terms(dtype, (512, 2048), (2048, 2048), (2048,)), 1.0, 1.0))
 
 
+def cuda_slack(
+    expected: Tensor, a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0
+) -> Tensor:
+    return abs(alpha) * matmul_slack(expected, a, b)
+
+
 SPEC = OpSpec(
     name="gemm",
     schema="(Tensor a, Tensor b, Tensor? c=None, float alpha=1.0, float beta=0.0) -> Tensor",
@@ -185,4 +192,5 @@ SPEC = OpSpec(
     peer=peer,
     tolerances=MATMUL.tolerances,
     same_bits_on_cuda=False,
+    cuda_slack=cuda_slack,
 )

@@ -6,11 +6,13 @@ The rules are csrc/infiniop/paged_attention; the kernel is that of attention.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ._cuda_sums import attention_error
 from ._int8_cache import attention_comparison, dequantised, quantise, scale_errors
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 
@@ -640,6 +642,18 @@ def prefill_bench(dtype: torch.dtype) -> Iterator[Sample]:
     )
 
 
+def prefill_slack(
+    expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    return attention_error(expected, q.dtype, max(tables.shape[1] * k_cache.shape[2], q.shape[2]))
+
+
+def slack(expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Up to 16 query heads of a key head round nothing but the result."""
+    few = q.shape[1] <= 16 * k_cache.shape[1]
+    return torch.zeros(()) if few else prefill_slack(expected, q, k_cache, v_cache, tables)
+
+
 SPECS = [
     OpSpec(
         name="paged_attention",
@@ -657,6 +671,7 @@ SPECS = [
         bench=bench,
         peer=peer,
         compare=attention_comparison(reference),
+        cuda_slack=slack,
     ),
     OpSpec(
         name="paged_attention_prefill",
@@ -674,5 +689,6 @@ SPECS = [
         bench=prefill_bench,
         peer=prefill_peer,
         compare=attention_comparison(prefill_reference),
+        cuda_slack=prefill_slack,
     ),
 ]

@@ -21,7 +21,7 @@ from .streams import Stream
 _OP = "torch_infini.runtime.graph"
 
 
-def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2) -> Graph:
+def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: tuple[int, int] | None = None) -> Graph:
     """Capture fn(*args), to be replayed with other inputs of the same shapes.
 
     The graph has copies of the tensors in args; calling it copies new ones there and runs what was captured, so that a
@@ -34,6 +34,8 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2) -> Graph:
         args: Tensors on one device, the CPU or a CUDA device; tuples, lists and dicts of them; other values, which
             stay.
         warmup: How often fn is called before it is captured, at least once.
+        pool: What torch.cuda.graph_pool_handle() gave: CUDA graphs made with the same one share the memory of what fn
+            makes and does not return, so only one of them may run at a time. None: this one has memory of its own.
 
     Returns:
         A Graph, to be called as fn is.
@@ -58,7 +60,7 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2) -> Graph:
         raise ValueError(f"{_OP}: the tensors in args must be on one device, the CPU or a CUDA device, got {got}")
     inputs = [_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in given]
     kind = _CudaGraph if devices[0].startswith("cuda") else _CpuGraph
-    return kind(fn, given, inputs, spec, warmup)
+    return kind(fn, given, inputs, spec, warmup, pool)
 
 
 class Graph:
@@ -77,8 +79,15 @@ class Graph:
     outputs: Any
 
     def __init__(
-        self, fn: Callable[..., Any], given: Sequence[Any], leaves: list[Any], spec: pytree.TreeSpec, warmup: int
+        self,
+        fn: Callable[..., Any],
+        given: Sequence[Any],
+        leaves: list[Any],
+        spec: pytree.TreeSpec,
+        warmup: int,
+        pool: tuple[int, int] | None = None,
     ) -> None:
+        self._pool = pool
         self._leaves, self._spec = leaves, spec
         self._lock = threading.Lock()
         self.inputs = pytree.tree_unflatten(leaves, spec)
@@ -156,7 +165,7 @@ class _CudaGraph(Graph):
             torch.cuda.current_stream().wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
             # Other threads may allocate meanwhile.
-            with torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local"):
+            with torch.cuda.graph(self._graph, self._pool, aside, capture_error_mode="thread_local"):
                 outputs = fn(*self.inputs)
             self._stream = torch.cuda.current_stream()
             self._graph.replay()  # a capture computes nothing

@@ -12,6 +12,8 @@ namespace infini::cuda {
 
 // Copied as late as is allowed, at the wait, so that a wait that is missing shows.
 inline void async_copy(void *to, const void *from, int bytes = 16) {
+    emulation::check_aligned(to, 16, "cp.async to shared memory");
+    emulation::check_aligned(from, 16, "cp.async from global memory");
     auto &fiber = *emulation::fiber;
     fiber.copies.push_back({to, from, bytes, fiber.groups});
 }

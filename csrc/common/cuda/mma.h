@@ -19,6 +19,7 @@ template <typename T> inline float half_of(uint32_t pair, int i) {
 
 // Lane l's two elements of each of four 8x8 matrices: (row l / 4, columns 2 (l % 4) and the next), or transposed.
 inline void load_matrices(uint32_t (&out)[4], const void *row, bool transposed) {
+    emulation::check_aligned(row, 16, "ldmatrix");
     float mine[16]{};
     std::memcpy(mine, &row, sizeof row);
     const auto all = emulation::gather(mine);
@@ -57,13 +58,11 @@ template <typename T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uin
     const int lane = emulation::lane();
     for (int e = 0; e < 4; ++e) {
         const int row = lane / 4, column = 2 * (lane % 4) + e % 2;
-        double sum = c[e];
-        for (int k = 0; k < 16; ++k) {
-            const int register_a = e / 2 + k / 8 * 2, pair = k % 8 / 2;
-            sum += static_cast<double>(all[4 * row + pair][2 * register_a + k % 2]) *
+        c[e] = emulation::add_products(c[e], 16, [&](int64_t k) {
+            const auto register_a = e / 2 + k / 8 * 2, pair = k % 8 / 2;
+            return static_cast<double>(all[4 * row + pair][2 * register_a + k % 2]) *
                    static_cast<double>(all[4 * column + pair][8 + k / 8 * 2 + k % 2]);
-        }
-        c[e] = static_cast<float>(sum);
+        });
     }
 }
 

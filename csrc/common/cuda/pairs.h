@@ -5,8 +5,12 @@
 
 namespace infini::cuda {
 
-// a - b, number by number, rounded to nearest even.
+// a - b, number by number, rounded to nearest even; x and y rounded to nearest even, x in the low bits.
 #ifdef INFINI_EMULATION
+
+template <typename T> inline uint32_t pair_of(float x, float y) {
+    return narrow<T>(x).bits | static_cast<uint32_t>(narrow<T>(y).bits) << 16;
+}
 
 template <typename T> inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
     uint32_t out = 0;
@@ -19,6 +23,15 @@ template <typename T> inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
 
 #else
 
+template <typename T> __device__ __forceinline__ uint32_t pair_of(float x, float y) {
+    uint32_t out;
+    if constexpr (std::is_same_v<T, bf16>) {
+        asm("cvt.rn.bf16x2.f32 %0, %1, %2;\n" : "=r"(out) : "f"(y), "f"(x));
+    } else {
+        asm("cvt.rn.f16x2.f32 %0, %1, %2;\n" : "=r"(out) : "f"(y), "f"(x));
+    }
+    return out;
+}
 template <typename T> __device__ __forceinline__ uint32_t subtract_pairs(uint32_t a, uint32_t b) {
     uint32_t out;
     if constexpr (std::is_same_v<T, bf16>) {

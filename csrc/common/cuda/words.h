@@ -25,11 +25,13 @@ using Words =
 #ifdef INFINI_EMULATION
 
 template <typename W> inline W load_at_once(const void *p) {
+    emulation::check_aligned(p, sizeof(W), "a load of a vector");
     W words;
     std::memcpy(&words, p, sizeof words);
     return words;
 }
 template <typename W> inline void store_at_once(void *p, const W &words) {
+    emulation::check_aligned(p, sizeof(W), "a store of a vector");
     std::memcpy(p, &words, sizeof words);
 }
 

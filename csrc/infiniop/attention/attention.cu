@@ -2,6 +2,9 @@
 // Limits: decode reads K and V once (memory bandwidth), prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #include "core_kernel.cuh"
 #include "kernels.cuh"
 
@@ -36,14 +39,14 @@ struct Sizes {
         const int64_t rows = queries * group;
         row_limit = many ? kSplitRowsOfMany : rows <= kSplitRows ? rows : 0;
         window = a.window > 0 ? a.window : INT64_MAX;
-        splits = {keys, 1};
+        splits = {1, 1};
         if (row_limit > 0) {
-            // A query's window decides how many keys a split has: the same for its row with and without others. What
-            // all rows of a sequence see may be some keys more.
             splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors());
+            // All rows of a sequence may see some keys more than one: fewer than a split has, for it has few rows.
+            static_assert(kSplitRows <= kLeastSplitKeys && kSplitRowsOfMany <= kLeastSplitKeys);
             const int64_t most_queries = many ? kSplitRowsOfMany : queries;
             const int64_t most_keys = window > keys - most_queries ? keys : window + most_queries - 1;
-            splits.count = most_keys <= splits.keys ? 1 : ceil_div(most_keys, splits.keys);
+            splits.count = most_keys <= kLeastSplitKeys ? 1 : splits.count + (window < keys && most_queries > 1);
         }
     }
 
@@ -79,6 +82,8 @@ template <typename T, typename E> Problem<T, E> problem_of(const Args &a, const 
         p.slopes = a.alibi_slopes.as<const float>(), p.slopes_stride = a.alibi_slopes.strides[0];
     }
     p.batch = sizes.batch, p.queries = sizes.queries, p.keys = sizes.keys;
+    const auto divider = [](int64_t by) { return cuda::Divider<uint64_t>(by < 1 ? 1 : static_cast<uint64_t>(by)); };
+    p.by_group = divider(sizes.group), p.by_block_size = divider(p.block_size);
     p.kv_heads = sizes.kv_heads, p.group = sizes.group, p.size = static_cast<int>(a.q.size(3));
     p.causal = a.causal, p.capped = a.softcap > 0, p.keeps_empty = a.keeps_empty;
     p.window = sizes.window;
@@ -100,8 +105,15 @@ template <typename T, typename E> Kernels<T, E> kernels_for(int64_t size) {
         }
     }
     const size_t shared = sizeof(CoreShared<T, E>);
-    return {attend_by_cores<T, E>,       attend_by_cores<T, E>, kCoreRows, kCoreRows, shared, shared,
-            ceil_div(size, kCoreColumns)};
+    return {
+        attend_by_cores<T, E>,       attend_by_cores<T, E>, attend_by_cores<T, E>, kCoreRows, kCoreRows, shared, shared,
+        ceil_div(size, kCoreColumns)};
+}
+
+// INFINI_EXACT_ATTENTION=1: prefill of half types rounds nothing but its result, at half the speed.
+bool is_exact() {
+    const char *const wish = std::getenv("INFINI_EXACT_ATTENTION");
+    return wish != nullptr && std::strcmp(wish, "1") == 0;
 }
 
 template <typename T, typename E> void launch(const Args &args) {
@@ -110,8 +122,10 @@ template <typename T, typename E> void launch(const Args &args) {
     const Kernels<T, E> kernels = kernels_for<T, E>(p.size);
     const auto start = [&](bool few, int64_t blocks) {
         const dim3 grid(cuda::grid_x(blocks), static_cast<unsigned>(kernels.column_blocks));
-        cuda::launch(few ? kernels.few : kernels.many, grid, dim3(kThreads),
-                     few ? kernels.few_shared : kernels.many_shared, p);
+        cuda::launch(few          ? kernels.few
+                     : is_exact() ? kernels.exact
+                                  : kernels.many,
+                     grid, dim3(kThreads), few ? kernels.few_shared : kernels.many_shared, p);
     };
     const int64_t lines = sizes.batch * sizes.kv_heads;
     const auto start_split = [&](bool few, int64_t rows) {
@@ -135,7 +149,7 @@ template <typename T, typename E> void launch(const Args &args) {
         start_split(true, kSplitRowsOfMany);
     }
     p.small = false;
-    p.splits = {sizes.keys, 1};
+    p.splits = {1, 1};
     p.tile_rows = kernels.many_rows;
     // Each sequence may have one tile that is not full.
     const int64_t tiles = ceil_div(sizes.queries * sizes.group, p.tile_rows) + sizes.batch;

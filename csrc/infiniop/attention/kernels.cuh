@@ -9,8 +9,8 @@ namespace infini::attention::nvidia {
 template <typename T, typename E = T> using Kernel = void (*)(Problem<T, E>);
 
 template <typename T, typename E = T> struct Kernels {
-    Kernel<T, E> few, many;         // for rows that one tile of `few` holds, and for more
-    int few_rows, many_rows;        // of a tile
+    Kernel<T, E> few, many, exact; // for rows that one tile of `few` holds; for more; for more, without rounding inside
+    int few_rows, many_rows;       // of a tile
     size_t few_shared, many_shared; // bytes
     int64_t column_blocks;          // that share the columns of a row
 };

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "attention.h"
+#include "cuda/divider.h"
 #include "cuda/exp2.h"
 #include "cuda/launch.h"
 #include "cuda/reduce.h"
@@ -73,6 +74,7 @@ template <typename T, typename E = T> struct Problem {
     int64_t slopes_stride;
 
     int64_t batch, queries, keys, kv_heads, group; // queries: of each sequence, or of all; keys: at most
+    cuda::Divider<uint64_t> by_group, by_block_size;
     int size;
     bool causal, capped, keeps_empty;
     int64_t window;                    // keys that a query sees at most; without a limit the largest number
@@ -87,6 +89,10 @@ template <typename T, typename E = T> struct Problem {
     int64_t row_limit;    // rows of a sequence in the partial sums
     float *partial_out;   // [batch, kv_heads, row_limit, splits, size]
     float2 *partial_sums; // [batch, kv_heads, row_limit, splits]: the sum and the largest score
+
+    __device__ __forceinline__ int64_t query_of(int64_t row) const {
+        return static_cast<int64_t>(by_group.quotient(static_cast<uint64_t>(row)));
+    }
 
     __device__ Sequence sequence(int64_t b) const {
         Sequence s{keys, 0, queries, false};
@@ -129,22 +135,28 @@ template <typename T, typename E = T> struct Problem {
         const int64_t rows = u.s.queries * group;
         u.first_row = tile * tile_rows;
         const bool keep = keeps_empty && u.s.length == 0 && !u.s.bad;
-        u.begin = first_key(u.s, splits.count > 1 ? 0 : u.first_row) + u.split * splits.keys;
+        const int64_t each = splits.count > 1 ? keys_of_split(u.s) : 0;
+        u.begin = first_key(u.s, splits.count > 1 ? 0 : u.first_row) + u.split * each;
         const bool behind = splits.count > 1 && u.begin >= u.s.length; // nobody will look at this split
         if (u.first_row >= rows || (small && rows > kSplitRowsOfMany) || keep || behind) {
             return u;
         }
         u.rows = static_cast<int>(rows - u.first_row < tile_rows ? rows - u.first_row : tile_rows);
         u.end = row_scores(u, u.first_row + u.rows - 1).seen;
-        if (splits.count > 1 && u.end > u.begin + splits.keys) {
-            u.end = u.begin + splits.keys;
+        if (splits.count > 1 && u.end > u.begin + each) {
+            u.end = u.begin + each;
         }
         return u;
     }
 
+    // A query's window counts, not what all rows of the sequence see: that is the same with and without other queries.
+    __device__ int64_t keys_of_split(const Sequence &s) const {
+        return split_keys(s.length < window ? s.length : window, splits.wanted);
+    }
+
     // The first key that rows from `row` on see.
     __device__ int64_t first_key(const Sequence &s, int64_t row) const {
-        const int64_t seen = s.length - s.queries + row / group + 1;
+        const int64_t seen = s.length - s.queries + query_of(row) + 1;
         return seen > window ? seen - window : 0;
     }
 
@@ -187,8 +199,9 @@ template <typename T, typename E = T> struct Problem {
     __device__ __forceinline__ int64_t locate(const int64_t (&strides)[3], const Unit &u, int64_t key) const {
         int64_t outer = u.b, inner = key;
         if (tables != nullptr) {
-            outer = tables[u.b * table_strides[0] + key / block_size * table_strides[1]];
-            inner = key % block_size;
+            const auto block = static_cast<int64_t>(by_block_size.quotient(static_cast<uint64_t>(key)));
+            outer = tables[u.b * table_strides[0] + block * table_strides[1]];
+            inner = key - block * block_size;
             if (outer < 0 || outer >= blocks) {
                 return kBadBlock;
             }
@@ -205,8 +218,9 @@ template <typename T, typename E = T> struct Problem {
 
     // Where a row (of the sequence and key head) lies in q or out.
     __device__ __forceinline__ int64_t row_at(const int64_t (&strides)[3], const Unit &u, int64_t row) const {
-        return (starts != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + row / group) * strides[1] +
-               (u.kv_head * group + row % group) * strides[2];
+        const int64_t query = query_of(row);
+        return (starts != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + query) * strides[1] +
+               (u.kv_head * group + row - query * group) * strides[2];
     }
 
     // From products q k of one row to its scores.
@@ -217,7 +231,7 @@ template <typename T, typename E = T> struct Problem {
         float slope;
     };
     __device__ RowScores row_scores(const Unit &u, int64_t row) const {
-        const int64_t query = row / group, head = u.kv_head * group + row % group;
+        const int64_t query = query_of(row), head = u.kv_head * group + row - query * group;
         const int64_t own = u.s.length - u.s.queries + query;
         return {u.b * mask_strides[0] + head * mask_strides[1] + query * mask_strides[2], own,
                 row - u.first_row >= u.rows ? 0
@@ -249,32 +263,34 @@ template <typename T, typename E = T> struct Problem {
 
     // kCount columns of a row from `column` on: sums of probability x value, where the probabilities, relative to the
     // largest score, sum up to `total`. With several splits they wait for combine(), else they become the result.
+    // place: what place_of says of the row.
     template <int kCount>
-    __device__ __forceinline__ void put(const Unit &u, int64_t row, int column, const float (&values)[kCount],
-                                        float total, float largest) const {
+    __device__ __forceinline__ void put(int64_t place, int column, const float (&values)[kCount], float total,
+                                        float largest) const {
         if (splits.count > 1) {
-            const int64_t at = ((u.b * kv_heads + u.kv_head) * row_limit + row) * splits.count + u.split;
-            cuda::store(partial_out + at * size + column, values, size % 4 == 0 && column + kCount <= size,
+            cuda::store(partial_out + place * size + column, values, size % 4 == 0 && column + kCount <= size,
                         size - column);
             if (column == 0) {
-                partial_sums[at] = make_float2(total, largest);
+                partial_sums[place] = make_float2(total, largest);
             }
         } else {
-            write(u, row, column, values, total);
+            write(place, column, values, total);
         }
+    }
+    __device__ __forceinline__ int64_t place_of(const Unit &u, int64_t row) const {
+        return splits.count > 1 ? ((u.b * kv_heads + u.kv_head) * row_limit + row) * splits.count + u.split
+                                : row_at(out_strides, u, row);
     }
 
     template <int kCount>
-    __device__ __forceinline__ void write(const Unit &u, int64_t row, int column, const float (&values)[kCount],
-                                          float total) const {
+    __device__ __forceinline__ void write(int64_t place, int column, const float (&values)[kCount], float total) const {
         const float inverse = 1.0f / total;
         float result[kCount];
 #pragma unroll
         for (int i = 0; i < kCount; ++i) {
             result[i] = total == 0 ? 0.0f : values[i] * inverse;
         }
-        cuda::store(out + row_at(out_strides, u, row) + column, result, whole_out && column + kCount <= size,
-                    size - column);
+        cuda::store(out + place + column, result, whole_out && column + kCount <= size, size - column);
     }
 };
 
@@ -294,6 +310,7 @@ __device__ void join_warps(const Problem<T, E> &p, const Unit &u, int64_t row, i
         factors[warp] = exp_for<T>(largest[warp * step] - base_of(most));
         total += sums[warp * step] * factors[warp];
     }
+    const int64_t place = p.place_of(u, row);
     for (int column = threadIdx.x % kWarp * kCount; column < columns && first_column + column < p.size;
          column += kWarp * kCount) {
         float values[kCount] = {};
@@ -306,7 +323,7 @@ __device__ void join_warps(const Problem<T, E> &p, const Unit &u, int64_t row, i
                 values[i] += part[i] * factors[warp];
             }
         }
-        p.put(u, row, first_column + column, values, total, most);
+        p.put(place, first_column + column, values, total, most);
     }
 }
 
@@ -335,7 +352,8 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Prob
     }
     const int64_t first = blockIdx.x * p.splits.count;
     const int64_t keys = u.s.length - p.first_key(u.s, 0);
-    const int live = static_cast<int>((keys + p.splits.keys - 1) / p.splits.keys);
+    const int64_t each = p.keys_of_split(u.s);
+    const int live = static_cast<int>((keys + each - 1) / each);
     float largest = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f;
     for (int i = 0; i < live; ++i) {
         largest = fmaxf(largest, p.partial_sums[first + i].y);
@@ -345,13 +363,14 @@ __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Prob
         const float2 sums = p.partial_sums[first + i];
         total += sums.x * exp_for<T>(sums.y - base);
     }
+    const int64_t place = p.row_at(p.out_strides, u, row);
     for (int column = threadIdx.x; column < p.size; column += kThreads) {
         float value[1] = {0.0f};
 #pragma unroll 4
         for (int i = 0; i < live; ++i) {
             value[0] += p.partial_out[(first + i) * p.size + column] * exp_for<T>(p.partial_sums[first + i].y - base);
         }
-        p.write(u, row, column, value, total);
+        p.write(place, column, value, total);
     }
 }
 

@@ -1,16 +1,17 @@
 // Attention on tensor cores, for halves with heads of up to 256: each warp has 16 rows (queries x query heads of a key
 // head), so that all query heads of a key head share what is read of K and V, which cp.async brings some tiles ahead.
 // Few rows (decode): the warps share the keys, each with tiles and sums of its own. More (prefill): each warp has rows
-// of its own, and all share a tile of 64 keys. Probabilities are multiplied in parts that make up a whole float (two of
-// float16, three of bfloat16), so that the result is rounded once, as the op says. Prefill does not go through torch's
-// scaled_dot_product_attention for that reason: it rounds them to the half type.
+// of its own, and all share a tile of 64 keys. Prefill is bound by the tensor cores, so probabilities are rounded to the
+// half type there, as in torch's scaled_dot_product_attention, and are one product with V. Decode is bound by memory and
+// takes them in parts that make up a whole float (two of float16, three of bfloat16): there the result is rounded once.
+// kExact does so in prefill too, for 1.5 to 2 times the products.
 // Limits: decode reads K and V once, 512 bytes a key for a head of 128, while it does 4 x 16 x 128 x 2 flops for it: a
-// seventh of what the tensor cores of an H200 could meanwhile. Prefill is bound by them: 3 or 4 products for every 2
-// that rounding would need.
+// seventh of what the tensor cores of an H200 could meanwhile. Prefill does 4 flops for each visible (row, key, column).
 #pragma once
 
 #include "cuda/async_copy.h"
 #include "cuda/mma.h"
+#include "cuda/pairs.h"
 #include "kernels.cuh"
 
 namespace infini::attention::nvidia {
@@ -53,9 +54,13 @@ template <typename T> __device__ __forceinline__ void copy_elements(T *to, const
     }
 }
 
-// x and y (in [0, 1]) as sums of halves: parts[0] the largest ones, ... Pairs as mma takes them, x in the low bits.
-template <typename T> constexpr int kParts = std::is_same_v<T, bf16> ? 3 : 2;
+// x and y (in [0, 1]) as sums of halves: parts[0] the largest ones, ... Pairs as mma takes them, x in the low bits. One
+// part is the nearest half, and the rest is lost.
+template <typename T, bool kExact> constexpr int kParts = !kExact ? 1 : std::is_same_v<T, bf16> ? 3 : 2;
 
+template <typename T> __device__ __forceinline__ void split(uint32_t (&parts)[1], float x, float y, T) {
+    parts[0] = cuda::pair_of<T>(x, y);
+}
 __device__ __forceinline__ void split(uint32_t (&parts)[3], float x, float y, bf16) {
 #pragma unroll
     for (int i = 0; i < 3; ++i) { // 8 bits of the 24 each time: nothing is left
@@ -76,8 +81,9 @@ __device__ __forceinline__ void split(uint32_t (&parts)[2], float x, float y, f1
 }
 
 // A warp's 16 rows: their sums over the keys so far. The lane has of rows lane / 4 and lane / 4 + 8 what mma gives it.
-template <typename T, int kSize, bool kShareKeys> struct WarpRows {
+template <typename T, int kSize, bool kShareKeys, bool kExact> struct WarpRows {
     using Shape = TensorCoreShape<kSize, kShareKeys>;
+    static constexpr int kParts = nvidia::kParts<T, kExact>;
 
     float out[kSize / 8][4] = {};
     float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {}; // sums: over this lane's keys
@@ -115,18 +121,29 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
         const bool plain = p.mask_dtype == INFINI_DTYPE_INVALID && p.slopes == nullptr && !p.capped;
         const int64_t seen[2] = {rows[0].seen, rows[8].seen};
         float most[2] = {-INFINITY, -INFINITY};
+        if (plain && visible) { // most tiles of most calls: no branch for an element
 #pragma unroll
-        for (int n = 0; n < kStep / 8; ++n) {
+            for (int n = 0; n < kStep / 8; ++n) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                float &x = scores[n][e];
-                const int64_t at = key + 8 * n + 2 * (lane % 4) + e % 2;
-                if (!visible && !p.sees(seen[e / 2], at)) {
-                    x = -INFINITY;
-                } else {
-                    x = plain ? x * p.scale : p.score(x, rows[e / 2 * 8], at);
+                for (int e = 0; e < 4; ++e) {
+                    scores[n][e] *= p.scale;
+                    most[e / 2] = fmaxf(most[e / 2], scores[n][e]);
                 }
-                most[e / 2] = fmaxf(most[e / 2], x);
+            }
+        } else {
+#pragma unroll
+            for (int n = 0; n < kStep / 8; ++n) {
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    float &x = scores[n][e];
+                    const int64_t at = key + 8 * n + 2 * (lane % 4) + e % 2;
+                    if (!visible && !p.sees(seen[e / 2], at)) {
+                        x = -INFINITY;
+                    } else {
+                        x = plain ? x * p.scale : p.score(x, rows[e / 2 * 8], at);
+                    }
+                    most[e / 2] = fmaxf(most[e / 2], x);
+                }
             }
         }
         float base[2], factor[2];
@@ -149,17 +166,17 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
         }
 #pragma unroll
         for (int half = 0; half < kStep / 16; ++half) {
-            uint32_t parts[kParts<T>][4];
+            uint32_t parts[kParts][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // columns 0 to 7 of the first row, of the second row, then columns 8 to 15
                 const auto &pair = scores[2 * half + i / 2];
                 const float x = exp_for<T>(pair[i % 2 * 2] - base[i % 2]);
                 const float y = exp_for<T>(pair[i % 2 * 2 + 1] - base[i % 2]);
                 sums[i % 2] += x + y;
-                uint32_t of_pair[kParts<T>];
+                uint32_t of_pair[kParts];
                 split(of_pair, x, y, T{});
 #pragma unroll
-                for (int part = 0; part < kParts<T>; ++part) {
+                for (int part = 0; part < kParts; ++part) {
                     parts[part][i] = of_pair[part];
                 }
             }
@@ -168,7 +185,7 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
                 uint32_t b[4];
                 cuda::load_matrices_transposed(b, v + chunk_at<kSize>(16 * half + lane % 16, 2 * n + lane / 16));
 #pragma unroll
-                for (int part = 0; part < kParts<T>; ++part) {
+                for (int part = 0; part < kParts; ++part) {
                     cuda::mma<T>(out[2 * n], parts[part], b[0], b[1]);
                     cuda::mma<T>(out[2 * n + 1], parts[part], b[2], b[3]);
                 }
@@ -186,7 +203,7 @@ template <typename T, int kSize, bool kShareKeys> struct WarpRows {
     }
 };
 
-template <typename T, int kSize, bool kShareKeys>
+template <typename T, int kSize, bool kShareKeys, bool kExact>
 __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     attend_by_tensor_cores(const __grid_constant__ Problem<T> p) {
     using Shape = TensorCoreShape<kSize, kShareKeys>;
@@ -255,7 +272,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         copy(tile);
     }
 
-    __shared__ typename Problem<T>::RowScores rows[Shape::kRows];
+    INFINI_SHARED(rows, typename Problem<T>::RowScores[Shape::kRows]);
     if (threadIdx.x < Shape::kRows) {
         rows[threadIdx.x] = p.row_scores(u, u.first_row + threadIdx.x);
     }
@@ -269,7 +286,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         *reinterpret_cast<cuda::Vector<T> *>(shared_q + chunk_at<kSize>(row, i % kChunks)) = vector;
     }
     __syncthreads();
-    WarpRows<T, kSize, kShareKeys> mine;
+    WarpRows<T, kSize, kShareKeys, kExact> mine;
     const int first_row = kShareKeys ? 0 : warp * kWarpRows; // of the block's
     const T *const my_q = shared_q + first_row * kSize;
     if constexpr (Shape::kHoldQ) {
@@ -308,7 +325,8 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     mine.finish();
 
     if constexpr (kShareKeys) {
-        __shared__ float sums[kWarps][kWarpRows], largest[kWarps][kWarpRows];
+        INFINI_SHARED(sums, float[kWarps][kWarpRows]);
+        INFINI_SHARED(largest, float[kWarps][kWarpRows]);
         float *const joined = reinterpret_cast<float *>(tiles);
         constexpr int kWarpFloats = kStages * kWarpKeys * kSize; // of its stages
         __syncwarp();
@@ -336,12 +354,13 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
         for (int i = 0; i < 2; ++i) {
             const int row = first_row + lane / 4 + 8 * i;
             const float total = u.s.bad ? not_a_number() : mine.sums[i];
+            const int64_t place = p.place_of(u, u.first_row + row);
 #pragma unroll
             for (int n = 0; n < kSize / 8; ++n) {
                 const int column = 8 * n + 2 * (lane % 4);
                 if (row < u.rows && column < p.size) {
                     const float pair[2] = {mine.out[n][2 * i], mine.out[n][2 * i + 1]};
-                    p.put(u, u.first_row + row, column, pair, total, mine.largest[i]);
+                    p.put(place, column, pair, total, mine.largest[i]);
                 }
             }
         }
@@ -351,8 +370,9 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
 template <typename T, int kSize> Kernels<T> tensor_core_kernels_of_size() {
     using Few = TensorCoreShape<kSize, true>;
     using Many = TensorCoreShape<kSize, false>;
-    return {attend_by_tensor_cores<T, kSize, true>,
-            attend_by_tensor_cores<T, kSize, false>,
+    return {attend_by_tensor_cores<T, kSize, true, true>,
+            attend_by_tensor_cores<T, kSize, false, false>,
+            attend_by_tensor_cores<T, kSize, false, true>,
             Few::kRows,
             Many::kRows,
             Few::kShared,

@@ -30,7 +30,8 @@ template <typename T> struct Plain {
 // One thread an element of c; products in the order of k.
 template <typename T>
 __global__ void __launch_bounds__(kTile *kTile) multiply_plain(const __grid_constant__ Plain<T> p) {
-    __shared__ float a[kTile][kTile + 1], b[kTile][kTile + 1];
+    INFINI_SHARED(a, float[kTile][kTile + 1]);
+    INFINI_SHARED(b, float[kTile][kTile + 1]);
     const int64_t tile = blockIdx.x;
     const int64_t entry = tile / (p.row_tiles * p.column_tiles);
     const int64_t i0 = tile / p.column_tiles % p.row_tiles * kTile, j0 = tile % p.column_tiles * kTile;

@@ -3,9 +3,11 @@
 #include "../../torch/tensor.h"
 #include "gemm/gemm.h"
 #include "linear.h"
+#include "streamed_rows.h"
 
 #include <torch/csrc/stable/ops.h>
 
+#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -48,7 +50,9 @@ Args fused_args(const Tensor &x, const Tensor &a, const Tensor &b, const std::op
 
 void compute(Args args) {
     Tensor workspace;
-    if (on_cuda()) {
+    // Not for streamed rows: a CUDA graph would keep it.
+    const int64_t rows = args.y.numel() / std::max<int64_t>(columns(args), 1);
+    if (on_cuda() && args.x.size(-1) > 0 && rows > weight_stream::streamed_rows(size_of(args.x.dtype))) {
         workspace = empty({static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
         args.workspace = workspace.data_ptr();
     }

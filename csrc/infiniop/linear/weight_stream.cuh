@@ -16,6 +16,7 @@
 #include "cuda/pairs.h"
 #include "cuda/reduce.h"
 #include "cuda/rows.h"
+#include "streamed_rows.h"
 
 namespace infini::weight_stream {
 
@@ -89,7 +90,7 @@ template <typename X> struct Problem {
     Weight weight[kMaxWeights];
     // Of groups along k, with int4.
     Numbers scales, zeros; // [n, k / group]; the stride is that of rows
-    int group;
+    int group_shift;       // groups are of 1 << group_shift elements: 32, 64 or 128
     // y = alpha * sum * row_scales * scales + beta * y + bias.
     void *y;
     infiniDtype_t y_dtype;
@@ -101,7 +102,7 @@ template <typename X> struct Problem {
     // y and x: the same shape but for the last dimension.
     Problem(const TensorView &y_view, const TensorView &x_view)
         : x(x_view.as<const X>()), x_whole(cuda::vectors_fit(x_view)), m(0), k(x_view.size(-1)),
-          rows({&x_view, &y_view}), weights(0), weight{}, group(1), y(y_view.data), y_dtype(y_view.dtype),
+          rows({&x_view, &y_view}), weights(0), weight{}, group_shift(0), y(y_view.data), y_dtype(y_view.dtype),
           y_column(y_view.size(-1) > 1 ? y_view.stride(-1) : 1), alpha(1), beta(0), x_tiles(1) {
         m = rows.count;
     }
@@ -365,22 +366,25 @@ template <typename T> struct Int4 {
         constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
         const auto low = read_slot<uint32_t>(slot, g, step, 4 * t),
                    high = read_slot<uint32_t>(slot, g + 8, step, 4 * t);
-        float products[kTiles][4] = {}, of_x[kTiles][4] = {};
+        uint32_t a[2][4];
 #pragma unroll
-        for (int p = 0; p < 4; p += 2) {
-            const uint32_t a[4] = {cuda::int4_pair<T>(low, p), cuda::int4_pair<T>(high, p),
-                                   cuda::int4_pair<T>(low, p + 1), cuda::int4_pair<T>(high, p + 1)};
+        for (int half = 0; half < 2; ++half) {
 #pragma unroll
-            for (int i = 0; i < kTiles; ++i) {
-                cuda::mma<T>(products[i], a, x[i][p], x[i][p + 1]);
-                if (scales.has_zeros) {
-                    cuda::mma<T>(of_x[i], kOnes, x[i][p], x[i][p + 1]);
-                }
+            for (int j = 0; j < 4; ++j) {
+                a[half][j] = cuda::int4_pair<T>(j % 2 == 0 ? low : high, 2 * half + j / 2);
             }
         }
 #pragma unroll
-        for (int i = 0; i < kTiles; ++i) {
-            add_group(sums[i], products[i], of_x[i], scales);
+        for (int i = 0; i < kTiles; ++i) { // the products of a tile go before the next one's: registers are few
+            float products[4] = {}, of_x[4] = {};
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                cuda::mma<T>(products, a[half], x[i][2 * half], x[i][2 * half + 1]);
+                if (scales.has_zeros) {
+                    cuda::mma<T>(of_x, kOnes, x[i][2 * half], x[i][2 * half + 1]);
+                }
+            }
+            add_group(sums[i], products, of_x, scales);
         }
     }
 };
@@ -456,7 +460,9 @@ template <typename F> struct Stages {
     static constexpr int kSteps = kElements / (4 * F::kLane);
     static constexpr int kSpan = kSpanStages * kWarps * kElements; // of k
 
-    static int span_groups(int64_t k, int group) { return static_cast<int>((k < kSpan ? k : kSpan) / group); }
+    static int span_groups(int64_t k, int group_shift) {
+        return static_cast<int>((k < kSpan ? k : kSpan) >> group_shift);
+    }
     // An odd pitch: no two of 8 rows meet in a bank.
     static __host__ __device__ int pitch(int groups) { return groups | 1; }
 };
@@ -525,20 +531,23 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
         cuda::async_wait<kStages - 2>();
         __syncwarp(); // the stage is there, and all lanes are done with the one before
         start(i + kStages - 1);
+        __syncwarp(); // lanes beyond the last row take another way there, and mma wants all together
         const unsigned char *const slot = ring + i % kStages * kSlotBytes;
+        int group = static_cast<int>(first - span * S::kSpan) >> a.group_shift; // the next, of the table
 #pragma unroll
         for (int step = 0; step < S::kSteps; ++step) {
             auto &values = early[kEarly ? step : 0];
             if constexpr (!kEarly) {
                 load(step, values);
+                __syncwarp(); // lanes at the end of k take another way there, and mma wants all together
             }
             if constexpr (F::kGrouped) {
-                const int64_t at = first + step * 4 * F::kLane;
-                if (at >= a.k) {
+                constexpr int kStep = 4 * F::kLane; // elements, all of one group
+                if (first + step * kStep >= a.k) {
                     break;
                 }
-                if (step == 0 || at % a.group == 0) {
-                    table.read(scales, g, static_cast<int>((at - span * S::kSpan) / a.group));
+                if ((step * kStep & ((1 << a.group_shift) - 1)) == 0) { // a stage begins with a group
+                    table.read(scales, g, group++);
                 }
             }
 #pragma unroll
@@ -554,8 +563,8 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
             if (span > 0) {
                 __syncthreads(); // the table has been read
             }
-            table.fill(a, w.n, first_row, span * S::kSpan / a.group,
-                       static_cast<int>((left < S::kSpan ? left : S::kSpan) / a.group));
+            table.fill(a, w.n, first_row, span * S::kSpan >> a.group_shift,
+                       static_cast<int>((left < S::kSpan ? left : S::kSpan) >> a.group_shift));
             __syncthreads();
             for (int64_t i = span * kSpanStages; i < (span + 1) * kSpanStages && i < mine; ++i) {
                 run(i, span);
@@ -597,7 +606,7 @@ template <typename F, int kTiles> void launch(Problem<typename F::X> a) {
     int groups = 0;
     size_t table = 0;
     if constexpr (F::kGrouped) {
-        groups = Stages<F>::span_groups(a.k, a.group);
+        groups = Stages<F>::span_groups(a.k, a.group_shift);
         table = sizeof(float) * static_cast<size_t>(kBlockRows * Stages<F>::pitch(groups)) *
                 (a.zeros.data != nullptr ? 2 : 1);
     }
@@ -658,7 +667,7 @@ __device__ __forceinline__ void read_weights(const Problem<float> &a, const Weig
     } else {
         uint32_t nibbles = row[first / 2 * w.element];
         nibbles |= count > 2 ? static_cast<uint32_t>(row[(first / 2 + 1) * w.element]) << 8 : 0u;
-        const int64_t group = first / a.group;
+        const int64_t group = first >> a.group_shift;
         const float scale = a.scales[n * a.scales.stride + group];
         const float zero = a.zeros.data != nullptr ? a.zeros[n * a.zeros.stride + group] : 0.0f;
 #pragma unroll
@@ -730,9 +739,7 @@ template <int kBits> void multiply_floats(Problem<float> a) {
 
 // ---- compiled once, in weight_stream.cu: what several ops use ----
 
-// Up to how many rows of x streaming dense weights is the choice, where cuBLAS is the other. Of half types more would
-// wait for the tensor cores, of float32 for the multiply-adds; not measured.
-template <typename T> constexpr int64_t kStreamedRows = sizeof(T) == 2 ? 16 : kFloatRows;
+template <typename T> constexpr int64_t kStreamedRows = streamed_rows(sizeof(T));
 constexpr int kInt8Tiles = 4;
 
 extern template void multiply<Dense<bf16>, 2>(const Problem<bf16> &);

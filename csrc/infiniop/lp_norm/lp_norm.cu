@@ -49,7 +49,7 @@ template <int kWidth, typename Line> __device__ float norm(Line &line, int64_t p
 template <typename T, typename Line>
 __global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
-    __shared__ float shared[Line::kShared];
+    INFINI_SHARED(shared, float[Line::kShared]);
     const int64_t number = Line::number();
     const bool mine = number < a.lines.rows.count; // the last block may have lines too many; they meet the barriers too
     int64_t at[2];

@@ -21,7 +21,8 @@ template <typename X> weight_stream::Problem<X> problem_of(const Args &args, con
         const int64_t groups = args.scales.size(1);
         problem.scales = weight_stream::Numbers(args.scales, args.scales.stride(0));
         problem.zeros = weight_stream::Numbers(args.zeros, args.zeros.ndim > 0 ? args.zeros.stride(0) : 0);
-        problem.group = groups > 0 ? static_cast<int>(problem.k / groups) : 1;
+        const int64_t group = groups > 0 ? problem.k / groups : 32;
+        problem.group_shift = group == 32 ? 5 : group == 64 ? 6 : 7; // by the op's rules
     }
     return problem;
 }

@@ -39,7 +39,7 @@ template <typename T> struct Transposition {
 template <typename T>
 __global__ void __launch_bounds__(kLanes *kLines) transpose_tiles(const __grid_constant__ Transposition<T> a) {
     constexpr int kTile = kSide<T>;
-    __shared__ T tile[kTile][kPitch<T>]; // [column][row]
+    INFINI_SHARED(tile, T[kTile][kPitch<T>]); // [column][row]
     const int64_t block = blockIdx.x, line = block / a.across;
     const int64_t left = (block - line * a.across) * kTile;
     const int64_t other = line / a.down, top = (line - other * a.down) * kTile;

@@ -44,7 +44,7 @@ __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Comp
 template <typename T, typename W, int kVectors>
 __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<T> a) {
     using C = Compute<T>;
-    __shared__ C sums[32];
+    INFINI_SHARED(sums, C[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     const bool mine = row < a.rows.count; // the last block may have rows too many; they meet the barriers all the same
     int64_t at[4];

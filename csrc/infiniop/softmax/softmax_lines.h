@@ -37,7 +37,7 @@ __device__ __forceinline__ void put(const Job<T> &a, int64_t at, const float (&v
 template <typename T, bool kAnyOutput, typename Line>
 __global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
-    __shared__ float shared[Line::kShared];
+    INFINI_SHARED(shared, float[Line::kShared]);
     const int64_t number = Line::number();
     const bool mine = number < a.lines.rows.count; // the last block may have lines too many; they meet the barriers too
     int64_t at[2];

@@ -55,8 +55,8 @@ __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) {
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ Job<T> a) {
     constexpr int kWidth = cuda::kWidth<T>;
-    __shared__ uint64_t candidates[kWarp];
-    __shared__ float sums[kWarp];
+    INFINI_SHARED(candidates, uint64_t[kWarp]);
+    INFINI_SHARED(sums, float[kWarp]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     const bool mine = row < a.rows; // the last block may have rows too many; they meet the barriers all the same
     cuda::RowPart<T, kVectors> part(a.x + (mine ? row : 0) * a.x_stride, mine ? a.n : 0, a.whole);

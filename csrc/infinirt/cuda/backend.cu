@@ -423,6 +423,7 @@ public:
     void *malloc_async(size_t size, Stream &stream) override {
         not_captured("infinirtMallocAsync", stream, INFINI_STATUS_NOT_IMPLEMENTED);
         const DeviceScope device(stream.device_id);
+        keep_freed_memory(stream.device_id);
         void *const ptr = allocated("cudaMallocAsync", size, [&](void **made, size_t bytes) {
             return cudaMallocAsync(made, bytes, native(stream));
         });
@@ -560,11 +561,25 @@ private:
         return pooled_.erase(ptr) != 0;
     }
 
+    // Once for each device: what is freed in stream order stays in the pool. By default all of it would go back to the
+    // system whenever a stream is waited for, and be asked for anew. The driver still takes it back where memory runs out.
+    void keep_freed_memory(int device_id) {
+        const std::lock_guard<std::mutex> lock(pooled_mutex_);
+        if (keeping_.count(device_id) == 0) {
+            cudaMemPool_t pool = nullptr;
+            uint64_t all = UINT64_MAX;
+            must("cudaDeviceGetDefaultMemPool", cudaDeviceGetDefaultMemPool(&pool, device_id));
+            must("cudaMemPoolSetAttribute", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+            keeping_.insert(device_id);
+        }
+    }
+
     std::mutex captures_mutex_;
     std::map<unsigned long long, std::shared_ptr<Capture>> captures_; // those that began here and have not ended
 
     std::mutex pooled_mutex_;
     std::set<void *> pooled_; // memory of cudaMallocAsync
+    std::set<int> keeping_;   // devices whose pool keeps what is freed
 };
 
 const Registered<CudaBackend> registered{INFINI_DEVICE_NVIDIA};
