@@ -34,7 +34,7 @@ Tensor empty_like(const TensorView &like, infiniDtype_t dtype);
 // A tensor of the memory of a view on the CPU, of float32, bfloat16 or float16; autograd knows nothing of it.
 Tensor tensor_of(const TensorView &view);
 
-// Whether this build has CUDA kernels.
+// Whether the CUDA kernels are registered: this build has them, and the torch that is loaded has CUDA.
 bool has_cuda();
 
 // current_place for a call with CUDA tensors: the device of the first one, made current, and torch's stream there.
