@@ -1,8 +1,8 @@
 // A block of rows and a block of keys in tile registers: what Attention hands to the functions of tile_products.h, and
 // what it gets back. Scores and results lie row by row as without tiles. K and V are packed for the block of rows; q is
 // the left operand and only copied, so that no score has to be transposed.
-// Probabilities keep the precision that they have in float: each is multiplied as the sum of three bfloat16. Rounded to one
-// it would add as much error as storing the result does, and to two more than the ops promise where a sum cancels.
+// Probabilities keep the precision that they have in float: each is multiplied as the sum of three bfloat16. Rounded to
+// one it would add as much error as storing the result does, and to two more than the ops promise where a sum cancels.
 #pragma once
 
 #include "packing.h"
@@ -102,8 +102,8 @@ inline void split_probabilities(const float *row, int64_t n, char *parts) {
     }
 }
 
-// out [at most kPairedRows, width] += probabilities V for the keys from `begin` to `end`; the probabilities in parts, 0 up
-// to the next multiple of kTileDepth. v: `keys` of them, packed.
+// out [at most kPairedRows, width] += probabilities V for the keys from `begin` to `end`; the probabilities in parts, 0
+// up to the next multiple of kTileDepth. v: `keys` of them, packed.
 inline void add_values_in_tiles(const TileProducts &tiles, const char *parts, int64_t rows, int64_t begin, int64_t end,
                                 const char *v, int64_t keys, int64_t size, float *out, int64_t width) {
     constexpr int64_t kStepBytes = attention::kTileDepth * static_cast<int64_t>(sizeof(bf16));

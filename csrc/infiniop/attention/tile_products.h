@@ -43,7 +43,8 @@ struct TileProducts {
 // Sets a pointer to the table of the tiles in use.
 INFINI_TILE_KERNEL(find_tile_products, TileProducts *)
 
-// That table, or null where there are no tiles. Looked up outside of the vector kernels: what may throw is no part of them.
+// That table, or null where there are no tiles. Looked up outside of the vector kernels: what may throw is no part of
+// them.
 const TileProducts *tile_products();
 
 } // namespace infini::attention
