@@ -474,7 +474,6 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
     using Sum = typename F::Sum;
     using S = Stages<F>;
     constexpr bool kEarly = kTiles * S::kSteps * F::kXRegisters <= 32; // x is in registers before it is needed
-    constexpr int kLateSteps = 2; // else so many steps are unrolled: with all of them sm_80 spills registers
     const int lane = threadIdx.x, warp = threadIdx.y, g = lane / 4, t = lane % 4;
     const int64_t block = blockIdx.x / a.x_tiles, first_m = blockIdx.x % a.x_tiles * (kTiles * kTileRows);
     const Weight &w = a.weight[weight_of(a, block)];
@@ -535,7 +534,8 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
         __syncwarp(); // lanes beyond the last row take another way there, and mma wants all together
         const unsigned char *const slot = ring + i % kStages * kSlotBytes;
         int group = static_cast<int>(first - span * S::kSpan) >> a.group_shift; // the next, of the table
-#pragma unroll kEarly ? S::kSteps : kLateSteps
+// Not all steps where x is loaded in between: sm_80 would spill registers.
+#pragma unroll kEarly ? S::kSteps : 2
         for (int step = 0; step < S::kSteps; ++step) {
             auto &values = early[kEarly ? step : 0];
             if constexpr (!kEarly) {
