@@ -95,7 +95,7 @@ def assert_same_outputs(op: COp, sample: CSample, a: Mapping[str, Any], b: Mappi
 def test_reference(op: COp) -> None:
     for sample in op.samples():
         result = after(op, sample.args)
-        check(op, sample, clone(sample.args), result)
+        check(op, sample, clone(sample.args), result, on_cuda=True)
         written = {id(sample.args[key]) for key in op.outputs}
         for key, value in sample.args.items():
             if isinstance(value, Tensor) and id(value) not in written:

@@ -534,7 +534,8 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
         __syncwarp(); // lanes beyond the last row take another way there, and mma wants all together
         const unsigned char *const slot = ring + i % kStages * kSlotBytes;
         int group = static_cast<int>(first - span * S::kSpan) >> a.group_shift; // the next, of the table
-#pragma unroll
+// Not all steps where x is loaded in between: sm_80 would spill registers.
+#pragma unroll kEarly ? S::kSteps : 2
         for (int step = 0; step < S::kSteps; ++step) {
             auto &values = early[kEarly ? step : 0];
             if constexpr (!kEarly) {

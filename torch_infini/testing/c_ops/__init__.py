@@ -99,6 +99,8 @@ class COp:
             such tensor needs.
         compare: Replaces the comparison with the reference for results that are not determined by it: takes the sample,
             and the outputs by name; raises AssertionError.
+        rounds_within: Outputs that on CUDA follow from probabilities rounded to a half type: attention_error more is
+            allowed there.
     """
 
     name: str
@@ -109,6 +111,7 @@ class COp:
     compare: Callable[[CSample, dict[str, Tensor]], None] | None = None
     undescribed: Callable[[Mapping[str, Any]], dict[str, int]] | None = None
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
+    rounds_within: Sequence[str] = ()
 
     @property
     def create(self) -> Function:

@@ -471,7 +471,15 @@ def caching_errors() -> Iterator[CErrorCase]:
 
 
 OPS = [
-    COp("PagedAttention", ["out"], reference, samples, errors, tolerances=TOLERANCES),
-    COp("PagedAttentionPrefill", ["out"], prefill_reference, prefill_samples, prefill_errors, tolerances=TOLERANCES),
+    COp("PagedAttention", ["out"], reference, samples, errors, tolerances=TOLERANCES, rounds_within=("out",)),
+    COp(
+        "PagedAttentionPrefill",
+        ["out"],
+        prefill_reference,
+        prefill_samples,
+        prefill_errors,
+        tolerances=TOLERANCES,
+        rounds_within=("out",),
+    ),
     COp("PagedCaching", ["k_cache", "v_cache"], caching_reference, caching_samples, caching_errors),
 ]
