@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import platform
 import runpy
 import shutil
 import subprocess
@@ -55,7 +56,8 @@ def test_kernels_are_compiled_without_torch_and_once(checkout: Path) -> None:
         return {path.name: path.stat().st_mtime_ns for path in native.glob("*.o")}
 
     first = objects()
-    assert {"common.two.o", "infiniop.level_cpu.baseline.o"} <= first.keys()
+    lowest = "neon" if platform.machine() == "aarch64" else "baseline"
+    assert {"common.two.o", f"infiniop.level_cpu.{lowest}.o"} <= first.keys()
     assert not any("torch" in name for name in first)
     assert build_kernels(checkout).stdout == ""
     assert objects() == first
@@ -133,3 +135,27 @@ def test_forced_cuda_says_what_it_serves(tmp_path: Path, monkeypatch: pytest.Mon
     assert choose_cuda("13.0") == (nvcc, "FORCE_CUDA=1")
     assert choose_cuda(None)[0] == nvcc
     assert "this torch has no CUDA" in choose_cuda(None)[1]
+
+
+def test_a_cross_build_needs_the_target_torch(tmp_path: Path) -> None:
+    compiler = tmp_path / "riscv64-linux-gnu-g++"
+    compiler.write_text("#!/bin/sh\necho riscv64-linux-gnu\n")
+    compiler.chmod(0o755)
+    environment = {**os.environ, "CXX": str(compiler), "INFINI_TARGET_TORCH": str(tmp_path)}
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_ext", "--inplace"]
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == (
+        f"torch_infini: {compiler} compiles for riscv64: INFINI_TARGET_TORCH must be the folder `torch` of an unpacked "
+        "torch wheel for riscv64 (`pip download --platform` gets one)."
+    )
+
+
+def test_what_the_tests_for_aarch64_lack_is_named(tmp_path: Path) -> None:
+    script = runpy.run_path(str(ROOT / ".ci" / "aarch64.py"))
+    command = [sys.executable, str(ROOT / ".ci" / "aarch64.py")]
+    if platform.machine() == "aarch64":
+        pytest.skip("it says that `make test` does it")
+    done = subprocess.run(command, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert all(f" {package}" in done.stderr for package in script["TOOLS"].values()), done.stderr
