@@ -25,8 +25,8 @@ constexpr bool kOnlyBf16 = false;
 #endif
 
 template <typename Args, typename Body>
-inline void with_own_float_type(infiniDtype_t dtype, [[maybe_unused]] const Args &args,
-                                [[maybe_unused]] void (*lower)(const Args &), const Body &body) {
+inline void with_own_float_type([[maybe_unused]] infiniDtype_t dtype, [[maybe_unused]] const Args &args,
+                                [[maybe_unused]] void (*lower)(const Args &), [[maybe_unused]] const Body &body) {
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     dtype == INFINI_DTYPE_BF16 ? body(bf16{}) : lower(args);
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
