@@ -80,7 +80,7 @@ Ints listed(const int64_t *values, int spatial) {
     return {values, values + spatial};
 }
 
-void convolve_by_aten(const Args &args) {
+Tensor convolve_by_aten(const Args &args) {
     using torch::stable::detail::from;
     using torch::stable::detail::to;
     const Ints none(static_cast<size_t>(args.spatial), 0);
@@ -95,11 +95,11 @@ void convolve_by_aten(const Args &args) {
                      from(none),  // output_padding
                      from(int64_t{1})};
     TORCH_ERROR_CODE_CHECK(torch_call_dispatcher("aten::convolution", "", stack.data(), TORCH_ABI_VERSION));
-    Tensor y = tensor_of(args.y);
-    torch::stable::copy_(y, to<Tensor>(stack[0]));
+    return to<Tensor>(stack[0]);
 }
 
-Tensor run_with(Args args, bool one_image, Tensor out) {
+// is_new: out is nobody's yet, and ATen's result may take its place.
+Tensor run_with(Args args, bool one_image, Tensor out, bool is_new) {
     args.y = view(kRule, "out", out);
     if (one_image) {
         kRule.rank("out", args.y, args.spatial + 1);
@@ -107,7 +107,12 @@ Tensor run_with(Args args, bool one_image, Tensor out) {
     }
     check(args);
     if (aten_takes(args)) {
-        convolve_by_aten(args);
+        const Tensor y = convolve_by_aten(args);
+        if (is_new && !one_image && y.is_contiguous()) {
+            return y;
+        }
+        Tensor to = tensor_of(args.y);
+        torch::stable::copy_(to, y);
         return out;
     }
     const Tensor workspace = empty({static_cast<int64_t>(workspace_size(args))}, INFINI_DTYPE_U8);
@@ -119,7 +124,7 @@ Tensor run_with(Args args, bool one_image, Tensor out) {
 Tensor conv_out(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Ints &stride,
                 const Ints &padding, const Ints &dilation, Tensor out) {
     const Args args = conv_args(x, weight, bias, stride, padding, dilation);
-    return run_with(args, x.dim() < args.x.ndim, out);
+    return run_with(args, x.dim() < args.x.ndim, out, false);
 }
 
 Tensor conv(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Ints &stride,
@@ -133,7 +138,7 @@ Tensor conv(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &
             y.shape[i] = y.shape[i + 1];
         }
     }
-    return run_with(args, one_image, empty_like(y));
+    return run_with(args, one_image, empty_like(y), true);
 }
 
 } // namespace
