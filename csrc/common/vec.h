@@ -133,8 +133,15 @@ inline VecH narrow_bf16(VecF x) {
     const VecU u = (VecU)x;
     const VecU rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
     const VecU nan = (u >> 16) | 0x40u;
+#if defined(__AVX2__) && !defined(__AVX512F__)
+    // GCC 12 makes seven instructions of what follows, not four.
+    const __m256 is_nan_of_x = _mm256_cmp_ps(x, x, _CMP_UNORD_Q);
+    const __m256i value = (__m256i)_mm256_blendv_ps((__m256)rounded, (__m256)nan, is_nan_of_x);
+    return (VecH)_mm256_castsi256_si128(_mm256_permute4x64_epi64(_mm256_packus_epi32(value, value), 0xd8));
+#else
     const VecU is_nan = (VecU)(x != x);
     return __builtin_convertvector((is_nan & nan) | (~is_nan & rounded), VecH);
+#endif
 #endif
 }
 
