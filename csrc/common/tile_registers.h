@@ -56,6 +56,11 @@ template <int kTile> inline void tile_load(const void *from, int64_t pitch) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(pitch) : "memory");
 }
 
+// The same of what is not read again soon: it should not push anything else out of L1.
+template <int kTile> inline void tile_stream(const void *from, int64_t pitch) {
+    asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(pitch) : "memory");
+}
+
 template <int kTile> inline void tile_store(void *to, int64_t pitch) {
     asm volatile("tilestored %%tmm%c0, (%1,%2,1)" : : "i"(kTile), "r"(to), "r"(pitch) : "memory");
 }

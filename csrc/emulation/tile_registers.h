@@ -113,6 +113,10 @@ template <int kTile> void tile_load(const void *from, int64_t pitch) {
     }
 }
 
+template <int kTile> void tile_stream(const void *from, int64_t pitch) {
+    tile_load<kTile>(from, pitch);
+}
+
 template <int kTile> void tile_store(void *to, int64_t pitch) {
     const EmulatedTiles &tiles = emulated_tiles;
     tiles.check(kTile);

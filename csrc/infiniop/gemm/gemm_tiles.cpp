@@ -2,7 +2,7 @@
 #include "batch.h"
 #include "parallel.h"
 #include "scratch.h"
-#include "tile_product.h"
+#include "tile_loops.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -16,7 +16,7 @@ void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64
     for (int64_t tile = first; tile < last; ++tile) {
         const int64_t left = pass.m - tile * kTmmRows;
         pack_steps(p.a, p.a.data + (row + tile * kTmmRows) * p.a.j_stride, left < kTmmRows ? left : kTmmRows, p.k,
-                   p.b.along_k, packed + tile * pass.steps * kTmmBytes);
+                   p.b.along_k, packed + pass.packed_tile(tile), kPackedStep);
     }
 }
 
@@ -46,6 +46,7 @@ void multiply(const gemm::Args &args) {
     const double products = static_cast<double>(args.c.numel()) * static_cast<double>(whole.k);
     const int64_t threads = products < kParallelProducts || omp_in_parallel() ? 1 : omp_get_max_threads();
     const int64_t blocks = ceil_div(whole.n, kPairRows);
+    const Weights weights = whole.b.along_k ? Weights::kInPlace : Weights::kCopied;
     const auto entry_of = [&](int64_t i) {
         Bf16Product p = whole;
         p.a.data += i * batch.a_step;
@@ -58,8 +59,8 @@ void multiply(const gemm::Args &args) {
                                                                        : threads;
     if (batch.size * row_parts >= threads) { // each thread has products, or rows, of its own
         const int64_t part_rows = ceil_div(ceil_div(whole.m, row_parts), kPairRows) * kPairRows;
-        const int64_t most = pass_rows<bf16>(part_rows < whole.m ? part_rows : whole.m, whole.k);
-        const Pass<bf16> largest{most, whole.k, whole.b.along_k};
+        const int64_t most = pass_rows(part_rows < whole.m ? part_rows : whole.m, whole.k * 2, weights);
+        const Pass<bf16> largest{most, whole.k, weights};
         const int64_t own = largest.packed_bytes() + largest.scratch_bytes();
         auto *const memory = static_cast<char *>(cpu::scratch(static_cast<size_t>(threads * own)));
         const int64_t items = batch.size * row_parts;
@@ -78,8 +79,8 @@ void multiply(const gemm::Args &args) {
         });
         return;
     }
-    const int64_t most = pass_rows<bf16>(whole.m, whole.k);
-    const Pass<bf16> largest{most, whole.k, whole.b.along_k};
+    const int64_t most = pass_rows(whole.m, whole.k * 2, weights);
+    const Pass<bf16> largest{most, whole.k, weights};
     auto *const packed = static_cast<char *>(
         cpu::scratch(static_cast<size_t>(largest.packed_bytes() + threads * largest.scratch_bytes())));
     for (int64_t entry = 0; entry < batch.size; ++entry) {

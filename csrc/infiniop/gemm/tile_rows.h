@@ -5,7 +5,7 @@
 
 #include "parallel.h"
 #include "rows.h"
-#include "tile_product.h"
+#include "tile_loops.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -16,24 +16,21 @@ namespace {
 template <typename E, typename Row, typename BlockOf, typename Write, typename Groups = WholeSums>
 void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, const Row &row, const BlockOf &block_of,
                     const Write &write, Groups groups = {}) {
-    constexpr bool kInPlace = decltype(block_of(int64_t{0}))::kInPlace;
     const bool x_is_right = blocks > 0 && block_of(0).is_left();
-    const int64_t most = pass_rows<E>(m, k);
-    Pass<E> largest{most, k, kInPlace};
-    if (!kInPlace && largest.pairs <= kDirectPairs) {
-        largest.strip = 1; // x is small: rows of weights are read as they follow each other
-    }
+    constexpr Weights kWeights = decltype(block_of(int64_t{0}))::kWeights;
+    const int64_t most = pass_rows(m, k * static_cast<int64_t>(sizeof(E)), kWeights);
+    const Pass<E> largest{most, k, kWeights};
     const int64_t work = blocks * kPairRows * k * static_cast<int64_t>(sizeof(E)) * largest.pairs;
     const int64_t threads = parallel_threads(blocks > largest.tiles ? blocks : largest.tiles, work);
     const int64_t needs = largest.scratch_bytes() + groups.scratch_bytes(), rooms = kTmmRows * room_bytes;
     const int64_t own = needs > rooms ? needs : rooms;
     int64_t x_bytes = largest.packed_bytes();
-    if constexpr (Groups::kGrouped) {
+    if constexpr (kWeights == Weights::kGrouped) {
         x_bytes += groups.x_bytes(largest);
     }
     char *const packed = static_cast<char *>(cpu::scratch(static_cast<size_t>(x_bytes + threads * own)));
     const auto own_scratch = [&](int64_t part) { return packed + x_bytes + part * own; };
-    if constexpr (Groups::kGrouped) {
+    if constexpr (kWeights == Weights::kGrouped) {
         groups.set_memory(largest, packed + largest.packed_bytes());
     }
     for (int64_t begin = 0; begin < m; begin += most) {
@@ -46,12 +43,12 @@ void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, co
                     const E *of_tile[kTmmRows];
                     for (int64_t i = 0; i < rows; ++i) {
                         of_tile[i] = row(begin + tile * kTmmRows + i, room + i * room_bytes);
-                        if constexpr (Groups::kGrouped) {
+                        if constexpr (kWeights == Weights::kGrouped) {
                             groups.sum_row(tile * kTmmRows + i, of_tile[i]);
                         }
                     }
                     pack_rows([&](int64_t i) { return of_tile[i]; }, rows, k, x_is_right,
-                              packed + tile * pass.steps * kTmmBytes);
+                              packed + pass.packed_tile(tile), kPackedStep);
                 }
             }
         });
@@ -75,8 +72,8 @@ void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, con
                    const Write &write, const Groups &groups = {}) {
     const TensorView *const views[] = {&x, &y};
     const Rows<2> rows(views);
-    const int64_t most = pass_rows<bf16>(rows.count(), x.size(-1));
-    int64_t x_offsets[kPassRows], y_offsets[kPassRows];
+    const int64_t most = pass_rows(rows.count(), x.size(-1) * 2, decltype(block_of(int64_t{0}))::kWeights);
+    int64_t x_offsets[kMostRows], y_offsets[kMostRows];
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
         int64_t m = 0;
         rows.visit(begin, rows.count() - begin < most ? rows.count() : begin + most, [&](const int64_t *at) {

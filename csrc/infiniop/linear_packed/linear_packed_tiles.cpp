@@ -12,25 +12,25 @@ struct PanelBlock {
     const char *words; // of the first column
     int64_t count;     // of columns that belong to y
 
-    static constexpr bool kInPlace = true;
+    static constexpr Weights kWeights = Weights::kInPlace;
     static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kTileStep<bf16> / 2;
 
-    TileSource source(const Pass<bf16> &pass, int64_t first, int64_t steps, char *to) const {
+    // Never copied but for the end of k.
+    TileSource source(int64_t k, int64_t first, int64_t steps, bool, char *to) const {
         const char *const from = words + first * kStepWords * kWordBytes;
-        const int64_t there = ceil_div(pass.k, 2) - first * kStepWords, last = there - (steps - 1) * kStepWords;
+        const int64_t there = ceil_div(k, 2) - first * kStepWords, last = there - (steps - 1) * kStepWords;
         const TileSource all{from, kWordBytes, kStepWords * kWordBytes, kTmmRowBytes};
         if (steps == 0 || last >= kStepWords) {
             return all;
         }
-        char *const tail = to + pass.piece * 2 * kTmmBytes;
-        std::memset(tail, 0, 2 * kTmmBytes);
+        std::memset(to, 0, kPackedStep);
         for (int64_t tile = 0; tile * kTmmRows < count; ++tile) {
             for (int64_t word = 0; word < last; ++word) {
-                std::memcpy(tail + tile * kTmmBytes + word * kTmmRowBytes,
+                std::memcpy(to + tile * kTmmBytes + word * kTmmRowBytes,
                             from + ((steps - 1) * kStepWords + word) * kWordBytes + tile * kTmmRowBytes, kTmmRowBytes);
             }
         }
-        return {all.data, all.pitch, all.step, all.tile, tail};
+        return {all.data, all.pitch, all.step, all.tile, to};
     }
     Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
         const int64_t begin = kStepWords * pair / pairs, end = kStepWords * (pair + 1) / pairs;

@@ -50,10 +50,10 @@ template <typename E> struct NibbleBlock {
     int64_t stride, count;
     int64_t step_bytes; // of a row in a step: less than a step holds where a group is shorter
 
-    static constexpr bool kInPlace = false;
+    static constexpr Weights kWeights = Weights::kGrouped;
     static constexpr int64_t kUnpacked = 16; // bytes at a time
 
-    TileSource source(const Pass<E> &, int64_t first, int64_t steps, char *to) const {
+    TileSource source(int64_t, int64_t first, int64_t steps, bool, char *to) const {
         constexpr int64_t kBytes = 2 * kUnpacked * static_cast<int64_t>(sizeof(E)); // that these become
         for (int64_t row = 0; row < kPairRows; ++row) {
             char *at = to + row * kTmmRowBytes; // the second tile lies behind the first
@@ -89,8 +89,6 @@ template <typename E> struct NibbleBlock {
 
 // What becomes of the tiles' sums over a group: total = scale * sum + total, then zero * (x's sum) + total.
 template <typename E> struct GroupSums {
-    static constexpr bool kGrouped = true;
-
     const GroupScales &scales;
     int64_t n;               // weight rows
     int64_t count, steps;    // groups of a row; steps of k in each, which divide those of a piece
@@ -120,7 +118,7 @@ template <typename E> struct GroupSums {
     }
 
     // Of a thread: sums of a group, then scales and zeros of the groups of a piece: [group][weight row].
-    static int64_t scratch_bytes() { return (kPairSums + 2 * kPieceSteps * kPairRows) * 4; }
+    static int64_t scratch_bytes() { return (kPairSums + 2 * kLongPieceSteps * kPairRows) * 4; }
     float *part(char *scratch) const { return reinterpret_cast<float *>(scratch); }
     float *scales_in(char *scratch) const { return part(scratch) + kPairSums; }
 

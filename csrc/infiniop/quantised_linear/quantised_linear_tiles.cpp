@@ -33,10 +33,10 @@ struct WidenedBlock {
     const int8_t *rows;
     int64_t stride, count;
 
-    static constexpr bool kInPlace = false;
+    static constexpr Weights kWeights = Weights::kCopied;
 
-    TileSource source(const Pass<bf16> &pass, int64_t first, int64_t steps, char *to) const {
-        const int64_t k = pass.k - first * kTileStep<bf16>;
+    TileSource source(int64_t k, int64_t first, int64_t steps, bool, char *to) const {
+        k -= first * kTileStep<bf16>;
         for (int64_t row = 0; row < kPairRows; ++row) {
             const int8_t *from = rows + row * stride + first * kTileStep<bf16>;
             char *at = to + row * kTmmRowBytes; // the second tile lies behind the first

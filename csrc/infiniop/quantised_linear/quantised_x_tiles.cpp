@@ -11,14 +11,13 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Calls body(m, quantise, output) for all rows of x, m at a time, whose tiles have k elements each: quantise(row, q) is
-// row `row` of these as int8.
-template <typename Body> void for_each_pass(const Args &a, int64_t k, bool scales_rows, const Body &body) {
+// Calls body(m, quantise, output) for all rows of x, m at a time: quantise(row, q) is row `row` of these as int8.
+template <typename Body> void for_each_pass(const Args &a, int64_t k, Weights weights, const Body &body) {
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
-    const int64_t most = pass_rows<int8_t>(rows.count(), k);
-    float x_scales[kPassRows];
-    int64_t x_offsets[kPassRows], y_offsets[kPassRows];
+    const int64_t most = pass_rows(rows.count(), k, weights);
+    float x_scales[kMostRows];
+    int64_t x_offsets[kMostRows], y_offsets[kMostRows];
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
         int64_t m = 0;
         rows.visit(begin, rows.count() - begin < most ? rows.count() : begin + most, [&](const int64_t *at) {
@@ -32,13 +31,13 @@ template <typename Body> void for_each_pass(const Args &a, int64_t k, bool scale
                     x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + x_offsets[row], a.x.size(-1), q);
                 });
             },
-            Output{a, y_offsets, x_scales, scales_rows});
+            Output{a, y_offsets, x_scales, weights == Weights::kInPlace});
     }
 }
 
 void multiply_int8_by_bytes(const Args &a) {
     const int64_t k = a.x.size(-1);
-    for_each_pass(a, k, true, [&](int64_t m, const auto &quantise, const Output &output) {
+    for_each_pass(a, k, Weights::kInPlace, [&](int64_t m, const auto &quantise, const Output &output) {
         multiply_bytes(
             m, a.weight.size(0), k, a.weight.as<const int8_t>(), a.weight.stride(0),
             [&](int64_t row, char *room) {
@@ -54,7 +53,7 @@ void multiply_int4_by_bytes(const Args &a) {
     const NibbleWeight<int8_t> weight{a};
     const GroupScales scales{a.scales, a.zeros};
     const int64_t group = weight.group, padded = weight.steps * kTileStep<int8_t>;
-    for_each_pass(a, weight.k, false, [&](int64_t m, const auto &quantise, const Output &output) {
+    for_each_pass(a, weight.k, Weights::kGrouped, [&](int64_t m, const auto &quantise, const Output &output) {
         multiply_tiles<int8_t>(
             m, weight.k, weight.blocks(), byte_room(weight.k),
             [&](int64_t row, char *room) {
