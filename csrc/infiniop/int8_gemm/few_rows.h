@@ -1,5 +1,5 @@
 // Few rows of int8 x against rows of integer weights: the weights are read where they lie, along k, once for all of x.
-// Sums of integers are exact in any order; those of groups are added up in the order of Product, lane by lane.
+// Sums of integers are exact in any order; those of groups are added up as in Product, from the first on.
 // Limit: memory bandwidth of the weights' bytes.
 #pragma once
 
@@ -90,7 +90,7 @@ public:
     int64_t padded() const { return turns_ * kTurn * kVectorBytes * F::kPieces; }
     // Memory for x, and for each thread.
     int64_t x_bytes() const { return m_ * x_row_bytes(); }
-    int64_t scratch_bytes() const { return kFarStreams * kLanes * m_ * kVectorBytes; }
+    int64_t scratch_bytes() const { return kFarStreams * kLanes * m_ * result_bytes(); }
 
     // A row of x as the lines of weights want it: of two nibbles a byte, first all even elements; then, for each group,
     // what the sum of its products begins with, and the sum of its elements.
@@ -134,14 +134,15 @@ private:
     template <typename Scales, typename Output> struct Call {
         const uint8_t *x;
         const Scales &scales;
-        uint8_t *results; // a vector for each weight row and row of x: [weight row, stream, row of x]
+        uint8_t *results; // a vector for each weight row, row of x and chunk: [weight row, stream, row of x, chunk]
         const Output &output;
     };
 
-    using Total = std::conditional_t<F::kGrouped, VecF, VecI>;
     static constexpr int kTurn = F::kGrouped ? 4 : 2; // lines whose sums are independent
 
     int64_t x_row_bytes() const { return padded() + 2 * 4 * padded_groups_; }
+    // Of a weight row and a row of x: the scaled sums of its groups, or the lanes of one sum.
+    int64_t result_bytes() const { return F::kGrouped ? padded_groups_ * 4 : kVectorBytes; }
 
     template <int kStreams, typename C> void multiply_groups(const WeightRows &weights, const C &call) const {
         if constexpr (!F::kGrouped) {
@@ -175,20 +176,20 @@ private:
     template <int kStreams, int kGroup, int kTail, typename C>
     void multiply_streams(const WeightRows &weights, const C &call) const {
         const int64_t length = weights.count / kStreams, apart = length * weights.stride;
-        const int64_t results_apart = m_ * kVectorBytes;
+        const int64_t results_apart = m_ * result_bytes();
         for (int64_t first = 0; first < length; first += kLanes) {
             const int64_t rows = length - first < kLanes ? length - first : kLanes;
             uint8_t *results = call.results;
             for (int64_t i = first; i < first + rows; ++i, results += kStreams * results_apart) {
                 const Rows rows_of_parts{weights.data + i * weights.stride, apart, weights.first + i, length};
                 for (int64_t m = 0; m < m_; ++m) {
-                    multiply_rows<kStreams, kGroup, kTail>(rows_of_parts, m, call, results + m * kVectorBytes);
+                    multiply_rows<kStreams, kGroup, kTail>(rows_of_parts, m, call, results + m * result_bytes());
                 }
             }
             for (int64_t stream = 0; stream < kStreams; ++stream) {
                 for (int64_t m = 0; m < m_; ++m) {
                     finish(m, weights.first + stream * length + first, rows, kStreams * results_apart,
-                           call.results + stream * results_apart + m * kVectorBytes, call);
+                           call.results + stream * results_apart + m * result_bytes(), call);
                 }
             }
         }
@@ -201,29 +202,32 @@ private:
         int64_t row, rows_apart;
     };
 
-    // These by row m of x: the lanes of the sums.
+    // These by row m of x.
     template <int kStreams, int kGroup, int kTail, typename C>
     __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
         const int64_t whole = whole_chunks<kGroup>();
         const uint8_t *const x = call.x + m * x_row_bytes();
-        Total totals[kStreams] = {};
+        VecI totals[kStreams] = {};
         for (int64_t c = 0; c < whole; ++c) {
-            add_chunk<kGroup, chunk_lines(kGroup) / kTurn, true>(rows, c, m == 0, x, call, totals);
+            add_chunk<kGroup, chunk_lines(kGroup) / kTurn, true>(rows, c, m == 0, x, call, totals, results);
         }
         if constexpr (kTail > 0) {
-            add_chunk<kGroup, kTail, false>(rows, whole, m == 0, x, call, totals);
+            add_chunk<kGroup, kTail, false>(rows, whole, m == 0, x, call, totals, results);
         }
+        if constexpr (!F::kGrouped) {
 #pragma GCC unroll 4
-        for (int s = 0; s < kStreams; ++s) {
-            std::memcpy(results + s * m_ * kVectorBytes, &totals[s], sizeof totals[s]);
+            for (int s = 0; s < kStreams; ++s) {
+                std::memcpy(results + s * m_ * kVectorBytes, &totals[s], sizeof totals[s]);
+            }
         }
     }
 
-    // totals += the sums of kTurns turns, of chunk c, of each weight row with a row of x. In the last one a row may end:
-    // then kWhole is false.
+    // The sums of kTurns turns, of chunk c, of each weight row with a row of x: added to totals, or scaled, of each group,
+    // as the chunk's results. In the last one a row may end: then kWhole is false.
     template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
-                                        [[maybe_unused]] const C &call, Total (&totals)[kStreams]) const {
+                                        [[maybe_unused]] const C &call, [[maybe_unused]] VecI (&totals)[kStreams],
+                                        [[maybe_unused]] uint8_t *results) const {
         constexpr int kChunk = chunk_lines(kGroup), kLines = kTurns * kTurn;
         const int64_t at = c * kChunk * kVectorBytes;
         const uint8_t *const factors = x + at * F::kPieces;
@@ -269,19 +273,17 @@ private:
             const VecI starts = (VecI)load_bytes(x + padded() + 4 * g);
             const VecF x_sums = (VecF)load_bytes(x + padded() + 4 * (padded_groups_ + g));
             const auto add = [&](auto lanes) __attribute__((always_inline)) {
-                VecF scales[kStreams];
+                VecF scales[kStreams], zeros[kStreams];
                 call.scales.scales(rows.row, rows.rows_apart, g, lanes, scales);
+                const bool has_zeros = call.scales.has_zeros();
+                if (has_zeros) {
+                    call.scales.zeros(rows.row, rows.rows_apart, g, lanes, zeros);
+                }
 #pragma GCC unroll 4
                 for (int s = 0; s < kStreams; ++s) {
                     const VecF sum = __builtin_convertvector(group_sums<kGroup>(quarters[s]) + starts, VecF);
-                    totals[s] = fma(scales[s], sum, totals[s]);
-                }
-                if (call.scales.has_zeros()) {
-                    call.scales.zeros(rows.row, rows.rows_apart, g, lanes, scales);
-#pragma GCC unroll 4
-                    for (int s = 0; s < kStreams; ++s) {
-                        totals[s] = fma(scales[s], x_sums, totals[s]);
-                    }
+                    const VecF scaled = scales[s] * sum, all = has_zeros ? fma(zeros[s], x_sums, scaled) : scaled;
+                    std::memcpy(results + s * m_ * result_bytes() + 4 * g, &all, sizeof all);
                 }
             };
             if constexpr (kWhole) {
@@ -297,17 +299,24 @@ private:
     template <typename C>
     void finish(int64_t m, int64_t weight_row, int64_t count, int64_t apart, const uint8_t *results,
                 const C &call) const {
-        const auto lanes_of = [&](int64_t i) { return i < count ? load_bytes(results + i * apart) : VecU{}; };
-        VecF value;
-        if constexpr (F::kGrouped) {
-            value = sums([&](int lane) { return (VecF)lanes_of(lane); });
-        } else {
-            VecU columns[kLanes];
+        VecU columns[kLanes];
+        const auto load_columns = [&](int64_t at) {
 #pragma GCC unroll 16
             for (int i = 0; i < kLanes; ++i) {
-                columns[i] = lanes_of(i);
+                columns[i] = i < count ? load_bytes(results + i * apart + at) : VecU{};
             }
             transpose(columns);
+        };
+        VecF value{};
+        if constexpr (F::kGrouped) {
+            for (int64_t g = 0; g < groups_; g += kLanes) {
+                load_columns(4 * g);
+                for (int64_t i = 0; i < kLanes && g + i < groups_; ++i) {
+                    value += (VecF)columns[i];
+                }
+            }
+        } else {
+            load_columns(0);
             int32_t start;
             std::memcpy(&start, call.x + m * x_row_bytes() + padded(), 4);
             VecU total = VecU{} + static_cast<uint32_t>(start);

@@ -105,8 +105,7 @@ public:
 private:
     static constexpr int kTileRows = F::kTileRows;
     // Between the runs of a panel: the sums of each row of x and vector of the panel.
-    static constexpr int kParts = F::kGrouped ? kLanes : 1;
-    static constexpr int64_t kSumsBytes = kParts * kTileRows * kWide * kVectorBytes;
+    static constexpr int64_t kSumsBytes = kTileRows * kWide * kVectorBytes;
 
     static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
     static uint64_t every_second(uint64_t bytes) {
@@ -213,7 +212,7 @@ private:
         const uint8_t *panel = t.panel, *x = t.x;
         const bool last = t.word + t.words == words_;
         if constexpr (F::kGrouped) {
-            auto *const parts = static_cast<VecF *>(t.kept); // [group % kLanes, row, vector]
+            auto *const totals = static_cast<VecF *>(t.kept); // [row, vector]
             const int64_t words = words_ > 0 ? words_ / groups_ : 1, end = (t.word + t.words) / words;
             for (int64_t g = t.word / words; g < end; ++g) {
                 VecI sums[kM][kVectors];
@@ -225,25 +224,24 @@ private:
                     }
                 }
                 add_words(t, g * words, words, panel, x, sums);
-                VecF *const part = parts + g % kLanes * kM * kVectors;
 #pragma GCC unroll 2
                 for (int v = 0; v < kVectors; ++v) {
                     const VecF scale = load(t.scales + (g * kVectors + v) * kLanes);
                     const VecF zero = t.zeros ? load(t.zeros + (g * kVectors + v) * kLanes) : VecF{};
 #pragma GCC unroll 12
                     for (int m = 0; m < kM; ++m) {
-                        VecF total = g < kLanes ? VecF{} : part[m * kVectors + v];
-                        total = fma(scale, __builtin_convertvector(sums[m][v], VecF), total);
-                        part[m * kVectors + v] = fma(zero, splat(t.x_sums[g * kM + m]), total);
+                        VecF scaled = scale * __builtin_convertvector(sums[m][v], VecF);
+                        if (t.zeros) {
+                            scaled = fma(zero, splat(t.x_sums[g * kM + m]), scaled);
+                        }
+                        VecF &total = totals[m * kVectors + v];
+                        total = g == 0 ? VecF{} + scaled : total + scaled;
                     }
                 }
             }
             if (last) {
-                for (int64_t unused = groups_ * kM * kVectors; unused < kLanes * kM * kVectors; ++unused) {
-                    parts[unused] = VecF{};
-                }
                 for (int i = 0; i < kM * kVectors; ++i) {
-                    put(t, output, i / kVectors, i % kVectors, sum_parts(parts + i, kM * kVectors));
+                    put(t, output, i / kVectors, i % kVectors, groups_ > 0 ? totals[i] : VecF{});
                 }
             }
         } else {
@@ -269,23 +267,6 @@ private:
                 }
             }
         }
-    }
-
-    // The sum of kLanes parts, `step` apart, in the order in which vec.h's sum adds lanes.
-    INFINI_ALWAYS_INLINE static VecF sum_parts(const VecF *parts, int64_t step) {
-        VecF sums[kLanes];
-#pragma GCC unroll 16
-        for (int i = 0; i < kLanes; ++i) {
-            sums[i] = parts[i * step];
-        }
-#pragma GCC unroll 4
-        for (int half = kLanes / 2; half > 0; half /= 2) {
-#pragma GCC unroll 8
-            for (int i = 0; i < half; ++i) {
-                sums[i] = sums[i] + sums[i + half];
-            }
-        }
-        return sums[0];
     }
 
     template <typename Output> static void put(const Run &t, const Output &output, int64_t m, int64_t v, VecF value) {

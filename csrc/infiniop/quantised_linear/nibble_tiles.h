@@ -87,7 +87,7 @@ template <typename E> struct NibbleBlock {
 
 // ---- groups ----
 
-// What becomes of the tiles' sums over a group: total = scale * sum + total, then zero * (x's sum) + total.
+// What becomes of the tiles' sums over a group: scale * sum + zero * (x's sum) is added to the total, as in int8_gemm/product.h.
 template <typename E> struct GroupSums {
     const GroupScales &scales;
     int64_t n;               // weight rows
@@ -150,8 +150,11 @@ template <typename E> struct GroupSums {
                         if constexpr (sizeof(E) == 1) {
                             products = __builtin_convertvector((VecI)products, VecF);
                         }
-                        const VecF total = fma(scale, products, load(totals + at));
-                        store(totals + at, has_zeros ? fma(zero, load(of_x + right * kTmmRows + j), total) : total);
+                        VecF scaled = scale * products;
+                        if (has_zeros) {
+                            scaled = fma(zero, load(of_x + right * kTmmRows + j), scaled);
+                        }
+                        store(totals + at, load(totals + at) + scaled);
                     }
                 }
             }
