@@ -18,7 +18,7 @@ from torch import Tensor
 import torch_infini
 from torch_infini import _products
 from torch_infini._cpu import cpu_name
-from torch_infini._products import aten_from, aten_from_set_to, set_aten_from
+from torch_infini._products import aten_below, aten_from, aten_from_set_to, set_aten_from
 from torch_infini.commands import tune
 from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda
 
@@ -176,8 +176,11 @@ def test_levels_have_their_own_table() -> None:
     for name in torch_infini.cpu_capabilities():
         with cpu_capability_set_to(name), aten_from_set_to("default"):
             built_in = aten_from("linear", torch.float32)
-            assert built_in == (512 if name == "avx512_amx" else None)
+            assert built_in == (256 if name == "avx512_amx" else None)
             assert aten_from("conv", torch.bfloat16) == {"avx512_bf16": 32, "avx512_amx": 1}.get(name)
+            assert aten_below("conv", torch.bfloat16) == (128 if name == "avx512_amx" else None)
+            with aten_from_set_to(1):
+                assert aten_below("conv", torch.bfloat16) is None
             assert aten_from("patches", torch.float32) == (1 if name == "avx512_amx" else None)
             with aten_from_set_to(12):
                 assert aten_from("linear", torch.float32) == 12

@@ -37,12 +37,20 @@ _chosen: dict[tuple[Product, torch.dtype], Size] = {}  # where that is not "defa
 _library = ctypes.CDLL(str(PATH))
 _library.infiniTorchLibraryFrom.argtypes = [ctypes.c_int, ctypes.c_int]
 _library.infiniTorchLibraryFrom.restype = ctypes.c_int64
+_library.infiniTorchLibraryBelow.argtypes = [ctypes.c_int, ctypes.c_int]
+_library.infiniTorchLibraryBelow.restype = ctypes.c_int64
 _library.infiniTorchSetLibraryFrom.argtypes = [ctypes.c_int, ctypes.c_int, ctypes.c_int64]
 
 
 def aten_from(product: Product, dtype: torch.dtype) -> int | None:
     """From how many rows on (columns, if they are fewer) ATen computes a product at the level in use; None: never."""
     size = _library.infiniTorchLibraryFrom(PRODUCTS.index(product), DTYPES[dtype])
+    return None if size == NEVER else size
+
+
+def aten_below(product: Product, dtype: torch.dtype) -> int | None:
+    """Below how many rows ATen computes it, where there is such a limit: the sources' table has some."""
+    size = _library.infiniTorchLibraryBelow(PRODUCTS.index(product), DTYPES[dtype])
     return None if size == NEVER else size
 
 
@@ -74,7 +82,10 @@ def described(dtype: torch.dtype, products: Iterable[Product] = PRODUCTS) -> str
 
     def by(product: Product) -> str:
         size = aten_from(product, dtype)
-        return "torch_infini" if size is None else f"torch_infini, from {size} rows on ATen"
+        below = aten_below(product, dtype)
+        if size is None:
+            return "torch_infini"
+        return f"torch_infini, from {size} rows on ATen" + ("" if below is None else f", from {below} on torch_infini")
 
     linear, *others = ((product, by(product)) for product in products)
     rest = "; ".join(f"{product}: {way}" for product, way in others if way != linear[1])

@@ -74,6 +74,13 @@ INFINI_API int64_t infiniTorchLibraryFrom(int products, infiniDtype_t dtype) {
     return from;
 }
 
+// Below how many.
+INFINI_API int64_t infiniTorchLibraryBelow(int products, infiniDtype_t dtype) {
+    int64_t below = -1;
+    infini::guarded([&] { below = infini::gemm::library_below(static_cast<infini::gemm::Products>(products), dtype); });
+    return below;
+}
+
 // Sets it; 0: what the table of the sources says.
 INFINI_API infiniStatus_t infiniTorchSetLibraryFrom(int products, infiniDtype_t dtype, int64_t size) {
     return infini::guarded(

@@ -73,7 +73,7 @@ bool aten_takes(const Args &args) {
     const int64_t size = std::min(args.w.shape[0], positions);
     const double work = static_cast<double>(args.y.numel()) * static_cast<double>(depth);
     const auto products = overlap ? gemm::Products::kConv : gemm::Products::kPatches;
-    return work >= gemm::kLeastProducts && size >= gemm::library_from(products, args.x.dtype);
+    return work >= gemm::kLeastProducts && gemm::library_takes_size(products, args.x.dtype, size);
 }
 
 Ints listed(const int64_t *values, int spatial) {

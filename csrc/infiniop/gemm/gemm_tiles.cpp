@@ -46,7 +46,7 @@ void multiply(const gemm::Args &args) {
     const double products = static_cast<double>(args.c.numel()) * static_cast<double>(whole.k);
     const int64_t threads = products < kParallelProducts || omp_in_parallel() ? 1 : omp_get_max_threads();
     const int64_t blocks = ceil_div(whole.n, kPairRows);
-    const Weights weights = whole.b.along_k ? Weights::kInPlace : Weights::kCopied;
+    const Weights weights = whole.b.along_k ? Weights::kInPlace : Weights::kAcross;
     const auto entry_of = [&](int64_t i) {
         Bf16Product p = whole;
         p.a.data += i * batch.a_step;

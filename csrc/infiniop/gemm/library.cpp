@@ -14,29 +14,31 @@ namespace {
 constexpr int kTypes = 3;
 constexpr int kProducts = static_cast<int>(Products::kCount);
 
-// From how many rows on the library is faster; where nothing stands here, it never is.
+// From how many rows on the library is faster, and below how many; where nothing stands here, it never is.
 struct Entry {
     Products products;
     infiniDtype_t dtype;
     int level;
-    int64_t from;
+    int64_t from, below = kNever;
 };
 
 #if defined(__x86_64__)
 constexpr int kAvx512Amx = kCpuCapabilities;
 
-// avx512_amx: an Intel Xeon (Sapphire Rapids), one thread. In float32 torch took 0.78 of our time in one case of linear;
-//   that it was the one of 512 rows is assumed. conv took 1.4 times torch's time in float32 and 2.6 to 5.6 times in
-//   bfloat16, before its products were in tiles. linear in bfloat16 (oneDNN in tile registers took 0.10 to 0.64 of what our
-//   AVX-512 kernels did from 16 rows on) was not compared with our tile kernels yet.
-// avx512_bf16: Zen 4, one thread: conv of 64 channels, 3 x 3, took 1.4 times torch's time.
+// Where ATen took less than 0.97 of our time, one thread, 2048 -> 2816 and the images of `tune`:
+// avx512_amx: an Intel Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.94 from these sizes on; conv in float32
+//   0.4 to 0.9, in bfloat16 0.25 to 0.55 of few channels, where ours takes 0.2 to 0.7 of ATen's time from 256 on.
+// avx512_bf16: Zen 4. conv of 64 channels, 3 x 3, took 1.4 times torch's time.
 constexpr Entry kTable[] = {
-    {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 512}, //
-    {Products::kConv, INFINI_DTYPE_F32, kAvx512Amx, 1},     //
-    {Products::kConv, INFINI_DTYPE_BF16, kAvx512Amx, 1},    //
-    {Products::kConv, INFINI_DTYPE_BF16, kAvx512Bf16, 32},  //
-    {Products::kPatches, INFINI_DTYPE_F32, kAvx512Amx, 1},  //
-    {Products::kPatches, INFINI_DTYPE_BF16, kAvx512Amx, 1},
+    {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 256},      //
+    {Products::kLinear, INFINI_DTYPE_F16, kAvx512Amx, 64},       //
+    {Products::kMatmul, INFINI_DTYPE_F32, kAvx512Amx, 8},        //
+    {Products::kMatmul, INFINI_DTYPE_F16, kAvx512Amx, 64},       //
+    {Products::kConv, INFINI_DTYPE_F32, kAvx512Amx, 1},          //
+    {Products::kConv, INFINI_DTYPE_BF16, kAvx512Amx, 1, 128},    //
+    {Products::kConv, INFINI_DTYPE_BF16, kAvx512Bf16, 32},       //
+    {Products::kPatches, INFINI_DTYPE_F32, kAvx512Amx, 1},       //
+    {Products::kPatches, INFINI_DTYPE_BF16, kAvx512Amx, 1, 128}, //
 };
 #else
 constexpr std::array<Entry, 0> kTable{}; // AArch64: not compared yet
@@ -59,14 +61,14 @@ int index_of(infiniDtype_t dtype) {
     }
 }
 
-int64_t built_in(Products products, infiniDtype_t dtype) {
+Entry built_in(Products products, infiniDtype_t dtype) {
     const int level = cpu_tiles() != Tiles::kNone ? kCpuCapabilities : cpu_capability();
     for (const Entry &entry : kTable) {
         if (entry.products == products && entry.dtype == dtype && entry.level == level) {
-            return entry.from;
+            return entry;
         }
     }
-    return kNever;
+    return {products, dtype, level, kNever};
 }
 
 } // namespace
@@ -79,7 +81,13 @@ int64_t library_from(Products products, infiniDtype_t dtype) {
     const auto row = static_cast<size_t>(products);
     const auto type = static_cast<size_t>(index_of(dtype));
     const int64_t set = chosen[row][type].load(std::memory_order_relaxed);
-    return set != 0 ? set : built_in(products, dtype);
+    return set != 0 ? set : built_in(products, dtype).from;
+}
+
+int64_t library_below(Products products, infiniDtype_t dtype) {
+    const auto row = static_cast<size_t>(products);
+    const auto type = static_cast<size_t>(index_of(dtype));
+    return chosen[row][type].load(std::memory_order_relaxed) != 0 ? kNever : built_in(products, dtype).below;
 }
 
 void set_library_from(Products products, infiniDtype_t dtype, int64_t size) {
@@ -95,7 +103,7 @@ bool library_takes(Products products, const Args &args) {
     }
     const int64_t rows = args.c.size(-2), columns = args.c.size(-1), k = args.a.size(-1);
     const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(k);
-    return work >= kLeastProducts && (rows < columns ? rows : columns) >= library_from(products, args.c.dtype);
+    return work >= kLeastProducts && library_takes_size(products, args.c.dtype, rows < columns ? rows : columns);
 }
 
 void multiply_by_library(const Args &args, const TensorView &bias) {

@@ -30,8 +30,15 @@ constexpr int64_t kNever = INT64_MAX;
 // From how many rows on (columns too, if they are fewer) the library is called, on the CPU with the level in use. Unless
 // it was set, as the table says. Throws Error for a dtype without products.
 int64_t library_from(Products products, infiniDtype_t dtype);
+// Below how many it is called: kNever but for some of the table.
+int64_t library_below(Products products, infiniDtype_t dtype);
 // size: at least 1, kNever; 0: what the table says.
 void set_library_from(Products products, infiniDtype_t dtype, int64_t size);
+
+// Whether that is so for a size.
+inline bool library_takes_size(Products products, infiniDtype_t dtype, int64_t size) {
+    return size >= library_from(products, dtype) && size < library_below(products, dtype);
+}
 
 // Whether the library computes c = a @ b: never with alpha, beta, an empty k or little to do.
 bool library_takes(Products products, const Args &args);

@@ -24,6 +24,7 @@ constexpr int64_t kMostBytes = 16 << 20;      // as long as they take no more th
 constexpr int64_t kPanelSteps = 64;           // steps of a panel,
 constexpr int64_t kPanelBytes = 1 << 20;      // and all of it
 constexpr int64_t kStripBlocks = 16;          // blocks whose sums wait for the rest of k, or of a panel: at most
+constexpr int64_t kAcrossSteps = 8;           // steps for which neighbours are read that lie on the same lines
 
 // Rows of x are split evenly into passes of so many.
 inline int64_t pass_rows(int64_t rows, int64_t packed_row_bytes, Weights weights) {
@@ -38,7 +39,7 @@ template <typename E> struct Pass {
     int64_t m, k;
     Weights weights;
     int64_t steps = ceil_div(k, kTileStep<E>), tiles = ceil_div(m, kTmmRows), pairs = ceil_div(tiles, 2);
-    bool panels = weights != Weights::kGrouped && m >= kPanelRows;
+    bool panels = weights == Weights::kAcross || (weights != Weights::kGrouped && m >= kPanelRows);
     bool in_place = weights == Weights::kInPlace && !panels;
     int64_t stretch = at_most_steps(stretch_steps()); // steps of k for which all blocks of a strip are multiplied
     int64_t piece = at_most_steps(!in_place ? kLongPieceSteps : pairs <= kFewPairs ? stretch : kPieceSteps);
@@ -67,7 +68,8 @@ private:
     bool all_sums() const { return !panels || stretch < steps; }
     int64_t at_most_steps(int64_t some) const { return some < steps ? some : steps; }
     int64_t stretch_steps() const { // even parts, of whole pieces
-        const int64_t most = panels ? kPanelSteps : kNearBytes / ((pairs > 0 ? pairs : 1) * kPackedStep);
+        const int64_t most = panels ? m >= kPanelRows ? kPanelSteps : kAcrossSteps
+                                    : kNearBytes / ((pairs > 0 ? pairs : 1) * kPackedStep);
         const int64_t parts = ceil_div(steps, most + most / 4);
         return parts > 1 ? ceil_div(ceil_div(steps, parts), kLongPieceSteps) * kLongPieceSteps : steps;
     }
@@ -75,7 +77,8 @@ private:
         if (!panels && stretch == steps) {
             return 1;
         }
-        const int64_t fit = panels ? kPanelBytes / area_bytes() : kStripSumBytes / (pairs * kPairSums * 4);
+        const int64_t fit =
+            panels && m >= kPanelRows ? kPanelBytes / area_bytes() : kStripSumBytes / (pairs * kPairSums * 4);
         return fit < 1 ? 1 : fit < kStripBlocks ? fit : kStripBlocks;
     }
 };
@@ -193,10 +196,22 @@ private:
     // The same with all of these blocks copied before: x passes by, a piece after the other, for all blocks.
     void pass_x_by(int64_t start, int64_t stop, int64_t from, int64_t to) const {
         TileSource sources[kStripBlocks];
-        for (int64_t i = start; i < stop; ++i) {
-            sources[i - start] =
-                block(i).source(pass.k, from, to - from, true, scratch + (i - start) * pass.area_bytes());
-        }
+        const int64_t part = pass.weights == Weights::kAcross ? 1 : to - from; // the blocks of a line together
+        int64_t first = from;
+        do {
+            const int64_t steps = to - first < part ? to - first : part;
+            for (int64_t i = start; i < stop; ++i) {
+                char *const area = scratch + (i - start) * pass.area_bytes();
+                const TileSource source =
+                    block(i).source(pass.k, first, steps, true, area + (first - from) * kPackedStep);
+                if (first == from) {
+                    sources[i - start] = source;
+                } else if (source.tail != nullptr) {
+                    sources[i - start].tail = source.tail;
+                }
+            }
+            first += steps;
+        } while (first < to);
         for (int64_t pair = 0; pair < pass.pairs; ++pair) {
             int64_t first = from;
             do {

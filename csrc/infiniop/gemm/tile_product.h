@@ -26,8 +26,9 @@ constexpr int64_t kPairSums = 4 * kTileSums;
 // Packed x: for each pair of tiles, for each step, the two tiles.
 constexpr int64_t kPackedStep = 2 * kTmmBytes;
 
-// How blocks of w come to be read: where they lie, or copied, or copied with the sums of each group of k scaled.
-enum class Weights { kInPlace, kCopied, kGrouped };
+// How blocks of w come to be read: where they lie, or copied; or copied from memory in which k runs across the lines, of
+// which neighbouring blocks should be read one after the other; or copied with the sums of each group of k scaled.
+enum class Weights { kInPlace, kCopied, kAcross, kGrouped };
 
 // Two tiles over some steps. `tail`: the last step, where k ends within it, as packed tiles.
 struct TileSource {
