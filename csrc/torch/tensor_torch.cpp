@@ -1,4 +1,5 @@
 // TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
+#include "scratch.h"
 #include "tensor.h"
 
 #include <dlfcn.h>
@@ -238,6 +239,7 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
                             " in ", name_of(dtype), " takes ", bytes / (1 << 30), " GiB"));
     }
     const Tensor made(handle);
+    cpu::note_new_output(made.data_ptr());
     if (cuda_is_emulated() && infinirtEmulatedTorchStream() != nullptr) {
         // What is captured keeps its memory for the replays, as in torch's own graphs.
         static auto *const kept = new std::vector<Tensor>;

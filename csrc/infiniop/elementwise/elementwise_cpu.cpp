@@ -28,10 +28,14 @@ constexpr int64_t kStep = 64;
 // y[i] = formula(x[0][i], ...) for 0 <= i < n, everything dense; y may be one of x. large: y may be streamed.
 using DenseRow = void (*)(void *y, const void *const *x, int64_t n, bool large);
 
+// How far ahead inputs are prefetched: of a formula that takes long, too few loads are under way otherwise.
+constexpr int64_t kAheadBytes = 1024;
+
 template <bool kStream, typename Formula, typename T, size_t... kInput>
 void float_row(T *y, const T *const *x, int64_t n, std::index_sequence<kInput...>) {
     const T *in[] = {x[kInput]...};
     for_each_vector(n, [&](int64_t i, auto lanes) {
+        (__builtin_prefetch(in[kInput] + i + kAheadBytes / static_cast<int64_t>(sizeof(T))), ...);
         put_at<kStream>(y, i, Formula::template of<T>(load_at(in[kInput], i, lanes)...), lanes);
     });
 }
@@ -66,6 +70,10 @@ void dense_row(void *y, const void *const *x, int64_t n, [[maybe_unused]] bool l
 
 // The fills: the bits of one element, kBits, n times.
 template <typename T, uint64_t kBits> void fill_row(void *y, const void *const *, int64_t n, bool) {
+    if constexpr (kBits == 0) {
+        std::memset(y, 0, static_cast<size_t>(n) * sizeof(T));
+        return;
+    }
     auto *out = static_cast<T *>(y);
     for (int64_t i = 0; i < n; ++i) {
         out[i] = static_cast<T>(kBits);
@@ -211,7 +219,7 @@ template <int kBytes> void all_rows(const elementwise::Args &a) {
     }
     const DenseRow row = row_of(a.op, views[0].dtype);
     const int64_t bytes = views[0].numel() * kBytes;
-    const bool large = bytes >= kStreamBytes;
+    const bool large = worth_streaming(views[0].data, bytes);
     parallel_rows(rows, n, kStep, bytes * (1 + inputs), [&](const int64_t *offsets, int64_t begin, int64_t end) {
         char *const y = views[0].as<char>() + (offsets[0] + begin * y_stride) * kBytes;
         const char *x[kMaxInputs] = {};

@@ -34,7 +34,7 @@ template <typename Id> void copy_rows(const embedding::Args &a) {
     const int64_t bytes = a.out.size(-1) * size, stride = a.weight.stride(0) * size;
     const auto *weight = a.weight.as<const char>();
     auto *out = a.out.as<char>();
-    const bool large = rows.count() * bytes >= kStreamBytes;
+    const bool large = worth_streaming(a.out.data, rows.count() * bytes);
     parallel_for(rows.count(), 2 * rows.count() * bytes, [&](int64_t begin, int64_t end) {
         // A row is copied when the one after it is known.
         char *to = nullptr;

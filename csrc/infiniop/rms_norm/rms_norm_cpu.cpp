@@ -70,7 +70,7 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     const Rows<4> rows(views);
     const int64_t bytes = a.x.numel() * static_cast<int64_t>(sizeof(T) + sizeof(Y)) * (with_residual ? 2 : 1);
     const int64_t x_step = a.x.ndim > 1 ? a.x.stride(-2) : 0, residual_step = r_view.ndim > 1 ? r_view.stride(-2) : 0;
-    const bool large = a.y.numel() * static_cast<int64_t>(sizeof(Y)) >= kStreamBytes;
+    const bool large = worth_streaming(a.y.data, a.y.numel() * static_cast<int64_t>(sizeof(Y)));
     parallel_for(rows.count(), bytes, [&](int64_t begin, int64_t end) {
         rows.visit(begin, end, [&](const int64_t *at) {
             const T *row = x + at[0];

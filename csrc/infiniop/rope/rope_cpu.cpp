@@ -19,7 +19,7 @@ template <typename T> bool can_stream(const rope::Args &a) {
     for (int dim = 0; dim < 3; ++dim) {
         aligned = aligned && a.y.strides[dim] * size % vector == 0;
     }
-    return aligned && a.y.data != a.x.data && a.y.numel() * size >= kStreamBytes;
+    return aligned && a.y.data != a.x.data && worth_streaming(a.y.data, a.y.numel() * size);
 }
 
 template <typename Tile, typename T, typename C> void rotate_tokens(const rope::Args &a) {
