@@ -68,12 +68,11 @@ void dense_row(void *y, const void *const *x, int64_t n, [[maybe_unused]] bool l
     }
 }
 
-// The fills: the bits of one element, kBits, n times.
-template <typename T, uint64_t kBits> void fill_row(void *y, const void *const *, int64_t n, bool) {
-    if constexpr (kBits == 0) {
-        std::memset(y, 0, static_cast<size_t>(n) * sizeof(T));
-        return;
-    }
+// The fills: the bits of one element, kBits, n times. Not by memset, which streams what is large: of new memory, 128 MiB took
+// 54 ms with it and 46 so (Xeon).
+template <typename T, uint64_t kBits>
+__attribute__((optimize("no-tree-loop-distribute-patterns"))) void fill_row(void *y, const void *const *, int64_t n,
+                                                                            bool) {
     auto *out = static_cast<T *>(y);
     for (int64_t i = 0; i < n; ++i) {
         out[i] = static_cast<T>(kBits);
