@@ -51,7 +51,7 @@ def ops_table() -> Iterator[str]:
 def kinds_table() -> Iterator[str]:
     """The same op on every kind of CPU that was measured: how long eager torch takes of our time."""
     kinds = {
-        f"{folder.name.replace('-', ' ').title()}{capped}": {
+        f"{folder.name.replace('-', ' ').title().replace('Amx', 'AMX')}{capped}": {
             (row["op"], row["sample"]): float(row["ratio_to_eager"])
             for row in read(folder / name)
             if row["dtype"] == "bfloat16" and row["threads"] == "1" and row["ratio_to_eager"]

@@ -338,6 +338,9 @@ def test_results_name_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         known = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "model name": "A CPU"}
         monkeypatch.setattr(_cpu, "facts", lambda known=known: known)
         assert (_cpu.microarchitecture(), _cpu.cpu_name()) == (name, f"A CPU, {name}")
+    hidden = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "flags": "fpu amx_bf16 amx_tile"}
+    monkeypatch.setattr(_cpu, "facts", lambda: hidden)
+    assert _cpu.folder_name() == "xeon-amx"
     monkeypatch.setattr(_cpu, "facts", lambda: {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "97"})
     assert results_of(str(tmp_path / "run.py")) == tmp_path / "results" / "zen-4"
 

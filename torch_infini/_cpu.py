@@ -53,12 +53,16 @@ def facts() -> dict[str, str]:
 
 
 def microarchitecture() -> str:
-    """Such as "Zen 4" or "Sapphire Rapids"; the vendor's or the machine's name where it is not known."""
+    """Such as "Zen 4" or "Sapphire Rapids"; the vendor's or the machine's name where it is not known.
+
+    Of a Xeon whose model number a cloud hides, what it must be: "Xeon AMX".
+    """
     vendor, family, model = (facts().get(name, "") for name in ("vendor_id", "cpu family", "model"))
     if family.isdecimal() and model.isdecimal():
         for first, name in MICROARCHITECTURES.get((vendor, int(family)), ()):
             if int(model) >= first:
-                return name
+                hidden = name == "Intel" and "amx_tile" in facts().get("flags", "").split()
+                return "Xeon AMX" if hidden else name
     core = ARM_CORES.get((facts().get("CPU implementer", ""), facts().get("CPU part", "")))
     return vendor or core or platform.machine()
 

@@ -1,11 +1,10 @@
 // Products of bfloat16 or int8 in tile registers, for the *_tiles.cpp kernels: y = x @ w^T, where y is [m, n] and a block
-// is 32 columns of y, or 32 rows of w. What passes by the blocks, x, is packed beforehand; a block of w is read piece by
-// piece where it lies, or copied into L1. One of the two is the left operand of the tile instructions, rows of k; the
-// other is the right one, words of two or four elements of k, each for 16 columns beside each other.
+// is 32 columns of y, or 32 rows of w. x is packed beforehand; a block of w is read where it lies, or copied. One of the
+// two is the left operand of the tile instructions, rows of k; the other is the right one, words of two or four elements
+// of k, each for 16 columns beside each other. The loops around this are in tile_loops.h.
 // An element of y is summed 64 bytes of k at a time from 0 on, whatever the operands' roles, the shapes and threads: in
 // float, or exactly in int32.
 // Limit: 16 cycles for 16 x 16 products of 64 bytes of k; with few rows of x, the memory bandwidth of w.
-// Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008, for the loops.
 #pragma once
 
 #include <type_traits>

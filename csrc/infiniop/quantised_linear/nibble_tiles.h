@@ -3,7 +3,8 @@
 // Limit: for a group of s steps, 4 products of tiles a step take 64 s cycles; storing their sums and the scaled ones takes
 // 128, in parallel. On paper 0.5, 1 and 1 of the tiles' rate remain in bfloat16 with groups of 32, 64 and 128, and in int8
 // 0.25, 0.5 and 1 (32 fill half a step). Totals held in vector registers save stores, but cost as many loads; weights
-// scaled in bfloat16 would need neither, but are rounded twice. Not measured on AMX.
+// scaled in bfloat16 would need neither, but are rounded twice. Measured on an Intel Xeon (Sapphire Rapids) with 512 rows
+// and groups of 128: 0.74 TFLOP/s in bfloat16, where linear has 1.0; 1.08 TOP/s in int8, where linear_int8 has 1.7.
 #pragma once
 
 #include "formats.h"
