@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torch_infini import quantize
+from torch_infini._products import aten_from_set_to
 from torch_infini.models import Llama, LlamaConfig, checkpoint
 from torch_infini.nn import Batch, KVCache, Linear
 from torch_infini.nn.linear import fastest
@@ -173,6 +174,7 @@ def test_int8_cache(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@aten_from_set_to(None)
 def test_bits_with_int8_cache_do_not_depend_on_neighbours(dtype: torch.dtype, tmp_path: Path) -> None:
     folder, _ = saved(tmp_path, "llama", dtype)
     model = Llama.from_pretrained(folder)

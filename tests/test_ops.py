@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import torch_infini
+from torch_infini._products import aten_from_set_to
 from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.testing import (
     LAYOUTS,
@@ -84,7 +85,7 @@ def test_layouts(spec: OpSpec, dtype: torch.dtype, capability: str, layout: str)
         there = relayout(layout, value)
         return there if name not in spec.contiguous or there.is_contiguous() else value
 
-    with cpu_capability_set_to(capability):
+    with cpu_capability_set_to(capability), aten_from_set_to(None):
         for sample in all_samples(spec, dtype):
             expected = call(spec, sample)
             moved = Sample(
@@ -103,7 +104,7 @@ def test_layouts(spec: OpSpec, dtype: torch.dtype, capability: str, layout: str)
 
 @pytest.mark.parametrize(("spec", "dtype", "capability"), levels_in_turns(), ids=names)
 def test_threads(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
-    with cpu_capability_set_to(capability):
+    with cpu_capability_set_to(capability), aten_from_set_to(None):
         for sample in all_samples(spec, dtype):
             with threads_set_to(1):
                 one = call(spec, sample)

@@ -192,6 +192,16 @@ def test_levels_have_their_own_table() -> None:
         set_aten_from("linear", torch.float32, 0)
 
 
+def test_never_aten() -> None:
+    code = (
+        "import torch; from torch_infini import _products as p; print(p.SOURCE);"
+        "print({p.aten_from(product, dtype) for product in p.PRODUCTS for dtype in p.DTYPES})"
+    )
+    environment = {**os.environ, "INFINI_PRODUCTS": "ours"}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    assert "never ATen" in done.stdout and done.stdout.endswith("{None}\n"), done
+
+
 def test_the_report_says_so() -> None:
     from torch_infini.testing.tiny_llama import tiny
 
@@ -286,7 +296,7 @@ def test_files_that_are_no_table(tmp_path: Path, text: str, why: str) -> None:
     done = python("import torch_infini", INFINI_PRODUCTS=str(file))
     assert done.stderr.splitlines()[-1] == (
         "ImportError: torch_infini: INFINI_PRODUCTS must be a file that `python -m torch_infini tune --store` wrote, "
-        f"or 'default', got {file}: {why}"
+        f"'default' or 'ours', got {file}: {why}"
     )
 
 

@@ -155,13 +155,15 @@ class Source:
 
     Attributes:
         file: A stored table, or None for the sources' own.
-        reason: Why a stored table is not used; empty where it is, or where there is none.
+        reason: Why a stored table is not used, or none at all; empty where it is, or where there is none.
     """
 
     file: Path | None = None
     reason: str = ""
 
     def __str__(self) -> str:
+        if self.file is None and self.reason:
+            return self.reason
         built_in = f"built in ({self.reason})" if self.reason else "built in"
         return f"measured here, {self.file}" if self.file and not self.reason else built_in
 
@@ -170,11 +172,16 @@ def load() -> Source:
     """Use the table that INFINI_PRODUCTS names or that was stored on this machine; at import.
 
     Raises:
-        ImportError: If INFINI_PRODUCTS names a file that is no table.
+        ImportError: If INFINI_PRODUCTS names a file that is no table. "default": the built-in one; "ours": never ATen.
     """
     wish = os.environ.get("INFINI_PRODUCTS")
     if wish == "default":
         return Source()
+    if wish == "ours":
+        for product in PRODUCTS:
+            for dtype in DTYPES:
+                set_aten_from(product, dtype, None)
+        return Source(reason="INFINI_PRODUCTS=ours: never ATen")
     file = Path(wish) if wish else default_file()
     if not wish and not os.path.isfile(file):  # also where it may not be looked at
         return Source()
@@ -183,8 +190,8 @@ def load() -> Source:
     except BadTable as error:
         if wish:
             raise ImportError(
-                "torch_infini: INFINI_PRODUCTS must be a file that `python -m torch_infini tune --store` wrote, or "
-                f"'default', got {wish}: {error}"
+                "torch_infini: INFINI_PRODUCTS must be a file that `python -m torch_infini tune --store` wrote, "
+                f"'default' or 'ours', got {wish}: {error}"
             ) from error
         return Source(file, f"{file} is no table of products: {error}")
     for key, value in machine().items():

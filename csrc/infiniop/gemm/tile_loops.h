@@ -206,9 +206,7 @@ private:
                 const TileSource source =
                     block(i).source(pass.k, first, steps, true, area + (first - from) * kPackedStep);
                 if (first == from) {
-                    sources[i - start] = source;
-                } else if (source.tail != nullptr) {
-                    sources[i - start].tail = source.tail;
+                    sources[i - start] = source; // what is copied of later steps lies behind it
                 }
             }
             first += steps;
