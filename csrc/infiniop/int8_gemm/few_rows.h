@@ -282,7 +282,7 @@ private:
 #pragma GCC unroll 4
                 for (int s = 0; s < kStreams; ++s) {
                     const VecF sum = __builtin_convertvector(group_sums<kGroup>(quarters[s]) + starts, VecF);
-                    const VecF scaled = scales[s] * sum, all = has_zeros ? fma(zeros[s], x_sums, scaled) : scaled;
+                    const VecF scaled = scales[s] * sum, all = has_zeros ? scaled + zeros[s] * x_sums : scaled;
                     std::memcpy(results + s * m_ * result_bytes() + 4 * g, &all, sizeof all);
                 }
             };

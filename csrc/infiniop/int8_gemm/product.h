@@ -232,7 +232,7 @@ private:
                     for (int m = 0; m < kM; ++m) {
                         VecF scaled = scale * __builtin_convertvector(sums[m][v], VecF);
                         if (t.zeros) {
-                            scaled = fma(zero, splat(t.x_sums[g * kM + m]), scaled);
+                            scaled += zero * splat(t.x_sums[g * kM + m]);
                         }
                         VecF &total = totals[m * kVectors + v];
                         total = g == 0 ? VecF{} + scaled : total + scaled;

@@ -88,7 +88,8 @@ template <typename E> struct NibbleBlock {
 
 // ---- groups ----
 
-// What becomes of the tiles' sums over a group: scale * sum + zero * (x's sum) is added to the total, as in int8_gemm/product.h.
+// What becomes of the tiles' sums over a group: scale * sum + zero * (x's sum) is added to the total, as in
+// int8_gemm/product.h, and without fused operations, which a kernel for fewer instructions has not.
 template <typename E> struct GroupSums {
     const GroupScales &scales;
     int64_t n;               // weight rows
@@ -153,7 +154,7 @@ template <typename E> struct GroupSums {
                         }
                         VecF scaled = scale * products;
                         if (has_zeros) {
-                            scaled = fma(zero, load(of_x + right * kTmmRows + j), scaled);
+                            scaled += zero * load(of_x + right * kTmmRows + j);
                         }
                         store(totals + at, load(totals + at) + scaled);
                     }
