@@ -167,9 +167,9 @@ private:
                     groups.begin_piece(i, first / groups.steps, steps / groups.steps, of_groups());
                 }
                 for (int64_t pair = 0; pair < pass.pairs; ++pair) {
-                    // A single pair waits for memory, and prefetching only adds to it.
-                    const Ahead ahead =
-                        next < end && pass.pairs > 1 ? block(next).ahead(next_first, pair, pass.pairs) : Ahead{};
+                    // A single pair in place waits for memory, and prefetching only adds to it.
+                    const bool prefetches = next < end && (pass.pairs > 1 || !pass.in_place);
+                    const Ahead ahead = prefetches ? block(next).ahead(next_first, pair, pass.pairs) : Ahead{};
                     float *const sums = sums_of(i - start, pair);
                     if constexpr (kGrouped) {
                         if (first == 0) {
