@@ -44,10 +44,14 @@ def operands(dtype: torch.dtype, rows: int, k: int = 512, n: int = 256) -> tuple
 
 
 def close(y: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> None:
-    """ATen may add in any order: each of a few chains rounds partial sums no larger than the sum of magnitudes."""
+    """ATen may add in one chain: of 512 normal products that rounds by 512 / sqrt(6) * 2^-24 in the mean square.
+
+    Four of these, 5e-5, for the worst of 10,000 elements, are less than the usual tolerance and 2^-23 of the sum of
+    magnitudes, about 330, together.
+    """
     exact = x.double() @ weight.double().t()
     rtol, atol = TOLERANCES[y.dtype]
-    atol += 8 * torch.finfo(torch.float32).eps * float((x.double().abs() @ weight.double().abs().t()).max())
+    atol += torch.finfo(torch.float32).eps * float((x.double().abs() @ weight.double().abs().t()).max())
     assert_close(y, exact if bias is None else exact + bias.double(), rtol, atol, str(y.dtype))
 
 

@@ -26,8 +26,8 @@ struct Entry {
 constexpr int kAvx512Amx = kCpuCapabilities;
 
 // Where ATen took less than 0.97 of our time, one thread, 2048 -> 2816 and the images of `tune`:
-// avx512_amx: an Intel Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.94 from these sizes on; conv in float32
-//   0.4 to 0.9, in bfloat16 0.25 to 0.55 of few channels, where ours takes 0.2 to 0.7 of ATen's time from 256 on.
+// avx512_amx: an Intel Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.96 from these sizes on; conv in float32
+//   0.26 to 0.95, in bfloat16 0.24 to 0.84 of few channels, where ours takes 0.2 to 0.86 of ATen's time from 256 on.
 // avx512_bf16: Zen 4. conv of 64 channels, 3 x 3, took 1.4 times torch's time.
 constexpr Entry kTable[] = {
     {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 256},      //

@@ -250,13 +250,12 @@ template <typename E> struct Block {
         const E *const from = rows.data + first * kTileStep<E> * rows.k_stride;
         const int64_t pitch = rows.j_stride * static_cast<int64_t>(sizeof(E));
         copies = copies || count < kPairRows;
-        if (!copies || rows.along_k) {
-            for (int64_t row = 0; copies && full > 0 && row < kPairRows;
-                 ++row) { // the second tile lies behind the first
-                const char *at = reinterpret_cast<const char *>(from) + row * pitch;
+        if (copies && rows.along_k) {
+            for (int64_t row = 0; row < kPairRows; ++row) { // the second tile lies behind the first
+                const char *const at = reinterpret_cast<const char *>(from) + row * pitch;
                 copy_lines(row < count ? at : nullptr, full, to + row * kTmmRowBytes);
             }
-        } else {
+        } else if (copies) {
             for (int64_t step = 0; step < full; ++step) {
                 pack_step(from + step * kTileStep<E> * rows.k_stride, kTileStep<E>, to + step * kPackedStep);
             }
