@@ -370,29 +370,29 @@ def test_attention() -> None:
     assert done.stdout == "same bits\n", done.stderr
 
 
-# linear_int8 and linear_int4 in emulated tiles of integers, which float sums exactly, against sums of integers:
-# strided, misaligned, several pieces of k, an end of k within a step. Fresh memory is full of NaN.
-QUANTISED = r"""
+# What the programs below share. Fresh memory is full of NaN.
+SHARED = r"""
 #include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
 #include <vector>
 
-static int planted = 0; // which of the faults that were planted in the sources is made
+#include "tensor_view.h"
 
-#include "quantised_linear/quantised_linear_tiles.cpp"
-#include "quantised_linear/quantised_x_tiles.cpp"
+static int planted = 0; // which of the faults that were planted in the sources is made
 
 using namespace infini;
 
-void *cpu::scratch(size_t bytes) {
+namespace infini::cpu {
+void *scratch(size_t bytes) {
     static void *memory = nullptr;
     std::free(memory);
     memory = std::aligned_alloc(64, (bytes + 4095) / 4096 * 4096);
     std::memset(memory, 0xff, bytes);
     return memory;
 }
+} // namespace infini::cpu
 
 static uint32_t state = 1;
 static int next(int low, int high) {
@@ -417,6 +417,15 @@ static TensorView row(void *data, infiniDtype_t dtype, int64_t n) {
     view.ndim = 1;
     return view;
 }
+"""
+
+# linear_int8 and linear_int4 in emulated tiles of integers, which float sums exactly, against sums of integers:
+# strided, misaligned, several pieces of k, an end of k within a step.
+QUANTISED = (
+    SHARED
+    + r"""
+#include "quantised_linear/quantised_linear_tiles.cpp"
+#include "quantised_linear/quantised_x_tiles.cpp"
 
 // A float of few bits as T.
 static void put(float *to, double value) { *to = static_cast<float>(value); }
@@ -514,6 +523,7 @@ int main(int, char **arguments) {
     return all ? 0 : 1;
 }
 """
+)
 
 # Faults 1 to 10: a line, and what makes the fault of it if it is `planted`.
 PLANTED = [
@@ -534,23 +544,134 @@ PLANTED = [
 ]
 
 
-def test_planted_faults(tmp_path: Path) -> None:
-    """Quantised weights in tiles, right to the bit; and each of several faults is found."""
-    for folder in ("gemm", "int8_gemm", "quantised_linear"):
-        shutil.copytree(ROOT / "csrc" / "infiniop" / folder, tmp_path / folder)
-    for name, line, fault in PLANTED:
-        (path,) = tmp_path.rglob(name)
+def plant(
+    folder: Path,
+    code: str,
+    faults: list[tuple[str, str, str]],
+    sources: tuple[str, ...],
+    only_wide: tuple[int, ...] = (),
+) -> None:
+    """The program finds nothing wrong, and each fault where it is planted; also as it is built for CPUs with tiles."""
+    for name in sources:
+        shutil.copytree(ROOT / "csrc" / "infiniop" / name, folder / name)
+    for name, line, fault in faults:
+        (path,) = folder.rglob(name)
         assert line in path.read_text(), f"{line!r} is not in {name}"
         path.write_text(path.read_text().replace(line, fault))
-    flags = ("-w", "-fopenmp", "-DINFINI_EMULATED_TILES", f"-I{tmp_path}", f"-I{ROOT}/csrc/include")
-    program = compiled(tmp_path, "quantised", QUANTISED, *flags)
-    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    flags = ("-w", "-fopenmp", "-DINFINI_EMULATED_TILES", f"-I{folder}", f"-I{ROOT}/csrc/include")
+    builds = {"narrow": flags}
     if "avx512_bf16" in torch_infini.cpu_capabilities():  # what surrounds the tiles, as on a CPU that has them
         vectors = ("-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16")
-        wide = compiled(tmp_path, "wide", QUANTISED, *flags, *vectors, "-mavx512vnni")
-        done = subprocess.run([wide, "0"], capture_output=True, text=True, env=environment)
-        assert done.returncode == 0, (done.stdout, done.stderr)
-    for planted in range(len(PLANTED) + 1):
-        done = subprocess.run([program, str(planted)], capture_output=True, text=True, env=environment)
-        assert done.returncode == (planted > 0), (planted, done.stdout, done.stderr)
-        assert done.stdout.endswith(": wrong\n") == (planted > 0), (planted, done.stdout)
+        builds["wide"] = (*flags, *vectors, "-mavx512vnni")
+    for build, options in builds.items():
+        program = compiled(folder, build, code, *options)
+        for planted in range(len(faults) + 1):
+            if planted in only_wide and build != "wide":
+                continue
+            environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+            done = subprocess.run([program, str(planted)], capture_output=True, text=True, env=environment)
+            assert done.returncode == (planted > 0), (build, planted, done.stdout, done.stderr)
+            assert done.stdout.endswith(": wrong\n") == (planted > 0), (build, planted, done.stdout)
+
+
+def test_planted_faults(tmp_path: Path) -> None:
+    """Quantised weights in tiles, right to the bit; and each of several faults is found."""
+    plant(tmp_path, QUANTISED, PLANTED, ("gemm", "int8_gemm", "quantised_linear"))
+
+
+# linear, linear_packed and gemm with bfloat16: a row or two alone, in vector registers, has the bits that it has among
+# 40, in tiles. Row 1 of x and some of w are so small that their products are denormals.
+DENSE = (
+    SHARED
+    + r"""
+#include "linear/linear_tiles.cpp"
+#include "linear_packed/linear_packed_tiles.cpp"
+#include "gemm/gemm_tiles.cpp"
+
+static bf16 number(int exponent) {
+    bf16 x;
+    x.bits = static_cast<uint16_t>(next(0, 1) << 15 | (127 + exponent + next(0, 1)) << 7 | next(0, 127));
+    return x;
+}
+
+static bool right(int64_t n, int64_t k) {
+    const int64_t m = 40, x_pitch = k + 5, w_pitch = k + 3, words = (k + 1) / 2, panels = (n + 47) / 48;
+    std::vector<bf16> x(m * x_pitch), w(n * w_pitch), bias(n), packed(panels * words * 96);
+    for (int64_t i = 0; i < m * k; ++i) {
+        x[i / k * x_pitch + i % k] = number(i / k == 1 ? -66 : 0);
+    }
+    for (int64_t i = 0; i < n * k; ++i) {
+        const int64_t row = i / k, e = i % k;
+        w[row * w_pitch + e] = number(row % 5 == 2 ? -61 : 0);
+        packed[((row / 48 * words + e / 2) * 48 + row % 48) * 2 + e % 2] = w[row * w_pitch + e];
+    }
+    for (bf16 &value : bias) {
+        value = number(0);
+    }
+    bool same = true;
+    for (int way = 0; way < 4; ++way) {
+        const auto multiply = [&](int64_t first, int64_t rows, bf16 *to) {
+            const TensorView from = matrix(x.data() + first * x_pitch, INFINI_DTYPE_BF16, rows, k, x_pitch);
+            const TensorView y = matrix(to, INFINI_DTYPE_BF16, rows, n, n);
+            const TensorView of_w = matrix(w.data(), INFINI_DTYPE_BF16, n, k, w_pitch);
+            if (way < 2) {
+                linear::Args a;
+                a.x = from, a.y = y, a.weight[0] = of_w, a.weights = 1;
+                if (way == 1) {
+                    a.bias[0] = row(bias.data(), INFINI_DTYPE_BF16, n);
+                }
+                linear::emulated_amx::tile_kernel(a);
+            } else if (way == 2) {
+                linear_packed::Args a;
+                a.x = from, a.y = y, a.n = n;
+                a.weight = matrix(packed.data(), INFINI_DTYPE_BF16, panels, words, words);
+                linear_packed::emulated_amx::tile_kernel(a);
+            } else {
+                gemm::Args a;
+                a.a = from, a.c = y, a.b = matrix(w.data(), INFINI_DTYPE_BF16, k, n, 1);
+                a.b.strides[1] = w_pitch;
+                gemm::emulated_amx::tile_kernel(a);
+            }
+        };
+        std::vector<bf16> all(m * n), some(2 * n);
+        multiply(0, m, all.data());
+        for (int64_t first = 0; first < 3; ++first) {
+            for (int64_t rows = 1; rows <= 2; ++rows) {
+                multiply(first, rows, some.data());
+                if (std::memcmp(some.data(), all.data() + first * n, rows * n * sizeof(bf16)) != 0) {
+                    std::printf("way %d, %d rows, %d -> %d: wrong\n", way, (int)rows, (int)k, (int)n);
+                    same = false;
+                }
+            }
+        }
+    }
+    return same;
+}
+
+int main(int, char **arguments) {
+    planted = std::atoi(arguments[1]);
+    bool all = true;
+    for (const int64_t n : {1, 35, 300}) {
+        for (const int64_t k : {1, 33, 512, 1100}) {
+            all = right(n, k) && all;
+        }
+    }
+    return all ? 0 : 1;
+}
+"""
+)
+
+FEW_ROWS = [
+    ("few_tile_rows.h", "static_cast<size_t>(k - i)", "static_cast<size_t>(k - i - (planted == 1))"),
+    ("few_tile_rows.h", "? column + r : 0", "? column + (planted == 2 && column ? r ^ 1 : r) : 0"),
+    ("few_tile_rows.h", "load(steps + lane * pitch + i)", "load(steps + lane * pitch + (planted == 3 ? 0 : i))"),
+    ("few_tile_rows.h", "counts[s] = there ?", "counts[s] = planted == 4 && s == 3 ? 0 : there ?"),
+    ("linear_packed_tiles.cpp", "splat(x[kM + m])", "splat(x[planted == 5 ? m : kM + m])"),
+    ("linear_packed_tiles.cpp", "step + kTmmRows < words", "step + kTmmRows + (planted == 6) < words"),
+    ("few_tile_rows.h", "before | 0x8040", "planted == 7 ? before : before | 0x8040"),  # where the vectors are wide
+]
+
+
+def test_few_rows(tmp_path: Path) -> None:
+    """A row or two in vector registers: the tiles' bits; and each of several faults is found."""
+    plant(tmp_path, DENSE, FEW_ROWS, ("gemm", "linear", "linear_packed"), only_wide=(7,))

@@ -1,5 +1,6 @@
 // The kernel of gemm in tile registers, for any shape of bfloat16: tile_product.h. b is what is read block by block.
 #include "batch.h"
+#include "few_tile_rows.h"
 #include "parallel.h"
 #include "scratch.h"
 #include "tile_loops.h"
@@ -20,24 +21,31 @@ void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64
     }
 }
 
+// Columns of b, 32 at a time.
+Block<bf16> block_of(const Bf16Product &p, int64_t i) {
+    const int64_t column = i * kPairRows, left = p.n - column;
+    Operand<bf16> rows = p.b;
+    rows.data += column * rows.j_stride;
+    return {rows, left < kPairRows ? left : kPairRows};
+}
+
+// Results of a row of c and some of these columns, from the n-th on.
+template <typename Lanes>
+void write_sums(const Bf16Product &p, int64_t row, int64_t block, int64_t n, VecF sums, Lanes lanes) {
+    bf16 *to = p.c.data + row * p.c.row_stride + (block * kPairRows + n) * p.c.column_stride;
+    if (p.c.column_stride == 1) {
+        write_vector(p.c, to, sums, lanes);
+    } else {
+        write_row(p.c, to, reinterpret_cast<const float *>(&sums), lanes);
+    }
+}
+
 // The blocks begin .. end-1 of c for the pass that begins at `row`.
 void multiply_columns(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t begin, int64_t end,
                       const char *packed, char *scratch) {
-    const auto block_of = [&](int64_t i) -> Block<bf16> {
-        const int64_t column = i * kPairRows, left = p.n - column;
-        Operand<bf16> rows = p.b;
-        rows.data += column * rows.j_stride;
-        return {rows, left < kPairRows ? left : kPairRows};
-    };
-    multiply_blocks(pass, packed, begin, end, block_of, scratch,
-                    [&](int64_t i, int64_t m, int64_t n, VecF sums, auto lanes) {
-                        bf16 *to = p.c.data + (row + m) * p.c.row_stride + (i * kPairRows + n) * p.c.column_stride;
-                        if (p.c.column_stride == 1) {
-                            write_vector(p.c, to, sums, lanes);
-                        } else {
-                            write_row(p.c, to, reinterpret_cast<const float *>(&sums), lanes);
-                        }
-                    });
+    multiply_blocks(
+        pass, packed, begin, end, [&](int64_t i) { return block_of(p, i); }, scratch,
+        [&](int64_t i, int64_t m, int64_t n, VecF sums, auto lanes) { write_sums(p, row + m, i, n, sums, lanes); });
 }
 
 void multiply(const gemm::Args &args) {
@@ -46,6 +54,17 @@ void multiply(const gemm::Args &args) {
     const double products = static_cast<double>(args.c.numel()) * static_cast<double>(whole.k);
     const int64_t threads = products < kParallelProducts || omp_in_parallel() ? 1 : omp_get_max_threads();
     const int64_t blocks = ceil_div(whole.n, kPairRows);
+    if (batch.size == 1 && whole.m <= kFewTileRows && whole.b.along_k) {
+        return with_few_rows(whole.m, [&](auto m) {
+            multiply_few_rows<m>(
+                whole.k, blocks,
+                [&](int64_t row, int64_t i) { return whole.a.data[row * whole.a.j_stride + i * whole.a.k_stride]; },
+                [&](int64_t i) { return block_of(whole, i); },
+                [&](int64_t i, int64_t row, int64_t n, VecF sums, auto lanes) {
+                    write_sums(whole, row, i, n, sums, lanes);
+                });
+        });
+    }
     const Weights weights = whole.b.along_k ? Weights::kInPlace : Weights::kAcross;
     const auto entry_of = [&](int64_t i) {
         Bf16Product p = whole;

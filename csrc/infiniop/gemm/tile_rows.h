@@ -3,6 +3,7 @@
 // Limit: gemm/tile_product.h.
 #pragma once
 
+#include "few_tile_rows.h"
 #include "parallel.h"
 #include "rows.h"
 #include "tile_loops.h"
@@ -65,6 +66,14 @@ void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, co
     }
 }
 
+// Where rows of x and y begin, from row `begin` on.
+inline void offsets(const Rows<2> &rows, int64_t begin, int64_t count, int64_t *of_x, int64_t *of_y) {
+    rows.visit(begin, begin + count, [&](const int64_t *at) {
+        *of_x++ = at[0];
+        *of_y++ = at[1];
+    });
+}
+
 // The same for x [..., k] and y [..., n] of bfloat16, with any strides. write(block, offset, column, sums, lanes) takes
 // results of a row of y that begins at `offset`.
 template <typename BlockOf, typename Write, typename Groups = WholeSums>
@@ -72,14 +81,25 @@ void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, con
                    const Write &write, const Groups &groups = {}) {
     const TensorView *const views[] = {&x, &y};
     const Rows<2> rows(views);
+    if constexpr (std::is_same_v<decltype(block_of(int64_t{0})), Block<bf16>>) {
+        if (rows.count() > 0 && rows.count() <= kFewTileRows) {
+            return with_few_rows(rows.count(), [&](auto m) {
+                int64_t x_at[kFewTileRows], y_at[kFewTileRows];
+                offsets(rows, 0, m, x_at, y_at);
+                multiply_few_rows<m>(
+                    x.size(-1), blocks, [&](int64_t row, int64_t i) { return x.as<const bf16>()[x_at[row] + i]; },
+                    block_of,
+                    [&](int64_t block, int64_t row, int64_t column, VecF sums, auto lanes) {
+                        write(block, y_at[row], column, sums, lanes);
+                    });
+            });
+        }
+    }
     const int64_t most = pass_rows(rows.count(), x.size(-1) * 2, decltype(block_of(int64_t{0}))::kWeights);
     int64_t x_offsets[kMostRows], y_offsets[kMostRows];
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
-        int64_t m = 0;
-        rows.visit(begin, rows.count() - begin < most ? rows.count() : begin + most, [&](const int64_t *at) {
-            x_offsets[m] = at[0];
-            y_offsets[m++] = at[1];
-        });
+        const int64_t m = rows.count() - begin < most ? rows.count() - begin : most;
+        offsets(rows, begin, m, x_offsets, y_offsets);
         multiply_tiles<bf16>(
             m, x.size(-1), blocks, 0, [&](int64_t row, char *) { return x.as<const bf16>() + x_offsets[row]; },
             block_of,
