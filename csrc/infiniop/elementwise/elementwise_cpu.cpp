@@ -2,6 +2,7 @@
 // through small dense buffers, block by block, so that bits cannot depend on strides.
 // Limit: memory bandwidth, each input read once and the output written once.
 #include "elementwise.h"
+#include "log_odds.h"
 #include "stream.h"
 #include "strided.h"
 #include "vec.h"

@@ -91,6 +91,19 @@ template <typename T> INFINI_FORMULA VecF normal_tail(VecF z) {
     return p * inverse;
 }
 
+// width times the share of a normal distribution that lies beyond z >= 0; beyond 15 it is 0 in float. Of the half types
+// with AVX-512 to within 2e-5 of it.
+template <typename T> INFINI_FORMULA VecF times_share_beyond(VecF width, VecF z) {
+#if defined(__AVX512F__)
+    if constexpr (!std::is_same_v<T, float>) {
+        const VecF odds = exp_for<T>(log_odds(min(splat(kLogOddsEnd), z)));
+        return width * odds / (splat(1.0f) + odds);
+    }
+#endif
+    z = min(splat(15.0f), z);
+    return width * normal_tail<T>(z) * gaussian<T>(z);
+}
+
 namespace formula {
 
 struct add {
@@ -116,13 +129,12 @@ struct relu {
 };
 
 // x times the share of a normal distribution that lies below x: x / 2 * (1 + erf(x / sqrt(2))). Of the vector form
-// what is beyond |x| is taken away from max(x, 0), so that results keep their relative error far below 0; beyond 15
-// that is 0 in float.
+// what is beyond |x| is taken away from max(x, 0), so that results keep their relative error far below 0.
 struct gelu {
     template <typename T> INFINI_FORMULA static VecF of(VecF x) {
-        const VecF z = min(splat(15.0f), abs(x));
-        const VecF width = max(-x, z); // |x|, but 15 for infinity, and minus infinity gives NaN as in the formula
-        return max(splat(0.0f), x) - width * normal_tail<T>(z) * gaussian<T>(z);
+        const VecF z = abs(x);
+        const VecF width = max(-x, min(splat(15.0f), z)); // |x|, but 15 for infinity, and minus infinity gives NaN
+        return max(splat(0.0f), x) - times_share_beyond<T>(width, z);
     }
     template <typename T> INFINI_FORMULA static double of(double x) {
         return 0.5 * x * std::erfc(x * -0.70710678118654752440);
