@@ -12,8 +12,11 @@ from typing import TextIO
 
 import pytest
 
-# Compiled graphs of earlier builds must not stand in for what is tested now.
-os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_infini_inductor_")
+# Compiled graphs of earlier builds must not stand in for what is tested now; pytest-xdist's workers share this run's.
+if "PYTEST_XDIST_WORKER" not in os.environ:
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_infini_inductor_")
+# Workers that spin where they wait take each other's cores.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nor a table of products that somebody measured on this machine.
 os.environ.setdefault("INFINI_PRODUCTS", "default")
 
