@@ -35,7 +35,7 @@ def calls_of_aten() -> Iterator[list[str]]:
     names: list[str] = []
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         yield names
-    names += [event.name for event in profile.events() if event.name in ("aten::mm", "aten::addmm")]
+    names += [event.name for event in profile.events() if event.name in ("aten::mm", "aten::bmm", "aten::addmm")]
 
 
 def operands(dtype: torch.dtype, rows: int, k: int = 512, n: int = 256) -> tuple[Tensor, Tensor, Tensor]:
@@ -63,10 +63,13 @@ def test_from_so_many_rows_on() -> None:
                 OPS.linear(x, weight)
             assert len(names) == called, (rows, names)
         x, weight, bias = operands(torch.float32, 40)
+        batch = torch.randn(2, 128, 128)
         for call, count in (
             (lambda: OPS.fused_linear(x, weight, weight[:100], weight[:0], bias), 2),
             (lambda: OPS.matmul(x, weight.t()), 1),
             (lambda: OPS.matmul(x[:15], weight.t()), 0),
+            (lambda: OPS.matmul(batch, batch), 1),
+            (lambda: OPS.matmul(batch, batch[:1].expand_as(batch)), 1),  # one product with more rows
             (lambda: OPS.matmul(x, weight[:15].t()), 0),
             (lambda: OPS.gemm(x, weight.t()), 1),
             (lambda: OPS.gemm(x, weight.t(), None, 2.0), 0),
@@ -75,6 +78,10 @@ def test_from_so_many_rows_on() -> None:
             with calls_of_aten() as names:
                 call()
             assert len(names) == count, names
+        set_aten_from("batched", torch.float32, 129)
+        with calls_of_aten() as names:
+            OPS.matmul(batch, batch)
+        assert not names
     with aten_from_set_to(None), calls_of_aten() as names:
         OPS.linear(x, weight)
     assert not names
@@ -101,9 +108,11 @@ def test_results(dtype: torch.dtype) -> None:
         y = OPS.matmul(rows.view(2, 48, 512), weight.t())
         close(y.reshape(96, 256), rows, weight)
         y = OPS.matmul(rows.view(2, 48, 512).transpose(1, 2), rows.view(2, 48, 512))
+        z = OPS.matmul(rows[:48].t().expand(2, 512, 48), rows.view(2, 48, 512))
         for i in range(2):
             part = rows[48 * i : 48 * i + 48]
             close(y[i], part.t(), part.t())
+            close(z[i], rows[:48].t(), part.t())
 
 
 IMAGE_CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] = {
@@ -188,6 +197,7 @@ def test_levels_have_their_own_table() -> None:
             assert aten_below("conv", torch.bfloat16) == (128 if name == "avx512_amx" else None)
             with aten_from_set_to(1):
                 assert aten_below("conv", torch.bfloat16) is None
+            assert aten_from("batched", torch.bfloat16) == (512 if name == "avx512_amx" else None)
             assert aten_from("patches", torch.float32) == (1 if name == "avx512_amx" else None)
             with aten_from_set_to(12):
                 assert aten_from("linear", torch.float32) == 12
@@ -217,7 +227,10 @@ def test_the_report_says_so() -> None:
         set_aten_from("patches", torch.float32, 9)
         described = _products.described(torch.float32)
     ours, aten = "torch_infini", "torch_infini, from 9 rows on ATen"
-    assert described == f"torch_infini, from 8 rows on ATen (matmul: {ours}; conv: {ours}; patches: {aten})"
+    assert (
+        described
+        == f"torch_infini, from 8 rows on ATen (matmul: {ours}; batched: {ours}; conv: {ours}; patches: {aten})"
+    )
 
 
 def test_where_aten_wins() -> None:
@@ -257,7 +270,9 @@ def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert [(line["product"], line["rows"]) for line in stored["measured"]] == [
         (product, rows) for product in _products.PRODUCTS for rows in (1, 4)
     ]
-    stored["aten_from"] = {"linear": {"bfloat16": 33}, "matmul": {"float32": None}, "conv": {}, "patches": {}}
+    stored["aten_from"] = {"linear": {"bfloat16": 33}, "matmul": {"float32": None}} | {
+        product: {} for product in ("batched", "conv", "patches")
+    }
     file.write_text(json.dumps(stored))
     environment = {"INFINI_CPU_CAPABILITY": torch_infini.cpu_capability()}
     assert python(SHOW, INFINI_PRODUCTS=str(file), **environment).stdout == f"33 None measured here, {file}\n"
@@ -285,7 +300,7 @@ def test_without_a_home() -> None:
     [
         ("[", "Expecting value: line 1 column 2 (char 1)"),
         ("{}", "it has no valid entry 'format'"),
-        ('{"format": 9}', "its format is 9, not 2"),
+        ('{"format": 9}', "its format is 9, not 3"),
         ("WRONG SIZE", "0 for torch.float32 is neither a number of rows nor null"),
         ("WRONG DTYPE", "5 for torch.int8 is neither a number of rows nor null"),
     ],
@@ -295,7 +310,7 @@ def test_files_that_are_no_table(tmp_path: Path, text: str, why: str) -> None:
     sizes = {"WRONG SIZE": {"float32": 0}, "WRONG DTYPE": {"int8": 5}}.get(text)
     if sizes:
         all_sizes = dict.fromkeys(_products.PRODUCTS, sizes)
-        text = json.dumps({"format": 2, **_products.machine(), "aten_from": all_sizes})
+        text = json.dumps({"format": _products.FORMAT, **_products.machine(), "aten_from": all_sizes})
     file.write_text(text)
     done = python("import torch_infini", INFINI_PRODUCTS=str(file))
     assert done.stderr.splitlines()[-1] == (

@@ -20,13 +20,13 @@ import torch
 from ._cpu import cpu_name
 from ._library import PATH, RUNTIME, cpu_capability
 
-# linear and fused_linear; gemm and matmul; conv whose windows overlap; conv whose windows do not. Rows of conv are the
-# output channels (the positions of an image, if these are fewer).
-Product = Literal["linear", "matmul", "conv", "patches"]
+# linear and fused_linear; gemm and matmul; a batch of such products, each with a b of its own; conv whose windows
+# overlap; conv whose windows do not. Rows of conv are the output channels (the positions of an image, if fewer).
+Product = Literal["linear", "matmul", "batched", "conv", "patches"]
 PRODUCTS: tuple[Product, ...] = get_args(Product)
 DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12}  # as infinicore.h numbers them
 NEVER = 2**63 - 1
-FORMAT = 2
+FORMAT = 3
 
 # Product and dtype -> from how many rows on ATen is called, or None for never.
 Table = Mapping[tuple[Product, torch.dtype], "int | None"]

@@ -20,15 +20,16 @@ torch::headeronly::ScalarType torch_type(infiniDtype_t dtype) {
                                         : ScalarType::Half;
 }
 
-// The matrix, or matrix i of a batch of them.
-Tensor matrix_of(TensorView view, int64_t i) {
-    const int first = view.ndim - 2;
-    if (first > 0 && view.shape[0] > 1) {
-        view.data = view.as<char>() + i * view.strides[0] * static_cast<int64_t>(size_of(view.dtype));
+// A matrix, or a batch of `size` of them, of which there may be one for all.
+Tensor matrices_of(TensorView view, int64_t size) {
+    if (view.ndim == 3 && size == 1) {
+        std::copy(view.shape + 1, view.shape + 3, view.shape);
+        std::copy(view.strides + 1, view.strides + 3, view.strides);
+        view.ndim = 2;
+    } else if (view.ndim == 3 && view.shape[0] == 1) {
+        view.shape[0] = size;
+        view.strides[0] = 0;
     }
-    std::copy(view.shape + first, view.shape + view.ndim, view.shape);
-    std::copy(view.strides + first, view.strides + view.ndim, view.strides);
-    view.ndim = 2;
     return tensor_of(view);
 }
 
@@ -47,9 +48,9 @@ void multiply(const gemm::Args &args, const TensorView &bias) {
         return call("aten::linear", tensor_of(args.a), tensor_of(weight), std::optional(tensor_of(bias)),
                     tensor_of(args.c));
     }
-    for (int64_t i = 0; i < (args.c.ndim == 3 ? args.c.shape[0] : 1); ++i) {
-        call("aten::mm", matrix_of(args.a, i), matrix_of(args.b, i), matrix_of(args.c, i));
-    }
+    const int64_t size = args.c.ndim == 3 ? args.c.shape[0] : 1;
+    call(size > 1 ? "aten::bmm" : "aten::mm", matrices_of(args.a, size), matrices_of(args.b, size),
+         matrices_of(args.c, size));
 }
 
 [[maybe_unused]] const bool offered = (gemm::set_library(multiply), true);
@@ -66,7 +67,7 @@ Tensor tensor_of(const TensorView &view) {
 
 extern "C" {
 
-// From how many rows on a library computes linear's products (0), matmul's (1), conv's (2, 3) of a dtype; INT64_MAX: never. -1: a
+// From how many rows on a library computes linear's products (0), matmul's (1), batches (2), conv's (3, 4) of a dtype; INT64_MAX: never. -1: a
 // mistake, which infiniGetLastErrorMessage() tells.
 INFINI_API int64_t infiniTorchLibraryFrom(int products, infiniDtype_t dtype) {
     int64_t from = -1;

@@ -24,6 +24,7 @@ HELP = "measure which dense products ATen computes faster on this machine, and s
 
 ROWS = (1, 4, 16, 64, 256, 1024)
 SIZES = (2048, 2816)  # of k and n: half a feed-forward layer of a 1.1B model
+BATCH = (32, 64)  # products of rows x 64 by 64 x rows: the scores of 32 heads
 # An image, a kernel's size and its step: a layer of a ResNet; the patches of a vision transformer.
 IMAGES: dict[Product, tuple[tuple[int, int, int], int, int]] = {
     "conv": ((64, 58, 58), 3, 1),
@@ -56,6 +57,10 @@ def calls(product: Product, rows: int, dtype: torch.dtype) -> tuple[Callable[[],
             lambda: ops.conv.default(image, kernels, None, [stride]),
             lambda: torch.conv2d(image, kernels, None, stride),
         )
+    if product == "batched":
+        batch, k = BATCH
+        a, b = random(batch, rows, k), random(batch, k, rows, scale=k**-0.5)
+        return lambda: ops.matmul.default(a, b), lambda: torch.matmul(a, b)
     k, n = SIZES
     x, weight = random(rows, k), random(n, k, scale=k**-0.5)
     if product == "linear":

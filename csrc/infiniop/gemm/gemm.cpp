@@ -60,7 +60,9 @@ void compute(const Args &args) {
     if (on_cuda()) {
         return cuda_kernel(args);
     }
-    if (library_takes(Products::kMatmul, args)) {
+    const TensorView &b = args.b;
+    const bool batched = b.ndim == 3 && b.shape[0] > 1 && b.strides[0] != 0;
+    if (library_takes(batched ? Products::kBatched : Products::kMatmul, args)) {
         return multiply_by_library(args);
     }
     args.c.dtype == INFINI_DTYPE_BF16 &&cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);

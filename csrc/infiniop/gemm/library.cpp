@@ -28,12 +28,17 @@ constexpr int kAvx512Amx = kCpuCapabilities;
 // Where ATen took less than 0.97 of our time, one thread, 2048 -> 2816 and the images of `tune`:
 // avx512_amx: an Intel Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.96 from these sizes on; conv in float32
 //   0.26 to 0.95, in bfloat16 0.24 to 0.84 of few channels, where ours takes 0.2 to 0.86 of ATen's time from 256 on.
+//   32 products of 512 x 64 by 64 x 512 in bfloat16 0.39 (benchmarks/run.py, which has no other batch); in float32 and
+//   float16 batches are assumed to be like single products.
 // avx512_bf16: Zen 4. conv of 64 channels, 3 x 3, took 1.4 times torch's time.
 constexpr Entry kTable[] = {
     {Products::kLinear, INFINI_DTYPE_F32, kAvx512Amx, 256},      //
     {Products::kLinear, INFINI_DTYPE_F16, kAvx512Amx, 64},       //
     {Products::kMatmul, INFINI_DTYPE_F32, kAvx512Amx, 8},        //
     {Products::kMatmul, INFINI_DTYPE_F16, kAvx512Amx, 64},       //
+    {Products::kBatched, INFINI_DTYPE_F32, kAvx512Amx, 8},       //
+    {Products::kBatched, INFINI_DTYPE_F16, kAvx512Amx, 64},      //
+    {Products::kBatched, INFINI_DTYPE_BF16, kAvx512Amx, 512},    //
     {Products::kConv, INFINI_DTYPE_F32, kAvx512Amx, 1},          //
     {Products::kConv, INFINI_DTYPE_BF16, kAvx512Amx, 1, 128},    //
     {Products::kConv, INFINI_DTYPE_BF16, kAvx512Bf16, 32},       //

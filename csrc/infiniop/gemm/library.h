@@ -10,6 +10,7 @@ namespace infini::gemm {
 enum class Products : int {
     kLinear,  // linear and fused_linear: rows of x times a weight's rows
     kMatmul,  // gemm and matmul, and conv where it is ours: matrices in any layout
+    kBatched, // gemm and matmul of several products, each with a b of its own
     kConv,    // conv whose windows overlap; of the torch operator only
     kPatches, // conv whose windows do not
     kCount
