@@ -12,6 +12,7 @@ import platform
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ def test_the_tests_know_every_source() -> None:
 
 @pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
 def test_sums_are_exact(capability: str) -> None:
-    """Against int64; bytes at both ends of their range, also where sums of unsigned bytes leave int32 on the way."""
+    """Bytes at both ends of their range, and the deepest product, where a sum of unsigned bytes does not fit int32."""
     with cpu_capability_set_to(capability):
         for k in (1, 5, 31, 64, 257, 1000, 131071):
             w = torch.randint(-128, 128, (37, k), dtype=torch.int8)
@@ -131,20 +132,57 @@ def build_libraries(folder: Path) -> None:
     shutil.copy(NATIVE / "libinfiniccl.so", folder)
 
 
+# Each op at two levels, in a process of its own: the signal that ends it, or 0.
+SIGNALS = """
+import os, resource, torch
+import torch_infini as t
+from torch_infini.testing import cpu_capability_set_to
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+q, x, ones = torch.ones(40, 64, dtype=torch.int8), torch.ones(3, 64), torch.ones(40)
+packed, scales = t.quantize.pack_int4(torch.ones(40, 64, dtype=torch.int64)), torch.ones(40, 2)
+calls = (
+    lambda: t.ops.scaled_mm_int8(q[:3], q.t(), ones[:3], ones, out_dtype=torch.float32),
+    lambda: t.ops.linear_int8(x, q, ones, quantize_x=True),
+    lambda: t.ops.linear_int4(x, packed, scales, quantize_x=True),
+)
+for level in ("avx2", "avx2_vnni"):
+    for call in calls:
+        child = os.fork()
+        if child == 0:
+            with cpu_capability_set_to(level):
+                call()
+            os._exit(0)
+        print(os.WTERMSIG(os.waitpid(child, 0)[1]))
+"""
+
+
 @x86
 @pytest.mark.skipif("avx512_vnni" not in torch_infini.cpu_capabilities(), reason="the CPU has no AVX-512 VNNI")
 def test_avx_vnni_in_the_encoding_of_avx512(tmp_path: Path) -> None:
     """The level's dispatch and kernels, by the tests of their ops."""
     build_libraries(tmp_path)
     environment = {**os.environ, "INFINI_LIBRARIES": str(tmp_path), "INFINI_CPU_CAPABILITY": "avx2_vnni"}
+
+    def python(*arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, *arguments]
+        return subprocess.run(command, capture_output=True, text=True, env={**environment, **variables}, cwd=ROOT)
+
     code = "import torch_infini as t; print(t.cpu_capability(), *t.cpu_capabilities())"
-    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    shown = python("-c", code)
     levels = sorted({*torch_infini.cpu_capabilities(), "avx2_vnni"}, key=CPU_CAPABILITIES.index)
     assert shown.stdout.split() == ["avx2_vnni", *levels], shown.stderr
     files = [f"tests/test_{name}.py" for name in ("vnni", "quantize", "infiniop", "ops")]
     chosen = "avx2_vnni and (exact or bits or finite or Int8Gemm or (reference and int))"
-    tests = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen]
-    done = subprocess.run(tests, capture_output=True, text=True, env=environment, cwd=ROOT)
+    done = python("-m", "pytest", "-q", "-p", "no:cacheprovider", *files, "-k", chosen)
     assert done.returncode == 0, done.stdout[-3000:]
     passed = re.search(r"(\d+) passed", done.stdout)
     assert passed and int(passed.group(1)) >= 15, done.stdout[-1000:]
+
+    # That they ran the level's own kernels: those of the build are illegal on a CPU without AVX-VNNI.
+    if "avx2_vnni" not in torch_infini.cpu_capabilities():
+        build = tmp_path / "build"
+        build.mkdir()
+        for folder, name in ((tmp_path, "infinirt"), (NATIVE, "infiniccl"), (NATIVE, "torch_infini")):
+            shutil.copy(folder / f"lib{name}.so", build)
+        ended = python("-c", SIGNALS, INFINI_LIBRARIES=str(build))
+        assert ended.stdout.split() == ["0"] * 3 + [str(int(signal.SIGILL))] * 3, (ended.stdout, ended.stderr)
