@@ -3,9 +3,9 @@
 `setup.py build_kernels` compiles what needs no torch: the set-up calls it while torch is downloaded.
 A cross compiler as CXX builds in build/MACHINE, and links there against the torch of that machine, INFINI_TARGET_TORCH.
 
-Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_tiles.cpp for the tile
-registers of AMX and for their emulation, *_torch.cpp against the LibTorch stable ABI, *.cu with nvcc where CUDA is
-chosen, any other *.cpp as it is. See CONTRIBUTING.md.
+Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_dot_cpu.cpp for those
+that add VNNI alone as well, *_tiles.cpp for the tile registers of AMX and for their emulation, *_torch.cpp against the
+LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
 """
 
 import importlib.util
@@ -61,6 +61,8 @@ ARM_LEVELS = {
 }
 X86_TILES = {"avx512_amx": f"{X86_LEVELS['avx512_bf16']} -mamx-tile -mamx-bf16 -mamx-int8"}
 EMULATED_TILES = "-DINFINI_EMULATED_TILES"
+# Of products of int8 alone: all other kernels would be those of avx2 and avx512 once more.
+X86_VNNI = {"avx2_vnni": f"{X86_LEVELS['avx2']} -mavxvnni", "avx512_vnni": f"{X86_LEVELS['avx512']} -mavx512vnni"}
 
 # Headers that a group of sources parses anew for each, compiled once: as long as many of the kernels take themselves.
 PRECOMPILED = {
@@ -305,6 +307,7 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     torch_flags = f"-isystem {shlex.quote(str(torch / 'include'))} -DTORCH_TARGET_VERSION={STABLE_ABI}" if torch else ""
     x86 = MACHINE in ("x86_64", "AMD64")
     levels = X86_LEVELS if x86 else ARM_LEVELS if MACHINE == "aarch64" else {"baseline": ""}
+    dot_levels = {**levels, **(X86_VNNI if x86 else {})}
     tiles = {**(X86_TILES if x86 else {}), "emulated_amx": EMULATED_TILES}
     archs = (os.environ.get("TORCH_CUDA_ARCH_LIST") or "8.0;9.0+PTX").replace(" ", ";").split(";")
     lines = [
@@ -356,7 +359,7 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     emulation = ROOT / "csrc" / "emulation"
     for source in sorted(set((ROOT / "csrc").rglob("*.cpp")) - set(emulation.iterdir())):
         if source.stem.endswith("_cpu"):
-            for level, flags in levels.items():
+            for level, flags in (dot_levels if source.stem.endswith("_dot_cpu") else levels).items():
                 compile_("cxx", source, f".{level}", flags, headers.get(level, ""))
         elif source.stem.endswith("_tiles"):
             for level, flags in tiles.items():

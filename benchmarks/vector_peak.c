@@ -88,32 +88,41 @@ double bf16_peak(double seconds) {
 #endif
 }
 
+#if defined(__AVX512VNNI__)
+typedef __m512i Bytes;
+#define SET_BYTES(x) _mm512_set1_epi8(x)
+#define DOT(sum, a, b) _mm512_dpbusd_epi32(sum, a, b)
+#elif defined(__AVXVNNI__)
+typedef __m256i Bytes;
+#define SET_BYTES(x) _mm256_set1_epi8(x)
+#define DOT(sum, a, b) _mm256_dpbusd_avx_epi32(sum, a, b)
+#endif
+
 /* Products of bytes summed in 32 bits. */
 double int8_peak(double seconds) {
-#if defined(__AVX512VNNI__)
-    __m512i sum[kChains];
-    __m512i a = _mm512_set1_epi8(3), b = _mm512_set1_epi8(-5);
+#if defined(DOT)
+    Bytes sum[kChains], a = SET_BYTES(3), b = SET_BYTES(-5);
     double best = 0;
     const double end = now() + seconds;
     int i, step;
     for (i = 0; i < kChains; ++i) {
-        sum[i] = _mm512_set1_epi32(i);
+        sum[i] = SET_BYTES(i);
     }
     do {
         const double start = now();
         for (step = 0; step < kSteps; ++step) {
 #pragma GCC unroll 12
             for (i = 0; i < kChains; ++i) {
-                sum[i] = _mm512_dpbusd_epi32(sum[i], a, b);
+                sum[i] = DOT(sum[i], a, b);
             }
         }
-        const double rate = 2.0 * kSteps * kChains * 64 / (now() - start);
+        const double rate = 2.0 * kSteps * kChains * sizeof(Bytes) / (now() - start);
         best = rate > best ? rate : best;
     } while (now() < end);
     for (i = 1; i < kChains; ++i) {
-        sum[0] = _mm512_add_epi32(sum[i], sum[0]);
+        sum[0] += sum[i];
     }
-    sink = (float)_mm512_reduce_add_epi32(sum[0]);
+    sink = (float)sum[0][0];
     return best;
 #else
     (void)seconds;

@@ -26,6 +26,8 @@ TEST_SECONDS = float(os.environ.get("INFINI_TEST_SECONDS", "0"))
 STICKY_ERROR = 70  # exit status of a worker
 STDERR = pytest.StashKey[TextIO]()
 
+pytest.register_assert_rewrite("host_streams")  # which two files import before pytest loads its fixtures
+
 
 def pytest_configure(config: pytest.Config) -> None:
     # While pytest captures, file descriptor 2 is a file that is lost when the process ends.

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_infini
-from torch_infini.testing import cpu_capability_set_to, sanitized
+from torch_infini.testing import cpu_capability_set_to, kernel_levels, sanitized
 from torch_infini.testing.c_ops import all_c_ops, call
 
 OPS = {op.name: op for op in all_c_ops()}
@@ -54,7 +53,7 @@ LAYOUTS: dict[str, Callable[[Tensor, int, int], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("name", CALLS)
 def test_strides_do_not_change_bits(name: str, capability: str) -> None:
     with cpu_capability_set_to(capability):

@@ -10,10 +10,9 @@ import itertools
 import pytest
 import torch
 
-import torch_infini
 from torch_infini.ops import REGISTRY
 from torch_infini.ops.rms_norm import ROUNDINGS, norm_inputs
-from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels
 from torch_infini.testing.compare import ulps
 
 ops = torch.ops.infini
@@ -146,7 +145,7 @@ def softplus_inputs() -> torch.Tensor:
     return torch.cat([dense, near, small, -small, denormal, -denormal, special])
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 def test_softplus_is_right_to_the_last_place(capability: str) -> None:
     x = softplus_inputs()
     with cpu_capability_set_to(capability):

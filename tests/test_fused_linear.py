@@ -5,17 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 
-import torch_infini
 from torch_infini._products import aten_from_set_to
 from torch_infini.ops import REGISTRY
 from torch_infini.ops.fused_linear import inputs
-from torch_infini.testing import cpu_capability_set_to, relayout, threads_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels, relayout, threads_set_to
 
 FUSED, LINEAR = REGISTRY["fused_linear"].op, REGISTRY["linear"].op
 ROWS = (*range(1, 10), 40, 200)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("dtype", REGISTRY["linear"].dtypes, ids=str)
 @pytest.mark.parametrize(
     ("k", "n", "biases"),

@@ -16,7 +16,7 @@ import torch
 
 from torch_infini import libinfiniccl
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
-from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels
 from torch_infini.testing.c_runtime import SUCCESS, last_error, made, ok, rt, stream
 
 SLOT, ONE_SHOT = 512 * 1024, 64 * 1024  # bytes; csrc/infiniccl/cpu
@@ -124,11 +124,9 @@ def test_misaligned(three: Ranks) -> None:
 
 def test_every_instruction_set(three: Ranks) -> None:
     """The same bits but for bf16 numbers below 1.2e-38, which AVX-512 BF16 rounds to zero."""
-    import torch_infini
-
     for dtype in FLOATS:
         xs = numbers(3, 1003, dtype)
-        for capability in torch_infini.cpu_capabilities():
+        for capability in kernel_levels():
             with cpu_capability_set_to(capability):
                 for op in OPS[dtype]:
                     assert all_reduced(three, xs, op) == [bits(expected(xs, op))] * 3, (dtype, op, capability)

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_infini
-from torch_infini.testing import cpu_capability_set_to, threads_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.c_checks import bits, check, clone, first_sample
 from torch_infini.testing.c_ops import (
     INTERFACE,
@@ -30,15 +29,16 @@ from torch_infini.testing.c_ops import (
 )
 
 OPS = list(all_c_ops())
-CAPABILITIES = torch_infini.cpu_capabilities()
 
 
-def name(op: COp) -> str:
-    return op.name
+def name(value: COp | str) -> str:
+    return value.name if isinstance(value, COp) else value
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize("op", OPS, ids=name)
+LEVELS = [(op, level) for op in OPS for level in kernel_levels(op.name)]
+
+
+@pytest.mark.parametrize(("op", "capability"), LEVELS, ids=name)
 def test_reference(op: COp, capability: str) -> None:
     with cpu_capability_set_to(capability):
         for sample in op.samples():

@@ -8,10 +8,16 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_infini
 from torch_infini.ops import REGISTRY, Sample
 from torch_infini.ops.linear import inputs, reference
-from torch_infini.testing import assert_close, check_against_reference, cpu_capability_set_to, relayout, threads_set_to
+from torch_infini.testing import (
+    assert_close,
+    check_against_reference,
+    cpu_capability_set_to,
+    kernel_levels,
+    relayout,
+    threads_set_to,
+)
 
 SPEC = REGISTRY["linear"]
 MANY = 130  # rows of bfloat16 that are packed
@@ -21,7 +27,7 @@ def check(actual: Tensor, *args: Tensor | None) -> None:
     check_against_reference(SPEC, Sample("call", args), args[0].dtype, actual)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)
 @pytest.mark.parametrize("k", [5, 700, 3001])
 def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, k: int, capability: str) -> None:
@@ -32,7 +38,7 @@ def test_a_row_has_the_same_bits_in_any_batch(dtype: torch.dtype, k: int, capabi
             assert torch.equal(SPEC.op(x[:rows], weight, bias), alone[:rows]), rows
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize(("rows", "k"), [(1100, 37), (500, 20000)])
 def test_rows_that_are_packed_in_several_passes(rows: int, k: int, capability: str) -> None:
     x, weight, bias = inputs(torch.bfloat16, rows, k=k, n=35, bias=True)

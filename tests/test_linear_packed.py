@@ -21,6 +21,7 @@ from torch_infini.testing import (
     check_against_reference,
     cpu_capability_set_to,
     emulates_cuda,
+    kernel_levels,
     threads_set_to,
 )
 
@@ -32,7 +33,7 @@ def weight_of(n: int, k: int) -> Tensor:
     return torch.randn(n, k, generator=torch.Generator().manual_seed(n * k)).to(BF16)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("k", [5, 700, 3001])
 def test_a_row_has_the_same_bits_in_any_batch(k: int, capability: str) -> None:
     x, weight, n, bias = inputs(BF16, 70, k=k, n=150, bias=True)  # a panel is left by three threads
@@ -44,7 +45,7 @@ def test_a_row_has_the_same_bits_in_any_batch(k: int, capability: str) -> None:
                     assert torch.equal(SPEC.op(x[:rows], weight, n, bias), alone[:rows]), (rows, threads)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize(("rows", "k"), [(1100, 37), (500, 40000)])
 def test_rows_that_are_packed_in_several_passes(rows: int, k: int, capability: str) -> None:
     x, weight, n, bias = inputs(BF16, rows, k=k, n=35, bias=True)

@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 import torch
 
-import torch_infini
 from torch_infini._products import aten_from_set_to
 from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.testing import (
@@ -21,12 +20,12 @@ from torch_infini.testing import (
     call,
     check_against_reference,
     cpu_capability_set_to,
+    kernel_levels,
     relayout,
     threads_set_to,
 )
 
 OPS = list(all_ops())
-CAPABILITIES = torch_infini.cpu_capabilities()
 
 
 def names(value: Any) -> str | None:
@@ -55,8 +54,11 @@ def clone(sample: Sample) -> Sample:
     return Sample(sample.name, tuple(map(copy, sample.args)), {k: copy(v) for k, v in sample.kwargs.items()})
 
 
-@pytest.mark.parametrize("capability", CAPABILITIES)
-@pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
+@pytest.mark.parametrize(
+    ("spec", "dtype", "capability"),
+    [(spec, dtype, level) for spec, dtype in op_dtype_pairs() for level in kernel_levels(spec.name)],
+    ids=names,
+)
 def test_reference(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
     with cpu_capability_set_to(capability):
         for sample in all_samples(spec, dtype):
@@ -67,9 +69,9 @@ def test_reference(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
 
 def levels_in_turns() -> list[tuple[OpSpec, torch.dtype, str]]:
     """Each op and dtype at the highest level, and at one of the others in turns: they share the code that is tested."""
-    *others, highest = CAPABILITIES
     chosen = []
     for i, spec in enumerate(OPS):
+        *others, highest = kernel_levels(spec.name)
         for j, dtype in enumerate(spec.dtypes):
             chosen += [(spec, dtype, level) for level in (*others[(i + j) % (len(others) or 1) :][:1], highest)]
     return chosen

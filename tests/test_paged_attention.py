@@ -5,14 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-import torch_infini
 from torch_infini.ops.paged_attention import first_seen, inputs
-from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 paged_attention = torch.ops.infini.paged_attention
 paged_attention_prefill = torch.ops.infini.paged_attention_prefill
-capabilities = pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+capabilities = pytest.mark.parametrize("capability", kernel_levels())
 
 # (keys, queries) of sequences: decode split and not, many rows and few, longer and shorter than the windows.
 SEQUENCES = [(700, 1), (33, 33), (90, 3), (300, 120), (5, 1), (1500, 2), (64, 0)]

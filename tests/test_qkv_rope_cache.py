@@ -5,9 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-import torch_infini
 from torch_infini.ops import REGISTRY, Sample
-from torch_infini.testing import call, cpu_capability_set_to, relayout, threads_set_to
+from torch_infini.testing import call, cpu_capability_set_to, kernel_levels, relayout, threads_set_to
 
 SPEC = REGISTRY["qkv_rope_cache"]
 infini = torch.ops.infini
@@ -20,7 +19,7 @@ def separately(q, k_cache, v_cache, qkv, cos, sin, positions, slot_mapping, inte
     infini.paged_caching(k_cache, v_cache, infini.rope(k, cos, sin, positions, interleaved), v, slot_mapping, *scales)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("dtype", SPEC.dtypes, ids=str)
 def test_bits_of_the_separate_ops(dtype: torch.dtype, capability: str) -> None:
     with cpu_capability_set_to(capability):

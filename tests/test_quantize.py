@@ -10,7 +10,7 @@ import torch
 import torch_infini
 from torch_infini import quantize
 from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
-from torch_infini.testing import cpu_capability_set_to, threads_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MODULE = "torch_infini.quantize."
@@ -130,7 +130,7 @@ def bits(t: torch.Tensor) -> torch.Tensor:
     return t.reshape(-1).view(torch.uint8)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bits_of_a_row_depend_on_no_other(dtype: torch.dtype, capability: str) -> None:
     """Alone, and among 1 to 45 others; for a part of the weight's rows, whatever stream they are in."""
@@ -151,7 +151,7 @@ def test_bits_of_a_row_depend_on_no_other(dtype: torch.dtype, capability: str) -
                 assert torch.equal(part, all_rows[:1, 5:])
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 def test_every_integer_counts_exactly(capability: str) -> None:
     """A row of x that picks one element gives the weight itself: all of int8, and each nibble in each place."""
     with cpu_capability_set_to(capability):
@@ -180,7 +180,7 @@ def test_infinity_and_nan_stay_in_their_row() -> None:
 # ---- quantize_x ----
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capability: str) -> None:
     """Alone and among others, for a part of the weight's rows, and whatever the thread count."""
@@ -201,7 +201,7 @@ def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capabi
                         assert torch.equal(bits(op(x[:count], *rest, quantize_x=True)), bits(all_rows[:count]))
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
 def test_every_integer_counts_exactly_with_quantised_x(capability: str) -> None:
     """Rows that are integers of which the largest is 127: nothing is lost, and int8 products are those of integers."""
     with cpu_capability_set_to(capability):
@@ -231,7 +231,7 @@ def test_x_is_quantised_as_a_weight_is(rows: int) -> None:
             assert torch.equal(got, want.to(dtype)), (dtype, size)
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
 @pytest.mark.parametrize("value", [torch.inf, -torch.inf, torch.nan])
 def test_a_row_that_is_not_finite_gives_nan(value: float, capability: str) -> None:
     with cpu_capability_set_to(capability):

@@ -7,13 +7,12 @@ import itertools
 import pytest
 import torch
 
-import torch_infini
-from torch_infini.testing import cpu_capability_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels
 
 DTYPES = [torch.int8, torch.bfloat16, torch.float32, torch.int64]
 
 
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("dtype", DTYPES, ids=lambda d: str(d)[6:])
 def test_between_any_two_layouts(dtype: torch.dtype, capability: str) -> None:
     shape = (6, 70, 33)

@@ -20,7 +20,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
-    """The build, with three sources instead of ours."""
+    """The build, with a few sources instead of ours."""
     for name in ("setup.py", "pyproject.toml", "README.md"):
         shutil.copy(ROOT / name, tmp_path)
     sources = {
@@ -28,6 +28,7 @@ def checkout(tmp_path: Path) -> Path:
         "csrc/common/two.h": "#define TWO 2\n",
         "csrc/common/two.cpp": '#include "two.h"\nint two() { return TWO; }\n',
         "csrc/infiniop/level_cpu.cpp": "int INFINI_LEVEL() { return 0; }\n",
+        "csrc/infiniop/level_dot_cpu.cpp": "int INFINI_LEVEL() { return 0; }\n",
         "csrc/emulation/none.cpp": "#error not asked for\n",
         "csrc/infiniop/op_torch.cpp": "#error needs torch\n",
     }
@@ -57,7 +58,9 @@ def test_kernels_are_compiled_without_torch_and_once(checkout: Path) -> None:
 
     first = objects()
     lowest = "neon" if platform.machine() == "aarch64" else "baseline"
-    assert {"common.two.o", f"infiniop.level_cpu.{lowest}.o"} <= first.keys()
+    assert {"common.two.o", f"infiniop.level_cpu.{lowest}.o", f"infiniop.level_dot_cpu.{lowest}.o"} <= first.keys()
+    vnni = ("avx2_vnni", "avx512_vnni") if platform.machine() in ("x86_64", "AMD64") else ()
+    assert {name for name in first if "_vnni" in name} == {f"infiniop.level_dot_cpu.{level}.o" for level in vnni}
     assert not any("torch" in name for name in first)
     assert build_kernels(checkout).stdout == ""
     assert objects() == first

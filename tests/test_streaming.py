@@ -12,8 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import torch_infini
-from torch_infini.testing import cpu_capability_set_to, threads_set_to
+from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.c_ops import call
 from torch_infini.testing.c_ops import layer_norm as c_layer_norm
 
@@ -43,7 +42,7 @@ CALLS: dict[str, Callable[[Tensor], tuple[Tensor, ...]]] = {
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=lambda d: str(d)[6:])
-@pytest.mark.parametrize("capability", torch_infini.cpu_capabilities())
+@pytest.mark.parametrize("capability", kernel_levels())
 @pytest.mark.parametrize("name", CALLS)
 def test_large_outputs(name: str, capability: str, dtype: torch.dtype) -> None:
     few = (3 * torch.randn(59, COLUMNS)).to(dtype)

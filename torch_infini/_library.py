@@ -64,7 +64,7 @@ SEES_AUTOGRAD: bool = _sees_autograd()  # whether this torch has what csrc/torch
 if platform.machine() == "aarch64":
     CPU_CAPABILITIES: tuple[str, ...] = ("neon", "neon_dotprod", "neon_bf16", "avx512_amx")  # the last one emulated
 else:
-    CPU_CAPABILITIES = ("baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx")
+    CPU_CAPABILITIES = ("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
 
 
 def cpu_capability() -> str:

@@ -15,7 +15,8 @@ GROUP_SIZES = (32, 64, 128)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 
-MULTIPLIES_INTEGERS = ("avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")  # with VNNI or SDOT
+# With VNNI or SDOT.
+MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")
 
 
 def multiplies_integers(x: Tensor) -> bool:

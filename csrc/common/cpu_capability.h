@@ -1,8 +1,9 @@
 // Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level of
-// CpuCapability; a *_tiles.cpp file once for the tile registers of AMX and once for their emulation. The level is chosen
-// once from cpuid or AArch64's auxiliary vector, and the environment variable INFINI_CPU_CAPABILITY can only lower it.
+// CpuCapability but those of VNNI alone, which only a *_dot_cpu.cpp file has; a *_tiles.cpp file once for the tile
+// registers of AMX and once for their emulation. The level is chosen once from cpuid or AArch64's auxiliary vector, and
+// the environment variable INFINI_CPU_CAPABILITY can only lower it.
 // INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one;
-// INFINI_TILE_KERNEL(name, Args) does so for tiles.
+// INFINI_DOT_KERNEL(name, Args) does so for *_dot_cpu.cpp files, INFINI_TILE_KERNEL(name, Args) for tiles.
 #pragma once
 
 #include "infinirt.h"
@@ -22,8 +23,10 @@ enum CpuCapability : int {
 enum CpuCapability : int {
     kBaseline = 0,   // whatever the compiler takes for granted (SSE2 on x86-64)
     kAvx2 = 1,       // AVX2, FMA, F16C
-    kAvx512 = 2,     // AVX-512 F, BW, DQ, VL
-    kAvx512Bf16 = 3, // AVX-512 with BF16 and VNNI
+    kAvx2Vnni = 2,   // with AVX-VNNI: products of int8 in fours, 256 bits wide (Alder Lake, Zen 5)
+    kAvx512 = 3,     // AVX-512 F, BW, DQ, VL
+    kAvx512Vnni = 4, // with VNNI, 512 bits wide (Cascade Lake, Ice Lake)
+    kAvx512Bf16 = 5, // with BF16 and VNNI (Cooper Lake, Zen 4)
     kCpuCapabilities
 };
 #endif
@@ -54,25 +57,26 @@ inline void must_be_on_cpu() {
 } // namespace infini
 
 #if defined(__x86_64__)
-#define INFINI_CPU_KERNEL(name, ...)                                                                                   \
-    namespace baseline {                                                                                               \
+#define INFINI_KERNEL_OF(level, name, ...)                                                                             \
+    namespace level {                                                                                                  \
     void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    namespace avx2 {                                                                                                   \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    namespace avx512 {                                                                                                 \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    namespace avx512_bf16 {                                                                                            \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
+    }
+// at_avx2_vnni and at_avx512_vnni: the levels whose copies serve those two.
+#define INFINI_X86_KERNEL(at_avx2_vnni, at_avx512_vnni, name, ...)                                                     \
+    INFINI_KERNEL_OF(baseline, name, __VA_ARGS__)                                                                      \
+    INFINI_KERNEL_OF(avx2, name, __VA_ARGS__)                                                                          \
+    INFINI_KERNEL_OF(at_avx2_vnni, name, __VA_ARGS__)                                                                  \
+    INFINI_KERNEL_OF(avx512, name, __VA_ARGS__)                                                                        \
+    INFINI_KERNEL_OF(at_avx512_vnni, name, __VA_ARGS__)                                                                \
+    INFINI_KERNEL_OF(avx512_bf16, name, __VA_ARGS__)                                                                   \
     inline void name(const __VA_ARGS__ &args) {                                                                        \
-        constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name, avx512::name,                   \
-                                                           avx512_bf16::name};                                         \
+        constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name,           at_avx2_vnni::name,   \
+                                                           avx512::name,   at_avx512_vnni::name, avx512_bf16::name};   \
         must_be_on_cpu();                                                                                              \
         levels[cpu_capability()](args);                                                                                \
     }
+#define INFINI_CPU_KERNEL(name, ...) INFINI_X86_KERNEL(avx2, avx512, name, __VA_ARGS__)
+#define INFINI_DOT_KERNEL(name, ...) INFINI_X86_KERNEL(avx2_vnni, avx512_vnni, name, __VA_ARGS__)
 #elif defined(__aarch64__)
 #define INFINI_CPU_KERNEL(name, ...)                                                                                   \
     namespace neon {                                                                                                   \
@@ -98,6 +102,10 @@ inline void must_be_on_cpu() {
         must_be_on_cpu();                                                                                              \
         baseline::name(args);                                                                                          \
     }
+#endif
+
+#if !defined(__x86_64__)
+#define INFINI_DOT_KERNEL(name, ...) INFINI_CPU_KERNEL(name, __VA_ARGS__)
 #endif
 
 #if defined(__x86_64__)

@@ -9,8 +9,12 @@
 #define INFINI_LEVEL emulated_amx
 #elif defined(__AVX512BF16__)
 #define INFINI_LEVEL avx512_bf16
+#elif defined(__AVX512VNNI__)
+#define INFINI_LEVEL avx512_vnni
 #elif defined(__AVX512F__)
 #define INFINI_LEVEL avx512
+#elif defined(__AVXVNNI__)
+#define INFINI_LEVEL avx2_vnni
 #elif defined(__AVX2__)
 #define INFINI_LEVEL avx2
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC) && defined(__ARM_FEATURE_MATMUL_INT8)

@@ -17,7 +17,6 @@ struct Block {
 
 thread_local Block block;
 thread_local const char *op = nullptr;
-thread_local const void *new_output = nullptr;
 
 } // namespace
 
@@ -39,16 +38,6 @@ void *scratch(size_t bytes) {
 
 void scratch_is_for(const char *name) {
     op = name;
-}
-
-void note_new_output(const void *output) {
-    new_output = output;
-}
-
-bool take_new_output(const void *output) {
-    const bool is_new = output == new_output;
-    new_output = nullptr;
-    return is_new;
 }
 
 } // namespace infini::cpu

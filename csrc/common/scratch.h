@@ -12,9 +12,4 @@ void *scratch(size_t bytes);
 // The op that the calling thread checks and then runs, for that Error.
 void scratch_is_for(const char *op);
 
-// Notes the memory of an output that the calling thread has just allocated, and takes the note back: whether `output` is
-// that. Of a large one no page is there yet: the first touch brings it in, zeroed and cached.
-void note_new_output(const void *output);
-bool take_new_output(const void *output);
-
 } // namespace infini::cpu

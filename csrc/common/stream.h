@@ -3,7 +3,7 @@
 // Included only by *_cpu.cpp files, like vec.h.
 #pragma once
 
-#include "scratch.h"
+#include "new_output.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {

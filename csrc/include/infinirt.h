@@ -240,10 +240,10 @@ INFINI_API const char *infiniGetLastErrorMessage(void);
 /* For libraries that stand on this one: sets that sentence (a copy of at most 2047 bytes); NULL clears it. */
 INFINI_API void infinirtSetLastErrorMessage(const char *message);
 
-/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx512", "avx512_bf16" or "avx512_amx", on
- * AArch64 "neon", "neon_dotprod", "neon_bf16" or (emulated only) "avx512_amx"; NULL where the environment variable
- * INFINI_CPU_CAPABILITY names none of the machine's list, or INFINI_EMULATE is not "amx". Its place in that list, from
- * 0; -1 likewise. */
+/* The instruction set that the CPU kernels use now: "baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni",
+ * "avx512_bf16" or "avx512_amx", on AArch64 "neon", "neon_dotprod", "neon_bf16" or (emulated only) "avx512_amx"; NULL
+ * where the environment variable INFINI_CPU_CAPABILITY names none of the list, or INFINI_EMULATE is not "amx". Its place
+ * in that list, from 0; -1 likewise. A machine may lack one and have a higher one. */
 INFINI_API const char *infinirtCpuCapability(void);
 INFINI_API int infinirtCpuCapabilityLevel(void);
 
@@ -261,7 +261,7 @@ INFINI_API int infinirtCpuTiles(void);
  * refused; or that they are emulated. "" where it has them. */
 INFINI_API const char *infinirtCpuTilesRefused(void);
 
-/* Choose one, at most the highest. BAD_PARAM for an unknown name or one out of reach. For tests and measurements. */
+/* Choose one that the machine has. BAD_PARAM for an unknown name or one that it lacks. For tests and measurements. */
 INFINI_API infiniStatus_t infinirtCpuSetCapability(const char *name);
 
 #ifdef __cplusplus

@@ -1,5 +1,5 @@
 // TensorViews of torch tensors and new torch tensors, through the C shim of the stable ABI.
-#include "scratch.h"
+#include "new_output.h"
 #include "tensor.h"
 
 #include <dlfcn.h>

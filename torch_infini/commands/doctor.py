@@ -16,7 +16,7 @@ import torch
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
 from ..ops import REGISTRY, OpSpec, all_ops
-from ..testing import call, check_against_reference, cpu_capability_set_to, moved, on_cpu
+from ..testing import call, check_against_reference, cpu_capability_set_to, kernel_levels, moved, on_cpu
 from .errors import CommandError
 
 HELP = "check every op on every backend present, and the installation"
@@ -82,7 +82,7 @@ def checks(ops: Iterable[OpSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
     for spec in ops:
         for backend in spec.backends:
             if backend == "cpu":
-                for capability in cpu_capabilities():
+                for capability in kernel_levels(spec.name):
                     yield f"{spec.name} on cpu, {capability}", lambda s=spec, c=capability: check_op_with(s, c)
             elif backend == "cuda":
                 for gpu in gpus():

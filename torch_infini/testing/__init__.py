@@ -17,7 +17,7 @@ from .compare import (
     sums_of,
 )
 from .layouts import LAYOUTS, relayout
-from .machine import cpu_capability_set_to, cuda_device, emulates_cuda, sanitized, threads_set_to
+from .machine import cpu_capability_set_to, cuda_device, emulates_cuda, kernel_levels, sanitized, threads_set_to
 
 __all__ = [
     "LAYOUTS",
@@ -33,6 +33,7 @@ __all__ = [
     "cuda_device",
     "emulates_cuda",
     "greedy_tokens",
+    "kernel_levels",
     "moved",
     "on_cpu",
     "relayout",

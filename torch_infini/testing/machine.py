@@ -1,4 +1,7 @@
-"""Scopes with another instruction set or number of threads; whether there is a sanitizer, CUDA or its emulation."""
+"""An op's instruction sets, scopes with another one or another number of threads, and what this process is.
+
+Whether it has a sanitizer, a device for the CUDA kernels, or their emulation.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,9 @@ from pathlib import Path
 
 import torch
 
-from .._library import RUNTIME, cpu_capability, set_cpu_capability
+from .._library import RUNTIME, cpu_capabilities, cpu_capability, set_cpu_capability
+
+INT8_PRODUCTS = ("linear_int8", "linear_int4", "scaled_mm_int8", "Int8Gemm")  # ops with kernels in *_dot_cpu.cpp files
 
 
 def sanitized() -> bool:
@@ -26,6 +31,14 @@ def cuda_device() -> str | None:
     """Where tensors must be for the CUDA kernels: cuda; cpu, if they are emulated; None if there are none."""
     has_kernels = torch._C._dispatch_has_kernel_for_dispatch_key("infini::rms_norm", "CUDA")
     return "cpu" if emulates_cuda() else "cuda" if torch.cuda.is_available() and has_kernels else None
+
+
+def kernel_levels(op: str = "") -> list[str]:
+    """The machine's instruction sets for which an op has kernels of its own, lowest first.
+
+    With VNNI alone only those of INT8_PRODUCTS: there all others run the kernels of avx2 and avx512.
+    """
+    return [name for name in cpu_capabilities() if not name.endswith("_vnni") or op in INT8_PRODUCTS]
 
 
 @contextmanager

@@ -34,6 +34,8 @@ inline VecI dot(VecI sum, VecU weights, VecI x) {
 inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 #if defined(__AVX512VNNI__)
     return (VecI)_mm512_dpbusd_epi32((__m512i)sum, (__m512i)unsigned_bytes, (__m512i)signed_bytes);
+#elif defined(__AVXVNNI__)
+    return (VecI)_mm256_dpbusd_avx_epi32((__m256i)sum, (__m256i)unsigned_bytes, (__m256i)signed_bytes);
 #elif defined(__AVX2__)
     const VecU even = unsigned_bytes & 0x00ff00ffu, odd = unsigned_bytes >> 8 & 0x00ff00ffu;
 #if defined(__AVX512F__)
@@ -59,7 +61,7 @@ inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 
 // The same for unsigned bytes of at most 15: pairs of their products fit 16 bits.
 inline VecI dot_of_nibbles(VecI sum, VecU nibbles, VecI signed_bytes) {
-#if defined(__AVX512VNNI__) || !defined(__AVX2__)
+#if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
     return dot(sum, nibbles, signed_bytes);
 #elif defined(__AVX512F__)
     const __m512i pairs = _mm512_maddubs_epi16((__m512i)nibbles, (__m512i)signed_bytes);
@@ -130,9 +132,16 @@ inline void transpose(VecU (&rows)[kLanes]) {
 
 // ---- formats ----
 
+// Rows of x that meet a panel in 16 registers: with VNNI products need none besides their sums.
+#if defined(__AVXVNNI__)
+constexpr int kFewRegistersRows = 6;
+#else
+constexpr int kFewRegistersRows = 4;
+#endif
+
 struct ByteWeights {
     // Rows of x that meet a panel in registers.
-    static constexpr int kTileRows = kManyRegisters ? 12 : 4;
+    static constexpr int kTileRows = kManyRegisters ? 12 : kFewRegistersRows;
     static constexpr int kPieces = 1;                      // what a vector of stored weights becomes: vectors of bytes
     static constexpr int kOffset = kSignedBytes ? 0 : 128; // that makes them unsigned
     static constexpr bool kGrouped = false;                // a scale for a row, which the output applies
@@ -143,7 +152,7 @@ struct ByteWeights {
 // Two to a byte; eight elements in a word of which the even ones come first.
 struct NibbleWeights {
     // The integer sums stay in registers, the float ones in the L1 cache, of which 12 rows would take too much.
-    static constexpr int kTileRows = kManyRegisters ? 8 : 4;
+    static constexpr int kTileRows = kManyRegisters ? 8 : kFewRegistersRows;
     static constexpr int kPieces = 2;
     static constexpr int kOffset = 8;
     static constexpr bool kGrouped = true; // a scale for a group of a row

@@ -12,61 +12,54 @@ namespace {
 // memory gave 17 GB/s instead of 27, with whole rows 22 (int4, one row of x, 2048 -> 2048 on a Zen 5 core).
 constexpr int kFarStreams = 4;
 
-#if defined(__AVX512F__)
+#if defined(__AVX2__)
+constexpr auto kAllLanes = std::make_integer_sequence<int, kLanes>{};
+
+// Lanes at(0), at(1), ... of a and b, which count on from a, and for each the one kApart behind it: their sums. In each
+// order below GCC finds one instruction for the former and one for the latter.
+template <int kApart, typename V, typename At, int... kLane>
+INFINI_ALWAYS_INLINE VecI add_lanes(V a, V b, At at, std::integer_sequence<int, kLane...>) {
+    return (VecI)__builtin_shufflevector(a, b, at(kLane)...) +
+           (VecI)__builtin_shufflevector(a, b, (at(kLane) + kApart)...);
+}
+
 // Element l of part q of 128 bits: the sum of part q of lines[l].
-inline __m512i sum_parts_of(const VecI (&lines)[4]) {
-    const auto sum_pairs = [](VecI a, VecI b) {
-        const __m512i x = (__m512i)a, y = (__m512i)b;
-        return _mm512_add_epi32(_mm512_unpacklo_epi32(x, y), _mm512_unpackhi_epi32(x, y));
-    };
-    const __m512i low = sum_pairs(lines[0], lines[1]), high = sum_pairs(lines[2], lines[3]);
-    return _mm512_add_epi32(_mm512_unpacklo_epi64(low, high), _mm512_unpackhi_epi64(low, high));
+INFINI_ALWAYS_INLINE VecI sum_parts_of(const VecI (&lines)[4]) {
+    typedef int64_t Pairs __attribute__((vector_size(sizeof(VecI))));
+    const auto words = [](int i) { return i / 4 * 4 + i % 4 / 2 + i % 2 * kLanes; };
+    const auto pairs = [](int i) { return i / 2 * 2 + i % 2 * kLanes / 2; };
+    const VecI low = add_lanes<2>(lines[0], lines[1], words, kAllLanes);
+    const VecI high = add_lanes<2>(lines[2], lines[3], words, kAllLanes);
+    return add_lanes<1>((Pairs)low, (Pairs)high, pairs, std::make_integer_sequence<int, kLanes / 2>{});
 }
 
-// Quarters 0 and 1 of a, 2 and 3 of a, then those of b.
-inline __m512i add_quarters(__m512i a, __m512i b) {
-    return _mm512_add_epi32(_mm512_shuffle_i32x4(a, b, 0x88), _mm512_shuffle_i32x4(a, b, 0xdd));
+// Parts 0 and 1, 2 and 3, ... of a, then those of b.
+INFINI_ALWAYS_INLINE VecI add_parts(VecI a, VecI b) {
+    return add_lanes<4>(a, b, [](int i) { return i / 4 * 8 + i % 4; }, kAllLanes);
 }
 
-// The sums of 16 groups of kGroup elements, two to a byte, in order: of sum_parts_of four lines each.
-template <int kGroup> VecI group_sums(const VecI *sums) {
-    const auto *const quarters = reinterpret_cast<const __m512i *>(sums);
+// Of four lines' kParts sums each, those of the first line, then those of the next; in a vector once or several times.
+template <int kParts, int... kLane>
+INFINI_ALWAYS_INLINE VecI line_by_line(VecI sums, std::integer_sequence<int, kLane...>) {
+    constexpr int kAll = 4 * kParts;
+    return __builtin_shufflevector(sums, sums, (kLane / kAll * kAll + kLane % kParts * 4 + kLane % kAll / kParts)...);
+}
+
+// The sums of kLanes groups of kGroup elements, in order: of sum_parts_of four lines each. A part of a line has 32
+// elements, two to a byte.
+template <int kGroup> INFINI_ALWAYS_INLINE VecI group_sums(const VecI *sums) {
+    constexpr int kParts = kLanes / 4;
     if constexpr (kGroup == 32) {
-        const __m512i order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
-        return (VecI)_mm512_permutexvar_epi32(order, quarters[0]);
+        return line_by_line<kParts>(sums[0], kAllLanes);
     } else if constexpr (kGroup == 64) {
-        const __m512i order = _mm512_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7, 8, 12, 9, 13, 10, 14, 11, 15);
-        return (VecI)_mm512_permutexvar_epi32(order, add_quarters(quarters[0], quarters[1]));
+        return line_by_line<kParts / 2>(add_parts(sums[0], sums[1]), kAllLanes);
     } else {
-        const __m512i low = add_quarters(quarters[0], quarters[1]), high = add_quarters(quarters[2], quarters[3]);
-        return (VecI)add_quarters(low, high);
-    }
-}
-#elif defined(__AVX2__)
-inline __m256i sum_parts_of(const VecI (&lines)[4]) {
-    const auto sum_pairs = [](VecI a, VecI b) {
-        const __m256i x = (__m256i)a, y = (__m256i)b;
-        return _mm256_add_epi32(_mm256_unpacklo_epi32(x, y), _mm256_unpackhi_epi32(x, y));
-    };
-    const __m256i low = sum_pairs(lines[0], lines[1]), high = sum_pairs(lines[2], lines[3]);
-    return _mm256_add_epi32(_mm256_unpacklo_epi64(low, high), _mm256_unpackhi_epi64(low, high));
-}
-
-// Part 0 of a and part 1 of a, then those of b.
-inline __m256i add_parts(__m256i a, __m256i b) {
-    return _mm256_add_epi32(_mm256_permute2x128_si256(a, b, 0x20), _mm256_permute2x128_si256(a, b, 0x31));
-}
-
-// The sums of 8 groups of kGroup elements, likewise.
-template <int kGroup> VecI group_sums(const VecI *sums) {
-    const auto *const parts = reinterpret_cast<const __m256i *>(sums);
-    if constexpr (kGroup == 32) {
-        return (VecI)_mm256_permutevar8x32_epi32(parts[0], _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7));
-    } else if constexpr (kGroup == 64) {
-        return (VecI)add_parts(parts[0], parts[1]);
-    } else {
-        const __m256i low = add_parts(parts[0], parts[1]), high = add_parts(parts[2], parts[3]);
-        return (VecI)_mm256_permute4x64_epi64(_mm256_hadd_epi32(low, high), 0xd8);
+        const VecI low = add_parts(sums[0], sums[1]), high = add_parts(sums[2], sums[3]);
+#if defined(__AVX512F__)
+        return add_parts(low, high);
+#else // a line has two parts, a group two lines
+        return (VecI)_mm256_permute4x64_epi64(_mm256_hadd_epi32((__m256i)low, (__m256i)high), 0xd8);
+#endif
     }
 }
 #endif
@@ -207,7 +200,7 @@ private:
     __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
         const int64_t whole = whole_chunks<kGroup>();
         const uint8_t *const x = call.x + m * x_row_bytes();
-        VecI totals[kStreams] = {};
+        VecI totals[kStreams][kTurn] = {};
         for (int64_t c = 0; c < whole; ++c) {
             add_chunk<kGroup, chunk_lines(kGroup) / kTurn, true>(rows, c, m == 0, x, call, totals, results);
         }
@@ -217,7 +210,8 @@ private:
         if constexpr (!F::kGrouped) {
 #pragma GCC unroll 4
             for (int s = 0; s < kStreams; ++s) {
-                std::memcpy(results + s * m_ * kVectorBytes, &totals[s], sizeof totals[s]);
+                const VecI total = totals[s][0] + totals[s][1];
+                std::memcpy(results + s * m_ * kVectorBytes, &total, sizeof total);
             }
         }
     }
@@ -226,22 +220,24 @@ private:
     // as the chunk's results. In the last one a row may end: then kWhole is false.
     template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
-                                        [[maybe_unused]] const C &call, [[maybe_unused]] VecI (&totals)[kStreams],
+                                        [[maybe_unused]] const C &call, VecI (&totals)[kStreams][kTurn],
                                         [[maybe_unused]] uint8_t *results) const {
         constexpr int kChunk = chunk_lines(kGroup), kLines = kTurns * kTurn;
         const int64_t at = c * kChunk * kVectorBytes;
         const uint8_t *const factors = x + at * F::kPieces;
-        [[maybe_unused]] VecI quarters[kStreams][kChunk / kTurn];
+        [[maybe_unused]] VecI parts[kStreams][kChunk / kTurn];
 #pragma GCC unroll 8
         for (int turn = 0; turn < kChunk; turn += kTurn) {
 #pragma GCC unroll 4
             for (int s = 0; s < kStreams; ++s) {
                 const uint8_t *const data = rows.data + s * rows.apart + at;
-                VecI sums[kTurn];
+                VecI(&sums)[kTurn] = totals[s]; // of a group they begin anew
 #pragma GCC unroll 4
                 for (int i = 0; i < kTurn; ++i) {
                     const int l = turn + i;
-                    sums[i] = VecI{};
+                    if constexpr (F::kGrouped) {
+                        sums[i] = VecI{};
+                    }
                     if (l < kLines) {
                         if (prefetches) {
                             __builtin_prefetch(data + l * kVectorBytes + kAheadBytes);
@@ -260,10 +256,8 @@ private:
                 }
                 if constexpr (F::kGrouped) {
 #if defined(__AVX2__)
-                    quarters[s][turn / kTurn] = (VecI)sum_parts_of(sums);
+                    parts[s][turn / kTurn] = sum_parts_of(sums);
 #endif
-                } else {
-                    totals[s] += sums[0] + sums[1];
                 }
             }
         }
@@ -281,7 +275,7 @@ private:
                 }
 #pragma GCC unroll 4
                 for (int s = 0; s < kStreams; ++s) {
-                    const VecF sum = __builtin_convertvector(group_sums<kGroup>(quarters[s]) + starts, VecF);
+                    const VecF sum = __builtin_convertvector(group_sums<kGroup>(parts[s]) + starts, VecF);
                     const VecF scaled = scales[s] * sum, all = has_zeros ? scaled + zeros[s] * x_sums : scaled;
                     std::memcpy(results + s * m_ * result_bytes() + 4 * g, &all, sizeof all);
                 }

@@ -39,7 +39,7 @@ constexpr int64_t kTileRowsFrom = 10;
 void check(const Args &args, const Names &names);
 void run(const Args &args, const Names &names);
 
-INFINI_CPU_KERNEL(cpu_kernel, Args)
+INFINI_DOT_KERNEL(cpu_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // of column-major weights
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
 

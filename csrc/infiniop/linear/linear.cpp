@@ -20,7 +20,7 @@ constexpr int64_t kAny = std::numeric_limits<int64_t>::max();
 #if defined(__aarch64__)
 constexpr int64_t kFewRows[kCpuCapabilities] = {kAny, kAny, 40}; // neon, neon_dotprod, neon_bf16: assumed, not measured
 #else
-constexpr int64_t kFewRows[kCpuCapabilities] = {40, kAny, kAny, 40}; // baseline, avx2, avx512, avx512_bf16
+constexpr int64_t kFewRows[kCpuCapabilities] = {40, kAny, kAny, kAny, kAny, 40}; // baseline first, avx512_bf16 last
 #endif
 
 bool has_few_rows(const Args &args) {

@@ -56,8 +56,8 @@ void run(Format format, const Args &args);
 INFINI_CPU_KERNEL(int8_kernel, Args)
 INFINI_CPU_KERNEL(int4_kernel, Args)
 // With quantize_x.
-INFINI_CPU_KERNEL(int8_quantised_x_kernel, Args)
-INFINI_CPU_KERNEL(int4_quantised_x_kernel, Args)
+INFINI_DOT_KERNEL(int8_quantised_x_kernel, Args)
+INFINI_DOT_KERNEL(int4_quantised_x_kernel, Args)
 // Of bfloat16 x, and with quantize_x of any.
 INFINI_TILE_KERNEL(int8_tile_kernel, Args)
 INFINI_TILE_KERNEL(int4_tile_kernel, Args)

@@ -28,42 +28,72 @@ constexpr int kAmx = kCpuCapabilities; // above all vector levels
 #if defined(__aarch64__)
 constexpr std::array kNames = {"neon", "neon_dotprod", "neon_bf16", "avx512_amx"}; // the last one emulated only
 #else
-constexpr std::array kNames = {"baseline", "avx2", "avx512", "avx512_bf16", "avx512_amx"};
+constexpr std::array kNames = {"baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"};
 #endif
 static_assert(kNames.size() == kAmx + 1);
 
-CpuCapability detect_vectors() {
+constexpr unsigned bit(int level) {
+    return 1u << level;
+}
+
+#if defined(__x86_64__)
+bool has_avx_vnni() {
+    unsigned most = 0, eax = 0, ebx = 0, ecx = 0, edx = 0;
+    return __get_cpuid_count(7, 0, &most, &ebx, &ecx, &edx) && most >= 1 &&
+           __get_cpuid_count(7, 1, &eax, &ebx, &ecx, &edx) && (eax & 1u << 4) != 0;
+}
+#endif
+
+// The vector levels that the CPU has, a bit for each. A level may be missing below the highest: Cascade Lake and Zen 4
+// have AVX-512 VNNI, but not AVX-VNNI.
+unsigned detect_vectors() {
 #if defined(__x86_64__)
     __builtin_cpu_init();
+    unsigned levels = bit(kBaseline);
     if (!(__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c"))) {
-        return kBaseline;
+        return levels;
     }
+    levels |= bit(kAvx2) | (has_avx_vnni() ? bit(kAvx2Vnni) : 0);
     if (!(__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
           __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl"))) {
-        return kAvx2;
+        return levels;
     }
-    if (__builtin_cpu_supports("avx512bf16") && __builtin_cpu_supports("avx512vnni")) {
-        return kAvx512Bf16;
+    levels |= bit(kAvx512);
+    if (__builtin_cpu_supports("avx512vnni")) {
+        levels |= bit(kAvx512Vnni) | (__builtin_cpu_supports("avx512bf16") ? bit(kAvx512Bf16) : 0);
     }
-    return kAvx512;
+    return levels;
 #elif defined(__aarch64__)
     // Numbers of the kernel's interface; older headers lack the names. Compilers take Armv8.2-A's other instructions for
     // granted too, of which the atomic ones are the only ones that they use.
     constexpr unsigned long kAtomicsBit = 1ul << 8, kDotprodBit = 1ul << 20, kDotprodLevel = kAtomicsBit | kDotprodBit;
     constexpr unsigned long kInt8MatrixBit = 1ul << 13, kBf16Bit = 1ul << 14; // of the second word
     if ((getauxval(AT_HWCAP) & kDotprodLevel) != kDotprodLevel) {
-        return kNeon;
+        return bit(kNeon);
     }
     constexpr unsigned long kBf16Level = kInt8MatrixBit | kBf16Bit;
-    return (getauxval(AT_HWCAP2) & kBf16Level) == kBf16Level ? kNeonBf16 : kNeonDotprod;
+    const bool has_bf16 = (getauxval(AT_HWCAP2) & kBf16Level) == kBf16Level;
+    return bit(kNeon) | bit(kNeonDotprod) | (has_bf16 ? bit(kNeonBf16) : 0);
 #else
-    return kBaseline;
+    return bit(kBaseline);
 #endif
 }
 
-CpuCapability vectors() {
-    static const CpuCapability value = detect_vectors();
-    return value;
+bool has_vectors(int level) {
+    static const unsigned levels = detect_vectors();
+    return (levels & bit(level)) != 0;
+}
+
+// The highest vector level of the machine that is at most this one; the lowest of all is everywhere.
+int vectors_up_to(int level) {
+    while (!has_vectors(level)) {
+        --level;
+    }
+    return level;
+}
+
+int highest_vectors() {
+    return vectors_up_to(kAmx);
 }
 
 // Why this process cannot use tile registers; empty where it can. Asks the kernel for permission.
@@ -71,7 +101,7 @@ std::string tiles_refused() {
 #if defined(__x86_64__)
     unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
     constexpr unsigned kAmxBits = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
-    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAmxBits) != kAmxBits || vectors() != kAvx512Bf16) {
+    if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAmxBits) != kAmxBits || !has_vectors(kAvx512Bf16)) {
         return "the CPU has no AMX";
     }
     constexpr unsigned kOsxsave = 1u << 27, kTileState = 3u << 17; // of XCR0: configuration and data
@@ -111,12 +141,12 @@ bool emulates_tiles() {
 }
 
 int highest() {
-    return emulates_tiles() || why_no_tiles().empty() ? kAmx : vectors();
+    return emulates_tiles() || why_no_tiles().empty() ? kAmx : highest_vectors();
 }
 
-// Emulated tiles need no AVX-512: below them a level may be missing.
+// Emulated tiles need no AVX-512: below them, too, a level may be missing.
 bool has(int level) {
-    return level <= vectors() || (level == kAmx && highest() == kAmx);
+    return level == kAmx ? highest() == kAmx : has_vectors(level);
 }
 
 int parse(const char *name) {
@@ -130,13 +160,13 @@ int parse(const char *name) {
     throw Error(INFINI_STATUS_BAD_PARAM, message("infini: INFINI_CPU_CAPABILITY must be ", all, ", got '", name, "'"));
 }
 
-// The environment names the wish; a level above the machine's is an error where it is set by hand, and lowered here,
-// so that one setting serves a fleet of different machines.
+// The environment names the wish; a level that the machine lacks is an error where it is set by hand, and lowered here to
+// the next one that it has, so that one setting serves a fleet of different machines.
 int initial() {
     const int most = highest();
     const char *wish = std::getenv("INFINI_CPU_CAPABILITY");
     const int wanted = wish == nullptr || *wish == '\0' ? most : parse(wish);
-    return has(wanted) ? wanted : wanted < most ? vectors() : most;
+    return has(wanted) ? wanted : vectors_up_to(wanted);
 }
 
 std::atomic<int> in_use{-1};
@@ -158,7 +188,7 @@ int infinirtCpuCapabilityLevel(void) {
 
 int infinirtCpuVectorLevel(void) {
     const int level = infinirtCpuCapabilityLevel();
-    return level == kAmx ? vectors() : level;
+    return level == kAmx ? highest_vectors() : level;
 }
 
 int infinirtCpuTiles(void) {
@@ -199,8 +229,12 @@ infiniStatus_t infinirtCpuSetCapability(const char *name) {
         not_null("infinirtCpuSetCapability", "name", name);
         const int wanted = parse(name);
         if (!has(wanted)) {
-            throw Error(INFINI_STATUS_BAD_PARAM, message("infini: the CPU capability must be at most ",
-                                                         kNames[highest()], " on this machine, got ", name));
+            std::string all;
+            for (int i = 0; i <= kAmx; ++i) {
+                all += has(i) ? message(all.empty() ? "" : ", ", kNames[i]) : "";
+            }
+            throw Error(INFINI_STATUS_BAD_PARAM,
+                        message("infini: the CPU capability must be one of ", all, " on this machine, got ", name));
         }
         in_use.store(wanted, std::memory_order_relaxed);
     });
