@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..quantize import dequantize_int4, dequantize_int8, quantize_int8
+from ._cuda_sums import accumulation_error, rounding_error
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 
 
@@ -169,6 +170,20 @@ TOLERANCES = {
     torch.bfloat16: (2**-8, 6e-6),
     torch.float16: (2**-11, 6e-6),
 }
+
+# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantised_linear/many_rows.h. That
+# file says what is rounded.
+CUBLAS_ROWS_FROM = 64
+
+
+def multiplied_by_cublas(x: Tensor, quantize_x: bool) -> bool:
+    """Whether on CUDA the order of a sum of floats is cuBLAS's. Sums of integers are exact in any."""
+    return x.shape[:-1].numel() >= CUBLAS_ROWS_FROM and not quantize_x
+
+
+def size_of_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """The root of the sum of the squares of the products, for each sum."""
+    return (x.double().square() @ weight.square().t()).sqrt()
 
 
 # ---- linear_int8 ----
@@ -368,6 +383,26 @@ def errors_int8() -> Iterator[ErrorCase]:
     )
 
 
+def cuda_slack_int8(
+    expected: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    if not multiplied_by_cublas(x, quantize_x):
+        return torch.zeros_like(expected)
+    size = size_of_sums(x, dequantize_int8(weight, scales, torch.float64))
+    return accumulation_error(size, x.dtype, x.shape[-1])
+
+
+def same_bits_int8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
+) -> bool:
+    return not multiplied_by_cublas(x, quantize_x)
+
+
 def cost_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False) -> Cost:
     return product_cost(x, weight.shape[0], weight, scales, bias)
 
@@ -508,6 +543,33 @@ def errors_int4() -> Iterator[ErrorCase]:
         )
 
 
+def cuda_slack_int4(
+    expected: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    """Weights are rounded to the dtype of x."""
+    if not multiplied_by_cublas(x, quantize_x):
+        return torch.zeros_like(expected)
+    size = size_of_sums(x, dequantize_int4(weight, scales, zeros, torch.float64))
+    return accumulation_error(size, x.dtype, x.shape[-1]) + rounding_error(size, x.dtype)
+
+
+def same_bits_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> bool:
+    return not multiplied_by_cublas(x, quantize_x)
+
+
 def cost_int4(
     x: Tensor,
     weight: Tensor,
@@ -537,6 +599,8 @@ SPECS = [
         bench=bench_int8,
         peer=peer_int8,
         tolerances=TOLERANCES,
+        same_bits_on_cuda=same_bits_int8,
+        cuda_slack=cuda_slack_int8,
     ),
     OpSpec(
         name="linear_int4",
@@ -551,5 +615,7 @@ SPECS = [
         bench=bench_int4,
         peer=peer_int4,
         tolerances=TOLERANCES,
+        same_bits_on_cuda=same_bits_int4,
+        cuda_slack=cuda_slack_int4,
     ),
 ]
