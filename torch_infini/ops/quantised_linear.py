@@ -37,15 +37,18 @@ def linear_int8(
     integers are summed exactly, and y = sum * (scale_x * scales) + bias, in float32, is rounded once. A row with
     infinity or NaN in it gives NaN throughout; a row of zeros gives the bias.
 
-    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call. The two ways
-    differ in value, and which one is taken depends on quantize_x alone.
+    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call, but for what
+    cuBLAS multiplies on CUDA without quantize_x (64 rows or more). The two ways differ in value, and which one is taken
+    depends on quantize_x alone.
 
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
     again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster (in AMX tiles, of bfloat16 x,
     it is converted for every 1024 rows; not timed on a CPU that has them). With quantize_x, on AVX-512 VNNI, it is as
     fast as that at one or two rows, faster at more, and faster than a dense product at any number of rows. Without VNNI
     it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
-    every 32 of more (of float32 x without quantize_x, for every 4).
+    every 32 of more (of float32 x without quantize_x, for every 4). From 64 rows on cuBLAS multiplies: int8 by int8
+    with quantize_x, where rows of the weight are aligned to 4 bytes; otherwise the weight in the dtype of x, which
+    holds the integers exactly, in slices that pass through a workspace, and scales are applied to the sums.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -97,15 +100,18 @@ def linear_int4(
     in order; the total times scale_x, plus bias, is rounded once. A row with infinity or NaN in it gives NaN
     throughout; a row of zeros gives the bias.
 
-    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call. The two ways
-    differ in value, and which one is taken depends on quantize_x alone.
+    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call, but for what
+    cuBLAS multiplies on CUDA without quantize_x (64 rows or more). The two ways differ in value, and which one is taken
+    depends on quantize_x alone.
 
     At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. Without quantize_x it is
     converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster (in AMX tiles,
     of bfloat16 x, it is converted for every 1024 rows; not timed on a CPU that has them). With
     quantize_x, on AVX-512 VNNI, it is as fast as that at one row (faster where k is small), faster at more, and faster
     than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8; sums
-    within 32 elements are scaled and added up, whatever the group.
+    within 32 elements are scaled and added up, whatever the group. From 64 rows on, without quantize_x, cuBLAS
+    multiplies by w rounded to the dtype of x, of which w must be within the range. With quantize_x it never does: it
+    would have to multiply group by group.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
