@@ -498,7 +498,7 @@ def quantised(quick: bool) -> Iterator[Case]:
             peers["torch"] = Peer(torch.ops.aten._weight_int4pack_mm, own)
         return Work(make, REGISTRY["linear_int4"].op, peers, nbytes(make()), 2 * rows * k * n)
 
-    for rows in (1, 16) if quick else (1, 16, 64, 512, 2048):
+    for rows in (1, 16) if quick else (1, 16, 63, 64, 512, 2048):  # cuBLAS multiplies from 64 on
         for op, work, goal in (("linear_int8", int8_work, 0.75), ("linear_int4", int4_work, 0.60)):
             share = goal if rows == 1 else None
             yield case_of(f"{op} {rows}x{k}x{n}", lambda w=work, r=rows: w(r), share=share, compile_seconds=None)

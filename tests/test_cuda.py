@@ -50,7 +50,8 @@ def same_bits(a: Any, b: Any) -> bool:
 
 def check_same(spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any, expected: Any) -> None:
     """The same bits; where cuBLAS chooses by layout, the right numbers."""
-    if spec.same_bits_on_cuda:
+    same = spec.same_bits_on_cuda
+    if same(*sample.args, **sample.kwargs) if callable(same) else same:
         assert same_bits(actual, expected), f"{sample.name}: other bits"
     else:
         check_against_reference(spec, sample, dtype, on_cpu(actual), on_cuda=True)

@@ -6,12 +6,9 @@ are queued as they would be on a GPU's stream.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import pytest
 import torch
-from emulated_graphs import captured_by_emulation
+from cuda_calls import captured
 
 from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.runtime import program
@@ -21,23 +18,6 @@ DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 on_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
 OPS = [spec for spec in all_ops() if "cuda" in spec.devices]
-
-
-def captured_by_torch(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    side = torch.cuda.Stream()
-    side.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(side):
-        call()  # warms up
-    torch.cuda.current_stream().wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        result = call()
-    return result, graph.replay
-
-
-def captured(call: Callable[[], Any]) -> tuple[Any, Callable[[], None]]:
-    """(what the call returned while it was captured, a replay of it)."""
-    return captured_by_torch(call) if DEVICE == "cuda" else captured_by_emulation(call)
 
 
 def tensors(sample: Sample) -> list[torch.Tensor]:

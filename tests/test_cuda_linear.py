@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from cuda_calls import allocations, check, here
 
 from torch_infini.ops import REGISTRY, Sample
 from torch_infini.ops.linear import inputs
@@ -21,23 +21,6 @@ DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-
-
-def here(*values: Any) -> list[Any]:
-    """On the device, with the strides they have."""
-    return [moved(value) if isinstance(value, Tensor) else value for value in values]
-
-
-def moved(t: Tensor) -> Tensor:
-    storage = t.untyped_storage().clone().to(device=torch.device(DEVICE))
-    return torch.empty(0, dtype=t.dtype, device=DEVICE).set_(storage, t.storage_offset(), t.shape, t.stride())
-
-
-def check(name: str, *args: Any, **kwargs: Any) -> None:
-    """The op on CUDA against its reference; the arguments are on the CPU."""
-    spec = REGISTRY[name]
-    actual = spec.op(*here(*args), **kwargs).cpu()
-    check_against_reference(spec, Sample("call", args, kwargs), args[0].dtype, actual, on_cuda=True)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -151,20 +134,15 @@ def test_results_do_not_share_a_workspace() -> None:
     assert torch.equal(results[1], 2 * results[0]) and torch.equal(results[2], 4 * results[0])
 
 
-def allocations(events: Any) -> list[int]:
-    """The bytes of each allocation among a profile's events, and of those within them."""
-    mine = [event.extra_fields.alloc_size for event in events if event.typed[0].name == "Allocation"]
-    return mine + [size for event in events for size in allocations(event.children)]
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_streamed_rows_take_no_workspace(dtype: torch.dtype) -> None:
     """cuBLAS's 32 MiB, which a CUDA graph would keep for each that it has recorded, go with calls of cuBLAS alone."""
     x, weight, _ = here(*inputs(dtype, 64, k=64, n=48))
     linear, fused = REGISTRY["linear"].op, REGISTRY["fused_linear"].op
     for rows, least, most in ((1, 0, 2**20), (4, 0, 2**20), (64, 2**25, 2**26)):
-        with torch.profiler.profile(profile_memory=True) as profile:
+
+        def call(rows: int = rows) -> None:
             linear(x[:rows], weight)
             fused(x[:rows], weight, weight, None, None, None, None)
-        sizes = allocations(profile.profiler.kineto_results.experimental_event_tree())
-        assert least < max(sizes) < most, rows
+
+        assert least < max(allocations(call)) < most, rows

@@ -108,7 +108,9 @@ INFINI_EMULATED int cublasSetWorkspace_v2(cublasContext *, void *workspace, size
     if (reinterpret_cast<uintptr_t>(workspace) % 256 != 0) {
         return kInvalid;
     }
-    std::memset(workspace, 0xff, bytes < 4096 ? bytes : 4096); // whose memory it is will show
+    const size_t end = bytes < 4096 ? bytes : 4096;
+    std::memset(workspace, 0xff, end); // whose memory it is will show
+    std::memset(static_cast<char *>(workspace) + bytes - end, 0xff, end);
     return 0;
 }
 

@@ -35,14 +35,29 @@ def accumulation_error(size: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
     return WORST * U * (terms**0.5 + truncated) * size
 
 
+def rounding_error(size: Tensor, dtype: torch.dtype) -> Tensor:
+    """How far sums of products may be off whose factors, of one side, were rounded to dtype before.
+
+    A factor is off by up to half a spacing, either way: 1 / sqrt(3) of that as a standard deviation. So is the sum,
+    relative to `size`; the worst of many is off by 5 times that.
+
+    Args:
+        size: The root of the sum of the squares of the products, for each sum.
+        dtype: That the factors were rounded to.
+
+    Returns:
+        As size: the absolute error that must be allowed.
+    """
+    return WORST / 3**0.5 * torch.finfo(dtype).eps / 2 * size
+
+
 def attention_error(expected: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
     """How far attention may be off on CUDA where more than 16 rows (queries x query heads of a key head) are computed.
 
     The tensor cores take probabilities rounded to a half type then.
 
-    A probability is off by up to half a spacing of the type, either way: 1 / sqrt(3) of that as a standard deviation.
-    So is a sum of independent values, in the unit of its own size: that of the row it belongs to, if it has enough
-    elements to tell. float32 has sums of floats alone.
+    The size of a sum of independent values is that of the row it belongs to, if it has enough elements to tell. float32
+    has sums of floats alone.
 
     Args:
         expected: [..., head size].
@@ -56,5 +71,5 @@ def attention_error(expected: Tensor, dtype: torch.dtype, terms: int) -> Tensor:
     size = finite.square().mean(-1, keepdim=True).sqrt()
     if expected.shape[-1] < 16:
         size = size.clamp(min=float(finite.square().mean().sqrt()))
-    rounded = 0.0 if dtype == torch.float32 else WORST / 3**0.5 * torch.finfo(dtype).eps / 2
-    return accumulation_error(size, dtype, terms) + rounded * size
+    rounded = 0.0 if dtype == torch.float32 else rounding_error(size, dtype)
+    return accumulation_error(size, dtype, terms) + rounded

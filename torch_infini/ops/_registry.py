@@ -100,8 +100,9 @@ class OpSpec:
             takes (actual, sample), raises AssertionError.
         decomposition: The functional form in aten ops, with the op's own rounding, for a compiler that may fuse them
             with their neighbours; takes the op's arguments. None: the op always stays a call.
-        same_bits_on_cuda: Whether on CUDA too a result has the same bits in every layout. Not where products are
-            cuBLAS's: that chooses its kernels, and so the order of sums, by shape, strides and alignment.
+        same_bits_on_cuda: Whether on CUDA too a result has the same bits in every layout, or a function of the op's
+            arguments that tells. Not where products are cuBLAS's: that chooses its kernels, and so the order of sums,
+            by shape, strides and alignment.
         cuda_slack: Takes (expected, *the op's arguments); the absolute error, for each element of the result, that is
             allowed on CUDA beyond the tolerances, for sums are added there in another order and manner. See
             _cuda_sums.py. Then `compare` is the CPU's alone. None: nothing.
@@ -124,7 +125,7 @@ class OpSpec:
     inplace: str | None = None
     compare: Callable[[Any, Sample], None] | None = None
     decomposition: Callable[..., Any] | None = None
-    same_bits_on_cuda: bool = True
+    same_bits_on_cuda: bool | Callable[..., bool] = True
     cuda_slack: Callable[..., torch.Tensor] | None = None
     devices: Sequence[str] = ("cpu", "cuda")
     contiguous: Sequence[str] = ()

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ..quantize import dequantize_int4, dequantize_int8, quantize_int8
+from ._cuda_sums import accumulation_error, rounding_error
 from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
 
 
@@ -36,15 +37,18 @@ def linear_int8(
     integers are summed exactly, and y = sum * (scale_x * scales) + bias, in float32, is rounded once. A row with
     infinity or NaN in it gives NaN throughout; a row of zeros gives the bias.
 
-    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call. The two ways
-    differ in value, and which one is taken depends on quantize_x alone.
+    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call, but for what
+    cuBLAS multiplies on CUDA without quantize_x (64 rows or more). The two ways differ in value, and which one is taken
+    depends on quantize_x alone.
 
     At few rows memory bandwidth is the limit, and the weight is half of bfloat16's. Without quantize_x it is converted
     again for every 12 rows or less, and in prefill a dense product of bfloat16 is faster (in AMX tiles, of bfloat16 x,
     it is converted for every 1024 rows; not timed on a CPU that has them). With quantize_x, on AVX-512 VNNI, it is as
     fast as that at one or two rows, faster at more, and faster than a dense product at any number of rows. Without VNNI
     it is right, but not fast. On CUDA the weight is read once for up to 16 rows of x, and again for
-    every 32 of more (of float32 x without quantize_x, for every 4).
+    every 32 of more (of float32 x without quantize_x, for every 4). From 64 rows on cuBLAS multiplies: int8 by int8
+    with quantize_x, where rows of the weight are aligned to 4 bytes; otherwise the weight in the dtype of x, which
+    holds the integers exactly, in slices that pass through a workspace, and scales are applied to the sums.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -96,15 +100,18 @@ def linear_int4(
     in order; the total times scale_x, plus bias, is rounded once. A row with infinity or NaN in it gives NaN
     throughout; a row of zeros gives the bias.
 
-    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call. The two ways
-    differ in value, and which one is taken depends on quantize_x alone.
+    Either way a row gives the same bits whatever the thread count and whatever other rows are in the call, but for what
+    cuBLAS multiplies on CUDA without quantize_x (64 rows or more). The two ways differ in value, and which one is taken
+    depends on quantize_x alone.
 
     At few rows memory bandwidth is the limit, and the weight is a quarter of bfloat16's. Without quantize_x it is
     converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster (in AMX tiles,
     of bfloat16 x, it is converted for every 1024 rows; not timed on a CPU that has them). With
     quantize_x, on AVX-512 VNNI, it is as fast as that at one row (faster where k is small), faster at more, and faster
     than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8; sums
-    within 32 elements are scaled and added up, whatever the group.
+    within 32 elements are scaled and added up, whatever the group. From 64 rows on, without quantize_x, cuBLAS
+    multiplies by w rounded to the dtype of x, of which w must be within the range. With quantize_x it never does: it
+    would have to multiply group by group.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
@@ -169,6 +176,20 @@ TOLERANCES = {
     torch.bfloat16: (2**-8, 6e-6),
     torch.float16: (2**-11, 6e-6),
 }
+
+# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantised_linear/many_rows.h. That
+# file says what is rounded.
+CUBLAS_ROWS_FROM = 64
+
+
+def multiplied_by_cublas(x: Tensor, quantize_x: bool) -> bool:
+    """Whether on CUDA the order of a sum of floats is cuBLAS's. Sums of integers are exact in any."""
+    return x.shape[:-1].numel() >= CUBLAS_ROWS_FROM and not quantize_x
+
+
+def size_of_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """The root of the sum of the squares of the products, for each sum."""
+    return (x.double().square() @ weight.square().t()).sqrt()
 
 
 # ---- linear_int8 ----
@@ -368,6 +389,26 @@ def errors_int8() -> Iterator[ErrorCase]:
     )
 
 
+def cuda_slack_int8(
+    expected: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    if not multiplied_by_cublas(x, quantize_x):
+        return torch.zeros_like(expected)
+    size = size_of_sums(x, dequantize_int8(weight, scales, torch.float64))
+    return accumulation_error(size, x.dtype, x.shape[-1])
+
+
+def same_bits_int8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
+) -> bool:
+    return not multiplied_by_cublas(x, quantize_x)
+
+
 def cost_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False) -> Cost:
     return product_cost(x, weight.shape[0], weight, scales, bias)
 
@@ -508,6 +549,33 @@ def errors_int4() -> Iterator[ErrorCase]:
         )
 
 
+def cuda_slack_int4(
+    expected: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    """Weights are rounded to the dtype of x."""
+    if not multiplied_by_cublas(x, quantize_x):
+        return torch.zeros_like(expected)
+    size = size_of_sums(x, dequantize_int4(weight, scales, zeros, torch.float64))
+    return accumulation_error(size, x.dtype, x.shape[-1]) + rounding_error(size, x.dtype)
+
+
+def same_bits_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> bool:
+    return not multiplied_by_cublas(x, quantize_x)
+
+
 def cost_int4(
     x: Tensor,
     weight: Tensor,
@@ -537,6 +605,8 @@ SPECS = [
         bench=bench_int8,
         peer=peer_int8,
         tolerances=TOLERANCES,
+        same_bits_on_cuda=same_bits_int8,
+        cuda_slack=cuda_slack_int8,
     ),
     OpSpec(
         name="linear_int4",
@@ -551,5 +621,7 @@ SPECS = [
         bench=bench_int4,
         peer=peer_int4,
         tolerances=TOLERANCES,
+        same_bits_on_cuda=same_bits_int4,
+        cuda_slack=cuda_slack_int4,
     ),
 ]

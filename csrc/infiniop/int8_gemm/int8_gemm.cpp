@@ -79,4 +79,29 @@ void run(const Args &args, const Names &names) {
     }
 }
 
+many_rows::Problem many_rows_problem(const Args &args) {
+    many_rows::Problem problem;
+    problem.y = args.out;
+    problem.x = args.x;
+    problem.weight = args.weights; // [n, k]
+    for (int i = 0; i < 2; ++i) {
+        problem.weight.shape[i] = args.weights.shape[1 - i];
+        problem.weight.strides[i] = args.weights.strides[1 - i];
+    }
+    problem.row_scales = args.x_scale;
+    problem.column_scales = args.weights_scale;
+    problem.bias = args.bias;
+    problem.slice_bytes = args.slice_bytes;
+    problem.workspace = args.workspace;
+    return problem;
+}
+
+size_t workspace_size(const Args &args) {
+    if (!on_cuda() || args.out.numel() == 0) {
+        return 0;
+    }
+    const many_rows::Problem problem = many_rows_problem(args);
+    return many_rows::takes(problem) ? many_rows::workspace_size(problem) : 0;
+}
+
 } // namespace infini::int8_gemm

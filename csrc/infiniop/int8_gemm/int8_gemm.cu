@@ -1,19 +1,19 @@
-// The CUDA kernel of int8_gemm: weight_stream.cuh, to which a column of the weights is a row. Exact sums in int32.
-// Limit: memory bandwidth of the weights up to 16 rows of x; more rows read them again for every 32. Weights that are
-// not column-major are read byte by byte.
+// The CUDA kernel of int8_gemm: weight_stream.cuh, to which a column of the weights is a row, and many rows by cuBLAS.
+// Exact sums in int32 either way.
+// Limit: memory bandwidth of the weights up to 16 rows of x; more rows read them again for every 32, until many_rows.h
+// takes them. Weights that are not column-major are always read byte by byte.
 #include "int8_gemm.h"
 #include "linear/weight_stream.cuh"
 
 namespace infini::int8_gemm {
 
 void nvidia::cuda_kernel(const Args &args) {
-    TensorView columns = args.weights; // [n, k]
-    for (int i = 0; i < 2; ++i) {
-        columns.shape[i] = args.weights.shape[1 - i];
-        columns.strides[i] = args.weights.strides[1 - i];
+    const many_rows::Problem many = many_rows_problem(args);
+    if (many_rows::takes(many)) {
+        return many_rows::run(many);
     }
     weight_stream::Problem<int8_t> problem(args.out, args.x);
-    problem.add(columns);
+    problem.add(many.weight);
     problem.weight[0].scales = weight_stream::Numbers(args.weights_scale, args.weights_scale.stride(0));
     problem.weight[0].bias = weight_stream::Numbers(args.bias, args.bias.ndim > 0 ? args.bias.stride(0) : 0);
     problem.row_scales = weight_stream::Numbers(args.x_scale, args.x_scale.stride(0));

@@ -5,6 +5,7 @@
 
 #include "cpu_capability.h"
 #include "cuda/kernel.h"
+#include "quantised_linear/many_rows.h"
 #include "tensor_view.h"
 
 namespace infini::int8_gemm {
@@ -13,12 +14,14 @@ namespace infini::int8_gemm {
 constexpr int64_t kMaxDepth = 131071;
 
 struct Args {
-    TensorView out;           // [m, n] float32, bfloat16 or float16
-    TensorView bias;          // [n], the dtype of out; dtype == INFINI_DTYPE_INVALID: none
-    TensorView x;             // [m, k] int8, rows of stride 1
-    TensorView x_scale;       // [m] float32
-    TensorView weights;       // [k, n] int8, any strides
-    TensorView weights_scale; // [n] float32
+    TensorView out;            // [m, n] float32, bfloat16 or float16
+    TensorView bias;           // [n], the dtype of out; dtype == INFINI_DTYPE_INVALID: none
+    TensorView x;              // [m, k] int8, rows of stride 1
+    TensorView x_scale;        // [m] float32
+    TensorView weights;        // [k, n] int8, any strides
+    TensorView weights_scale;  // [n] float32
+    int64_t slice_bytes = 0;   // of many_rows::Problem
+    void *workspace = nullptr; // as workspace_size says
 };
 
 // What a door calls the op and its arguments, for sentences.
@@ -38,6 +41,12 @@ constexpr int64_t kTileRowsFrom = 10;
 // Checks the (squeezed) arguments against the rules above; run then computes out.
 void check(const Args &args, const Names &names);
 void run(const Args &args, const Names &names);
+
+// The bytes that run needs at args.workspace on current_place's device.
+size_t workspace_size(const Args &args);
+
+// The call as a product that cuBLAS may take.
+many_rows::Problem many_rows_problem(const Args &args);
 
 INFINI_DOT_KERNEL(cpu_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // of column-major weights

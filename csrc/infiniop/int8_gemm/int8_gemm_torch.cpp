@@ -53,6 +53,16 @@ Tensor run_with(Args args, Tensor out) {
     args.out = view(kRule, "out", out);
     kRule.rank("out", args.out, 2);
     squeeze(args); // of the scales
+    if (!on_cuda()) {
+        run(args, kTorchNames);
+        return out;
+    }
+    check(args, kTorchNames);
+    Tensor workspace;
+    if (const size_t bytes = workspace_size(args)) {
+        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+        args.workspace = workspace.data_ptr();
+    }
     run(args, kTorchNames);
     return out;
 }

@@ -1,6 +1,6 @@
-// The CUDA kernel of linear_int8 with x in its own precision: weight_stream.cuh at any number of rows.
+// The CUDA kernel of linear_int8 with x in its own precision: few rows by weight_stream.cuh, many by cuBLAS.
 // Limit: memory bandwidth of the weight's bytes up to 16 rows. More rows read the weight again for every 32 (float32 x:
-// for every 4), from L2 where it fits.
+// for every 4), from L2 where it fits, until many_rows.h takes them.
 // SASS: stream: LDGSTS.E.BYPASS.128.ZFILL
 #include "linear/weight_stream.cuh"
 #include "problem.cuh"
@@ -8,6 +8,10 @@
 namespace infini::quantised_linear {
 
 void nvidia::int8_cuda_kernel(const Args &args) {
+    const many_rows::Problem many = many_rows_problem(args);
+    if (many_rows::takes(many)) {
+        return many_rows::run(many);
+    }
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) == 2) {

@@ -129,8 +129,45 @@ void run(Format format, const Args &args) {
     }
 }
 
+many_rows::Problem many_rows_problem(const Args &args) {
+    many_rows::Problem problem;
+    problem.y = args.y;
+    problem.x = args.x;
+    problem.weight = args.weight;
+    (args.scales.ndim == 1 ? problem.column_scales : problem.group_scales) = args.scales;
+    problem.group_zeros = args.zeros;
+    problem.bias = args.bias;
+    problem.workspace = args.workspace;
+    if (args.quantize_x) {
+        const QuantisedX layout(args.x);
+        const auto at = [&](int64_t byte) -> void * { // of no workspace while its size is asked for
+            return args.workspace == nullptr ? nullptr : static_cast<char *>(args.workspace) + byte;
+        };
+        TensorView &x = problem.x, &scales = problem.row_scales;
+        x.data = at(0);
+        x.dtype = INFINI_DTYPE_I8;
+        x.ndim = 2;
+        x.shape[0] = layout.rows;
+        x.shape[1] = args.x.size(-1);
+        x.strides[0] = layout.pitch;
+        x.strides[1] = 1;
+        scales.data = at(layout.scales_at());
+        scales.dtype = INFINI_DTYPE_F32;
+        scales.ndim = 1;
+        scales.shape[0] = layout.rows;
+        scales.strides[0] = 1;
+        problem.workspace = at(layout.bytes());
+    }
+    return problem;
+}
+
 size_t workspace_size(const Args &args) {
-    return on_cuda() && args.quantize_x ? static_cast<size_t>(QuantisedX(args.x).bytes()) : 0;
+    if (!on_cuda() || args.y.numel() == 0) {
+        return 0;
+    }
+    const many_rows::Problem problem = many_rows_problem(args);
+    return (args.quantize_x ? static_cast<size_t>(QuantisedX(args.x).bytes()) : 0) +
+           (many_rows::takes(problem) ? many_rows::workspace_size(problem) : 0);
 }
 
 } // namespace infini::quantised_linear

@@ -1,12 +1,14 @@
 // linear_int8 and linear_int4: y = x @ weight^T + bias with a weight of small integers and float scales.
 // x [..., k] keeps its dtype; weights become floats (or bfloat16, exactly) in registers, so that memory moves only the
-// integers. Sums are in float, in an order that depends on k and the group alone: a row has the same bits in any batch.
+// integers. Sums are in float, in an order that depends on k and the group alone: a row has the same bits in any batch,
+// but for what cuBLAS multiplies on CUDA (many_rows.h).
 #pragma once
 
 #include <cstddef>
 
 #include "cpu_capability.h"
 #include "cuda/kernel.h"
+#include "many_rows.h"
 #include "tensor_view.h"
 
 namespace infini::quantised_linear {
@@ -35,11 +37,14 @@ struct QuantisedX {
         }
     }
     int64_t scales_at() const { return rows * pitch; }
-    int64_t bytes() const { return scales_at() + rows * static_cast<int64_t>(sizeof(float)); }
+    int64_t bytes() const { return scales_at() + (rows * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
 };
 
-// The bytes that run needs at args.workspace, aligned to 16, on current_place's device.
+// The bytes that run needs at args.workspace, aligned to 16, on current_place's device. y is known.
 size_t workspace_size(const Args &args);
+
+// The call as a product that cuBLAS may take; with quantize_x, of the x in the workspace.
+many_rows::Problem many_rows_problem(const Args &args);
 
 // Of more int8 products a sum might not fit into int32: 127 * 128 * 132105 > 2^31.
 constexpr int64_t kMaxDepth = 131071;

@@ -1,6 +1,6 @@
 // The CUDA kernels of linear_int8 and linear_int4 where x is quantised too: a kernel that writes x as int8 with a scale
-// for each row to the workspace, then weight_stream.cuh on the tensor cores' exact products of integers.
-// Limit: memory bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32.
+// for each row to the workspace, then exact products of integers: weight_stream.cuh, and many rows by cuBLAS with int8.
+// Limit: memory bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32. Then many_rows.h.
 #include "problem.cuh"
 #include "quantize/int8_rows.cuh"
 
@@ -17,6 +17,10 @@ template <typename Format> void multiply(const Args &args) {
             quantize::quantise_rows<T>(args.x, q, layout.pitch, layout.pitch, scales);
         }
     });
+    const many_rows::Problem many = many_rows_problem(args);
+    if (many_rows::takes(many)) {
+        return many_rows::run(many);
+    }
     TensorView x = args.x; // the integers
     x.data = q;
     x.dtype = INFINI_DTYPE_I8;

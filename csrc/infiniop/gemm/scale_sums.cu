@@ -1,0 +1,128 @@
+// The kernel of scale_sums: a thread has four columns of four rows.
+// The arithmetic is that of weight_stream.cuh's finish(), so that exact sums of integers give the same bits there and here.
+// Limit: memory bandwidth, each sum read once and each result written once.
+// SASS: scale_rows: LDG.E.128 STG.E.64 STG.E.128
+#include "scale_sums.h"
+
+#include "cuda/launch.h"
+#include "cuda/rows.h"
+#include "linear/weight_stream.cuh"
+
+namespace infini::gemm {
+namespace {
+
+using weight_stream::Numbers;
+
+constexpr int kThreads = 128;
+constexpr int kColumns = 4, kRows = 4; // of a thread
+
+template <typename Sum, typename T> struct Problem {
+    const Sum *sums;
+    int64_t pitch; // of the sums' rows
+    T *y;
+    cuda::Rows<1> rows; // of y
+    int64_t n;
+    unsigned column_blocks;
+    bool sums_whole, y_whole; // vectors of four fit
+    Numbers row_scales, column_scales, bias;
+};
+
+template <typename T>
+__device__ __forceinline__ void load_columns_of(float (&out)[kColumns], const Numbers &from, int64_t first, int count) {
+    cuda::load(out, static_cast<const T *>(from.data) + first * from.stride, false, count, from.stride);
+}
+
+// Elements [first, first + count), and zeros.
+__device__ __forceinline__ void load_columns(float (&out)[kColumns], const Numbers &from, int64_t first, int count) {
+    switch (from.dtype) {
+    case INFINI_DTYPE_BF16:
+        return load_columns_of<bf16>(out, from, first, count);
+    case INFINI_DTYPE_F16:
+        return load_columns_of<f16>(out, from, first, count);
+    default:
+        return load_columns_of<float>(out, from, first, count);
+    }
+}
+
+template <typename Sum, typename T>
+__global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ Problem<Sum, T> a) {
+    const int64_t first = static_cast<int64_t>(blockIdx.x / a.column_blocks) * kRows;
+    const int64_t column = (static_cast<int64_t>(blockIdx.x % a.column_blocks) * kThreads + threadIdx.x) * kColumns;
+    const int64_t left = a.n - column;
+    const int count = static_cast<int>(left < kColumns ? (left > 0 ? left : 0) : kColumns);
+    cuda::Words<Sum, kColumns> sums[kRows]; // all loads before the first conversion
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        const int in_row = first + r < a.rows.count ? count : 0;
+        sums[r] = cuda::load_words<Sum, kColumns>(a.sums + (first + r) * a.pitch + column,
+                                                  a.sums_whole && in_row == kColumns, in_row);
+    }
+    float scales[kColumns] = {1, 1, 1, 1}, bias[kColumns] = {};
+    const bool adds_bias = a.bias.data != nullptr;
+    if (a.column_scales.data != nullptr) {
+        load_columns(scales, a.column_scales, column, count);
+    }
+    if (adds_bias) {
+        load_columns(bias, a.bias, column, count);
+    }
+    // A lane finds out about one row and tells the others.
+    const int64_t mine = first + threadIdx.x % kRows, last = a.rows.count - 1;
+    int64_t at[1];
+    a.rows.locate(mine < last ? mine : last, at);
+    const float row_scale =
+        a.row_scales.data != nullptr ? a.row_scales[(mine < last ? mine : last) * a.row_scales.stride] : 1;
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+        const int64_t to = __shfl_sync(0xffffffffu, at[0], r);
+        const float scale = __shfl_sync(0xffffffffu, row_scale, r);
+        const auto held = cuda::bits_as<cuda::Vector<Sum, kColumns>>(sums[r]);
+        cuda::Vector<T, kColumns> y;
+#pragma unroll
+        for (int i = 0; i < kColumns; ++i) {
+            float value = __fmul_rn(static_cast<float>(held.values[i]), __fmul_rn(scale, scales[i]));
+            if (adds_bias) {
+                value = __fadd_rn(value, bias[i]);
+            }
+            cuda::narrow_to(&y.values[i], value);
+        }
+        const int in_row = first + r < a.rows.count ? count : 0;
+        cuda::store_words(a.y + to + column, y, a.y_whole && in_row == kColumns, in_row);
+    }
+}
+
+Numbers numbers(const TensorView &vector) {
+    return Numbers(vector, vector.ndim > 0 ? vector.stride(0) : 0);
+}
+
+template <typename Sum, typename T> void launch(const ScaledSums &args) {
+    const TensorView *const views[] = {&args.y};
+    Problem<Sum, T> problem{args.sums.as<const Sum>(),
+                            args.sums.size(0) > 1 ? args.sums.stride(0) : args.sums.size(1),
+                            args.y.as<T>(),
+                            cuda::Rows<1>(views),
+                            args.y.size(-1),
+                            0,
+                            cuda::vectors_fit(args.sums),
+                            cuda::vectors_fit(args.y),
+                            numbers(args.row_scales),
+                            numbers(args.column_scales),
+                            numbers(args.bias)};
+    constexpr int64_t kBlockColumns = kThreads * kColumns;
+    const int64_t columns = (problem.n + kBlockColumns - 1) / kBlockColumns;
+    problem.column_blocks = cuda::grid_x(columns);
+    cuda::launch(scale_rows<Sum, T>, cuda::grid_x(columns * ((problem.rows.count + kRows - 1) / kRows)), dim3(kThreads),
+                 0, problem);
+}
+
+} // namespace
+
+void scale_sums(const ScaledSums &args) {
+    cuda::with_float_type(args.y.dtype, [&](auto type) {
+        using T = decltype(type);
+        if constexpr (sizeof(T) <= 4) {
+            args.sums.dtype == INFINI_DTYPE_I32 ? launch<int32_t, T>(args) : launch<float, T>(args);
+        }
+    });
+}
+
+} // namespace infini::gemm

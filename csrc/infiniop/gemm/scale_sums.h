@@ -1,0 +1,19 @@
+// What becomes of the sums of a product on CUDA that cuBLAS has left in float32 or int32: scales, a bias, one rounding.
+#pragma once
+
+#include "tensor_view.h"
+
+namespace infini::gemm {
+
+// y = sums * (row scale * column scale) + bias. Where dtype == INFINI_DTYPE_INVALID, there is no such vector.
+struct ScaledSums {
+    TensorView sums;          // [m, n] float32 or int32, rows of stride 1
+    TensorView y;             // [..., n] float32, bfloat16 or float16, m rows of stride 1
+    TensorView row_scales;    // [m], any floating dtype and stride, as are the others
+    TensorView column_scales; // [n]
+    TensorView bias;          // [n]
+};
+
+void scale_sums(const ScaledSums &args);
+
+} // namespace infini::gemm
