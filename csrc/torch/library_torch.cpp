@@ -13,13 +13,6 @@
 namespace infini {
 namespace {
 
-torch::headeronly::ScalarType torch_type(infiniDtype_t dtype) {
-    using torch::headeronly::ScalarType;
-    return dtype == INFINI_DTYPE_F32    ? ScalarType::Float
-           : dtype == INFINI_DTYPE_BF16 ? ScalarType::BFloat16
-                                        : ScalarType::Half;
-}
-
 // The matrix, or matrix i of a batch of them.
 Tensor matrix_of(TensorView view, int64_t i) {
     const int first = view.ndim - 2;
@@ -55,12 +48,6 @@ void multiply(const gemm::Args &args, const TensorView &bias) {
 [[maybe_unused]] const bool offered = (gemm::set_library(multiply), true);
 
 } // namespace
-
-Tensor tensor_of(const TensorView &view) {
-    const auto dims = static_cast<size_t>(view.ndim);
-    return torch::stable::from_blob(view.data, {view.shape, dims}, {view.strides, dims},
-                                    torch::stable::Device(torch::headeronly::DeviceType::CPU), torch_type(view.dtype));
-}
 
 } // namespace infini
 
