@@ -189,14 +189,14 @@ def find_cuobjdump() -> str | None:
     return shutil.which("cuobjdump", path=tools()["PATH"])
 
 
-def dump(binary: Path, what: str = "--dump-sass") -> str:
+def dump(binary: Path, *what: str) -> str:
     """What cuobjdump prints of an object or a cubin."""
-    command = [find_cuobjdump() or "cuobjdump", what, str(binary)]
+    command = [find_cuobjdump() or "cuobjdump", *what, str(binary)]
     return subprocess.run(command, env=tools(), capture_output=True, text=True, check=True).stdout
 
 
 def functions_of(binary: Path) -> list[Function]:
-    functions = parse(dump(binary))
+    functions = parse(dump(binary, "--dump-sass"))
     registers = read_registers(dump(binary, "--dump-resource-usage"))
     for function in functions:
         function.registers = registers.get(function.symbol, 0)

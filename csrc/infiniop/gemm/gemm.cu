@@ -30,6 +30,7 @@ template <typename T> struct Plain {
 // One thread an element of c; products in the order of k.
 template <typename T>
 __global__ void __launch_bounds__(kTile *kTile) multiply_plain(const __grid_constant__ Plain<T> p) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(a, float[kTile][kTile + 1]);
     INFINI_SHARED(b, float[kTile][kTile + 1]);
     const int64_t tile = blockIdx.x;
