@@ -121,8 +121,8 @@ def natural_loops(successors: list[list[int]]) -> list[set[int]]:
     while changed:
         changed = False
         for node in reversed(order[:-1]):
-            a, *others = (other for other in before[node] if other in above)
-            for b in others:
+            a, *rest = (other for other in before[node] if other in above)
+            for b in rest:
                 while a != b:
                     if number[a] < number[b]:
                         a = above[a]

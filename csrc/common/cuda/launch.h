@@ -2,7 +2,7 @@
 // Kernels are called through launch(), never through <<< >>>, so that the emulation (csrc/emulation) can run them.
 //
 // On sm_90 and later a kernel may be launched while the one before it in the stream still runs (programmatic dependent
-// launch), which hides most of what a launch costs between decode's small kernels. What makes that correct:
+// launch), to hide what a launch costs between decode's small kernels. What makes that correct:
 // * Every kernel, without exception, calls grid_dependency_sync() in every thread before all else. Until it returns,
 //   nothing that an earlier kernel wrote is visible, and what an earlier kernel still reads must not be written.
 // * As it waits for the whole grid before, which has waited for the one before that, all earlier work of the stream is
