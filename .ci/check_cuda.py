@@ -1,9 +1,9 @@
-"""Compiles every CUDA source with nvcc alone, for sm_80 and sm_90 with the build's flags, and reads the code.
+"""Compiles every CUDA source with nvcc alone, for sm_80, sm_90 and sm_100 with the build's flags, and reads the code.
 
 The torch binding goes through the C++ compiler as for a torch with CUDA. Prints registers and shared memory of each
-kernel, and fails on errors and warnings, and on spilled registers. In the code for sm_90 it looks for two things: the
-instructions that a source promises of a kernel in a line `// SASS: <kernel>: LDG.E.128 STG.E.128`; and that no kernel
-can reach global memory, or its end, before it has waited for the kernels before it (csrc/common/cuda/launch.h).
+kernel, and fails on errors and warnings, and where a kernel spills registers on sm_80 or sm_90. In the code for sm_90
+it looks for the instructions that a source promises of a kernel, in a line `// SASS: <kernel>: LDG.E.128`, and no
+kernel may reach global memory, or its end, before it has waited for those ahead of it (csrc/common/cuda/launch.h).
 """
 
 from __future__ import annotations
@@ -22,8 +22,9 @@ from pathlib import Path
 import sass
 
 ROOT = Path(__file__).resolve().parent.parent
-ARCHS = ["8.0", "9.0"]
+ARCHS = ["8.0", "9.0", "10.0"]
 LOOKED_AT = "sm_90"
+WITHOUT_SPILLS = ("sm_80", "sm_90")  # nothing is tuned for sm_100: there a spill is printed only
 
 
 @dataclass
@@ -129,7 +130,7 @@ def check(source: Path, flags: str, folder: Path) -> tuple[list[str], list[str]]
     if result.returncode or "warning" in log:
         return [], [line for line in log.splitlines() if "error" in line or "warning" in line] or [log]
     kernels = read_kernels(log)
-    wrong = [f"{k.name} ({k.arch}) spills {k.spilled} bytes" for k in kernels if k.spilled]
+    wrong = [f"{k.name} ({k.arch}) spills {k.spilled} bytes" for k in kernels if k.spilled and k.arch in WITHOUT_SPILLS]
     if sass.find_cuobjdump():
         functions = sass.parse(sass.dump(made, "--dump-sass", "--gpu-architecture", LOOKED_AT))
         wrong += missing_instructions(source, functions) + early_accesses(functions)
@@ -168,7 +169,7 @@ def main() -> int:
                 print(f"  {sentence}")
             failed = failed or bool(wrong)
     looked = "" if sass.find_cuobjdump() else "; SASS not looked at: no cuobjdump"
-    print(f"check_cuda: {len(sources)} sources for {', '.join(ARCHS)}: {'FAILED' if failed else 'no spills'}{looked}")
+    print(f"check_cuda: {len(sources)} sources for {', '.join(ARCHS)}: {'FAILED' if failed else 'passes'}{looked}")
     return int(failed)
 
 
