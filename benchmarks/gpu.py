@@ -31,6 +31,7 @@ import torch
 from torch import Tensor
 
 from torch_infini import quantize
+from torch_infini._attention import torch_attention_from_set_to
 from torch_infini.ops import REGISTRY, Sample
 from torch_infini.ops._int8_cache import quantise
 from torch_infini.testing.benchmark import Call, write_csv
@@ -441,8 +442,21 @@ def prefill_attention(quick: bool) -> Iterator[Case]:
 
         return make
 
-    for queries, keys in ((32, 32), (8, 64)) if quick else ((2048, 2048), (8192, 8192), (512, 8192)):
+    spec = REGISTRY["attention"]
+
+    def ours(*args: Any) -> Tensor:
+        with torch_attention_from_set_to(None):
+            return spec.op(*args)
+
+    sizes = ((32, 32), (8, 64)) if quick else ((2048, 2048), (8192, 8192), (512, 8192))
+    for queries, keys in sizes:
         yield op_case("attention", f"{queries} queries, {keys} keys, 32/8x128", sample(queries, keys), seconds=6)
+    queries, keys = sizes[0]  # which torch computes, if our kernel is not asked for
+    yield case_of(
+        f"attention, our kernel, {queries} queries, {keys} keys, 32/8x128",
+        lambda: Work(make := sample(queries, keys), ours, {}, (cost := spec.cost(*make().args)).bytes, cost.flops),
+        compile_seconds=None,
+    )
 
 
 def sampling(quick: bool) -> Iterator[Case]:

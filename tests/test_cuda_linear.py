@@ -138,11 +138,25 @@ def test_results_do_not_share_a_workspace() -> None:
 def test_streamed_rows_take_no_workspace(dtype: torch.dtype) -> None:
     """cuBLAS's 32 MiB, which a CUDA graph would keep for each that it has recorded, go with calls of cuBLAS alone."""
     x, weight, _ = here(*inputs(dtype, 64, k=64, n=48))
-    linear, fused = REGISTRY["linear"].op, REGISTRY["fused_linear"].op
-    for rows, least, most in ((1, 0, 2**20), (4, 0, 2**20), (64, 2**25, 2**26)):
+    linear, fused, gemm, matmul = (REGISTRY[name].op for name in ("linear", "fused_linear", "gemm", "matmul"))
 
-        def call(rows: int = rows) -> None:
-            linear(x[:rows], weight)
-            fused(x[:rows], weight, weight, None, None, None, None)
+    def largest(call: Callable[..., Tensor], *args: Any) -> int:
+        return max(allocations(lambda: call(*args)))
 
-        assert least < max(allocations(call)) < most, rows
+    for rows in (1, 4, 64):
+        some = x[:rows]
+        calls: dict[str, tuple[Any, ...]] = {
+            "linear": (linear, some, weight),
+            "fused_linear": (fused, some, weight, weight, None, None, None, None),
+            "matmul": (matmul, some, weight.t()),
+            "matmul, turned": (matmul, weight, some.t()),
+            "matmul, a batch that shares b": (matmul, some.view(1, rows, 1, 64), weight.t()),
+            "gemm": (gemm, some, weight.t(), some[:, :48], 1.0, 1.0),
+        }
+        for name, call in calls.items():
+            size = largest(*call)
+            assert 2**25 < size < 2**26 if rows == 64 else 0 < size < 2**20, (rows, name, size)
+    assert largest(matmul, x[:1], weight.t().contiguous()) > 2**25  # which is not streamed, few rows or not
+    # Two batches that do not merge: of three rows each, and of three matrices.
+    assert largest(matmul, x[:6].view(3, 2, 1, 64).transpose(0, 1), weight.t()) < 2**20
+    assert largest(matmul, x[:24].view(3, 2, 4, 64).transpose(0, 1), weight.t()) > 2**25

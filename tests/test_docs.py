@@ -118,7 +118,7 @@ def test_c_readme_lists_every_operator() -> None:
 def test_readme_lists_every_setting() -> None:
     """Environment variables that the sources read, against the README's table."""
     page = (ROOT / "README.md").read_text()
-    text = "\n".join(p.read_text() for p in sources(".py", ".cpp", ".h") if "tests" not in p.parts)
-    read = set(re.findall(r'(?:getenv\(|environ(?:\.get\(|\[))"(\w+)"', text))
+    text = "\n".join(p.read_text() for p in sources(".py", ".cpp", ".h", ".cu", ".cuh") if "tests" not in p.parts)
+    read = set(re.findall(r'(?:getenv\(|setting_is_on\(|environ(?:\.get\(|\[))"(\w+)"', text))
     assert "INFINI_CPU_CAPABILITY" in read
     assert not {name for name in read if f"`{name}`" not in page}

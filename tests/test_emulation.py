@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -36,15 +37,24 @@ alignas(64) static float memory[4096];
 static float result[64];
 
 __global__ void load_vector(const float *from) {
+    cuda::grid_dependency_sync();
     const auto vector = cuda::load(from, true, 4);
     result[threadIdx.x] = vector.values[0];
 }
-__global__ void store_vector(float *to) { cuda::store(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4); }
+__global__ void store_vector(float *to) {
+    cuda::grid_dependency_sync();
+    cuda::store(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4);
+}
 __global__ void load_words(const float *from) {
+    cuda::grid_dependency_sync();
     result[threadIdx.x] = static_cast<float>(cuda::load_words<float, 4>(from, true, 4).values[0]);
 }
-__global__ void store_words(float *to) { cuda::store_words(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4); }
+__global__ void store_words(float *to) {
+    cuda::grid_dependency_sync();
+    cuda::store_words(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4);
+}
 __global__ void copy(int to, const float *from) {
+    cuda::grid_dependency_sync();
     float *const shared = cuda::dynamic_shared<float>();
     cuda::async_copy(shared + to, from);
     cuda::async_commit();
@@ -52,12 +62,14 @@ __global__ void copy(int to, const float *from) {
     result[0] = shared[to];
 }
 __global__ void load_matrices(int first) {
+    cuda::grid_dependency_sync();
     uint32_t out[4];
     cuda::load_matrices(out, cuda::dynamic_shared<float>() + first + 4 * threadIdx.x);
 }
 
 // Sums 16 vectors through a ring of three; kLeft: groups that may be under way where one is read.
 template <int kLeft> __global__ void through_a_ring(const float *from) {
+    cuda::grid_dependency_sync();
     float *const ring = cuda::dynamic_shared<float>();
     const auto start = [&](int i) {
         if (i < 16) {
@@ -79,6 +91,7 @@ template <int kLeft> __global__ void through_a_ring(const float *from) {
 
 // The first block writes to static shared memory; the second one only reads.
 __global__ void read_what_nothing_wrote() {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(row, float[32]);
     if (blockIdx.x == 0) {
         row[threadIdx.x] = 1;
@@ -89,11 +102,23 @@ __global__ void read_what_nothing_wrote() {
 
 // c = first + 16 products of x and 1.
 __global__ void add_by_tensor_cores(float first, float x) {
+    cuda::grid_dependency_sync();
     const uint32_t pair = cuda::narrow<bf16>(x).bits * 0x10001u, one = cuda::narrow<bf16>(1).bits * 0x10001u;
     const uint32_t a[4] = {pair, pair, pair, pair};
     float c[4] = {first, first, first, first};
     cuda::mma<bf16>(c, a, one, one);
     result[threadIdx.x] = c[3];
+}
+
+__global__ void wait_for_nothing() {}
+__global__ void wait_in_some_threads() {
+    if (threadIdx.x != 5) {
+        cuda::grid_dependency_sync();
+    }
+}
+__global__ void wait_twice() {
+    cuda::grid_dependency_sync();
+    cuda::grid_dependency_sync();
 }
 
 static void wanted(float value, int count = 32) {
@@ -124,6 +149,9 @@ int main(int, char **arguments) {
         if (name == "load matrices") { run(load_matrices, 32, at); }
         if (name == "wait") { run(through_a_ring<1>, 1, memory); wanted(496, 1); }
         if (name == "wait too little") { run(through_a_ring<2>, 1, memory); wanted(496, 1); }
+        if (name == "wait for nothing") { run(wait_for_nothing, 32); }
+        if (name == "wait in some threads") { run(wait_in_some_threads, 32); }
+        if (name == "wait twice") { run(wait_twice, 32); }
         if (name == "shared memory") {
             cuda::launch(read_what_nothing_wrote, dim3(2), dim3(32), 0);
             wanted(1, 32);
@@ -205,6 +233,16 @@ def test_misaligned_accesses(run: Callable[..., str], name: str) -> None:
 def test_a_wait_for_too_few_copies(run: Callable[..., str]) -> None:
     assert run("wait") == "fine"
     assert run("wait too little").startswith("wrong numbers: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "calls", "thread"),
+    [("wait for nothing", 0, r"\d+"), ("wait in some threads", 0, "5"), ("wait twice", 2, r"\d+")],
+)
+def test_a_kernel_that_may_overtake_the_one_before(run: Callable[..., str], name: str, calls: int, thread: str) -> None:
+    said = run(name)
+    rule = r"infini: emulated kernel: every thread must call cuda::grid_dependency_sync\(\) once, got "
+    assert re.fullmatch(rf"{rule}{calls} calls \(block 0, 0, 0; thread {thread}, 0, 0\)", said), said
 
 
 def test_static_shared_memory_keeps_nothing(run: Callable[..., str]) -> None:

@@ -8,6 +8,7 @@ torch_infini.distributed is torch.distributed's backend "infiniccl".
 
 import os
 
+from . import _attention as _attention  # long prefill on CUDA is torch's
 from . import _products as _products  # uses the table of products that was stored on this machine
 from . import compile, demo, distributed, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability

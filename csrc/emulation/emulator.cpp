@@ -146,6 +146,14 @@ Error misaligned(const void *p, size_t bytes, const std::string &access) {
 void run_fiber() {
     try {
         (*kernel_body)();
+        if (fiber->dependency_syncs != 1) {
+            throw Error(
+                INFINI_STATUS_INTERNAL_ERROR,
+                message("infini: emulated kernel: every thread must call cuda::grid_dependency_sync() once, got ",
+                        fiber->dependency_syncs, " calls (block ", block_index.x, ", ", block_index.y, ", ",
+                        block_index.z, "; thread ", fiber->thread.x, ", ", fiber->thread.y, ", ", fiber->thread.z,
+                        ")"));
+        }
     } catch (...) { // nothing can be thrown beyond this stack
         failure = std::current_exception();
     }

@@ -34,6 +34,7 @@ struct Fiber {
     void *stack_pointer = nullptr;
     std::vector<AsyncCopy> copies;
     unsigned groups = 0; // of copies that were committed
+    unsigned dependency_syncs = 0;
 };
 
 // The state of the block that runs now; one grid runs at a time.
@@ -65,6 +66,10 @@ inline void poison_once(void *p, size_t bytes, uint64_t &last_block) {
         last_block = blocks_begun;
         std::memset(p, 0xff, bytes);
     }
+}
+// Kernels run one after another here, so there is nothing to wait for; but every thread must do it, once.
+inline void grid_dependency_sync() {
+    ++fiber->dependency_syncs;
 }
 void sync_block();
 int sync_block_or(int predicate);

@@ -13,13 +13,6 @@
 namespace infini {
 namespace {
 
-torch::headeronly::ScalarType torch_type(infiniDtype_t dtype) {
-    using torch::headeronly::ScalarType;
-    return dtype == INFINI_DTYPE_F32    ? ScalarType::Float
-           : dtype == INFINI_DTYPE_BF16 ? ScalarType::BFloat16
-                                        : ScalarType::Half;
-}
-
 // A matrix, or a batch of `size` of them, of which there may be one for all.
 Tensor matrices_of(TensorView view, int64_t size) {
     if (view.ndim == 3 && size == 1) {
@@ -56,12 +49,6 @@ void multiply(const gemm::Args &args, const TensorView &bias) {
 [[maybe_unused]] const bool offered = (gemm::set_library(multiply), true);
 
 } // namespace
-
-Tensor tensor_of(const TensorView &view) {
-    const auto dims = static_cast<size_t>(view.ndim);
-    return torch::stable::from_blob(view.data, {view.shape, dims}, {view.strides, dims},
-                                    torch::stable::Device(torch::headeronly::DeviceType::CPU), torch_type(view.dtype));
-}
 
 } // namespace infini
 

@@ -31,7 +31,7 @@ Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype);
 Tensor empty_like(const TensorView &like);
 Tensor empty_like(const TensorView &like, infiniDtype_t dtype);
 
-// A tensor of the memory of a view on the CPU, of float32, bfloat16 or float16; autograd knows nothing of it.
+// A tensor of the memory of a view, of float32, bfloat16 or float16; autograd knows nothing of it.
 Tensor tensor_of(const TensorView &view);
 
 // Whether the CUDA kernels are registered: this build has them, and the torch that is loaded has CUDA.

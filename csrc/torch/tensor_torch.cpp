@@ -4,6 +4,8 @@
 
 #include <dlfcn.h>
 
+#include <torch/csrc/stable/ops.h>
+
 #include <algorithm>
 #include <vector>
 
@@ -249,6 +251,18 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
 }
 
 } // namespace
+
+Tensor tensor_of(const TensorView &view) {
+    using torch::headeronly::DeviceType;
+    using torch::headeronly::ScalarType;
+    const ScalarType type = view.dtype == INFINI_DTYPE_F32    ? ScalarType::Float
+                            : view.dtype == INFINI_DTYPE_BF16 ? ScalarType::BFloat16
+                                                              : ScalarType::Half;
+    const torch::stable::Device device = uses_cuda_memory() ? torch::stable::Device(DeviceType::CUDA, current_place.id)
+                                                            : torch::stable::Device(DeviceType::CPU);
+    const auto dims = static_cast<size_t>(view.ndim);
+    return torch::stable::from_blob(view.data, {view.shape, dims}, {view.strides, dims}, device, type);
+}
 
 Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype) {
     return contiguous(shape.begin(), static_cast<int>(shape.size()), dtype);

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import __version__, _products
+from .. import __version__, _attention, _products
 from .._cpu import cpu_name
 from .._library import CPU_CAPABILITIES, PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles
 from ..testing import emulates_cuda
@@ -25,9 +25,11 @@ NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 VARIABLES = {
     "INFINI_CPU_CAPABILITY": f"lowers the CPU kernels' instruction set: {', '.join(CPU_CAPABILITIES)}",
     "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
+    "INFINI_CUDA_PDL": "0: kernels on CUDA are launched one after another, with no programmatic dependent launch",
+    "INFINI_EXACT_ATTENTION": "1: prefill on CUDA in half types rounds its result alone, by our kernels",
     "INFINI_EMULATE": "amx: the level avx512_amx in plain C++, on any machine, for tests",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
-    "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table",
+    "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table; ours: never ATen",
 }
 
 
@@ -100,6 +102,7 @@ def collect() -> dict[str, Any]:
         "cuda_runtime": torch.version.cuda,
         "cuda_driver": cuda_driver(),
         "cuda_devices": cuda_devices(),
+        "cuda_attention": _attention.described(),
         "variables": {name: os.environ.get(name) for name in VARIABLES},
     }
 

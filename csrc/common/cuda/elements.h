@@ -84,6 +84,7 @@ template <int kInputs, int kWidth> constexpr int kUnits = kInputs < 4 && kWidth 
 template <int kWidth, typename T, int kInputs, typename Function>
 __global__ void __launch_bounds__(kElementThreads)
     map_elements(const __grid_constant__ Elements<T, kInputs> a, const __grid_constant__ Function function) {
+    cuda::grid_dependency_sync();
     constexpr int kCount = kUnits<kInputs, kWidth>;
     const uint32_t first = blockIdx.x * (kCount * kElementThreads) + threadIdx.x;
     Words<T, kWidth> x[kInputs][kCount];

@@ -1,5 +1,18 @@
 // Launching CUDA kernels: on the stream of current_place, every error an Error. Included by *.cu files only.
 // Kernels are called through launch(), never through <<< >>>, so that the emulation (csrc/emulation) can run them.
+//
+// On sm_90 and later a kernel may be launched while the one before it in the stream still runs (programmatic dependent
+// launch), to hide what a launch costs between decode's small kernels. What makes that correct:
+// * Every kernel, without exception, calls grid_dependency_sync() in every thread before all else. Until it returns,
+//   nothing that an earlier kernel wrote is visible, and what an earlier kernel still reads must not be written.
+// * As it waits for the whole grid before, which has waited for the one before that, all earlier work of the stream is
+//   done then: what was true of a buffer under launches one after another is true here, for reads and for writes. A
+//   kernel that did not wait would break that chain for those behind it too; hence "in every thread, before all else".
+// * Before it, a kernel may compute indices from its parameters, and prefetch to L2. Not to L1 or shared memory: a weight
+//   may be the result of the kernel before.
+// .ci/check_cuda.py looks in the machine code of every kernel: no path reaches global memory, or the end, before the
+// wait. The emulation refuses a kernel that does not call it exactly once in each thread. A kernel of another library
+// is ordered as ever: it waits for ours unless it is launched in this way too, and then waits as its own authors saw to.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,6 +24,7 @@
 #include <utility>
 
 #include "../place.h"
+#include "../setting.h"
 #include "error.h"
 
 namespace infini::cuda {
@@ -30,21 +44,50 @@ inline unsigned grid_x(int64_t blocks) {
     return static_cast<unsigned>(blocks);
 }
 
-#ifndef INFINI_EMULATION
-constexpr size_t kSharedWithoutAsking = 48 * 1024;
+// The setting INFINI_CUDA_PDL, read once: 0 launches one kernel after another.
+inline bool launches_early() {
+    static const bool wanted = setting_is_on("INFINI_CUDA_PDL", true);
+    return wanted;
+}
 
-// Lets a kernel have so much dynamic shared memory on the current device. The driver is asked once for each kernel and
-// device, and again where a launch wants more.
-inline void allow_shared(const void *kernel, size_t bytes) {
+// Lets the kernel behind this one be launched as soon as all blocks of this one have begun, and waits until everything
+// before this one is done and visible. Every kernel starts with it.
+__device__ __forceinline__ void grid_dependency_sync() {
+#ifdef INFINI_EMULATION
+    emulation::grid_dependency_sync();
+#elif defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;\n\tgriddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+#ifndef INFINI_EMULATION
+// What the driver was asked and told of a kernel on a device.
+struct Prepared {
+    bool waits = false;        // its code is for sm_90 or later, where grid_dependency_sync() is not empty
+    size_t shared = 48 * 1024; // so much dynamic shared memory it may have
+    bool asked = false;
+};
+
+// Prepares a kernel for launches on the current device with so much dynamic shared memory; whether it waits for the
+// kernels before it. The driver is asked once for each kernel and device, and again where a launch wants more memory.
+inline bool prepare(const void *kernel, size_t shared) {
     static std::mutex mutex;
-    static std::map<std::pair<const void *, int>, size_t> allowed;
+    static std::map<std::pair<const void *, int>, Prepared> all;
     const std::lock_guard<std::mutex> lock(mutex);
-    size_t &most = allowed[{kernel, current_place.id}];
-    if (bytes > most) {
-        must("cudaFuncSetAttribute",
-             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)));
-        most = bytes;
+    Prepared &prepared = all[{kernel, current_place.id}];
+    if (!prepared.asked) {
+        // Not the device's capability: it may run code for sm_80, which the driver compiled from PTX.
+        cudaFuncAttributes attributes;
+        must("cudaFuncGetAttributes", cudaFuncGetAttributes(&attributes, kernel));
+        prepared.waits = attributes.ptxVersion >= 90;
+        prepared.asked = true;
     }
+    if (shared > prepared.shared) {
+        must("cudaFuncSetAttribute",
+             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+        prepared.shared = shared;
+    }
+    return prepared.waits;
 }
 #endif
 
@@ -52,15 +95,24 @@ inline void allow_shared(const void *kernel, size_t bytes) {
 template <typename... Parameters>
 void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
             const std::common_type_t<Parameters> &...args) {
+    const bool early = launches_early();
 #ifdef INFINI_EMULATION
+    static_cast<void>(early);
     emulation::launch(kernel, grid, block, shared, stream(), args...);
 #else
-    if (shared > kSharedWithoutAsking) {
-        allow_shared(reinterpret_cast<const void *>(kernel), shared);
-    }
+    const auto function = reinterpret_cast<const void *>(kernel);
     void *pointers[] = {const_cast<void *>(static_cast<const void *>(&args))...};
-    must("a kernel launch",
-         cudaLaunchKernel(reinterpret_cast<const void *>(kernel), grid, block, pointers, shared, stream()));
+    cudaLaunchAttribute attribute{};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config{};
+    config.gridDim = grid;
+    config.blockDim = block;
+    config.dynamicSmemBytes = shared;
+    config.stream = stream();
+    config.attrs = &attribute;
+    config.numAttrs = prepare(function, shared) && early ? 1 : 0;
+    must("a kernel launch", cudaLaunchKernelExC(&config, function, pointers));
 #endif
 }
 

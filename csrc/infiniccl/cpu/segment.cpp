@@ -13,6 +13,8 @@
 #include <cstdlib>
 #include <cstring>
 
+#include "setting.h"
+
 namespace infini::ccl {
 
 namespace {
@@ -128,15 +130,7 @@ void Segment::reserve_channel(const char *function, int from, int to) const {
 }
 
 bool checks_calls(const char *function) {
-    const char *const text = std::getenv("INFINI_CCL_CHECK");
-    if (text == nullptr || *text == 0 || std::strcmp(text, "0") == 0) {
-        return false;
-    }
-    if (std::strcmp(text, "1") != 0) {
-        throw Error(INFINI_STATUS_BAD_PARAM,
-                    message(function, ": INFINI_CCL_CHECK must be 0 or 1, or not be set, got '", text, "'"));
-    }
-    return true;
+    return setting_is_on("INFINI_CCL_CHECK", false, function);
 }
 
 std::shared_ptr<Segment> Segment::make(const char *function, int file, int ranks) {

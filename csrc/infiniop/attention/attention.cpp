@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "check.h"
+#include "setting.h"
 #include "tile_products.h"
 
 namespace infini::attention {
@@ -104,6 +105,10 @@ const TileProducts *tile_products() {
         find_tile_products(products);
     }
     return products;
+}
+
+bool is_exact() {
+    return setting_is_on("INFINI_EXACT_ATTENTION", false);
 }
 
 float cap_factor(const Args &args) {

@@ -2,9 +2,6 @@
 // Limits: decode reads K and V once (memory bandwidth), prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 
-#include <cstdlib>
-#include <cstring>
-
 #include "core_kernel.cuh"
 #include "kernels.cuh"
 
@@ -110,21 +107,16 @@ template <typename T, typename E> Kernels<T, E> kernels_for(int64_t size) {
         ceil_div(size, kCoreColumns)};
 }
 
-// INFINI_EXACT_ATTENTION=1: prefill of half types rounds nothing but its result, at half the speed.
-bool is_exact() {
-    const char *const wish = std::getenv("INFINI_EXACT_ATTENTION");
-    return wish != nullptr && std::strcmp(wish, "1") == 0;
-}
-
 template <typename T, typename E> void launch(const Args &args) {
     const Sizes sizes(args);
     Problem<T, E> p = problem_of<T, E>(args, sizes);
     const Kernels<T, E> kernels = kernels_for<T, E>(p.size);
+    const bool exact = is_exact();
     const auto start = [&](bool few, int64_t blocks) {
         const dim3 grid(cuda::grid_x(blocks), static_cast<unsigned>(kernels.column_blocks));
-        cuda::launch(few          ? kernels.few
-                     : is_exact() ? kernels.exact
-                                  : kernels.many,
+        cuda::launch(few     ? kernels.few
+                     : exact ? kernels.exact
+                             : kernels.many,
                      grid, dim3(kThreads), few ? kernels.few_shared : kernels.many_shared, p);
     };
     const int64_t lines = sizes.batch * sizes.kv_heads;

@@ -38,6 +38,9 @@ void check(const char *op, const Args &args);
 // Computes out of arguments that were checked. A query that sees no key gets zeros.
 void compute(const Args &args);
 
+// The setting INFINI_EXACT_ATTENTION=1, of CUDA: prefill of half types rounds nothing but its result, at half the speed.
+bool is_exact();
+
 // scale / softcap, in float's range: infinity would make NaN of a score of 0.
 float cap_factor(const Args &args);
 

@@ -1,12 +1,20 @@
 // torch.ops.infini.attention, functional and out; declared in torch_infini/ops/attention.py.
+#include <array>
 #include <cmath>
 #include <optional>
+#include <utility>
 
 #include "../../torch/tensor.h"
-#include "attention.h"
+#include "guard.h"
+#include "library.h"
+
+#include <torch/csrc/stable/ops.h>
 
 namespace infini::attention {
 namespace {
+
+using torch::stable::detail::from;
+using torch::stable::detail::to;
 
 constexpr Checker kRule("attention");
 
@@ -29,9 +37,59 @@ Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::option
     return args;
 }
 
-// Checked and computed, with memory for partial results where it is needed.
-void run(Args &args) {
+// [B, T, heads, D] as torch's attention takes it, [B, heads, T, D]: a tensor of the same memory.
+Tensor heads_first(TensorView x) {
+    std::swap(x.shape[1], x.shape[2]);
+    std::swap(x.strides[1], x.strides[2]);
+    return tensor_of(x);
+}
+
+// What torch's scaled_dot_product_attention would compute by. Its context sdpa_kernel has a say in it.
+enum class Backend : int64_t { kFlash = 1, kCudnn = 3 };
+
+// [B, S, H, D] of a call that library_takes() takes; none where torch would take neither of its two fast ways, or where
+// autocast is to another type: then it is ours. The flash and cuDNN operators themselves cannot be called from here:
+// torch_call_dispatcher mistakes the types of results that are not all tensors.
+std::optional<Tensor> attend_by_torch(const Args &args) {
+    const Tensor q = heads_first(args.q), k = heads_first(args.k), v = heads_first(args.v);
+    const auto call = [&](const char *name) {
+        std::array stack{from(q),
+                         from(k),
+                         from(v),
+                         from(std::nullopt), // mask
+                         from(0.0),          // dropout
+                         from(args.causal),
+                         from(std::optional<double>(args.scale)),
+                         from(q.size(1) != k.size(1))}; // enable_gqa
+        TORCH_ERROR_CODE_CHECK(torch_call_dispatcher(name, "", stack.data(), TORCH_ABI_VERSION));
+        return stack[0];
+    };
+    const auto backend = static_cast<Backend>(to<int64_t>(call("aten::_fused_sdp_choice")));
+    if (backend != Backend::kFlash && backend != Backend::kCudnn) {
+        return std::nullopt;
+    }
+    const auto y = to<Tensor>(call("aten::scaled_dot_product_attention"));
+    if (y.scalar_type() != q.scalar_type()) {
+        return std::nullopt;
+    }
+    return torch::stable::transpose(y, 1, 2);
+}
+
+// Checked and computed, with memory for partial results where it is needed. is_new: out is nobody's yet, and a result of
+// torch's may take its place.
+Tensor run(Args args, Tensor out, bool is_new) {
+    args.out = view(kRule, "out", out);
     check("attention", args);
+    if (library_takes(args)) {
+        if (const std::optional<Tensor> y = attend_by_torch(args)) {
+            if (is_new && y->is_contiguous()) {
+                return *y;
+            }
+            Tensor to = tensor_of(args.out);
+            torch::stable::copy_(to, *y);
+            return out;
+        }
+    }
     const size_t bytes = workspace_bytes(args);
     std::optional<Tensor> workspace;
     if (bytes > 0) {
@@ -39,24 +97,19 @@ void run(Args &args) {
         args.workspace = workspace->data_ptr();
     }
     compute(args);
+    return out;
 }
 
 Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
                  const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap) {
-    Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
-    Tensor out = empty_like(args.q);
-    args.out = view(kRule, "out", out);
-    run(args);
-    return out;
+    const Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
+    return run(args, empty_like(args.q), true);
 }
 
 Tensor attention_out(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
                      const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap,
                      Tensor out) {
-    Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
-    args.out = view(kRule, "out", out);
-    run(args);
-    return out;
+    return run(inputs(q, k, v, mask, kv_lens, causal, scale, softcap), out, false);
 }
 
 } // namespace
@@ -67,3 +120,19 @@ INFINI_TORCH_LIBRARY(m) {
 }
 
 } // namespace infini::attention
+
+extern "C" {
+
+// From how many queries on torch's own attention computes a plain call on CUDA; INT64_MAX: never.
+INFINI_API int64_t infiniTorchAttentionFrom(void) {
+    return infini::attention::library_from();
+}
+
+INFINI_API int64_t infiniTorchAttentionQueries(void) {
+    return infini::attention::kLibraryQueries;
+}
+
+INFINI_API infiniStatus_t infiniTorchSetAttentionFrom(int64_t queries) {
+    return infini::guarded([&] { infini::attention::set_library_from(queries); });
+}
+}

@@ -20,6 +20,7 @@ struct CopyRows {
 };
 
 __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ CopyRows a) {
+    cuda::grid_dependency_sync();
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= a.rows.count) {
         return;

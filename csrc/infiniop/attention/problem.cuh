@@ -341,6 +341,7 @@ template <typename T, typename E> __device__ void write_not_a_number(const Probl
 // The sums of a row over its splits, each relative to its own largest score, become the result. A block is a row.
 template <typename T, typename E>
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Problem<T, E> p) {
+    cuda::grid_dependency_sync();
     Unit u{};
     const int64_t row = blockIdx.x % p.row_limit, line = blockIdx.x / p.row_limit;
     u.kv_head = line % p.kv_heads;

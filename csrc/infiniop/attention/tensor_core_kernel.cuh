@@ -206,6 +206,7 @@ template <typename T, int kSize, bool kShareKeys, bool kExact> struct WarpRows {
 template <typename T, int kSize, bool kShareKeys, bool kExact>
 __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     attend_by_tensor_cores(const __grid_constant__ Problem<T> p) {
+    cuda::grid_dependency_sync();
     using Shape = TensorCoreShape<kSize, kShareKeys>;
     constexpr int kChunks = kSize / 8, kStages = Shape::kStages;
     if (!kShareKeys && p.starts != nullptr && !p.starts_fit()) {

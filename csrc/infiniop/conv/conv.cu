@@ -69,6 +69,7 @@ template <typename T> __device__ void place_product(const Convolution<T> &a, Sha
 }
 
 template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const __grid_constant__ Convolution<T> a) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(s, Shared);
     const int thread = threadIdx.x;
     const unsigned tile = blockIdx.x / a.channel_tiles;

@@ -30,6 +30,7 @@ __device__ __forceinline__ float shifted(uint32_t word, int j) {
 }
 
 __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ Weights a) {
+    cuda::grid_dependency_sync();
     const int64_t block = blockIdx.x, rest = block / a.column_blocks;
     const int64_t column = (block - rest * a.column_blocks) * kThreads + threadIdx.x;
     const int64_t group = rest / a.row_blocks, first = (rest - group * a.row_blocks) * kRows; // first: within the group

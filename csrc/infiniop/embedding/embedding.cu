@@ -23,6 +23,7 @@ template <typename Bits, typename Id> struct Copy {
 };
 
 template <typename Bits, typename Id> __global__ void copy_rows(const __grid_constant__ Copy<Bits, Id> a) {
+    cuda::grid_dependency_sync();
     constexpr int kElements = cuda::kWidth<Bits>;
     constexpr Bits kNan = static_cast<Bits>(-1); // all bits set: of float and of both half types
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;

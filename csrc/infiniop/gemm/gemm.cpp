@@ -68,8 +68,4 @@ void compute(const Args &args) {
     args.c.dtype == INFINI_DTYPE_BF16 &&cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
 }
 
-size_t workspace_size(const Args &) {
-    return on_cuda() ? kWorkspaceBytes : 0;
-}
-
 } // namespace infini::gemm

@@ -30,6 +30,7 @@ template <typename T> struct Plain {
 // One thread an element of c; products in the order of k.
 template <typename T>
 __global__ void __launch_bounds__(kTile *kTile) multiply_plain(const __grid_constant__ Plain<T> p) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(a, float[kTile][kTile + 1]);
     INFINI_SHARED(b, float[kTile][kTile + 1]);
     const int64_t tile = blockIdx.x;
@@ -100,38 +101,67 @@ TensorView transposed(const TensorView &x) { // a matrix
     return turned;
 }
 
-// Whether c = a @ b was streamed: few rows of a, and columns of b to run along.
-template <typename T> bool streams(const Args &args, const TensorView &c, const TensorView &a, const TensorView &b) {
+// Whether c = a @ b is streamed: few rows of a, and columns of b to run along.
+bool streams(const TensorView &c, const TensorView &a, const TensorView &b) {
     const auto runs_along_k = [](const TensorView &rows) { return rows.stride(-1) == 1 || rows.size(-1) <= 1; };
-    if (c.ndim != 2 || c.size(0) > weight_stream::kStreamedRows<T> || !runs_along_k(a) ||
-        !runs_along_k(transposed(b))) {
-        return false;
-    }
-    weight_stream::Problem<T> problem(c, a);
-    problem.add(transposed(b));
+    return c.ndim == 2 && a.size(-1) > 0 && c.size(0) <= weight_stream::streamed_rows(size_of(c.dtype)) &&
+           runs_along_k(a) && runs_along_k(transposed(b));
+}
+
+// c^T = b^T @ a^T, of matrices.
+Args turned(Args args) {
+    args.c = transposed(args.c);
+    const TensorView a = transposed(args.b);
+    args.b = transposed(args.a);
+    args.a = a;
+    return args;
+}
+
+template <typename T> void stream(const Args &args) {
+    weight_stream::Problem<T> problem(args.c, args.a);
+    problem.add(transposed(args.b));
     problem.alpha = args.alpha;
     problem.beta = args.beta;
     weight_stream::multiply_dense(problem);
-    return true;
 }
 
-template <typename T> bool streams(const Args &args) {
-    return args.a.size(-1) > 0 &&
-           (streams<T>(args, args.c, args.a, args.b) ||
-            (args.c.ndim == 2 && streams<T>(args, transposed(args.c), transposed(args.b), transposed(args.a))));
+enum class Way { kStream, kStreamTurned, kCublas, kPlain };
+
+// By layouts alone; of merged arguments.
+Way way_of(const Args &args) {
+    if (streams(args.c, args.a, args.b)) {
+        return Way::kStream;
+    }
+    if (args.c.ndim == 2) {
+        const Args other = turned(args);
+        if (streams(other.c, other.a, other.b)) {
+            return Way::kStreamTurned;
+        }
+    }
+    return args.a.size(-1) > 0 && cublas_takes(args) ? Way::kCublas : Way::kPlain;
 }
 
 } // namespace
+
+size_t nvidia::workspace_bytes(const Args &given) {
+    return way_of(merged(given)) == Way::kCublas ? kWorkspaceBytes : 0;
+}
 
 void nvidia::cuda_kernel(const Args &given) {
     const Args args = merged(given);
     cuda::with_float_type(args.c.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            if (streams<T>(args)) {
-                return;
+            switch (way_of(args)) {
+            case Way::kStream:
+                return stream<T>(args);
+            case Way::kStreamTurned:
+                return stream<T>(turned(args));
+            case Way::kCublas:
+                return multiply_by_cublas(args);
+            case Way::kPlain:
+                return launch_plain<T>(args);
             }
-            args.a.size(-1) > 0 && cublas_takes(args) ? multiply_by_cublas(args) : launch_plain<T>(args);
         }
     });
 }

@@ -27,14 +27,11 @@ struct Args {
     TensorView b; // [k, n] or [batch or 1, k, n], the dtype of c
     float alpha = 1;
     float beta = 0;
-    void *workspace = nullptr; // CUDA: kWorkspaceBytes for cuBLAS; nullptr: it uses memory of its own
+    void *workspace = nullptr; // CUDA: workspace_bytes() for cuBLAS; nullptr: it uses memory of its own
 };
 
 // What cuBLAS is given to work in, as its documentation wants it for an H100; with room to align it.
 constexpr size_t kWorkspaceBytes = (32 << 20) + 256;
-
-// The bytes that run needs at args.workspace, on current_place's device.
-size_t workspace_size(const Args &args);
 
 // Stride 1 in one of the last two dimensions; that of a dimension with at most one element says nothing.
 void check_layout(const Checker &rule, const char *name, const TensorView &x);
@@ -51,5 +48,13 @@ void compute(const Args &args);
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // of bfloat16
 INFINI_CUDA_KERNEL(cuda_kernel, Args)
+
+namespace nvidia {
+__attribute__((weak)) size_t workspace_bytes(const Args &);
+}
+// The bytes that run needs at args.workspace, by the layouts of arguments that were checked: none without cuBLAS.
+inline size_t workspace_bytes(const Args &args) {
+    return on_cuda() && nvidia::workspace_bytes != nullptr && args.c.numel() > 0 ? nvidia::workspace_bytes(args) : 0;
+}
 
 } // namespace infini::gemm

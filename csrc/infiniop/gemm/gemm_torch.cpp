@@ -14,14 +14,16 @@ Args factors(const Checker &rule, const Tensor &a, const Tensor &b) {
     return args;
 }
 
-// Computes with a workspace for cuBLAS, which only CUDA needs.
-void run_with_workspace(const char *op, Args &args) {
-    if (!on_cuda()) {
-        return run(op, args);
+// Checked and computed, with memory for cuBLAS where it is called: a CUDA graph would keep what a streamed product
+// does not use.
+void run(const char *op, const Args &args) {
+    gemm::Args product = product_of(op, args);
+    std::optional<Tensor> workspace;
+    if (const size_t bytes = matmul::workspace_bytes(product); bytes > 0) {
+        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+        product.workspace = workspace->data_ptr();
     }
-    const Tensor workspace = empty({static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
-    args.workspace = workspace.data_ptr();
-    run(op, args);
+    compute(args, product);
 }
 
 constexpr Checker kGemm("gemm"), kMatmul("matmul");
@@ -35,7 +37,7 @@ Tensor gemm_out(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c
     args.alpha = alpha;
     args.beta = beta;
     args.out = view(kGemm, "out", out);
-    run_with_workspace("gemm", args);
+    run("gemm", args);
     return out;
 }
 
@@ -47,7 +49,7 @@ Tensor gemm(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, do
 Tensor matmul_out(const Tensor &a, const Tensor &b, Tensor out) {
     Args args = factors(kMatmul, a, b);
     args.out = view(kMatmul, "out", out);
-    run_with_workspace("matmul", args);
+    run("matmul", args);
     return out;
 }
 

@@ -138,7 +138,7 @@ TensorView output_of(const char *op, const TensorView &a, const TensorView &b) {
     return out;
 }
 
-void run(const char *op, const Args &args) {
+gemm::Args product_of(const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &out = args.out, &a = args.a, &b = args.b, &c = args.c;
     const TensorView wanted = output_of(op, a, b);
@@ -170,31 +170,44 @@ void run(const char *op, const Args &args) {
     constexpr double largest = std::numeric_limits<float>::max();
     rule.range("alpha", args.alpha, -largest, largest, "be a finite number");
     rule.range("beta", args.beta, -largest, largest, "be a finite number");
-    const bool adds = c.dtype != INFINI_DTYPE_INVALID;
-    TensorView addend;
-    if (adds) {
+    if (c.dtype != INFINI_DTYPE_INVALID) {
         rule.same_dtype("c", c, "a", a);
         if (!expands(c, out)) {
             rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "c",
                       message("have a shape that broadcasts to that of a @ b, ", shape_of(out)), shape_of(c));
         }
-        addend = expand(c, out, 0);
-        rule.no_partial_overlap("out", out, "c", addend);
+        rule.no_partial_overlap("out", out, "c", expand(c, out, 0));
     } else if (args.beta != 0) {
         rule.fail(INFINI_STATUS_NULL_POINTER, "c", "be a tensor where beta is not 0", "None");
     }
-    if (out.numel() == 0) {
+    if (out.numel() > 0) {
+        product.a = expand(a_matrix, product.c, 2);
+        product.b = expand(b_matrix, product.c, 2);
+        product.alpha = static_cast<float>(args.alpha);
+        product.beta = static_cast<float>(args.beta);
+        merge_batches(product);
+    }
+    return product;
+}
+
+size_t workspace_bytes(gemm::Args product) {
+    while (product.c.ndim > 3) { // every entry has one layout
+        for (TensorView *view : {&product.c, &product.a, &product.b}) {
+            drop_first_dim(*view);
+        }
+    }
+    return gemm::workspace_bytes(product);
+}
+
+void compute(const Args &args, const gemm::Args &product) {
+    if (args.out.numel() == 0) {
         return;
     }
-    if (adds && args.beta != 0) {
-        rearrange::run({out, addend}); // the kernel adds to what is in out; nothing to do where that is c
+    if (args.beta != 0) {
+        // The kernel adds to what is in out; nothing to do where that is c.
+        rearrange::run({args.out, expand(args.c, args.out, 0)});
     }
-    product.a = expand(a_matrix, product.c, 2);
-    product.b = expand(b_matrix, product.c, 2);
-    product.alpha = static_cast<float>(args.alpha);
-    product.beta = static_cast<float>(args.beta);
-    product.workspace = args.workspace;
-    multiply_batches(product);
+    multiply(product);
 }
 
 void multiply_batches(gemm::Args args) {

@@ -13,7 +13,6 @@ struct Args {
     TensorView b;   // the dtype of a
     TensorView c;   // the dtype of a; dtype == INFINI_DTYPE_INVALID: none, and beta is 0
     double alpha = 1, beta = 0;
-    void *workspace = nullptr; // as gemm's
 };
 
 // Checks a and b; the shape and dtype of their product.
@@ -23,7 +22,13 @@ TensorView output_of(const char *op, const TensorView &a, const TensorView &b);
 // broadcast. The arguments were checked.
 void multiply_batches(gemm::Args args);
 
-// Checks all arguments, then computes out. With beta == 0, c is not read.
-void run(const char *op, const Args &args);
+// Checks all arguments; the product that compute() computes of them, its leading dimensions merged.
+gemm::Args product_of(const char *op, const Args &args);
+
+// The bytes that compute() needs at product.workspace.
+size_t workspace_bytes(gemm::Args product);
+
+// Computes out. With beta == 0, c is not read.
+void compute(const Args &args, const gemm::Args &product);
 
 } // namespace infini::matmul

@@ -46,6 +46,7 @@ __device__ __forceinline__ void load_columns(float (&out)[kColumns], const Numbe
 
 template <typename Sum, typename T>
 __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ Problem<Sum, T> a) {
+    cuda::grid_dependency_sync();
     const int64_t first = static_cast<int64_t>(blockIdx.x / a.column_blocks) * kRows;
     const int64_t column = (static_cast<int64_t>(blockIdx.x % a.column_blocks) * kThreads + threadIdx.x) * kColumns;
     const int64_t left = a.n - column;

@@ -22,6 +22,7 @@ template <typename T> struct Job {
 
 template <typename T, typename Line>
 __global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
+    cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(shared, float[Line::kShared]);
     const int64_t number = Line::number();

@@ -18,6 +18,7 @@ template <typename T> struct Fill {
 
 // Every row of y becomes the bias.
 template <typename T> __global__ void __launch_bounds__(256) fill_rows(const __grid_constant__ Fill<T> a) {
+    cuda::grid_dependency_sync();
     const int64_t row = blockIdx.x;
     int64_t at[1];
     a.rows.locate(row, at);

@@ -470,6 +470,7 @@ template <typename F> struct Stages {
 template <typename F, int kTiles>
 __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2)
     stream(const __grid_constant__ Problem<typename F::X> a, int table_groups) {
+    cuda::grid_dependency_sync();
     using X = typename F::X;
     using Sum = typename F::Sum;
     using S = Stages<F>;
@@ -681,6 +682,7 @@ __device__ __forceinline__ void read_weights(const Problem<float> &a, const Weig
 // A warp has two rows of the weight; each lane every 32nd step of k, and the lanes add up.
 template <int kBits, int kRows>
 __global__ void __launch_bounds__(kWarps *cuda::kWarp) stream_floats(const __grid_constant__ Problem<float> a) {
+    cuda::grid_dependency_sync();
     constexpr int kOwn = kBlockRows / kWarps;
     const int lane = threadIdx.x, warp = threadIdx.y;
     const int64_t block = blockIdx.x / a.x_tiles, first_m = blockIdx.x % a.x_tiles * kRows;

@@ -21,6 +21,7 @@ struct Problem {
 // T: any type of the elements' size.
 template <typename T>
 __global__ void __launch_bounds__(cuda::kHeadThreads) write_heads(const __grid_constant__ Problem a) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(tile, Tile);
     const TensorView &k = a.args.k, &v = a.args.v, &k_cache = a.args.k_cache, &v_cache = a.args.v_cache;
     const int64_t first = a.plan.first_token(), end = a.plan.end_token();

@@ -23,6 +23,7 @@ struct QuantisedCaches {
 template <typename T, typename Source>
 __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
     quantise_heads(const __grid_constant__ QuantisedCaches a, const __grid_constant__ Source source) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(tile, Tile);
     const int64_t heads = a.k_cache.shape[1], first = static_cast<int64_t>(blockIdx.x) * a.tile;
     const int64_t end = first + a.tile < a.tokens ? first + a.tile : a.tokens;

@@ -25,6 +25,7 @@ template <typename T, typename A> struct Problem {
 
 template <typename T, typename A>
 __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __grid_constant__ Problem<T, A> a) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(tile, paged_caching::Tile);
     const int64_t heads = a.q.shape[1], rotated = heads + a.k_cache.shape[1], head = a.plan.head();
     const int64_t first = a.plan.first_token(), end = a.plan.end_token();

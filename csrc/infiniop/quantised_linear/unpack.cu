@@ -89,6 +89,7 @@ template <typename F> struct Rows {
 };
 
 template <typename F> __global__ void __launch_bounds__(kThreads) unpack_rows(const __grid_constant__ Rows<F> a) {
+    cuda::grid_dependency_sync();
     constexpr int kWords = sizeof(Unpacked<typename F::To>) / 4, kPart = kWords < 4 ? kWords : 4;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     if (row >= a.rows) {

@@ -24,6 +24,7 @@ constexpr int kVector = 8; // elements that a thread has at once
 // The largest magnitude of a row, then integers to nearest even, zeros beyond k. A row with infinity or NaN in it gets
 // the scale NaN, and with it all that is computed from it.
 template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __grid_constant__ Rows<T> a) {
+    cuda::grid_dependency_sync();
     INFINI_SHARED(shared, float[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     const bool mine = row < a.rows.count; // rows too many meet the barriers all the same

@@ -19,6 +19,7 @@ template <typename T> struct Groups {
 
 template <typename T, int kGroup>
 __global__ void __launch_bounds__(kThreads) int4_groups(const __grid_constant__ Groups<T> a) {
+    cuda::grid_dependency_sync();
     constexpr int kLanes = kGroup < 64 ? 16 : 32, kElements = kGroup / kLanes; // 2 or 4
     const int64_t index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
     const bool mine = index < a.count; // groups too many take part in the shuffles all the same

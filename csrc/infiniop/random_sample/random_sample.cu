@@ -451,6 +451,7 @@ __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float t
 }
 
 template <typename T> __global__ void __launch_bounds__(1024) sample_rows(const __grid_constant__ Job<T> a) {
+    cuda::grid_dependency_sync();
     const int64_t number = blockIdx.x;
     const Row<T> row{a.logits + number * a.row_stride, static_cast<uint32_t>(a.n), a.whole, a.unit, 0, 0};
     const float u =

@@ -38,6 +38,7 @@ template <typename T> struct Transposition {
 
 template <typename T>
 __global__ void __launch_bounds__(kLanes *kLines) transpose_tiles(const __grid_constant__ Transposition<T> a) {
+    cuda::grid_dependency_sync();
     constexpr int kTile = kSide<T>;
     INFINI_SHARED(tile, T[kTile][kPitch<T>]); // [column][row]
     const int64_t block = blockIdx.x, line = block / a.across;

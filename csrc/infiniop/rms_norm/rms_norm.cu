@@ -43,6 +43,7 @@ __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Comp
 
 template <typename T, typename W, int kVectors>
 __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<T> a) {
+    cuda::grid_dependency_sync();
     using C = Compute<T>;
     INFINI_SHARED(sums, C[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;

@@ -20,6 +20,7 @@ template <typename T, typename A> struct Problem {
 
 template <typename T, typename A>
 __global__ void __launch_bounds__(cuda::kHeadThreads) turn_heads(const __grid_constant__ Problem<T, A> a) {
+    cuda::grid_dependency_sync();
     const int64_t token = a.plan.first_token() + threadIdx.y;
     if (!a.plan.has_slice() || token >= a.plan.tokens) {
         return;

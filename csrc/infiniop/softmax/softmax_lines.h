@@ -36,6 +36,7 @@ __device__ __forceinline__ void put(const Job<T> &a, int64_t at, const float (&v
 // kAnyOutput: the output may have another dtype.
 template <typename T, bool kAnyOutput, typename Line>
 __global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __grid_constant__ Job<T> a) {
+    cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(shared, float[Line::kShared]);
     const int64_t number = Line::number();

@@ -54,6 +54,7 @@ __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) {
 
 template <typename T, int kVectors>
 __global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ Job<T> a) {
+    cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(candidates, uint64_t[kWarp]);
     INFINI_SHARED(sums, float[kWarp]);
@@ -114,6 +115,7 @@ constexpr int kRouterRows = 4; // a block
 
 template <typename T>
 __global__ void __launch_bounds__(kRouterRows *kWarp) router_rows(const __grid_constant__ Job<T> a) {
+    cuda::grid_dependency_sync();
     constexpr int kEach = kExperts / kWarp, kLanes = kGroupSize / kEach;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * kRouterRows + threadIdx.y;
     if (row >= a.rows) { // the whole warp; there is no barrier of the block

@@ -1,0 +1,18 @@
+// Which calls of the torch operator attention on CUDA are torch's own fused attention (flash, cuDNN): long prefill, where
+// it runs the tensor cores faster than our kernel. The rule is library_takes() in library.cpp.
+#pragma once
+
+#include "attention.h"
+
+namespace infini::attention {
+
+// From how many queries on; never until that is set. The Python package sets kLibraryQueries where torch's operators are
+// those that attention_torch.cpp knows (torch_infini/_products.py). Not measured: with fewer, a call is bound by its launch.
+constexpr int64_t kLibraryQueries = 256;
+int64_t library_from();
+void set_library_from(int64_t queries);
+
+// Whether torch is to compute a call of arguments that were checked.
+bool library_takes(const Args &args);
+
+} // namespace infini::attention

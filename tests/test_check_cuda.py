@@ -1,0 +1,67 @@
+"""What .ci/check_cuda.py finds in machine code, on made-up dumps."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+
+sys.path.insert(0, str(ROOT / ".ci"))
+check_cuda: Any = importlib.import_module("check_cuda")
+sass: Any = importlib.import_module("sass")
+sys.path.remove(str(ROOT / ".ci"))
+
+WAITS = "PREEXIT ; ACQBULK ; LDG.E.128 R4, desc[UR4][R2.64] ; STG.E.128 desc[UR4][R2.64], R4 ; EXIT"
+
+
+def functions(*kernels: str) -> list[Any]:
+    """One kernel of each text, its instructions parted by semicolons."""
+    dump = ""
+    for number, code in enumerate(kernels):
+        lines = "".join(
+            f"        /*{16 * i:04x}*/  {text.strip()} ;  /* 0x00 */\n" for i, text in enumerate(code.split(";"))
+        )
+        dump += f"\n\t\tFunction : _ZN6infini3abc{len(f'copy{number}')}copy{number}EPf\n{lines}"
+    return sass.parse(dump)
+
+
+def test_a_kernel_that_waits() -> None:
+    assert check_cuda.early_accesses(functions(WAITS)) == []
+    # Parameters, shared memory, prefetches to L2 and loops of these may come first.
+    first = "LDC R1, c[0x0][0x28] ; STS [R2], R3 ; CCTL.E.PF2 [R4.64] ; @P0 BRA 0x10 ; "
+    assert check_cuda.early_accesses(functions(first + WAITS)) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "wrong"),
+    [
+        ("LDG.E R4, desc[UR4][R2.64] ; " + WAITS, "LDG.E at 0x0"),
+        ("LDGSTS.E.BYPASS.128 [R3], desc[UR4][R4.64] ; " + WAITS, "LDGSTS.E.BYPASS.128 at 0x0"),
+        ("@!P0 EXIT ; " + WAITS, "EXIT at 0x0"),
+        ("@P0 BRA 0x20 ; ACQBULK ; REDG.E.ADD.STRONG.GPU desc[UR4][R2.64], R5 ; EXIT", "REDG.E.ADD.STRONG.GPU at 0x20"),
+        (
+            "CALL.REL.NOINC 0x30 ; ACQBULK ; EXIT ; ATOMG.E.ADD R0, [R2.64], R3 ; RET.REL.NODEC R8 0x0",
+            "ATOMG.E.ADD at 0x30",
+        ),
+        ("MOV R1, R2 ; EXIT", "EXIT at 0x10"),
+    ],
+)
+def test_a_kernel_that_does_something_before_it_waits(code: str, wrong: str) -> None:
+    rule = f"copy1 can reach {wrong} without grid_dependency_sync() before it"
+    assert check_cuda.early_accesses(functions(WAITS, code)) == [rule]
+
+
+def test_promised_instructions(tmp_path: Path) -> None:
+    source = tmp_path / "copy.cu"
+    source.write_text("// SASS: copy0: LDG.E.128 STG.E.128 EX\n// SASS: copy1: LDG.E.128 STG.E\n// SASS: copy2: HMMA\n")
+    found = functions(WAITS, "ACQBULK ; LDG.E.64 R4, [R2.64] ; STG.E.128 [R2.64], R4")
+    assert check_cuda.missing_instructions(source, found) == [
+        "copy0 has no EX in its SASS",
+        "copy1 has no LDG.E.128 in its SASS",
+        "copy2 has no HMMA in its SASS",
+    ]
