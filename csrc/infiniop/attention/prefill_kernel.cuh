@@ -1,389 +1,302 @@
-// Attention on tensor cores, for halves with heads of up to 256: each warp has 16 rows (queries x query heads of a key
-// head), so that all query heads of a key head share what is read of K and V, which cp.async brings some tiles ahead.
-// Few rows (decode): the warps share the keys, each with tiles and sums of its own. More (prefill): each warp has rows
-// of its own, and all share a tile of 64 keys. Prefill is bound by the tensor cores, so probabilities are rounded to the
-// half type there, as in torch's scaled_dot_product_attention, and are one product with V. Decode is bound by memory and
-// takes them in parts that make up a whole float (two of float16, three of bfloat16): there the result is rounded once.
-// kExact does so in prefill too, for 1.5 to 2 times the products.
-// Limits: decode reads K and V once, 512 bytes a key for a head of 128, while it does 4 x 16 x 128 x 2 flops for it: a
-// seventh of what the tensor cores of an H200 could meanwhile. Prefill does 4 flops for each visible (row, key, column).
+// Attention of many rows (queries x query heads of a key head) on tensor cores, for halves and int8 caches with heads
+// of up to 256: prefill. Each warp has 16 rows of its own, so that all query heads of a key head share what is read of
+// K and V, and all warps of a block share its tiles of 64 keys.
+// The tensor cores are the limit, so probabilities are rounded to the half type, as in torch's
+// scaled_dot_product_attention, and are one product with V (two, over an int8 cache in float16). kExact takes them in
+// parts that make up a whole float, as decode does, for 1.5 to 2 times the products.
+// Limit: 4 flops for each visible (row, key, column), at mma.sync's share of the tensor cores' speed.
 #pragma once
 
-#include "cuda/async_copy.h"
-#include "cuda/mma.h"
-#include "cuda/pairs.h"
-#include "kernels.cuh"
+#include "tensor_core_tiles.cuh"
 
 namespace infini::attention::nvidia {
 
-constexpr int kWarpRows = 16, kWarpKeys = 16, kBlockKeys = kWarps * kWarpKeys;
+constexpr int kWarpRows = 16;
 
-// kShareKeys: the warps share the keys, not the rows.
-template <int kSize, bool kShareKeys> struct TensorCoreShape {
-    static constexpr int kRows = kShareKeys ? kWarpRows : kWarps * kWarpRows; // of a block
-    static constexpr int kStages = kShareKeys ? (kSize == 64 ? 4 : kSize == 128 ? 3 : 2) : 2;
-    static constexpr int kStep = kShareKeys || kSize == 256 ? 16 : 32; // keys whose scores a warp has at a time
-    static constexpr bool kHoldQ = kSize <= 128;                       // in registers
-    static constexpr int kOutStride = kSize + 8; // of floats that are joined: fewer bank conflicts
-    static constexpr size_t kShared = (kRows + kStages * 2 * kBlockKeys) * kSize * 2;
-    static_assert(!kShareKeys || kWarpRows * kOutStride * 4 <= kStages * 2 * kWarpKeys * kSize * 2);
+template <typename E, int kSize> struct PrefillShape {
+    static constexpr int kRows = kWarps * kWarpRows;
+    static constexpr int kStages = 2;
+    static constexpr int kStep = kSize == 256 ? 16 : 32; // keys whose scores a warp has at a time
+    static constexpr bool kHoldQ = kSize <= 128;         // in registers
+    static constexpr int kStage = 2 * kTileKeys * kSize; // elements
+    static constexpr size_t kShared =
+        kRows * kSize * 2 + kStages * (kStage * sizeof(E) + kTileScales<E> * sizeof(float));
 };
-
-// Chunk (of 8 elements) number `chunk` of row `row`, in an order without bank conflicts for rows or columns of chunks.
-template <int kSize> __device__ __forceinline__ int chunk_at(int row, int chunk) {
-    return row * kSize + ((chunk ^ (row & 7)) << 3);
-}
-
-// What stands for a key in a block outside the cache: its scores become NaN, and where these are masked its values
-// count nothing.
-struct alignas(16) NoRow {
-    uint16_t k[256] = {}, v[256] = {};
-    constexpr NoRow() {
-        for (uint16_t &bits : k) {
-            bits = 0x7fff;
-        }
-    }
-};
-__device__ const NoRow no_row;
-
-// 8 elements from global to shared memory one by one, where vectors may not be accessed. count: how many there are.
-template <typename T> __device__ __forceinline__ void copy_elements(T *to, const T *from, int count) {
-#pragma unroll
-    for (int e = 0; e < 8; ++e) {
-        to[e] = e < count ? from[e] : T{};
-    }
-}
-
-// x and y (in [0, 1]) as sums of halves: parts[0] the largest ones, ... Pairs as mma takes them, x in the low bits. One
-// part is the nearest half, and the rest is lost.
-template <typename T, bool kExact> constexpr int kParts = !kExact ? 1 : std::is_same_v<T, bf16> ? 3 : 2;
-
-template <typename T> __device__ __forceinline__ void split(uint32_t (&parts)[1], float x, float y, T) {
-    parts[0] = cuda::pair_of<T>(x, y);
-}
-__device__ __forceinline__ void split(uint32_t (&parts)[3], float x, float y, bf16) {
-#pragma unroll
-    for (int i = 0; i < 3; ++i) { // 8 bits of the 24 each time: nothing is left
-        const uint32_t high_x = __float_as_uint(x) & 0xffff0000u, high_y = __float_as_uint(y) & 0xffff0000u;
-        parts[i] = high_x >> 16 | high_y;
-        x -= __uint_as_float(high_x);
-        y -= __uint_as_float(high_y);
-    }
-}
-__device__ __forceinline__ void split(uint32_t (&parts)[2], float x, float y, f16) {
-#pragma unroll
-    for (int i = 0; i < 2; ++i) { // 11 bits and a sign each time: 2^-23 or, of tiny ones, 2^-25 of 1 is lost
-        const f16 high_x = cuda::narrow<f16>(x), high_y = cuda::narrow<f16>(y);
-        parts[i] = high_x.bits | static_cast<uint32_t>(high_y.bits) << 16;
-        x -= cuda::widen(high_x);
-        y -= cuda::widen(high_y);
-    }
-}
 
 // A warp's 16 rows: their sums over the keys so far. The lane has of rows lane / 4 and lane / 4 + 8 what mma gives it.
-template <typename T, int kSize, bool kShareKeys, bool kExact> struct WarpRows {
-    using Shape = TensorCoreShape<kSize, kShareKeys>;
-    static constexpr int kParts = nvidia::kParts<T, kExact>;
+template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
+    using Shape = PrefillShape<E, kSize>;
+    using V = ValueType<T, E>;
+    static constexpr int kParts = nvidia::kParts<T, E, kExact>;
 
     float out[kSize / 8][4] = {};
-    float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {}; // sums: over this lane's keys
+    Softmax<2> softmax;
     uint32_t q[Shape::kHoldQ ? kSize / 16 : 1][4];
-    const typename Problem<T>::RowScores *rows; // of these two, 8 apart, in shared memory: registers are few
+    LaneOffsets<E, kSize, true> offsets;
 
     // 16 rows and columns of q from shared memory.
     __device__ __forceinline__ void load_q(uint32_t (&a)[4], const T *shared_q, int part) const {
-        const int lane = threadIdx.x % kWarp;
-        cuda::load_matrices(a, shared_q + chunk_at<kSize>(lane % 16, 2 * part + lane / 16));
+        const unsigned lane = threadIdx.x % kWarp;
+        cuda::load_matrices(a, chunk_of<kSize>(shared_q, lane % 16, 2 * part + lane / 16));
     }
 
     // The keys `key` to key + kStep - 1, whose rows begin at k and v (a multiple of 8 rows into a tile); `visible`: all
-    // rows see them all.
-    __device__ __forceinline__ void attend(const Problem<T> &p, const T *shared_q, const T *k, const T *v, int64_t key,
-                                           bool visible) {
+    // rows see them all. rows: the first of the warp's.
+    __device__ __forceinline__ void attend(const Problem<T, E> &p, const T *shared_q,
+                                           const typename Problem<T, E>::RowScores *rows, const E *k, const E *v,
+                                           const float *scales, int64_t key, bool visible) {
         constexpr int kStep = Shape::kStep;
         const int lane = threadIdx.x % kWarp;
         float scores[kStep / 8][4] = {};
 #pragma unroll
-        for (int part = 0; part < kSize / 16; ++part) {
+        for (int pair = 0; pair < kSize / 32; ++pair) {
+            uint32_t loaded[2][4]; // of q, where it is not held
             if constexpr (!Shape::kHoldQ) {
-                load_q(q[0], shared_q, part);
+                load_q(loaded[0], shared_q, 2 * pair);
+                load_q(loaded[1], shared_q, 2 * pair + 1);
             }
-            const auto &a = q[Shape::kHoldQ ? part : 0];
 #pragma unroll
             for (int n = 0; n < kStep / 16; ++n) {
-                uint32_t b[4];
-                cuda::load_matrices(b, k + chunk_at<kSize>(16 * n + lane % 8 + lane / 16 * 8, 2 * part + lane / 8 % 2));
-                cuda::mma<T>(scores[2 * n], a, b[0], b[1]);
-                cuda::mma<T>(scores[2 * n + 1], a, b[2], b[3]);
-            }
-        }
-
-        const bool plain = p.mask_dtype == INFINI_DTYPE_INVALID && p.slopes == nullptr && !p.capped;
-        const int64_t seen[2] = {rows[0].seen, rows[8].seen};
-        float most[2] = {-INFINITY, -INFINITY};
-        if (plain && visible) { // most tiles of most calls: no branch for an element
+                uint32_t b[2][4];
+                load_keys<T>(b, k + 16 * n * kSize, offsets, pair);
 #pragma unroll
-            for (int n = 0; n < kStep / 8; ++n) {
-#pragma unroll
-                for (int e = 0; e < 4; ++e) {
-                    scores[n][e] *= p.scale;
-                    most[e / 2] = fmaxf(most[e / 2], scores[n][e]);
+                for (int i = 0; i < 2; ++i) {
+                    const auto &a = Shape::kHoldQ ? q[Shape::kHoldQ ? 2 * pair + i : 0] : loaded[i];
+                    cuda::mma<T>(scores[2 * n], a, b[i][0], b[i][1]);
+                    cuda::mma<T>(scores[2 * n + 1], a, b[i][2], b[i][3]);
                 }
             }
-        } else {
+        }
+        // The scales of keys 8 * n + 2 * (lane % 4) and the next: K's, V's 16 floats further.
+        const auto scales_of = [&](int n, int further) {
+            const float *const from = scales + n / 2 * 2 * kWarpKeys + n % 2 * 8 + 2 * (lane % 4) + further;
+            return *reinterpret_cast<const float2 *>(from);
+        };
+        if constexpr (kIsInt8<E>) {
+#pragma unroll
+            for (int n = 0; n < kStep / 8; ++n) {
+                const float2 two = scales_of(n, 0);
+#pragma unroll
+                for (int e = 0; e < 4; ++e) {
+                    scores[n][e] *= e % 2 == 0 ? two.x : two.y;
+                }
+            }
+        }
+        if (!visible || !p.plain) {
+            const auto &row = rows[lane / 4], &other = rows[lane / 4 + 8];
+            const int64_t seen[2] = {row.seen, other.seen};
 #pragma unroll
             for (int n = 0; n < kStep / 8; ++n) {
 #pragma unroll
                 for (int e = 0; e < 4; ++e) {
                     float &x = scores[n][e];
                     const int64_t at = key + 8 * n + 2 * (lane % 4) + e % 2;
-                    if (!visible && !p.sees(seen[e / 2], at)) {
-                        x = -INFINITY;
-                    } else {
-                        x = plain ? x * p.scale : p.score(x, rows[e / 2 * 8], at);
-                    }
-                    most[e / 2] = fmaxf(most[e / 2], x);
+                    x = !p.sees(seen[e / 2], at) ? -INFINITY : p.plain ? x : p.score(x, e < 2 ? row : other, at);
                 }
             }
         }
-        float base[2], factor[2];
+        float most[2] = {-INFINITY, -INFINITY};
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int n = 0; n < kStep / 8; ++n) {
+                most[i] = fmaxf(most[i], fmaxf(scores[n][2 * i], scores[n][2 * i + 1]));
+            }
             most[i] = fmaxf(most[i], __shfl_xor_sync(cuda::kAllLanes, most[i], 1));
             most[i] = fmaxf(most[i], __shfl_xor_sync(cuda::kAllLanes, most[i], 2));
-            most[i] = fmaxf(most[i], largest[i]);
-            base[i] = base_of(most[i]);
-            factor[i] = exp_for<T>(largest[i] - base[i]);
-            largest[i] = most[i];
-            sums[i] *= factor[i];
         }
+        softmax.raise(most, p.exp2_unit, [&](const float (&factors)[2]) {
 #pragma unroll
-        for (int n = 0; n < kSize / 8; ++n) {
+            for (int n = 0; n < kSize / 8; ++n) {
 #pragma unroll
-            for (int e = 0; e < 4; ++e) {
-                out[n][e] *= factor[e / 2];
+                for (int e = 0; e < 4; ++e) {
+                    out[n][e] *= factors[e / 2];
+                }
             }
-        }
+        });
+        softmax.subtract(scores, p, [](int, int e) { return e / 2; });
 #pragma unroll
         for (int half = 0; half < kStep / 16; ++half) {
             uint32_t parts[kParts][4];
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // columns 0 to 7 of the first row, of the second row, then columns 8 to 15
-                const auto &pair = scores[2 * half + i / 2];
-                const float x = exp_for<T>(pair[i % 2 * 2] - base[i % 2]);
-                const float y = exp_for<T>(pair[i % 2 * 2 + 1] - base[i % 2]);
-                sums[i % 2] += x + y;
+                const int n = 2 * half + i / 2;
+                float probabilities[2];
+#pragma unroll
+                for (int e = 0; e < 2; ++e) {
+                    probabilities[e] = cuda::fast_exp2(scores[n][i % 2 * 2 + e]);
+                }
+                softmax.sums[i % 2] += probabilities[0] + probabilities[1];
+                if constexpr (kIsInt8<E>) { // what a row does not see counts nothing, whatever its scale
+                    const float2 two = scales_of(n, kWarpKeys);
+#pragma unroll
+                    for (int e = 0; e < 2; ++e) {
+                        const bool seen = visible || scores[n][i % 2 * 2 + e] != -INFINITY;
+                        probabilities[e] = seen ? probabilities[e] * (e == 0 ? two.x : two.y) : 0.0f;
+                    }
+                }
                 uint32_t of_pair[kParts];
-                split(of_pair, x, y, T{});
+                split<V>(of_pair, probabilities[0], probabilities[1]);
 #pragma unroll
                 for (int part = 0; part < kParts; ++part) {
                     parts[part][i] = of_pair[part];
                 }
             }
 #pragma unroll
-            for (int n = 0; n < kSize / 16; ++n) {
-                uint32_t b[4];
-                cuda::load_matrices_transposed(b, v + chunk_at<kSize>(16 * half + lane % 16, 2 * n + lane / 16));
+            for (int pair = 0; pair < kSize / 32; ++pair) {
+                uint32_t b[2][4];
+                load_values<T>(b, v + 16 * half * kSize, offsets, pair);
 #pragma unroll
                 for (int part = 0; part < kParts; ++part) {
-                    cuda::mma<T>(out[2 * n], parts[part], b[0], b[1]);
-                    cuda::mma<T>(out[2 * n + 1], parts[part], b[2], b[3]);
+#pragma unroll
+                    for (int i = 0; i < 2; ++i) {
+                        cuda::mma<V>(out[4 * pair + 2 * i], parts[part], b[i][0], b[i][1]);
+                        cuda::mma<V>(out[4 * pair + 2 * i + 1], parts[part], b[i][2], b[i][3]);
+                    }
                 }
             }
         }
     }
 
-    // Sums over all keys of the warp, in every lane of a row.
-    __device__ __forceinline__ void finish() {
+    // Calls put(i, column, values) with neighbouring columns of the lane's row i: two of each 8, or of int8 four of 16.
+    template <typename Put> __device__ __forceinline__ void for_columns(const Put &put) const {
+        const int lane = threadIdx.x % kWarp;
 #pragma unroll
-        for (float &sum : sums) {
-            sum += __shfl_xor_sync(cuda::kAllLanes, sum, 1);
-            sum += __shfl_xor_sync(cuda::kAllLanes, sum, 2);
+        for (int i = 0; i < 2; ++i) {
+#pragma unroll
+            for (int n = 0; n < kSize / 8; n += kIsInt8<E> ? 2 : 1) {
+                if constexpr (kIsInt8<E>) {
+                    const float values[4] = {out[n][2 * i], out[n + 1][2 * i], out[n][2 * i + 1],
+                                             out[n + 1][2 * i + 1]};
+                    put(i, 8 * n + 4 * (lane % 4), values);
+                } else {
+                    const float values[2] = {out[n][2 * i], out[n][2 * i + 1]};
+                    put(i, 8 * n + 2 * (lane % 4), values);
+                }
+            }
+        }
+    }
+
+    // The warp's rows, number first_row of the block's and so on, become the result. Through shared memory, which q
+    // left, so that a lane stores 16 bytes at once.
+    __device__ __forceinline__ void write(const Problem<T, E> &p, const Unit &u, int first_row, T *shared) const {
+        const int lane = threadIdx.x % kWarp;
+        float totals[2], inverse[2];
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            totals[i] = u.s.bad ? not_a_number() : softmax.sums[i];
+            inverse[i] = 1.0f / totals[i];
+        }
+        __syncwarp(); // all lanes have read q
+        for_columns([&](int i, int column, const auto &values) {
+            constexpr int kCount = sizeof(values) / sizeof(float);
+            cuda::Vector<T, kCount> vector;
+#pragma unroll
+            for (int e = 0; e < kCount; ++e) {
+                vector.values[e] = cuda::narrow<T>(totals[i] == 0 ? 0.0f : values[e] * inverse[i]);
+            }
+            T *const to = chunk_of<kSize>(shared, lane / 4 + 8 * i, column / 8) + column % 8;
+            *reinterpret_cast<cuda::Vector<T, kCount> *>(to) = vector;
+        });
+        const int row = first_row + lane % 16;
+        const int64_t place = p.row_at(p.out_strides, u, u.first_row + (row < u.rows ? row : 0));
+        __syncwarp();
+        constexpr int kChunks = kSize / 8;
+#pragma unroll
+        for (int i = 0; i < kWarpRows * kChunks / kWarp; ++i) {
+            const int of_warp = i * (kWarp / kChunks) + lane / kChunks, chunk = lane % kChunks, column = 8 * chunk;
+            const int64_t at = __shfl_sync(cuda::kAllLanes, place, of_warp);
+            if (first_row + of_warp < u.rows && column < p.size) {
+                const auto vector = *reinterpret_cast<const cuda::Vector<T> *>(chunk_of<kSize>(shared, of_warp, chunk));
+                cuda::store_words(p.out + at + column, vector, p.whole_out, p.size - column);
+            }
         }
     }
 };
 
-template <typename T, int kSize, bool kShareKeys, bool kExact>
+template <typename T, typename E, int kSize, bool kExact>
 __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
-    attend_by_tensor_cores(const __grid_constant__ Problem<T> p) {
-    using Shape = TensorCoreShape<kSize, kShareKeys>;
-    constexpr int kChunks = kSize / 8, kStages = Shape::kStages;
-    if (!kShareKeys && p.starts != nullptr && !p.starts_fit()) {
+    attend_many_rows(const __grid_constant__ Problem<T, E> p) {
+    using Shape = PrefillShape<E, kSize>;
+    constexpr int kStages = Shape::kStages;
+    if (p.starts != nullptr && !p.starts_fit()) {
         return write_not_a_number(p);
     }
+    INFINI_SHARED(unit, Unit); // for after the keys: registers are few
     const Unit u = p.unit();
     if (u.rows == 0) {
         return;
     }
-    T *const shared_q = cuda::dynamic_shared<T>(), *const tiles = shared_q + Shape::kRows * kSize;
+    if (threadIdx.x == 0) {
+        unit = u;
+    }
     const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
+    // Rows of q, then the stages, a stage all warps' rows of K and those of V, then the stages' scales.
+    T *const shared_q = cuda::dynamic_shared<T>();
+    E *const tiles = reinterpret_cast<E *>(shared_q + Shape::kRows * kSize);
+    float *const scales = reinterpret_cast<float *>(tiles + kStages * Shape::kStage);
 
-    // A stage has the keys' rows of K, then those of V: of this warp's keys alone, or of all warps'.
-    constexpr int kTileKeys = kShareKeys ? kWarpKeys : kBlockKeys;
-    const auto tile_at = [&](int64_t tile) {
-        const int stage = static_cast<int>(tile % kStages);
-        return tiles + ((kShareKeys ? warp * kStages : 0) + stage) * 2 * kTileKeys * kSize;
-    };
-    // What the warp copies of a tile: 16 keys. Lane l knows where in K key l lies, or in V key l - 16.
-    const auto first_key = [&](int64_t tile) { return u.begin + tile * kBlockKeys + warp * kWarpKeys; };
-    const auto locate = [&](int64_t tile) {
-        const int64_t key = first_key(tile) + lane % 16;
-        const T *const all = lane < 16 ? p.k : p.v;
-        if (key >= u.end) {
-            return all; // not read
-        }
-        const int64_t at = p.locate(lane < 16 ? p.k_strides : p.v_strides, u, key);
-        return at == kBadBlock ? reinterpret_cast<const T *>(lane < 16 ? no_row.k : no_row.v) : all + at;
-    };
-    const int64_t count = u.end <= u.begin ? 0 : (u.end - u.begin + kBlockKeys - 1) / kBlockKeys;
-    const T *next = locate(0);
-    const auto copy = [&](int64_t tile) {
-        if (tile < count) {
-            T *const k = tile_at(tile) + (kShareKeys ? 0 : warp * kWarpKeys * kSize), *const v = k + kTileKeys * kSize;
-            const int64_t left = u.end - first_key(tile);
-            const int live = left < kWarpKeys ? static_cast<int>(left) : kWarpKeys;
-            const auto address = reinterpret_cast<uintptr_t>(next);
-            constexpr int kEach = kWarpKeys * kChunks / kWarp;
-            const auto each = [&](int i, const auto &copy_one) {
-                const int row = i * (kWarp / kChunks) + lane / kChunks, chunk = lane % kChunks;
-                const int to = chunk_at<kSize>(row, chunk), there = row < live ? p.size - 8 * chunk : 0;
-                copy_one(k + to, reinterpret_cast<const T *>(__shfl_sync(cuda::kAllLanes, address, row)) + 8 * chunk,
-                         there);
-                copy_one(v + to,
-                         reinterpret_cast<const T *>(__shfl_sync(cuda::kAllLanes, address, row + 16)) + 8 * chunk,
-                         there);
-            };
-            if (p.whole_kv) {
-#pragma unroll
-                for (int i = 0; i < kEach; ++i) {
-                    each(i, [](T *to, const T *from, int there) { cuda::async_copy(to, from, there > 0 ? 16 : 0); });
-                }
-            } else {
-#pragma unroll 1
-                for (int i = 0; i < kEach; ++i) {
-                    each(i, copy_elements<T>);
-                }
-            }
-            next = locate(tile + 1);
+    const int keys = keys_of(u);
+    INFINI_SHARED(starts, CacheStart<E>[kWarps][2]);
+    KeyCopy<T, E, kSize> copy(p, u, warp * kWarpKeys, starts[warp]);
+    const auto start = [&](int tile, int stage) { // tile: by its first key
+        if (tile < keys) {
+            E *const k = tiles + stage * Shape::kStage + warp * kWarpKeys * kSize;
+            copy.start(k, k + kTileKeys * kSize, scales + stage * kTileScales<E> + warp * 2 * kWarpKeys);
         }
         cuda::async_commit();
     };
-    for (int tile = 0; tile + 1 < kStages; ++tile) {
-        copy(tile);
+    for (int stage = 0; stage + 1 < kStages; ++stage) {
+        start(stage * kTileKeys, stage);
     }
 
-    INFINI_SHARED(rows, typename Problem<T>::RowScores[Shape::kRows]);
+    INFINI_SHARED(rows, typename Problem<T, E>::RowScores[Shape::kRows]);
     if (threadIdx.x < Shape::kRows) {
         rows[threadIdx.x] = p.row_scores(u, u.first_row + threadIdx.x);
     }
-    for (int i = threadIdx.x; i < Shape::kRows * kChunks; i += kThreads) {
-        const int row = i / kChunks, column = i % kChunks * 8;
-        cuda::Vector<T> vector{};
-        if (row < u.rows) {
-            const int64_t at = p.row_at(p.q_strides, u, u.first_row + row);
-            vector = cuda::load(p.q + at + column, p.whole_q && column < p.size, p.size - column);
-        }
-        *reinterpret_cast<cuda::Vector<T> *>(shared_q + chunk_at<kSize>(row, i % kChunks)) = vector;
-    }
+    load_q_rows<Shape::kRows, kSize>(shared_q, p, u);
     __syncthreads();
-    WarpRows<T, kSize, kShareKeys, kExact> mine;
-    const int first_row = kShareKeys ? 0 : warp * kWarpRows; // of the block's
-    const T *const my_q = shared_q + first_row * kSize;
+    PrefillRows<T, E, kSize, kExact> mine;
+    const int first_row = warp * kWarpRows; // of the block's
+    T *const my_q = shared_q + first_row * kSize;
     if constexpr (Shape::kHoldQ) {
 #pragma unroll
         for (int part = 0; part < kSize / 16; ++part) {
             mine.load_q(mine.q[part], my_q, part);
         }
     }
-    mine.rows = rows + first_row + lane / 4;
-    // All rows see what the warp's first row sees and the last one's window, the latest, has; what is too late for the
-    // last one is so for all. Rows that are not there see nothing.
-    const int my_rows = u.rows - first_row < kWarpRows ? u.rows - first_row : kWarpRows;
-    const int64_t least = my_rows < kWarpRows ? 0 : rows[first_row].seen;
-    const int64_t last = my_rows <= 0 ? 0 : rows[first_row + my_rows - 1].seen;
-    const int64_t end = last < u.end ? last : u.end;
+    // What is too late for the last row is so for all. A warp without rows sees nothing.
+    const auto &last = rows[first_row + kWarpRows - 1];
+    const Visible visible(rows[first_row], last, p.window, u);
+    const int64_t end = first_row >= u.rows ? u.begin : last.seen < u.end ? last.seen : u.end;
+    const int my_keys = end > u.begin ? static_cast<int>(end - u.begin) : 0;
 
-    for (int64_t tile = 0; tile < count; ++tile) {
+    for (int tile = 0, stage = 0; tile < keys; tile += kTileKeys) {
         cuda::async_wait<kStages - 2>();
-        if constexpr (kShareKeys) { // the tile is there, and nobody reads the one before any more
-            __syncwarp();
-        } else {
-            __syncthreads();
-        }
-        copy(tile + kStages - 1);
-        const T *const k = tile_at(tile), *const v = k + kTileKeys * kSize;
+        __syncthreads(); // the tile is there, and nobody reads the one before any more
+        start(tile + (kStages - 1) * kTileKeys, stage == 0 ? kStages - 1 : stage - 1);
+        const E *const k = tiles + stage * Shape::kStage, *const v = k + kTileKeys * kSize;
+        const float *const scales_of_tile = scales + stage * kTileScales<E>;
 #pragma unroll 1
-        for (int step = 0; step < kTileKeys; step += Shape::kStep) {
-            const int64_t key = u.begin + tile * kBlockKeys + (kShareKeys ? warp * kWarpKeys : 0) + step;
-            if (key < end) {
-                const bool visible =
-                    key + Shape::kStep <= least && key + Shape::kStep <= u.end && last - key <= p.window;
-                mine.attend(p, my_q, k + step * kSize, v + step * kSize, key, visible);
-            }
+        for (int step = 0; step < kTileKeys && tile + step < my_keys; step += Shape::kStep) {
+            mine.attend(p, my_q, rows + first_row, k + step * kSize, v + step * kSize, scales_of_tile + 2 * step,
+                        u.begin + tile + step, visible.all(tile + step, Shape::kStep));
         }
+        stage = stage + 1 == kStages ? 0 : stage + 1;
     }
-    mine.finish();
+    mine.softmax.template finish<1, 2>(p);
 
-    if constexpr (kShareKeys) {
-        INFINI_SHARED(sums, float[kWarps][kWarpRows]);
-        INFINI_SHARED(largest, float[kWarps][kWarpRows]);
-        float *const joined = reinterpret_cast<float *>(tiles);
-        constexpr int kWarpFloats = kStages * kWarpKeys * kSize; // of its stages
-        __syncwarp();
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = lane / 4 + 8 * i;
-            if (row < u.rows) {
-                sums[warp][row] = mine.sums[i];
-                largest[warp][row] = mine.largest[i];
-#pragma unroll
-                for (int n = 0; n < kSize / 8; ++n) {
-                    const float pair[2] = {mine.out[n][2 * i], mine.out[n][2 * i + 1]};
-                    cuda::store(joined + warp * kWarpFloats + row * Shape::kOutStride + 8 * n + 2 * (lane % 4), pair,
-                                true, 2);
-                }
-            }
-        }
-        __syncthreads();
-        for (int row = warp; row < u.rows; row += kWarps) {
-            join_warps(p, u, u.first_row + row, 0, kSize, &sums[0][row], &largest[0][row], kWarpRows,
-                       joined + row * Shape::kOutStride, kWarpFloats);
-        }
-    } else {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int row = first_row + lane / 4 + 8 * i;
-            const float total = u.s.bad ? not_a_number() : mine.sums[i];
-            const int64_t place = p.place_of(u, u.first_row + row);
-#pragma unroll
-            for (int n = 0; n < kSize / 8; ++n) {
-                const int column = 8 * n + 2 * (lane % 4);
-                if (row < u.rows && column < p.size) {
-                    const float pair[2] = {mine.out[n][2 * i], mine.out[n][2 * i + 1]};
-                    p.put(place, column, pair, total, mine.largest[i]);
-                }
-            }
-        }
+    if (p.splits.count == 1) {
+        return mine.write(p, unit, first_row, my_q);
     }
-}
-
-template <typename T, int kSize> Kernels<T> tensor_core_kernels_of_size() {
-    using Few = TensorCoreShape<kSize, true>;
-    using Many = TensorCoreShape<kSize, false>;
-    return {attend_by_tensor_cores<T, kSize, true, true>,
-            attend_by_tensor_cores<T, kSize, false, false>,
-            attend_by_tensor_cores<T, kSize, false, true>,
-            Few::kRows,
-            Many::kRows,
-            Few::kShared,
-            Many::kShared,
-            1};
-}
-
-template <typename T> Kernels<T> tensor_core_kernels_of(int64_t size) {
-    return size <= 64    ? tensor_core_kernels_of_size<T, 64>()
-           : size <= 128 ? tensor_core_kernels_of_size<T, 128>()
-                         : tensor_core_kernels_of_size<T, 256>();
+    const int64_t places[2] = {p.place_of(unit, unit.first_row + first_row + lane / 4),
+                               p.place_of(unit, unit.first_row + first_row + lane / 4 + 8)};
+    mine.for_columns([&](int i, int column, const auto &values) {
+        if (first_row + lane / 4 + 8 * i < unit.rows && column < p.size) {
+            const float total = unit.s.bad ? not_a_number() : mine.softmax.sums[i];
+            p.put_partial(places[i], column, values, total, mine.softmax.largest[i]);
+        }
+    });
 }
 
 } // namespace infini::attention::nvidia
