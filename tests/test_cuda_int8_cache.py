@@ -159,7 +159,7 @@ def test_scales_of_any_size(dtype: torch.dtype, queries: int, size: int) -> None
 @pytest.mark.parametrize("which", ["k_scales", "v_scales"])
 def test_scales_of_nan(dtype: torch.dtype, size: int, which: str) -> None:
     """Rows that see the key become NaN; those that do not keep their bits."""
-    lengths, queries = [100, 40, 700, 30], [60, 1, 1, 0]
+    lengths, queries = [100, 40, 700, 30], [60, 3, 1, 0]
     args, scales = quantised(inputs(dtype, lengths, 4, 2, size, 16, queries))
     tables = args[3]
     for window in (0, 20):
@@ -167,14 +167,16 @@ def test_scales_of_nan(dtype: torch.dtype, size: int, which: str) -> None:
         changed = {name: scale.clone() for name, scale in scales.items()}
         scale = changed[which]
         scale[tables[0, 60 // 16], :, 60 % 16] = torch.nan  # seen by queries 20 to 59, by 20 to 39 with the window
-        scale[tables[2, 650 // 16], :, 650 % 16] = torch.nan
+        scale[tables[1, 38 // 16], :, 38 % 16] = torch.nan  # by the last two of three
+        scale[tables[2, 650 // 16], :, 650 % 16] = torch.nan  # without the window
         for b, length in enumerate(lengths):  # behind the end
             if length % 16:
                 scale[tables[b, length // 16], :, length % 16 :] = torch.nan
         actual = run(PREFILL, args, **changed, window=window)
         seen = torch.zeros(len(actual), dtype=torch.bool)
         seen[20 : 40 if window else 60] = True
-        seen[61] = not window
+        seen[61:63] = True
+        seen[63] = not window
         assert actual[seen].isnan().all()
         assert same_bits(actual[~seen], good[~seen])
 
