@@ -107,18 +107,16 @@ def test_exact_prefill(dtype: torch.dtype, size: int, monkeypatch: pytest.Monkey
 @pytest.mark.parametrize("heads", [1, 9, 20])
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_every_value_is_exact(dtype: torch.dtype, heads: int, size: int) -> None:
-    """One key: what comes out is its row of V."""
+    """One key that counts, the newest of 1 to 16 by ALiBi: what comes out is its row of V."""
+    lens = torch.arange(1, 17)
     for first in range(-128, 128, size):
         values = torch.arange(first, first + size).to(torch.int8)
-        v = values.expand(1, 1, 1, size)
-        one = torch.ones(1, 1, 1)
-        out = run(
-            DECODE,
-            (torch.randn(1, heads, size).to(dtype), v, v, torch.zeros(1, 1).long(), torch.ones(1).long()),
-            k_scales=one / 1000,
-            v_scales=one,
-        )
-        assert torch.equal(out, values.to(dtype).expand(1, heads, size))
+        v = values.expand(1, 1, 16, size)
+        q = torch.randn(16, heads, size).to(dtype)
+        ones = torch.ones(1, 1, 16)
+        args = (q, v, v, torch.zeros(16, 1).long(), lens)
+        out = run(DECODE, args, alibi_slopes=torch.full((heads,), 1e4), k_scales=ones / 1e6, v_scales=ones)
+        assert torch.equal(out, values.to(dtype).expand(16, heads, size))
 
 
 @pytest.mark.parametrize("dtype", HALVES)
