@@ -140,7 +140,7 @@ def test_streamed_rows_take_no_workspace(dtype: torch.dtype) -> None:
     x, weight, _ = here(*inputs(dtype, 64, k=64, n=48))
     linear, fused, gemm, matmul = (REGISTRY[name].op for name in ("linear", "fused_linear", "gemm", "matmul"))
 
-    def largest(call: Callable[..., Tensor], *args: Any) -> int:
+    def largest(call: Callable[..., torch.Tensor], *args: Any) -> int:
         return max(allocations(lambda: call(*args)))
 
     for rows in (1, 4, 64):

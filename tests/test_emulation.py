@@ -67,6 +67,29 @@ __global__ void load_matrices(int first) {
     cuda::load_matrices(out, cuda::dynamic_shared<float>() + first + 4 * threadIdx.x);
 }
 
+// Copies a word of which the first two bytes are wanted; the others become zeros, and those behind stay.
+__global__ void copy_word(const uint8_t *from) {
+    cuda::grid_dependency_sync();
+    uint32_t *const shared = cuda::dynamic_shared<uint32_t>();
+    shared[0] = shared[1] = 0xffffffff;
+    cuda::async_copy<4>(shared, from, 2);
+    cuda::async_commit();
+    cuda::async_wait<0>();
+    result[0] = shared[0] == (from[0] | from[1] << 8) && shared[1] == 0xffffffff;
+}
+// Whether a matrix transposed in registers is what ldmatrix gives transposed.
+__global__ void transpose() {
+    cuda::grid_dependency_sync();
+    uint16_t *const shared = cuda::dynamic_shared<uint16_t>();
+    shared[threadIdx.x] = threadIdx.x * 37;
+    shared[threadIdx.x + 32] = threadIdx.x * 41 + 1;
+    __syncwarp();
+    uint32_t there[4], across[4];
+    cuda::load_matrices(there, shared + threadIdx.x % 8 * 8);
+    cuda::load_matrices_transposed(across, shared + threadIdx.x % 8 * 8);
+    result[threadIdx.x] = cuda::transpose_matrix(there[0]) == across[0];
+}
+
 // Sums 16 vectors through a ring of three; kLeft: groups that may be under way where one is read.
 template <int kLeft> __global__ void through_a_ring(const float *from) {
     cuda::grid_dependency_sync();
@@ -146,6 +169,11 @@ int main(int, char **arguments) {
         if (name == "store words") { run(store_words, 1, memory + at); }
         if (name == "copy from") { run(copy, 1, 0, memory + at); wanted(static_cast<float>(at), 1); }
         if (name == "copy to") { run(copy, 1, at, memory); wanted(0, 1); }
+        if (name == "copy a word") {
+            run(copy_word, 1, reinterpret_cast<const uint8_t *>(memory + 7) + at);
+            wanted(1, 1);
+        }
+        if (name == "transpose") { run(transpose, 32); wanted(1); }
         if (name == "load matrices") { run(load_matrices, 32, at); }
         if (name == "wait") { run(through_a_ring<1>, 1, memory); wanted(496, 1); }
         if (name == "wait too little") { run(through_a_ring<2>, 1, memory); wanted(496, 1); }
@@ -243,6 +271,17 @@ def test_a_kernel_that_may_overtake_the_one_before(run: Callable[..., str], name
     said = run(name)
     rule = r"infini: emulated kernel: every thread must call cuda::grid_dependency_sync\(\) once, got "
     assert re.fullmatch(rf"{rule}{calls} calls \(block 0, 0, 0; thread {thread}, 0, 0\)", said), said
+
+
+def test_copies_of_words(run: Callable[..., str]) -> None:
+    assert run("copy a word") == "fine" and run("copy a word", 4) == "fine"
+    said = run("copy a word", 2)
+    assert said.startswith("infini: emulated kernel: misaligned address: cp.async from global memory"), said
+    assert "must be one of 4 " in said
+
+
+def test_matrices_are_transposed(run: Callable[..., str]) -> None:
+    assert run("transpose") == "fine"
 
 
 def test_static_shared_memory_keeps_nothing(run: Callable[..., str]) -> None:

@@ -20,7 +20,7 @@ namespace infini::emulation {
 struct AsyncCopy {
     void *to;
     const void *from;
-    int bytes; // of 16; zeros behind them
+    int bytes, size; // zeros from `bytes` up to `size`
     unsigned group;
 };
 

@@ -45,6 +45,20 @@ inline void load_matrices_transposed(uint32_t (&out)[4], const void *row) {
     twin::load_matrices(out, row, true);
 }
 
+inline uint32_t transpose_matrix(uint32_t pair) {
+    float mine[16]{};
+    std::memcpy(mine, &pair, sizeof pair);
+    const auto all = emulation::gather(mine);
+    const int lane = emulation::lane();
+    uint32_t out = 0;
+    for (int i = 0; i < 2; ++i) { // row 2 (l % 4) + i, column l / 4
+        uint32_t from;
+        std::memcpy(&from, all[(2 * (lane % 4) + i) * 4 + lane / 8], sizeof from);
+        out |= (from >> lane / 4 % 2 * 16 & 0xffff) << 16 * i;
+    }
+    return out;
+}
+
 template <typename T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
     float mine[16]{};
     for (int i = 0; i < 2; ++i) {
@@ -81,6 +95,13 @@ __device__ __forceinline__ void load_matrices_transposed(uint32_t (&out)[4], con
                  : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3])
                  : "r"(static_cast<unsigned>(__cvta_generic_to_shared(row)))
                  : "memory");
+}
+
+// An 8x8 matrix across the lanes, in the order of load_matrices, becomes its transpose in the same order.
+__device__ __forceinline__ uint32_t transpose_matrix(uint32_t pair) {
+    uint32_t out;
+    asm("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;\n" : "=r"(out) : "r"(pair));
+    return out;
 }
 
 // a: four 8x8 matrices, rows 0 to 7 and 8 to 15 of columns 0 to 7, then of columns 8 to 15, as load_matrices gives

@@ -57,6 +57,31 @@ template <typename T, int kFirst> __device__ __forceinline__ uint32_t int8_pair(
     }
 }
 
+// (bits & kMask) ^ constant in one operation: the compiler makes two of it where both are constants.
+template <uint32_t kMask> __device__ __forceinline__ uint32_t masked_xor(uint32_t bits, uint32_t constant) {
+#ifdef INFINI_EMULATION
+    return (bits & kMask) ^ constant;
+#else
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;\n" : "=r"(out) : "r"(bits), "n"(kMask), "r"(constant));
+    return out;
+#endif
+}
+
+// Bytes 0 and 2 of `bytes`, int8, as the pair `even`, 1 and 3 as `odd`, exactly: 7 operations for bf16, 5 for f16.
+template <typename T> __device__ __forceinline__ void int8_pairs(uint32_t &even, uint32_t &odd, uint32_t bytes) {
+    const auto widen = [](uint32_t low_bytes) { // by the constants of int8_pair
+        if constexpr (std::is_same_v<T, bf16>) {
+            return subtract_pairs<bf16>(masked_xor<0x007f007fu>(low_bytes, 0x43004300u),
+                                        masked_xor<0x00800080u>(low_bytes, 0x43004300u));
+        } else {
+            return subtract_pairs<f16>(masked_xor<0x00ff00ffu>(low_bytes, 0x64806480u), 0x64806480u);
+        }
+    };
+    even = widen(bytes);
+    odd = widen(bytes >> 8);
+}
+
 // Nibbles i and i + 4 of eight, 0 to 15, less 8, as two numbers, exactly.
 template <typename T> __device__ __forceinline__ uint32_t int4_pair(uint32_t nibbles, int i) {
     constexpr uint32_t kBase = std::is_same_v<T, bf16> ? 0x43004300u : 0x64006400u; // 128, 1024

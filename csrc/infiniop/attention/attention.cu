@@ -2,6 +2,8 @@
 // Limits: decode reads K and V once (memory bandwidth), prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 
+#include <cmath>
+
 #include "core_kernel.cuh"
 #include "kernels.cuh"
 
@@ -90,62 +92,60 @@ template <typename T, typename E> Problem<T, E> problem_of(const Args &a, const 
     p.whole_out = cuda::vectors_fit(a.out) && p.size % kWidth == 0;
     p.scale = static_cast<float>(a.scale), p.softcap = static_cast<float>(a.softcap);
     p.cap_factor = cap_factor(a);
+    constexpr float kLog2E = 1.44269504f;
+    p.plain = !a.mask.dtype && !a.alibi_slopes.dtype && !p.capped && p.scale > 0 && std::isfinite(p.scale * kLog2E);
+    p.exp2_unit = p.plain ? p.scale * kLog2E : kLog2E;
     p.partial_sums = static_cast<float2 *>(a.workspace);
     p.partial_out = static_cast<float *>(a.workspace) + (2 * sizes.partial_rows() + 3) / 4 * 4;
     return p;
 }
 
 template <typename T, typename E> Kernels<T, E> kernels_for(int64_t size) {
-    if constexpr (sizeof(T) == 2 && std::is_same_v<T, E>) {
+    if constexpr (sizeof(T) == 2) {
         if (size <= 256) {
-            return tensor_core_kernels<T>(size);
+            return tensor_core_kernels<T, E>(size);
         }
     }
-    const size_t shared = sizeof(CoreShared<T, E>);
-    return {
-        attend_by_cores<T, E>,       attend_by_cores<T, E>, attend_by_cores<T, E>, kCoreRows, kCoreRows, shared, shared,
-        ceil_div(size, kCoreColumns)};
+    const typename Kernels<T, E>::Choice all{attend_by_cores<T, E>, kCoreRows, sizeof(CoreShared<T, E>)};
+    return {all, all, all, all, ceil_div(size, kCoreColumns)};
 }
 
 template <typename T, typename E> void launch(const Args &args) {
     const Sizes sizes(args);
     Problem<T, E> p = problem_of<T, E>(args, sizes);
     const Kernels<T, E> kernels = kernels_for<T, E>(p.size);
-    const bool exact = is_exact();
-    const auto start = [&](bool few, int64_t blocks) {
+    const auto &many = is_exact() ? kernels.exact : kernels.many;
+    const auto start = [&](const auto &choice, int64_t blocks) {
         const dim3 grid(cuda::grid_x(blocks), static_cast<unsigned>(kernels.column_blocks));
-        cuda::launch(few     ? kernels.few
-                     : exact ? kernels.exact
-                             : kernels.many,
-                     grid, dim3(kThreads), few ? kernels.few_shared : kernels.many_shared, p);
+        cuda::launch(choice.kernel, grid, dim3(kThreads), choice.shared, p);
     };
     const int64_t lines = sizes.batch * sizes.kv_heads;
-    const auto start_split = [&](bool few, int64_t rows) {
-        p.tile_rows = few ? kernels.few_rows : kernels.many_rows;
+    const auto start_split = [&](const auto &choice, int64_t rows) {
+        p.tile_rows = choice.rows;
         p.row_tiles = ceil_div(rows, p.tile_rows);
         p.splits = sizes.splits;
         p.row_limit = sizes.row_limit;
-        start(few, lines * p.splits.count * p.row_tiles);
+        start(choice, lines * p.splits.count * p.row_tiles);
         if (p.splits.count > 1) {
             cuda::launch(combine<T, E>, cuda::grid_x(lines * p.row_limit), dim3(kThreads), 0, p);
         }
     };
     if (!sizes.many) {
         const int64_t rows = sizes.queries * sizes.group;
-        start_split(rows <= kernels.few_rows, rows);
+        start_split(rows <= kernels.few.rows ? kernels.few : rows <= kernels.more.rows ? kernels.more : many, rows);
         return;
     }
     // Sequences of few rows first, then the others: that launch also says it if q_starts cannot be right.
     if (lines > 0) {
         p.small = true;
-        start_split(true, kSplitRowsOfMany);
+        start_split(kernels.more, kSplitRowsOfMany);
     }
     p.small = false;
     p.splits = {1, 1};
-    p.tile_rows = kernels.many_rows;
+    p.tile_rows = many.rows;
     // Each sequence may have one tile that is not full.
     const int64_t tiles = ceil_div(sizes.queries * sizes.group, p.tile_rows) + sizes.batch;
-    start(false, tiles * sizes.kv_heads);
+    start(many, tiles * sizes.kv_heads);
 }
 
 } // namespace

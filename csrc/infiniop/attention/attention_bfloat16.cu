@@ -1,9 +1,11 @@
-// Attention on tensor cores in bfloat16; the limits are in tensor_core_kernel.cuh.
+// Attention on tensor cores in bfloat16; the limits are in decode_kernel.cuh and prefill_kernel.cuh.
 // See kernels.cuh for why it is a file.
-// SASS: attend_by_tensor_cores: LDGSTS.E.BYPASS.128 STG.E.128
-#include "tensor_core_kernel.cuh"
+// SASS: attend_few_rows: LDGSTS.E.BYPASS.128 HMMA.16816.F32.BF16
+// SASS: attend_many_rows: LDGSTS.E.BYPASS.128 STG.E.128
+#include "tensor_core_kernels.cuh"
 
 template <>
-infini::attention::nvidia::Kernels<infini::bf16> infini::attention::nvidia::tensor_core_kernels(int64_t size) {
-    return tensor_core_kernels_of<bf16>(size);
+infini::attention::nvidia::Kernels<infini::bf16, infini::bf16>
+infini::attention::nvidia::tensor_core_kernels(int64_t size) {
+    return tensor_core_kernels_of<bf16, bf16>(size);
 }

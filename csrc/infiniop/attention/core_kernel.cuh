@@ -1,4 +1,4 @@
-// Attention on CUDA cores: float32, int8 caches, and head sizes beyond the tensor core kernel's. A block has 8 rows and
+// Attention on CUDA cores: float32, and head sizes beyond the tensor core kernels'. A block has 8 rows and
 // up to 256 columns of the result; its warps take 32 keys at a time, a lane computes the scores of one key, then the
 // lanes share the columns. Scores of wider heads are computed once for each 256 columns: simple, and rare.
 #pragma once

@@ -16,8 +16,9 @@ namespace infini::attention::nvidia {
 using cuda::kWarp;
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int64_t kNoKey = INT64_MIN;        // instead of a key's offset: zeros
-constexpr int64_t kBadBlock = INT64_MIN + 1; // its block is outside the cache: NaN
+constexpr int64_t kMostKeys = int64_t{1} << 30; // of a block, which counts them in int; rows that see more become NaN
+constexpr int64_t kNoKey = INT64_MIN;           // instead of a key's offset: zeros
+constexpr int64_t kBadBlock = INT64_MIN + 1;    // its block is outside the cache: NaN
 
 // A sequence of the batch; row = query * group + head in the group, for each key head.
 struct Sequence {
@@ -32,6 +33,11 @@ struct Unit {
     Sequence s;
     int64_t b, kv_head, split, first_row, begin, end;
     int rows; // of the tile; 0: nothing
+};
+
+// Of a key: its block (0 without block tables), and which key of that it is. outer < 0: its block is outside the cache.
+struct KeyPlace {
+    int64_t outer, inner;
 };
 
 // e^x for x <= 0, as exact as the output's type asks for.
@@ -77,6 +83,8 @@ template <typename T, typename E = T> struct Problem {
     cuda::Divider<uint64_t> by_group, by_block_size;
     int size;
     bool causal, capped, keeps_empty;
+    bool plain;                        // a score is a product times `scale`, above 0, and nothing else
+    float exp2_unit;                   // what turns a score, or if `plain` a product, into a power of two
     int64_t window;                    // keys that a query sees at most; without a limit the largest number
     bool whole_q, whole_kv, whole_out; // 16-byte vectors may be used
     float scale, softcap, cap_factor;
@@ -146,6 +154,10 @@ template <typename T, typename E = T> struct Problem {
         if (splits.count > 1 && u.end > u.begin + each) {
             u.end = u.begin + each;
         }
+        if (u.end - u.begin > kMostKeys) {
+            u.s.bad = true;
+            u.end = u.begin;
+        }
         return u;
     }
 
@@ -195,18 +207,26 @@ template <typename T, typename E = T> struct Problem {
         return false;
     }
 
-    // Where a key (< the sequence's length) lies in k (or v), or kBadBlock.
-    __device__ __forceinline__ int64_t locate(const int64_t (&strides)[3], const Unit &u, int64_t key) const {
-        int64_t outer = u.b, inner = key;
-        if (tables != nullptr) {
-            const auto block = static_cast<int64_t>(by_block_size.quotient(static_cast<uint64_t>(key)));
-            outer = tables[u.b * table_strides[0] + block * table_strides[1]];
-            inner = key - block * block_size;
-            if (outer < 0 || outer >= blocks) {
-                return kBadBlock;
-            }
+    // Where the keys of a sequence and key head begin in k (or v); with block tables, those of the cache.
+    __device__ __forceinline__ int64_t start_of(const int64_t (&strides)[3], const Unit &u) const {
+        return (tables != nullptr ? 0 : u.b * strides[0]) + u.kv_head * strides[2];
+    }
+    __device__ __forceinline__ const int64_t *table_of(const Unit &u) const {
+        return tables != nullptr ? tables + u.b * table_strides[0] : nullptr;
+    }
+    // Where a key (< the sequence's length) lies from there on.
+    __device__ __forceinline__ KeyPlace find(const int64_t *table, int64_t key) const {
+        if (table == nullptr) {
+            return {0, key};
         }
-        return outer * strides[0] + inner * strides[1] + u.kv_head * strides[2];
+        const auto block = static_cast<int64_t>(by_block_size.quotient(static_cast<uint64_t>(key)));
+        const int64_t outer = table[block * table_strides[1]];
+        return {outer < blocks ? outer : -1, key - block * block_size};
+    }
+    // Its offset, or kBadBlock.
+    __device__ __forceinline__ int64_t locate(const int64_t (&strides)[3], const Unit &u, int64_t key) const {
+        const KeyPlace place = find(table_of(u), key);
+        return place.outer < 0 ? kBadBlock : start_of(strides, u) + place.outer * strides[0] + place.inner * strides[1];
     }
 
     // What a key's row of k (or v) is to be multiplied with; of a key in a block outside the cache, 1.
@@ -230,14 +250,13 @@ template <typename T, typename E = T> struct Problem {
         int64_t seen;    // how many keys it sees, those before its window included; may be negative
         float slope;
     };
+    // Rows behind the tile's last one are like that.
     __device__ RowScores row_scores(const Unit &u, int64_t row) const {
+        row = row < u.first_row + u.rows ? row : u.first_row + u.rows - 1;
         const int64_t query = query_of(row), head = u.kv_head * group + row - query * group;
         const int64_t own = u.s.length - u.s.queries + query;
         return {u.b * mask_strides[0] + head * mask_strides[1] + query * mask_strides[2], own,
-                row - u.first_row >= u.rows ? 0
-                : causal                    ? own + 1
-                                            : u.s.length,
-                slopes != nullptr && row - u.first_row < u.rows ? slopes[head * slopes_stride] : 0.0f};
+                causal ? own + 1 : u.s.length, slopes != nullptr ? slopes[head * slopes_stride] : 0.0f};
     }
     // Whether a row that sees the keys before `seen` sees this one: one comparison with 0 and the window.
     __device__ __forceinline__ bool sees(int64_t seen, int64_t key) const {
@@ -267,14 +286,15 @@ template <typename T, typename E = T> struct Problem {
     template <int kCount>
     __device__ __forceinline__ void put(int64_t place, int column, const float (&values)[kCount], float total,
                                         float largest) const {
-        if (splits.count > 1) {
-            cuda::store(partial_out + place * size + column, values, size % 4 == 0 && column + kCount <= size,
-                        size - column);
-            if (column == 0) {
-                partial_sums[place] = make_float2(total, largest);
-            }
-        } else {
-            write(place, column, values, total);
+        splits.count > 1 ? put_partial(place, column, values, total, largest) : write(place, column, values, total);
+    }
+    template <int kCount>
+    __device__ __forceinline__ void put_partial(int64_t place, int column, const float (&values)[kCount], float total,
+                                                float largest) const {
+        cuda::store(partial_out + place * size + column, values, size % 4 == 0 && column + kCount <= size,
+                    size - column);
+        if (column == 0) {
+            partial_sums[place] = make_float2(total, largest);
         }
     }
     __device__ __forceinline__ int64_t place_of(const Unit &u, int64_t row) const {
