@@ -20,7 +20,8 @@ namespace infini::emulation {
 struct AsyncCopy {
     void *to;
     const void *from;
-    int bytes; // of 16; zeros behind them
+    int bytes; // of `all`; zeros behind them
+    int all;
     unsigned group;
 };
 

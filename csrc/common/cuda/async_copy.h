@@ -1,5 +1,5 @@
-// Copies from global to shared memory that go on while the thread computes (cp.async): 16 bytes each, started one by
-// one, committed in groups, waited for by groups. Other threads see a copy after its thread's wait and a barrier.
+// Copies from global to shared memory that go on while the thread computes (cp.async): 16 bytes each, or 4 or 8,
+// started one by one, committed in groups, waited for by groups. Other threads see a copy after its thread's wait and a barrier.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,11 +11,11 @@ namespace infini::cuda {
 #ifdef INFINI_EMULATION
 
 // Copied as late as is allowed, at the wait, so that a wait that is missing shows.
-inline void async_copy(void *to, const void *from, int bytes = 16) {
-    emulation::check_aligned(to, 16, "cp.async to shared memory");
-    emulation::check_aligned(from, 16, "cp.async from global memory");
+template <int kBytes = 16> inline void async_copy(void *to, const void *from, int bytes = kBytes) {
+    emulation::check_aligned(to, kBytes, "cp.async to shared memory");
+    emulation::check_aligned(from, kBytes, "cp.async from global memory");
     auto &fiber = *emulation::fiber;
-    fiber.copies.push_back({to, from, bytes, fiber.groups});
+    fiber.copies.push_back({to, from, bytes, kBytes, fiber.groups});
 }
 inline void async_commit() {
     ++emulation::fiber->groups;
@@ -26,7 +26,7 @@ template <int kGroups> inline void async_wait() {
     for (const emulation::AsyncCopy &copy : fiber.copies) {
         if (copy.group + kGroups < fiber.groups) {
             std::memcpy(copy.to, copy.from, static_cast<size_t>(copy.bytes));
-            std::memset(static_cast<char *>(copy.to) + copy.bytes, 0, static_cast<size_t>(16 - copy.bytes));
+            std::memset(static_cast<char *>(copy.to) + copy.bytes, 0, static_cast<size_t>(copy.all - copy.bytes));
         } else {
             fiber.copies[left++] = copy;
         }
@@ -36,12 +36,17 @@ template <int kGroups> inline void async_wait() {
 
 #else
 
-// Starts to copy the first `bytes` of 16; the others become zeros. Both addresses are aligned to 16 bytes.
-__device__ __forceinline__ void async_copy(void *to, const void *from, int bytes = 16) {
-    asm volatile(
-        "cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(static_cast<unsigned>(__cvta_generic_to_shared(to))),
-        "l"(from), "r"(bytes)
-        : "memory");
+// Starts to copy the first `bytes` of kBytes; the others become zeros. Both addresses are aligned to kBytes. 16 bytes
+// pass the L1 cache by; fewer, whose neighbours other threads want, cannot.
+template <int kBytes = 16> __device__ __forceinline__ void async_copy(void *to, const void *from, int bytes = kBytes) {
+    static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
+    const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
+    if constexpr (kBytes == 16) {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+    } else {
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared), "l"(from), "n"(kBytes), "r"(bytes)
+                     : "memory");
+    }
 }
 // The copies started since the last commit are a group, which may be empty.
 __device__ __forceinline__ void async_commit() {
