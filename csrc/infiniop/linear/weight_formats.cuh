@@ -12,9 +12,17 @@
 
 namespace infini::weight_stream {
 
+// Where a lane's part of a slot begins: row lane / 4, the first of the lane's columns.
+template <typename F> __device__ __forceinline__ int lane_part(int g, int t) {
+    return F::kReadBytes == 4 ? place<F>(g, 0) + 4 * t : place<F>(g, t);
+}
+
+// The part's bytes of a step, of the lane's first row and of the one 8 below it; a step takes kReadBytes a lane.
 template <typename F, typename Read>
-__device__ __forceinline__ Read read_slot(const unsigned char *slot, int row, int chunk, int at) {
-    return *reinterpret_cast<const Read *>(slot + place<F>(row, chunk) + at);
+__device__ __forceinline__ void read_step(Read &low, Read &high, const unsigned char *slot, int part, int step) {
+    const unsigned char *const from = slot + (F::kReadBytes == 4 ? part + step * 16 : part ^ step * 64);
+    low = *reinterpret_cast<const Read *>(from);
+    high = *reinterpret_cast<const Read *>(from + 8 * kPitch<F>);
 }
 
 template <typename T> struct Dense {
@@ -26,10 +34,10 @@ template <typename T> struct Dense {
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
     template <int kTiles>
-    static __device__ __forceinline__ void multiply(const unsigned char *slot, int step, int g, int t,
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters], Sum (&sums)[kTiles][4]) {
-        const auto low = read_slot<Dense, cuda::Vector<uint32_t, 4>>(slot, g, 4 * step + t, 0);
-        const auto high = read_slot<Dense, cuda::Vector<uint32_t, 4>>(slot, g + 8, 4 * step + t, 0);
+        cuda::Vector<uint32_t, 4> low, high;
+        read_step<Dense>(low, high, slot, part, step);
 #pragma unroll
         for (int p = 0; p < 4; p += 2) {
             const uint32_t a[4] = {low.values[p], high.values[p], low.values[p + 1], high.values[p + 1]};
@@ -50,10 +58,10 @@ template <typename T> struct Int8 {
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
     template <int kTiles>
-    static __device__ __forceinline__ void multiply(const unsigned char *slot, int step, int g, int t,
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters], Sum (&sums)[kTiles][4]) {
-        const auto low = read_slot<Int8, cuda::Vector<uint32_t, 4>>(slot, g, 4 * step + t, 0);
-        const auto high = read_slot<Int8, cuda::Vector<uint32_t, 4>>(slot, g + 8, 4 * step + t, 0);
+        cuda::Vector<uint32_t, 4> low, high;
+        read_step<Int8>(low, high, slot, part, step);
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
             const uint32_t a[4] = {cuda::int8_pair<T, 0>(low.values[p]), cuda::int8_pair<T, 0>(high.values[p]),
@@ -75,10 +83,10 @@ struct Int8ByInt8 {
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
     template <int kTiles>
-    static __device__ __forceinline__ void multiply(const unsigned char *slot, int step, int g, int t,
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters], Sum (&sums)[kTiles][4]) {
-        const auto low = read_slot<Int8ByInt8, cuda::Vector<uint32_t, 4>>(slot, g, 4 * step + t, 0);
-        const auto high = read_slot<Int8ByInt8, cuda::Vector<uint32_t, 4>>(slot, g + 8, 4 * step + t, 0);
+        cuda::Vector<uint32_t, 4> low, high;
+        read_step<Int8ByInt8>(low, high, slot, part, step);
 #pragma unroll
         for (int p = 0; p < 4; p += 2) {
             const uint32_t a[4] = {low.values[p], high.values[p], low.values[p + 1], high.values[p + 1]};
@@ -134,14 +142,15 @@ template <typename T, bool kHasZeros = true> struct Int4 {
     }
 
     template <int kTiles>
-    static __device__ __forceinline__ void multiply(const unsigned char *slot, int step, int g, int t,
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters],
                                                     GroupSums<Part, kTiles> &sums) {
         constexpr uint32_t kOne = std::is_same_v<T, bf16> ? 0x3f803f80u : 0x3c003c00u;
         constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
-        uint32_t low[4], high[4];
-        cuda::int4_pairs<T>(low, read_slot<Int4, uint32_t>(slot, g, step, 4 * t));
-        cuda::int4_pairs<T>(high, read_slot<Int4, uint32_t>(slot, g + 8, step, 4 * t));
+        uint32_t words[2], low[4], high[4];
+        read_step<Int4>(words[0], words[1], slot, part, step);
+        cuda::int4_pairs<T>(low, words[0]);
+        cuda::int4_pairs<T>(high, words[1]);
 #pragma unroll
         for (int p = 0; p < 4; p += 2) {
             const uint32_t a[4] = {low[p], high[p], low[p + 1], high[p + 1]};
@@ -174,13 +183,13 @@ template <bool kHasZeros = true> struct Int4ByInt8Format {
     }
 
     template <int kTiles>
-    static __device__ __forceinline__ void multiply(const unsigned char *slot, int step, int g, int t,
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
                                                     const uint32_t (&x)[kTiles][kXRegisters],
                                                     GroupSums<Part, kTiles> &sums) {
         constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
         constexpr uint32_t kUpper = 0xf0f0f0f0u, kEight = 0x80808080u;
-        const auto low = read_slot<Int4ByInt8Format, uint32_t>(slot, g, step, 4 * t),
-                   high = read_slot<Int4ByInt8Format, uint32_t>(slot, g + 8, step, 4 * t);
+        uint32_t low, high;
+        read_step<Int4ByInt8Format>(low, high, slot, part, step);
         const uint32_t a[4] = {(low << 4 & kUpper) ^ kEight, (high << 4 & kUpper) ^ kEight, (low & kUpper) ^ kEight,
                                (high & kUpper) ^ kEight};
 #pragma unroll

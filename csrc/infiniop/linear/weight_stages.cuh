@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/async_copy.h"
+#include "cuda/keep.h"
 #include "cuda/vectors.h"
 #include "weight_stream_problem.cuh"
 
@@ -13,12 +14,19 @@ constexpr int kStages = 4;                // of a warp that are under way or in 
 constexpr int kStageBytes = 128;          // of each row of the weight
 constexpr int kChunks = kStageBytes / 16; // of 16 bytes, of each row
 
-// Where chunk `chunk` of 16 bytes of a row lies in a slot: such that neither the writes nor the reads of 4 or 16 bytes
-// by (row, column) = (lane / 4, lane % 4) meet a bank twice.
+// How far rows lie apart in a slot, and where chunk `chunk` of 16 bytes of a row lies: such that neither the writes nor
+// the reads of 4 or 16 bytes by (row, column) = (lane / 4, lane % 4) meet a bank twice.
+template <typename F> constexpr int kPitch = F::kReadBytes == 4 ? kStageBytes + 16 : kStageBytes;
+
 template <typename F> __device__ __forceinline__ int place(int row, int chunk) {
     static_assert(F::kReadBytes == 4 || F::kReadBytes == 16);
-    return F::kReadBytes == 4 ? row * (kStageBytes + 16) + chunk * 16
-                              : row * kStageBytes + (chunk ^ ((row & 1) << 2 | (row >> 1 & 3))) * 16;
+    const int turn = F::kReadBytes == 4 ? 0 : (row & 1) << 2 | (row >> 1 & 3);
+    return row * kPitch<F> + (chunk ^ turn) * 16;
+}
+
+// The same of rows 4 * i further down, from where the first one's lies.
+template <typename F> __device__ __forceinline__ int place_below(int first, int i) {
+    return (F::kReadBytes == 4 || i % 2 == 0 ? first : first ^ 2 * 16) + i * 4 * kPitch<F>;
 }
 
 // How scales and zeros of a stage's groups lie in its slot: [scales, zeros][kBlockRows][pitch bytes], of their dtype.
@@ -33,7 +41,7 @@ struct GroupSlots {
 template <typename F> struct Stage {
     static constexpr int kElements = kStageBytes * 8 / F::kBits; // of k
     static constexpr int kSteps = kElements / (4 * F::kLane);
-    static constexpr int kWeightBytes = kBlockRows * (F::kReadBytes == 4 ? kStageBytes + 16 : kStageBytes);
+    static constexpr int kWeightBytes = kBlockRows * kPitch<F>;
 
     template <typename X> static GroupSlots groups(const Problem<X> &a) {
         GroupSlots slots;
@@ -86,14 +94,18 @@ __device__ __forceinline__ cuda::Vector<uint32_t, 4> read_chunk(const Weight &w,
 template <typename F> class WeightCopies {
 public:
     __device__ __forceinline__ WeightCopies(const Weight &w, int64_t first_row, int lane)
-        : row_(lane / kChunks), chunk_(lane % kChunks), from_(w.data + (first_row + row_) * w.row + chunk_ * 16) {}
+        : row_(lane / kChunks), chunk_(lane % kChunks), to_(place<F>(row_, chunk_)),
+          from_(w.data + (first_row + row_) * w.row + chunk_ * 16) {
+        cuda::keep(to_);
+        cuda::keep(from_);
+    }
 
     // A whole stage of a block that has all its rows.
     __device__ __forceinline__ void start(const Weight &w, int stage, unsigned char *slot) const {
         const unsigned char *const from = from_ + static_cast<int64_t>(stage) * kStageBytes;
 #pragma unroll
         for (int i = 0; i < kCopies; ++i) {
-            cuda::async_copy(slot + place<F>(row_ + i * kRowStep, chunk_), from + i * kRowStep * w.row);
+            cuda::async_copy(slot + place_below<F>(to_, i), from + i * kRowStep * w.row);
         }
     }
 
@@ -107,7 +119,7 @@ public:
             const int64_t row = first_row + row_ + i * kRowStep;
             const int left = row < w.n ? there : 0;
             const unsigned char *const from = w.data + (left > 0 ? row * w.row : 0);
-            unsigned char *const to = slot + place<F>(row_ + i * kRowStep, chunk_);
+            unsigned char *const to = slot + place_below<F>(to_, i);
             if (w.whole) {
                 cuda::async_copy(to, left > 0 ? from + byte : w.data, left);
             } else {
@@ -118,7 +130,9 @@ public:
 
 private:
     static constexpr int kRowStep = 32 / kChunks, kCopies = kBlockRows / kRowStep;
+    static_assert(kRowStep == 4);
     const int row_, chunk_;
+    int to_;
     const unsigned char *from_;
 };
 

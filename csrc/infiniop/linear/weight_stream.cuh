@@ -56,6 +56,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
         int64_t at[2];
         a.rows.locate(m < a.m ? m : 0, at);
         x[i] = reinterpret_cast<const unsigned char *>(a.x + at[0] + t * F::kLane);
+        cuda::keep(x[i]);
     }
     // The warp's stages are number warp, warp + kWarps, ...; the first ones are whole.
     const auto mine_of = [&](int64_t stages) {
@@ -83,6 +84,8 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
         cuda::async_commit();
     };
 
+    int part = lane_part<F>(g, t);
+    cuda::keep(part);
     Sum sums[kTiles][4] = {};
     const bool one_step = a.group_shift == 5, two_steps = a.group_shift == 6; // of a group; else four
     const auto multiply = [&](int i, const unsigned char *slot, auto is_whole) {
@@ -117,7 +120,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
             for (int tile = 0; tile < kTiles; ++tile) {
                 F::arrange(mine_of_x[tile]);
             }
-            F::template multiply<kTiles>(slot, step, g, t, mine_of_x, into);
+            F::template multiply<kTiles>(slot, part, step, mine_of_x, into);
             if (kLoaded > 0 && step + kLoaded < S::kSteps) {
                 load(step + kLoaded);
             }
@@ -152,7 +155,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
     }
 
     // The warps' sums, in their order.
-    constexpr int kPitch = kBlockRows + 4, kRows = kTiles * kTileRows;
+    constexpr int kPartPitch = kBlockRows + 4, kRows = kTiles * kTileRows;
     cuda::async_wait<0>();
     __syncthreads();
     auto *const parts = reinterpret_cast<Sum *>(memory);
@@ -160,7 +163,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
     for (int i = 0; i < kTiles; ++i) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) {
-            parts[(warp * kRows + i * kTileRows + 2 * t + e % 2) * kPitch + g + e / 2 * 8] = sums[i][e];
+            parts[(warp * kRows + i * kTileRows + 2 * t + e % 2) * kPartPitch + g + e / 2 * 8] = sums[i][e];
         }
     }
     __syncthreads();
@@ -170,7 +173,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
             Sum sum = 0;
 #pragma unroll
             for (int part = 0; part < kWarps; ++part) {
-                sum += parts[(part * kRows + m) * kPitch + row];
+                sum += parts[(part * kRows + m) * kPartPitch + row];
             }
             finish(a, w, first_m + m, first_row + row, static_cast<float>(sum));
         }
