@@ -103,8 +103,8 @@ def linear_int4(
     converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster (in AMX tiles,
     of bfloat16 x, it is converted for every 1024 rows; not timed on a CPU that has them). With
     quantize_x, on AVX-512 VNNI, it is as fast as that at one row (faster where k is small), faster at more, and faster
-    than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8; sums
-    within 32 elements are scaled and added up, whatever the group.
+    than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8;
+    float32 x is multiplied by (q - 8) * scale + zero, element by element.
 
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.

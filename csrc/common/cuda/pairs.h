@@ -9,13 +9,16 @@
 
 namespace infini::cuda {
 
-// (a & b) | c, in one instruction, which the compiler does not find for two constants.
+// (a & b) | c and (a & b) ^ c, in one instruction, which the compiler does not find for two constants.
 // a - b and a * b + c, number by number, rounded once, to nearest even; x and y rounded to nearest even, x in the low
 // bits.
 #ifdef INFINI_EMULATION
 
 inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
     return (a & b) | c;
+}
+inline uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) {
+    return (a & b) ^ c;
 }
 
 template <typename T> inline uint32_t pair_of(float x, float y) {
@@ -46,6 +49,11 @@ template <typename T> inline uint32_t multiply_add_pairs(uint32_t a, uint32_t b,
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t out;
     asm("lop3.b32 %0, %1, %2, %3, 0xea;\n" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;\n" : "=r"(out) : "r"(a), "r"(b), "r"(c));
     return out;
 }
 

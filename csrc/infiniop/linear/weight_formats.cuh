@@ -190,8 +190,8 @@ template <bool kHasZeros = true> struct Int4ByInt8Format {
         constexpr uint32_t kUpper = 0xf0f0f0f0u, kEight = 0x80808080u;
         uint32_t low, high;
         read_step<Int4ByInt8Format>(low, high, slot, part, step);
-        const uint32_t a[4] = {(low << 4 & kUpper) ^ kEight, (high << 4 & kUpper) ^ kEight, (low & kUpper) ^ kEight,
-                               (high & kUpper) ^ kEight};
+        const uint32_t a[4] = {cuda::and_xor(low << 4, kUpper, kEight), cuda::and_xor(high << 4, kUpper, kEight),
+                               cuda::and_xor(low, kUpper, kEight), cuda::and_xor(high, kUpper, kEight)};
 #pragma unroll
         for (int i = 0; i < kTiles; ++i) {
             cuda::mma(sums.products[i], a, x[i][0], x[i][1]);
