@@ -7,7 +7,7 @@
 // beside any others.
 // Limit: memory bandwidth of the weight's bytes, 4.3 TB/s on an H200: 18.6 bytes a clock for each of 132
 // multiprocessors, which can issue 440 instructions in the time of a stage (2 KB); docs/gpu.md counts them. Some 23 KB
-// must be under way; two blocks have 128 KB, less where k is short.
+// must be under way; a block has 64 KB, less where k is short, and up to 8 rows of x there are three, beyond them two.
 #pragma once
 
 #include <algorithm>
