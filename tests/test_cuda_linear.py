@@ -55,13 +55,6 @@ def test_a_row_of_quantised_products_has_the_same_bits_beside_any_others(
         assert torch.equal(op(x[:rows], *rest, quantize_x), alone[:rows]), rows
 
 
-@pytest.mark.parametrize("group", [32, 64, 128])
-def test_groups_beyond_one_table_of_scales(group: int) -> None:
-    for k in (8192, 8192 + group, 3 * 8192 - group):
-        for zeros in (False, True):
-            check("linear_int4", *inputs_int4(torch.bfloat16, 2, k=k, n=17, group=group, zeros=zeros))
-
-
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_layouts_that_cublas_does_not_take(dtype: torch.dtype) -> None:
     a, b = factors(dtype, (40, 33), (33, 50))

@@ -108,8 +108,8 @@ def linear_int4(
     converted again for every 8 rows or less: from about 32 rows on a dense product of bfloat16 is faster (in AMX tiles,
     of bfloat16 x, it is converted for every 1024 rows; not timed on a CPU that has them). With
     quantize_x, on AVX-512 VNNI, it is as fast as that at one row (faster where k is small), faster at more, and faster
-    than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8; sums
-    within 32 elements are scaled and added up, whatever the group. From 64 rows on, without quantize_x, cuBLAS
+    than a dense product at any number of rows. Without VNNI it is right, but not fast. On CUDA, as in linear_int8;
+    float32 x is multiplied by (q - 8) * scale + zero, element by element. From 64 rows on, without quantize_x, cuBLAS
     multiplies by w rounded to the dtype of x, of which w must be within the range. With quantize_x it never does: it
     would have to multiply group by group.
 

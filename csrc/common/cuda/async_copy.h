@@ -1,5 +1,5 @@
-// Copies from global to shared memory that go on while the thread computes (cp.async): 16 or 4 bytes each, started one
-// by one, committed in groups, waited for by groups. Other threads see a copy after its thread's wait and a barrier.
+// Copies from global to shared memory that go on while the thread computes (cp.async): 16 bytes each, or 4 or 8,
+// started one by one, committed in groups, waited for by groups. Other threads see a copy after its thread's wait and a barrier.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -36,14 +36,16 @@ template <int kGroups> inline void async_wait() {
 
 #else
 
-// Starts to copy the first `bytes` of kBytes; the others become zeros. Both addresses are aligned to kBytes.
+// Starts to copy the first `bytes` of kBytes; the others become zeros. Both addresses are aligned to kBytes. 16 bytes
+// pass the L1 cache by; fewer, whose neighbours other threads want, cannot.
 template <int kBytes = 16> __device__ __forceinline__ void async_copy(void *to, const void *from, int bytes = kBytes) {
-    static_assert(kBytes == 16 || kBytes == 4);
+    static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
     const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
     if constexpr (kBytes == 16) {
         asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
     } else {
-        asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared), "l"(from), "r"(bytes) : "memory");
+        asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;\n" ::"r"(shared), "l"(from), "n"(kBytes), "r"(bytes)
+                     : "memory");
     }
 }
 // The copies started since the last commit are a group, which may be empty.

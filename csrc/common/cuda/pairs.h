@@ -3,10 +3,23 @@
 
 #include "numbers.h"
 
+#ifdef INFINI_EMULATION
+#include <cmath>
+#endif
+
 namespace infini::cuda {
 
-// a - b, number by number, rounded to nearest even; x and y rounded to nearest even, x in the low bits.
+// (a & b) | c and (a & b) ^ c, in one instruction, which the compiler does not find for two constants.
+// a - b and a * b + c, number by number, rounded once, to nearest even; x and y rounded to nearest even, x in the low
+// bits.
 #ifdef INFINI_EMULATION
+
+inline uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+    return (a & b) | c;
+}
+inline uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) {
+    return (a & b) ^ c;
+}
 
 template <typename T> inline uint32_t pair_of(float x, float y) {
     return narrow<T>(x).bits | static_cast<uint32_t>(narrow<T>(y).bits) << 16;
@@ -21,7 +34,28 @@ template <typename T> inline uint32_t subtract_pairs(uint32_t a, uint32_t b) {
     return out;
 }
 
+template <typename T> inline uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t out = 0;
+    for (int i = 0; i < 2; ++i) {
+        const T left{static_cast<uint16_t>(a >> 16 * i)}, right{static_cast<uint16_t>(b >> 16 * i)},
+            summand{static_cast<uint16_t>(c >> 16 * i)};
+        out |= static_cast<uint32_t>(narrow<T>(std::fma(widen(left), widen(right), widen(summand))).bits) << 16 * i;
+    }
+    return out;
+}
+
 #else
+
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0xea;\n" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
+__device__ __forceinline__ uint32_t and_xor(uint32_t a, uint32_t b, uint32_t c) {
+    uint32_t out;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;\n" : "=r"(out) : "r"(a), "r"(b), "r"(c));
+    return out;
+}
 
 template <typename T> __device__ __forceinline__ uint32_t pair_of(float x, float y) {
     uint32_t out;
@@ -32,14 +66,23 @@ template <typename T> __device__ __forceinline__ uint32_t pair_of(float x, float
     }
     return out;
 }
-template <typename T> __device__ __forceinline__ uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+template <typename T> __device__ __forceinline__ uint32_t multiply_add_pairs(uint32_t a, uint32_t b, uint32_t c) {
     uint32_t out;
     if constexpr (std::is_same_v<T, bf16>) {
-        asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(out) : "r"(b), "r"(0xbf80bf80u), "r"(a)); // b * -1 + a
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;\n" : "=r"(out) : "r"(a), "r"(b), "r"(c));
     } else {
-        asm("sub.rn.f16x2 %0, %1, %2;\n" : "=r"(out) : "r"(a), "r"(b));
+        asm("fma.rn.f16x2 %0, %1, %2, %3;\n" : "=r"(out) : "r"(a), "r"(b), "r"(c));
     }
     return out;
+}
+template <typename T> __device__ __forceinline__ uint32_t subtract_pairs(uint32_t a, uint32_t b) {
+    if constexpr (std::is_same_v<T, bf16>) {
+        return multiply_add_pairs<bf16>(b, 0xbf80bf80u, a); // b * -1 + a
+    } else {
+        uint32_t out;
+        asm("sub.rn.f16x2 %0, %1, %2;\n" : "=r"(out) : "r"(a), "r"(b));
+        return out;
+    }
 }
 
 #endif
@@ -82,10 +125,25 @@ template <typename T> __device__ __forceinline__ void int8_pairs(uint32_t &even,
     odd = widen(bytes >> 8);
 }
 
-// Nibbles i and i + 4 of eight, 0 to 15, less 8, as two numbers, exactly.
-template <typename T> __device__ __forceinline__ uint32_t int4_pair(uint32_t nibbles, int i) {
-    constexpr uint32_t kBase = std::is_same_v<T, bf16> ? 0x43004300u : 0x64006400u; // 128, 1024
-    return subtract_pairs<T>((nibbles >> 4 * i & 0x000f000fu) | kBase, kBase + 0x00080008u);
+// Nibbles i and i + 4 of eight, 0 to 15, less 8, as two numbers, exactly; for i = 0 to 3. A nibble is put into the
+// mantissa of a power of two, of which it and 8 are taken off again: 1024 (or 64, the nibble a sixteenth of what it says
+// where it lies) for f16, 128 for bf16, whose mantissa is too short to take a nibble anywhere but in the lowest bits.
+template <typename T> __device__ __forceinline__ void int4_pairs(uint32_t (&out)[4], uint32_t nibbles) {
+    if constexpr (std::is_same_v<T, bf16>) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            out[i] =
+                multiply_add_pairs<bf16>(and_or(nibbles >> 4 * i, 0x000f000fu, 0x43004300u), 0x3f803f80u, 0xc308c308u);
+        }
+    } else {
+#pragma unroll
+        for (int i = 0; i < 4; i += 2) {
+            const uint32_t two = nibbles >> 4 * i;
+            out[i] = multiply_add_pairs<f16>(and_or(two, 0x000f000fu, 0x64006400u), 0x3c003c00u, 0xe408e408u);
+            out[i + 1] =
+                multiply_add_pairs<f16>(and_or(two, 0x00f000f0u, 0x64006400u), 0x2c002c00u, 0xd480d480u); // - 72
+        }
+    }
 }
 
 } // namespace infini::cuda

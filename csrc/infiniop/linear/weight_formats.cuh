@@ -1,0 +1,206 @@
+// The formats of weights that weight_stream.cuh streams: how the bytes of a stage in shared memory meet x on the tensor
+// cores. Elements of k go there in an order that spares shuffles: a lane multiplies what it has read, and x goes through
+// the same permutation (`arrange`).
+// A format takes a stage in steps, of which a lane has kLane elements of a row, read kReadBytes at a time.
+#pragma once
+
+#include "cuda/mma.h"
+#include "cuda/mma_int8.h"
+#include "cuda/pairs.h"
+#include "cuda/vectors.h"
+#include "weight_stages.cuh"
+
+namespace infini::weight_stream {
+
+// Where a lane's part of a slot begins: row lane / 4, the first of the lane's columns.
+template <typename F> __device__ __forceinline__ int lane_part(int g, int t) {
+    return F::kReadBytes == 4 ? place<F>(g, 0) + 4 * t : place<F>(g, t);
+}
+
+// The part's bytes of a step, of the lane's first row and of the one 8 below it; a step takes kReadBytes a lane.
+template <typename F, typename Read>
+__device__ __forceinline__ void read_step(Read &low, Read &high, const unsigned char *slot, int part, int step) {
+    const unsigned char *const from = slot + (F::kReadBytes == 4 ? part + step * 16 : part ^ step * 64);
+    low = *reinterpret_cast<const Read *>(from);
+    high = *reinterpret_cast<const Read *>(from + 8 * kPitch<F>);
+}
+
+template <typename T> struct Dense {
+    using X = T;
+    using Sum = float;
+    static constexpr int kElementBytes = 2, kBits = 16, kLane = 8, kXRegisters = 4, kReadBytes = 16,
+                         kMostWeights = weight_stream::kMostWeights;
+    static constexpr bool kGrouped = false;
+    static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
+
+    template <int kTiles>
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
+                                                    const uint32_t (&x)[kTiles][kXRegisters], Sum (&sums)[kTiles][4]) {
+        cuda::Vector<uint32_t, 4> low, high;
+        read_step<Dense>(low, high, slot, part, step);
+#pragma unroll
+        for (int p = 0; p < 4; p += 2) {
+            const uint32_t a[4] = {low.values[p], high.values[p], low.values[p + 1], high.values[p + 1]};
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                cuda::mma<T>(sums[i], a, x[i][p], x[i][p + 1]);
+            }
+        }
+    }
+};
+
+// int8 weights, x of a half type: the integers are exact in it.
+template <typename T> struct Int8 {
+    using X = T;
+    using Sum = float;
+    static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 8, kReadBytes = 16, kMostWeights = 1;
+    static constexpr bool kGrouped = false;
+    static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
+
+    template <int kTiles>
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
+                                                    const uint32_t (&x)[kTiles][kXRegisters], Sum (&sums)[kTiles][4]) {
+        cuda::Vector<uint32_t, 4> low, high;
+        read_step<Int8>(low, high, slot, part, step);
+#pragma unroll
+        for (int p = 0; p < 4; ++p) {
+            const uint32_t a[4] = {cuda::int8_pair<T, 0>(low.values[p]), cuda::int8_pair<T, 0>(high.values[p]),
+                                   cuda::int8_pair<T, 2>(low.values[p]), cuda::int8_pair<T, 2>(high.values[p])};
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                cuda::mma<T>(sums[i], a, x[i][2 * p], x[i][2 * p + 1]);
+            }
+        }
+    }
+};
+
+// int8 weights and int8 x: exact sums.
+struct Int8ByInt8 {
+    using X = int8_t;
+    using Sum = int32_t;
+    static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 4, kReadBytes = 16, kMostWeights = 1;
+    static constexpr bool kGrouped = false;
+    static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
+
+    template <int kTiles>
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
+                                                    const uint32_t (&x)[kTiles][kXRegisters], Sum (&sums)[kTiles][4]) {
+        cuda::Vector<uint32_t, 4> low, high;
+        read_step<Int8ByInt8>(low, high, slot, part, step);
+#pragma unroll
+        for (int p = 0; p < 4; p += 2) {
+            const uint32_t a[4] = {low.values[p], high.values[p], low.values[p + 1], high.values[p + 1]};
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                cuda::mma(sums[i], a, x[i][p], x[i][p + 1]);
+            }
+        }
+    }
+};
+
+// ---- int4: a step is of 32 elements, and so of one group; kUnit times a product is one with q - 8 ----
+
+// What is summed within a group before it is scaled: products with q - 8, and, for zeros, x itself as products with
+// ones: 16 instructions a stage, where the lanes' own additions would take 130 for 8 rows of x.
+template <typename Part, int kTiles> struct GroupSums {
+    Part products[kTiles][4] = {}, of_x[kTiles][4] = {};
+};
+
+// sums += scale * products + zero * x's own sum.
+template <typename F, int kTiles>
+__device__ __forceinline__ void add_group(float (&sums)[kTiles][4], const GroupSums<typename F::Part, kTiles> &group,
+                                          const GroupScales &scales) {
+#pragma unroll
+    for (int i = 0; i < kTiles; ++i) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+            sums[i][e] += scales.scale[e / 2] * F::kUnit * static_cast<float>(group.products[i][e]);
+            if constexpr (F::kZeros) {
+                sums[i][e] += scales.zero[e / 2] * static_cast<float>(group.of_x[i][e]);
+            }
+        }
+    }
+}
+
+// int4 weights, x of a half type: q - 8 is exact in it.
+template <typename T, bool kHasZeros = true> struct Int4 {
+    using X = T;
+    using Sum = float;
+    using Part = float;
+    using WithoutZeros = Int4<T, false>;
+    static constexpr int kElementBytes = 1, kBits = 4, kLane = 8, kXRegisters = 4, kReadBytes = 4, kMostWeights = 1;
+    static constexpr bool kGrouped = true, kZeros = kHasZeros;
+    static constexpr float kUnit = 1;
+
+    // Elements i and i + 4 become pairs, as nibbles do.
+    static __device__ __forceinline__ void arrange(uint32_t (&x)[kXRegisters]) {
+        const uint32_t a = x[0], b = x[1], c = x[2], d = x[3];
+        x[0] = __byte_perm(a, c, 0x5410);
+        x[1] = __byte_perm(a, c, 0x7632);
+        x[2] = __byte_perm(b, d, 0x5410);
+        x[3] = __byte_perm(b, d, 0x7632);
+    }
+
+    template <int kTiles>
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
+                                                    const uint32_t (&x)[kTiles][kXRegisters],
+                                                    GroupSums<Part, kTiles> &sums) {
+        constexpr uint32_t kOne = std::is_same_v<T, bf16> ? 0x3f803f80u : 0x3c003c00u;
+        constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
+        uint32_t words[2], low[4], high[4];
+        read_step<Int4>(words[0], words[1], slot, part, step);
+        cuda::int4_pairs<T>(low, words[0]);
+        cuda::int4_pairs<T>(high, words[1]);
+#pragma unroll
+        for (int p = 0; p < 4; p += 2) {
+            const uint32_t a[4] = {low[p], high[p], low[p + 1], high[p + 1]};
+#pragma unroll
+            for (int i = 0; i < kTiles; ++i) {
+                cuda::mma<T>(sums.products[i], a, x[i][p], x[i][p + 1]);
+                if constexpr (kZeros) {
+                    cuda::mma<T>(sums.of_x[i], kOnes, x[i][p], x[i][p + 1]);
+                }
+            }
+        }
+    }
+};
+
+// int4 weights and int8 x: sums within a group are exact. A nibble becomes the upper half of a byte, 16 (q - 8).
+template <bool kHasZeros = true> struct Int4ByInt8Format {
+    using X = int8_t;
+    using Sum = float;
+    using Part = int32_t;
+    using WithoutZeros = Int4ByInt8Format<false>;
+    static constexpr int kElementBytes = 1, kBits = 4, kLane = 8, kXRegisters = 2, kReadBytes = 4, kMostWeights = 1;
+    static constexpr bool kGrouped = true, kZeros = kHasZeros;
+    static constexpr float kUnit = 1.0f / 16;
+
+    // Even elements, then odd ones, as nibbles.
+    static __device__ __forceinline__ void arrange(uint32_t (&x)[kXRegisters]) {
+        const uint32_t a = x[0], b = x[1];
+        x[0] = __byte_perm(a, b, 0x6420);
+        x[1] = __byte_perm(a, b, 0x7531);
+    }
+
+    template <int kTiles>
+    static __device__ __forceinline__ void multiply(const unsigned char *slot, int part, int step,
+                                                    const uint32_t (&x)[kTiles][kXRegisters],
+                                                    GroupSums<Part, kTiles> &sums) {
+        constexpr uint32_t kOnes[4] = {0x01010101u, 0x01010101u, 0x01010101u, 0x01010101u};
+        constexpr uint32_t kUpper = 0xf0f0f0f0u, kEight = 0x80808080u;
+        uint32_t low, high;
+        read_step<Int4ByInt8Format>(low, high, slot, part, step);
+        const uint32_t a[4] = {cuda::and_xor(low << 4, kUpper, kEight), cuda::and_xor(high << 4, kUpper, kEight),
+                               cuda::and_xor(low, kUpper, kEight), cuda::and_xor(high, kUpper, kEight)};
+#pragma unroll
+        for (int i = 0; i < kTiles; ++i) {
+            cuda::mma(sums.products[i], a, x[i][0], x[i][1]);
+            if constexpr (kZeros) {
+                cuda::mma(sums.of_x[i], kOnes, x[i][0], x[i][1]);
+            }
+        }
+    }
+};
+using Int4ByInt8 = Int4ByInt8Format<>;
+
+} // namespace infini::weight_stream

@@ -1,0 +1,259 @@
+// Stages of weight_stream.cuh: 128 bytes of each of a block's 16 rows of the weight, on their way to a slot of shared
+// memory, with the scales and zeros of their groups behind them; and the part of x that they meet.
+// Where addresses are aligned and a stage is whole nothing is checked.
+#pragma once
+
+#include "cuda/async_copy.h"
+#include "cuda/keep.h"
+#include "cuda/vectors.h"
+#include "weight_stream_problem.cuh"
+
+namespace infini::weight_stream {
+
+constexpr int kStages = 4;                // of a warp that are under way or in use
+constexpr int kStageBytes = 128;          // of each row of the weight
+constexpr int kChunks = kStageBytes / 16; // of 16 bytes, of each row
+
+// How far rows lie apart in a slot, and where chunk `chunk` of 16 bytes of a row lies: such that neither the writes nor
+// the reads of 4 or 16 bytes by (row, column) = (lane / 4, lane % 4) meet a bank twice.
+template <typename F> constexpr int kPitch = F::kReadBytes == 4 ? kStageBytes + 16 : kStageBytes;
+
+template <typename F> __device__ __forceinline__ int place(int row, int chunk) {
+    static_assert(F::kReadBytes == 4 || F::kReadBytes == 16);
+    const int turn = F::kReadBytes == 4 ? 0 : (row & 1) << 2 | (row >> 1 & 3);
+    return row * kPitch<F> + (chunk ^ turn) * 16;
+}
+
+// The same of rows 4 * i further down, from where the first one's lies.
+template <typename F> __device__ __forceinline__ int place_below(int first, int i) {
+    return (F::kReadBytes == 4 || i % 2 == 0 ? first : first ^ 2 * 16) + i * 4 * kPitch<F>;
+}
+
+// How scales and zeros of a stage's groups lie in its slot: [scales, zeros][kBlockRows][pitch bytes], of their dtype.
+struct GroupSlots {
+    infiniDtype_t dtype = INFINI_DTYPE_INVALID;
+    int value = 0;      // bytes of one
+    int pitch = 0;      // bytes of a row of a stage: of 2 to 8 values
+    int row_bytes = 0;  // of all groups of a row
+    int copy_bytes = 0; // that are copied at once: 4, 8 or 16; 0: they are not aligned
+};
+
+template <typename F> struct Stage {
+    static constexpr int kElements = kStageBytes * 8 / F::kBits; // of k
+    static constexpr int kSteps = kElements / (4 * F::kLane);
+    static constexpr int kWeightBytes = kBlockRows * kPitch<F>;
+
+    template <typename X> static GroupSlots groups(const Problem<X> &a) {
+        GroupSlots slots;
+        if constexpr (F::kGrouped) {
+            slots.dtype = a.scales.dtype;
+            slots.value = static_cast<int>(size_of(a.scales.dtype));
+            slots.pitch = (kElements >> a.group_shift) * slots.value;
+            slots.row_bytes = static_cast<int>(a.k >> a.group_shift) * slots.value;
+            const int bytes = slots.pitch < 16 ? slots.pitch : 16;
+            const auto fits = [&](const Numbers &numbers) {
+                return reinterpret_cast<uintptr_t>(numbers.data) % bytes == 0 &&
+                       (a.weight[0].n <= 1 || numbers.stride * slots.value % bytes == 0);
+            };
+            slots.copy_bytes = fits(a.scales) && fits(a.zeros) ? bytes : 0;
+        }
+        return slots;
+    }
+    static int slot_bytes(const GroupSlots &slots) { // in whole units of 16
+        if constexpr (F::kGrouped) {
+            return kWeightBytes + (F::kZeros ? 2 : 1) * kBlockRows * slots.pitch;
+        }
+        return kWeightBytes;
+    }
+};
+
+// ---- weights ----
+
+// 16 bytes of a row of the weight, of which `left` are there.
+__device__ __forceinline__ cuda::Vector<uint32_t, 4> read_chunk(const Weight &w, const unsigned char *row,
+                                                                int64_t first, int left, int size) {
+    uint32_t words[4] = {};
+#pragma unroll
+    for (int i = 0; i < 16; i += 2) {
+        if (size == 2) {
+            if (i < left) {
+                const auto value = *reinterpret_cast<const uint16_t *>(row + (first + i) / 2 * w.element);
+                words[i / 4] |= static_cast<uint32_t>(value) << i % 4 * 8;
+            }
+        } else {
+#pragma unroll
+            for (int j = i; j < i + 2; ++j) {
+                words[j / 4] |= j < left ? static_cast<uint32_t>(row[(first + j) * w.element]) << j % 4 * 8 : 0u;
+            }
+        }
+    }
+    return {{words[0], words[1], words[2], words[3]}};
+}
+
+// A lane's share of the copies of a stage: a chunk of every fourth row.
+template <typename F> class WeightCopies {
+public:
+    __device__ __forceinline__ WeightCopies(const Weight &w, int64_t first_row, int lane)
+        : row_(lane / kChunks), chunk_(lane % kChunks), to_(place<F>(row_, chunk_)),
+          from_(w.data + (first_row + row_) * w.row + chunk_ * 16) {
+        cuda::keep(to_);
+        cuda::keep(from_);
+    }
+
+    // A whole stage of a block that has all its rows.
+    __device__ __forceinline__ void start(const Weight &w, int stage, unsigned char *slot) const {
+        const unsigned char *const from = from_ + static_cast<int64_t>(stage) * kStageBytes;
+#pragma unroll
+        for (int i = 0; i < kCopies; ++i) {
+            cuda::async_copy(slot + place_below<F>(to_, i), from + i * kRowStep * w.row);
+        }
+    }
+
+    // A stage that may end within k, or be of fewer rows; the weight may lie anywhere.
+    __device__ __forceinline__ void start_any(const Weight &w, int64_t first_row, int64_t row_bytes, int stage,
+                                              unsigned char *slot) const {
+        const int64_t byte = static_cast<int64_t>(stage) * kStageBytes + chunk_ * 16;
+        const int there = static_cast<int>(row_bytes - byte < 16 ? (row_bytes > byte ? row_bytes - byte : 0) : 16);
+#pragma unroll 1
+        for (int i = 0; i < kCopies; ++i) {
+            const int64_t row = first_row + row_ + i * kRowStep;
+            const int left = row < w.n ? there : 0;
+            const unsigned char *const from = w.data + (left > 0 ? row * w.row : 0);
+            unsigned char *const to = slot + place_below<F>(to_, i);
+            if (w.whole) {
+                cuda::async_copy(to, left > 0 ? from + byte : w.data, left);
+            } else {
+                *reinterpret_cast<cuda::Vector<uint32_t, 4> *>(to) = read_chunk(w, from, byte, left, F::kElementBytes);
+            }
+        }
+    }
+
+private:
+    static constexpr int kRowStep = 32 / kChunks, kCopies = kBlockRows / kRowStep;
+    static_assert(kRowStep == 4);
+    const int row_, chunk_;
+    int to_;
+    const unsigned char *from_;
+};
+
+// ---- scales and zeros of groups ----
+
+// A lane's share of the copies: a row's scales, or its zeros.
+class GroupCopies {
+public:
+    template <typename X>
+    __device__ __forceinline__ GroupCopies(const Problem<X> &a, const Weight &w, const GroupSlots &slots,
+                                           int64_t first_row, int lane)
+        : lane_(lane) {
+        const Numbers &numbers = lane < kBlockRows ? a.scales : a.zeros;
+        const int64_t row = first_row + lane % kBlockRows, last = w.n - 1;
+        from_ =
+            static_cast<const unsigned char *>(numbers.data) + (row < last ? row : last) * numbers.stride * slots.value;
+    }
+
+    // A whole stage's, where they are aligned; slot: from where its scales lie on.
+    __device__ __forceinline__ void start(const GroupSlots &slots, bool zeros, int stage, unsigned char *slot) const {
+        if (lane_ >= kBlockRows && !zeros) {
+            return;
+        }
+        const unsigned char *const from = from_ + static_cast<int64_t>(stage) * slots.pitch;
+        unsigned char *const to = slot + lane_ * slots.pitch;
+        if (slots.copy_bytes == 4) {
+            cuda::async_copy<4>(to, from);
+        } else if (slots.copy_bytes == 8) {
+            cuda::async_copy<8>(to, from);
+        } else {
+            cuda::async_copy<16>(to, from);
+            if (slots.pitch > 16) {
+                cuda::async_copy<16>(to + 16, from + 16);
+            }
+        }
+    }
+
+    // Any stage's: two bytes at a time, and zeros beyond the last group.
+    __device__ __forceinline__ void start_any(const GroupSlots &slots, bool zeros, int stage,
+                                              unsigned char *slot) const {
+        if (lane_ >= kBlockRows && !zeros) {
+            return;
+        }
+        const int first = stage * slots.pitch;
+#pragma unroll 1
+        for (int at = 0; at < slots.pitch; at += 2) {
+            *reinterpret_cast<uint16_t *>(slot + lane_ * slots.pitch + at) =
+                first + at < slots.row_bytes ? *reinterpret_cast<const uint16_t *>(from_ + first + at) : uint16_t{0};
+        }
+    }
+
+private:
+    const int lane_;
+    const unsigned char *from_;
+};
+
+// Of the two rows of the weight that a lane has sums of.
+struct GroupScales {
+    float scale[2], zero[2];
+};
+
+template <typename T, bool kZeros>
+__device__ __forceinline__ GroupScales read_scales(const unsigned char *at, int pitch) {
+    GroupScales scales;
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+        scales.scale[i] = cuda::widen(*reinterpret_cast<const T *>(at + i * 8 * pitch));
+        scales.zero[i] = kZeros ? cuda::widen(*reinterpret_cast<const T *>(at + (kBlockRows + i * 8) * pitch)) : 0.0f;
+    }
+    return scales;
+}
+
+// at: the first row's scale, in the slot.
+template <bool kZeros>
+__device__ __forceinline__ GroupScales read_scales(const GroupSlots &slots, const unsigned char *at) {
+    switch (slots.dtype) {
+    case INFINI_DTYPE_BF16:
+        return read_scales<bf16, kZeros>(at, slots.pitch);
+    case INFINI_DTYPE_F16:
+        return read_scales<f16, kZeros>(at, slots.pitch);
+    default:
+        return read_scales<float, kZeros>(at, slots.pitch);
+    }
+}
+
+// ---- x ----
+
+// A lane's part of x for one step: elements from `from` on, of which `all_left` are there; whole: all, in aligned vectors.
+template <bool kWhole, typename X, int kRegisters>
+__device__ __forceinline__ void load_x(uint32_t (&out)[kRegisters], const unsigned char *from, int64_t all_left) {
+    const X *const x = reinterpret_cast<const X *>(from);
+    constexpr int kPart = kRegisters < 4 ? kRegisters : 4, kInRegister = 4 / sizeof(X);
+    if constexpr (kWhole) {
+#pragma unroll
+        for (int i = 0; i < kRegisters; i += kPart) {
+            const auto part = *reinterpret_cast<const cuda::Vector<uint32_t, kPart> *>(x + i * kInRegister);
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) {
+                out[i + j] = part.values[j];
+            }
+        }
+    } else {
+        constexpr int kElements = kRegisters * kInRegister;
+        const int left = static_cast<int>(all_left < kElements ? all_left : kElements);
+#pragma unroll
+        for (int i = 0; i < kRegisters; ++i) {
+            out[i] = 0;
+#pragma unroll
+            for (int j = 0; j < kInRegister; ++j) {
+                if (i * kInRegister + j < left) {
+                    uint32_t bits;
+                    if constexpr (sizeof(X) == 2) {
+                        bits = x[i * kInRegister + j].bits;
+                    } else {
+                        bits = static_cast<uint8_t>(x[i * kInRegister + j]);
+                    }
+                    out[i] |= bits << (j * 8 * static_cast<int>(sizeof(X)));
+                }
+            }
+        }
+    }
+}
+
+} // namespace infini::weight_stream
