@@ -664,8 +664,8 @@ int main(int, char **arguments) {
 FEW_ROWS = [
     ("few_tile_rows.h", "static_cast<size_t>(k - i)", "static_cast<size_t>(k - i - (planted == 1))"),
     ("few_tile_rows.h", "? column + r : 0", "? column + (planted == 2 && column ? r ^ 1 : r) : 0"),
-    ("few_tile_rows.h", "load(steps + lane * pitch + i)", "load(steps + lane * pitch + (planted == 3 ? 0 : i))"),
-    ("few_tile_rows.h", "counts[s] = there ?", "counts[s] = planted == 4 && s == 3 ? 0 : there ?"),
+    ("few_tile_rows.h", "load(steps + row * pitch)", "load(steps + (planted == 3 ? 0 : row) * pitch)"),
+    ("few_tile_rows.h", "counts[s] = there ?", "counts[s] = planted == 4 && s == kStreams - 1 ? 0 : there ?"),
     ("linear_packed_tiles.cpp", "splat(x[kM + m])", "splat(x[planted == 5 ? m : kM + m])"),
     ("linear_packed_tiles.cpp", "step + kTmmRows < words", "step + kTmmRows + (planted == 6) < words"),
     ("few_tile_rows.h", "before | 0x8040", "planted == 7 ? before : before | 0x8040"),  # where the vectors are wide

@@ -2,10 +2,12 @@
 // any others, and alone it is not held up by the tiles' loads, of which few are under way at once.
 // The order is that of TDPBF16PS: in a step of 32 elements of k the even ones and the odd ones by themselves, then their
 // two sums together; these are added from the first step on. Denormals count as zero.
-// A lane has a step, so that a row of w is read from one end to the other, a KiB at a time, and transposed; its steps are
-// added once those of kLanes rows are there.
+// A lane has a step: four of each of four rows of w, which are read in streams and transposed; the steps of a row are
+// added once all are there. Sixteen rows with a step each would be 4 KiB apart where k is 2048, in the same lines of L1.
 // Limit: memory bandwidth of w. A KiB of it takes 64 shuffles, 32 instructions that part pairs and 32 multiply-adds for
-// each row of x: 64 cycles with one row and 112 with four where two vectors a cycle go through; 40 and 23 GB/s at 2.5 GHz.
+// each row of x: 64 cycles with one row and 80 with two where two vectors a cycle go through; 40 and 32 GB/s at 2.5 GHz.
+// Tried on a Zen 4 core with 26 GB/s: 20 GB/s with one row, 16 with two, 33 and 23 from L2. Without the prefetches 13 to
+// 16, half or twice as far ahead 19, into L1 15. On a CPU with tiles, which read 14 of 15.5 GB/s: not measured.
 #pragma once
 
 #include "parallel.h"
@@ -46,25 +48,44 @@ inline VecF add_tile_sums(VecF a, VecF b) {
 }
 #endif
 
-// Rows of w that are read side by side, from far parts of it: linear/few_rows_cpu.cpp.
-constexpr int kStreams = 4;
+// Of a vector's lanes, four steps of each of kStreams rows of w, which are read side by side from far parts of it:
+// linear/few_rows_cpu.cpp.
+constexpr int kSteps = 4, kStreams = kLanes / kSteps;
 
-constexpr int64_t kStepElements = kTileStep<bf16>, kGroupElements = kLanes * kStepElements;
+constexpr int64_t kAheadBytes = 4096; // into L2
 
-// The sums of kLanes steps of a row of w with each row of x.
-template <int kM> INFINI_ALWAYS_INLINE void multiply_steps(const bf16 *w, const float *x, VecF (&sums)[kM]) {
+constexpr int64_t kStepElements = kTileStep<bf16>, kGroupElements = kSteps * kStepElements;
+
+// kSteps floats, for each stream.
+inline VecF repeat_steps(const float *p) {
+#if defined(__AVX512F__)
+    return (VecF)_mm512_broadcast_f32x4(_mm_loadu_ps(p));
+#else
+    static_assert(kStreams == 1);
+    return load(p);
+#endif
+}
+
+// The sums of kSteps steps of kStreams rows of w with each row of x.
+template <int kM>
+INFINI_ALWAYS_INLINE void multiply_steps(const bf16 *const (&w)[kStreams], int64_t at, const float *x,
+                                         VecF (&sums)[kM]) {
     VecF even[kM] = {}, odd[kM] = {};
 #pragma GCC unroll 16
     for (int first = 0; first < kTmmRows; first += kLanes) {
         VecF words[kLanes];
-        load_transposed(w + 2 * first, kStepElements, kLanes, Full{}, words);
+#pragma GCC unroll 16
+        for (int lane = 0; lane < kLanes; ++lane) {
+            words[lane] = load_raw(w[lane / kSteps] + at + lane % kSteps * kStepElements + 2 * first, Full{});
+        }
+        transpose(words);
 #pragma GCC unroll 16
         for (int i = 0; i < kLanes; ++i) {
             const VecF low = (VecF)((VecU)words[i] << 16), high = (VecF)((VecU)words[i] & 0xffff0000u);
 #pragma GCC unroll 16
-            for (int m = 0; m < kM; ++m, x += 2 * kLanes) {
-                even[m] = add_tile_products(low, load(x), even[m]);
-                odd[m] = add_tile_products(high, load(x + kLanes), odd[m]);
+            for (int m = 0; m < kM; ++m, x += 2 * kSteps) {
+                even[m] = add_tile_products(low, repeat_steps(x), even[m]);
+                odd[m] = add_tile_products(high, repeat_steps(x + kSteps), odd[m]);
             }
         }
     }
@@ -74,63 +95,77 @@ template <int kM> INFINI_ALWAYS_INLINE void multiply_steps(const bf16 *w, const 
     }
 }
 
-// x as multiply_steps reads it: for kLanes steps, for each word of a step, for each row, the even elements of the word and
+// x as multiply_steps reads it: for kSteps steps, for each word of a step, for each row, the even elements of the word and
 // then the odd ones. Behind k are zeros. element(m, i) is that of row m.
 template <int kM, typename Element> void spread_steps(const Element &element, int64_t k, float *x) {
     std::memset(x, 0, static_cast<size_t>(ceil_div(k, kGroupElements) * kGroupElements * kM) * sizeof(float));
     for (int64_t group = 0; group < k; group += kGroupElements, x += kGroupElements * kM) {
-        for (int64_t lane = 0; lane < kLanes; ++lane) {
+        for (int64_t lane = 0; lane < kSteps; ++lane) {
             const int64_t step = group + lane * kStepElements, left = k - step;
             for (int64_t i = 0; i < kStepElements && i < left; ++i) {
                 for (int m = 0; m < kM; ++m) {
-                    x[((i / 2 * kM + m) * 2 + i % 2) * kLanes + lane] = widen(element(m, step + i));
+                    x[((i / 2 * kM + m) * 2 + i % 2) * kSteps + lane] = widen(element(m, step + i));
                 }
             }
         }
     }
 }
 
-// The sums of each step of kStreams rows of w: of the s-th and row m of x, to[(s * kM + m) * pitch] and those behind it.
+// The sums of each step of kStreams rows of w: of row m of x, vectors of kSteps of each, from to[m * pitch] on.
 template <int kM>
 __attribute__((noinline)) void multiply_streams(const bf16 *const (&w)[kStreams], int64_t k, const float *x, float *to,
                                                 int64_t pitch) {
-    const auto multiply = [&](const bf16 *from, int s) __attribute__((always_inline)) {
-        VecF sums[kM];
-        multiply_steps<kM>(from, x, sums);
+    VecF sums[kM];
+    const auto keep = [&]() __attribute__((always_inline)) {
 #pragma GCC unroll 16
         for (int m = 0; m < kM; ++m) {
-            store(to + (s * kM + m) * pitch, sums[m]);
+            store(to + m * pitch, sums[m]);
         }
+        to += kLanes;
     };
     int64_t i = 0;
-    for (; i + kGroupElements <= k; i += kGroupElements, x += kGroupElements * kM, to += kLanes) {
-        for (int s = 0; s < kStreams; ++s) {
-            multiply(w[s] + i, s);
+    for (; i + kGroupElements <= k; i += kGroupElements, x += kGroupElements * kM) {
+#pragma GCC unroll 16
+        for (int line = 0; line < kLanes; ++line) { // a step is a line
+            __builtin_prefetch(reinterpret_cast<const char *>(w[line / kSteps] + i) + kAheadBytes +
+                                   line % kSteps * kTmmRowBytes,
+                               0, 2);
         }
+        multiply_steps<kM>(w, i, x, sums);
+        keep();
     }
-    for (int s = 0; s < kStreams && i < k; ++s) {
-        alignas(64) bf16 last[kGroupElements] = {};
-        std::memcpy(last, w[s] + i, sizeof(bf16) * static_cast<size_t>(k - i));
-        multiply(last, s);
+    if (i < k) {
+        alignas(64) bf16 last[kStreams][kGroupElements] = {};
+        const bf16 *rows[kStreams];
+        for (int s = 0; s < kStreams; ++s) {
+            std::memcpy(last[s], w[s] + i, sizeof(bf16) * static_cast<size_t>(k - i));
+            rows[s] = last[s];
+        }
+        multiply_steps<kM>(rows, 0, x, sums);
+        keep();
     }
 }
 
-// The sums of kLanes rows of w, of whose `count` steps are the sums in `steps`, rows `pitch` apart. Not what is behind
-// them, though it is zero: a sum may be -0.
-inline __attribute__((noinline)) VecF add_steps(const float *steps, int64_t count, int64_t pitch) {
-    VecF sum = {};
-    for (int64_t i = 0; i < count; i += kLanes) {
+// The sums of kLanes rows of each stream, whose steps' sums are in `steps`, rows `pitch` apart; `count` steps. Not what is
+// behind them, though it is zero: a sum may be -0.
+inline __attribute__((noinline)) void add_steps(const float *steps, int64_t count, int64_t pitch,
+                                                VecF (&sums)[kStreams]) {
+    for (int s = 0; s < kStreams; ++s) {
+        sums[s] = VecF{};
+    }
+    for (int64_t i = 0; i < count; i += kSteps, steps += kLanes) {
         VecF of_rows[kLanes];
 #pragma GCC unroll 16
-        for (int lane = 0; lane < kLanes; ++lane) {
-            of_rows[lane] = load(steps + lane * pitch + i);
+        for (int row = 0; row < kLanes; ++row) {
+            of_rows[row] = load(steps + row * pitch);
         }
         transpose(of_rows);
-        for (int step = 0; step < kLanes && i + step < count; ++step) {
-            sum = add_tile_sums(sum, of_rows[step]);
+        for (int step = 0; step < kSteps && i + step < count; ++step) {
+            for (int s = 0; s < kStreams; ++s) {
+                sums[s] = add_tile_sums(sums[s], of_rows[s * kSteps + step]);
+            }
         }
     }
-    return sum;
 }
 
 // Results of kM rows of x and some columns, which write(block, row, column, sums, lanes) takes.
@@ -145,6 +180,15 @@ void write_columns(const Write &write, int64_t block, int64_t column, int64_t co
     }
 }
 
+// What multiply_blocks_of_few_rows takes: the sums of all steps of kLanes rows of each stream.
+template <int kM> int64_t step_floats(int64_t k) {
+    return kLanes * kM * ceil_div(k, kGroupElements) * kLanes;
+}
+
+template <int kM> int64_t spread_floats(int64_t k) {
+    return ceil_div(k, kGroupElements) * kGroupElements * kM;
+}
+
 // The blocks begin .. end-1 of y, in streams: block(i) is one, k adjacent in memory. `steps`: room for step_floats.
 template <int kM, typename BlockOf, typename Write>
 void multiply_blocks_of_few_rows(int64_t k, int64_t begin, int64_t end, const float *x, float *steps,
@@ -153,7 +197,7 @@ void multiply_blocks_of_few_rows(int64_t k, int64_t begin, int64_t end, const fl
     const int64_t pitch = ceil_div(k, kGroupElements) * kLanes;
     for (int64_t i = begin; i < begin + length; ++i) {
         for (int64_t column = 0; column < kPairRows; column += kLanes) {
-            VecF sums[kStreams][kM];
+            VecF sums[kM][kStreams];
             int64_t counts[kStreams];
             {
                 const DenormalsAreZero scope;
@@ -165,27 +209,21 @@ void multiply_blocks_of_few_rows(int64_t k, int64_t begin, int64_t end, const fl
                         counts[s] = there ? w.count - column : 0;
                         rows[s] = w.rows.data + (r < counts[s] ? column + r : 0) * w.rows.j_stride;
                     }
-                    multiply_streams<kM>(rows, k, x, steps + r * kStreams * kM * pitch, pitch);
+                    multiply_streams<kM>(rows, k, x, steps + r * kM * pitch, pitch);
                 }
-                for (int s = 0; s < kStreams; ++s) {
-                    for (int m = 0; m < kM; ++m) {
-                        sums[s][m] = add_steps(steps + (s * kM + m) * pitch, count, kStreams * kM * pitch);
-                    }
+                for (int m = 0; m < kM; ++m) {
+                    add_steps(steps + m * pitch, count, kM * pitch, sums[m]);
                 }
             }
             for (int s = 0; s < kStreams; ++s) {
-                write_columns(write, i + s * length, column, counts[s], sums[s]);
+                VecF of_stream[kM];
+                for (int m = 0; m < kM; ++m) {
+                    of_stream[m] = sums[m][s];
+                }
+                write_columns(write, i + s * length, column, counts[s], of_stream);
             }
         }
     }
-}
-
-template <int kM> int64_t step_floats(int64_t k) {
-    return kStreams * kM * kLanes * ceil_div(k, kGroupElements) * kLanes;
-}
-
-template <int kM> int64_t spread_floats(int64_t k) {
-    return ceil_div(k, kGroupElements) * kGroupElements * kM;
 }
 
 // y of kM rows of x, of k elements, for `blocks` blocks of weights: block_of(i) is one, k adjacent in memory.

@@ -53,6 +53,10 @@ __attribute__((noinline)) void multiply_panel(const char *panel, int64_t k, cons
         VecF even[kVectors][kM] = {}, odd[kVectors][kM] = {};
         for (int64_t word = step; word < end; ++word, x += 2 * kM, panel += PanelBlock::kWordBytes) {
 #pragma GCC unroll 16
+            for (int64_t line = 0; line < PanelBlock::kWordBytes; line += kTmmRowBytes) {
+                __builtin_prefetch(panel + kAheadBytes + line, 0, 2);
+            }
+#pragma GCC unroll 16
             for (int v = 0; v < kVectors; ++v) {
                 const auto columns = (VecU)load(reinterpret_cast<const float *>(panel) + v * kLanes);
 #pragma GCC unroll 16
