@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from torch_infini.libinfiniccl import NVIDIA, Communicator, ReduceOp, unique_id
+from torch_infini.testing import cuda_device
 from torch_infini.testing.c_runtime import CPU, device_count, made, ok
 
 pytestmark = pytest.mark.skipif(
@@ -217,3 +218,40 @@ def test_without_nccl(library: str, sentence: str) -> None:
     environment = {**os.environ, "INFINI_NCCL_LIBRARY": library}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
     assert done.stdout.startswith(sentence), done.stderr
+
+
+# One rank, which has every result for itself; on a GPU that is all of NCCL that a machine with one can run.
+ALONE = """
+import sys
+import torch, torch_infini
+from torch_infini.libinfiniccl import Communicator, ReduceOp, unique_id
+device, kind = sys.argv[1], int(sys.argv[2])
+DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12, torch.int64: 6}
+communicator = Communicator(1, unique_id(kind), 0, kind)
+stream = torch.cuda.current_stream().cuda_stream or 1 if device == "cuda" else None
+for dtype, number in DTYPES.items():
+    x = torch.arange(-500, 500, device=device).to(dtype)
+    for count in (0, 1, 1000):
+        for call in (
+            lambda y: communicator.all_reduce(x.data_ptr(), y.data_ptr(), count, number, ReduceOp.SUM, stream),
+            lambda y: communicator.all_reduce(x.data_ptr(), y.data_ptr(), count, number, ReduceOp.MAX, stream),
+            lambda y: communicator.broadcast(x.data_ptr(), y.data_ptr(), count, number, 0, stream),
+            lambda y: communicator.all_gather(x.data_ptr(), y.data_ptr(), count, number, stream),
+            lambda y: communicator.reduce_scatter(x.data_ptr(), y.data_ptr(), count, number, ReduceOp.SUM, stream),
+        ):
+            y = torch.full_like(x, 7)
+            call(y)
+            assert torch.equal(y[:count], x[:count]) and (y[count:] == 7).all(), (dtype, count)
+communicator.destroy()
+print("alone")
+"""
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_one_rank(device: str) -> None:
+    """In a process of its own, which has NCCL itself; on the CPU the same program, so that it is known to be right."""
+    if device == "cuda" and cuda_device() != "cuda":
+        pytest.skip("no GPU")
+    kind = NVIDIA if device == "cuda" else CPU
+    done = subprocess.run([sys.executable, "-c", ALONE, device, str(kind)], capture_output=True, text=True)
+    assert done.stdout == "alone\n", done.stderr
