@@ -419,9 +419,9 @@ def decode_attention(quick: bool) -> Iterator[Case]:
     shape = lambda sizes: f"{sizes[0]}x{sizes[1]} 32/8x128"
     yield op_case("paged_attention", shape(many), sample(*many), share=0.70, seconds=8)
     yield op_case("paged_attention", shape(one), sample(*one), us=15)
-    yield op_case(
-        "paged_attention", f"{shape(many)} int8 cache", sample(*many, int8=True), seconds=8, compile_seconds=None
-    )
+    # 264 bytes a key instead of 512 at 1.3 times the speed.
+    of_int8 = sample(*many, int8=True)
+    yield op_case("paged_attention", f"{shape(many)} int8 cache", of_int8, share=0.47, seconds=8, compile_seconds=None)
     capacity = 1024 if quick else 131072
     yield case_of(
         f"paged_attention {shape(one)}, capacity {capacity}",
