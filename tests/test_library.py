@@ -32,8 +32,9 @@ def test_exports_only_what_python_calls() -> None:
     exported = {fields[-1] for fields in nm("-D", "--defined-only", str(PATH))}
     programs = {f"infiniTorchProgram{name}" for name in ("Begin", "End", "Replay", "Destroy")}
     products = {"infiniTorchLibraryFrom", "infiniTorchLibraryBelow", "infiniTorchSetLibraryFrom"}
+    attention = {f"infiniTorch{name}" for name in ("AttentionFrom", "AttentionQueries", "SetAttentionFrom")}
     groups = {"infiniTorchGroupAdd", "infiniTorchGroupRemove"}
-    assert exported == programs | products | groups | {"infiniTorchSeesAutograd"}
+    assert exported == programs | products | attention | groups | {"infiniTorchSeesAutograd"}
 
 
 def test_instruction_sets_share_no_symbol() -> None:

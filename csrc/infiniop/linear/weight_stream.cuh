@@ -31,8 +31,15 @@ struct Ring {
 template <typename F, int kTiles>
 constexpr int kAhead = kTiles == 4 ? 0 : std::min((F::kGrouped ? 12 : 16) / F::kXRegisters, Stage<F>::kSteps);
 
+// Blocks of a multiprocessor. For sm_100 the compiler needs some registers more than three of them have.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+constexpr int kBlocksOfFewRows = 2;
+#else
+constexpr int kBlocksOfFewRows = 3;
+#endif
+
 template <typename F, int kTiles>
-__global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? 3 : 2)
+__global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFewRows : 2)
     stream(const __grid_constant__ Problem<typename F::X> a, const __grid_constant__ Ring ring) {
     cuda::grid_dependency_sync();
     using X = typename F::X;

@@ -30,9 +30,10 @@ __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
     tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens);
     const int lane = threadIdx.x;
     for (int64_t i = threadIdx.y; i < (end - first) * 2 * heads; i += kQuantiseWarps) {
-        const int j = static_cast<int>(i / (2 * heads));
-        const int64_t head = i % (2 * heads) % heads;
-        const bool is_k = i % (2 * heads) < heads;
+        const int64_t token = i / (2 * heads), of_token = i - token * 2 * heads;
+        const int j = static_cast<int>(token);
+        const bool is_k = of_token < heads;
+        const int64_t head = is_k ? of_token : of_token - heads;
         if (!tile.writes(j)) {
             continue;
         }
