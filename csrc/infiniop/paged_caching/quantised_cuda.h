@@ -29,41 +29,44 @@ __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
     const int64_t end = first + a.tile < a.tokens ? first + a.tile : a.tokens;
     tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens);
     const int lane = threadIdx.x;
-    for (int64_t i = threadIdx.y; i < (end - first) * 2 * heads; i += kQuantiseWarps) {
-        const int64_t token = i / (2 * heads), of_token = i - token * 2 * heads;
-        const int j = static_cast<int>(token);
-        const bool is_k = of_token < heads;
-        const int64_t head = is_k ? of_token : of_token - heads;
+    // The rows of K's heads and then V's, dealt out to the warps from token to token, without a division: it takes calls.
+    static_assert((kQuantiseWarps & (kQuantiseWarps - 1)) == 0);
+    for (int j = 0; j < static_cast<int>(end - first); ++j) {
         if (!tile.writes(j)) {
             continue;
         }
-        cuda::Vector<T> vectors[2];
-        float largest = 0;
-        for (int slice = lane; slice < source.slices(is_k); slice += cuda::kWarp) {
-            const cuda::Slice<T> at = source.read(is_k, head, first + j, slice, vectors);
+        const int64_t before = j * 2 * heads;
+        for (int64_t i = (threadIdx.y - before) & (kQuantiseWarps - 1); i < 2 * heads; i += kQuantiseWarps) {
+            const bool is_k = i < heads;
+            const int64_t head = is_k ? i : i - heads;
+            cuda::Vector<T> vectors[2];
+            float largest = 0;
+            for (int slice = lane; slice < source.slices(is_k); slice += cuda::kWarp) {
+                const cuda::Slice<T> at = source.read(is_k, head, first + j, slice, vectors);
 #pragma unroll
-            for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
-                const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
-                if (of_vector < at.count[k]) {
-                    largest = cuda::Max::join(largest, fabsf(cuda::widen(vectors[k].values[of_vector])));
+                for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
+                    const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
+                    if (of_vector < at.count[k]) {
+                        largest = cuda::Max::join(largest, fabsf(cuda::widen(vectors[k].values[of_vector])));
+                    }
                 }
             }
-        }
-        const cuda::RowScale scale(cuda::warp_reduce<cuda::Max>(largest));
-        const TensorView &cache = is_k ? a.k_cache : a.v_cache, &scales = is_k ? a.k_scales : a.v_scales;
-        int8_t *const row = cache.as<int8_t>() + (is_k ? tile.k(j) : tile.v(j)) + head * cache.strides[1];
-        for (int slice = lane; slice < source.slices(is_k); slice += cuda::kWarp) {
-            const cuda::Slice<T> at = source.read(is_k, head, first + j, slice, vectors);
+            const cuda::RowScale scale(cuda::warp_reduce<cuda::Max>(largest));
+            const TensorView &cache = is_k ? a.k_cache : a.v_cache, &scales = is_k ? a.k_scales : a.v_scales;
+            int8_t *const row = cache.as<int8_t>() + (is_k ? tile.k(j) : tile.v(j)) + head * cache.strides[1];
+            for (int slice = lane; slice < source.slices(is_k); slice += cuda::kWarp) {
+                const cuda::Slice<T> at = source.read(is_k, head, first + j, slice, vectors);
 #pragma unroll
-            for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
-                const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
-                if (of_vector < at.count[k]) {
-                    row[at.at[k] + of_vector] = scale.quantise(cuda::widen(vectors[k].values[of_vector]));
+                for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
+                    const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
+                    if (of_vector < at.count[k]) {
+                        row[at.at[k] + of_vector] = scale.quantise(cuda::widen(vectors[k].values[of_vector]));
+                    }
                 }
             }
-        }
-        if (lane == 0) {
-            *scale_of(scales, tile.slot(j), head) = scale.scale();
+            if (lane == 0) {
+                *scale_of(scales, tile.slot(j), head) = scale.scale();
+            }
         }
     }
 }
