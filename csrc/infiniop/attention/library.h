@@ -7,7 +7,7 @@
 namespace infini::attention {
 
 // From how many queries on; never until that is set. The Python package sets kLibraryQueries where torch's operators are
-// those that attention_torch.cpp knows (torch_infini/_products.py). Not measured: with fewer, a call is bound by its launch.
+// those that attention_torch.cpp knows (torch_infini/_attention.py). Not measured: with fewer, a call is bound by its launch.
 constexpr int64_t kLibraryQueries = 256;
 int64_t library_from();
 void set_library_from(int64_t queries);

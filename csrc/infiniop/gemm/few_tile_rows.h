@@ -6,8 +6,8 @@
 // added once all are there. Sixteen rows with a step each would be 4 KiB apart where k is 2048, in the same lines of L1.
 // Limit: memory bandwidth of w. A KiB of it takes 64 shuffles, 32 instructions that part pairs and 32 multiply-adds for
 // each row of x: 64 cycles with one row and 80 with two where two vectors a cycle go through; 40 and 32 GB/s at 2.5 GHz.
-// Tried on a Zen 4 core with 26 GB/s: 20 GB/s with one row, 16 with two, 33 and 23 from L2. Without the prefetches 13 to
-// 16, half or twice as far ahead 19, into L1 15. On a CPU with tiles, which read 14 of 15.5 GB/s: not measured.
+// Tried with a program around this header, which is not kept, on a Zen 4 core that reads 26 GB/s: 20 with one row, 16 with
+// two; without the prefetches 13 to 16. Not measured on a CPU with tiles.
 #pragma once
 
 #include "parallel.h"
