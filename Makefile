@@ -11,7 +11,7 @@ PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
 .PHONY: demo test test-emulated test-tiles test-aarch64 build build-emulated bench sanitize fuzz soak format check-format \
-  check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+  check-types check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -82,7 +82,7 @@ $(VENV)/.fuzz: $(VENV)/.ready
 	@touch $@
 
 $(VENV)/.dev: $(VENV)/.ready
-	@$(PY) -m pip install -q -c .ci/constraints.txt ruff clang-format
+	@$(PY) -m pip install -q -c .ci/constraints.txt ruff clang-format mypy
 	@touch $@
 
 SOURCES = $(shell git ls-files '*.h' '*.hpp' '*.cpp' '*.cu' '*.cuh' '*.c')
@@ -96,6 +96,9 @@ check-format: $(VENV)/.dev
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
+
+check-types: $(VENV)/.dev
+	$(PY) -m mypy
 
 # cuobjdump and nvdisasm show the instructions; without them the rest is checked.
 $(VENV)/.sass: $(VENV)/.ready
