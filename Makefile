@@ -3,6 +3,7 @@
 # (docs/gpu.md). make gpu-archive: on one without, the libraries for it.
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # make test-aarch64: a cross build for Arm, and a part of the tests under qemu.
+# make docs: writes the generated sections of the pages and of infiniop.h; make check-docs compares them.
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -11,7 +12,7 @@ PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
 .PHONY: demo test test-emulated test-tiles test-aarch64 build build-emulated bench sanitize fuzz soak format check-format \
-  check-types check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+  check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -99,6 +100,12 @@ check-format: $(VENV)/.dev
 
 check-types: $(VENV)/.dev
 	$(PY) -m mypy
+
+docs: build
+	@$(PY) -W ignore .ci/docs.py
+
+check-docs: build
+	@$(PY) -W ignore .ci/docs.py --check
 
 # cuobjdump and nvdisasm show the instructions; without them the rest is checked.
 $(VENV)/.sass: $(VENV)/.ready

@@ -3,7 +3,10 @@
  *   c, a, b    any one shape, 0 to 8 dimensions, any strides; F16, BF16, F32, F64, I32 or I64, the same. In place with
  *              a or b. An input is broadcast by stride 0, not by another shape.
  *
- * Integers wrap around on overflow. Workspace: none. */
+ * Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64, I32, I64.
+ * Differs from InfiniCore: integers wrap around on overflow. */
 #ifndef INFINIOP_OPS_ADD_H
 #define INFINIOP_OPS_ADD_H
 

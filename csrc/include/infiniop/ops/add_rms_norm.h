@@ -5,7 +5,11 @@
  *   weight                 [n]       the dtype of a; for F16 and BF16 also F16, BF16 or F32 in any mix; stride 1
  *   epsilon                          finite, at least 0
  *
- * At creation residual_out comes last, after epsilon; it is required: BAD_PARAM for NULL. Workspace: none. */
+ * At creation residual_out comes last, after epsilon; it is required: BAD_PARAM for NULL. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: the squares are those of the rounded residual_out, so y equals RMSNorm of residual_out bit
+ * for bit. */
 #ifndef INFINIOP_OPS_ADD_RMS_NORM_H
 #define INFINIOP_OPS_ADD_RMS_NORM_H
 

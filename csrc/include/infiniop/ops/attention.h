@@ -14,9 +14,11 @@
  * The two caches may lie interleaved in one piece of memory.
  *
  * Scores, probabilities and sums are float, the result is rounded once.
+ * Workspace: none.
  *
- * Differences from the reference: shapes that do not fit are BAD_TENSOR_SHAPE (the reference: BAD_PARAM); out may have
- * any outer strides; scores and probabilities are not rounded to the dtype of q. Workspace: none. */
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: scores and probabilities stay in float; out may have any outer strides; wrong shapes are
+ * BAD_TENSOR_SHAPE (InfiniCore: BAD_PARAM). */
 #ifndef INFINIOP_OPS_ATTENTION_H
 #define INFINIOP_OPS_ATTENTION_H
 

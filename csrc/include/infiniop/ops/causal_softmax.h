@@ -2,12 +2,13 @@
  * sees columns j <= k - q + i. y = exp(x - m) / sum of exp(x - m) over the columns that the row sees, m the largest x
  * there, and 0 in the others, whatever x is there.
  *
- *   y, x  [..., q, k]  q <= k; 2 to 8 dimensions (the reference: 2 or 3); F16, BF16 or F32, the same; any strides. In
- *                      place.
+ *   y, x  [..., q, k]  q <= k; 2 to 8 dimensions; F16, BF16 or F32, the same; any strides. In place.
  *
- * Where all that a row sees is -inf, and where it sees inf or NaN, what it sees becomes NaN. One rounding at the end
- * (the reference on the CPU: two). Reference for the method: Vaswani et al., Attention Is All You Need, 2017,
- * section 3.2.3. Workspace: none. */
+ * Where all that a row sees is -inf, and where it sees inf or NaN, what it sees becomes NaN. One rounding at the end.
+ * Reference for the method: Vaswani et al., Attention Is All You Need, 2017, section 3.2.3. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: 2 to 8 dimensions, not only 2 or 3; one rounding (InfiniCore on the CPU: two). */
 #ifndef INFINIOP_OPS_CAUSAL_SOFTMAX_H
 #define INFINIOP_OPS_CAUSAL_SOFTMAX_H
 

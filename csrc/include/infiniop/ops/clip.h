@@ -4,7 +4,10 @@
  *                           with an input. The bounds are tensors: give one number for all by strides of 0.
  *
  * Where min_val > max_val the result is min_val. A NaN in x stays NaN; a bound that is NaN does not bound.
- * Workspace: none. */
+ * Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: a NaN in x stays NaN. */
 #ifndef INFINIOP_OPS_CLIP_H
 #define INFINIOP_OPS_CLIP_H
 

@@ -10,7 +10,11 @@
  * pads, strides, dilations: host arrays of n int64_t, read when the descriptor is created; NULL: 0, 1 and 1 everywhere.
  * n: 1 to 6 spatial dimensions; each tensor has n + 2. No groups. y shares no memory with the others.
  * Sums in float, rounded once. Workspace: a tile of what the kernel sees, about half a MiB or 256 output positions;
- * and a copy of a w that is not contiguous, and of a y whose spatial dimensions are not. */
+ * and a copy of a w that is not contiguous, and of a y whose spatial dimensions are not.
+ *
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: tensors may have any strides; the workspace is about half a MiB, not the padded input (more
+ * where w or y is copied). */
 #ifndef INFINIOP_OPS_CONV_H
 #define INFINIOP_OPS_CONV_H
 

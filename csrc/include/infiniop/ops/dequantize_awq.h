@@ -9,7 +9,10 @@
  * dimension and any row stride. The order of arguments: scales before zeros. The difference is exact, the product is
  * rounded once, to nearest even.
  * Reference for the method: Lin et al., AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration,
- * 2023. Workspace: none. */
+ * 2023. Workspace: none.
+ *
+ * Dtypes: F16.
+ * Differs from InfiniCore: also on the CPU; shapes are checked. */
 #ifndef INFINIOP_OPS_DEQUANTIZE_AWQ_H
 #define INFINIOP_OPS_DEQUANTIZE_AWQ_H
 

@@ -8,7 +8,12 @@
  *   weights        [k, n]  I8; read as they lie if column-major (stride 1 in the first dimension), else transposed first
  *   weights_scale  [n]     F32 (also [1, n] or [n, 1])
  *
- * The matrices may have a leading dimension of 1. out shares no memory with the others. Workspace: none. */
+ * The matrices may have a leading dimension of 1. out shares no memory with the others. Workspace: none
+ * on the CPU.
+ *
+ * Dtypes: I8 to F16, BF16, F32.
+ * Differs from InfiniCore: also on the CPU; k is at most 131071, so that the sum fits in int32; weights may have any
+ * strides; on CUDA, a run of 64 rows or more needs a workspace of at most 64 MiB (more beyond 131,072 rows). */
 #ifndef INFINIOP_OPS_INT8_GEMM_H
 #define INFINIOP_OPS_INT8_GEMM_H
 

@@ -4,7 +4,7 @@
  *   input_standardization = (input - mean) / input_std_deviation
  *   output = input_standardization * weight + bias
  *
- *   input, output, input_standardization  [..., n]  1 to 8 dimensions (the reference on the CPU: 3)
+ *   input, output, input_standardization  [..., n]  1 to 8 dimensions
  *   input_std_deviation  [...]  the shape of input without its last dimension
  *   weight, bias         [n]
  *   eps                  finite, at least 0
@@ -14,7 +14,11 @@
  * and bias. Each output is rounded once, from values in float. The variance is computed about the mean, so it does not
  * suffer where the mean is far from 0. A row without elements has the deviation NaN.
  *
- * Reference for the method: Ba, Kiros and Hinton, Layer Normalization, 2016. Workspace: none. */
+ * Reference for the method: Ba, Kiros and Hinton, Layer Normalization, 2016. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: any number of dimensions (InfiniCore on the CPU: 3); the variance is computed about the
+ * mean, without cancellation. */
 #ifndef INFINIOP_OPS_LAYER_NORM_H
 #define INFINIOP_OPS_LAYER_NORM_H
 

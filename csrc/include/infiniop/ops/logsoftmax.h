@@ -1,9 +1,11 @@
 /* LogSoftmax: y = x - m - log(sum of exp(x - m)) over the last dimension, m the largest x there.
  *
- *   y, x  [..., n]  1 to 8 dimensions (the reference: 2 or 3); F16, BF16 or F32, each its own; any strides. In place if
- *                   of one dtype.
+ *   y, x  [..., n]  1 to 8 dimensions; F16, BF16 or F32, each its own; any strides. In place if of one dtype.
  *
- * Where all x of a row are -inf, and where one is inf or NaN, all results of the row are NaN. Workspace: none. */
+ * Where all x of a row are -inf, and where one is inf or NaN, all results of the row are NaN. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32; x and y each its own.
+ * Differs from InfiniCore: 1 to 8 dimensions, not only 2 or 3. */
 #ifndef INFINIOP_OPS_LOGSOFTMAX_H
 #define INFINIOP_OPS_LOGSOFTMAX_H
 

@@ -1,7 +1,6 @@
 /* LPNorm: y = x / (norm + eps), norm = (sum of |x|^p)^(1 / p) along one dimension; y is output, x input.
  *
- *   output, input  1 to 8 dimensions; F16, BF16 or F32, the same; any strides (the reference: stride 1 in the last
- *                  dimension, and along another only if contiguous). In place.
+ *   output, input  1 to 8 dimensions; F16, BF16 or F32, the same; any strides. In place.
  *   axis           the dimension; negative ones count from the last
  *   p              at least 1
  *   eps            finite, at least 0
@@ -10,8 +9,11 @@
  * zeros if eps > 0 and become NaN (0 / 0) if it is 0; inf becomes NaN, and 0 what is finite beside it; a NaN makes NaN
  * of all.
  *
- * The reference has it on NVIDIA alone and raises x, not |x|, to p. torch.nn.functional.normalize has max(norm, eps)
- * for norm + eps. Workspace: none. */
+ * torch.nn.functional.normalize has max(norm, eps) for norm + eps. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: also on the CPU; powers of |x|, not of x; any strides and any axis (InfiniCore: stride 1 in
+ * the last dimension, another axis only if contiguous). */
 #ifndef INFINIOP_OPS_LP_NORM_H
 #define INFINIOP_OPS_LP_NORM_H
 

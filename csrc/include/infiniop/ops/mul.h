@@ -3,7 +3,10 @@
  *   c, a, b    any one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place with
  *              a or b. An input is broadcast by stride 0, not by another shape.
  *
- * Workspace: none. */
+ * Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: none. */
 #ifndef INFINIOP_OPS_MUL_H
 #define INFINIOP_OPS_MUL_H
 

@@ -16,11 +16,12 @@
  * Lengths and blocks are checked before anything is read through them or written: BAD_PARAM says which one. Scores and
  * sums are float. Long sequences are split for the threads by their length alone, so bits depend neither on the number
  * of threads nor on what else is in the batch.
- *
- * Differences from the reference: the sum of probabilities is exact (the reference adds 1e-6 to it); ALiBi distances
- * are signed; any head size, not only 16, 32, 64, 128 and 256; all strides are honoured.
  * Reference for the method: Kwon et al., Efficient Memory Management for Large Language Model Serving with
- * PagedAttention, 2023; Press et al., Train Short, Test Long (ALiBi), 2022. Workspace: none. */
+ * PagedAttention, 2023; Press et al., Train Short, Test Long (ALiBi), 2022. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: also on the CPU; ALiBi's distances are signed; nothing is added to the denominator
+ * (InfiniCore: 1e-6); lengths and blocks are checked; any head size; all strides are honoured. */
 #ifndef INFINIOP_OPS_PAGED_ATTENTION_H
 #define INFINIOP_OPS_PAGED_ATTENTION_H
 

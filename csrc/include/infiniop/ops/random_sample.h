@@ -15,11 +15,14 @@
  * result is the first token at which the running sum of weights reaches
  * random_val * min(sum of the first topk, topp * sum of all). Weights in float (F64: in double), sums in double.
  *
- * Differences from the reference: topk = 0 is no limit (the reference reads out of bounds); parameters out of range are
- * refused. Workspace: none.
+ * Workspace: none.
  *
  * The functions of several rows, CreateRandomSampleBatchDescriptor and RandomSampleBatch, are declared for callers that
- * look them up, and return NOT_IMPLEMENTED. */
+ * look them up, and return NOT_IMPLEMENTED.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: sums in double; topk = 0 is no limit, not a read out of bounds; parameters out of range are
+ * refused; RandomSampleBatch returns NOT_IMPLEMENTED. */
 #ifndef INFINIOP_OPS_RANDOM_SAMPLE_H
 #define INFINIOP_OPS_RANDOM_SAMPLE_H
 

@@ -3,7 +3,10 @@
  *   dst, src    any one shape, 0 to 8 dimensions, any strides; any dtype, the same. src may be broadcast by stride 0.
  *               dst may be src itself, which then stays as it is.
  *
- * There is no workspace, and so there are only three functions. */
+ * There is no workspace, and so there are only three functions.
+ *
+ * Dtypes: all.
+ * Differs from InfiniCore: none. */
 #ifndef INFINIOP_OPS_REARRANGE_H
 #define INFINIOP_OPS_REARRANGE_H
 

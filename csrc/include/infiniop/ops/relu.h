@@ -2,7 +2,10 @@
  *
  *   y, x     any one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place.
  *
- * A NaN stays NaN. Workspace: none. */
+ * A NaN stays NaN. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: a NaN stays NaN, as in PyTorch. */
 #ifndef INFINIOP_OPS_RELU_H
 #define INFINIOP_OPS_RELU_H
 

@@ -4,7 +4,10 @@
  *   w     [n]       the dtype of x; for F16 and BF16 also F16, BF16 or F32 in any mix; stride 1
  *   epsilon         finite, at least 0
  *
- * Reference for the method: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. Workspace: none. */
+ * Reference for the method: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: 1 to 8 dimensions, not only 2 or 3. */
 #ifndef INFINIOP_OPS_RMS_NORM_H
 #define INFINIOP_OPS_RMS_NORM_H
 

@@ -12,10 +12,12 @@
  *
  * On NVIDIA GPUs positions are read by the kernel: a token whose position is outside the tables gets NaN.
  *
- * Differences from the reference: strides of pos_ids are honoured, positions checked; an algo out of range is BAD_PARAM
- * (the reference: NULL_POINTER).
  * Reference for the method: Su et al., RoFormer: Enhanced Transformer with Rotary Position Embedding, 2021. Workspace:
- * none. */
+ * none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: strides of pos_ids are honoured and positions are checked against the tables; an unknown
+ * algo is BAD_PARAM (InfiniCore: NULL_POINTER). */
 #ifndef INFINIOP_OPS_ROPE_H
 #define INFINIOP_OPS_ROPE_H
 

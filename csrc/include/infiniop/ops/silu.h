@@ -4,7 +4,10 @@
  *
  * F32 errs by at most 3 units in the last place (measured on 10 million values); below -88.7, where the result is
  * nearer to 0 than 3e-37, it is -0. Minus infinity gives NaN. Reference for the method: Hendrycks and Gimpel, Gaussian
- * Error Linear Units, 2016. Workspace: none. */
+ * Error Linear Units, 2016. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: none. */
 #ifndef INFINIOP_OPS_SILU_H
 #define INFINIOP_OPS_SILU_H
 

@@ -3,7 +3,10 @@
  *   y, x     any one shape, 0 to 8 dimensions, any strides; F16, BF16, F32 or F64, the same. In place.
  *
  * F32 errs by at most 4 units in the last place, also far below 0 where the result is tiny (measured on 10 million
- * values). Workspace: none. */
+ * values). Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32, F64.
+ * Differs from InfiniCore: log1p(exp(x)) keeps the small values of very negative x. */
 #ifndef INFINIOP_OPS_SOFTPLUS_H
 #define INFINIOP_OPS_SOFTPLUS_H
 

@@ -14,9 +14,11 @@
  * Of equals, experts or groups, the lower index comes first; a NaN comes before all numbers. values and indices have no
  * descriptor, so their memory has to be as large as said here.
  *
- * Differences: the reference ignores the row stride; another width than 256 is refused when the descriptor is created,
- * with BAD_TENSOR_SHAPE (the reference: by the run, with BAD_PARAM). Reference for the method: DeepSeek-AI, DeepSeek-V3
- * Technical Report, 2024, section 2.1.2. Workspace: none. */
+ * Reference for the method: DeepSeek-AI, DeepSeek-V3 Technical Report, 2024, section 2.1.2. Workspace: none.
+ *
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: a width other than 256 is refused at creation with BAD_TENSOR_SHAPE (InfiniCore: when run,
+ * with BAD_PARAM); of equal values the lower index comes first; the row stride is honoured. */
 #ifndef INFINIOP_OPS_TOPKROUTER_H
 #define INFINIOP_OPS_TOPKROUTER_H
 

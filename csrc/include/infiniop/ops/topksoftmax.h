@@ -3,13 +3,16 @@
  *   x        [N, width]  F16, BF16 or F32; stride 1 in a row, any from row to row
  *   values   [N, topk]   F32, contiguous
  *   indices  [N, topk]   I32, contiguous: their columns
- *   topk                 1 to width, or BAD_PARAM (the reference reads out of bounds)
+ *   topk                 1 to width, or BAD_PARAM
  *   norm                 not 0: values are divided by their sum
  *
  * Chosen and ordered by x: of equals the lower index comes first, a NaN before all numbers (all values of its row are
  * NaN). values and indices have no descriptor, so their memory has to be as large as said here.
+ * Workspace: none.
  *
- * The reference ignores the row stride; on NVIDIA it takes at most 512 columns. Workspace: none. */
+ * Dtypes: F16, BF16, F32.
+ * Differs from InfiniCore: topk beyond the width is refused, not read out of bounds; of equal values the lower index
+ * comes first; the row stride is honoured; any width on CUDA (InfiniCore: 512). */
 #ifndef INFINIOP_OPS_TOPKSOFTMAX_H
 #define INFINIOP_OPS_TOPKSOFTMAX_H
 

@@ -4,7 +4,10 @@
  *        F32 or F64
  *   x    the shape of y; nothing else of it counts: any dtype and strides, and at a run its address may be NULL
  *
- * Workspace: none. */
+ * Workspace: none.
+ *
+ * Dtypes: BYTE, BOOL, I8, I16, I32, I64, U8, U16, U32, U64, F8, F16, BF16, F32, F64.
+ * Differs from InfiniCore: x may be NULL when run: only its shape counts. */
 #ifndef INFINIOP_OPS_ZEROS_H
 #define INFINIOP_OPS_ZEROS_H
 
