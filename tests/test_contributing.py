@@ -1,7 +1,7 @@
-"""CONTRIBUTING.md followed word for word.
+"""The pages for contributors followed word for word.
 
-"Add an op" in a copy of the tree: it builds, and its tests pass. "Bring up a device" against a made-up driver: it runs
-beside the CPU.
+docs/new-op.md in a copy of the tree: it builds, and its tests pass. "Bring up a device" against a made-up driver: it
+runs beside the CPU.
 """
 
 from __future__ import annotations
@@ -19,10 +19,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def blocks(section: str) -> list[tuple[str, str]]:
-    """(path, text) of the section's files."""
-    text = (ROOT / "CONTRIBUTING.md").read_text().split(f"\n## {section}\n")[1].split("\n## ")[0]
-    return re.findall(r"```\w+ (\S+)\n(.*?)```", text, re.S)
+def blocks(page: str) -> list[tuple[str, str]]:
+    """(path, text) of the page's files."""
+    return re.findall(r"```\w+ (\S+)\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
 def test_add_an_op(tmp_path: Path) -> None:
@@ -35,7 +34,7 @@ def test_add_an_op(tmp_path: Path) -> None:
         )
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, tmp_path / file)
-    files = blocks("Add an op")
+    files = blocks("docs/new-op.md")
     assert len(files) == 6
     for name, text in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
@@ -96,7 +95,7 @@ inline qyError_t qyMemcpyAsync(void *dst, const void *src, size_t size, qyMemcpy
 
 
 def test_bring_up_a_device(tmp_path: Path) -> None:
-    ((name, text),) = blocks("Bring up a device")
+    ((name, text),) = blocks("CONTRIBUTING.md")
     (tmp_path / "qy_runtime.h").write_text(DRIVER)
     source = tmp_path / name
     source.parent.mkdir(parents=True)
