@@ -33,6 +33,11 @@ class PageError(ValueError):
     """A page whose sections cannot be written, with file, line and rule."""
 
 
+def name_of(path: Path) -> str:
+    """A file's path in the repository."""
+    return str(path.relative_to(ROOT) if path.is_relative_to(ROOT) else path)
+
+
 # The ops in PyTorch: from their registry.
 
 
@@ -92,7 +97,7 @@ def _literal_all(path: Path) -> list[ast.Constant]:
         if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
             assert isinstance(node.value, ast.List)
             return [element for element in node.value.elts if isinstance(element, ast.Constant)]
-    raise PageError(f"{path.relative_to(ROOT)}: there must be a list __all__, got none")
+    raise PageError(f"{name_of(path)}: there must be a list __all__, got none")
 
 
 # The operators of the C interface: from their headers.
@@ -102,7 +107,7 @@ def opening_comment(header: Path) -> str:
     """The comment that a header begins with, without its asterisks."""
     text = header.read_text()
     if not text.startswith("/* "):
-        raise PageError(f"{header.relative_to(ROOT)}: a header must begin with a comment, got {text[:20]!r}")
+        raise PageError(f"{name_of(header)}: a header must begin with a comment, got {text[:20]!r}")
     lines = text[2 : text.index("*/")].splitlines()
     return "\n".join(line.strip().removeprefix("*").strip() for line in lines)
 
@@ -112,7 +117,7 @@ def marked_line(header: Path, mark: str) -> str:
     marks = "|".join(MARKS)
     found = re.findall(rf"^{mark}: (.*?)(?=\n\n|\n(?:{marks}): |\Z)", opening_comment(header), re.M | re.S)
     if len(found) != 1:
-        raise PageError(f"{header.relative_to(ROOT)}: its comment must have one line '{mark}: ', got {len(found)}")
+        raise PageError(f"{name_of(header)}: its comment must have one line '{mark}: ', got {len(found)}")
     return " ".join(found[0].split()).removesuffix(".")
 
 
@@ -183,7 +188,7 @@ def pages() -> list[Path]:
 
 def written(path: Path, text: str, write: Callable[[str], list[str]] = generated) -> str:
     """The text of a page with each section as `write` makes it; PageError where the marks are wrong."""
-    where = path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
+    where = name_of(path)
     result: list[str] = []
     section = begun = None
     for number, line in enumerate(text.splitlines(), 1):
@@ -218,7 +223,7 @@ def difference(path: Path, text: str, new: str) -> str:
     section = next((BEGIN.fullmatch(line) for line in reversed(old_lines[: at + 1]) if BEGIN.fullmatch(line)), None)
     has, must = ((lines[at] if at < len(lines) else "the end of the file") for lines in (old_lines, new_lines))
     name = f", section '{section['name']}'" if section else ""
-    return f"{path.relative_to(ROOT)}:{at + 1}{name}: must be\n  {must}\ngot\n  {has}"
+    return f"{name_of(path)}:{at + 1}{name}: must be\n  {must}\ngot\n  {has}"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -234,7 +239,7 @@ def main(arguments: list[str] | None = None) -> int:
                 wrong.append(difference(path, text, new))
             elif new != text:
                 path.write_text(new)
-                print(f"docs: wrote {path.relative_to(ROOT)}")
+                print(f"docs: wrote {name_of(path)}")
     except PageError as error:
         sys.exit(f"docs: {error}")
     for sentence in wrong:

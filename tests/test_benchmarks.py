@@ -345,15 +345,6 @@ def test_results_name_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert results_of(str(tmp_path / "run.py")) == tmp_path / "results" / "zen-4"
 
 
-def test_readme_quotes_the_results() -> None:
-    """The tables of README.md and csrc/README.md are what table.py makes of the committed CSV files."""
-    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py")], capture_output=True, text=True)
-    page = "".join((ROOT / name).read_text() for name in ("README.md", "csrc/README.md"))
-    assert done.stdout.count("|") > 100, done.stderr
-    missing = [line for line in done.stdout.splitlines() if line not in page]
-    assert not missing
-
-
 def test_gpu(tmp_path: Path) -> None:
     """The GPU's script, on what is here: shapes, peers, the static cache of the models."""
     out = tmp_path / "gpu.csv"

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import inspect
+import os
 import re
 import subprocess
+import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +19,7 @@ import torch.nn.functional as F
 
 import torch_infini
 from torch_infini.ops import OpSpec, Sample, all_ops
-from torch_infini.testing import as_tuple, assert_close, call, copied
+from torch_infini.testing import as_tuple, assert_close, c_ops, call, copied
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -90,34 +94,183 @@ def test_no_paths_of_one_machine() -> None:
             assert str(ROOT) not in text, name
 
 
-def test_readme_examples() -> None:
-    """The README's Python blocks run as they stand, one after the other."""
-    blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]
-    assert len(blocks) >= 2
-    names: dict[str, object] = {}
-    for block in blocks:
-        exec(block.split("```")[0], names)  # our own page
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md"), ROOT / "csrc" / "README.md"])
+RUNNING = [page for page in PAGES if "```python\n" in page.read_text()]
+LINK = re.compile(r"\]\(([^)\s]+)\)")
 
 
-def test_readme_lists_every_op() -> None:
-    page = (ROOT / "README.md").read_text()
-    missing = [spec.name for spec in all_ops() if f"`{spec.name}`" not in page]
-    assert not missing
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
 
 
-def test_c_readme_lists_every_operator() -> None:
-    """The table of csrc/README.md against the headers."""
-    table = (ROOT / "csrc" / "README.md").read_text().split("## Operators")[1].split("## ")[0]
-    rows = [line.split("|")[1:-1] for line in table.splitlines() if line.startswith("| ")][2:]
-    listed = [name for row in rows for name in row[0].strip().split(", ")]
-    headers = "".join(path.read_text() for path in (ROOT / "csrc" / "include" / "infiniop" / "ops").glob("*.h"))
-    assert sorted(listed) == sorted(re.findall(r"infiniopDestroy(\w+)Descriptor\(", headers))
-    assert all(len(row) == 5 for row in rows)
+def blocks(page: Path, kind: str) -> list[str]:
+    """The page's blocks of code with this after the backquotes."""
+    return [block.split("```")[0] for block in page.read_text().split(f"```{kind}\n")[1:]]
 
 
-def test_readme_lists_every_setting() -> None:
-    """Environment variables that the sources read, against the README's table."""
-    page = (ROOT / "README.md").read_text()
+def anchors(page: Path) -> set[str]:
+    """What GitHub makes of the page's headings."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def run_script(*command: str) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run([sys.executable, *command], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize("page", RUNNING, ids=name_of)
+def test_examples_of_pages(page: Path, tmp_path: Path) -> None:
+    """A page's Python blocks run as they stand, one after the other."""
+    pytest.importorskip("transformers")
+    script = tmp_path / "page.py"
+    script.write_text("\n".join(blocks(page, "python")))
+    run_script(str(script))
+
+
+def test_pages_that_must_have_examples() -> None:
+    pages = ("README.md", "docs/patching.md", "docs/compiling.md", "docs/ops.md", "docs/engine.md")
+    assert {name_of(page) for page in RUNNING} >= set(pages)
+    assert len(blocks(ROOT / "README.md", "python")) == 4
+
+
+@pytest.mark.parametrize("number", range(2))
+def test_examples_under_torchrun(number: int, tmp_path: Path) -> None:
+    """docs/distributed.md's scripts, by two ranks."""
+    pytest.importorskip("transformers")
+    scripts = blocks(ROOT / "docs" / "distributed.md", "python torchrun")
+    assert len(scripts) == 2
+    script = tmp_path / "program.py"
+    script.write_text(scripts[number])
+    output = run_script("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(script))
+    assert ("tensor([4., 4., 4., 4.])" in output) if number == 0 else ("all_reduce" in output)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_links_lead_somewhere(page: Path) -> None:
+    """Relative links name files, and headings in them."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    for link in LINK.findall(text):
+        if "://" in link:
+            continue
+        path, _, heading = link.partition("#")
+        target = (page.parent / path).resolve() if path else page
+        assert target.exists(), f"{name_of(page)}: there is no {link}"
+        assert not heading or heading in anchors(target), f"{name_of(page)}: there is no heading {link}"
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").glob("*.md")), ids=name_of)
+def test_pages_begin_with_an_example_and_end_with_the_next(page: Path) -> None:
+    text = page.read_text()
+    assert text.startswith("# ") and "```" in text.split("\n## ")[0], "a page must begin with an example"
+    assert text.rstrip().rsplit("\n\n", 1)[1].startswith("Next: "), "a page must end with where to go next"
+    index = (ROOT / "docs" / "README.md").read_text()
+    assert page.name == "README.md" or f"({page.name})" in index, "docs/README.md must list the page"
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 10_000
+
+
+@pytest.fixture
+def docs() -> Any:
+    """.ci/docs.py, imported."""
+    spec = importlib.util.spec_from_file_location("ci_docs", ROOT / ".ci" / "docs.py")
+    assert spec and spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_generated_sections_are_up_to_date(docs: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    """What `make check-docs` runs."""
+    status = docs.main(["--check"])
+    assert status == 0, capsys.readouterr().out
+    sections = [docs.BEGIN.fullmatch(line) for page in docs.pages() for line in page.read_text().splitlines()]
+    names = [section["name"] for section in sections if section]
+    assert {"ops", "c operators", "c headers", "table ops", "table c_abi", "table serve"} <= set(names)
+
+
+@pytest.mark.parametrize("page", ["docs/ops.md", "docs/speed.md", "csrc/README.md", "csrc/include/infiniop.h"])
+def test_a_section_edited_by_hand_is_found(
+    page: str, docs: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = (ROOT / page).read_text().splitlines()
+    begin = next(i for i, line in enumerate(lines) if docs.BEGIN.fullmatch(line))
+    section = docs.BEGIN.fullmatch(lines[begin])["name"]
+    edited = tmp_path / "page"
+    monkeypatch.setattr(docs, "pages", lambda: [edited])
+    changed = [*lines[: begin + 3], lines[begin + 3].replace(" ", "  ", 1), *lines[begin + 4 :]]
+    for text, at in ((changed, begin + 4), ([*lines[: begin + 3], *lines[begin + 4 :]], begin + 4)):
+        edited.write_text("\n".join(text) + "\n")
+        assert docs.main(["--check"]) == 1
+        assert f"docs: {edited}:{at}, section '{section}': must be\n  {lines[at - 1]}\ngot\n" in capsys.readouterr().out
+        assert edited.read_text() == "\n".join(text) + "\n"  # a check writes nothing
+    assert docs.main([]) == 0
+    assert edited.read_text().splitlines() == lines
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (
+            "<!-- generated by make docs: opps -->\n<!-- end -->\n",
+            "page:1: a section must be one of ops, c operators, ",
+        ),
+        ("<!-- generated by make docs: table opps -->\n<!-- end -->\n", "page:1: a section must be one of ops, "),
+        ("<!-- generated by make docs: ops -->\n", "page:1: section 'ops' must end with <!-- end -->, got the end of"),
+        ("a\n<!-- end -->\n", "page:2: an end must follow a section's begin, got none"),
+        (
+            "<!-- generated by make docs: ops -->\n<!-- generated by make docs: ops -->\n",
+            "page:2: section 'ops' of line 1 must end first, got <!-- generated by make docs: ops -->",
+        ),
+    ],
+)
+def test_wrong_marks_are_named(text: str, sentence: str, docs: Any, tmp_path: Path) -> None:
+    with pytest.raises(docs.PageError, match="^" + re.escape(sentence)):
+        docs.written(Path("page"), text)
+
+
+def test_ops_have_a_line_each(docs: Any) -> None:
+    """The table of docs/ops.md: an op that is registered is in it, with the first line of its documentation."""
+    lines = list(docs.ops_table())[2:]
+    assert [line.split("|")[1].strip(" `") for line in lines] == [spec.name for spec in all_ops()]
+    for line in lines:
+        cells = re.split(r"(?<!\\)\|", line)[1:-1]
+        assert len(cells) == 5 and all(cell.strip() for cell in cells), line
+        assert cells[1].strip().endswith("."), f"the first line of a docstring must be one sentence: {line}"
+
+
+def test_stub_names_what_is_there(docs: Any) -> None:
+    """The text for type checkers imports what torch_infini.ops has, from where it is."""
+    found = {}
+    for node in ast.parse(docs.ops_stub()).body:
+        if isinstance(node, ast.ImportFrom):
+            module = importlib.import_module(f"torch_infini.ops.{node.module}")
+            found |= {alias.asname: getattr(module, alias.name) for alias in node.names}
+    assert sorted(found) == sorted(torch_infini.ops.__all__)
+    assert all(getattr(torch_infini.ops, name) is value for name, value in found.items())
+
+
+def test_c_headers_state_dtypes_that_are_tested(docs: Any) -> None:
+    """The floating-point dtypes in a header's comment are those of the samples in torch_infini/testing/c_ops."""
+    names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
+    ops = {op.name: op for op in c_ops.all_c_ops()}
+    for header in docs.C_OPS.glob("*.h"):
+        stated = docs.marked_line(header, "Dtypes")
+        for name in docs.operators(header):
+            tensors = [t for sample in ops[name].samples() for t in sample.args.values()]
+            dtypes = {getattr(t, "dtype", None) or getattr(getattr(t, "base", None), "dtype", None) for t in tensors}
+            tested = {names[dtype] for dtype in dtypes if dtype in names}
+            if stated != "all":
+                assert tested == set(re.findall(r"\bB?F\d\d\b", stated)), header.name
+
+
+def test_every_setting_is_listed() -> None:
+    """Environment variables that the sources read, against the tables of docs/settings.md."""
+    page = (ROOT / "docs" / "settings.md").read_text()
     text = "\n".join(p.read_text() for p in sources(".py", ".cpp", ".h", ".cu", ".cuh") if "tests" not in p.parts)
     read = set(re.findall(r'(?:getenv\(|setting_is_on\(|environ(?:\.get\(|\[))"(\w+)"', text))
     assert "INFINI_CPU_CAPABILITY" in read
