@@ -1,6 +1,6 @@
 """The pages for contributors followed word for word.
 
-docs/new-op.md in a copy of the tree: it builds, and its tests pass. "Bring up a device" against a made-up driver: it
+docs/new-op.md in a copy of the tree: it builds, and its tests pass. docs/new-device.md against a made-up driver: it
 runs beside the CPU.
 """
 
@@ -95,7 +95,7 @@ inline qyError_t qyMemcpyAsync(void *dst, const void *src, size_t size, qyMemcpy
 
 
 def test_bring_up_a_device(tmp_path: Path) -> None:
-    ((name, text),) = blocks("CONTRIBUTING.md")
+    ((name, text),) = blocks("docs/new-device.md")
     (tmp_path / "qy_runtime.h").write_text(DRIVER)
     source = tmp_path / name
     source.parent.mkdir(parents=True)
