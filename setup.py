@@ -42,7 +42,7 @@ MACHINE = target_machine()
 IS_CROSS = platform.machine() != MACHINE
 BUILD = ROOT / "build" / (MACHINE if IS_CROSS else "native")
 CSRC = "../../csrc"  # as seen from BUILD, where every command runs: no absolute path gets into the library
-PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; on PyPI mirrors without CPU builds see README.md
+PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; docs/install.md
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
@@ -444,9 +444,17 @@ def gencode(archs: list[str]) -> str:
     return " ".join(flags)
 
 
+def page_for_an_index() -> str:
+    """README.md for a package index, which has no docs/: relative links become their text, pictures go."""
+    page = re.sub(r"!\[[^\]]*\]\((?!\w+://)[^)]*\)\n*", "", (ROOT / "README.md").read_text())
+    return re.sub(r"\[([^\]]*)\]\((?!\w+://)[^)]*\)", r"\1", page)
+
+
 if __name__ == "__main__":
     has_torch = installed_torch() is not None
     setup(
+        long_description=page_for_an_index(),
+        long_description_content_type="text/markdown",
         ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in LIBRARIES],
         cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels},
         # Without a torch, pip's build gets the pinned release, and so does the installation; the kernels need none.

@@ -162,3 +162,19 @@ def test_what_the_tests_for_aarch64_lack_is_named(tmp_path: Path) -> None:
     done = subprocess.run(command, env={**os.environ, "PATH": str(tmp_path)}, capture_output=True, text=True)
     assert done.returncode == 1
     assert all(f" {package}" in done.stderr for package in script["TOOLS"].values()), done.stderr
+
+
+def test_the_page_of_a_package_index(tmp_path: Path) -> None:
+    """README.md goes into the package's metadata, without links that lead nowhere from there."""
+    for name in ("setup.py", "pyproject.toml", "README.md"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "torch_infini").mkdir()
+    (tmp_path / "torch_infini" / "__init__.py").write_text('__version__ = "0"\n')
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "egg_info"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    (metadata,) = tmp_path.glob("*.egg-info/PKG-INFO")
+    text = metadata.read_text()
+    assert "Description-Content-Type: text/markdown" in text and "make test" in text
+    assert "docs/install.md" in text and "](docs/install.md)" in (ROOT / "README.md").read_text()
+    assert not [line for line in text.splitlines() if "](" in line and "](http" not in line]
