@@ -75,8 +75,8 @@ def patch_model(
     ranks must make this call, with the same arguments. Docs: docs/distributed.md.
 
     Args:
-        model: A causal language model of the Llama family (README, "Patched models"), or its decoder, of transformers
-            5; on the CPU, in float32, bfloat16 or float16.
+        model: A causal language model of the Llama family (docs/patching.md), or its decoder, of transformers 5;
+            on the CPU, in float32, bfloat16 or float16.
         weights: "int8" (a scale for each row) or "int4" (a scale and a zero for each 64 or 32 numbers of a row, the
             head in int8): the linear layers' weights become integers and are freed, one after the other. There is no
             way back from that; None leaves them where they are.
