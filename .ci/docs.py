@@ -15,6 +15,7 @@ import ast
 import importlib
 import inspect
 import re
+import runpy
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -158,10 +159,17 @@ def figures(name: str) -> Iterator[str]:
     yield from made()
 
 
+def gpu_goals() -> list[str]:
+    """The table of goals with what benchmarks/results/gpu.csv has of them."""
+    report = runpy.run_path(str(ROOT / ".ci" / "gpu_report.py"))
+    return report["goals_table"](report["read_times"](ROOT / "benchmarks" / "results" / "gpu.csv"))
+
+
 GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "ops": ops_table,
     "c operators": c_operators_table,
     "c headers": c_headers_list,
+    "gpu goals": gpu_goals,
 }
 
 
