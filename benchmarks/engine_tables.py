@@ -1,4 +1,4 @@
-"""The tables of docs/engine.md and docs/distributed.md, as Markdown, from the CSV files of one kind of CPU.
+"""The tables of docs/engine.md, docs/distributed.md and docs/scale-out.md, as Markdown, from the CSV files of one CPU.
 
 `make docs` puts them into the pages; table.py has those of the other pages.
 """
@@ -168,3 +168,21 @@ def all_reduce_table() -> Iterator[str]:
             f"| {size // unit} {name} | {cells} | {float(row['ratio_to_gloo']):.0f}x "
             f"| {float(row['share_of_copy']):.2f} |"
         )
+
+
+# Of a model in 16 bits: GB of weights, hidden size, layers, vocabulary.
+SHAPES = {"1.1B": (2.2, 2048, 22, 32000), "8B": (16, 4096, 32, 128256), "70B": (141, 8192, 80, 128256)}
+CORE_GB_PER_S = 40  # what a core reads
+
+
+def scale_out_table() -> Iterator[str]:
+    """What ranks exchange for a token, by the formula of the page; nothing is measured."""
+    yield "| model, 16 bits | ranks | messages a token | MB a token | ms to read the weights | us a message |"
+    yield f"| --- |{' ---: |' * 5}"
+    for model, (weights, hidden, layers, vocabulary) in SHAPES.items():
+        messages = 2 * layers + 2
+        for ranks in (2, 4, 8, 16, 32, 64):
+            others = (ranks - 1) / ranks
+            size = others * 2 * (2 * hidden * (2 * layers + 1) + vocabulary)
+            ms = weights / ranks / CORE_GB_PER_S * 1e3
+            yield (f"| {model} | {ranks} | {messages} | {size / 1e6:.2f} | {ms:.1f} | {100 * ms / messages:.0f} |")
