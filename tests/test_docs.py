@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 
 import torch_infini
-from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.testing import as_tuple, assert_close, call, copied
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -38,7 +38,7 @@ def test_native_files_say_what_they_are_for(path: Path) -> None:
     assert path.read_text().startswith(("// ", "/* ")), "the file does not open with a comment"
 
 
-def example_of(spec: OpSpec) -> str:
+def example_of(spec: OpInfo) -> str:
     """The code under "Equivalent to:" in the op's docstring."""
     doc = inspect.getdoc(spec.function) or ""
     lines = doc.split("Equivalent to:")[1].split("Source:")[0].splitlines()
@@ -46,8 +46,8 @@ def example_of(spec: OpSpec) -> str:
     return textwrap.dedent("\n".join(code))
 
 
-@pytest.mark.parametrize("spec", [s for s in all_ops() if s.compare is None], ids=lambda s: s.name)
-def test_examples(spec: OpSpec) -> None:
+@pytest.mark.parametrize("spec", [s for s in all_op_infos() if s.compare is None], ids=lambda s: s.name)
+def test_examples(spec: OpInfo) -> None:
     """The example's last assignment gives what the op gives, for a call with default attributes.
 
     Of an op that writes into its arguments: the example writes the same into them.
@@ -101,7 +101,7 @@ def test_readme_examples() -> None:
 
 def test_readme_lists_every_op() -> None:
     page = (ROOT / "README.md").read_text()
-    missing = [spec.name for spec in all_ops() if f"`{spec.name}`" not in page]
+    missing = [spec.name for spec in all_op_infos() if f"`{spec.name}`" not in page]
     assert not missing
 
 

@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops._cuda_sums import attention_error
 from .c_ops import COp, CSample, Described
 from .compare import assert_close
+from .ops._cuda_sums import attention_error
 
 
 def memory_of(tensor: Tensor) -> Tensor:

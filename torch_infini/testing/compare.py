@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import OpSpec, Sample
+from .op_info import OpInfo, Sample
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -139,7 +139,7 @@ def on_cpu(result: Any) -> Any:
     return tuple(t.cpu() for t in result) if isinstance(result, tuple) else result.cpu()
 
 
-def call(spec: OpSpec, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
+def call(spec: OpInfo, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
     """What the op makes of the sample: its result, or copies of the arguments it writes into.
 
     `function` is called instead of the op, with the same arguments.
@@ -155,7 +155,7 @@ def call(spec: OpSpec, sample: Sample, function: Callable[..., Any] | None = Non
 
 
 def check_against_reference(
-    spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any, on_cuda: bool = False
+    spec: OpInfo, sample: Sample, dtype: torch.dtype, actual: Any, on_cuda: bool = False
 ) -> None:
     """Raise AssertionError unless `actual` is what the op's description says for this sample.
 
