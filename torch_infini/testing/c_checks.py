@@ -11,7 +11,6 @@ from torch import Tensor
 
 from .c_ops import COp, CSample, Described
 from .compare import assert_close
-from .ops._cuda_sums import attention_error
 
 
 def memory_of(tensor: Tensor) -> Tensor:
@@ -70,7 +69,8 @@ def bits(value: Tensor | Described) -> Tensor:
 def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any], on_cuda: bool = False) -> None:
     visible = {key: as_tensor(v) if isinstance(v, Described) else v for key, v in before.items()}
     outputs = {key: as_tensor(after[key]) for key in op.outputs if after[key] is not None}
-    if op.compare is not None:
+    slack = op.cuda_slack if on_cuda else None
+    if op.compare is not None and slack is None:
         op.compare(CSample(sample.name, visible, sample.tolerance), outputs)
         return
     floats = {a.name for function in (op.create, op.run) for a in function.arguments if a.type == "float"}
@@ -85,9 +85,8 @@ def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any
             assert torch.equal(actual, want.to(actual.dtype)), where
             continue
         rtol, atol = sample.tolerance or op.tolerances.get(actual.dtype, (0, 0))
-        if on_cuda and key in op.rounds_within and actual.dtype.itemsize == 2:
-            slack = attention_error(want, actual.dtype, want.shape[-1])
-            assert_close(actual, want, rtol, atol + slack, where)
+        if slack is not None:
+            assert_close(actual, want, rtol, atol + slack(expected, visible), where)
             continue
         torch.testing.assert_close(
             actual.double(),

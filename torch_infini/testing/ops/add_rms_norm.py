@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import chain
 
 import torch
 from torch import Tensor
 
 from ...ops.add_rms_norm import SPEC
 from ...ops.rms_norm import ROUNDINGS
+from ..c_door import c_op
+from ..c_ops import CErrorCase, CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from .rms_norm import INFO as NORM
 from .rms_norm import norm_inputs
@@ -109,3 +112,42 @@ INFO = OpInfo(
     peer=peer,
     tolerances=NORM.tolerances,
 )
+
+
+def c_samples() -> Iterator[Sample]:
+    """float64, and weights of the other half type."""
+    pairs = ((torch.float64, torch.float64), (torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16))
+    for dtype, of_weight in pairs:
+        x, residual, weight = inputs(dtype, 2, 3, 769)
+        yield Sample(f"{dtype} by {of_weight}", (x, residual, weight.to(of_weight)))
+
+
+def c_in_place() -> Iterator[CSample]:
+    """Each output over one of the inputs."""
+    for dtype in INFO.dtypes:
+        x, residual, weight = inputs(dtype, 7, 96)
+        args = {"y": x, "a": x, "b": residual, "weight": weight, "epsilon": 1e-5, "residual_out": residual}
+        yield CSample(f"{dtype} in place", args, INFO.tolerances[dtype])
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    x, residual, weight = inputs(torch.float32, 4, 8)
+    yield CErrorCase(
+        "no residual_out",
+        {"y": x, "a": x, "b": residual, "weight": weight, "epsilon": 1e-5, "residual_out": None},
+        "BAD_PARAM",
+        "infiniopCreateAddRMSNormDescriptor: residual_out_desc must not be NULL",
+    )
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "AddRMSNorm",
+        ["y", "residual_out"],
+        {"x": "a", "residual": "b", "eps": "epsilon"},
+        {"rounding": 0},
+        samples=lambda: chain(c_samples(), c_in_place()),
+        errors=c_errors,
+    )
+]

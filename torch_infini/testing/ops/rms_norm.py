@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ops.rms_norm import ROUNDINGS, SPEC
+from ..c_door import c_op
 from ..op_info import TOLERANCES, Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -111,3 +112,17 @@ INFO = OpInfo(
     peer=peer,
     tolerances={d: (rtol if d == torch.float32 else 2 * rtol, atol) for d, (rtol, atol) in TOLERANCES.items()},
 )
+
+
+def c_samples() -> Iterator[Sample]:
+    """float64, and weights of the other half type."""
+    pairs = ((torch.float64, torch.float64), (torch.bfloat16, torch.float16), (torch.float16, torch.bfloat16))
+    for dtype, of_weight in pairs:
+        for shape in ((2, 3, 769), (300, 2048)):
+            x, weight = norm_inputs(dtype, *shape)
+            yield Sample(f"{dtype} by {of_weight} {shape}", (x, weight.to(of_weight)))
+    x, weight = norm_inputs(torch.float32, 4, 40)
+    yield Sample("a broadcast row", (x[:1].expand(4, 40), weight))
+
+
+C_OPS = [c_op(INFO, "RMSNorm", ["y"], {"weight": "w", "eps": "epsilon"}, {"rounding": 0}, samples=c_samples)]
