@@ -151,12 +151,12 @@ class TensorDescriptor:
     """An infiniopTensorDescriptor_t of a torch tensor (or of what Described says), destroyed at the end of `with`."""
 
     def __init__(self, tensor: Tensor | Described) -> None:
-        described = isinstance(tensor, Described)
         shape = tuple(tensor.shape)
-        strides = tensor.strides if described else tensor.stride()
-        dtype = tensor.dtype if described and tensor.dtype is not None else None
-        if dtype is None:
-            dtype = DTYPES[tensor.base.dtype if described else tensor.dtype]
+        if isinstance(tensor, Described):
+            strides = tensor.strides
+            dtype = DTYPES[tensor.base.dtype] if tensor.dtype is None else tensor.dtype
+        else:
+            strides, dtype = tensor.stride(), DTYPES[tensor.dtype]
         self.handle = ctypes.c_void_p()
         c_function("infiniopCreateTensorDescriptor")(
             ctypes.byref(self.handle),
@@ -210,7 +210,8 @@ class Descriptor:
     """An operator descriptor for a sample's arguments; the tensor descriptors and handle it was made with are gone."""
 
     def __init__(self, op: COp, args: Mapping[str, Any]) -> None:
-        self.op, self.handle, keep = op, ctypes.c_void_p(), []
+        self.op, self.handle = op, ctypes.c_void_p()
+        keep: list[Any] = []
         made: list[TensorDescriptor] = []
         with Handle() as handle:
             try:

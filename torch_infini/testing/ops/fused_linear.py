@@ -100,7 +100,7 @@ def errors() -> Iterator[ErrorCase]:
         op + "b must have stride 1 in its last dimension (call .contiguous() on it), got strides [16, 2]",
     )
     for i, name in enumerate("abc"):
-        biases = [None, None, None]
+        biases: list[Tensor | None] = [None, None, None]
         biases[i] = torch.ones(9)
         rows = (8, 4, 6)[i]
         yield ErrorCase(
@@ -149,12 +149,15 @@ def errors() -> Iterator[ErrorCase]:
         {"out": torch.empty(12).expand(2, 12)},
     )
     memory = torch.randn(64)
-    inside = {"x": (memory[:16], a, b, c), "a": (x[0], memory[:16].view(1, 16), b, c)}
-    inside |= {"b": (x[0], a, memory[:16].view(1, 16), c), "c": (x[0], a, b, memory[:16].view(1, 16))}
-    for i, name in enumerate("abc"):
-        biases = [None, None, None]
-        biases[i] = memory[: (8, 4, 6)[i]]
-        inside[f"bias_{name}"] = (x[0], a, b, c, *biases)
+    inside: dict[str, tuple[Any, ...]] = {
+        "x": (memory[:16], a, b, c),
+        "a": (x[0], memory[:16].view(1, 16), b, c),
+        "b": (x[0], a, memory[:16].view(1, 16), c),
+        "c": (x[0], a, b, memory[:16].view(1, 16)),
+        "bias_a": (x[0], a, b, c, memory[:8], None, None),
+        "bias_b": (x[0], a, b, c, None, memory[:4], None),
+        "bias_c": (x[0], a, b, c, None, None, memory[:6]),
+    }
     for name, args in inside.items():
         yield ErrorCase(
             f"out overlaps {name}",

@@ -36,7 +36,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         a, b = factors(dtype, (m, k), (k, n))
         yield Sample(f"{m}x{n}x{k}, b by columns", (a, b.t().contiguous().t()))
         yield Sample(f"{m}x{n}x{k}, a by columns", (a.t().contiguous().t(), b))
-    for name, a, b in (
+    for name, of_a, of_b in (
         ("batch", (3, 9, 33), (3, 33, 20)),
         ("a b for each inner batch", (2, 3, 9, 33), (3, 33, 20)),
         ("one b for the batch", (2, 3, 9, 33), (33, 20)),
@@ -57,9 +57,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         ("empty batch", (0, 5, 7), (7, 3)),
         ("several threads", (2, 64, 130), (2, 130, 200)),
     ):
-        yield Sample(name, factors(dtype, a, b))
-    q, k = factors(dtype, (2, 40, 3, 32), (2, 50, 3, 32))
-    yield Sample("heads of attention", (q.transpose(1, 2), k.permute(0, 2, 3, 1)))
+        yield Sample(name, factors(dtype, of_a, of_b))
+    queries, keys = factors(dtype, (2, 40, 3, 32), (2, 50, 3, 32))
+    yield Sample("heads of attention", (queries.transpose(1, 2), keys.permute(0, 2, 3, 1)))
     a, b = factors(dtype, (9, 33), (33, 20))
     yield Sample("expanded", (a.expand(2, 3, 9, 33), b.expand(2, 3, 33, 20)))
     a, b = factors(dtype, (9, 33), (33, 20))

@@ -47,7 +47,7 @@ def reference_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor
     elements = finite.repeat_interleave(group_size, 1)
     q, scales, zeros = peer_int4(weight.contiguous().where(elements, 0), group_size)
     packed = q.where(elements[:, ::2], 0)
-    return packed, *(x.where(finite, torch.nan) for x in (scales, zeros))
+    return packed, scales.where(finite, torch.nan), zeros.where(finite, torch.nan)
 
 
 def weights(dtype: torch.dtype, n: int, k: int) -> Tensor:
