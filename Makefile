@@ -98,8 +98,12 @@ check-format: $(VENV)/.dev
 	$(PY) -m ruff check .
 	$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
 
+# The package strictly, and the code of README.md as its readers' own.
+USER_CODE := build/user_code/readme.py
 check-types: $(VENV)/.dev
 	$(PY) -m mypy
+	$(PY) .ci/user_code.py $(USER_CODE)
+	$(PY) -m mypy --strict --allow-untyped-calls $(USER_CODE)
 
 docs: build
 	@$(PY) -W ignore .ci/docs.py

@@ -18,8 +18,8 @@ START = time.monotonic()  # before torch, whose import takes long under a saniti
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402
 
-from torch_infini.ops import OpSpec, Sample, all_ops  # noqa: E402
 from torch_infini.testing import call, cuda_device, moved  # noqa: E402
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos  # noqa: E402
 
 FIRST = ("attention", "paged_attention", "linear_int4", "random_sample", "paged_caching", "layer_norm")
 MOST_ELEMENTS = 1 << 16
@@ -29,7 +29,7 @@ def elements(sample: Sample) -> int:
     return sum(v.numel() for v in (*sample.args, *sample.kwargs.values()) if isinstance(v, Tensor))
 
 
-def chosen_sample(spec: OpSpec) -> tuple[torch.dtype, Sample]:
+def chosen_sample(spec: OpInfo) -> tuple[torch.dtype, Sample]:
     """The op's largest sample of at most MOST_ELEMENTS, else its smallest that is not empty."""
     dtype = torch.bfloat16 if torch.bfloat16 in spec.dtypes else spec.dtypes[0]
     samples = sorted(spec.samples(dtype), key=elements)
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("gpu_samples: there is no GPU, or torch_infini's CUDA kernels are not registered: nothing ran")
         return 1
     wanted = options.ops.split(",") if options.ops else None
-    specs = [spec for spec in all_ops() if "cuda" in spec.devices and (wanted is None or spec.name in wanted)]
+    specs = [spec for spec in all_op_infos() if "cuda" in spec.devices and (wanted is None or spec.name in wanted)]
     specs.sort(key=lambda spec: FIRST.index(spec.name) if spec.name in FIRST else len(FIRST))
     ran = failed = 0
     for spec in specs:

@@ -17,9 +17,9 @@ import torch
 from torch import Tensor
 
 from torch_infini import compile as infini_compile
-from torch_infini.ops import OpSpec, all_ops
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians, results_of, write_csv
+from torch_infini.testing.ops import OpInfo, all_op_infos
 
 RESULTS = results_of(__file__)
 
@@ -37,7 +37,7 @@ class Row:
     default: str
 
 
-def compiled(spec: OpSpec, args: tuple[Any, ...], other: Tensor | None, decompose: tuple[str, ...]) -> Call:
+def compiled(spec: OpInfo, args: tuple[Any, ...], other: Tensor | None, decompose: tuple[str, ...]) -> Call:
     def function(*args: Any) -> Tensor:
         result = spec.op(*args)
         result = result[0] if isinstance(result, tuple) else result
@@ -49,7 +49,7 @@ def compiled(spec: OpSpec, args: tuple[Any, ...], other: Tensor | None, decompos
     return lambda: made(*args)
 
 
-def arguments(spec: OpSpec, dtype: torch.dtype) -> tuple[Any, ...]:
+def arguments(spec: OpInfo, dtype: torch.dtype) -> tuple[Any, ...]:
     """Two-dimensional tensors of the size measured where the op's samples have them."""
     x, y = (torch.randn(512, 4096, generator=torch.Generator().manual_seed(i)).to(dtype) for i in (0, 1))
     tensors = {"x": x, "gate": x, "other": y, "up": y, "residual": y, "weight": y[0], "min": -1.0, "max": 1.0}
@@ -62,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     rows = []
     with threads_set_to(1), torch.no_grad():
-        for spec in all_ops():
+        for spec in all_op_infos():
             for dtype in (torch.bfloat16, torch.float32) if spec.decomposition else ():
                 for fused in (False, True):
                     args = arguments(spec, dtype)

@@ -32,9 +32,9 @@ from torch import Tensor
 
 from torch_infini import quantize
 from torch_infini._attention import torch_attention_from_set_to
-from torch_infini.ops import REGISTRY, Sample
-from torch_infini.ops._int8_cache import quantise
 from torch_infini.testing.benchmark import Call, write_csv
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops._int8_cache import quantise
 
 RESULTS = Path(__file__).parent / "results"
 GPU = torch.cuda.is_available()
@@ -357,7 +357,7 @@ def op_case(op: str, name: str, make: Callable[[], Sample], **more: Any) -> Case
     """A case of an op of the registry, with the peer that its description names."""
 
     def work() -> Work:
-        spec = REGISTRY[op]
+        spec = OP_INFOS[op]
         sample = make()
         cost = spec.cost(*sample.args, **sample.kwargs)
         return Work(make, spec.op, {"eager": Peer(spec.peer)}, cost.bytes, cost.flops)
@@ -427,9 +427,9 @@ def decode_attention(quick: bool) -> Iterator[Case]:
         f"paged_attention {shape(one)}, capacity {capacity}",
         lambda: Work(
             make := sample(*one, capacity=capacity),
-            REGISTRY["paged_attention"].op,
+            OP_INFOS["paged_attention"].op,
             {},  # the op's peer would gather the whole capacity
-            REGISTRY["paged_attention"].cost(*make().args).bytes,
+            OP_INFOS["paged_attention"].cost(*make().args).bytes,
         ),
     )
 
@@ -442,7 +442,7 @@ def prefill_attention(quick: bool) -> Iterator[Case]:
 
         return make
 
-    spec = REGISTRY["attention"]
+    spec = OP_INFOS["attention"]
 
     def ours(*args: Any) -> Tensor:
         with torch_attention_from_set_to(None):
@@ -494,7 +494,7 @@ def quantised(quick: bool) -> Iterator[Case]:
 
         own = lambda sample: Sample("", (*sample.args[:2], sample.args[2].to(BF16)))
         peers = {"eager": Peer(linear, in_bf16), "torch": Peer(torch.ops.aten._weight_int8pack_mm, own)}
-        return Work(make, REGISTRY["linear_int8"].op, peers, nbytes(make()), 2 * rows * k * n)
+        return Work(make, OP_INFOS["linear_int8"].op, peers, nbytes(make()), 2 * rows * k * n)
 
     def int4_work(rows: int) -> Work:
         def make() -> Sample:
@@ -510,7 +510,7 @@ def quantised(quick: bool) -> Iterator[Case]:
         peers = {"eager": Peer(linear, in_bf16)}
         if GPU:
             peers["torch"] = Peer(torch.ops.aten._weight_int4pack_mm, own)
-        return Work(make, REGISTRY["linear_int4"].op, peers, nbytes(make()), 2 * rows * k * n)
+        return Work(make, OP_INFOS["linear_int4"].op, peers, nbytes(make()), 2 * rows * k * n)
 
     for rows in (1, 16) if quick else (1, 16, 63, 64, 512, 2048):  # cuBLAS multiplies from 64 on
         for op, work, goal in (("linear_int8", int8_work, 0.75), ("linear_int4", int4_work, 0.60)):

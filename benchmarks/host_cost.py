@@ -15,10 +15,10 @@ from pathlib import Path
 
 import torch
 
-from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
 from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, threads_set_to
 from torch_infini.testing.benchmark import medians, results_of, write_csv
+from torch_infini.testing.ops import OP_INFOS, OpInfo, Sample, all_op_infos
 
 RESULTS = results_of(__file__)
 REPLAYED = 256  # calls of one program
@@ -37,7 +37,7 @@ class Row:
     aten_mul_out_us: float
 
 
-def smallest(spec: OpSpec) -> Sample:
+def smallest(spec: OpInfo) -> Sample:
     """The sample with the least work that is not empty."""
     samples = list(spec.samples(spec.dtypes[0]))
     costs = [spec.cost(*s.args, **s.kwargs) for s in samples]
@@ -46,7 +46,7 @@ def smallest(spec: OpSpec) -> Sample:
     return samples[min(full, key=lambda i: costs[i].bytes + costs[i].flops)]
 
 
-def measure(spec: OpSpec) -> Row:
+def measure(spec: OpInfo) -> Row:
     sample = smallest(spec)
     op, args, kwargs = spec.op, sample.args, sample.kwargs
     x = torch.randn(8)
@@ -77,7 +77,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path, default=RESULTS / "host-cost.csv")
     parser.add_argument("--ops", help="names, separated by commas (default: all)")
     options = parser.parse_args(argv)
-    specs = [REGISTRY[name] for name in options.ops.split(",")] if options.ops else all_ops()
+    specs = [OP_INFOS[name] for name in options.ops.split(",")] if options.ops else all_op_infos()
     with threads_set_to(1), torch.no_grad():
         rows = [measure(spec) for spec in specs]
     write_csv(options.out, rows, Row)

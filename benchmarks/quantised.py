@@ -21,9 +21,9 @@ import torch
 from c_abi import READ, measure_peaks, nbytes
 
 from torch_infini import quantize
-from torch_infini.ops import REGISTRY
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, seconds, write_csv
+from torch_infini.testing.ops import OP_INFOS
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # (rows, k, n, quantize_x)
@@ -67,7 +67,7 @@ def contestants(
     op: str, x: torch.Tensor, weight: torch.Tensor, quantize_x: bool, out: torch.Tensor
 ) -> tuple[dict[str, Call], int]:
     """What is timed, and the bytes of the packed weight."""
-    infini = REGISTRY[op].out
+    infini = OP_INFOS[op].out
     calls: dict[str, Call] = {"dense": lambda: torch.nn.functional.linear(x, weight)}
     if op == "linear_int8":
         q, scales = quantize.quantize_int8(weight)

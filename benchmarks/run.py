@@ -21,9 +21,9 @@ import c_abi
 import quantised
 import torch
 
-from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, Limits, measure_limits, medians, results_of, write_csv
+from torch_infini.testing.ops import OP_INFOS, OpInfo, Sample, all_op_infos
 
 RESULTS = results_of(__file__)
 TIE = 0.03  # what shared machines scatter by from one median to the next
@@ -56,7 +56,7 @@ def first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {text[0] if text else ''}"
 
 
-def rivals(spec: OpSpec, sample: Sample, with_compile: bool) -> tuple[dict[str, Call], list[str]]:
+def rivals(spec: OpInfo, sample: Sample, with_compile: bool) -> tuple[dict[str, Call], list[str]]:
     """The peer eager and compiled, each called once; and in words which of them cannot run."""
     torch._dynamo.reset()
     contestants: dict[str, Call] = {}
@@ -79,7 +79,7 @@ def rivals(spec: OpSpec, sample: Sample, with_compile: bool) -> tuple[dict[str, 
 
 
 def measure(
-    spec: OpSpec, sample: Sample, dtype: torch.dtype, limits: Limits, rounds: int, least: float, with_compile: bool
+    spec: OpInfo, sample: Sample, dtype: torch.dtype, limits: Limits, rounds: int, least: float, with_compile: bool
 ) -> Row:
     """Time one sample with the current number of threads."""
     args, kwargs = sample.args, sample.kwargs
@@ -143,7 +143,7 @@ HEADER = (
 
 
 def run(
-    ops: Iterable[OpSpec],
+    ops: Iterable[OpInfo],
     dtypes: Sequence[torch.dtype] | None,
     threads: Sequence[int],
     with_compile: bool,
@@ -190,7 +190,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         "--no-compile", action="store_true", help="leave out torch.compile, which takes most of the time"
     )
     options = parser.parse_args(argv)
-    known = [spec.name for spec in all_ops()]
+    known = [spec.name for spec in all_op_infos()]
     if options.c_abi or options.quantised:
         known = c_abi.names() if options.c_abi else quantised.names()
     names = options.ops.split(",") if options.ops else known
@@ -208,7 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.quantised:
         quantised.write(options.out or RESULTS / "quantised.csv", quantised.run(names, dtypes, threads, options.quick))
         return
-    rows = run([REGISTRY[name] for name in names], dtypes, threads, not options.no_compile, options.quick)
+    rows = run([OP_INFOS[name] for name in names], dtypes, threads, not options.no_compile, options.quick)
     path = options.out or RESULTS / "ops.csv"
     write_csv(path, rows, Row)
     print(f"{len(rows)} rows in {path}")

@@ -4,8 +4,10 @@ INFINI_TEST_SECONDS: a time limit for each test. A test that exceeds it shows it
 can interrupt a call that waits for a GPU. pytest-xdist reports that test as failed and starts another worker.
 """
 
+import atexit
 import faulthandler
 import os
+import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import TextIO
@@ -15,6 +17,7 @@ import pytest
 # Compiled graphs of earlier builds must not stand in for what is tested now; pytest-xdist's workers share this run's.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_infini_inductor_")
+    atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)
 # Workers that spin where they wait take each other's cores.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 # Nor a table of products that somebody measured on this machine.

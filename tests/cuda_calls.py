@@ -9,8 +9,8 @@ import torch
 from emulated_graphs import captured_by_emulation
 from torch import Tensor
 
-from torch_infini.ops import REGISTRY, Sample
 from torch_infini.testing import check_against_reference, cuda_device
+from torch_infini.testing.ops import OP_INFOS, Sample
 
 DEVICE = cuda_device()
 
@@ -27,7 +27,7 @@ def moved(t: Tensor) -> Tensor:
 
 def check(name: str, *args: Any, **kwargs: Any) -> Tensor:
     """The op on CUDA against its reference, the arguments on the CPU; its result, there too."""
-    spec = REGISTRY[name]
+    spec = OP_INFOS[name]
     actual = spec.op(*here(*args), **kwargs).cpu()
     check_against_reference(spec, Sample("call", args, kwargs), actual.dtype, actual, on_cuda=True)
     return actual

@@ -15,29 +15,29 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from torch_infini._library import SEES_AUTOGRAD
-from torch_infini.ops import OpSpec, all_ops
 from torch_infini.testing import as_tuple, copied
+from torch_infini.testing.ops import OpInfo, all_op_infos
 
-OPS = list(all_ops())
+OPS = list(all_op_infos())
 FUNCTIONAL = [spec for spec in OPS if spec.outputs]
 Form = tuple[torch._ops.OpOverload, list[Any], dict[str, Any], list[str]]  # (op, args, kwargs, what it writes)
 
 
 def name_of(value: Any) -> str | None:
-    return value.name if isinstance(value, OpSpec) else None
+    return value.name if isinstance(value, OpInfo) else None
 
 
 def is_float(value: Any) -> bool:
     return isinstance(value, Tensor) and value.is_floating_point()
 
 
-def arguments(spec: OpSpec) -> tuple[list[Any], dict[str, Any]]:
+def arguments(spec: OpInfo) -> tuple[list[Any], dict[str, Any]]:
     """Copies of the first sample's arguments."""
     sample = next(iter(spec.samples(spec.dtypes[0])))
     return [copied(a) for a in sample.args], {k: copied(v) for k, v in sample.kwargs.items()}
 
 
-def writing_forms(spec: OpSpec) -> Iterator[Form]:
+def writing_forms(spec: OpInfo) -> Iterator[Form]:
     """The op's forms that write into arguments."""
     args, kwargs = arguments(spec)
     if spec.mutates:
@@ -50,11 +50,11 @@ def writing_forms(spec: OpSpec) -> Iterator[Form]:
         yield getattr(torch.ops.infini, f"{spec.name}_").default, args, kwargs, [spec.inplace]
 
 
-def named(spec: OpSpec, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named(spec: OpInfo, args: list[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     return {**dict(zip(spec.arguments, args, strict=False)), **kwargs}
 
 
-def backward_refused(spec: OpSpec, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
+def backward_refused(spec: OpInfo, function: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
     results = [r for r in as_tuple(function(*args, **kwargs)) if r.is_floating_point()]
     for result in results:
         assert result.requires_grad, spec.name
@@ -68,7 +68,7 @@ def test_this_torch_is_seen() -> None:
 
 
 @pytest.mark.parametrize("spec", FUNCTIONAL, ids=name_of)
-def test_backward_raises(spec: OpSpec) -> None:
+def test_backward_raises(spec: OpInfo) -> None:
     """From each input alone, leaf or not, with every warning ignored; forward gives the same bits as ever."""
     args, kwargs = arguments(spec)
     expected = as_tuple(spec.op(*args, **kwargs))
@@ -89,7 +89,7 @@ def test_backward_raises(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", FUNCTIONAL, ids=name_of)
-def test_backward_raises_in_compiled_code(spec: OpSpec) -> None:
+def test_backward_raises_in_compiled_code(spec: OpInfo) -> None:
     """When backward runs, not before: the forward of a compiled training graph is served."""
     args, kwargs = arguments(spec)
     args = [a.requires_grad_() if is_float(a) else a for a in args]
@@ -114,7 +114,7 @@ def test_part_of_a_compiled_graph(backend: str) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=name_of)
-def test_writing_refuses_what_requires_a_gradient(spec: OpSpec) -> None:
+def test_writing_refuses_what_requires_a_gradient(spec: OpInfo) -> None:
     """Each tensor in turn, leaf or not: there is no result that backward could start from."""
     for op, args, kwargs, _ in writing_forms(spec):
         for i, value in enumerate(args):
@@ -133,7 +133,7 @@ def test_writing_refuses_what_requires_a_gradient(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=name_of)
-def test_writes_are_counted(spec: OpSpec) -> None:
+def test_writes_are_counted(spec: OpInfo) -> None:
     """The version counters of what is written go up by one, and of nothing else; views share their base's."""
     for op, args, kwargs, written in writing_forms(spec):
         tensors = {k: v for k, v in named(spec, args, kwargs).items() if isinstance(v, Tensor)}
@@ -158,7 +158,7 @@ def test_backward_through_what_was_overwritten() -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=name_of)
-def test_inference_tensors(spec: OpSpec) -> None:
+def test_inference_tensors(spec: OpInfo) -> None:
     """Outside inference mode they are not written, as torch's own ops do not; inside, and read, they are served."""
     with torch.inference_mode():
         forms = list(writing_forms(spec))
@@ -174,7 +174,7 @@ def test_inference_tensors(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=name_of)
-def test_forward_mode_raises(spec: OpSpec) -> None:
+def test_forward_mode_raises(spec: OpInfo) -> None:
     args, kwargs = arguments(spec)
     for i, value in enumerate(args):
         if not is_float(value):

@@ -16,7 +16,7 @@ import torch
 from torch_infini.__main__ import main
 from torch_infini._library import cpu_tiles
 from torch_infini.commands import doctor, ops
-from torch_infini.ops import REGISTRY
+from torch_infini.testing.ops import OP_INFOS
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -49,12 +49,12 @@ def test_ops(capsys: pytest.CaptureFixture[str]) -> None:
     _, out, _ = run(capsys, "ops")
     header, *lines = (re.split("  +", line) for line in out.splitlines())
     assert header == ["op", "backends", "dtypes", "out", "inplace", "fake", "decomposition", "schema"]
-    assert [line[0] for line in lines] == sorted(REGISTRY)
+    assert [line[0] for line in lines] == sorted(OP_INFOS)
     shown = {line[0]: dict(zip(header, line, strict=True)) for line in lines}
     _, out, _ = run(capsys, "ops", "--json")
     rows = {row["op"]: row for row in json.loads(out)}
-    assert list(rows) == sorted(REGISTRY)
-    for name, spec in REGISTRY.items():
+    assert list(rows) == sorted(OP_INFOS)
+    for name, spec in OP_INFOS.items():
         row = rows[name]
         assert row["schema"] == spec.schema
         assert "cpu" in row["backends"].split()
@@ -70,8 +70,8 @@ def test_ops_tells_what_is_missing(capsys: pytest.CaptureFixture[str], monkeypat
     """An op with neither kernel nor fake, but with a decomposition."""
     library = torch.library.Library("infini", "FRAGMENT")
     library.define("unfinished(Tensor x) -> Tensor")
-    spec = dataclasses.replace(REGISTRY["rms_norm"], name="unfinished", decomposition=lambda x: x)
-    monkeypatch.setattr(ops, "all_ops", lambda: iter([spec]))
+    spec = dataclasses.replace(OP_INFOS["rms_norm"], name="unfinished", decomposition=lambda x: x)
+    monkeypatch.setattr(ops, "all_op_infos", lambda: iter([spec]))
     _, out, _ = run(capsys, "ops")
     library._destroy()
     header, line = (re.split("  +", line) for line in out.splitlines())

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from torch._inductor.utils import run_and_get_code
 
 import torch_infini  # noqa: F401
-from torch_infini.ops import OpSpec, all_ops
 from torch_infini.testing import as_tuple
+from torch_infini.testing.ops import OpInfo, all_op_infos
 
 infini = torch.ops.infini
 LAYERS, HEADS, KV_HEADS, BLOCK, SIZE = 3, 4, 2, 16, 64
@@ -295,8 +295,8 @@ def test_the_copies_are_seen(dynamic: bool) -> None:
     check(write, calls, dynamic, expected_copies=None)
 
 
-@pytest.mark.parametrize("spec", [spec for spec in all_ops() if spec.outputs], ids=lambda spec: spec.name)
-def test_out_forms(spec: OpSpec) -> None:
+@pytest.mark.parametrize("spec", [spec for spec in all_op_infos() if spec.outputs], ids=lambda spec: spec.name)
+def test_out_forms(spec: OpInfo) -> None:
     """They compile, write eager's bits into the caller's memory and return it; a wrong shape is refused in words."""
     sample = next(iter(spec.samples(spec.dtypes[0])))
     expected = as_tuple(spec.op(*sample.args, **sample.kwargs))

@@ -35,7 +35,7 @@ def test_add_an_op(tmp_path: Path) -> None:
     for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
         shutil.copy2(ROOT / file, tmp_path / file)
     files = blocks("docs/new-op.md")
-    assert len(files) == 6
+    assert len(files) == 7
     for name, text in files:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 
-from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.testing import (
     LAYOUTS,
     as_tuple,
@@ -22,19 +21,20 @@ from torch_infini.testing import (
     on_cpu,
     relayout,
 )
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 
 HERE = "cuda:0" if DEVICE == "cuda" else "cpu"
-OPS = [spec for spec in all_ops() if "cuda" in spec.devices]
+OPS = [spec for spec in all_op_infos() if "cuda" in spec.devices]
 
 
 def names(value: Any) -> str | None:
-    return value.name if isinstance(value, OpSpec) else str(value).removeprefix("torch.")
+    return value.name if isinstance(value, OpInfo) else str(value).removeprefix("torch.")
 
 
-def op_dtype_pairs(ops: list[OpSpec]) -> list[tuple[OpSpec, torch.dtype]]:
+def op_dtype_pairs(ops: list[OpInfo]) -> list[tuple[OpInfo, torch.dtype]]:
     return [(spec, dtype) for spec in ops for dtype in spec.dtypes]
 
 
@@ -48,7 +48,7 @@ def same_bits(a: Any, b: Any) -> bool:
     return all(torch.equal(flat(x), flat(y)) for x, y in zip(as_tuple(a), as_tuple(b), strict=True))
 
 
-def check_same(spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any, expected: Any) -> None:
+def check_same(spec: OpInfo, sample: Sample, dtype: torch.dtype, actual: Any, expected: Any) -> None:
     """The same bits; where cuBLAS chooses by layout, the right numbers."""
     same = spec.same_bits_on_cuda
     if same(*sample.args, **sample.kwargs) if callable(same) else same:
@@ -58,7 +58,7 @@ def check_same(spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any, ex
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(OPS), ids=names)
-def test_reference(spec: OpSpec, dtype: torch.dtype) -> None:
+def test_reference(spec: OpInfo, dtype: torch.dtype) -> None:
     for seed in (0, 1):
         torch.manual_seed(seed)
         for sample in spec.samples(dtype):
@@ -67,7 +67,7 @@ def test_reference(spec: OpSpec, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(OPS), ids=names)
-def test_layouts(spec: OpSpec, dtype: torch.dtype, layout: str) -> None:
+def test_layouts(spec: OpInfo, dtype: torch.dtype, layout: str) -> None:
     """Every layout gives the bits of the contiguous one; those that need not be served are refused in words."""
     for sample in spec.samples(dtype):
         expected = call(spec, on_cuda(sample))
@@ -81,7 +81,7 @@ def test_layouts(spec: OpSpec, dtype: torch.dtype, layout: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs([s for s in OPS if s.outputs]), ids=names)
-def test_out_is_written_whole(spec: OpSpec, dtype: torch.dtype) -> None:
+def test_out_is_written_whole(spec: OpInfo, dtype: torch.dtype) -> None:
     """Outputs hold poison before; a second run, from other poison, gives the same bits."""
     for given in spec.samples(dtype):
         sample = on_cuda(given)
@@ -93,7 +93,7 @@ def test_out_is_written_whole(spec: OpSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=names)
-def test_errors(spec: OpSpec) -> None:
+def test_errors(spec: OpInfo) -> None:
     """The sentences of the CPU; rules about values are the CPU's alone."""
     for case in spec.errors():
         if case.of_values:

@@ -16,16 +16,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import Sample, all_ops
-from torch_infini.ops.attention import attention_inputs
-from torch_infini.ops.paged_attention import first_seen
-from torch_infini.ops.paged_attention import inputs as paged_inputs
 from torch_infini.testing import check_against_reference, cuda_device
+from torch_infini.testing.ops import Sample, all_op_infos
+from torch_infini.testing.ops.attention import attention_inputs
+from torch_infini.testing.ops.paged_attention import first_seen
+from torch_infini.testing.ops.paged_attention import inputs as paged_inputs
 
 DEVICE = cuda_device()
 needs_cuda = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SPECS = {spec.name: spec for spec in all_ops()}
+SPECS = {spec.name: spec for spec in all_op_infos()}
 attention = torch.ops.infini.attention
 paged_attention = torch.ops.infini.paged_attention
 paged_attention_prefill = torch.ops.infini.paged_attention_prefill

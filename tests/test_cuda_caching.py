@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import REGISTRY, Sample
-from torch_infini.ops.qkv_rope_cache import inputs as qkv_inputs
-from torch_infini.ops.rope import angles
 from torch_infini.testing import call, check_against_reference, cuda_device, relayout
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops.qkv_rope_cache import inputs as qkv_inputs
+from torch_infini.testing.ops.rope import angles
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -29,7 +29,7 @@ def test_positions_of_every_dtype(dtype: torch.dtype) -> None:
     x = torch.randn(4, 2, 24)
     cos, sin = angles(100, 9, torch.float32)
     positions = torch.tensor([99, 0, 7, 42])
-    expected = REGISTRY["rope"].reference(x, cos, sin, positions)
+    expected = OP_INFOS["rope"].reference(x, cos, sin, positions)
     got = infini.rope(*moved(x, cos, sin, positions.to(dtype)))
     torch.testing.assert_close(got.cpu().double(), expected, rtol=2e-6, atol=2e-6)
 
@@ -61,7 +61,7 @@ def test_fused_with_bad_indices(dtype: torch.dtype, interleaved: bool) -> None:
     bad_positions = positions.clone()
     bad_positions[1] = 50
     slots = torch.tensor([5, 6, 48, 2**62, -(2**63), 9])
-    want = REGISTRY["qkv_rope_cache"].reference(*args[:-1], torch.tensor([5, 6, -1, -1, -1, 9]), interleaved)
+    want = OP_INFOS["qkv_rope_cache"].reference(*args[:-1], torch.tensor([5, 6, -1, -1, -1, 9]), interleaved)
     got = moved(q, k_cache, v_cache)
     infini.qkv_rope_cache(*got, *moved(qkv, cos, sin, bad_positions, slots), interleaved)
     got = tuple(t.cpu() for t in got)
@@ -94,7 +94,7 @@ def test_keys_that_lie_in_the_cache_are_copied_first() -> None:
     memory = torch.randn(2, 3, 2, 16, 8)
     k, v = memory[0, 0].transpose(0, 1), memory[0, 1].transpose(0, 1)  # 16 tokens out of k_cache's first blocks
     slots = torch.arange(16).flip(0) + 3
-    expected = REGISTRY["paged_caching"].reference(memory[0], memory[1], k.clone(), v.clone(), slots)
+    expected = OP_INFOS["paged_caching"].reference(memory[0], memory[1], k.clone(), v.clone(), slots)
     on_device = memory.to(DEVICE, copy=True)
     k, v = on_device[0, 0].transpose(0, 1), on_device[0, 1].transpose(0, 1)
     infini.paged_caching(on_device[0], on_device[1], k, v, slots.to(DEVICE))
@@ -121,7 +121,7 @@ def test_two_heads_a_thread(in_place: bool, interleaved: bool) -> None:
 @pytest.mark.parametrize("layout", ["strided rows", "misaligned"])
 def test_fused_many_tokens(layout: str) -> None:
     """Threads whose two heads are q's and k's; several tokens a block; as the reference has it."""
-    spec = REGISTRY["qkv_rope_cache"]
+    spec = OP_INFOS["qkv_rope_cache"]
     slots = torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:3400].tolist()
     slots[100] = slots[3000] = slots[7]
     args = qkv_inputs(torch.bfloat16, slots, 3, 1, 128, 16, 256)

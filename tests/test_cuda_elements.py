@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import OpSpec, all_ops
-from torch_infini.ops.silu import activations
 from torch_infini.testing import cuda_device
 from torch_infini.testing.compare import ulps
+from torch_infini.testing.ops import OpInfo, all_op_infos
+from torch_infini.testing.ops.silu import activations
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -149,12 +149,12 @@ def test_more_elements_than_32_bits_count() -> None:
     assert torch.equal(y[-1], ops.swiglu(x[-1, :32768], x[-1, 32:]))
 
 
-def specs() -> list[OpSpec]:
-    return [spec for spec in all_ops() if spec.name in (*ELEMENTWISE, "swiglu", "geglu")]
+def specs() -> list[OpInfo]:
+    return [spec for spec in all_op_infos() if spec.name in (*ELEMENTWISE, "swiglu", "geglu")]
 
 
 @pytest.mark.parametrize("spec", specs(), ids=lambda s: s.name)
-def test_zero_strides_and_strange_layouts(spec: OpSpec) -> None:
+def test_zero_strides_and_strange_layouts(spec: OpInfo) -> None:
     """Broadcast in every combination of dimensions gives the bits of the copy."""
     for shape in ((3, 16, 40), (3, 5, 7)):
         for kept in itertools.product((True, False), repeat=3):

@@ -10,14 +10,14 @@ import pytest
 import torch
 from cuda_calls import captured
 
-from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.runtime import program
 from torch_infini.testing import as_tuple, cuda_device
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 on_a_gpu = pytest.mark.skipif(DEVICE != "cuda", reason="needs a GPU")
-OPS = [spec for spec in all_ops() if "cuda" in spec.devices]
+OPS = [spec for spec in all_op_infos() if "cuda" in spec.devices]
 
 
 def tensors(sample: Sample) -> list[torch.Tensor]:
@@ -30,7 +30,7 @@ def on_cuda(sample: Sample) -> Sample:
     return Sample(sample.name, tuple(map(move, sample.args)), {k: move(v) for k, v in sample.kwargs.items()})
 
 
-def other_samples(spec: OpSpec, dtype: torch.dtype, seed: int) -> list[Sample]:
+def other_samples(spec: OpInfo, dtype: torch.dtype, seed: int) -> list[Sample]:
     torch.manual_seed(seed)
     return [on_cuda(sample) for sample in spec.samples(dtype)]
 
@@ -40,7 +40,7 @@ def same_bits(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
-def test_replay(spec: OpSpec) -> None:
+def test_replay(spec: OpInfo) -> None:
     """What is replayed is what a call makes of the data that is there then."""
     dtype = torch.bfloat16 if torch.bfloat16 in spec.dtypes else spec.dtypes[0]
     for sample, other in zip(other_samples(spec, dtype, 1), other_samples(spec, dtype, 2), strict=True):
@@ -60,7 +60,7 @@ def test_replay(spec: OpSpec) -> None:
 
 @on_a_gpu
 @pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
-def test_side_stream(spec: OpSpec) -> None:
+def test_side_stream(spec: OpInfo) -> None:
     """An op runs on torch's current stream: behind a slow kernel that makes its input."""
     sample = other_samples(spec, spec.dtypes[0], 3)[-1]
     want = spec.op(*sample.args, **sample.kwargs) if spec.outputs else None

@@ -1,4 +1,4 @@
-"""Every op of the C ABI on an NVIDIA device, by its description in torch_infini/testing/c_ops: nothing here names one.
+"""Every op of the C ABI on an NVIDIA device, by its description in torch_infini/testing/ops: nothing here names one.
 
 On a GPU the samples are copied to its memory and back. Elsewhere, with INFINI_LIBRARIES=build/native/emulated, the same
 kernels run on the host (csrc/emulation), where device memory is the host's. Skipped where there is neither.

@@ -12,25 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import OpSpec, Sample, all_ops
-from torch_infini.ops.paged_attention import inputs, quantised, slopes
 from torch_infini.testing import call, check_against_reference, cuda_device, moved
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
+from torch_infini.testing.ops.paged_attention import inputs, quantised, slopes
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 HALVES = DTYPES[1:]
-SPECS = {spec.name: spec for spec in all_ops()}
+SPECS = {spec.name: spec for spec in all_op_infos()}
 DECODE, PREFILL = SPECS["paged_attention"], SPECS["paged_attention_prefill"]
 LENGTHS = [0, 1, 15, 16, 17, 300]
 
 
-def run(spec: OpSpec, args: tuple[Tensor, ...], **kwargs: Any) -> Tensor:
+def run(spec: OpInfo, args: tuple[Tensor, ...], **kwargs: Any) -> Tensor:
     result: Tensor = call(spec, moved(Sample("", args, kwargs), DEVICE)).cpu()
     return result
 
 
-def check(spec: OpSpec, args: tuple[Tensor, ...], **kwargs: Any) -> Tensor:
+def check(spec: OpInfo, args: tuple[Tensor, ...], **kwargs: Any) -> Tensor:
     actual = run(spec, args, **kwargs)
     sample = Sample(f"q {tuple(args[0].shape)}, cache {tuple(args[1].shape)}", args, kwargs)
     check_against_reference(spec, sample, args[0].dtype, actual, on_cuda=True)

@@ -11,11 +11,12 @@ import pytest
 import torch
 from cuda_calls import allocations, check, here
 
-from torch_infini.ops import REGISTRY, Sample
-from torch_infini.ops.linear import inputs
-from torch_infini.ops.matmul import factors, values
-from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
+from torch_infini.ops.matmul import values
 from torch_infini.testing import check_against_reference, cuda_device
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops.linear import inputs
+from torch_infini.testing.ops.matmul import factors
+from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -27,7 +28,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 @pytest.mark.parametrize("k", [5, 700, 3001])
 def test_a_streamed_row_has_the_same_bits_beside_any_others(dtype: torch.dtype, k: int) -> None:
     x, weight, bias = here(*inputs(dtype, 16, k=k, n=35, bias=True))
-    linear, fused = REGISTRY["linear"].op, REGISTRY["fused_linear"].op
+    linear, fused = OP_INFOS["linear"].op, OP_INFOS["fused_linear"].op
     alone = torch.cat([linear(row, weight, bias) for row in x.split(1)])
     streamed = 4 if dtype == torch.float32 else 16
     for rows in {2, 3, 4, 8, 9, 16}:
@@ -36,7 +37,7 @@ def test_a_streamed_row_has_the_same_bits_beside_any_others(dtype: torch.dtype, 
             both = fused(x[:rows], weight, weight[:7], None, bias, None, None)
             assert torch.equal(both[:, :35], alone[:rows]), rows
             # gemm streams the same way: b by columns, and, transposed, a by rows.
-            matmul = REGISTRY["matmul"].op
+            matmul = OP_INFOS["matmul"].op
             product = matmul(x[:rows], weight.t())
             assert torch.equal(product, linear(x[:rows], weight)), rows
             assert torch.equal(matmul(weight, x[:rows].t()), product.t()), rows
@@ -49,7 +50,7 @@ def test_a_row_of_quantised_products_has_the_same_bits_beside_any_others(
     name: str, make: Callable[..., Any], dtype: torch.dtype, quantize_x: bool
 ) -> None:
     x, *rest = here(*make(dtype, 40, k=640, n=35, bias=True))
-    op = REGISTRY[name].op
+    op = OP_INFOS[name].op
     alone = torch.cat([op(row, *rest, quantize_x) for row in x.split(1)])
     for rows in (2, 8, 9, 16, 17, 32, 33, 40):
         assert torch.equal(op(x[:rows], *rest, quantize_x), alone[:rows]), rows
@@ -72,7 +73,7 @@ def test_layouts_that_cublas_does_not_take(dtype: torch.dtype) -> None:
 def test_results_by_columns(dtype: torch.dtype, shape: tuple[int, int, int]) -> None:
     m, k, n = shape
     a, b = factors(dtype, (m, k), (k, n))
-    gemm = REGISTRY["gemm"]
+    gemm = OP_INFOS["gemm"]
     for first in (a, a.t().contiguous().t()):
         for second in (b, b.t().contiguous().t()):
             c = values(dtype, m, n, seed=2)
@@ -90,7 +91,7 @@ def test_rows_far_apart(dtype: torch.dtype) -> None:
     far = wide.as_strided((2, 64), (apart, 1))
     near = here(x, weight)
     for name, args in (("linear", near), ("matmul", [near[0], near[1].t()])):
-        op = REGISTRY[name].op
+        op = OP_INFOS[name].op
         expected = op(*args)
         assert torch.equal(op(far.copy_(near[0]), args[1]), expected), name
         far.copy_(near[1])
@@ -101,7 +102,7 @@ def test_rows_far_apart(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("rows", [3, 20])
 def test_infinity_and_nan_stay_in_their_row(dtype: torch.dtype, rows: int) -> None:
     x, weight, bias = here(*inputs(dtype, rows, k=100, n=30, bias=True))
-    linear = REGISTRY["linear"].op
+    linear = OP_INFOS["linear"].op
     clean = linear(x, weight, bias)
     x[1, 99] = torch.inf
     y = linear(x, weight, bias)
@@ -109,7 +110,7 @@ def test_infinity_and_nan_stay_in_their_row(dtype: torch.dtype, rows: int) -> No
     assert torch.equal(y[[0, 2]], clean[[0, 2]])
     for name, make in (("linear_int8", inputs_int8), ("linear_int4", inputs_int4)):
         x, *rest = here(*make(dtype, rows, k=128, n=30, bias=True))
-        op = REGISTRY[name].op
+        op = OP_INFOS[name].op
         for quantize_x in (False, True):
             clean = op(x, *rest, quantize_x)
             bad = x.clone()
@@ -122,7 +123,7 @@ def test_infinity_and_nan_stay_in_their_row(dtype: torch.dtype, rows: int) -> No
 def test_results_do_not_share_a_workspace() -> None:
     """Calls one behind another, without waiting between them."""
     x, weight, _ = here(*inputs(torch.bfloat16, 64, k=320, n=96))
-    linear = REGISTRY["linear"].op
+    linear = OP_INFOS["linear"].op
     results = [linear(x * scale, weight) for scale in (1, 2, 4)]
     assert torch.equal(results[1], 2 * results[0]) and torch.equal(results[2], 4 * results[0])
 
@@ -131,7 +132,7 @@ def test_results_do_not_share_a_workspace() -> None:
 def test_streamed_rows_take_no_workspace(dtype: torch.dtype) -> None:
     """cuBLAS's 32 MiB, which a CUDA graph would keep for each that it has recorded, go with calls of cuBLAS alone."""
     x, weight, _ = here(*inputs(dtype, 64, k=64, n=48))
-    linear, fused, gemm, matmul = (REGISTRY[name].op for name in ("linear", "fused_linear", "gemm", "matmul"))
+    linear, fused, gemm, matmul = (OP_INFOS[name].op for name in ("linear", "fused_linear", "gemm", "matmul"))
 
     def largest(call: Callable[..., torch.Tensor], *args: Any) -> int:
         return max(allocations(lambda: call(*args)))

@@ -12,12 +12,12 @@ import torch
 from cuda_calls import allocations, captured, check, here
 from torch import Tensor
 
-from torch_infini.ops import REGISTRY
-from torch_infini.ops.quantised_linear import CUBLAS_ROWS_FROM, inputs_int4, inputs_int8
-from torch_infini.ops.scaled_mm_int8 import inputs as inputs_mm
 from torch_infini.testing import cuda_device
 from torch_infini.testing.c_ops import Descriptor, all_c_ops
 from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
+from torch_infini.testing.ops import OP_INFOS
+from torch_infini.testing.ops.quantised_linear import CUBLAS_ROWS_FROM, inputs_int4, inputs_int8
+from torch_infini.testing.ops.scaled_mm_int8 import inputs as inputs_mm
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -41,11 +41,11 @@ def test_where_cublas_begins(name: str) -> None:
     if name == "scaled_mm_int8":
         a, b, a_scale, *rest = inputs_mm(torch.bfloat16, CUBLAS_ROWS_FROM, 48, 64)
         a, b, a_scale, *rest = here(a, b, a_scale, *rest)
-        call = lambda rows: REGISTRY[name].op(a[:rows], b, a_scale[:rows], *rest)  # noqa: E731
+        call = lambda rows: OP_INFOS[name].op(a[:rows], b, a_scale[:rows], *rest)  # noqa: E731
     else:
         make = inputs_int4 if "int4" in name else inputs_int8
         x, *given = here(*make(torch.bfloat16, CUBLAS_ROWS_FROM, k=64, n=48))
-        op = REGISTRY["linear_int4" if "int4" in name else "linear_int8"].op
+        op = OP_INFOS["linear_int4" if "int4" in name else "linear_int8"].op
         call = lambda rows: op(x[:rows], *given, quantize_x="x quantised" in name)  # noqa: E731
     assert workspace_of(lambda: call(CUBLAS_ROWS_FROM - 1)) < 2**20
     most = workspace_of(lambda: call(CUBLAS_ROWS_FROM))
@@ -74,7 +74,7 @@ def test_odd_sizes(dtype: torch.dtype, rows: int, bias: bool) -> None:
 def test_sums_of_integers_have_the_bits_of_few_rows(dtype: torch.dtype, n: int, k: int) -> None:
     """Those that cuBLAS does not take (rows of weights that are not aligned, a single one) too."""
     x, weight, *rest = here(*inputs_int8(dtype, 200, k=k, n=n, bias=True))
-    op, mm = REGISTRY["linear_int8"].op, REGISTRY["scaled_mm_int8"].op
+    op, mm = OP_INFOS["linear_int8"].op, OP_INFOS["scaled_mm_int8"].op
     alone = torch.cat([op(part, weight, *rest, True) for part in x.split(25)])
     a, b, a_scale, b_scale, bias, _ = here(*inputs_mm(dtype, 200, n, k))
     parts = zip(a.split(25), a_scale.split(25), strict=True)
@@ -96,7 +96,7 @@ def test_scaled_mm_in_any_layout(dtype: torch.dtype) -> None:
         assert torch.equal(check("scaled_mm_int8", x, weight.t(), *strided, dtype), expected)
     assert torch.equal(check("scaled_mm_int8", a, b.contiguous(), a_scale, b_scale, bias, dtype), expected)
     out = torch.full((70, 50), 77, dtype=dtype).to(DEVICE)
-    REGISTRY["scaled_mm_int8"].out(*here(a, b, a_scale, b_scale, bias), dtype, out=out[:, 3:39])
+    OP_INFOS["scaled_mm_int8"].out(*here(a, b, a_scale, b_scale, bias), dtype, out=out[:, 3:39])
     assert torch.equal(out[:, 3:39].cpu(), expected)
     assert (out[:, :3] == 77).all() and (out[:, 39:] == 77).all()
 
@@ -115,7 +115,7 @@ def test_slices(dtype: torch.dtype, n: int, monkeypatch: pytest.MonkeyPatch) -> 
         assert DEVICE == "cuda" or torch.equal(sliced, whole)  # cuBLAS may choose another kernel
     x, *rest = here(*inputs_int8(dtype, 70, k=128, n=n, bias=True))
     a, b, *scales = here(*inputs_mm(dtype, 70, n, 128))
-    integers = lambda: (REGISTRY["linear_int8"].op(x, *rest, True), REGISTRY["scaled_mm_int8"].op(a, b, *scales))
+    integers = lambda: (OP_INFOS["linear_int8"].op(x, *rest, True), OP_INFOS["scaled_mm_int8"].op(a, b, *scales))
     whole = integers()
     monkeypatch.setenv("INFINI_SLICE_BYTES", str(64 * 70 * 4))
     assert all(map(torch.equal, integers(), whole))
@@ -129,7 +129,7 @@ def test_slices_bound_the_workspace(monkeypatch: pytest.MonkeyPatch) -> None:
         (200, 32, 400, 2**17, 128),
     ):
         x, weight, scales, _ = here(*inputs_int8(torch.bfloat16, rows, k=k, n=n))
-        call = lambda: REGISTRY["linear_int8"].op(x, weight, scales)  # noqa: B023, E731
+        call = lambda: OP_INFOS["linear_int8"].op(x, weight, scales)  # noqa: B023, E731
         whole = workspace_of(call)
         monkeypatch.setenv("INFINI_SLICE_BYTES", str(limit))
         sliced = workspace_of(call)
@@ -160,7 +160,7 @@ def test_a_descriptor_keeps_the_slices_of_its_workspace(monkeypatch: pytest.Monk
     finally:
         ok("SetDevice", CPU, 0)
     assert (room[size:] == 77).all()
-    assert torch.equal(args["out"], REGISTRY["scaled_mm_int8"].op(a, b, a_scale, b_scale, bias))
+    assert torch.equal(args["out"], OP_INFOS["scaled_mm_int8"].op(a, b, a_scale, b_scale, bias))
 
 
 @pytest.mark.parametrize("text", ["0", "-1", "64K", "", "1e9", "99999999999999999999"])
@@ -168,7 +168,7 @@ def test_slice_bytes_must_be_a_number(text: str, monkeypatch: pytest.MonkeyPatch
     x, *rest = here(*inputs_int8(torch.float32, 64, k=8, n=8))
     monkeypatch.setenv("INFINI_SLICE_BYTES", text)
     with pytest.raises(RuntimeError) as caught:
-        REGISTRY["linear_int8"].op(x, *rest)
+        OP_INFOS["linear_int8"].op(x, *rest)
     assert str(caught.value) == f"infini: INFINI_SLICE_BYTES must be a number of bytes, at least 1, got {text}"
 
 
@@ -178,7 +178,7 @@ def test_slice_bytes_must_be_a_number(text: str, monkeypatch: pytest.MonkeyPatch
 def test_layouts(name: str, make: Callable[..., Any], dtype: torch.dtype, bias: bool) -> None:
     """Rows of x and y that lie evenly, unevenly, upon one another, and at any address; weights likewise."""
     x, weight, *rest = make(dtype, 3, 40, k=128, n=66, bias=bias)
-    spec = REGISTRY[name]
+    spec = OP_INFOS[name]
     expected = check(name, x, weight, *rest)
 
     def same(actual: Tensor) -> bool:
@@ -218,7 +218,7 @@ def test_layouts(name: str, make: Callable[..., Any], dtype: torch.dtype, bias: 
 @by_op
 def test_infinity_and_nan_stay_in_their_row(name: str, make: Callable[..., Any], dtype: torch.dtype) -> None:
     x, *rest = here(*make(dtype, 70, k=128, n=30, bias=True))
-    op = REGISTRY[name].op
+    op = OP_INFOS[name].op
     for quantize_x in (False, True):
         clean = op(x, *rest, quantize_x)
         bad = x.clone()
@@ -242,7 +242,7 @@ def test_replay_on_other_weights(
     name: str, make: Callable[..., Any], quantize_x: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("INFINI_SLICE_BYTES", "1")
-    op = REGISTRY[name].op
+    op = OP_INFOS[name].op
     given = here(*make(torch.bfloat16, 2, 35, k=128, n=130, bias=True))
     others = [t.clone() if t.dtype.is_floating_point else t.flip(0).contiguous() for t in given]
     others[0], others[2] = others[0].flip(-1), others[2] * 1.5

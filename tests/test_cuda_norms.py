@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import REGISTRY, Sample
 from torch_infini.testing import check_against_reference, cuda_device
+from torch_infini.testing.ops import OP_INFOS, Sample
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -65,7 +65,7 @@ def test_layer_norm_of_lines_side_by_side(dtype: torch.dtype) -> None:
 def test_long_rows(name: str, n: int) -> None:
     sample = Sample(f"{n} columns", (values(2, n, dtype=torch.bfloat16),))
     actual = getattr(infini, name)(sample.args[0].to(DEVICE))
-    check_against_reference(REGISTRY[name], sample, torch.bfloat16, actual.cpu(), on_cuda=True)
+    check_against_reference(OP_INFOS[name], sample, torch.bfloat16, actual.cpu(), on_cuda=True)
 
 
 def test_lines_of_one_block_need_other_units() -> None:

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from torch_infini.ops import all_ops
 from torch_infini.testing import cuda_device
+from torch_infini.testing.ops import all_op_infos
 
 SCRIPT = Path(__file__).resolve().parent.parent / ".ci" / "gpu_samples.py"
 pytestmark = pytest.mark.skipif(cuda_device() is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -24,7 +24,7 @@ def test_all_ops_run(samples: dict[str, Any], capsys: pytest.CaptureFixture[str]
     assert samples["main"]([]) == 0, capsys.readouterr().out
     *ran, last = capsys.readouterr().out.splitlines()
     names = [line.removeprefix("ran     ").split(",")[0] for line in ran]
-    assert sorted(names) == sorted(spec.name for spec in all_ops() if "cuda" in spec.devices)
+    assert sorted(names) == sorted(spec.name for spec in all_op_infos() if "cuda" in spec.devices)
     assert names[:2] == ["attention", "paged_attention"]
     assert last == f"gpu_samples: {len(names)} of {len(names)} ops ran, 0 failed"
 
@@ -52,7 +52,7 @@ def test_time_is_up(samples: dict[str, Any], capsys: pytest.CaptureFixture[str])
 
 
 def test_samples_are_neither_empty_nor_large(samples: dict[str, Any]) -> None:
-    for spec in all_ops():
+    for spec in all_op_infos():
         if "cuda" in spec.devices:
             _, sample = samples["chosen_sample"](spec)
             assert 0 < samples["elements"](sample) <= samples["MOST_ELEMENTS"], (spec.name, sample.name)

@@ -8,9 +8,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_infini.ops import Sample
-from torch_infini.ops.random_sample import compare, logits_of, settings_for, uniform
 from torch_infini.testing import cuda_device
+from torch_infini.testing.ops import Sample
+from torch_infini.testing.ops.random_sample import compare, logits_of, settings_for, uniform
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")

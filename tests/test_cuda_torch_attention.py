@@ -19,16 +19,16 @@ from torch import Tensor
 
 from torch_infini import _attention
 from torch_infini._attention import OPERATORS, signature, torch_attention_from, torch_attention_from_set_to
-from torch_infini.ops import REGISTRY, Sample
-from torch_infini.ops.attention import attention_inputs
 from torch_infini.testing import check_against_reference, cuda_device, emulates_cuda
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops.attention import attention_inputs
 
 ROOT = Path(__file__).resolve().parent.parent
 DEVICE = cuda_device()
 pytestmark = pytest.mark.filterwarnings("ignore:Warning only once for all operators")
 needs_cuda = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 needs_emulation = pytest.mark.skipif(not emulates_cuda(), reason="stand-ins are for the emulation")
-SPEC = REGISTRY["attention"]
+SPEC = OP_INFOS["attention"]
 FLASH, CUDNN, MATH = 1, 3, 0
 FROM = 20  # queries, in the emulation
 HALVES = (torch.bfloat16, torch.float16)

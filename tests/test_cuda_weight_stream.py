@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import REGISTRY, Sample
-from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
 from torch_infini.testing import check_against_reference, cuda_device
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -28,7 +28,7 @@ def on_device(args: tuple[Any, ...]) -> list[Any]:
 
 
 def check(name: str, args: tuple[Any, ...], quantize_x: bool) -> None:
-    spec = REGISTRY[name]
+    spec = OP_INFOS[name]
     actual = spec.op(*on_device(args), quantize_x).cpu()
     sample = Sample("call", args, {"quantize_x": quantize_x})
     check_against_reference(spec, sample, args[0].dtype, actual, on_cuda=True)
@@ -78,7 +78,7 @@ def test_int8_slots_are_used_again(dtype: torch.dtype, quantize_x: bool) -> None
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_int4_rows_beside_others(dtype: torch.dtype, zeros: bool, quantize_x: bool) -> None:
     x, *rest = on_device(inputs_int4(dtype, 33, k=2048 + 320, n=19, group=32, zeros=zeros))
-    op = REGISTRY["linear_int4"].op
+    op = OP_INFOS["linear_int4"].op
     everything = op(x, *rest, quantize_x)
     for rows in range(1, 33):
         assert torch.equal(op(x[33 - rows :], *rest, quantize_x), everything[33 - rows :]), rows
@@ -91,12 +91,12 @@ def test_columns_beside_others(name: str, make: Callable[..., Any], dtype: torch
     """The last block of rows of the weight has rows of the one before too, and writes its own only."""
     args = make(dtype, 3, k=512, n=49, bias=True)
     x, weight, *scales, bias = on_device(args)
-    op = REGISTRY[name].op
+    op = OP_INFOS[name].op
     everything = op(x, weight, *scales, bias, quantize_x)
     for n in (1, 2, 15, 16, 17, 31, 32, 33, 47, 48):
         wide = torch.full((3, n + 16), 99.0, dtype=dtype, device=DEVICE)
         out = wide[:, 8 : 8 + n]
-        REGISTRY[name].out(x, weight[:n], *[values[:n] for values in scales], bias[:n], quantize_x, out=out)
+        OP_INFOS[name].out(x, weight[:n], *[values[:n] for values in scales], bias[:n], quantize_x, out=out)
         assert torch.equal(out, everything[:, :n]), n
         assert (wide[:, :8] == 99).all() and (wide[:, 8 + n :] == 99).all(), n
 
@@ -109,7 +109,7 @@ def test_any_layout_has_the_same_bits(
 ) -> None:
     """What is aligned is copied in vectors, what is not element by element."""
     x, weight, *scales, bias = on_device(make(dtype, 3, k=1152, n=21, bias=True))
-    op = REGISTRY[name].op
+    op = OP_INFOS[name].op
     expected = op(x, weight, *scales, bias, quantize_x)
     for elements, pitch in ((0, 16), (16, 32), (8, 8), (4, 4), (2, 2), (1, 0), (0, 3), (5, 1)):
         for which in range(3):
@@ -129,14 +129,14 @@ def test_int4_of_every_nibble(quantize_x: bool) -> None:
         weight = torch.arange(16, dtype=torch.uint8)[:, None].repeat(1, 16) * 17
         scales = torch.ones(16, 1, dtype=dtype)
         y = (
-            REGISTRY["linear_int4"]
+            OP_INFOS["linear_int4"]
             .op(*on_device((torch.eye(32, dtype=dtype), weight, scales, None, None)), quantize_x)
             .cpu()
         )
         assert torch.equal(y, (torch.arange(16) - 8).to(dtype).expand(32, 16)), dtype
         mixed = torch.tensor([0x10 * ((i + 1) % 16) + i for i in range(0, 16, 2)] * 2, dtype=torch.uint8).expand(16, 16)
         y = (
-            REGISTRY["linear_int4"]
+            OP_INFOS["linear_int4"]
             .op(*on_device((torch.eye(32, dtype=dtype), mixed.contiguous(), scales, None, None)), quantize_x)
             .cpu()
         )
@@ -146,5 +146,5 @@ def test_int4_of_every_nibble(quantize_x: bool) -> None:
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 def test_int8_of_every_integer(dtype: torch.dtype) -> None:
     weight = torch.arange(-128, 128).to(torch.int8).view(16, 16)
-    y = REGISTRY["linear_int8"].op(*on_device((torch.eye(16, dtype=dtype), weight, torch.ones(16), None)), False).cpu()
+    y = OP_INFOS["linear_int8"].op(*on_device((torch.eye(16, dtype=dtype), weight, torch.ones(16), None)), False).cpu()
     assert torch.equal(y, weight.t().to(dtype))

@@ -18,8 +18,10 @@ import torch
 import torch.nn.functional as F
 
 import torch_infini
-from torch_infini.ops import OpSpec, Sample, all_ops
-from torch_infini.testing import as_tuple, assert_close, c_ops, call, copied
+from torch_infini.ops import all_ops
+from torch_infini.testing import as_tuple, assert_close, call, copied
+from torch_infini.testing.c_ops import all_c_ops
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -42,7 +44,7 @@ def test_native_files_say_what_they_are_for(path: Path) -> None:
     assert path.read_text().startswith(("// ", "/* ")), "the file does not open with a comment"
 
 
-def example_of(spec: OpSpec) -> str:
+def example_of(spec: OpInfo) -> str:
     """The code under "Equivalent to:" in the op's docstring."""
     doc = inspect.getdoc(spec.function) or ""
     lines = doc.split("Equivalent to:")[1].split("Source:")[0].splitlines()
@@ -50,8 +52,8 @@ def example_of(spec: OpSpec) -> str:
     return textwrap.dedent("\n".join(code))
 
 
-@pytest.mark.parametrize("spec", [s for s in all_ops() if s.compare is None], ids=lambda s: s.name)
-def test_examples(spec: OpSpec) -> None:
+@pytest.mark.parametrize("spec", [s for s in all_op_infos() if s.compare is None], ids=lambda s: s.name)
+def test_examples(spec: OpInfo) -> None:
     """The example's last assignment gives what the op gives, for a call with default attributes.
 
     Of an op that writes into its arguments: the example writes the same into them.
@@ -255,9 +257,9 @@ def test_stub_names_what_is_there(docs: Any) -> None:
 
 
 def test_c_headers_state_dtypes_that_are_tested(docs: Any) -> None:
-    """The floating-point dtypes in a header's comment are those of the samples in torch_infini/testing/c_ops."""
+    """The floating-point dtypes in a header's comment are those that its samples have."""
     names = {torch.float16: "F16", torch.bfloat16: "BF16", torch.float32: "F32", torch.float64: "F64"}
-    ops = {op.name: op for op in c_ops.all_c_ops()}
+    ops = {op.name: op for op in all_c_ops()}
     for header in docs.C_OPS.glob("*.h"):
         stated = docs.marked_line(header, "Dtypes")
         for name in docs.operators(header):

@@ -10,10 +10,11 @@ import itertools
 import pytest
 import torch
 
-from torch_infini.ops import REGISTRY
-from torch_infini.ops.rms_norm import ROUNDINGS, norm_inputs
+from torch_infini.ops.rms_norm import ROUNDINGS
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
 from torch_infini.testing.compare import ulps
+from torch_infini.testing.ops import OP_INFOS
+from torch_infini.testing.ops.rms_norm import norm_inputs
 
 ops = torch.ops.infini
 BINARY = ["add", "sub", "mul"]
@@ -104,10 +105,10 @@ def test_fills_take_the_dtype_of_out(name: str, value: int) -> None:
     assert torch.all(x == value)
 
 
-@pytest.mark.parametrize("name", sorted(name for name, spec in REGISTRY.items() if spec.decomposition))
+@pytest.mark.parametrize("name", sorted(name for name, spec in OP_INFOS.items() if spec.decomposition))
 def test_decompositions_give_contiguous_results_of_their_own(name: str) -> None:
     """As the ops do, whatever the strides of x; else a graph in which one stands would change its views."""
-    spec = REGISTRY[name]
+    spec = OP_INFOS[name]
     for dtype, sample in ((d, s) for d in spec.dtypes for s in spec.samples(d)):
         first, *rest = sample.args
         if first.dim() < 2:
@@ -125,7 +126,7 @@ def test_decompositions_of_norms_round_where_the_ops_do(rounding: str, dtype: to
     """Of another order of rounding many elements would differ; of another order of additions few do."""
     x, weight = norm_inputs(dtype, 40, 2048)
     args = (weight, 1e-6, ROUNDINGS[rounding])
-    norm, add_norm = REGISTRY["rms_norm"], REGISTRY["add_rms_norm"]
+    norm, add_norm = OP_INFOS["rms_norm"], OP_INFOS["add_rms_norm"]
     assert norm.decomposition and add_norm.decomposition
     for actual, expected in (
         (norm.decomposition(x, *args), norm.op(x, *args)),

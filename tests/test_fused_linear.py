@@ -6,16 +6,16 @@ import pytest
 import torch
 
 from torch_infini._products import aten_from_set_to
-from torch_infini.ops import REGISTRY
-from torch_infini.ops.fused_linear import inputs
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, relayout, threads_set_to
+from torch_infini.testing.ops import OP_INFOS
+from torch_infini.testing.ops.fused_linear import inputs
 
-FUSED, LINEAR = REGISTRY["fused_linear"].op, REGISTRY["linear"].op
+FUSED, LINEAR = OP_INFOS["fused_linear"].op, OP_INFOS["linear"].op
 ROWS = (*range(1, 10), 40, 200)
 
 
 @pytest.mark.parametrize("capability", kernel_levels())
-@pytest.mark.parametrize("dtype", REGISTRY["linear"].dtypes, ids=str)
+@pytest.mark.parametrize("dtype", OP_INFOS["linear"].dtypes, ids=str)
 @pytest.mark.parametrize(
     ("k", "n", "biases"),
     [(700, (101, 24, 13), "abc"), (3001, (53, 7), "b"), (256, (5, 90, 48), ""), (64, (0, 40, 9), "ac")],
@@ -52,5 +52,5 @@ def test_any_layout(rows: int) -> None:
         moved = [relayout(layout, t) for t in (x, a, b, c, *bias)]
         assert torch.equal(FUSED(*moved), want), layout
     for out in (relayout("strided rows", want * 0), torch.zeros(rows, 2, 67, dtype=x.dtype).transpose(0, 1)):
-        assert REGISTRY["fused_linear"].out(x, a, b, c, *bias, out=out) is out
+        assert OP_INFOS["fused_linear"].out(x, a, b, c, *bias, out=out) is out
         assert torch.equal(out, want)

@@ -20,9 +20,9 @@ from torch_infini.infinilm import AutoConfig, infer_engine, llm
 from torch_infini.infinilm.decode import RECORDED
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import Settings, by_fixed_number
-from torch_infini.ops.random_sample import uniform
 from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
+from torch_infini.testing.ops.random_sample import uniform
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

@@ -1,4 +1,4 @@
-"""Every op of the C ABI, by its description in torch_infini/testing/c_ops: nothing here names one.
+"""Every op of the C ABI, by its description in torch_infini/testing/ops: nothing here names one.
 
 Against the float64 reference on each instruction set; on a stream; errors; NULL for each argument; descriptors that are
 destroyed or of another op; a workspace too small; several threads; and that no op of the headers goes undescribed.

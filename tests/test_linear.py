@@ -8,8 +8,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import REGISTRY, Sample
-from torch_infini.ops.linear import inputs, reference
 from torch_infini.testing import (
     assert_close,
     check_against_reference,
@@ -18,8 +16,10 @@ from torch_infini.testing import (
     relayout,
     threads_set_to,
 )
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops.linear import inputs, reference
 
-SPEC = REGISTRY["linear"]
+SPEC = OP_INFOS["linear"]
 MANY = 130  # rows of bfloat16 that are packed
 
 
@@ -72,7 +72,7 @@ def test_a_lost_product_is_noticed(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("name", ["linear", "matmul", "gemm", "fused_linear"])
 def test_what_is_allowed_on_cuda_notices_lost_products(name: str, dtype: torch.dtype) -> None:
     """One that is left out, and a step of the tensor cores that is left out, added twice or taken from elsewhere."""
-    spec = REGISTRY[name]
+    spec = OP_INFOS[name]
     x, weight, _ = inputs(dtype, 20, k=5125, n=64)
     args = {"linear": (x, weight), "fused_linear": (x, weight[:40], weight[40:])}.get(name, (x, weight.t()))
     sample = Sample("call", args)

@@ -13,9 +13,7 @@ from torch import Tensor
 import torch_infini
 from torch_infini.nn import Linear
 from torch_infini.nn.linear import fastest
-from torch_infini.ops import REGISTRY, Sample
 from torch_infini.ops._packed import packed_shape, unpack_linear
-from torch_infini.ops.linear_packed import inputs
 from torch_infini.testing import (
     assert_close,
     check_against_reference,
@@ -24,8 +22,10 @@ from torch_infini.testing import (
     kernel_levels,
     threads_set_to,
 )
+from torch_infini.testing.ops import OP_INFOS, Sample
+from torch_infini.testing.ops.linear_packed import inputs
 
-SPEC = REGISTRY["linear_packed"]
+SPEC = OP_INFOS["linear_packed"]
 BF16 = torch.bfloat16
 
 

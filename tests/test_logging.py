@@ -134,10 +134,10 @@ def test_statistics() -> None:
 def test_every_overload_of_every_op() -> None:
     """One line for each call of each form, and the results of the op as ever."""
     code = """
-from torch_infini.ops import all_ops
+from torch_infini.testing.ops import all_op_infos
 from torch_infini.testing import as_tuple, call, check_against_reference
 
-for spec in all_ops():
+for spec in all_op_infos():
     for dtype in spec.dtypes:
         for sample in list(spec.samples(dtype))[:3]:
             print(f"infini::{spec.name}(")

@@ -13,7 +13,6 @@ import pytest
 import torch
 
 from torch_infini._products import aten_from_set_to
-from torch_infini.ops import OpSpec, Sample, all_ops
 from torch_infini.testing import (
     LAYOUTS,
     as_tuple,
@@ -24,20 +23,21 @@ from torch_infini.testing import (
     relayout,
     threads_set_to,
 )
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 
-OPS = list(all_ops())
+OPS = list(all_op_infos())
 
 
 def names(value: Any) -> str | None:
     """Test ids: the op's name, the dtype's name."""
-    return value.name if isinstance(value, OpSpec) else str(value).removeprefix("torch.")
+    return value.name if isinstance(value, OpInfo) else str(value).removeprefix("torch.")
 
 
-def op_dtype_pairs(ops: list[OpSpec] = OPS) -> list[tuple[OpSpec, torch.dtype]]:
+def op_dtype_pairs(ops: list[OpInfo] = OPS) -> list[tuple[OpInfo, torch.dtype]]:
     return [(spec, dtype) for spec in ops for dtype in spec.dtypes]
 
 
-def all_samples(spec: OpSpec, dtype: torch.dtype) -> list[Sample]:
+def all_samples(spec: OpInfo, dtype: torch.dtype) -> list[Sample]:
     return list(spec.samples(dtype))
 
 
@@ -59,7 +59,7 @@ def clone(sample: Sample) -> Sample:
     [(spec, dtype, level) for spec, dtype in op_dtype_pairs() for level in kernel_levels(spec.name)],
     ids=names,
 )
-def test_reference(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
+def test_reference(spec: OpInfo, dtype: torch.dtype, capability: str) -> None:
     with cpu_capability_set_to(capability):
         for sample in all_samples(spec, dtype):
             actual = call(spec, sample)
@@ -67,7 +67,7 @@ def test_reference(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
             check_against_reference(spec, sample, dtype, actual)
 
 
-def levels_in_turns() -> list[tuple[OpSpec, torch.dtype, str]]:
+def levels_in_turns() -> list[tuple[OpInfo, torch.dtype, str]]:
     """Each op and dtype at the highest level, and at one of the others in turns: they share the code that is tested."""
     chosen = []
     for i, spec in enumerate(OPS):
@@ -79,7 +79,7 @@ def levels_in_turns() -> list[tuple[OpSpec, torch.dtype, str]]:
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize(("spec", "dtype", "capability"), levels_in_turns(), ids=names)
-def test_layouts(spec: OpSpec, dtype: torch.dtype, capability: str, layout: str) -> None:
+def test_layouts(spec: OpInfo, dtype: torch.dtype, capability: str, layout: str) -> None:
     """Every layout gives the bits of the contiguous one; those that need not be served are refused in words."""
     must_serve = LAYOUTS[layout][1]
 
@@ -105,7 +105,7 @@ def test_layouts(spec: OpSpec, dtype: torch.dtype, capability: str, layout: str)
 
 
 @pytest.mark.parametrize(("spec", "dtype", "capability"), levels_in_turns(), ids=names)
-def test_threads(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
+def test_threads(spec: OpInfo, dtype: torch.dtype, capability: str) -> None:
     with cpu_capability_set_to(capability), aten_from_set_to(None):
         for sample in all_samples(spec, dtype):
             with threads_set_to(1):
@@ -116,7 +116,7 @@ def test_threads(spec: OpSpec, dtype: torch.dtype, capability: str) -> None:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs([s for s in OPS if s.outputs]), ids=names)
-def test_out(spec: OpSpec, dtype: torch.dtype) -> None:
+def test_out(spec: OpInfo, dtype: torch.dtype) -> None:
     """The out form writes into its arguments (dense or strided), returns them, and gives the functional form's bits."""
     for sample in all_samples(spec, dtype):
         expected = as_tuple(call(spec, sample))
@@ -129,7 +129,7 @@ def test_out(spec: OpSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs([s for s in OPS if s.inplace]), ids=names)
-def test_inplace(spec: OpSpec, dtype: torch.dtype) -> None:
+def test_inplace(spec: OpInfo, dtype: torch.dtype) -> None:
     position = list(inspect.signature(spec.fake).parameters).index(spec.inplace)
     inplace = getattr(torch.ops.infini, f"{spec.name}_").default
     for sample in all_samples(spec, dtype):
@@ -148,7 +148,7 @@ def test_inplace(spec: OpSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs(), ids=names)
-def test_inputs_survive(spec: OpSpec, dtype: torch.dtype) -> None:
+def test_inputs_survive(spec: OpInfo, dtype: torch.dtype) -> None:
     for sample in all_samples(spec, dtype):
         before = clone(sample)
         call(spec, sample)
@@ -158,7 +158,7 @@ def test_inputs_survive(spec: OpSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=names)
-def test_opcheck(spec: OpSpec) -> None:
+def test_opcheck(spec: OpInfo) -> None:
     """torch's own checks: schema, fake against real, registration, and AOT autograd with static and dynamic shapes."""
     for dtype in spec.dtypes:
         for sample in all_samples(spec, dtype)[:4]:
@@ -172,7 +172,7 @@ def test_opcheck(spec: OpSpec) -> None:
 
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 @pytest.mark.parametrize("spec", OPS, ids=names)
-def test_compile(spec: OpSpec, dynamic: bool) -> None:
+def test_compile(spec: OpInfo, dynamic: bool) -> None:
     """One graph, no break; with dynamic shapes one graph serves several sizes."""
     dtype = spec.dtypes[0]
     torch._dynamo.reset()
@@ -186,7 +186,7 @@ def test_compile(spec: OpSpec, dynamic: bool) -> None:
 
 
 @pytest.mark.parametrize(("spec", "dtype"), op_dtype_pairs([s for s in OPS if s.decomposition]), ids=names)
-def test_decomposition(spec: OpSpec, dtype: torch.dtype) -> None:
+def test_decomposition(spec: OpInfo, dtype: torch.dtype) -> None:
     """The aten form of the op keeps its shape, dtype and tolerances."""
     assert spec.decomposition
     for sample in all_samples(spec, dtype):
@@ -197,7 +197,7 @@ def test_decomposition(spec: OpSpec, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=names)
-def test_errors(spec: OpSpec) -> None:
+def test_errors(spec: OpInfo) -> None:
     cases = list(spec.errors())
     assert cases, f"{spec.name} describes no call that it refuses"
     for case in cases:
@@ -208,7 +208,7 @@ def test_errors(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", OPS, ids=names)
-def test_complete(spec: OpSpec) -> None:
+def test_complete(spec: OpInfo) -> None:
     doc = inspect.getdoc(spec.function) or ""
     for part in ("Args:", "Returns:", "Raises:", "Equivalent to:", "Source:"):
         assert part in doc, f"{spec.name}: the docstring has no '{part}'"

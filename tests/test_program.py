@@ -20,16 +20,16 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_infini.ops import OpSpec, Sample, all_ops
-from torch_infini.ops.random_sample import settings_for
-from torch_infini.ops.rope import angles
 from torch_infini.quantize import quantize_int4, quantize_int8
 from torch_infini.runtime import Program, program
 from torch_infini.runtime.programs import place
 from torch_infini.testing import as_tuple, call, copied, sanitized
+from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
+from torch_infini.testing.ops.random_sample import settings_for
+from torch_infini.testing.ops.rope import angles
 
 LONG = 30.0  # seconds after which a test that waits has failed
-OPS = list(all_ops())
+OPS = list(all_op_infos())
 ops = torch.ops.infini
 
 
@@ -135,7 +135,7 @@ def test_a_decoders_steps(dtype: torch.dtype, mode: type[AbstractContextManager[
 
 
 @pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
-def test_every_op(spec: OpSpec) -> None:
+def test_every_op(spec: OpInfo) -> None:
     """The functional form, or the one that writes: a program's result is that of a call, after other inputs too."""
     for sample in list(spec.samples(spec.dtypes[0]))[:4]:
         args = [copied(a) for a in sample.args]
@@ -157,7 +157,7 @@ def test_every_op(spec: OpSpec) -> None:
 
 
 @pytest.mark.parametrize("spec", [spec for spec in OPS if spec.inplace], ids=lambda spec: spec.name)
-def test_in_place_forms(spec: OpSpec) -> None:
+def test_in_place_forms(spec: OpInfo) -> None:
     sample = next(s for s in spec.samples(torch.float32) if s.args[0].numel() > 8)
     form = getattr(ops, f"{spec.name}_").default
 

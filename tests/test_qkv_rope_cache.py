@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_infini.ops import REGISTRY, Sample
 from torch_infini.testing import call, cpu_capability_set_to, kernel_levels, relayout, threads_set_to
+from torch_infini.testing.ops import OP_INFOS, Sample
 
-SPEC = REGISTRY["qkv_rope_cache"]
+SPEC = OP_INFOS["qkv_rope_cache"]
 infini = torch.ops.infini
 
 

@@ -9,8 +9,8 @@ import torch
 
 import torch_infini
 from torch_infini import quantize
-from torch_infini.ops.quantised_linear import inputs_int4, inputs_int8
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
+from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MODULE = "torch_infini.quantize."

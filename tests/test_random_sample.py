@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 import torch_infini
-from torch_infini.ops.random_sample import philox, sorted_row, uniform
+from torch_infini.testing.ops.random_sample import philox, sorted_row, uniform
 
 random_sample = torch_infini.ops.random_sample
 

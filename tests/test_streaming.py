@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.c_ops import call
-from torch_infini.testing.c_ops import layer_norm as c_layer_norm
+from torch_infini.testing.ops import _c_layer_norm as c_layer_norm
 
 STREAM_BYTES = 64 << 20
 ops = torch.ops.infini

@@ -282,7 +282,7 @@ print("same bits")
 ATTENTION = """
 import math
 import torch, torch_infini
-from torch_infini.ops.paged_attention import inputs
+from torch_infini.testing.ops.paged_attention import inputs
 from torch_infini.testing import threads_set_to
 assert torch_infini.cpu_capability() == "avx512_amx"
 g = torch.Generator().manual_seed(0)

@@ -15,8 +15,8 @@ import torch
 
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
-from ..ops import REGISTRY, OpSpec, all_ops
 from ..testing import call, check_against_reference, cpu_capability_set_to, kernel_levels, moved, on_cpu
+from ..testing.ops import OP_INFOS, OpInfo, all_op_infos
 from .errors import CommandError
 
 HELP = "check every op on every backend present, and the installation"
@@ -27,14 +27,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--verbose", action="store_true", help="a line for each op, backend and instruction set")
 
 
-def check_op(spec: OpSpec, device: str = "cpu") -> None:
+def check_op(spec: OpInfo, device: str = "cpu") -> None:
     with torch.no_grad():
         for dtype in spec.dtypes:
             for sample in spec.samples(dtype):
                 check_against_reference(spec, sample, dtype, on_cpu(call(spec, moved(sample, device))), device != "cpu")
 
 
-def check_op_with(spec: OpSpec, capability: str) -> None:
+def check_op_with(spec: OpInfo, capability: str) -> None:
     with cpu_capability_set_to(capability):
         check_op(spec)
 
@@ -78,7 +78,7 @@ def gpus() -> list[str]:
     return [f"cuda:{index}" for index in range(torch.cuda.device_count())]
 
 
-def checks(ops: Iterable[OpSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
+def checks(ops: Iterable[OpInfo]) -> Iterator[tuple[str, Callable[[], None]]]:
     for spec in ops:
         for backend in spec.backends:
             if backend == "cpu":
@@ -94,9 +94,9 @@ def checks(ops: Iterable[OpSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
 
 def run(arguments: argparse.Namespace) -> int:
     for name in arguments.ops.split(",") if arguments.ops else ():
-        if name not in REGISTRY:
+        if name not in OP_INFOS:
             raise CommandError(f"there is no op {name!r}; `python -m torch_infini ops` lists them")
-    ops = [REGISTRY[name] for name in arguments.ops.split(",")] if arguments.ops else all_ops()
+    ops = [OP_INFOS[name] for name in arguments.ops.split(",")] if arguments.ops else all_op_infos()
     failed = passed = 0
     for name, check in checks(ops):
         try:

@@ -8,7 +8,7 @@ import json
 
 import torch
 
-from ..ops import OpSpec, all_ops
+from ..testing.ops import OpInfo, all_op_infos
 
 HELP = "list the ops with their backends, dtypes, forms (out, in place, fake, decomposition) and schemas"
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="as JSON")
 
 
-def describe(spec: OpSpec) -> dict[str, str | bool]:
+def describe(spec: OpInfo) -> dict[str, str | bool]:
     """A row; the forms besides the functional one are true or false."""
     return {
         "op": spec.name,
@@ -37,7 +37,7 @@ def cell(value: str | bool) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    rows = [describe(spec) for spec in all_ops()]
+    rows = [describe(spec) for spec in all_op_infos()]
     if arguments.json:
         print(json.dumps(rows, indent=2))
         return 0

@@ -1,7 +1,7 @@
 """The ops: torch_infini.ops.<name>(...) is the documented function, torch.ops.infini.<name> the op it calls.
 
-Every module of this folder that does not begin with an underscore is one op (SPEC) or a family of look-alikes (SPECS),
-and is found here by itself.
+Every module of this folder that does not begin with an underscore is one op (SPEC) or a family of similar ops (SPECS),
+and is found here by itself. __init__.pyi says the same to type checkers; `make docs` writes it.
 """
 
 from importlib import import_module
@@ -9,9 +9,9 @@ from pkgutil import iter_modules
 
 # The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
 from .. import _library  # noqa: F401
-from ._registry import REGISTRY, Cost, ErrorCase, OpSpec, Sample, all_ops, register
+from ._registry import FLOATS, REGISTRY, OpSpec, all_ops, register
 
-__all__ = ["REGISTRY", "Cost", "ErrorCase", "OpSpec", "Sample", "all_ops"]
+__all__ = ["FLOATS", "REGISTRY", "OpSpec", "all_ops"]
 
 for _module in iter_modules(__path__):
     if not _module.name.startswith("_"):

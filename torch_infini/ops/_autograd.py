@@ -49,7 +49,8 @@ def without_backward(y: Tensor, x: Tensor, op: str) -> Tensor:
         if not y.is_floating_point():
             return y
         # Past the check of Function.apply for torch.func's transforms, which have unwrapped y and x already.
-        return super(torch.autograd.Function, _WithoutBackward).apply(y, x, op)
+        apply: Callable[..., Tensor] = super(torch.autograd.Function, _WithoutBackward).apply
+        return apply(y, x, op)
 
 
 def no_backward(grad: Tensor, shape: Any, dtype: torch.dtype, op: str) -> Tensor:

@@ -1,15 +1,15 @@
-"""OpSpec: all that is known of an op, written once and used by its schema, wrapper, fake, tests, docs and benchmarks.
+"""OpSpec: what makes an op callable: schema, wrapper, fake and decomposition.
 
 Each file of this folder that does not begin with an underscore describes one op: a public function with the docstring,
-and SPEC, an OpSpec; or a family of look-alikes: their functions, and SPECS. `register` makes torch.ops.infini.<name> of
-each; nothing else has to be edited to add an op.
+and SPEC, an OpSpec; or a family of similar ops: their functions, and SPECS. `register` makes torch.ops.infini.<name> of
+each; nothing else has to be edited to add an op. Reference, samples and benchmarks of an op are in testing/ops.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -18,13 +18,6 @@ from . import _autograd
 from ._inductor import add_missing_lowering
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-# (relative, absolute) error that one rounding to the dtype, or float arithmetic over a few thousand terms, may cause.
-TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
-    torch.float32: (2e-6, 2e-6),
-    torch.bfloat16: (2**-8, 1e-6),
-    torch.float16: (2**-11, 1e-6),
-}
 
 
 def torch_release() -> tuple[int, int]:
@@ -38,45 +31,8 @@ _autograd.define(_library)
 
 
 @dataclass(frozen=True)
-class Sample:
-    """Arguments of one call, made for a dtype; `name` tells in test ids what is special about them."""
-
-    name: str
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class ErrorCase:
-    """A call that must raise, and the whole text of its message.
-
-    of_values: the rule is about the tensors' contents (an index out of range). Only the CPU looks at these before it
-    computes; on CUDA, where that would wait for the GPU, the op's docstring says what the result is instead.
-    """
-
-    name: str
-    args: tuple[Any, ...]
-    message: str
-    kwargs: dict[str, Any] = field(default_factory=dict)
-    of_values: bool = False
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one call must do at least: bytes read and written, floating-point operations."""
-
-    bytes: int
-    flops: int = 0
-
-
-def nbytes(*tensors: torch.Tensor | None) -> int:
-    """Bytes that the tensors' elements take."""
-    return sum(t.numel() * t.element_size() for t in tensors if t is not None)
-
-
-@dataclass(frozen=True)
 class OpSpec:
-    """One op.
+    """One op, as it is registered and called. torch_infini.testing.OpInfo adds what proves it.
 
     Attributes:
         name: torch.ops.infini.<name>.
@@ -85,48 +41,19 @@ class OpSpec:
             -> ()", on one line; it has neither an out form nor an in-place one.
         function: The public Python function; carries the documentation.
         fake: Takes the op's arguments and returns empty outputs: shape and dtype, nothing else. Outputs are contiguous.
-        reference: Takes the op's arguments and returns the result in float64, computed from the inputs as they are; of
-            an op that writes into its arguments, what these hold afterwards, in their order (and changes nothing).
-        samples: For a dtype, the calls that the generic tests make.
-        errors: The calls that must be refused.
-        cost: Takes the op's arguments; the least work a call can do.
-        bench: For a dtype, the calls that the benchmarks time.
-        peer: What a user would write in plain torch (takes the op's arguments); the benchmarks' rival and the
-            docstring's "equivalent to".
-        dtypes: The dtypes that samples and bench are called with.
-        tolerances: (relative, absolute) for each of them.
         inplace: Argument that the in-place form `name_` overwrites with the result; None: there is no such form.
-        compare: Replaces the comparison with the reference, for results that are not determined by it (sampling):
-            takes (actual, sample), raises AssertionError.
         decomposition: The functional form in aten ops, with the op's own rounding, for a compiler that may fuse them
             with their neighbours; takes the op's arguments. None: the op always stays a call.
-        same_bits_on_cuda: Whether on CUDA too a result has the same bits in every layout, or a function of the op's
-            arguments that tells. Not where products are cuBLAS's: that chooses its kernels, and so the order of sums,
-            by shape, strides and alignment.
-        cuda_slack: Takes (expected, *the op's arguments); the absolute error, for each element of the result, that is
-            allowed on CUDA beyond the tolerances, for sums are added there in another order and manner. See
-            _cuda_sums.py. Then `compare` is the CPU's alone. None: nothing.
-        devices: Those that it has kernels for, once they are built.
-        contiguous: The arguments that must be, for they have a layout of their own.
+        devices: The devices that it has kernels for, once they are built.
+        contiguous: The arguments that must be contiguous, because they have a layout of their own.
     """
 
     name: str
     schema: str
     function: Callable[..., Any]
     fake: Callable[..., Any]
-    reference: Callable[..., Any]
-    samples: Callable[[torch.dtype], Iterable[Sample]]
-    errors: Callable[[], Iterable[ErrorCase]]
-    cost: Callable[..., Cost]
-    bench: Callable[[torch.dtype], Iterable[Sample]]
-    peer: Callable[..., Any]
-    dtypes: Sequence[torch.dtype] = FLOATS
-    tolerances: dict[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
     inplace: str | None = None
-    compare: Callable[[Any, Sample], None] | None = None
     decomposition: Callable[..., Any] | None = None
-    same_bits_on_cuda: bool | Callable[..., bool] = True
-    cuda_slack: Callable[..., torch.Tensor] | None = None
     devices: Sequence[str] = ("cpu", "cuda")
     contiguous: Sequence[str] = ()
 

@@ -5,15 +5,11 @@ csrc/torch/all_reduce_add_rms_norm_torch.cpp puts it together from libinfiniccl 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
-from ._registry import Cost, ErrorCase, OpSpec
+from ._registry import OpSpec
 from .add_rms_norm import SPEC as NORM
-from .add_rms_norm import inputs
 from .rms_norm import rounding_number
 
 NAME = "all_reduce_add_rms_norm"
@@ -76,44 +72,10 @@ def fake(
     return NORM.fake(x, residual, weight, eps, rounding)
 
 
-def reference(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0
-) -> tuple[Tensor, Tensor]:
-    return NORM.reference(x, residual, weight, eps, rounding)
-
-
-def peer(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0
-) -> tuple[Tensor, Tensor]:
-    return NORM.peer(x, residual, weight, eps, rounding)
-
-
-def cost(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0) -> Cost:
-    return NORM.cost(x, residual, weight, eps, rounding)
-
-
-def errors() -> Iterator[ErrorCase]:
-    for case in NORM.errors():
-        yield replace(case, message=case.message.replace("infini::add_rms_norm", f"infini::{NAME}"))
-    yield ErrorCase(
-        "no such group",
-        (*inputs(torch.float32, 2, 16), 1e-6, 0, 123456),
-        f"infini::{NAME}: group must be 0 (this process by itself) or what torch_infini.distributed.communicator gave "
-        "for a process group that is still there, got 123456",
-    )
-
-
 SPEC = OpSpec(
     name=NAME,
     schema="(Tensor x, Tensor residual, Tensor weight, float eps=1e-6, int rounding=0, int group=0)"
     " -> (Tensor, Tensor)",
     function=all_reduce_add_rms_norm,
     fake=fake,
-    reference=reference,
-    samples=NORM.samples,
-    errors=errors,
-    cost=cost,
-    bench=NORM.bench,
-    peer=peer,
-    tolerances=NORM.tolerances,
 )

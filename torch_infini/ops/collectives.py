@@ -5,13 +5,12 @@ The kernels are libinfiniccl's, csrc/infiniccl; csrc/torch/collectives_torch.cpp
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
-from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
+from ._registry import OpSpec
 
 
 def all_reduce(x: Tensor, group: int = 0, op: int = 0, *, out: Tensor | None = None) -> Tensor:
@@ -146,142 +145,21 @@ def fake_reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int 
     return x.new_empty((x.shape[0] // group_size, *x.shape[1:]))
 
 
-# The registry's tests know one process, whose collectives give back what they are given: the group of number 0.
-# Those between ranks are in tests/test_distributed_ops.py.
-
-
-def reference_all_reduce(x: Tensor, group: int = 0, op: int = 0) -> Tensor:
-    return x.double()
-
-
-def reference_broadcast(x: Tensor, group: int = 0, root: int = 0) -> Tensor:
-    return x.double()
-
-
-def reference_all_gather(x: Tensor, group: int = 0, group_size: int = 1) -> Tensor:
-    return x.double()
-
-
-def reference_reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0) -> Tensor:
-    return x.double()
-
-
-def peer(x: Tensor, *numbers: int) -> Tensor:
-    return x.clone()
-
-
-def values(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(sum(shape))).to(dtype)
-
-
-def samples(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample("rows", (values(dtype, 3, 1023),))
-    yield Sample("one row", (values(dtype, 1, 4096),))
-    yield Sample("vector", (values(dtype, 17),))
-    yield Sample("three dimensions", (values(dtype, 4, 5, 6),))
-    yield Sample("transposed", (values(dtype, 40, 9).t(),))
-    yield Sample("empty", (values(dtype, 0, 7),))
-    yield Sample("large", (values(dtype, 300, 2049),))
-
-
-def errors_of(name: str, *cases: tuple[str, dict[str, Any], str]) -> Callable[[], Iterator[ErrorCase]]:
-    """Those of all four ops, and the op's own: name, keyword arguments, sentence without its beginning."""
-
-    def errors() -> Iterator[ErrorCase]:
-        x = torch.ones(4, 6)
-        op = f"infini::{name}: "
-        yield ErrorCase(
-            "no such group",
-            (x, 123456),
-            op + "group must be 0 (this process by itself) or what torch_infini.distributed.communicator gave for a "
-            "process group that is still there, got 123456",
-        )
-        yield ErrorCase(
-            "out dtype", (x,), op + "out must have the dtype of x, float32, got float64", {"out": x.double()}
-        )
-        yield ErrorCase(
-            "out shape",
-            (x,),
-            op + "out must have the shape of the result, [4, 6], got [6, 4]",
-            {"out": x.new_ones(6, 4)},
-        )
-        for case, arguments, sentence in cases:
-            yield ErrorCase(case, (x,), op + sentence, arguments)
-
-    return errors
-
-
-REDUCTION = ("reduction", {"op": 5}, "op must be 0 (sum), 1 (product), 2 (max), 3 (min) or 4 (mean), got 5")
-SIZE = ("group size", {"group_size": 2}, "group_size must be the number of the group's ranks, 1, got 2")
-ROOT = ("root", {"root": 1}, "root must be a rank of the group, 0 to 0, got 1")
-
-
-def cost(x: Tensor, *numbers: int) -> Cost:
-    return Cost(bytes=2 * nbytes(x))
-
-
-def bench(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample("1x4096", (values(dtype, 1, 4096),))
-    yield Sample("512x4096", (values(dtype, 512, 4096),))
-
-
 def spec(
-    name: str,
-    arguments: str,
-    function: Callable[..., Tensor],
-    fake: Callable[..., Tensor],
-    reference: Callable[..., Tensor],
-    errors: Callable[[], Iterator[ErrorCase]],
-    inplace: str | None = None,
+    arguments: str, function: Callable[..., Tensor], fake: Callable[..., Tensor], inplace: str | None = None
 ) -> OpSpec:
     return OpSpec(
-        name=name,
+        name=function.__name__,
         schema=f"(Tensor x, int group=0, {arguments}) -> Tensor",
         function=function,
         fake=fake,
-        reference=reference,
-        samples=samples,
-        errors=errors,
-        cost=cost,
-        bench=bench,
-        peer=peer,
         inplace=inplace,
     )
 
 
 SPECS = (
-    spec(
-        "all_reduce",
-        "int op=0",
-        all_reduce,
-        fake_all_reduce,
-        reference_all_reduce,
-        errors_of("all_reduce", REDUCTION),
-        inplace="x",
-    ),
-    spec(
-        "broadcast",
-        "int root=0",
-        broadcast,
-        fake_broadcast,
-        reference_broadcast,
-        errors_of("broadcast", ROOT),
-        inplace="x",
-    ),
-    spec(
-        "all_gather",
-        "int group_size=1",
-        all_gather,
-        fake_all_gather,
-        reference_all_gather,
-        errors_of("all_gather", SIZE),
-    ),
-    spec(
-        "reduce_scatter",
-        "int group_size=1, int op=0",
-        reduce_scatter,
-        fake_reduce_scatter,
-        reference_reduce_scatter,
-        errors_of("reduce_scatter", SIZE, REDUCTION),
-    ),
+    spec("int op=0", all_reduce, fake_all_reduce, inplace="x"),
+    spec("int root=0", broadcast, fake_broadcast, inplace="x"),
+    spec("int group_size=1", all_gather, fake_all_gather),
+    spec("int group_size=1, int op=0", reduce_scatter, fake_reduce_scatter),
 )

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from ._registry import OpSpec
-from .silu import as_held_by, widened
-from .swiglu import bench, cost, errors, fake, halves, samples
+from .silu import widened
+from .swiglu import fake
 
 SLOPE = 2 * math.sqrt(2 / math.pi)
 
@@ -52,16 +52,6 @@ def formula(gate: Tensor, up: Tensor) -> Tensor:
     return gate * torch.sigmoid(gate * (SLOPE + 0.044715 * SLOPE * gate * gate)) * up
 
 
-def reference(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    gate64, up64 = (t.double() for t in halves(gate, up))
-    return as_held_by(gate.dtype, formula(gate64, up64))
-
-
-def peer(gate: Tensor, up: Tensor | None = None) -> Tensor:
-    gate, up = halves(gate, up)
-    return torch.nn.functional.gelu(gate, approximate="tanh") * up
-
-
 def decomposition(gate: Tensor, up: Tensor | None = None) -> Tensor:
     if up is None:
         d = gate.shape[-1] // 2
@@ -74,11 +64,5 @@ SPEC = OpSpec(
     schema="(Tensor gate, Tensor? up=None) -> Tensor",
     function=geglu,
     fake=fake,
-    reference=reference,
-    samples=lambda dtype: samples(dtype, vanishes=-9),
-    errors=lambda: errors("geglu"),
-    cost=cost,
-    bench=bench,
-    peer=peer,
     decomposition=decomposition,
 )

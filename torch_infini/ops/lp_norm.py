@@ -5,12 +5,10 @@ The kernel is csrc/infiniop/lp_norm.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import Tensor
 
-from ._registry import Cost, ErrorCase, OpSpec, Sample, nbytes
+from ._registry import OpSpec
 
 
 def lp_norm(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12, *, out: Tensor | None = None) -> Tensor:
@@ -47,113 +45,10 @@ def fake(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Tensor:
     return x.new_empty(x.shape)
 
 
-def reference(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Tensor:
-    x64 = x.double()
-    if x64.numel() == 0:
-        return x64
-    # In units of the largest |x|, high powers neither overflow nor vanish in float64.
-    top = x64.abs().amax(dim, keepdim=True)
-    unit = torch.where((top > 0) & (top < torch.inf), top, 1)
-    norm = (x64 / unit).abs().pow(p).sum(dim, keepdim=True).pow(1 / p) * unit
-    return x64 / (norm + eps)
-
-
-def peer(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Tensor:
-    return torch.nn.functional.normalize(x, p, dim, eps)
-
-
-def values(dtype: torch.dtype, *shape: int) -> Tensor:
-    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(dtype)
-
-
-def special_values(dtype: torch.dtype) -> Tensor:
-    """Rows that are zero, infinite, NaN, tiny, and whose squares no float holds."""
-    x = values(dtype, 6, 40)
-    x[0] = 0
-    x[1, 3] = torch.inf
-    x[2, 3] = torch.nan
-    x[3] *= torch.finfo(dtype).tiny
-    x[4] = torch.finfo(dtype).max
-    return x
-
-
-def samples(dtype: torch.dtype) -> Iterator[Sample]:
-    for n in (1, 7, 769, 5125):
-        yield Sample(f"{n} columns", (values(dtype, 3, n),))
-    yield Sample("one dimension", (values(dtype, 64),))
-    for p in (1, 2, 3, 4, 7):
-        for dim in (0, 1, -1):
-            yield Sample(f"p {p}, dimension {dim} of three", (values(dtype, 3, 50, 37), p, dim))
-    for p in (1, 2, 3, 1000, 2**40):
-        for eps in (1e-6, 0.0):
-            yield Sample(f"p {p}, eps {eps}, special values", (special_values(dtype), p, -1, eps))
-    yield Sample("eight dimensions", (values(dtype, 1, 2, 1, 3, 4, 1, 2, 5), 2, 4))
-    yield Sample("an eps that shows", (values(dtype, 3, 16), 2, -1, 0.5))
-    yield Sample("no rows", (values(dtype, 0, 16),))
-    yield Sample("no columns", (values(dtype, 4, 0),))
-    yield Sample("large", (values(dtype, 150, 2048),))
-    yield Sample("large, along the rows", (values(dtype, 150, 2000), 2, 0))
-    yield Sample("strided columns", (values(dtype, 4, 90)[:, ::2],))
-    yield Sample("transposed", (values(dtype, 50, 20).t(),))
-    yield Sample("a broadcast x", (values(dtype, 1, 9).expand(4, 9), 2, 0))
-
-
-def errors() -> Iterator[ErrorCase]:
-    x = values(torch.float32, 3, 8)
-    op = "infini::lp_norm: "
-    yield ErrorCase("scalar", (x[0, 0],), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
-    yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
-    for p in (0, -2):
-        yield ErrorCase(f"p {p}", (x, p), op + f"p must be at least 1, got {p}")
-    for dim in (2, -3):
-        yield ErrorCase(f"dimension {dim}", (x, 2, dim), op + f"dim must be in [-2, 1], got {dim}")
-    yield ErrorCase("a dim of more than 32 bits", (x, 2, 2**32), op + "dim must be a dimension of x, got 4294967296")
-    for eps in (-1.0, float("inf"), float("nan")):
-        text = op + f"eps must be a finite number of at least 0, got {eps:g}"
-        yield ErrorCase(f"eps {eps}", (x, 2, -1, eps), text)
-    yield ErrorCase(
-        "out shape", (x,), op + "out must have the shape of x, [3, 8], got [3, 7]", {"out": torch.empty(3, 7)}
-    )
-    yield ErrorCase(
-        "out dtype",
-        (x,),
-        op + "out must have the dtype of x, float32, got float16",
-        {"out": torch.empty(3, 8, dtype=torch.float16)},
-    )
-    yield ErrorCase(
-        "broadcast out",
-        (x,),
-        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
-        {"out": torch.empty(8).expand(3, 8)},
-    )
-    yield ErrorCase(
-        "out overlaps",
-        (x[:2],),
-        op + "out must be x itself or share no memory with it, got one whose span of memory overlaps it",
-        {"out": x[1:]},
-    )
-
-
-def cost(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Cost:
-    return Cost(bytes=2 * nbytes(x), flops=(2 + 2 * p.bit_length()) * x.numel())
-
-
-def bench(dtype: torch.dtype) -> Iterator[Sample]:
-    yield Sample("512x4096", (values(dtype, 512, 4096),))
-    yield Sample("512x32x128", (values(dtype, 512, 32, 128),))
-    yield Sample("1x2048", (values(dtype, 1, 2048),))
-
-
 SPEC = OpSpec(
     name="lp_norm",
     schema="(Tensor x, int p=2, int dim=-1, float eps=1e-12) -> Tensor",
     function=lp_norm,
     fake=fake,
-    reference=reference,
-    samples=samples,
-    errors=errors,
-    cost=cost,
-    bench=bench,
-    peer=peer,
     inplace="x",
 )

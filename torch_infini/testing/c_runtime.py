@@ -44,11 +44,11 @@ def refused(expected: int, pattern: str, name: str, *arguments: object) -> None:
     assert (status, bool(re.search(pattern, last_error()))) == (expected, True), (status, last_error())
 
 
-def made(name: str, *arguments: object) -> int | None:
+def made(name: str, *arguments: object) -> int:
     """What a function writes through its first argument, a pointer to a pointer."""
     out = ctypes.c_void_p()
     ok(name, ctypes.byref(out), *arguments)
-    return out.value
+    return out.value or 0
 
 
 def stream(queued: bool = False) -> int:
@@ -63,7 +63,7 @@ def event(flags: int = 0) -> int:
 def captured(on: int) -> int:
     graph = ctypes.c_void_p()
     ok("StreamEndCapture", on, ctypes.byref(graph))
-    return graph.value
+    return graph.value or 0
 
 
 def instantiated(graph: int) -> int:
@@ -110,13 +110,14 @@ class Checked(threading.Thread):
 
     def __init__(self, body: Callable[[], object]) -> None:
         super().__init__(daemon=True)
-        self.body, self.failure = body, None
+        self.body = body
+        self.failure: BaseException | None = None
 
     def run(self) -> None:
         try:
             self.body()
         except BaseException as error:
-            self.failure: BaseException | None = error
+            self.failure = error
 
 
 def in_thread(body: Callable[[], object]) -> Checked:

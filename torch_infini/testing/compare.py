@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..ops import OpSpec, Sample
+from .op_info import OpInfo, Sample
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -53,8 +53,8 @@ def rounding_error(dtype: torch.dtype, terms: int, depth: int = 1) -> float:
         terms: Of the longest sum.
         depth: How many products, those of attention included, are computed one behind the other.
     """
-    u = lambda dtype: torch.finfo(dtype).eps / 2
-    return depth * (terms**0.5 * u(torch.float32) + u(dtype))
+    of_sums, of_results = (torch.finfo(d).eps / 2 for d in (torch.float32, dtype))
+    return depth * (terms**0.5 * of_sums + of_results)
 
 
 def rounding_limit(expected: Tensor, terms: int, depth: int = 1) -> float:
@@ -139,7 +139,7 @@ def on_cpu(result: Any) -> Any:
     return tuple(t.cpu() for t in result) if isinstance(result, tuple) else result.cpu()
 
 
-def call(spec: OpSpec, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
+def call(spec: OpInfo, sample: Sample, function: Callable[..., Any] | None = None) -> Any:
     """What the op makes of the sample: its result, or copies of the arguments it writes into.
 
     `function` is called instead of the op, with the same arguments.
@@ -155,7 +155,7 @@ def call(spec: OpSpec, sample: Sample, function: Callable[..., Any] | None = Non
 
 
 def check_against_reference(
-    spec: OpSpec, sample: Sample, dtype: torch.dtype, actual: Any, on_cuda: bool = False
+    spec: OpInfo, sample: Sample, dtype: torch.dtype, actual: Any, on_cuda: bool = False
 ) -> None:
     """Raise AssertionError unless `actual` is what the op's description says for this sample.
 
@@ -166,12 +166,11 @@ def check_against_reference(
         spec.compare(actual, sample)
         return
     expected = as_tuple(spec.reference(*sample.args, **sample.kwargs))
-    relative, absolute = spec.tolerances[dtype]
-    if slack is not None:
-        absolute = absolute + slack(*expected, *sample.args, **sample.kwargs)
+    relative, rounding = spec.tolerances[dtype]
+    more = 0.0 if slack is None else slack(*expected, *sample.args, **sample.kwargs)
     assert len(as_tuple(actual)) == len(expected)
     for i, (got, want) in enumerate(zip(as_tuple(actual), expected, strict=True)):
-        assert_close(got, want, relative, absolute, f"{spec.name} ({sample.name}), output {i}")
+        assert_close(got, want, relative, rounding + more, f"{spec.name} ({sample.name}), output {i}")
 
 
 def ulps(actual: Tensor, exact: Tensor) -> Tensor:

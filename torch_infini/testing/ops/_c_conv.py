@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described
 
 Ints = Sequence[int] | None
 
@@ -147,4 +147,4 @@ def errors() -> Iterator[CErrorCase]:
     )  # fmt: skip
 
 
-OPS = [COp("Conv", ["y"], reference, samples, errors)]
+C_OPS = [COp("Conv", ["y"], reference, samples, errors)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._registry import TOLERANCES, ErrorCase, Sample
+from ..op_info import TOLERANCES, ErrorCase, Sample
 
 
 def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -32,7 +32,7 @@ def dequantised(cache: Tensor, scales: Tensor | None) -> Tensor:
 
 
 def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sample], None]:
-    """For OpSpec.compare: integers may be a step off, where a value lies between two.
+    """For OpInfo.compare: integers may be a step off, where a value lies between two.
 
     rows: which argument has the new rows, whose dtype says how exact all else is.
     """
@@ -47,7 +47,7 @@ def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sampl
 
 
 def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample], None]:
-    """For OpSpec.compare: as exact over caches of int8 as over others, but for bfloat16.
+    """For OpInfo.compare: as exact over caches of int8 as over others, but for bfloat16.
 
     There, where the machine has VNNI, q and probabilities are rounded to 16 bits, for products of integers: an error of
     at most 2^-15 of the largest value, a 128th of what a value of int8 is off.

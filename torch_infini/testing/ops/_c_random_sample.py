@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 RESULTS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
@@ -181,4 +181,4 @@ def errors() -> Iterator[CErrorCase]:
         )
 
 
-OPS = [COp("RandomSample", ["result"], reference, samples, errors, compare)]
+C_OPS = [COp("RandomSample", ["result"], reference, samples, errors, compare)]

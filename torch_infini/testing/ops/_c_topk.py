@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample
+from ..c_ops import CErrorCase, COp, CSample
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -216,7 +216,7 @@ def result_bytes(args: Mapping[str, Any]) -> dict[str, int]:
     return {"values": size, "indices": size}
 
 
-OPS = [
+C_OPS = [
     COp(
         "Topksoftmax",
         ["values", "indices"],

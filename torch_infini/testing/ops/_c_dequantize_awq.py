@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample
-from .paged import reversed_
+from ..c_ops import CErrorCase, COp, CSample
+from ._c_paged import reversed_
 
 NIBBLES = (0, 4, 1, 5, 2, 6, 3, 7)  # of each of eight columns
 
@@ -120,4 +120,4 @@ def errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [COp("DequantizeAWQ", ["out"], reference, samples, errors, tolerances={torch.float16: (0, 0)})]
+C_OPS = [COp("DequantizeAWQ", ["out"], reference, samples, errors, tolerances={torch.float16: (0, 0)})]

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.paged_attention import attend
-from . import CErrorCase, COp, CSample
-from .paged import DTYPES, TOLERANCES, reversed_
+from ..c_ops import CErrorCase, COp, CSample
+from ._c_paged import DTYPES, TOLERANCES, reversed_, slack
+from .paged_attention import attend
 
 
 def reference(
@@ -170,7 +170,7 @@ def errors() -> Iterator[CErrorCase]:
         yield CErrorCase(case, {**args, **changed}, "BAD_PARAM", f"{op}{sentence}, got {span}", at="run")
 
 
-OPS = [
+C_OPS = [
     COp(
         "Attention",
         ["out", "k_cache", "v_cache"],
@@ -178,6 +178,6 @@ OPS = [
         samples,
         errors,
         tolerances=TOLERANCES,
-        rounds_within=("out",),
+        cuda_slack=slack,
     )
 ]

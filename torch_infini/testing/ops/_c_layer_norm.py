@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -165,4 +165,4 @@ def errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [COp("LayerNorm", ["output", "input_standardization", "input_std_deviation"], reference, samples, errors)]
+C_OPS = [COp("LayerNorm", ["output", "input_standardization", "input_std_deviation"], reference, samples, errors)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample
+from ..c_ops import CErrorCase, COp, CSample
 
 
 def reference(
@@ -97,4 +97,4 @@ def errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [COp("I8Gemm", ["out"], reference, samples, errors)]
+C_OPS = [COp("I8Gemm", ["out"], reference, samples, errors)]

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from . import DTYPES, CErrorCase, COp, CSample, Described
+from ..c_ops import DTYPES, CErrorCase, COp, CSample, Described
 
 COMPLEX128 = 18  # INFINI_DTYPE_C128: 16 bytes
 SIZES = (torch.int8, torch.int16, torch.int32, torch.int64)  # the kernel knows an element's size only
@@ -118,4 +118,4 @@ def errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [COp("Rearrange", ["dst"], reference, samples, errors, compare)]
+C_OPS = [COp("Rearrange", ["dst"], reference, samples, errors, compare)]

@@ -13,8 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.silu import special_values
-from . import DTYPES, CErrorCase, COp, CSample, Described
+from ..c_ops import DTYPES, CErrorCase, COp, CSample, Described
+from .silu import special_values
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 NUMBERS = (*FLOATS, torch.int32, torch.int64)
@@ -290,7 +290,7 @@ def fill_errors(name: str) -> Callable[[], Iterator[CErrorCase]]:
     return every
 
 
-OPS = [COp(row.c_name, [row.names[0]], reference(row), samples(row), errors(row)) for row in ROWS] + [
+C_OPS = [COp(row.c_name, [row.names[0]], reference(row), samples(row), errors(row)) for row in ROWS] + [
     COp(name.title(), ["y"], fill_reference(value), fill_samples, fill_errors(name))
     for name, value in (("zeros", 0), ("ones", 1))
 ]

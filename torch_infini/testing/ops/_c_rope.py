@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described
 
 GPT_J, GPT_NEOX = 0, 1
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
@@ -183,4 +183,4 @@ def errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [COp("RoPE", ["y"], reference, samples, errors, tolerances=TOLERANCES)]
+C_OPS = [COp("RoPE", ["y"], reference, samples, errors, tolerances=TOLERANCES)]

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -124,4 +124,4 @@ def errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [COp("LPNorm", ["output"], reference, samples, errors)]
+C_OPS = [COp("LPNorm", ["output"], reference, samples, errors)]

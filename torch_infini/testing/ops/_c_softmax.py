@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
@@ -215,7 +215,7 @@ def causal_errors() -> Iterator[CErrorCase]:
     )
 
 
-OPS = [
+C_OPS = [
     COp("Softmax", ["y"], softmax_reference, softmax_samples, softmax_errors),
     COp("LogSoftmax", ["y"], log_softmax_reference, log_softmax_samples, log_softmax_errors),
     COp("CausalSoftmax", ["y"], causal_reference, causal_samples, causal_errors),

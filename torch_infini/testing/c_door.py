@@ -1,0 +1,179 @@
+"""c_op: describes an operator of the C ABI by the OpInfo of the torch op that runs the same kernel.
+
+Samples, reference, tolerances and error sentences are the OpInfo's, under the names of the C header. What only the C
+ABI has (negative strides, NULL, more dtypes) is added by the caller.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .c_ops import DTYPES, TOLERANCES, CErrorCase, COp, CSample
+from .layouts import LAYOUTS, relayout
+from .op_info import ErrorCase, OpInfo, Sample
+
+UNWRITTEN = 77  # what an output holds before the call, so that an element that is not written shows
+
+Arguments = dict[str, Any]
+
+# The status that goes with a sentence, by how it ends or what its rule is about; the first that matches.
+_STATUSES = (
+    (r"share no memory|infinit|finite number", "BAD_PARAM"),
+    (r"got strides \[|broadcast view|stride 1|contiguous", "BAD_TENSOR_STRIDES"),
+    (r"got (b?float\d+|u?int\d+|bool|complex\d+)$", "BAD_TENSOR_DTYPE"),
+    (r"shape|dimensions|columns|rows|broadcast", "BAD_TENSOR_SHAPE"),
+)
+
+
+def status_of(message: str) -> str:
+    """The status for a sentence, by what its rule is about: shapes, dtypes or strides; otherwise BAD_PARAM."""
+    return next((status for pattern, status in _STATUSES if re.search(pattern, message)), "BAD_PARAM")
+
+
+def bound(info: OpInfo, case: Sample | ErrorCase) -> Arguments:
+    """All arguments of a call of the torch op by name, with the schema's defaults for those that are not given."""
+    given = dict(zip(info.arguments, case.args, strict=False)) | case.kwargs
+    defaults = {a.name: a.default_value for a in info.op._schema.arguments if a.has_default_value()}
+    return defaults | given
+
+
+def unwritten(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """An output before the call."""
+    return torch.full(tuple(shape), UNWRITTEN, dtype=dtype)
+
+
+def renamed(names: Mapping[str, str], fixed: Mapping[str, Any], args: Arguments) -> Arguments | None:
+    """The arguments under the header's names, without the fixed ones; None where one of those has another value."""
+    if any(args[name] != value for name, value in fixed.items()):
+        return None
+    return {names.get(name, name): value for name, value in args.items() if name not in fixed}
+
+
+def as_tuple(value: Any) -> tuple[Any, ...]:
+    return value if isinstance(value, tuple) else (value,)
+
+
+def c_op(
+    info: OpInfo,
+    name: str,
+    outputs: Sequence[str],
+    names: Mapping[str, str] | None = None,
+    fixed: Mapping[str, Any] | None = None,
+    *,
+    samples: Callable[[], Iterable[Sample | CSample]] = tuple,
+    errors: Callable[[], Iterable[CErrorCase]] = tuple,
+    to_c: Callable[[Arguments], Arguments | None] | None = None,
+    to_torch: Callable[[Arguments], Arguments] | None = None,
+    statuses: Mapping[str, str] | None = None,
+    **more: Any,
+) -> COp:
+    """Derive the description of infiniop<name>.
+
+    Args:
+        info: Of the torch op.
+        name: As in infiniopCreate<name>Descriptor.
+        outputs: The header's names of what the op writes, in the order of the torch op's results.
+        names: The header's name for each argument of the torch op that is called otherwise there.
+        fixed: Arguments that the C operator lacks, with the value that it computes with. Samples and refused calls
+            with another value are the torch op's alone.
+        samples: Calls besides those of `info`: a Sample of the torch op's arguments (of a dtype that only the C
+            operator takes, say), or a CSample for what torch cannot state (negative strides, an output's layout).
+        errors: Calls that only the C ABI can refuse, besides those of `info`.
+        to_c, to_torch: Instead of `names` and `fixed`, where arguments differ in more than their names: from the torch
+            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back.
+        statuses: By the name of a refused call, the status where `status_of` is wrong about it.
+        more: Further fields of COp.
+    """
+    names, fixed, statuses = names or {}, fixed or {}, statuses or {}
+    assert {*names, *fixed} <= set(info.arguments), f"{info.name} lacks arguments of {[*names, *fixed]}"
+    back = {c_name: torch_name for torch_name, c_name in names.items()}
+    forward = to_c or (lambda args: renamed(names, fixed, args))
+    backward = to_torch or (lambda args: {back.get(key, key): value for key, value in args.items()} | dict(fixed))
+
+    def inputs_of(args: Arguments) -> Arguments:
+        return backward({key: value for key, value in args.items() if key not in outputs})
+
+    def reference(**args: Any) -> dict[str, Tensor]:
+        return dict(zip(outputs, as_tuple(info.reference(**inputs_of(args))), strict=True))
+
+    def results(args: Arguments) -> Arguments:
+        made = as_tuple(info.fake(**args))
+        return {key: unwritten(like.shape, like.dtype) for key, like in zip(outputs, made, strict=True)}
+
+    def called(sample: Sample, label: str, tolerance: tuple[float, float] | None) -> CSample | None:
+        args = bound(info, sample)
+        inputs = forward(args)
+        return None if inputs is None else CSample(label, inputs | results(args), tolerance)
+
+    def derived(dtype: torch.dtype) -> Iterator[CSample]:
+        label, tolerance = str(dtype).removeprefix("torch."), info.tolerances[dtype]
+        made = (called(sample, f"{label} {sample.name}", tolerance) for sample in info.samples(dtype))
+        calls = [sample for sample in made if sample is not None]
+        yield from calls
+        # One call in every layout that each op serves, and one in place.
+        usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
+        dense = {names.get(argument, argument) for argument in info.contiguous}
+        for layout in (name for name, (_, must_serve) in LAYOUTS.items() if must_serve):
+            args = {k: v if k in dense else relayout(layout, v) for k, v in usual.args.items()}
+            yield CSample(f"{label} {layout}", args, tolerance)
+        if info.inplace is not None:
+            x = usual.args[names.get(info.inplace, info.inplace)].clone()
+            args = {**usual.args, outputs[0]: x, names.get(info.inplace, info.inplace): x}
+            yield CSample(f"{label} in place", args, tolerance)
+
+    def all_samples() -> Iterator[CSample]:
+        for dtype in info.dtypes:
+            yield from derived(dtype)
+        for sample in samples():
+            made = sample if isinstance(sample, CSample) else called(sample, sample.name, None)
+            assert made is not None, f"{name} has no call {sample.name}"
+            yield made
+
+    def all_errors() -> Iterator[CErrorCase]:
+        valid = next(iter(info.samples(info.dtypes[0])))
+        for case in info.errors():
+            args = bound(info, case)
+            outs = {c_name: args.pop(out) for c_name, out in zip(outputs, info.out_names, strict=True) if out in args}
+            inputs = forward(args)
+            if inputs is None or not all(map(can_be_stated, (*inputs.values(), *outs.values()))):
+                continue
+            try:
+                usual = results(args)
+            except (RuntimeError, IndexError):  # the fake needs what the call lacks
+                usual = results(bound(info, valid))
+            at = "run" if case.of_values or "share no memory" in case.message else "create"
+            status = statuses.get(case.name) or status_of(case.message)
+            yield CErrorCase(case.name, inputs | usual | outs, status, case.message, at, case.of_values)
+        yield from errors()
+
+    def ordered(args: Arguments) -> tuple[Any, ...]:
+        by_name = inputs_of(args)
+        return tuple(by_name[argument] for argument in info.arguments)
+
+    if info.compare is not None:
+        of_torch = info.compare
+
+        def compare(sample: CSample, written: dict[str, Tensor]) -> None:
+            actual = tuple(written[key] for key in outputs)
+            of_torch(actual if len(actual) > 1 else actual[0], Sample(sample.name, ordered(dict(sample.args))))
+
+        more.setdefault("compare", compare)
+    if info.cuda_slack is not None:
+        of_cuda = info.cuda_slack
+        more.setdefault("cuda_slack", lambda expected, args: of_cuda(*expected.values(), *ordered(args)))
+    more.setdefault("tolerances", {**TOLERANCES, **info.tolerances})
+    return COp(name, outputs, reference, all_samples, all_errors, **more)
+
+
+def can_be_stated(value: Any) -> bool:
+    """Whether the C ABI can be given the value: memory of the host, dtypes that it has, numbers that a float holds."""
+    if isinstance(value, Tensor):
+        return value.device.type == "cpu" and value.dtype in DTYPES
+    return not isinstance(value, float) or math.isfinite(ctypes.c_float(value).value) == math.isfinite(value)

@@ -1,0 +1,118 @@
+"""causal_softmax: reference, samples, refused calls, cost and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from ...ops.causal_softmax import SPEC
+from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+
+
+def hidden(x: Tensor) -> Tensor:
+    """[q, k]: True where a column is later than the row's token."""
+    q, k = x.shape[-2:]
+    return torch.ones(q, k, dtype=torch.bool).triu(k - q + 1)
+
+
+def reference(x: Tensor) -> Tensor:
+    mask = hidden(x)
+    return torch.softmax(x.double().masked_fill(mask, -torch.inf), -1).masked_fill(mask, 0)
+
+
+def peer(x: Tensor) -> Tensor:
+    """As eager attention writes it: mask, softmax in float32, back to the dtype."""
+    return torch.softmax(x.masked_fill(hidden(x), -torch.inf), -1, dtype=torch.float32).to(x.dtype)
+
+
+def scores(dtype: torch.dtype, *shape: int) -> Tensor:
+    """Attention scores as they come before the softmax: a spread of 3."""
+    return (torch.randn(shape, generator=torch.Generator().manual_seed(0)) * 3).to(dtype)
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("prefill", (scores(dtype, 2, 4, 33, 33),))
+    yield Sample("chunk", (scores(dtype, 2, 3, 5, 40),))
+    yield Sample("decode", (scores(dtype, 2, 4, 1, 769),))
+    yield Sample("two dimensions", (scores(dtype, 7, 9),))
+    for k in (1, 7, 769, 5125):
+        yield Sample(f"{k} columns", (scores(dtype, min(k, 3), k),))
+    yield Sample("six dimensions", (scores(dtype, 2, 1, 2, 3, 4, 5),))
+    yield Sample("large", (scores(dtype, 3, 130, 300),))
+    yield Sample("no rows", (scores(dtype, 2, 0, 5),))
+    yield Sample("no columns", (scores(dtype, 2, 0, 0),))
+    yield Sample("no heads", (scores(dtype, 0, 3, 5),))
+    large = scores(dtype, 3, 20, 40)
+    large[0] += 1e4  # would overflow without the maximum
+    large[1] *= 1e3  # all but one exponential vanish
+    large[2] -= 1e4  # all would vanish without the maximum
+    yield Sample("large scores", (large,))
+    special = scores(dtype, 6, 20)
+    special[0, ::2] = -torch.inf
+    special[1] = -torch.inf
+    special[2, 3] = torch.inf
+    special[3, 3] = torch.nan
+    special[4, 19] = torch.nan  # hidden
+    yield Sample("infinities and NaN", (special,))
+    yield Sample("strided columns", (scores(dtype, 4, 90)[:, ::2],))
+    yield Sample("transposed", (scores(dtype, 50, 20).t(),))
+    yield Sample("a broadcast x", (scores(dtype, 1, 1, 9).expand(3, 4, 9),))
+
+
+def errors() -> Iterator[ErrorCase]:
+    x = scores(torch.float32, 3, 8)
+    op = "infini::causal_softmax: "
+    yield ErrorCase("one dimension", (x[0],), op + "x must have 2 to 8 dimensions, got 1 (shape [8])")
+    yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
+    yield ErrorCase(
+        "more queries than tokens",
+        (x[:, :2],),
+        op + "x must have at most as many rows q as columns k, got q = 3 and k = 2 (shape [3, 2])",
+    )
+    yield ErrorCase(
+        "out shape", (x,), op + "out must have the shape of x, [3, 8], got [3, 7]", {"out": torch.empty(3, 7)}
+    )
+    yield ErrorCase(
+        "out dtype",
+        (x,),
+        op + "out must have the dtype of x, float32, got float16",
+        {"out": torch.empty(3, 8, dtype=torch.float16)},
+    )
+    yield ErrorCase(
+        "broadcast out",
+        (x,),
+        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
+        {"out": torch.empty(8).expand(3, 8)},
+    )
+    yield ErrorCase(
+        "out overlaps",
+        (x[:2],),
+        op + "out must be x itself or share no memory with it, got one whose span of memory overlaps it",
+        {"out": x[1:]},
+    )
+
+
+def cost(x: Tensor) -> Cost:
+    q, k = x.shape[-2:]
+    seen = x.numel() // max(q * k, 1) * (q * (k - q) + q * (q + 1) // 2)
+    return Cost(bytes=seen * x.element_size() + nbytes(x), flops=20 * seen)
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("32x512x512", (scores(dtype, 32, 512, 512),))
+    yield Sample("512x4096", (scores(dtype, 512, 4096),))
+    yield Sample("32x1x2048", (scores(dtype, 32, 1, 2048),))
+    yield Sample("1x4096", (scores(dtype, 1, 4096),))
+
+
+INFO = OpInfo(
+    **vars(SPEC),
+    reference=reference,
+    samples=samples,
+    errors=errors,
+    cost=cost,
+    bench=bench,
+    peer=peer,
+)

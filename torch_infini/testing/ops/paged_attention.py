@@ -1,0 +1,505 @@
+"""paged_attention, paged_attention_prefill: reference, samples, refused calls, cost and benchmarks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ...ops import REGISTRY
+from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._cuda_sums import attention_error
+from ._int8_cache import attention_comparison, dequantised, quantise, scale_errors
+
+
+def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
+    """[queries, keys]: a key's position - a query's, which are the last; and whether the query does not see it."""
+    distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
+    return distance, (distance > 0) | (distance <= -(window or keys))
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float, window: int = 0) -> Tensor:
+    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query's is the last."""
+    (queries, heads, _), keys = q.shape, k.shape[1]
+    group = heads // k.shape[0]
+    k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
+    scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
+    distance, unseen = distances(queries, keys, window)
+    if slopes is not None:
+        scores = scores + slopes.double()[:, None, None] * distance
+    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
+
+
+def gathered(cache: Tensor, table: Tensor, length: int, first: int = 0) -> Tensor:
+    """The keys of a sequence from `first` up to its length, [Hkv, length - first, D]."""
+    size = cache.shape[2]
+    blocks = table[first // size : -(-length // size)]
+    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, first % size :][:, : length - first]
+
+
+def first_seen(length: int, queries: int, window: int) -> int:
+    """The first key that any of a sequence's queries sees."""
+    return max(length - queries + 1 - window, 0) if window else 0
+
+
+def prefill_reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Tensor:
+    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
+    k_cache, v_cache = dequantised(k_cache, k_scales), dequantised(v_cache, v_scales)
+    result = torch.zeros_like(q, dtype=torch.float64)
+    starts = cum_seq_lens_q.tolist()
+    for b, length in enumerate(seq_lens.tolist()):
+        queries = slice(starts[b], starts[b + 1])
+        if length > 0 and q.numel():
+            first = first_seen(length, starts[b + 1] - starts[b], window)
+            k, v = (gathered(cache, block_tables[b], length, first) for cache in (k_cache, v_cache))
+            result[queries] = attend(q[queries], k, v, alibi_slopes, scale, window)
+    return result
+
+
+def reference(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Tensor:
+    starts = torch.arange(len(seq_lens) + 1)
+    scales = k_scales, v_scales
+    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale, window, *scales)
+
+
+def peer(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Tensor:
+    """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
+    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
+    k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
+    distance = (torch.arange(k.shape[2]) - seq_lens[:, None] + 1)[:, None, None]
+    mask = (distance <= 0) & (distance > -(window or k.shape[2]))
+    if alibi_slopes is not None:
+        mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
+    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=True).squeeze(2)
+
+
+def prefill_peer(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Tensor:
+    """One sequence after the other, gathered, through torch's SDPA."""
+    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
+    outs = [q[:0]]
+    starts = cum_seq_lens_q.tolist()
+    for b, keys in enumerate(seq_lens.tolist()):
+        one = q[starts[b] : starts[b + 1]].transpose(0, 1)
+        first = first_seen(keys, one.shape[1], window)
+        k, v = (gathered(cache, block_tables[b], keys, first) for cache in (k_cache, v_cache))
+        distance, unseen = distances(one.shape[1], keys - first, window)
+        mask = ~unseen
+        if alibi_slopes is not None:
+            mask = (alibi_slopes[:, None, None] * distance).masked_fill(unseen, -torch.inf).to(q.dtype)
+        is_causal = alibi_slopes is None and one.shape[1] == keys and not 0 < window < keys
+        attended = F.scaled_dot_product_attention(
+            one, k, v, None if is_causal else mask, is_causal=is_causal, scale=scale, enable_gqa=True
+        )
+        outs.append(attended.transpose(0, 1))
+    return torch.cat(outs)
+
+
+def inputs(
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    block_size: int = 16,
+    queries: Sequence[int] | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> tuple[Tensor, ...]:
+    """(q, k_cache, v_cache, block_tables, seq_lens[, cum_seq_lens_q]), blocks dealt out in random order, one spare.
+
+    With a window, the tables no longer name the blocks before it.
+    """
+    g = torch.Generator().manual_seed(sum(lengths) + head_size)
+    n = len(lengths)
+    counts = [-(-length // block_size) for length in lengths]
+    blocks = sum(counts) + 1
+    order = torch.randperm(blocks, generator=g)
+    tables = torch.full((n, max(counts, default=0) + 1), -7)  # what is not needed is not looked at
+    for b, count in enumerate(counts):
+        gone = first_seen(lengths[b], 1 if queries is None else queries[b], window) // block_size
+        tables[b, gone:count] = order[sum(counts[:b]) + gone : sum(counts[: b + 1])]
+    total = n if queries is None else sum(queries)
+    k, v = torch.randn(2, blocks, kv_heads, block_size, head_size, generator=g).to(dtype)
+    q = torch.randn(total, heads, head_size, generator=g).to(dtype)
+    lens = torch.tensor(lengths, dtype=torch.int64)
+    starts = () if queries is None else (torch.tensor([sum(queries[:b]) for b in range(n + 1)]),)
+    return (q, k, v, tables, lens, *starts)
+
+
+def slopes(heads: int) -> Tensor:
+    return 2.0 ** -torch.arange(1, heads + 1)
+
+
+def windowed(
+    window: int,
+    dtype: torch.dtype,
+    lengths: Sequence[int],
+    heads: int,
+    kv_heads: int,
+    head_size: int,
+    block_size: int = 16,
+    queries: Sequence[int] | None = None,
+    alibi: bool = False,
+) -> Sample:
+    args = inputs(dtype, lengths, heads, kv_heads, head_size, block_size, queries, window)
+    more = {"alibi_slopes": slopes(heads)} if alibi else {}
+    return Sample(f"window of {window}, lengths {lengths}" + ", ALiBi" * alibi, args, {"window": window, **more})
+
+
+def quantised(args: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+    """The arguments with caches of int8, and their scales by name."""
+    q, k_cache, v_cache, *rest = args
+    (k_cache, k_scales), (v_cache, v_scales) = quantise(k_cache), quantise(v_cache)
+    return (q, k_cache, v_cache, *rest), {"k_scales": k_scales, "v_scales": v_scales}
+
+
+def with_int8(sample: Sample) -> Sample:
+    """The sample with caches of int8."""
+    args, scales = quantised(sample.args)
+    return Sample(f"int8, {sample.name}", args, {**sample.kwargs, **scales})
+
+
+def samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128))
+    yield Sample("ALiBi", (*inputs(dtype, [5, 33, 200], 8, 2, 64), slopes(8)))
+    yield windowed(48, dtype, [5, 48, 49, 96, 200], 8, 2, 128)
+    yield with_int8(Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128)))
+    yield Sample("sequences without keys", inputs(dtype, [0, 9, 0], 4, 2, 16))
+    yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1))
+    yield Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150], 6, 2, 40, 5))
+    yield Sample("no groups, ALiBi", (*inputs(dtype, [17, 64], 3, 3, 32, 8), slopes(3)))
+    yield Sample("groups of 7", inputs(dtype, [40, 300], 7, 1, 64, 32))
+    yield Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37))
+    yield Sample("scale", inputs(dtype, [40, 70], 32, 2, 256, 64), {"scale": -0.03})
+    yield Sample("one column", inputs(dtype, [40], 2, 1, 1))
+    yield Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))
+    q, k, v, tables, lens = inputs(dtype, [18, 18, 18], 4, 2, 32)
+    shared = (q[:1].expand(3, 4, 32), k, v, tables[:1].expand(3, 3), lens[:1].expand(3))
+    yield Sample("one query and table for all", shared)
+    q, k, v, tables, lens = inputs(dtype, [7, 50, 20], 4, 2, 32)
+    yield Sample("interleaved caches", (q, *torch.stack((k, v), 1).unbind(1), tables, lens))
+    yield Sample(
+        "token-major caches", (q, *(t.transpose(1, 2).contiguous().transpose(1, 2) for t in (k, v)), tables, lens)
+    )
+    for window in (1, 3, 5, 64, 130):
+        yield windowed(window, dtype, [0, 1, 5, 129, 130, 131, 203], 6, 2, 40, 5)
+    yield windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64)  # split
+    yield windowed(1100, dtype, [2000, 1099], 4, 2, 37, 64)
+    yield windowed(70, dtype, [300, 64], 24, 1, 32, alibi=True)
+    yield windowed(2**63 - 1, dtype, [0, 40], 4, 2, 16)
+    yield with_int8(Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150, 0], 6, 2, 40, 5)))
+    yield with_int8(Sample("odd head, ALiBi", inputs(dtype, [40, 131], 4, 2, 37), {"alibi_slopes": slopes(4)}))
+    yield with_int8(Sample("many heads of a key head", inputs(dtype, [40, 300], 14, 1, 64, 32)))
+    yield with_int8(Sample("wide head", inputs(dtype, [70], 8, 8, 1024)))
+    yield with_int8(Sample("one column", inputs(dtype, [40], 2, 1, 1)))
+    yield with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64)))
+    yield with_int8(windowed(70, dtype, [300, 64], 24, 1, 32, alibi=True))
+    yield with_int8(windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64))
+    args, scales = quantised(inputs(dtype, [7, 50, 20], 4, 2, 32))
+    args = (args[0], *torch.stack(args[1:3], 1).unbind(1), *args[3:])
+    apart = torch.stack((scales["k_scales"], scales["v_scales"]), -1).unbind(-1)
+    yield Sample("int8, interleaved", args, dict(zip(scales, apart, strict=True)))
+    yield Sample("no sequences", inputs(dtype, [], 4, 2, 16))
+    yield Sample("no heads", inputs(dtype, [3], 0, 0, 16))
+    yield Sample("no columns", inputs(dtype, [3], 4, 2, 0))
+
+
+def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130]))
+    yield Sample("ALiBi", (*inputs(dtype, [5, 33, 130], 8, 2, 64, 16, [3, 1, 40]), slopes(8)))
+    yield windowed(20, dtype, [5, 20, 33, 130], 8, 2, 128, 16, [5, 20, 33, 130])
+    yield Sample("sequences without queries or keys", inputs(dtype, [9, 0, 20], 4, 2, 16, 16, [0, 0, 3]))
+    yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1, [1]))
+    yield Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100]))
+    yield Sample("wide head", inputs(dtype, [20], 2, 1, 1024, 16, [2]), {"scale": 0.05})
+    yield Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3]))
+    for window in (1, 7, 128, 150):
+        yield windowed(window, dtype, [9, 0, 300, 140, 131], 6, 2, 37, 5, [9, 0, 300, 60, 1])
+    yield windowed(64, dtype, [200, 170, 129], 4, 1, 64, 32, [100, 3, 0])  # chunks, many rows and few
+    yield windowed(600, dtype, [1300, 700], 4, 1, 32, 16, [3, 20])  # split, also where windows begin at several keys
+    yield windowed(502, dtype, [700], 2, 2, 32, 16, [16])  # what the rows see ends in a split of its own on CUDA
+    yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by a key
+    yield windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True)
+    yield with_int8(Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130])))
+    yield with_int8(Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100])))
+    yield with_int8(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])))
+    yield with_int8(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
+    yield Sample("no sequences", inputs(dtype, [], 4, 2, 16, 16, []))
+
+
+def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
+    """What both ops refuse, for two sequences of 20 and 5 keys."""
+    q, k, v, tables, lens, *starts = args
+    rest = (*starts,)
+    of, sequences = ("cum_seq_lens_q", 2) if starts else ("q", 2)
+    op = f"infini::{name}: "
+    yield ErrorCase("rank", (q[0], k, v, tables, lens, *rest), op + "q must have 3 dimensions, got 2 (shape [4, 16])")
+    yield ErrorCase(
+        "float64",
+        (q.double(), k, v, tables, lens, *rest),
+        op + "q must be float32, bfloat16 or float16, got float64",
+    )
+    yield ErrorCase(
+        "k_cache dtype",
+        (q, k.half(), v, tables, lens, *rest),
+        op + "k_cache must have the dtype of q, float32, got float16",
+    )
+    yield ErrorCase(
+        "v_cache shape",
+        (q, k, v[:2], tables, lens, *rest),
+        op + "v_cache must have the shape of k_cache, [4, 2, 16, 16], got [2, 2, 16, 16]",
+    )
+    yield ErrorCase(
+        "head size",
+        (q, k[..., :8], v, tables, lens, *rest),
+        op + "k_cache must have shape [4, 2, 16, 16] to match the head size of q, got [4, 2, 16, 8]",
+    )
+    three = torch.ones(4, 3, 16, 16)
+    yield ErrorCase(
+        "groups",
+        (q, three, three, tables, lens, *rest),
+        op + "q must have a multiple of k_cache's 3 heads in dimension 1, got 4",
+    )
+    yield ErrorCase(
+        "columns",
+        (q[..., ::2], k, v, tables, lens, *rest),
+        op + "q must have stride 1 in its last dimension (call .contiguous() on it), got strides [64, 16, 2]",
+    )
+    yield ErrorCase(
+        "block_tables dtype", (q, k, v, tables.int(), lens, *rest), op + "block_tables must be int64, got int32"
+    )
+    yield ErrorCase(
+        "block_tables shape",
+        (q, k, v, tables[:1], lens, *rest),
+        op + f"block_tables must have shape [{sequences}, 3] to match the sequences of {of}, got [1, 3]",
+    )
+    yield ErrorCase(
+        "seq_lens shape",
+        (q, k, v, tables, torch.tensor([1, 1, 1]), *rest),
+        op + f"seq_lens must have shape [{sequences}] to match the sequences of {of}, got [3]",
+    )
+    yield ErrorCase(
+        "length",
+        (q, k, v, tables, torch.tensor([20, 49]), *rest),
+        op + "seq_lens must be at least 0 and fit into 3 blocks of 16, got 49 for sequence 1",
+        of_values=True,
+    )
+    wrong = tables.clone()
+    wrong[0, 1] = 4
+    yield ErrorCase(
+        "block",
+        (q, k, v, wrong, lens, *rest),
+        op + "block_tables must name blocks from 0 to less than 4, the blocks of k_cache, got 4 at [0, 1]",
+        of_values=True,
+    )
+    yield ErrorCase(
+        "alibi_slopes shape",
+        (*args, torch.ones(5)),
+        op + "alibi_slopes must have shape [4] to match the heads of q, got [5]",
+    )
+    yield ErrorCase("scale", (*args, None, float("nan")), op + "scale must be finite in float32, got nan")
+    yield ErrorCase("window", (*args, None, None, -1), op + "window must be 0 (no limit) or positive, got -1")
+    of_int8, scales = quantised(args)
+    yield from scale_errors(name, (*of_int8, None, None, 0, *scales.values()), (k, v))
+    at = scales["k_scales"].new_zeros(q.numel())
+    scale_view = at[: scales["k_scales"].numel()].view_as(scales["k_scales"])
+    yield ErrorCase(
+        "out is a part of the scales",
+        of_int8,
+        op + "out must share no memory with k_scales, got one whose span of memory overlaps it",
+        {**scales, "k_scales": scale_view, "out": at.view(q.shape)},
+    )
+    yield ErrorCase(
+        "meta cache",
+        (q, k.to("meta"), v, tables, lens, *rest),
+        op + "k_cache must be on the device of q, cpu, got meta",
+    )
+    yield ErrorCase(
+        "out shape",
+        args,
+        op + f"out must have the shape of q, [{len(q)}, 4, 16], got [1, 4, 16]",
+        {"out": torch.empty(1, 4, 16)},
+    )
+    yield ErrorCase(
+        "out is a part of the cache",
+        args,
+        op + "out must share no memory with v_cache, got one whose span of memory overlaps it",
+        {"out": v.view(-1)[: q.numel()].view(q.shape)},
+    )
+
+
+def errors() -> Iterator[ErrorCase]:
+    yield from errors_of("paged_attention", inputs(torch.float32, [20, 5], 4, 2, 16))
+
+
+def prefill_errors() -> Iterator[ErrorCase]:
+    name = "paged_attention_prefill"
+    args = inputs(torch.float32, [20, 5], 4, 2, 16, 16, [2, 3])
+    yield from errors_of(name, args)
+    q, k, v, tables, lens, starts = args
+    op = f"infini::{name}: "
+    yield ErrorCase(
+        "starts dtype", (q, k, v, tables, lens, starts.int()), op + "cum_seq_lens_q must be int64, got int32"
+    )
+    yield ErrorCase(
+        "starts rank",
+        (q, k, v, tables, lens, starts[None]),
+        op + "cum_seq_lens_q must have one dimension, of one more than there are sequences, got [1, 3]",
+    )
+    for values, rule in (
+        ([1, 2, 5], "begin with 0, got 1"),
+        ([0, 2, 4], "end with 5, the number of queries in q, got 4"),
+        ([0, 6, 5], "not decrease, got 5 after 6 at position 2"),
+    ):
+        changed = (q, k, v, tables, lens, torch.tensor(values))
+        yield ErrorCase(f"starts {values}", changed, op + f"cum_seq_lens_q must {rule}", of_values=True)
+    yield ErrorCase(
+        "more queries than keys",
+        (q, k, v, tables, torch.tensor([20, 2]), starts),
+        op + "seq_lens must count a sequence's queries among its keys, got 2 keys for the 3 queries of sequence 1",
+        of_values=True,
+    )
+
+
+def prefill_cost(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    cum_seq_lens_q: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Cost:
+    heads, size = q.shape[1:]
+    counts = cum_seq_lens_q.diff().tolist()
+    keys = [length if count else 0 for length, count in zip(seq_lens.tolist(), counts, strict=True)]
+    # Of n keys, query t of the last s sees n - s + 1 + t; or the window, if that is less.
+    pairs = sum(min(n - t, window or n) for n, s in zip(keys, counts, strict=True) for t in range(s))
+    read = sum(n - first_seen(n, s, window) for n, s in zip(keys, counts, strict=True))
+    row = size * k_cache.element_size() + (0 if k_scales is None else k_scales.element_size())
+    cached = 2 * read * k_cache.shape[1] * row
+    return Cost(bytes=2 * nbytes(q) + cached, flops=4 * heads * size * pairs)
+
+
+def cost(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    block_tables: Tensor,
+    seq_lens: Tensor,
+    alibi_slopes: Tensor | None = None,
+    scale: float | None = None,
+    window: int = 0,
+    k_scales: Tensor | None = None,
+    v_scales: Tensor | None = None,
+) -> Cost:
+    starts = torch.arange(len(seq_lens) + 1)
+    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, starts, window=window, k_scales=k_scales)
+
+
+def bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("decode 1 x 2048 keys, 32/8x128", inputs(dtype, [2048], 32, 8, 128))
+    yield Sample("decode 8 x 2048 keys, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128))
+    yield with_int8(Sample("decode 8 x 2048 keys, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128)))
+    few = inputs(dtype, [2048] * 8, 32, 8, 128, window=512)
+    yield Sample("decode 8 x 2048 keys, window 512, 32/8x128", few, {"window": 512})
+
+
+def prefill_bench(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("prefill 512, 32/8x128", inputs(dtype, [512], 32, 8, 128, 16, [512]))
+    yield with_int8(Sample("prefill 512, 32/8x128", inputs(dtype, [512], 32, 8, 128, 16, [512])))
+    yield Sample(
+        "128 behind 1920 keys, 7 x 1 behind 2047, 32/8x128", inputs(dtype, [2048] * 8, 32, 8, 128, 16, [128] + [1] * 7)
+    )
+
+
+def prefill_slack(
+    expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any
+) -> Tensor:
+    return attention_error(expected, q.dtype, max(tables.shape[1] * k_cache.shape[2], q.shape[2]))
+
+
+def slack(expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables: Tensor, *_: Any, **__: Any) -> Tensor:
+    """Up to 16 query heads of a key head round nothing but the result."""
+    few = q.shape[1] <= 16 * k_cache.shape[1]
+    return torch.zeros(()) if few else prefill_slack(expected, q, k_cache, v_cache, tables)
+
+
+INFOS = (
+    OpInfo(
+        **vars(REGISTRY["paged_attention"]),
+        reference=reference,
+        samples=samples,
+        errors=errors,
+        cost=cost,
+        bench=bench,
+        peer=peer,
+        compare=attention_comparison(reference),
+        cuda_slack=slack,
+    ),
+    OpInfo(
+        **vars(REGISTRY["paged_attention_prefill"]),
+        reference=prefill_reference,
+        samples=prefill_samples,
+        errors=prefill_errors,
+        cost=prefill_cost,
+        bench=prefill_bench,
+        peer=prefill_peer,
+        compare=attention_comparison(prefill_reference),
+        cuda_slack=prefill_slack,
+    ),
+)

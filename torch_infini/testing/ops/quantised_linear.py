@@ -1,0 +1,470 @@
+"""linear_int8 and linear_int4: reference, samples, refused calls, cost and benchmarks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...ops import REGISTRY
+from ...quantize import dequantize_int4, dequantize_int8, quantize_int8
+from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._cuda_sums import accumulation_error, rounding_error
+
+# ---- what the two share ----
+
+
+def quantised(x: Tensor, quantize_x: bool) -> Tensor:
+    """In float64, what the products are made of."""
+    if not quantize_x:
+        return x.double()
+    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
+    return dequantize_int8(*quantize_int8(rows), torch.float64).view(x.shape)
+
+
+def values(g: torch.Generator, *shape: int) -> Tensor:
+    """Of either sign, 0.5 to 1.5 in size: no product of such values is lost without notice."""
+    return (0.5 + torch.rand(shape, generator=g)) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
+
+
+def product_cost(x: Tensor, n: int, *read: Tensor | None) -> Cost:
+    rows = x.shape[:-1].numel()
+    return Cost(bytes=nbytes(x, *read) + rows * n * x.element_size(), flops=2 * rows * x.shape[-1] * n)
+
+
+# One rounding of a result of order 1, and what float sums of products of order 1 / sqrt(k) lose, however much of them
+# cancels. A product left out of 5125 is 7e-3 on average.
+TOLERANCES = {
+    torch.float32: (1e-6, 6e-6),
+    torch.bfloat16: (2**-8, 6e-6),
+    torch.float16: (2**-11, 6e-6),
+}
+
+
+# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantised_linear/many_rows.h. That
+# file says what is rounded.
+CUBLAS_ROWS_FROM = 64
+
+
+def multiplied_by_cublas(x: Tensor, quantize_x: bool) -> bool:
+    """Whether on CUDA the order of a sum of floats is cuBLAS's. Sums of integers are exact in any."""
+    return x.shape[:-1].numel() >= CUBLAS_ROWS_FROM and not quantize_x
+
+
+def size_of_sums(x: Tensor, weight: Tensor) -> Tensor:
+    """The root of the sum of the squares of the products, for each sum."""
+    return (x.double().square() @ weight.square().t()).sqrt()
+
+
+# ---- linear_int8 ----
+
+
+def reference_int8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
+) -> Tensor:
+    y = quantised(x, quantize_x) @ dequantize_int8(weight, scales, torch.float64).t()
+    return y if bias is None else y + bias.double()
+
+
+def peer_int8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
+) -> Tensor:
+    """torch's own op where it serves the call, a dense product otherwise."""
+    if x.dtype == torch.bfloat16 and x.dim() == 2 and x.shape[1] % 32 == 0 and 0 not in (*x.shape, *weight.shape):
+        y = torch.ops.aten._weight_int8pack_mm(x, weight, scales.bfloat16())
+        return y if bias is None else y + bias
+    return torch.nn.functional.linear(x, weight.to(x.dtype) * scales[:, None].to(x.dtype), bias)
+
+
+def inputs_int8(
+    dtype: torch.dtype, *rows: int, k: int, n: int, bias: bool = False, scales_dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """(x, weight, scales, bias): all 255 integers, and results with a spread of about 1."""
+    g = torch.Generator().manual_seed(k * 1000 + n)
+    weight = torch.randint(-127, 128, (n, k), dtype=torch.int8, generator=g)
+    scales = (0.5 + torch.rand(n, generator=g)) / 74 / max(k, 1) ** 0.5
+    return values(g, *rows, k).to(dtype), weight, scales.to(scales_dtype), values(g, n).to(dtype) if bias else None
+
+
+def samples_int8(dtype: torch.dtype) -> Iterator[Sample]:
+    for k in (1, 7, 31, 64, 769, 5125):
+        yield Sample(f"{k} columns", inputs_int8(dtype, 1, k=k, n=19))
+    yield Sample("bias", inputs_int8(dtype, 3, k=100, n=50, bias=True))
+    for rows in (2, 4, 5, 12, 13, 33):
+        yield Sample(f"{rows} rows", inputs_int8(dtype, rows, k=333, n=61, bias=True))
+    yield Sample("scales of the dtype of x", inputs_int8(dtype, 2, k=70, n=40, bias=True, scales_dtype=dtype))
+    yield Sample("several blocks of columns", inputs_int8(dtype, 20, k=5000, n=40))
+    yield Sample("one row, several blocks", inputs_int8(dtype, 1, k=20000, n=9))
+    yield Sample("one dimension", inputs_int8(dtype, k=65, n=33, bias=True))
+    yield Sample("four dimensions", inputs_int8(dtype, 2, 3, 5, k=96, n=70))
+    yield Sample("one output column", inputs_int8(dtype, 2, k=40, n=1, bias=True))
+    yield Sample("no rows", inputs_int8(dtype, 0, k=16, n=8))
+    yield Sample("no outputs", inputs_int8(dtype, 4, k=16, n=0))
+    yield Sample("no columns", inputs_int8(dtype, 4, k=0, n=20))
+    yield Sample("no columns, bias", inputs_int8(dtype, 4, k=0, n=20, bias=True))
+    yield Sample("several threads", inputs_int8(dtype, 2, k=1024, n=1100, bias=True))
+    yield Sample("many rows", inputs_int8(dtype, 3, 30, k=256, n=200, bias=True))
+    yield from quantised_x_samples(inputs_int8, dtype, 77)
+    for k in (1, 3, 64, 255, 1028):
+        yield Sample(f"x quantised, {k} columns", inputs_int8(dtype, 15, k=k, n=35), {"quantize_x": True})
+    x, weight, scales, bias = inputs_int8(dtype, 2, k=131071, n=5, bias=True)
+    x.fill_(1)
+    weight[:3] = torch.tensor([-128, 127, 1], dtype=torch.int8)[:, None]
+    yield Sample("x quantised, largest sums", (x, weight, scales / 64, bias), {"quantize_x": True})
+
+
+def quantised_x_samples(
+    args: Callable[..., tuple[Any, ...]], dtype: torch.dtype, step: int, prefix: str = "x quantised"
+) -> Iterator[Sample]:
+    """Samples with quantize_x; args makes inputs of k columns, k a multiple of step."""
+    on = {"quantize_x": True}
+
+    def sample(name: str, *rows: int, k: int, n: int, **more: Any) -> Sample:
+        return Sample(f"{prefix}, {name}", args(dtype, *rows, k=k * step, n=n, bias=True, **more), on)
+
+    for k in (1, 2, 3, 7, 20, 65):
+        yield sample(f"{k * step} columns", 3, k=k, n=19)
+    for k in (1, 3, 15, 16, 17, 65):  # read along k: with whole and broken lines at the end
+        yield sample(f"{k * step} columns, one row", 1, k=k, n=19)
+    for rows in (1, 2, 4, 5, 11, 12, 13, 24, 25, 40, 200):
+        yield sample(f"{rows} rows", rows, k=4, n=67)
+    yield sample("several blocks of rows of weight", 30, k=40, n=300)
+    yield sample("several passes over the weight", 1030, k=1, n=33)
+    yield sample("one dimension", k=4, n=33)
+    yield sample("four dimensions", 2, 3, 5, k=3, n=70)
+    yield sample("one output column", 14, k=4, n=1)
+    yield sample("float32 scales", 5, k=6, n=40, scales_dtype=torch.float32)
+    yield sample("scales of the dtype of x", 5, k=6, n=40, scales_dtype=dtype)
+    for rows, k, n in ((0, 4, 8), (4, 4, 0), (4, 0, 20), (20, 0, 20)):
+        yield sample(f"empty, {rows}x{k * step}->{n}", rows, k=k, n=n)
+    x, *rest = args(dtype, 4, k=4 * step, n=50, bias=True)
+    x[1], x[2], x[3] = 0, x[2] * 1e4, x[3] * 1e-4
+    *weight, bias = rest
+    yield Sample(f"{prefix}, a row of zeros, a large and a small one", (x[:2], *rest), on)
+    yield Sample(f"{prefix}, small values", (x[3:], *weight, None), on)
+    if dtype != torch.float16:
+        weight[1] = weight[1] * 1e-4
+        if len(weight) == 3:
+            weight[2] = weight[2] * 1e-4
+        yield Sample(f"{prefix}, large values", (x[2:3], *weight, bias), on)
+
+
+def common_errors(op: str, args: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> Iterator[ErrorCase]:
+    """Rules of x, bias and out; x is [2, 64] float32, n = 8. `bias` goes by name."""
+    x, weight, scales = args
+    rest = (weight, scales)
+    yield ErrorCase("scalar", (x[0, 0], *rest), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
+    yield ErrorCase("float64", (x.double(), *rest), op + "x must be float32, bfloat16 or float16, got float64")
+    yield ErrorCase(
+        "weight rank", (x, weight[0], scales), op + f"weight must have 2 dimensions, got 1 (shape [{weight.shape[1]}])"
+    )
+    strides = "must have stride 1 in its last dimension (call .contiguous() on it), got strides"
+    yield ErrorCase("x's columns apart", (torch.ones(2, 128)[:, ::2], *rest), op + f"x {strides} [128, 2]")
+    yield ErrorCase(
+        "weight's columns apart",
+        (x, torch.zeros(*weight.shape, 2, dtype=weight.dtype)[..., 0], scales),
+        op + f"weight {strides} [{2 * weight.shape[1]}, 2]",
+    )
+    yield ErrorCase(
+        "scales dtype",
+        (x, weight, scales.bfloat16()),
+        op + "scales must be float32 or have the dtype of x, float32, got bfloat16",
+    )
+    yield ErrorCase(
+        "bias dtype", (x, *rest), op + "bias must have the dtype of x, float32, got float16", {"bias": bias.half()}
+    )
+    yield ErrorCase(
+        "bias shape",
+        (x, *rest),
+        op + "bias must have shape [8] to match the rows of weight, got [7]",
+        {"bias": bias[:7]},
+    )
+    yield ErrorCase("bias strides", (x, *rest), op + f"bias {strides} [2]", {"bias": torch.ones(16)[::2]})
+    yield ErrorCase(
+        "out shape",
+        (x, *rest),
+        op + "out must have shape [2, 8], the rows of x by the rows of weight, got [2, 7]",
+        {"out": torch.empty(2, 7)},
+    )
+    yield ErrorCase(
+        "out dtype",
+        (x, *rest),
+        op + "out must have the dtype of x, float32, got float16",
+        {"out": torch.empty(2, 8, dtype=torch.half)},
+    )
+    yield ErrorCase("out strides", (x, *rest), op + f"out {strides} [1, 2]", {"out": torch.empty(8, 2).t()})
+    yield ErrorCase(
+        "out is a broadcast view",
+        (x, *rest),
+        op + "out must not be a broadcast view, for it is written to, got strides [0, 1]",
+        {"out": torch.empty(8).expand(2, 8)},
+    )
+    shared = "must share no memory with"
+    overlaps = "got one whose span of memory overlaps it"
+    yield ErrorCase("out is x", (x, *rest), op + f"out {shared} x, {overlaps}", {"out": x[:, :8]})
+    yield ErrorCase(
+        "out is weight",
+        (x, *rest),
+        op + f"out {shared} weight, {overlaps}",
+        {"out": weight.view(-1)[:64].view(torch.float32).view(2, 8)},
+    )
+    yield ErrorCase(
+        "out overlaps bias",
+        (x[:1], *rest),
+        op + f"out {shared} bias, {overlaps}",
+        {"bias": bias, "out": bias.view(1, 8)},
+    )
+
+
+def errors_int8() -> Iterator[ErrorCase]:
+    x, weight, scales, bias = inputs_int8(torch.float32, 2, k=64, n=8, bias=True)
+    assert bias is not None
+    op = "infini::linear_int8: "
+    yield from common_errors(op, (x, weight, scales), bias)
+    yield ErrorCase("float weight", (x, weight.float(), scales), op + "weight must be int8, got float32")
+    yield ErrorCase(
+        "weight shape",
+        (x, weight[:, :63], scales),
+        op + "weight must have shape [8, 64] to match the last dimension of x, got [8, 63]",
+    )
+    yield ErrorCase(
+        "scales shape",
+        (x, weight, scales[:7]),
+        op + "scales must have shape [8] to match the rows of weight, got [7]",
+    )
+    yield ErrorCase(
+        "out overlaps scales",
+        (x[:1], weight, scales),
+        op + "out must share no memory with scales, got one whose span of memory overlaps it",
+        {"out": scales.view(1, 8)},
+    )
+    x = torch.ones(1, 131072)
+    yield ErrorCase(
+        "too many columns",
+        (x, torch.ones(8, 131072, dtype=torch.int8), scales),
+        op + "x must have a last dimension of at most 131071 with quantize_x, got 131072",
+        {"quantize_x": True},
+    )
+
+
+def cuda_slack_int8(
+    expected: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    if not multiplied_by_cublas(x, quantize_x):
+        return torch.zeros_like(expected)
+    size = size_of_sums(x, dequantize_int8(weight, scales, torch.float64))
+    return accumulation_error(size, x.dtype, x.shape[-1])
+
+
+def same_bits_int8(
+    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
+) -> bool:
+    return not multiplied_by_cublas(x, quantize_x)
+
+
+def cost_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False) -> Cost:
+    return product_cost(x, weight.shape[0], weight, scales, bias)
+
+
+SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (4096, 14336)]
+
+
+def bench_int8(dtype: torch.dtype) -> Iterator[Sample]:
+    for rows, k, n in SHAPES:
+        yield Sample(f"{rows}x{k}->{n}", inputs_int8(dtype, rows, k=k, n=n))
+
+
+# ---- linear_int4 ----
+
+
+def reference_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    y = quantised(x, quantize_x) @ dequantize_int4(weight, scales, zeros, torch.float64).t()
+    return y if bias is None else y + bias.double()
+
+
+def peer_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantised.py compares with it.)"""
+    return torch.nn.functional.linear(x, dequantize_int4(weight, scales, zeros, x.dtype), bias)
+
+
+def inputs_int4(
+    dtype: torch.dtype,
+    *rows: int,
+    k: int,
+    n: int,
+    group: int = 64,
+    zeros: bool = True,
+    bias: bool = False,
+    scales_dtype: torch.dtype | None = None,
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None, Tensor | None]:
+    """(x, weight, scales, zeros, bias) with results that have a spread of about 1."""
+    g = torch.Generator().manual_seed(k * 1000 + n)
+    weight = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8, generator=g)
+    scales = (0.5 + torch.rand(n, k // group, generator=g)) / 5 / max(k, 1) ** 0.5
+    shifts = values(g, n, k // group) / max(k, 1) ** 0.5
+    kind = scales_dtype or dtype
+    return (
+        values(g, *rows, k).to(dtype),
+        weight,
+        scales.to(kind),
+        shifts.to(kind) if zeros else None,
+        values(g, n).to(dtype) if bias else None,
+    )
+
+
+def samples_int4(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("one group", inputs_int4(dtype, 1, k=64, n=19))
+    for group in (32, 64, 128):
+        yield Sample(f"groups of {group}", inputs_int4(dtype, 1, k=640, n=21, group=group))
+        yield Sample(f"groups of {group}, no zeros", inputs_int4(dtype, 3, k=1152, n=35, group=group, zeros=False))
+        yield Sample(f"groups of {group}, an odd number", inputs_int4(dtype, 1, k=7 * group, n=16, group=group))
+    for rows in (2, 4, 5, 12, 13, 33):
+        yield Sample(f"{rows} rows", inputs_int4(dtype, rows, k=352, n=61, group=32, bias=True))
+    yield Sample("float32 scales", inputs_int4(dtype, 2, k=192, n=40, bias=True, scales_dtype=torch.float32))
+    yield Sample("several blocks of columns", inputs_int4(dtype, 20, k=4992, n=40))
+    yield Sample("one row, several blocks", inputs_int4(dtype, 1, k=20032, n=9))
+    yield Sample("one dimension", inputs_int4(dtype, k=64, n=33, bias=True))
+    yield Sample("four dimensions", inputs_int4(dtype, 2, 3, 5, k=96, n=70, group=32))
+    yield Sample("one output column", inputs_int4(dtype, 2, k=64, n=1, bias=True))
+    yield Sample("no rows", inputs_int4(dtype, 0, k=64, n=8))
+    yield Sample("no outputs", inputs_int4(dtype, 4, k=64, n=0))
+    yield Sample("no columns", inputs_int4(dtype, 4, k=0, n=20))
+    yield Sample("no columns, bias", inputs_int4(dtype, 4, k=0, n=20, bias=True))
+    yield Sample("several threads", inputs_int4(dtype, 2, k=1024, n=1100, bias=True))
+    yield Sample("many rows", inputs_int4(dtype, 3, 30, k=256, n=200, bias=True))
+    for group in (32, 64, 128):
+        yield from quantised_x_samples(
+            functools.partial(inputs_int4, group=group), dtype, group, f"x quantised, groups of {group}"
+        )
+    for rows in (3, 15):
+        args = inputs_int4(dtype, rows, k=384, n=35, zeros=False)
+        yield Sample(f"x quantised, {rows} rows, no zeros", args, {"quantize_x": True})
+
+
+def errors_int4() -> Iterator[ErrorCase]:
+    x, weight, scales, zeros, bias = inputs_int4(torch.float32, 2, k=64, n=8, group=32, bias=True)
+    assert zeros is not None and bias is not None
+    op = "infini::linear_int4: "
+    yield from common_errors(op, (x, weight, scales), bias)
+    yield ErrorCase("signed weight", (x, weight.view(torch.int8), scales), op + "weight must be uint8, got int8")
+    yield ErrorCase(
+        "weight not packed",
+        (x, weight.repeat(1, 2), scales),
+        op + "weight must have shape [8, 32] two to a byte, to match the last dimension of x, got [8, 64]",
+    )
+    yield ErrorCase("odd columns", (x[:, :63], weight, scales), op + "x must have an even last dimension, got [2, 63]")
+    yield ErrorCase("scales rank", (x, weight, scales[0]), op + "scales must have 2 dimensions, got 1 (shape [2])")
+    shape = "scales must have shape [8, 64 / group] with groups of 32, 64 or 128, got"
+    yield ErrorCase("scales rows", (x, weight, scales[:7]), op + f"{shape} [7, 2]")
+    yield ErrorCase("groups of 16", (x, weight, scales.repeat(1, 2)), op + f"{shape} [8, 4]")
+    yield ErrorCase("no groups", (x, weight, scales[:, :0]), op + f"{shape} [8, 0]")
+    yield ErrorCase(
+        "zeros dtype",
+        (x, weight, scales, zeros.half()),
+        op + "zeros must have the dtype of scales, float32, got float16",
+    )
+    yield ErrorCase(
+        "zeros shape",
+        (x, weight, scales, zeros[:, :1]),
+        op + "zeros must have the shape of scales, [8, 2], got [8, 1]",
+    )
+    for i, name in ((2, "scales"), (3, "zeros")):
+        yield ErrorCase(
+            f"out overlaps {name}",
+            (x, weight, scales, zeros),
+            op + f"out must share no memory with {name}, got one whose span of memory overlaps it",
+            {"out": (x, weight, scales, zeros)[i].view(2, 8)},
+        )
+
+
+def cuda_slack_int4(
+    expected: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Tensor:
+    """Weights are rounded to the dtype of x."""
+    if not multiplied_by_cublas(x, quantize_x):
+        return torch.zeros_like(expected)
+    size = size_of_sums(x, dequantize_int4(weight, scales, zeros, torch.float64))
+    return accumulation_error(size, x.dtype, x.shape[-1]) + rounding_error(size, x.dtype)
+
+
+def same_bits_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> bool:
+    return not multiplied_by_cublas(x, quantize_x)
+
+
+def cost_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Cost:
+    return product_cost(x, weight.shape[0], weight, scales, zeros, bias)
+
+
+def bench_int4(dtype: torch.dtype) -> Iterator[Sample]:
+    for rows, k, n in SHAPES:
+        yield Sample(f"{rows}x{k}->{n}", inputs_int4(dtype, rows, k=k, n=n))
+
+
+INFOS = (
+    OpInfo(
+        **vars(REGISTRY["linear_int8"]),
+        reference=reference_int8,
+        samples=samples_int8,
+        errors=errors_int8,
+        cost=cost_int8,
+        bench=bench_int8,
+        peer=peer_int8,
+        tolerances=TOLERANCES,
+        same_bits_on_cuda=same_bits_int8,
+        cuda_slack=cuda_slack_int8,
+    ),
+    OpInfo(
+        **vars(REGISTRY["linear_int4"]),
+        reference=reference_int4,
+        samples=samples_int4,
+        errors=errors_int4,
+        cost=cost_int4,
+        bench=bench_int4,
+        peer=peer_int4,
+        tolerances=TOLERANCES,
+        same_bits_on_cuda=same_bits_int4,
+        cuda_slack=cuda_slack_int4,
+    ),
+)
