@@ -1,55 +1,38 @@
-"""All-reduce between processes of this machine, by size: ours beside torch.distributed's Gloo; writes CSV and a plot.
+"""All-reduce between processes of this machine, by size, beside torch.distributed's Gloo: results/CPU/collectives.csv.
 
     python benchmarks/collectives.py
 
-Ours is dist.all_reduce in a group of backend infiniccl (`torch`), the same call asynchronously and waited for
-(`async`), torch.ops.infini.all_reduce_ (`op`), and libinfiniccl's C function through ctypes (`infini`). In every round
-each contestant takes its turn at every size, on all ranks at once, in place; rank 0's clock counts: the median over the
-rounds of the mean of some calls. `ratio_to_gloo` and `share_of_copy` are those of dist.all_reduce: Gloo's time, and the
-time in which libc's memcpy copies as many bytes, on all ranks at once, over its own.
+A plot stands beside the file. Ours is dist.all_reduce in a group of backend infiniccl (`torch`), the same call
+asynchronously and waited for (`async`), torch.ops.infini.all_reduce_ (`op`), and libinfiniccl's C function through
+ctypes (`infini`). In every round each contestant takes its turn at every size, on all ranks at once, in place; rank 0's
+clock counts: the median over the rounds of the mean of some calls. `ratio_to_gloo` and `share_of_copy` are those of
+dist.all_reduce: Gloo's time, and the time in which libc's memcpy copies as many bytes, on all ranks at once, over its
+own.
 """
 
 from __future__ import annotations
 
-import argparse
 import ctypes
 import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+import harness
+import plot
 import torch
 import torch.distributed as dist
-from plot_collectives import write
+from harness import Results, Row, counts, dtype_name, ratios, taken
 
 from torch_infini.distributed import communicator as number_of
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
-from torch_infini.testing.benchmark import count, counts, results_of, seconds, write_csv
+from torch_infini.testing.benchmark import seconds
 
-RESULTS = results_of(__file__)
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [8, 64, 512, *(n * KIB for n in (2, 8, 16, 32, 64, 128, 256, 512)), *(n * MIB for n in (1, 4, 16, 32, 64))]
 QUICK = [8, 8 * KIB, MIB]
-
-
-@dataclass
-class Row:
-    """One line of the CSV; times of one call in microseconds."""
-
-    bytes: int
-    dtype: str
-    ranks: int
-    torch_us: float
-    async_us: float
-    op_us: float
-    infini_us: float
-    gloo_us: float
-    ratio_to_gloo: float
-    copy_us: float
-    share_of_copy: float
 
 
 @dataclass(frozen=True)
@@ -101,7 +84,10 @@ def work(rank: int, plan: Plan, results: Any) -> None:
                     if round_ >= 0:
                         times.setdefault((size, name), []).append(time)
     if rank == 0:
-        results.put({key: 1e6 * statistics.median(values) for key, values in times.items()})
+        medians: dict[int, dict[str, float]] = {}
+        for (size, name), values in times.items():
+            medians.setdefault(size, {})[name] = statistics.median(values)
+        results.put(medians)
     communicator.all_reduce(0, 0, 0, code, ReduceOp.MAX)
     dist.destroy_process_group()
 
@@ -116,56 +102,46 @@ def measure(plan: Plan) -> list[Row]:
         process.join()
     if any(process.exitcode for process in processes):
         raise SystemExit("a rank failed; its message is above")
-    us = results.get()
-    dtype = str(plan.dtype).removeprefix("torch.")
-    return [
-        Row(
-            size,
-            dtype,
-            plan.ranks,
-            us[size, "torch"],
-            us[size, "async"],
-            us[size, "op"],
-            us[size, "infini"],
-            us[size, "gloo"],
-            us[size, "gloo"] / us[size, "torch"],
-            us[size, "copy"],
-            us[size, "copy"] / us[size, "torch"],
+    medians = results.get()
+    rows = []
+    for size in plan.sizes:
+        times = medians[size]
+        rows.append(
+            {
+                "bytes": size,
+                "dtype": dtype_name(plan.dtype),
+                "ranks": plan.ranks,
+                **taken(times, "torch", "async", "op", "infini", "gloo"),
+                **ratios(times, "gloo", to="torch"),
+                **taken(times, "copy"),
+                "share_of_copy": times["copy"] / times["torch"],
+                "threads": plan.threads,
+            }
         )
-        for size in plan.sizes
-    ]
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "collectives.csv")
+    parser = harness.new_parser(__doc__, "collectives.csv", rounds=15, quick="three sizes, two rounds")
     parser.add_argument("--ranks", type=counts, default=[2], help="with commas between (default: 2)")
-    parser.add_argument("--rounds", type=count, default=15)
-    parser.add_argument("--threads", type=count, default=1, help="of each rank")
+    parser.add_argument("--threads", type=harness.count, default=1, help="of each rank (default: 1)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--quick", action="store_true", help="three sizes, two rounds")
     options = parser.parse_args(argv)
-    rows = []
-    for ranks in options.ranks:
-        with tempfile.TemporaryDirectory() as folder:
-            plan = Plan(
-                ranks=ranks,
-                sizes=QUICK if options.quick else SIZES,
-                dtype=getattr(torch, options.dtype),
-                rounds=2 if options.quick else options.rounds,
-                threads=options.threads,
-                unique=unique_id(),
-                store=f"{folder}/store",
-            )
-            rows += measure(plan)
-    write_csv(options.out, rows, Row)
-    for row in rows:
-        print(
-            f"{row.ranks} ranks, {row.bytes:9} bytes: {row.torch_us:9.1f} us, Gloo {row.gloo_us:9.1f} us "
-            f"({row.ratio_to_gloo:.1f}x), {row.share_of_copy:.2f} of copying; op {row.op_us:.1f} us, C "
-            f"{row.infini_us:.1f} us"
-        )
-    print(f"{len(rows)} rows in {options.out}, drawn in {write(options.out)}")
+    with Results(options.out) as results:
+        for ranks in options.ranks:
+            with tempfile.TemporaryDirectory() as folder:
+                plan = Plan(
+                    ranks=ranks,
+                    sizes=QUICK if options.quick else SIZES,
+                    dtype=getattr(torch, options.dtype),
+                    rounds=2 if options.quick else options.rounds,
+                    threads=options.threads,
+                    unique=unique_id(),
+                    store=f"{folder}/store",
+                )
+                for row in measure(plan):
+                    results.add(row)
+    print(f"drawn in {plot.write(options.out)}")
 
 
 if __name__ == "__main__":
