@@ -18,7 +18,8 @@ import harness
 import torch
 import torch.nn.functional as F
 from harness import Results, Row, dtype_name, ratios, taken
-from limits import READ_BYTES, measure_peaks, nbytes, read_once
+from limits import READ_BYTES, measure_peaks, read_once
+from op_cases import nbytes
 from torch import Tensor
 
 from torch_infini.testing import threads_set_to

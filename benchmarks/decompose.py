@@ -14,7 +14,7 @@ from typing import Any
 import harness
 import torch
 from harness import Results, dtype_name, taken
-from op_cases import OpSpec, op_names, spec_of
+from op_cases import OpInfo, info_of, op_names
 from torch import Tensor
 
 from torch_infini import compile as infini_compile
@@ -22,9 +22,9 @@ from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians
 
 
-def compiled(spec: OpInfo, args: tuple[Any, ...], other: Tensor | None, decompose: tuple[str, ...]) -> Call:
+def compiled(info: OpInfo, args: tuple[Any, ...], other: Tensor | None, decompose: tuple[str, ...]) -> Call:
     def function(*args: Any) -> Tensor:
-        result = spec.op(*args)
+        result = info.op(*args)
         result = result[0] if isinstance(result, tuple) else result
         return result if other is None else result * other
 
@@ -34,25 +34,25 @@ def compiled(spec: OpInfo, args: tuple[Any, ...], other: Tensor | None, decompos
     return lambda: made(*args)
 
 
-def arguments(spec: OpInfo, dtype: torch.dtype) -> tuple[Any, ...]:
+def arguments(info: OpInfo, dtype: torch.dtype) -> tuple[Any, ...]:
     """Two-dimensional tensors of the size measured where the op's samples have them."""
     x, y = (torch.randn(512, 4096, generator=torch.Generator().manual_seed(i)).to(dtype) for i in (0, 1))
     tensors = {"x": x, "gate": x, "other": y, "up": y, "residual": y, "weight": y[0], "min": -1.0, "max": 1.0}
-    return tuple(tensors[name] for name in spec.arguments if name in tensors)
+    return tuple(tensors[name] for name in info.arguments if name in tensors)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     options = harness.new_parser(__doc__, "decompose.csv").parse_args(argv)
     with Results(options.out) as results, threads_set_to(1), torch.no_grad():
-        for spec in map(spec_of, op_names()):
-            for dtype in (torch.bfloat16, torch.float32) if spec.decomposition else ():
+        for info in map(info_of, op_names()):
+            for dtype in (torch.bfloat16, torch.float32) if info.decomposition else ():
                 for fused in (False, True):
-                    args = arguments(spec, dtype)
+                    args = arguments(info, dtype)
                     other = torch.ones(512, 4096, dtype=dtype) if fused else None
-                    calls = {"call": compiled(spec, args, other, ()), "aten": compiled(spec, args, other, (spec.name,))}
+                    calls = {"call": compiled(info, args, other, ()), "aten": compiled(info, args, other, (info.name,))}
                     times = medians(calls, rounds=11)
-                    default = "aten" if spec.name in infini_compile.DECOMPOSED else "call"
-                    row = {"op": spec.name, "dtype": dtype_name(dtype), "fused": fused, **taken(times, *calls)}
+                    default = "aten" if info.name in infini_compile.DECOMPOSED else "call"
+                    row = {"op": info.name, "dtype": dtype_name(dtype), "fused": fused, **taken(times, *calls)}
                     results.add({**row, "ratio": times["aten"] / times["call"], "default": default})
 
 

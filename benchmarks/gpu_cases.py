@@ -10,7 +10,7 @@ from gpu_measure import DEVICE, GPU, Case, Machine, Peer, Work, measure, nbytes
 from gpu_models import measure_model
 from harness import Row
 from op_cases import Case as OpCase
-from op_cases import Sample, quantize_rows, spec_of
+from op_cases import Sample, info_of, quantize_rows
 from torch import Tensor
 
 from torch_infini import quantize
@@ -35,8 +35,8 @@ def op_case(op: str, name: str, make: Callable[[], Sample], **more: Any) -> Case
     """A case of an op of the registry, with the peer that its description names."""
 
     def work() -> Work:
-        case = OpCase(spec_of(op), make())
-        return Work(make, case.spec.op, {"eager": Peer(case.peer)}, case.cost.bytes, case.cost.flops)
+        case = OpCase(info_of(op), make())
+        return Work(make, case.info.op, {"eager": Peer(case.peer)}, case.cost.bytes, case.cost.flops)
 
     return case_of(f"{op} {name}", work, **more)
 
@@ -103,9 +103,9 @@ def decode_attention(quick: bool) -> Iterator[Case]:
         f"paged_attention {shape(one)}, capacity {capacity}",
         lambda: Work(
             make := sample(*one, capacity=capacity),
-            spec_of("paged_attention").op,
+            info_of("paged_attention").op,
             {},  # the op's peer would gather the whole capacity
-            OpCase(spec_of("paged_attention"), make()).cost.bytes,
+            OpCase(info_of("paged_attention"), make()).cost.bytes,
         ),
     )
 
@@ -118,11 +118,11 @@ def prefill_attention(quick: bool) -> Iterator[Case]:
 
         return make
 
-    spec = spec_of("attention")
+    info = info_of("attention")
 
     def ours(*args: Any) -> Tensor:
         with torch_attention_from_set_to(None):
-            return spec.op(*args)
+            return info.op(*args)
 
     sizes = ((32, 32), (8, 64)) if quick else ((2048, 2048), (8192, 8192), (512, 8192))
     for queries, keys in sizes:
@@ -130,7 +130,7 @@ def prefill_attention(quick: bool) -> Iterator[Case]:
     queries, keys = sizes[0]  # which torch computes, if our kernel is not asked for
     yield case_of(
         f"attention, our kernel, {queries} queries, {keys} keys, 32/8x128",
-        lambda: Work(make := sample(queries, keys), ours, {}, (cost := OpCase(spec, make()).cost).bytes, cost.flops),
+        lambda: Work(make := sample(queries, keys), ours, {}, (cost := OpCase(info, make()).cost).bytes, cost.flops),
         compile_seconds=None,
     )
 
@@ -170,7 +170,7 @@ def quantised(quick: bool) -> Iterator[Case]:
 
         own = lambda sample: Sample("", (*sample.args[:2], sample.args[2].to(BF16)))
         peers = {"eager": Peer(linear, in_bf16), "torch": Peer(torch.ops.aten._weight_int8pack_mm, own)}
-        return Work(make, spec_of("linear_int8").op, peers, nbytes(make()), 2 * rows * k * n)
+        return Work(make, info_of("linear_int8").op, peers, nbytes(make()), 2 * rows * k * n)
 
     def int4_work(rows: int) -> Work:
         def make() -> Sample:
@@ -186,7 +186,7 @@ def quantised(quick: bool) -> Iterator[Case]:
         peers = {"eager": Peer(linear, in_bf16)}
         if GPU:
             peers["torch"] = Peer(torch.ops.aten._weight_int4pack_mm, own)
-        return Work(make, spec_of("linear_int4").op, peers, nbytes(make()), 2 * rows * k * n)
+        return Work(make, info_of("linear_int4").op, peers, nbytes(make()), 2 * rows * k * n)
 
     for rows in (1, 16) if quick else (1, 16, 63, 64, 512, 2048):  # cuBLAS multiplies from 64 on
         for op, work, goal in (("linear_int8", int8_work, 0.75), ("linear_int4", int4_work, 0.60)):

@@ -22,7 +22,7 @@ from pathlib import Path
 import harness
 import torch
 from harness import MODELS, RESULTS, Results, Row, dtype_name
-from op_cases import Case, Sample, paged_inputs, quantize_caches, spec_of
+from op_cases import Case, Sample, info_of, paged_inputs, quantize_caches
 from torch import Tensor
 
 from torch_infini import _memory
@@ -34,7 +34,6 @@ from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import medians
 from torch_infini.testing.llama import SHAPES, random_llama
-from torch_infini.testing.ops.paged_attention import cost, inputs, quantised
 
 BLOCK = 32
 PREFILL = 0.75  # of a window; the rest is decoded token by token
@@ -143,8 +142,8 @@ def speed_of(context: tuple[int, int, int, int], dtype: torch.dtype, threads: in
     of_int8, scales = quantize_caches(args)
     paged = lambda args: (args[0], in_large_pages(args[1]), in_large_pages(args[2]), *args[3:])
     scales = {name: in_large_pages(values) for name, values in scales.items()}
-    spec = spec_of("paged_attention")
-    cases = {"floats": Case(spec, Sample("", paged(args))), "int8": Case(spec, Sample("", paged(of_int8), scales))}
+    info = info_of("paged_attention")
+    cases = {"floats": Case(info, Sample("", paged(args))), "int8": Case(info, Sample("", paged(of_int8), scales))}
     with threads_set_to(threads):
         bandwidth = read_bandwidth()
         times = medians({name: case.functional for name, case in cases.items()}, rounds)

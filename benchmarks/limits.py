@@ -23,10 +23,6 @@ from torch_infini.testing.benchmark import Call, seconds
 READ_BYTES = 1 << 28  # of what a benchmark reads in turns with its contestants
 
 
-def nbytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 @cache
 def vectors() -> Tensor:
     return torch.ones(2, READ_BYTES // 8)

@@ -11,26 +11,27 @@ from typing import Any
 
 import torch
 
-from torch_infini.ops import REGISTRY, OpSpec, Sample, all_ops
-from torch_infini.ops._int8_cache import quantise as quantize_rows
-from torch_infini.ops._registry import Cost
-from torch_infini.ops.paged_attention import inputs as paged_inputs
-from torch_infini.ops.paged_attention import quantised as quantize_caches
 from torch_infini.testing import as_tuple
 from torch_infini.testing.benchmark import Call
+from torch_infini.testing.op_info import nbytes
+from torch_infini.testing.ops import OP_INFOS, Cost, OpInfo, Sample
+from torch_infini.testing.ops._int8_cache import quantise as quantize_rows
+from torch_infini.testing.ops.paged_attention import inputs as paged_inputs
+from torch_infini.testing.ops.paged_attention import quantised as quantize_caches
 
 __all__ = [
     "Case",
     "Cost",
-    "OpSpec",
+    "OpInfo",
     "Sample",
     "bench_cases",
+    "info_of",
+    "nbytes",
     "op_names",
     "paged_inputs",
     "quantize_caches",
     "quantize_rows",
     "smallest_case",
-    "spec_of",
 ]
 
 
@@ -38,7 +39,7 @@ __all__ = [
 class Case:
     """An op and the arguments of a call."""
 
-    spec: OpSpec
+    info: OpInfo
     sample: Sample
 
     def call_of(self, function: Callable[..., Any]) -> Call:
@@ -47,45 +48,45 @@ class Case:
 
     @property
     def functional(self) -> Call:
-        return self.call_of(self.spec.op)
+        return self.call_of(self.info.op)
 
     @property
     def out(self) -> Call | None:
         """The out form, into what the functional form has returned; an op that writes into its arguments has none."""
-        if not self.spec.outputs:
+        if not self.info.outputs:
             return None
-        out, args, kwargs = self.spec.out, self.sample.args, self.sample.kwargs
-        results = dict(zip(self.spec.out_names, as_tuple(self.functional()), strict=True))
+        out, args, kwargs = self.info.out, self.sample.args, self.sample.kwargs
+        results = dict(zip(self.info.out_names, as_tuple(self.functional()), strict=True))
         return lambda: out(*args, **kwargs, **results)
 
     @property
     def peer(self) -> Callable[..., Any]:
         """What a user would write in plain torch; takes the op's arguments."""
-        return self.spec.peer
+        return self.info.peer
 
     @property
     def cost(self) -> Cost:
         """The least work of the call."""
-        return self.spec.cost(*self.sample.args, **self.sample.kwargs)
+        return self.info.cost(*self.sample.args, **self.sample.kwargs)
 
 
 def op_names() -> list[str]:
-    return [spec.name for spec in all_ops()]
+    return sorted(OP_INFOS)
 
 
-def spec_of(name: str) -> OpSpec:
-    return REGISTRY[name]
+def info_of(name: str) -> OpInfo:
+    return OP_INFOS[name]
 
 
 def bench_cases(name: str, dtype: torch.dtype) -> Iterator[Case]:
     """The calls that the op is timed with."""
-    spec = REGISTRY[name]
-    return (Case(spec, sample) for sample in spec.bench(dtype))
+    info = OP_INFOS[name]
+    return (Case(info, sample) for sample in info.bench(dtype))
 
 
 def smallest_case(name: str) -> Case:
     """The sample with the least work that is not empty."""
-    spec = REGISTRY[name]
-    cases = [Case(spec, sample) for sample in spec.samples(spec.dtypes[0])]
+    info = OP_INFOS[name]
+    cases = [Case(info, sample) for sample in info.samples(info.dtypes[0])]
     full = [c for c in cases if all(t.numel() for t in c.sample.args if isinstance(t, torch.Tensor))]
     return min(full, key=lambda case: case.cost.bytes + case.cost.flops)

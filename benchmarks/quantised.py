@@ -19,8 +19,8 @@ from collections.abc import Mapping, Sequence
 import harness
 import torch
 from harness import Results, Row, dtype_name, ratios, taken
-from limits import READ_BYTES, measure_peaks, nbytes, read_once
-from op_cases import spec_of
+from limits import READ_BYTES, measure_peaks, read_once
+from op_cases import info_of, nbytes
 
 from torch_infini import quantize
 from torch_infini.testing import threads_set_to
@@ -42,7 +42,7 @@ def contestants(
     op: str, x: torch.Tensor, weight: torch.Tensor, quantize_x: bool, out: torch.Tensor
 ) -> tuple[dict[str, Call], int]:
     """What is timed, and the bytes of the packed weight."""
-    infini = spec_of(op).out
+    infini = info_of(op).out
     calls: dict[str, Call] = {"dense": lambda: torch.nn.functional.linear(x, weight)}
     if op == "linear_int8":
         q, scales = quantize.quantize_int8(weight)

@@ -21,7 +21,7 @@ import quantised
 import torch
 from harness import Results, Row, dtype_name, first_line, ratios, shown, taken
 from limits import Limits, measure_limits
-from op_cases import Case, bench_cases, op_names, spec_of
+from op_cases import Case, bench_cases, info_of, op_names
 
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians
@@ -91,7 +91,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 limits = measure_limits(128, 1024) if options.quick else measure_limits()
                 print(f"{threads} threads: {limits}")
                 for op in options.ops:
-                    dtypes = [d for d in spec_of(op).dtypes if options.dtypes is None or d in options.dtypes]
+                    dtypes = [d for d in info_of(op).dtypes if options.dtypes is None or d in options.dtypes]
                     for dtype in dtypes[: 1 if options.quick else None]:
                         for case in list(bench_cases(op, dtype))[: 1 if options.quick else None]:
                             key = {"op": op, "sample": case.sample.name, "dtype": dtype_name(dtype), "threads": threads}
