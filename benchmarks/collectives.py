@@ -139,8 +139,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     unique=unique_id(),
                     store=f"{folder}/store",
                 )
-                for row in measure(plan):
-                    results.add(row)
+                results.extend(measure(plan))
     print(f"drawn in {plot.write(options.out)}")
 
 

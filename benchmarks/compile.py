@@ -118,14 +118,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     name = "compile-sites.csv" if options.sites else "compile.csv"
     with Results(options.out or RESULTS / name) as results, torch.no_grad():
         if options.sites:
-            for row in sites():
-                results.add(row)
+            results.extend(sites())
             return
         for shape in options.shapes:
             for threads in options.threads:
                 with threads_set_to(threads):
-                    for row in run(shape, options.layers, threads, options.steps, options.rounds):
-                        results.add(row)
+                    results.extend(run(shape, options.layers, threads, options.steps, options.rounds))
 
 
 if __name__ == "__main__":

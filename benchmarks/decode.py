@@ -103,8 +103,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with Results(options.out) as results, torch.no_grad():
         for threads in options.threads:
             with threads_set_to(threads):
-                for row in run(options.layers, threads, options.tokens, options.rounds):
-                    results.add(row)
+                results.extend(run(options.layers, threads, options.tokens, options.rounds))
 
 
 if __name__ == "__main__":

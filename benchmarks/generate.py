@@ -37,7 +37,7 @@ from peers import protocol
 from torch_infini._cpu import facts
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.llama import SHAPES, saved_llama
 
 TORCH = "2.13.0"
 PROMPT, TOKENS = 48, 64  # of the logit error
@@ -286,10 +286,8 @@ class Bench:
 
     def checkpoint(self, shape: str) -> Path:
         """The Hugging Face folder of a shape, with the float32 logits that all are compared with; made once."""
-        folder = self.folder / "models" / shape
+        folder = saved_llama(shape, self.folder / "models")
         if not (folder / "reference.npy").exists():
-            print(f"making the model of {shape}", flush=True)
-            random_llama(shape).save_pretrained(folder)
             threads = os.cpu_count() or 1
             reference = Process(PEERS["eager"], self.folder, threads, self.folder / "logs" / "reference.log", 3600)
             reference.ask("load", folder=str(folder), variant="eager", dtype="float32", threads=threads)

@@ -11,7 +11,7 @@ import csv
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -220,6 +220,11 @@ class Results:
         self.rows.append({**dict.fromkeys(self.columns), **row, **self.facts})
         self.print(row)
         self.write()
+
+    def extend(self, rows: Iterable[Row]) -> None:
+        """Add rows as they are measured."""
+        for row in rows:
+            self.add(row)
 
     def print(self, row: Row) -> None:
         """A line of a table whose columns grow with what is in them."""

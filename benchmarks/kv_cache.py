@@ -33,7 +33,7 @@ from torch_infini.nn import Batch
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import medians
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.llama import SHAPES, saved_llama
 
 BLOCK = 32
 PREFILL = 0.75  # of a window; the rest is decoded token by token
@@ -51,12 +51,7 @@ def folder_of(name: str) -> Path:
     """Where the model lies; one of random weights is made first."""
     if name == "demo":
         return Path(MODEL)
-    if name not in SHAPES:
-        return Path(name)
-    folder = MODELS / name
-    if not (folder / "config.json").is_file():
-        random_llama(name).save_pretrained(folder)
-    return folder
+    return saved_llama(name, MODELS / "models") if name in SHAPES else Path(name)
 
 
 def windows_of(name: str, model: Llama, count: int, length: int) -> Tensor:
@@ -176,8 +171,7 @@ def main() -> None:
     if options.error:
         with Results(options.out / "kv-cache-error.csv") as results:
             for name in options.error:
-                for row in errors_of(name, options.windows, options.tokens):
-                    results.add(row)
+                results.extend(errors_of(name, options.windows, options.tokens))
     if options.speed:
         with Results(options.out / "kv-cache-speed.csv") as results:
             for threads in options.threads:

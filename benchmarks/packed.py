@@ -93,8 +93,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     with Results(options.out) as results, torch.no_grad():
         for threads in options.threads:
             with threads_set_to(threads):
-                for row in measure(threads, options.quick, options.rounds):
-                    results.add(row)
+                results.extend(measure(threads, options.quick, options.rounds))
 
 
 if __name__ == "__main__":

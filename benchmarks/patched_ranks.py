@@ -113,8 +113,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--shape", choices=("8B", "1.1B", "160M"), default="160M", help="default: 160M")
     options = parser.parse_args(argv)
     with Results(options.out) as results:
-        for row in measure("small", 1) if options.quick else measure(options.shape, options.rounds):
-            results.add(row)
+        results.extend(measure("small", 1) if options.quick else measure(options.shape, options.rounds))
 
 
 if __name__ == "__main__":

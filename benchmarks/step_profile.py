@@ -25,7 +25,7 @@ from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.llama import SHAPES, saved_llama
 
 WEIGHTS = ("dense", "int8", "int4")
 # Beginnings of names of ops, and where their time is counted; rope is in the op that also writes to the cache.
@@ -107,14 +107,6 @@ def measure(model: Llama, batch: int, context: int, steps: int) -> Row:
     }
 
 
-def load(shape: str, weights: Any, folder: Path) -> Llama:
-    """The model of a shape; its checkpoint is made where there is none."""
-    path = folder / "models" / shape
-    if not (path / "model.safetensors").exists():
-        random_llama(shape).save_pretrained(path)
-    return Llama.from_pretrained(path, weights, progress=False)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "step_profile.csv", threads=[1])
     parser.add_argument("--shape", choices=[*SHAPES], default="1.1B", help="default: 1.1B")
@@ -124,9 +116,10 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=count, default=32, help="of a measurement (default: 32)")
     parser.add_argument("--folder", type=Path, default=MODELS, help="where models are kept (build/peers)")
     options = parser.parse_args(argv)
+    checkpoint = saved_llama(options.shape, options.folder / "models")
     with Results(options.out) as results:
         for weights in options.weights or WEIGHTS:
-            model = load(options.shape, weights, options.folder)
+            model = Llama.from_pretrained(checkpoint, weights, progress=False)
             for threads in options.threads:
                 with threads_set_to(threads):
                     for batch, context in ((batch, context) for batch in options.batch for context in options.context):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
@@ -61,6 +62,15 @@ def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
     more = {"max_position_embeddings": 4096, "tie_word_embeddings": False, "dtype": torch.bfloat16}
     model: LlamaForCausalLM = new_model("Llama", {**SHAPES[shape], **fewer, **ids, **more}, seed=0)
     return model.to(torch.bfloat16)
+
+
+def saved_llama(shape: str, folder: Path) -> Path:
+    """The checkpoint of a random_llama in a folder of this name; made where there is none."""
+    path, part = folder / shape, folder / f"{shape}.part"
+    if not path.exists():
+        random_llama(shape).save_pretrained(part)
+        part.rename(path)
+    return path
 
 
 def weight_bytes(model: nn.Module) -> int:
