@@ -10,19 +10,20 @@ for the rest the memory bandwidth, read in turns with the contestants. What fits
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import harness
 import torch
 import torch.nn.functional as F
-from harness import Results, Row, dtype_name, ratios, taken
+from harness import Cases, Row, dtype_name, ratios, taken
 from limits import READ_BYTES, measure_peaks, read_once
 from op_cases import nbytes
 from torch import Tensor
 
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians
 from torch_infini.testing.c_ops import COp, Descriptor, all_c_ops
 
@@ -179,22 +180,25 @@ def measure(case: Case, op: COp, dtype: torch.dtype, peaks: dict[torch.dtype, fl
     return {**taken(times, "infini", *rivals), **ratios(times, *rivals), "limit": limit, "share": share}
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    quick = "one dtype, the first case of each op, short measurements"
-    parser = harness.new_parser(__doc__, "c-abi.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True, resume=True)
-    options = parser.parse_args(argv)
-    ops = {op.name: op for op in all_c_ops()}
+def cases(options: argparse.Namespace) -> Cases:
+    ops = {op.name: op for op in all_c_ops() if op.name in options.ops}
     rounds, least = (3, 0.002) if options.quick else (9, 0.02)
     dtypes = [d for d in DTYPES if options.dtypes is None or d in options.dtypes][: 1 if options.quick else None]
-    with Results(options.out, resume=options.resume) as results, torch.no_grad():
-        for threads in options.threads:
-            with threads_set_to(threads):
-                peaks = measure_peaks(threads, 0.05 if options.quick else 0.5)
-                for dtype, case in ((d, case) for d in dtypes for group in GROUPS for case in group(d)):
-                    key = {"op": case.op, "case": case.name, "dtype": dtype_name(dtype), "threads": threads}
-                    seen = results.has(op=case.op, threads=threads) if options.quick else results.has(**key)
-                    if case.op in options.ops and not seen:
-                        results.add({**key, **measure(case, ops[case.op], dtype, peaks, rounds, least)})
+    for threads in options.threads:
+        peaks = measure_peaks(threads, 0.05 if options.quick else 0.5)
+        seen: set[str] = set()
+        for dtype, case in ((d, case) for d in dtypes for group in GROUPS for case in group(d)):
+            if case.op in ops and not (options.quick and case.op in seen):
+                seen.add(case.op)
+                key = {"op": case.op, "case": case.name, "dtype": dtype_name(dtype), "threads": threads}
+                yield key, partial(measure, case, ops[case.op], dtype, peaks, rounds, least)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    quick = "one dtype, the first case of each op, short measurements"
+    parser = harness.new_parser(__doc__, "c-abi.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True)
+    options = parser.parse_args(argv)
+    harness.run(options, cases(options))
 
 
 if __name__ == "__main__":

@@ -12,19 +12,21 @@ own.
 
 from __future__ import annotations
 
+import argparse
 import ctypes
 import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import harness
 import plot
 import torch
 import torch.distributed as dist
-from harness import Results, Row, counts, dtype_name, ratios, taken
+from harness import Cases, Row, counts, ratios, taken
 
 from torch_infini.distributed import communicator as number_of
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
@@ -102,23 +104,31 @@ def measure(plan: Plan) -> list[Row]:
         process.join()
     if any(process.exitcode for process in processes):
         raise SystemExit("a rank failed; its message is above")
-    medians = results.get()
-    rows = []
-    for size in plan.sizes:
-        times = medians[size]
-        rows.append(
-            {
-                "bytes": size,
-                "dtype": dtype_name(plan.dtype),
-                "ranks": plan.ranks,
-                **taken(times, "torch", "async", "op", "infini", "gloo"),
-                **ratios(times, "gloo", to="torch"),
-                **taken(times, "copy"),
-                "share_of_copy": times["copy"] / times["torch"],
-                "threads": plan.threads,
-            }
-        )
-    return rows
+    return [
+        {
+            "bytes": size,
+            **taken(times, "torch", "async", "op", "infini", "gloo"),
+            **ratios(times, "gloo", to="torch"),
+            **taken(times, "copy"),
+            "share_of_copy": times["copy"] / times["torch"],
+        }
+        for size, times in results.get().items()
+    ]
+
+
+def cases(options: argparse.Namespace) -> Cases:
+    for ranks in options.ranks:
+        with tempfile.TemporaryDirectory() as folder:
+            plan = Plan(
+                ranks=ranks,
+                sizes=QUICK if options.quick else SIZES,
+                dtype=getattr(torch, options.dtype),
+                rounds=2 if options.quick else options.rounds,
+                threads=options.threads,
+                unique=unique_id(),
+                store=f"{folder}/store",
+            )
+            yield {"dtype": options.dtype, "ranks": ranks, "threads": options.threads}, partial(measure, plan)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -127,19 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--threads", type=harness.count, default=1, help="of each rank (default: 1)")
     parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
     options = parser.parse_args(argv)
-    with Results(options.out) as results:
-        for ranks in options.ranks:
-            with tempfile.TemporaryDirectory() as folder:
-                plan = Plan(
-                    ranks=ranks,
-                    sizes=QUICK if options.quick else SIZES,
-                    dtype=getattr(torch, options.dtype),
-                    rounds=2 if options.quick else options.rounds,
-                    threads=options.threads,
-                    unique=unique_id(),
-                    store=f"{folder}/store",
-                )
-                results.extend(measure(plan))
+    harness.run(options, cases(options))
     print(f"drawn in {plot.write(options.out)}")
 
 

@@ -9,21 +9,22 @@ sites: a row a family, dtype and pattern; distances are root mean squares over t
 
 from __future__ import annotations
 
+import argparse
 import copy
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import harness
 import torch
-from harness import RESULTS, Results, Row, dtype_name, taken
+from harness import RESULTS, Cases, Row, dtype_name, taken
 from torch import Tensor, nn
 from transformers import StaticCache
 
 from torch_infini import compile as infini_compile
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import interleaved_medians
-from torch_infini.testing.families import FAMILIES, errors_of, tokens
+from torch_infini.testing.families import FAMILIES, Family, errors_of, tokens
 from torch_infini.testing.llama import SHAPES, random_llama
 
 PREFILL = 512
@@ -58,7 +59,7 @@ class Generator:
         return (time.perf_counter() - start) / steps
 
 
-def run(shape: str, layers: int | None, threads: int, steps: int, rounds: int) -> Iterator[Row]:
+def measure(shape: str, layers: int | None, steps: int, rounds: int) -> list[Row]:
     torch._dynamo.reset()
     model = random_llama(shape, layers)
     prompt = torch.randint(model.config.vocab_size, (1, PREFILL), generator=torch.Generator().manual_seed(0))
@@ -68,42 +69,48 @@ def run(shape: str, layers: int | None, threads: int, steps: int, rounds: int) -
         return lambda: {"prefill": generator.prefill(prompt), "decode": generator.decode(steps)}
 
     times = interleaved_medians({backend: measurement(backend) for backend in BACKENDS}, rounds)
+    rows = []
     for phase in ("prefill", "decode"):
         of_phase = {backend: times[backend, phase] for backend in BACKENDS}
-        yield {
-            "shape": shape,
-            "phase": phase,
-            "layers": model.config.num_hidden_layers,
-            "threads": threads,
-            **taken(of_phase, *BACKENDS, unit="ms"),
-            "ratio": of_phase["inductor"] / of_phase["infini"],
+        row = {"phase": phase, "layers": model.config.num_hidden_layers, **taken(of_phase, *BACKENDS, unit="ms")}
+        rows.append({**row, "ratio": of_phase["inductor"] / of_phase["infini"]})
+    return rows
+
+
+def sites_of(family: Family, dtype: torch.dtype) -> list[Row]:
+    torch._dynamo.reset()
+    model = family.build().to(dtype)
+    ids = tokens(2, 24)
+    call: Callable[[nn.Module], Tensor] = lambda m: m(input_ids=ids, use_cache=False).logits
+    actual = call(torch.compile(model, backend="infini", fullgraph=True, dynamic=False))
+    errors = errors_of(actual, call(model), call(copy.deepcopy(model).double()))
+    report = infini_compile.last_report()
+    assert report is not None
+    return [
+        {
+            "pattern": pattern,
+            "expected": expected,
+            "found": report.found[pattern],
+            "replaced": report.replaced[pattern],
+            "left": dict(report.left).get(pattern, ""),
+            "eager_from_float64": errors.eager,
+            "infini_from_float64": errors.compiled,
+            "infini_from_eager": errors.between,
         }
+        for pattern, expected in family.sites.items()
+    ]
 
 
-def sites() -> Iterator[Row]:
-    for family in FAMILIES:
-        for dtype in (torch.float32, torch.bfloat16, torch.float16):
-            torch._dynamo.reset()
-            model = family.build().to(dtype)
-            ids = tokens(2, 24)
-            call: Callable[[nn.Module], Tensor] = lambda m: m(input_ids=ids, use_cache=False).logits  # noqa: B023
-            actual = call(torch.compile(model, backend="infini", fullgraph=True, dynamic=False))
-            errors = errors_of(actual, call(model), call(copy.deepcopy(model).double()))
-            report = infini_compile.last_report()
-            assert report is not None
-            for pattern, expected in family.sites.items():
-                yield {
-                    "family": family.name,
-                    "dtype": dtype_name(dtype),
-                    "pattern": pattern,
-                    "expected": expected,
-                    "found": report.found[pattern],
-                    "replaced": report.replaced[pattern],
-                    "left": dict(report.left).get(pattern, ""),
-                    "eager_from_float64": errors.eager,
-                    "infini_from_float64": errors.compiled,
-                    "infini_from_eager": errors.between,
-                }
+def cases(options: argparse.Namespace) -> Cases:
+    if options.sites:
+        for family in FAMILIES:
+            for dtype in (torch.float32, torch.bfloat16, torch.float16):
+                yield {"family": family.name, "dtype": dtype_name(dtype)}, partial(sites_of, family, dtype)
+        return
+    for shape in options.shapes:
+        for threads in options.threads:
+            key = {"shape": shape, "threads": threads}
+            yield key, partial(measure, shape, options.layers, options.steps, options.rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -115,15 +122,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=harness.count, help="fewer for a quick look (default: all of the shape)")
     parser.add_argument("--steps", type=harness.count, default=16, help="of a decode measurement (default: 16)")
     options = parser.parse_args(argv)
-    name = "compile-sites.csv" if options.sites else "compile.csv"
-    with Results(options.out or RESULTS / name) as results, torch.no_grad():
-        if options.sites:
-            results.extend(sites())
-            return
-        for shape in options.shapes:
-            for threads in options.threads:
-                with threads_set_to(threads):
-                    results.extend(run(shape, options.layers, threads, options.steps, options.rounds))
+    default = RESULTS / ("compile-sites.csv" if options.sites else "compile.csv")
+    harness.run(options, cases(options), options.out or default)
 
 
 if __name__ == "__main__":

@@ -9,18 +9,18 @@ weights, which each token of a decode step reads.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from harness import Results, Row
+from harness import Row
 from limits import measure_limits
 from torch import Tensor
 
 import torch_infini
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.llama import random_llama, weight_bytes
 
@@ -53,7 +53,7 @@ def decode(model: Any, ids: Tensor, tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def run(layers: int, threads: int, tokens: int, rounds: int) -> Iterator[Row]:
+def measure(layers: int, tokens: int, rounds: int) -> list[Row]:
     limits = measure_limits()
     model = random_llama("1.1B", layers)
     weights = weight_bytes(model)
@@ -61,7 +61,7 @@ def run(layers: int, threads: int, tokens: int, rounds: int) -> Iterator[Row]:
     memory: dict[str, float] = {}
 
     def measurement(variant: str) -> Callable[[], dict[str, float]]:
-        def measure() -> dict[str, float]:
+        def take_times() -> dict[str, float]:
             if variant == "patched":
                 report = torch_infini.patch_model(model)
                 if variant not in memory:
@@ -73,26 +73,21 @@ def run(layers: int, threads: int, tokens: int, rounds: int) -> Iterator[Row]:
                 torch_infini.unpatch_model(model)
             return seconds
 
-        return measure
+        return take_times
 
     variants = ("unpatched", "patched")
     times = interleaved_medians({variant: measurement(variant) for variant in variants}, rounds)
+    rows = []
     for phase in dict.fromkeys(phase for _, phase in times):
         for variant in variants:
             rate = (PREFILL if phase == "prefill" else tokens) / times[variant, phase]
             read = None if phase == "prefill" else weights * rate
-            yield {
-                "phase": phase,
-                "variant": variant,
-                "layers": layers,
-                "threads": threads,
-                "tokens_per_s": rate,
-                "ratio_to_unpatched": times["unpatched", phase] / times[variant, phase],
-                "weights_gb_per_s": read and read / 1e9,
-                "share_of_read_bandwidth": read and read / limits.read,
-                "read_gb_per_s": limits.read / 1e9,
-                "resident_mib": memory[variant],
-            }
+            row = {"phase": phase, "variant": variant, "tokens_per_s": rate}
+            row["ratio_to_unpatched"] = times["unpatched", phase] / times[variant, phase]
+            row["weights_gb_per_s"] = read and read / 1e9
+            row["share_of_read_bandwidth"] = read and read / limits.read
+            rows.append({**row, "read_gb_per_s": limits.read / 1e9, "resident_mib": memory[variant]})
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -100,10 +95,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--layers", type=harness.count, default=22, help="fewer for a quick look (default: 22)")
     parser.add_argument("--tokens", type=harness.count, default=32, help="of a decode measurement (default: 32)")
     options = parser.parse_args(argv)
-    with Results(options.out) as results, torch.no_grad():
-        for threads in options.threads:
-            with threads_set_to(threads):
-                results.extend(run(options.layers, threads, options.tokens, options.rounds))
+    measured = partial(measure, options.layers, options.tokens, options.rounds)
+    harness.run(options, (({"layers": options.layers, "threads": n}, measured) for n in options.threads))
 
 
 if __name__ == "__main__":

@@ -9,16 +9,16 @@ medians count. The ratio is the time as aten ops over that of the call: above 1 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import harness
 import torch
-from harness import Results, dtype_name, taken
+from harness import Cases, Row, dtype_name, taken
 from op_cases import OpInfo, info_of, op_names
 from torch import Tensor
 
 from torch_infini import compile as infini_compile
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians
 
 
@@ -41,19 +41,25 @@ def arguments(info: OpInfo, dtype: torch.dtype) -> tuple[Any, ...]:
     return tuple(tensors[name] for name in info.arguments if name in tensors)
 
 
+def measure(info: OpInfo, dtype: torch.dtype, fused: bool) -> Row:
+    args = arguments(info, dtype)
+    other = torch.ones(512, 4096, dtype=dtype) if fused else None
+    calls = {"call": compiled(info, args, other, ()), "aten": compiled(info, args, other, (info.name,))}
+    times = medians(calls, rounds=11)
+    default = "aten" if info.name in infini_compile.DECOMPOSED else "call"
+    return {**taken(times, *calls), "ratio": times["aten"] / times["call"], "default": default}
+
+
+def cases() -> Cases:
+    for info in map(info_of, op_names()):
+        for dtype in (torch.bfloat16, torch.float32) if info.decomposition else ():
+            for fused in (False, True):
+                key = {"op": info.name, "dtype": dtype_name(dtype), "fused": fused, "threads": 1}
+                yield key, partial(measure, info, dtype, fused)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
-    options = harness.new_parser(__doc__, "decompose.csv").parse_args(argv)
-    with Results(options.out) as results, threads_set_to(1), torch.no_grad():
-        for info in map(info_of, op_names()):
-            for dtype in (torch.bfloat16, torch.float32) if info.decomposition else ():
-                for fused in (False, True):
-                    args = arguments(info, dtype)
-                    other = torch.ones(512, 4096, dtype=dtype) if fused else None
-                    calls = {"call": compiled(info, args, other, ()), "aten": compiled(info, args, other, (info.name,))}
-                    times = medians(calls, rounds=11)
-                    default = "aten" if info.name in infini_compile.DECOMPOSED else "call"
-                    row = {"op": info.name, "dtype": dtype_name(dtype), "fused": fused, **taken(times, *calls)}
-                    results.add({**row, "ratio": times["aten"] / times["call"], "default": default})
+    harness.run(harness.new_parser(__doc__, "decompose.csv").parse_args(argv), cases())
 
 
 if __name__ == "__main__":

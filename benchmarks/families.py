@@ -13,15 +13,15 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import harness
 import torch
-from harness import Results, Row
+from harness import Row
 from torch import Tensor, nn
 
 from torch_infini import patched
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.patched_families import FAMILIES, LAYERS, Errors, Family, exact_logits, logits, prompts
 
@@ -87,7 +87,6 @@ def measure(family: Family, rounds: int, shape: dict[str, int]) -> Row:
         ours = Errors.of(logits(half, ids), exact)
     before, after = speeds(family, rounds, shape)
     return {
-        "family": family.name,
         "replaced": len(report.replaced),
         "left": len(report.left),
         "float32_difference": difference,
@@ -107,9 +106,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--families", type=families, default=[*known], metavar="A,B", help="default: all")
     options = parser.parse_args(argv)
     shape = {"vocab_size": 128, "num_hidden_layers": LAYERS} if options.quick else SPEED
-    with Results(options.out) as results, threads_set_to(1):
-        for name in options.families:
-            results.add(measure(known[name], 1 if options.quick else options.rounds, shape))
+    rounds = 1 if options.quick else options.rounds
+    cases = (
+        ({"family": name, "threads": 1}, partial(measure, known[name], rounds, shape)) for name in options.families
+    )
+    harness.run(options, cases)
 
 
 if __name__ == "__main__":

@@ -403,7 +403,7 @@ class Bench:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = harness.new_parser(__doc__, "generate.csv", threads=[1, 2], rounds=5)
+    parser = harness.new_parser(__doc__, "generate.csv", threads=[1, 2], rounds=5, resume=False)
     some = harness.names
     parser.add_argument("--shapes", type=some("shape", [*SHAPES]), default=["1.1B", "160M"], help="default: 1.1B,160M")
     all_dtypes = f"default: {','.join(DTYPES)}"

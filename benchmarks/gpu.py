@@ -106,7 +106,7 @@ def again_command(options: argparse.Namespace, seconds: float) -> list[str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     start = time.monotonic()
-    parser = harness.new_parser(__doc__, "gpu.csv", quick="small shapes and few rounds", resume=True)
+    parser = harness.new_parser(__doc__, "gpu.csv", quick="small shapes and few rounds")
     parser.set_defaults(out=RESULTS.parent / "gpu.csv")
     groups = harness.names("group of cases", [*CASES])
     parser.add_argument("--only", type=groups, default=[*CASES], help=f"some of: {', '.join(CASES)}; commas between")

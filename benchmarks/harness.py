@@ -1,6 +1,6 @@
 """What all benchmark scripts share: the options, the type of a row, its way to the screen and into a CSV file.
 
-A script adds its own options to `new_parser`, measures, and gives each row to `Results`. A row says on its own what was
+A script adds its own options to `new_parser` and gives `run` the cases that it measures. A row says on its own what was
 measured where: every file ends in the columns of `provenance`.
 """
 
@@ -20,6 +20,7 @@ import torch
 
 from torch_infini._cpu import cpu_name, folder_name
 from torch_infini._library import cpu_capability
+from torch_infini.testing import threads_set_to
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parent
@@ -28,6 +29,8 @@ MODELS = ROOT / "build" / "peers"  # checkpoints, and the environments of other 
 
 # A line of a CSV file: values by column; None where there is no such measurement. Floats keep four significant digits.
 Row = dict[str, Any]
+# What a script measures: the columns that name a case, and the call that measures the others, of one row or several.
+Cases = Iterable[tuple[Row, Callable[[], Row | list[Row]]]]
 
 
 # ---- options ----
@@ -80,7 +83,7 @@ def new_parser(
     quick: str = "",
     ops: Sequence[str] = (),
     with_dtypes: bool = False,
-    resume: bool = False,
+    resume: bool = True,
 ) -> argparse.ArgumentParser:
     """The options that benchmarks share: those that are not given here are left out.
 
@@ -92,7 +95,7 @@ def new_parser(
         quick: What --quick makes smaller.
         ops: The ops that there are.
         with_dtypes: Whether there is a choice of dtypes.
-        resume: Whether the script can go on with a file that it has begun (`Results.has`).
+        resume: Whether the script can go on with a file that it has begun, as `run` does.
     """
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     default = RESULTS / out
@@ -194,9 +197,10 @@ class Results:
     def __init__(self, path: Path, columns: str = "", facts: Row | None = None, resume: bool = False) -> None:
         self.path, self.columns = path, columns.split()
         self.facts = {**(facts or {}), **provenance()}
-        self.rows: list[Row] = [dict(row) for row in read_csv(path)] if resume else []
+        self.earlier: list[Row] = [dict(row) for row in read_csv(path)] if resume else []
+        self.rows = [*self.earlier]
         self.widths: dict[str, int] = {}
-        told = [str(value) for name, value in self.facts.items() if name != "command"]
+        told = [shown(value) for name, value in self.facts.items() if name != "command"]
         print(", ".join(filter(None, told)), flush=True)
 
     def __enter__(self) -> Results:
@@ -207,8 +211,8 @@ class Results:
             print(f"{len(self.rows)} rows in {self.path}", flush=True)
 
     def has(self, **key: Any) -> bool:
-        """Whether a row, of this run or of the one that is resumed, has these values."""
-        return any(all(str(row[name]) == str(value) for name, value in key.items()) for row in self.rows)
+        """Whether the file that is resumed has a row with these values."""
+        return any(all(str(row.get(name)) == str(value) for name, value in key.items()) for row in self.earlier)
 
     def add(self, row: Row) -> None:
         """Print a row and write the file. A row that does not say so is of torch's number of threads."""
@@ -218,15 +222,10 @@ class Results:
         if unknown := row.keys() - set(self.columns):
             raise ValueError(f"a row of {self.path.name} must have the columns {self.columns}, got {sorted(unknown)}")
         self.rows.append({**dict.fromkeys(self.columns), **row, **self.facts})
-        self.print(row)
+        self.show(row)
         self.write()
 
-    def extend(self, rows: Iterable[Row]) -> None:
-        """Add rows as they are measured."""
-        for row in rows:
-            self.add(row)
-
-    def print(self, row: Row) -> None:
+    def show(self, row: Row) -> None:
         """A line of a table whose columns grow with what is in them."""
         texts = {name: shown(row.get(name)) for name in self.columns}
         lines = [texts] if self.widths else [{name: name for name in texts}, texts]
@@ -244,3 +243,21 @@ class Results:
             writer.writeheader()
             for row in self.rows:
                 writer.writerow({name: rounded(value) for name, value in row.items()})
+
+
+def run(options: argparse.Namespace, cases: Cases, out: Path | None = None) -> list[Row]:
+    """Measure the cases, each with the number of threads that its column "threads" says; all rows of the file.
+
+    Args:
+        options: Of `new_parser`.
+        cases: With --resume, those that the file has are left out.
+        out: The file, if it is another than that of the options.
+    """
+    with Results(out or options.out, resume=options.resume) as results, torch.no_grad():
+        for key, measure in cases:
+            if not results.has(**key):
+                with threads_set_to(key.get("threads", torch.get_num_threads())):
+                    found = measure()
+                for row in found if isinstance(found, list) else [found]:
+                    results.add({**key, **row})
+    return results.rows

@@ -10,21 +10,20 @@ in turns with aten.mul and its out form, medians. And what a call takes in a rep
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import harness
 import torch
-from harness import Results, Row, taken
-from op_cases import op_names, smallest_case
+from harness import Cases, Row, taken
+from op_cases import Case, op_names, smallest_case
 
 from torch_infini.runtime import program
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import medians
 
 REPLAYED = 256  # calls of one program
 
 
-def measure(op: str) -> Row:
-    case = smallest_case(op)
+def measure(case: Case) -> Row:
     call = case.functional
     x = torch.randn(8)
     y = torch.empty_like(x)
@@ -44,16 +43,17 @@ def measure(op: str) -> Row:
         calls["out"] = out
     times = medians(calls, rounds=15, least=0.005)
     times["replayed"] /= REPLAYED
-    us = taken(times, "functional", "out", "replayed", "aten_mul", "aten_mul_out")
-    return {"op": op, "sample": case.sample.name, **us}
+    return taken(times, "functional", "out", "replayed", "aten_mul", "aten_mul_out")
+
+
+def cases(ops: Sequence[str]) -> Cases:
+    for case in map(smallest_case, ops):
+        yield {"op": case.info.name, "sample": case.sample.name, "threads": 1}, partial(measure, case)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = harness.new_parser(__doc__, "host-cost.csv", ops=op_names())
-    options = parser.parse_args(argv)
-    with Results(options.out) as results, threads_set_to(1), torch.no_grad():
-        for op in options.ops:
-            results.add(measure(op))
+    options = harness.new_parser(__doc__, "host-cost.csv", ops=op_names()).parse_args(argv)
+    harness.run(options, cases(options.ops))
 
 
 if __name__ == "__main__":

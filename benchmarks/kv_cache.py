@@ -15,13 +15,14 @@ share: of the bandwidth that a dot product of two large vectors reaches.
 
 from __future__ import annotations
 
+import argparse
 import math
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import harness
 import torch
-from harness import MODELS, RESULTS, Results, Row, dtype_name
+from harness import MODELS, RESULTS, Cases, Row, dtype_name
 from op_cases import Case, Sample, info_of, paged_inputs, quantize_caches
 from torch import Tensor
 
@@ -30,7 +31,6 @@ from torch_infini.demo import MODEL
 from torch_infini.engine.llm import load_tokenizer
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import medians
 from torch_infini.testing.llama import SHAPES, saved_llama
@@ -97,7 +97,7 @@ def perplexity(logits: Tensor, windows: Tensor) -> float:
     return math.exp(loss)
 
 
-def errors_of(name: str, count: int, length: int) -> Iterator[Row]:
+def errors_of(name: str, count: int, length: int) -> list[Row]:
     folder = folder_of(name)
     exact = Llama.from_pretrained(folder, dtype="float32", progress=False)
     windows = windows_of(name, exact, count, length)
@@ -106,24 +106,18 @@ def errors_of(name: str, count: int, length: int) -> Iterator[Row]:
         return torch.stack([logits_of(model, window, cache_dtype) for window in windows])
 
     want = all_logits(exact, None)
+    rows = []
     for dtype in ("float32", "bfloat16"):
         model = exact if dtype == "float32" else Llama.from_pretrained(folder, dtype=dtype, progress=False)
         floats = want if dtype == "float32" else all_logits(model, None)
         for cache, got in ((dtype, floats), ("int8", all_logits(model, torch.int8))):
-            yield {
-                "model": name,
-                "dtype": dtype,
-                "cache": cache,
-                "tokens": windows.numel(),
-                "logits_rms": rms(got, want),
-                "agreement": agreement(got, want),
-                "perplexity": perplexity(got, windows) if name == "demo" else None,
-                "rms_of_cache": rms(got, floats),
-                "agreement_of_cache": agreement(got, floats),
-                "cache_bytes_per_token": model.new_cache(
-                    1, BLOCK, torch.int8 if cache == "int8" else None
-                ).bytes_per_token,
-            }
+            row: Row = {"dtype": dtype, "cache": cache, "tokens": windows.numel()}
+            row |= {"logits_rms": rms(got, want), "agreement": agreement(got, want)}
+            row["perplexity"] = perplexity(got, windows) if name == "demo" else None
+            row |= {"rms_of_cache": rms(got, floats), "agreement_of_cache": agreement(got, floats)}
+            a_block = model.new_cache(1, BLOCK, torch.int8 if cache == "int8" else None)
+            rows.append({**row, "cache_bytes_per_token": a_block.bytes_per_token})
+    return rows
 
 
 def in_large_pages(tensor: Tensor) -> Tensor:
@@ -131,7 +125,7 @@ def in_large_pages(tensor: Tensor) -> Tensor:
     return _memory.new(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
-def speed_of(context: tuple[int, int, int, int], dtype: torch.dtype, threads: int, rounds: int) -> Row:
+def speed_of(context: tuple[int, int, int, int], dtype: torch.dtype, rounds: int) -> Row:
     sequences, keys, heads, kv_heads = context
     args = paged_inputs(dtype, [keys] * sequences, heads, kv_heads, 128, BLOCK)
     of_int8, scales = quantize_caches(args)
@@ -139,23 +133,25 @@ def speed_of(context: tuple[int, int, int, int], dtype: torch.dtype, threads: in
     scales = {name: in_large_pages(values) for name, values in scales.items()}
     info = info_of("paged_attention")
     cases = {"floats": Case(info, Sample("", paged(args))), "int8": Case(info, Sample("", paged(of_int8), scales))}
-    with threads_set_to(threads):
-        bandwidth = read_bandwidth()
-        times = medians({name: case.functional for name, case in cases.items()}, rounds)
+    bandwidth = read_bandwidth()
+    times = medians({name: case.functional for name, case in cases.items()}, rounds)
     shares = {name: case.cost.bytes / times[name] / bandwidth for name, case in cases.items()}
     return {
-        "sequences": sequences,
-        "keys": keys,
-        "heads": heads,
-        "kv_heads": kv_heads,
-        "dtype": dtype_name(dtype),
-        "threads": threads,
         "ms": 1e3 * times["floats"],
         "int8_ms": 1e3 * times["int8"],
         "share": shares["floats"],
         "int8_share": shares["int8"],
         "speedup": times["floats"] / times["int8"],
     }
+
+
+def speeds(options: argparse.Namespace) -> Cases:
+    for threads in options.threads:
+        for dtype in (torch.bfloat16,) if options.quick else (torch.bfloat16, torch.float32):
+            for context in [(2, 64, 8, 2)] if options.quick else CONTEXTS:
+                key = dict(zip(("sequences", "keys", "heads", "kv_heads"), context, strict=True))
+                case = {**key, "dtype": dtype_name(dtype), "threads": threads}
+                yield case, partial(speed_of, context, dtype, options.rounds)
 
 
 def main() -> None:
@@ -169,15 +165,12 @@ def main() -> None:
     if not options.error and not options.speed:
         parser.error("nothing to do: --error MODEL, --speed or both")
     if options.error:
-        with Results(options.out / "kv-cache-error.csv") as results:
-            for name in options.error:
-                results.extend(errors_of(name, options.windows, options.tokens))
+        models = (
+            ({"model": name}, partial(errors_of, name, options.windows, options.tokens)) for name in options.error
+        )
+        harness.run(options, models, options.out / "kv-cache-error.csv")
     if options.speed:
-        with Results(options.out / "kv-cache-speed.csv") as results:
-            for threads in options.threads:
-                for dtype in (torch.bfloat16,) if options.quick else (torch.bfloat16, torch.float32):
-                    for context in [(2, 64, 8, 2)] if options.quick else CONTEXTS:
-                        results.add(speed_of(context, dtype, threads, options.rounds))
+        harness.run(options, speeds(options), options.out / "kv-cache-speed.csv")
 
 
 if __name__ == "__main__":

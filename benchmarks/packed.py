@@ -10,16 +10,17 @@ peak of the multiply units.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import argparse
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 
 import harness
 import torch
-from harness import Results, Row, ratios, taken
+from harness import Cases, Row, ratios, taken
 from limits import measure_peaks
 from torch import Tensor
 
 from torch_infini.nn import Linear
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import interleaved_medians, seconds
 
@@ -46,54 +47,59 @@ def contestants(layers: list[list[Tensor]]) -> dict[str, Product]:
 def of_a_layer(call: Product, xs: Sequence[Tensor], outs: Sequence[Tensor]) -> Callable[[], dict[str, float]]:
     """The mean time of a layer's products, each timed by itself."""
 
-    def measure() -> dict[str, float]:
+    def take_time() -> dict[str, float]:
         spent = 0.0
         for i in range(LAYERS):
             for j, (x, out) in enumerate(zip(xs, outs, strict=True)):
-                spent += seconds(lambda i=i, j=j, x=x, out=out: call(i, j, x, out))  # type: ignore[misc]
+                spent += seconds(partial(call, i, j, x, out))
         return {"": spent / LAYERS}
 
-    return measure
+    return take_time
 
 
-def measure(threads: int, quick: bool, rounds: int) -> Iterator[Row]:
-    shapes, numbers = (QUICK, [1, 20]) if quick else (SHAPES, ROWS)
-    layers = [[Linear(k, n, dtype=torch.bfloat16).weight.data for k, n in shapes] for _ in range(LAYERS)]
-    for weight in (weight for layer in layers for weight in layer):
-        weight.normal_(0, 0.02)
-    calls = contestants(layers)
-    peak, elements = measure_peaks(threads, 0.05 if quick else 1)[torch.bfloat16], sum(k * n for k, n in shapes)
-    for rows in numbers:
-        xs = [torch.randn(rows, k).bfloat16() for k, _ in shapes]
-        outs = [torch.empty(rows, n, dtype=torch.bfloat16) for _, n in shapes]
-        reads: list[float] = []
-        measurements = {name: of_a_layer(call, xs, outs) for name, call in calls.items()}
-        found = interleaved_medians(
-            measurements, rounds, before=lambda reads=reads: reads.append(read_bandwidth(0.02 if quick else 0.2))
-        )
-        times = {name: found[name, ""] for name in calls}
-        bandwidth, packed = max(reads), times["packed"]
-        by_memory, by_units = 2 * elements / bandwidth, 2 * rows * elements / peak
-        yield {
-            "rows": rows,
-            "threads": threads,
-            **taken(times, "packed", "linear", "torch", unit="ms"),
-            **ratios(times, "linear", "torch", to="packed"),
-            "gflop_per_s": 2 * rows * elements / packed / 1e9,
-            "gb_per_s": 2 * elements / packed / 1e9,
-            "limit": f"{bandwidth / 1e9:.0f} GB/s" if by_memory > by_units else f"{peak / 1e9:.0f} GFLOP/s",
-            "share": max(by_memory, by_units) / packed,
-            "rounds": rounds,
-        }
+def measure(
+    rows: int, shapes: Sequence[tuple[int, int]], calls: Mapping[str, Product], peak: float, quick: bool, rounds: int
+) -> Row:
+    elements = sum(k * n for k, n in shapes)
+    xs = [torch.randn(rows, k).bfloat16() for k, _ in shapes]
+    outs = [torch.empty(rows, n, dtype=torch.bfloat16) for _, n in shapes]
+    reads: list[float] = []
+    found = interleaved_medians(
+        {name: of_a_layer(call, xs, outs) for name, call in calls.items()},
+        rounds,
+        before=lambda: reads.append(read_bandwidth(0.02 if quick else 0.2)),
+    )
+    times = {name: found[name, ""] for name in calls}
+    bandwidth, packed = max(reads), times["packed"]
+    by_memory, by_units = 2 * elements / bandwidth, 2 * rows * elements / peak
+    return {
+        **taken(times, "packed", "linear", "torch", unit="ms"),
+        **ratios(times, "linear", "torch", to="packed"),
+        "gflop_per_s": 2 * rows * elements / packed / 1e9,
+        "gb_per_s": 2 * elements / packed / 1e9,
+        "limit": f"{bandwidth / 1e9:.0f} GB/s" if by_memory > by_units else f"{peak / 1e9:.0f} GFLOP/s",
+        "share": max(by_memory, by_units) / packed,
+        "rounds": rounds,
+    }
+
+
+def cases(options: argparse.Namespace) -> Cases:
+    shapes, numbers = (QUICK, [1, 20]) if options.quick else (SHAPES, ROWS)
+    for threads in options.threads:
+        layers = [[Linear(k, n, dtype=torch.bfloat16).weight.data for k, n in shapes] for _ in range(LAYERS)]
+        for weight in (weight for layer in layers for weight in layer):
+            weight.normal_(0, 0.02)
+        calls = contestants(layers)
+        peak = measure_peaks(threads, 0.05 if options.quick else 1)[torch.bfloat16]
+        for rows in numbers:
+            key = {"rows": rows, "threads": threads}
+            yield key, partial(measure, rows, shapes, calls, peak, options.quick, options.rounds)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     quick = "small shapes, short measurements"
     options = harness.new_parser(__doc__, "packed.csv", threads=[1, 2], rounds=7, quick=quick).parse_args(argv)
-    with Results(options.out) as results, torch.no_grad():
-        for threads in options.threads:
-            with threads_set_to(threads):
-                results.extend(measure(threads, options.quick, options.rounds))
+    harness.run(options, cases(options))
 
 
 if __name__ == "__main__":

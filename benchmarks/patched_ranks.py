@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import multiprocessing
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import harness
 import torch
 import torch.distributed as dist
 from families import CONTEXT, decode_seconds
-from harness import Results, Row
+from harness import Row, taken
 
 from torch_infini import patched
 from torch_infini.testing.benchmark import interleaved_medians
@@ -83,7 +84,7 @@ def serve(pipe: Any, rank: int, size: int, backend: str, store: str, folder: Pat
         dist.destroy_process_group()
 
 
-def measure(shape: str, rounds: int) -> Iterator[Row]:
+def measure(shape: str, rounds: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         model = random_model("llama", torch.bfloat16) if shape == "small" else random_llama(shape)
         model.save_pretrained(folder)
@@ -95,25 +96,20 @@ def measure(shape: str, rounds: int) -> Iterator[Row]:
         times = interleaved_medians({name: steps(world) for name, world in worlds.items()}, rounds)
         for world in worlds.values():
             world.close()
+    rows = []
     for name, (size, _) in WORLDS.items():
-        plain, ours = times[name, "transformers"], times[name, "patched"]
-        yield {
-            "shape": shape,
-            "world": name,
-            "transformers_ms": plain * 1e3,
-            "patched_ms": ours * 1e3,
-            "transformers_tokens_per_second": 1 / plain,
-            "patched_tokens_per_second": 1 / ours,
-            "threads": THREADS // size,
-        }
+        both = {form: times[name, form] for form in ("transformers", "patched")}
+        rates = {f"{form}_tokens_per_second": 1 / seconds for form, seconds in both.items()}
+        rows.append({"world": name, **taken(both, *both, unit="ms"), **rates, "threads": THREADS // size})
+    return rows
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "patched-ranks.csv", rounds=7, quick="a small model and one round")
     parser.add_argument("--shape", choices=("8B", "1.1B", "160M"), default="160M", help="default: 160M")
     options = parser.parse_args(argv)
-    with Results(options.out) as results:
-        results.extend(measure("small", 1) if options.quick else measure(options.shape, options.rounds))
+    shape, rounds = ("small", 1) if options.quick else (options.shape, options.rounds)
+    harness.run(options, [({"shape": shape}, partial(measure, shape, rounds))])
 
 
 if __name__ == "__main__":

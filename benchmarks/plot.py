@@ -155,12 +155,16 @@ def curves(rows: Rows) -> str:
     return document(width, height, parts)
 
 
-def write(table: Path) -> Path:
-    """Draw a CSV file of generate.py or collectives.py; the path of the SVG file."""
+def drawn(table: Path) -> str:
+    """A CSV file of generate.py or collectives.py as SVG."""
     rows = read_csv(table)
+    return bars([row for row in rows if row["cell"] in TITLES]) if "cell" in rows[0] else curves(rows)
+
+
+def write(table: Path) -> Path:
+    """Draw a CSV file; the path of the SVG file beside it."""
     path = table.with_suffix(".svg")
-    is_generate = "cell" in rows[0]
-    path.write_text(bars([row for row in rows if row["cell"] in TITLES]) if is_generate else curves(rows))
+    path.write_text(drawn(table))
     return path
 
 

@@ -13,17 +13,18 @@ is the limit for many rows (None on machines without VNNI), and quantizing x is 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import harness
 import torch
-from harness import Results, Row, dtype_name, ratios, taken
+from harness import Cases, Row, dtype_name, ratios, taken
 from limits import READ_BYTES, measure_peaks, read_once
 from op_cases import info_of, nbytes
 
 from torch_infini import quantize
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, seconds
 
 OPS = ("linear_int8", "linear_int4")
@@ -92,23 +93,23 @@ def measure(op: str, case: tuple[int, int, int, bool], dtype: torch.dtype, vnni_
     }
 
 
+def cases(options: argparse.Namespace) -> Cases:
+    rounds = 3 if options.quick else 15
+    dtypes = [d for d in DTYPES if options.dtypes is None or d in options.dtypes][: 1 if options.quick else None]
+    for threads in options.threads:
+        vnni_peak = measure_peaks(threads, 0.05 if options.quick else 1)[torch.int8]
+        for op, dtype in ((op, dtype) for op in options.ops for dtype in dtypes):
+            for case in QUICK if options.quick else CASES:
+                x_rows, k, n, quantize_x = case
+                key = {"op": op, "rows": x_rows, "k": k, "n": n, "dtype": dtype_name(dtype), "threads": threads}
+                yield {**key, "quantize_x": quantize_x}, partial(measure, op, case, dtype, vnni_peak, rounds)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     quick = "one dtype, two small shapes, short measurements"
-    parser = harness.new_parser(
-        __doc__, "quantised.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True, resume=True
-    )
+    parser = harness.new_parser(__doc__, "quantised.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True)
     options = parser.parse_args(argv)
-    dtypes = [d for d in DTYPES if options.dtypes is None or d in options.dtypes][: 1 if options.quick else None]
-    with Results(options.out, resume=options.resume) as results, torch.no_grad():
-        for threads in options.threads:
-            vnni_peak = measure_peaks(threads, 0.05 if options.quick else 1)[torch.int8]
-            with threads_set_to(threads):
-                for op, dtype in ((op, dtype) for op in options.ops for dtype in dtypes):
-                    for case in QUICK if options.quick else CASES:
-                        key = dict(zip(("op", "rows", "k", "n"), (op, *case), strict=False))
-                        key |= {"dtype": dtype_name(dtype), "threads": threads, "quantize_x": case[3]}
-                        if not results.has(**key):
-                            results.add({**key, **measure(op, case, dtype, vnni_peak, 3 if options.quick else 15)})
+    harness.run(options, cases(options))
 
 
 if __name__ == "__main__":

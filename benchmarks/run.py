@@ -12,14 +12,16 @@ time, and the note says why.
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
+from functools import partial
 
 import c_abi
 import harness
 import quantised
 import torch
-from harness import Results, Row, dtype_name, first_line, ratios, shown, taken
+from harness import Cases, Row, dtype_name, first_line, ratios, taken
 from limits import Limits, measure_limits
 from op_cases import Case, bench_cases, info_of, op_names
 
@@ -71,38 +73,37 @@ def measure(case: Case, dtype: torch.dtype, limits: Limits, rounds: int, least: 
     }
 
 
+def cases(options: argparse.Namespace) -> Cases:
+    rounds, least = (3, 0.002) if options.quick else (9, 0.02)
+    some = slice(1 if options.quick else None)
+    for threads in options.threads:
+        with threads_set_to(threads):
+            limits = measure_limits(128, 1024) if options.quick else measure_limits()
+        print(f"{threads} threads: {limits}")
+        for op in options.ops:
+            for dtype in [d for d in info_of(op).dtypes if options.dtypes is None or d in options.dtypes][some]:
+                for case in list(bench_cases(op, dtype))[some]:
+                    key = {"op": op, "sample": case.sample.name, "dtype": dtype_name(dtype), "threads": threads}
+                    yield key, partial(measure, case, dtype, limits, rounds, least, not options.no_compile)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else [*argv]
     for option in INSTEAD.keys() & set(arguments):
         return INSTEAD[option]([argument for argument in arguments if argument != option])
     quick = "one sample and one dtype an op, short measurements"
-    parser = harness.new_parser(
-        __doc__, "ops.csv", threads=[1], quick=quick, ops=op_names(), with_dtypes=True, resume=True
-    )
+    parser = harness.new_parser(__doc__, "ops.csv", threads=[1], quick=quick, ops=op_names(), with_dtypes=True)
     for option in INSTEAD:
         parser.add_argument(option, action="store_true", help="another benchmark instead, with options of its own")
     help_text = "leave out torch.compile, which takes most of the time"
     parser.add_argument("--no-compile", action="store_true", help=help_text)
     options = parser.parse_args(arguments)
-    rounds, least = (3, 0.002) if options.quick else (9, 0.02)
-    with Results(options.out, resume=options.resume) as results, torch.no_grad():
-        for threads in options.threads:
-            with threads_set_to(threads):
-                limits = measure_limits(128, 1024) if options.quick else measure_limits()
-                print(f"{threads} threads: {limits}")
-                for op in options.ops:
-                    dtypes = [d for d in info_of(op).dtypes if options.dtypes is None or d in options.dtypes]
-                    for dtype in dtypes[: 1 if options.quick else None]:
-                        for case in list(bench_cases(op, dtype))[: 1 if options.quick else None]:
-                            key = {"op": op, "sample": case.sample.name, "dtype": dtype_name(dtype), "threads": threads}
-                            if not results.has(**key):
-                                with_compile = not options.no_compile
-                                results.add({**key, **measure(case, dtype, limits, rounds, least, with_compile)})
-    slower = [row for row in results.rows if row["ratio_to_eager"] and float(row["ratio_to_eager"]) < 1 - TIE]
+    rows = harness.run(options, cases(options))
+    ratios = [(float(row["ratio_to_eager"]), row) for row in rows if row["ratio_to_eager"]]
+    slower = [(ratio, row) for ratio, row in ratios if ratio < 1 - TIE]
     print(f"{len(slower)} of them are slower than eager torch by more than {TIE:.0%}{':' if slower else ''}")
-    for row in sorted(slower, key=lambda row: float(row["ratio_to_eager"])):
-        ratio = shown(float(row["ratio_to_eager"]))
-        print(f"  {row['op']} {row['sample']} {row['dtype']}, {row['threads']} threads: {ratio}")
+    for ratio, row in sorted(slower, key=lambda pair: pair[0]):
+        print(f"  {row['op']} {row['sample']} {row['dtype']}, {row['threads']} threads: {ratio:.2f}")
 
 
 if __name__ == "__main__":

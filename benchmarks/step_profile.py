@@ -10,20 +10,22 @@ another engine, which takes turns with the first. host_ms is what the ops leave 
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import harness
 import torch
-from harness import MODELS, Results, Row, count, counts
+from harness import MODELS, Cases, Row, count, counts
 from steps import profiled_ms
 
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.llama import SHAPES, saved_llama
 
@@ -107,6 +109,15 @@ def measure(model: Llama, batch: int, context: int, steps: int) -> Row:
     }
 
 
+def cases(options: argparse.Namespace) -> Cases:
+    checkpoint = saved_llama(options.shape, options.folder / "models")
+    for weights in options.weights or WEIGHTS:
+        model = Llama.from_pretrained(checkpoint, weights, progress=False)
+        for threads, batch, context in product(options.threads, options.batch, options.context):
+            key = {"shape": options.shape, "weights": weights, "batch": batch, "context": context, "threads": threads}
+            yield key, partial(measure, model, batch, context, options.steps)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "step_profile.csv", threads=[1])
     parser.add_argument("--shape", choices=[*SHAPES], default="1.1B", help="default: 1.1B")
@@ -116,15 +127,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--steps", type=count, default=32, help="of a measurement (default: 32)")
     parser.add_argument("--folder", type=Path, default=MODELS, help="where models are kept (build/peers)")
     options = parser.parse_args(argv)
-    checkpoint = saved_llama(options.shape, options.folder / "models")
-    with Results(options.out) as results:
-        for weights in options.weights or WEIGHTS:
-            model = Llama.from_pretrained(checkpoint, weights, progress=False)
-            for threads in options.threads:
-                with threads_set_to(threads):
-                    for batch, context in ((batch, context) for batch in options.batch for context in options.context):
-                        case = {"shape": options.shape, "weights": weights, "batch": batch, "context": context}
-                        results.add({**case, "threads": threads, **measure(model, batch, context, options.steps)})
+    harness.run(options, cases(options))
 
 
 if __name__ == "__main__":

@@ -9,18 +9,19 @@ weights_gb_per_s is what the products of a decode read.
 
 from __future__ import annotations
 
+import argparse
 import statistics
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import harness
 import torch
-from harness import Results, Row
+from harness import Cases, Row
 from torch.profiler import ProfilerActivity, profile
 
 import torch_infini
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
 
@@ -83,23 +84,25 @@ def measure(model: Any, phase: str, length: int, steps: int) -> Row:
     }
 
 
+def cases(options: argparse.Namespace) -> Cases:
+    chosen = QUICK if options.quick else [case for case in CASES if options.shape in (None, case[0])]
+    for shape, weights in dict.fromkeys(case[:2] for case in chosen):
+        model = random_llama(shape)
+        torch_infini.patch_model(model, weights=weights)
+        for threads in options.threads:
+            for *_, phase, length in (case for case in chosen if case[:2] == (shape, weights)):
+                steps = options.steps if phase == "decode" else max(2, options.steps // 8)
+                key = {"shape": shape, "weights": weights or "bfloat16", "phase": phase, "length": length}
+                yield {**key, "threads": threads}, partial(measure, model, phase, length, steps)
+
+
 def main(argv: Sequence[str] | None = None) -> None:
     parser = harness.new_parser(__doc__, "steps.csv", threads=[1], quick="a tiny model")
     parser.add_argument("--shape", choices=[name for name in SHAPES if name != "tiny"], help="only this one")
     help_text = "of a measurement; of prompts an eighth (default: 32)"
     parser.add_argument("--steps", type=harness.count, default=32, help=help_text)
     options = parser.parse_args(argv)
-    cases = QUICK if options.quick else [case for case in CASES if options.shape in (None, case[0])]
-    with Results(options.out) as results, torch.no_grad():
-        for shape, weights in dict.fromkeys(case[:2] for case in cases):
-            model = random_llama(shape)
-            torch_infini.patch_model(model, weights=weights)
-            for threads in options.threads:
-                with threads_set_to(threads):
-                    for *_, phase, length in (case for case in cases if case[:2] == (shape, weights)):
-                        steps = options.steps if phase == "decode" else max(2, options.steps // 8)
-                        row = {"shape": shape, "weights": weights or "bfloat16", "phase": phase, "length": length}
-                        results.add({**row, "threads": threads, **measure(model, phase, length, steps)})
+    harness.run(options, cases(options))
 
 
 if __name__ == "__main__":

@@ -115,10 +115,9 @@ def test_bad_arguments(command: str, text: str) -> None:
     assert result.returncode == 2 and text in result.stderr
 
 
-@pytest.mark.parametrize(("script", "option"), [("decompose.py", "--out")])
-def test_scripts_start(script: str, option: str) -> None:
-    result = start(script, "--help")
-    assert result.returncode == 0 and option in result.stdout, result.stderr
+def test_decompose_starts() -> None:
+    result = start("decompose.py", "--help")  # all of it takes minutes
+    assert result.returncode == 0 and "--out" in result.stdout, result.stderr
 
 
 def test_decode(harness: Any, tmp_path: Path) -> None:
@@ -318,20 +317,34 @@ def test_results(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert values(harness.read_csv(file), "x", "y", "threads")[1] == ("one", "True", "7")
 
 
-def test_resumed_results(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What an earlier run has measured is kept as it stands, with the commit that it was of."""
-    file = tmp_path / "rows.csv"
+def test_cases(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Cases are measured with their numbers of threads; --resume leaves out those that the file has."""
+    file, measured = tmp_path / "rows.csv", []
+
+    def measure(name: str) -> Rows:
+        measured.append((name, torch.get_num_threads(), torch.is_grad_enabled()))
+        return [{"phase": phase} for phase in "xy"]
+
+    def run(names: str, *more: str) -> Rows:
+        options = harness.new_parser("", "").parse_args(["--out", str(file), *more])
+        cases = (({"case": n, "threads": t}, lambda n=n: measure(n)) for n in names for t in (2, 1))
+        harness.run(options, cases)
+        return harness.read_csv(file)
+
+    before = torch.get_num_threads()
     monkeypatch.setattr(harness, "commit", lambda: "older")
-    with harness.Results(file) as results:
-        results.add({"case": "a", "rows": 1, "us": 2.5})
+    run("a")
     monkeypatch.setattr(harness, "commit", lambda: "newer")
-    with harness.Results(file, resume=True) as results:
-        assert results.has(case="a", rows=1) and not results.has(case="a", rows=2)
-        results.add({"case": "b", "rows": 1, "us": 3.5})
-        assert results.has(case="b")
-    expected = [("a", "2.5", "older"), ("b", "3.5", "newer")]
-    assert values(harness.read_csv(file), "case", "us", "commit") == expected
-    assert not harness.Results(file).has(case="a")
+    rows = run("ab", "--resume")
+    assert measured == [(name, threads, False) for name in "ab" for threads in (2, 1)]
+    assert torch.get_num_threads() == before
+    assert values(rows, "case", "threads", "phase", "commit") == [
+        (name, threads, phase, commit)
+        for name, commit in (("a", "older"), ("b", "newer"))
+        for threads in "21"
+        for phase in "xy"
+    ]
+    assert values(run("c"), "case") == 4 * [("c",)]
 
 
 def test_commit(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -369,11 +382,22 @@ def test_interleaved_medians() -> None:
 
 def test_readme_quotes_the_results() -> None:
     """The tables of README.md and csrc/README.md are what table.py makes of the committed CSV files."""
-    done = subprocess.run([sys.executable, str(ROOT / "benchmarks" / "table.py")], capture_output=True, text=True)
+    done = start("table.py")
     page = "".join((ROOT / name).read_text() for name in ("README.md", "csrc/README.md"))
     assert done.stdout.count("|") > 100, done.stderr
     missing = [line for line in done.stdout.splitlines() if line not in page]
     assert not missing
+
+
+def test_results_are_tabulated_and_drawn(harness: Any) -> None:
+    """Of every kind of CPU there are tables, and the committed plots are those of the CSV files beside them."""
+    table, plot = importlib.import_module("table"), importlib.import_module("plot")
+    folders = [folder for folder in harness.RESULTS.parent.iterdir() if folder.is_dir()]
+    for folder in folders:
+        tables = [text for text in (markdown(folder) for markdown in table.TABLES) if text]
+        assert len(tables) >= 3 and all(text.startswith("| ") and "\n| " in text for text in tables)
+    drawings = [path for folder in folders for path in folder.glob("*.svg")]
+    assert drawings and not [path for path in drawings if plot.drawn(path.with_suffix(".csv")) != path.read_text()]
 
 
 def test_gpu(harness: Any, tmp_path: Path) -> None:
