@@ -151,18 +151,18 @@ def c_headers_list() -> Iterator[str]:
 # Figures: from the CSV files.
 
 
-def figures(name: str) -> Iterator[str]:
+def figures(name: str) -> list[str]:
     sys.path.insert(0, str(ROOT / "benchmarks"))
     try:
-        modules = [importlib.import_module(module) for module in ("table", "engine_tables")]
+        table, engine_tables = (importlib.import_module(module) for module in ("table", "engine_tables"))
     finally:
         sys.path.remove(str(ROOT / "benchmarks"))
-    made = next(
-        (getattr(module, f"{name}_table", None) for module in modules if hasattr(module, f"{name}_table")), None
-    )
+    if name in table.TABLES:
+        return table.TABLES[name](table.RESULTS / table.PAGES).splitlines()
+    made = getattr(engine_tables, f"{name}_table", None)
     if made is None:
         raise KeyError(name)
-    yield from made()
+    return list(made())
 
 
 def gpu_goals() -> list[str]:
@@ -187,7 +187,7 @@ def row(*cells: str) -> str:
 def generated(name: str) -> list[str]:
     """The lines of a section; KeyError for a name that nothing generates."""
     kind, _, rest = name.partition(" ")
-    return list(figures(rest) if kind == "table" else GENERATORS[name]())
+    return figures(rest) if kind == "table" else list(GENERATORS[name]())
 
 
 def pages() -> list[Path]:

@@ -1,35 +1,34 @@
-"""Times the C ABI against torch on the same tensors, and against the machine's limits; writes CSV.
+"""Times the C ABI against torch on the same tensors, and against the machine's limits: results/CPU/c-abi.csv.
 
     python benchmarks/run.py --c-abi --threads 1,2
 
-Each op runs through its descriptor into memory that is there already. The rivals write into the same memory where torch
-has a way to: eager by out=, compiled by a function that ends in out.copy_(...). Ratios are the rival's time over ours.
-Limits: vector_peak.c for products (f16 against the f32 peak); for the rest the memory bandwidth, read in turns with the
-contestants: a dot product of two vectors, 256 MiB together. What fits the caches may be faster than that.
+--ops are names as in infiniopCreate<op>Descriptor. Each op runs through its descriptor into memory that is there
+already. The rivals write into the same memory where torch has a way to: eager by out=, compiled by a function that ends
+in out.copy_(...). Ratios are the rival's time over ours. Limits: vector_peak.c for products (f16 against the f32 peak);
+for the rest the memory bandwidth, read in turns with the contestants. What fits the caches may be faster than that.
 """
 
 from __future__ import annotations
 
-import ctypes
-import subprocess
-import tempfile
+import argparse
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import harness
 import torch
 import torch.nn.functional as F
+from harness import Cases, Row, dtype_name, ratios, taken
+from limits import READ_BYTES, measure_peaks, read_once
+from op_cases import nbytes
 from torch import Tensor
 
-from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import Call, medians, write_csv
+from torch_infini.testing.benchmark import Call, medians
 from torch_infini.testing.c_ops import COp, Descriptor, all_c_ops
 
-HERE = Path(__file__).parent
-READ = torch.ones(2, 1 << 25)  # 256 MiB
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+OPS = ("Gemm", "Add", "SwiGLU", "RMSNorm", "CausalSoftmax", "LayerNorm", "RoPE", "RandomSample", "PagedAttention")
 
 
 @dataclass(frozen=True)
@@ -46,45 +45,6 @@ class Case:
     out: Tensor | None = None  # what the compiled peer copies its result to
 
 
-@dataclass
-class Row:
-    """One line of the CSV; microseconds, None where there is no such rival."""
-
-    op: str
-    case: str
-    dtype: str
-    threads: int
-    infini_us: float
-    eager_us: float | None
-    compile_us: float | None
-    ratio_to_eager: float | None
-    ratio_to_compile: float | None
-    limit: str
-    share: float
-
-
-def measure_peaks(threads: int, seconds: float) -> dict[torch.dtype, float]:
-    """Operations a second, by dtype; of int8, 0 where the machine has no VNNI."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = f"{folder}/peak.so"
-        flags = ["-O3", "-march=native", "-shared", "-fPIC"]
-        subprocess.run(["cc", *flags, str(HERE / "vector_peak.c"), "-o", path], check=True)
-        library = ctypes.CDLL(path)
-
-        def peak(name: str) -> float:
-            function = library[name]
-            function.restype = ctypes.c_double
-            with ThreadPoolExecutor(threads) as pool:
-                return sum(pool.map(function, [ctypes.c_double(seconds)] * threads))
-
-        f32, bf16, int8 = peak("f32_peak"), peak("bf16_peak"), peak("int8_peak")
-    return {torch.float32: f32, torch.float16: f32, torch.bfloat16: bf16 or f32, torch.int8: int8}
-
-
-def nbytes(*tensors: Tensor) -> int:
-    return sum(t.numel() * t.element_size() for t in tensors)
-
-
 def products(dtype: torch.dtype) -> Iterator[Case]:
     shapes = {
         "1024^3": (1024, 1024, 1024),
@@ -99,7 +59,7 @@ def products(dtype: torch.dtype) -> Iterator[Case]:
             b = torch.randn(k, n).to(dtype) if layout[1] == "n" else torch.randn(n, k).to(dtype).T
             c = torch.empty(m, n, dtype=dtype)
             args = {"c": c, "a": a, "b": b, "alpha": 1.0, "beta": 0.0}
-            work = {"bytes": nbytes(b)} if m == 1 else {"flops": 2 * m * n * k}
+            work: dict[str, Any] = {"bytes": nbytes(b)} if m == 1 else {"flops": 2 * m * n * k}
             # torch's f16 product runs at a few GFLOP/s or less: one shape and layout is enough to see it.
             slow = dtype == torch.float16 and (m > 8 and (name, layout) != ("1024^3", "nt"))
             peer = None if slow else lambda a=a, b=b, c=c: torch.mm(a, b, out=c)
@@ -198,11 +158,6 @@ def paged(dtype: torch.dtype) -> Iterator[Case]:
 GROUPS = (products, rows_of, sampling, paged)
 
 
-def names() -> list[str]:
-    """The ops that are timed."""
-    return ["Gemm", "Add", "SwiGLU", "RMSNorm", "CausalSoftmax", "LayerNorm", "RoPE", "RandomSample", "PagedAttention"]
-
-
 def measure(case: Case, op: COp, dtype: torch.dtype, peaks: dict[torch.dtype, float], rounds: int, least: float) -> Row:
     with Descriptor(op, case.args) as descriptor:
         contestants: dict[str, Call] = {"infini": descriptor.bound(case.args)}
@@ -210,72 +165,41 @@ def measure(case: Case, op: COp, dtype: torch.dtype, peaks: dict[torch.dtype, fl
             contestants["eager"] = case.peer
         if case.compiled:
             torch._dynamo.reset()
-            contestants["compile"] = torch.compile(lambda: case.out.copy_(case.peer()))  # type: ignore[union-attr]
+            contestants["compile"] = torch.compile(lambda: case.out.copy_(case.peer()))  # type: ignore[union-attr, misc]
             contestants["compile"]()
         if case.bytes:
-            contestants["read"] = lambda: torch.dot(*READ)
+            contestants["read"] = read_once
         times = medians(contestants, rounds, least)
     if case.bytes:
-        bandwidth = nbytes(*READ) / times["read"]
+        bandwidth = READ_BYTES / times["read"]
         limit, bound = f"{bandwidth / 1e9:.0f} GB/s", case.bytes / bandwidth
     else:
         limit, bound = f"{peaks[dtype] / 1e9:.0f} GFLOP/s", case.flops / peaks[dtype]
-    microseconds = {name: times[name] * 1e6 if name in times else None for name in ("eager", "compile")}
-    ratios = {name: times[name] / times["infini"] if name in times else None for name in ("eager", "compile")}
-    return Row(
-        op=op.name,
-        case=case.name,
-        dtype=str(dtype).removeprefix("torch."),
-        threads=torch.get_num_threads(),
-        infini_us=times["infini"] * 1e6,
-        eager_us=microseconds["eager"],
-        compile_us=microseconds["compile"],
-        ratio_to_eager=ratios["eager"],
-        ratio_to_compile=ratios["compile"],
-        limit=limit,
-        share=bound / times["infini"],
-    )
+    rivals = ("eager", "compile")
+    share = bound / times["infini"]
+    return {**taken(times, "infini", *rivals), **ratios(times, *rivals), "limit": limit, "share": share}
 
 
-def line(row: Row) -> str:
-    def number(value: float | None, digits: int) -> str:
-        return "-" if value is None else f"{value:.{digits}f}"
-
-    return (
-        f"{row.op:15} {row.case:46} {row.dtype:9} {row.threads:2} {row.infini_us:>10.1f} {number(row.eager_us, 1):>10} "
-        f"{number(row.compile_us, 1):>10} {number(row.ratio_to_eager, 2):>7} {number(row.ratio_to_compile, 2):>7} "
-        f"{row.share:6.0%} of {row.limit}"
-    )
-
-
-HEADER = (
-    f"{'op':15} {'case':46} {'dtype':9} {'th':>2} {'infini us':>10} {'eager us':>10} {'compile us':>10} "
-    f"{'/eager':>7} {'/comp.':>7} {'share':>6}"
-)
+def cases(options: argparse.Namespace) -> Cases:
+    ops = {op.name: op for op in all_c_ops() if op.name in options.ops}
+    rounds, least = (3, 0.002) if options.quick else (9, 0.02)
+    dtypes = [d for d in DTYPES if options.dtypes is None or d in options.dtypes][: 1 if options.quick else None]
+    for threads in options.threads:
+        peaks = measure_peaks(threads, 0.05 if options.quick else 0.5)
+        seen: set[str] = set()
+        for dtype, case in ((d, case) for d in dtypes for group in GROUPS for case in group(d)):
+            if case.op in ops and not (options.quick and case.op in seen):
+                seen.add(case.op)
+                key = {"op": case.op, "case": case.name, "dtype": dtype_name(dtype), "threads": threads}
+                yield key, partial(measure, case, ops[case.op], dtype, peaks, rounds, least)
 
 
-def run(
-    names: Sequence[str] | None, dtypes: Sequence[torch.dtype] | None, threads: Sequence[int], quick: bool
-) -> list[Row]:
-    """Measure and print. Quick: one dtype, the first case of each op, short measurements."""
-    ops = {op.name: op for op in all_c_ops()}
-    rounds, least = (3, 0.002) if quick else (9, 0.02)
-    rows: list[Row] = []
-    for count in threads:
-        with threads_set_to(count), torch.no_grad():
-            peaks = measure_peaks(count, 0.05 if quick else 0.5)
-            print(f"{count} thread(s)\n{HEADER}")
-            seen: set[str] = set()
-            for dtype in [d for d in DTYPES if dtypes is None or d in dtypes][: 1 if quick else None]:
-                for case in (case for group in GROUPS for case in group(dtype)):
-                    if (names is not None and case.op not in names) or (quick and case.op in seen):
-                        continue
-                    seen.add(case.op)
-                    rows.append(measure(case, ops[case.op], dtype, peaks, rounds, least))
-                    print(line(rows[-1]), flush=True)
-    return rows
+def main(argv: Sequence[str] | None = None) -> None:
+    quick = "one dtype, the first case of each op, short measurements"
+    parser = harness.new_parser(__doc__, "c-abi.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True)
+    options = parser.parse_args(argv)
+    harness.run(options, cases(options))
 
 
-def write(path: Path, rows: Sequence[Row]) -> None:
-    write_csv(path, rows, Row)
-    print(f"{len(rows)} rows in {path}")
+if __name__ == "__main__":
+    main()

@@ -1,12 +1,13 @@
-"""All-reduce between processes of this machine, by size: ours beside torch.distributed's Gloo; writes CSV and a plot.
+"""All-reduce between processes of this machine, by size, beside torch.distributed's Gloo: results/CPU/collectives.csv.
 
     python benchmarks/collectives.py
 
-Ours is dist.all_reduce in a group of backend infiniccl (`torch`), the same call asynchronously and waited for
-(`async`), torch.ops.infini.all_reduce_ (`op`), and libinfiniccl's C function through ctypes (`infini`). In every round
-each contestant takes its turn at every size, on all ranks at once, in place; rank 0's clock counts: the median over the
-rounds of the mean of some calls. `ratio_to_gloo` and `share_of_copy` are those of dist.all_reduce: Gloo's time, and the
-time in which libc's memcpy copies as many bytes, on all ranks at once, over its own.
+A plot stands beside the file. Ours is dist.all_reduce in a group of backend infiniccl (`torch`), the same call
+asynchronously and waited for (`async`), torch.ops.infini.all_reduce_ (`op`), and libinfiniccl's C function through
+ctypes (`infini`). In every round each contestant takes its turn at every size, on all ranks at once, in place; rank 0's
+clock counts: the median over the rounds of the mean of some calls. `ratio_to_gloo` and `share_of_copy` are those of
+dist.all_reduce: Gloo's time, and the time in which libc's memcpy copies as many bytes, on all ranks at once, over its
+own.
 """
 
 from __future__ import annotations
@@ -18,38 +19,22 @@ import statistics
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from typing import Any
 
+import harness
+import plot
 import torch
 import torch.distributed as dist
-from plot_collectives import write
+from harness import Cases, Row, counts, ratios, taken
 
 from torch_infini.distributed import communicator as number_of
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
-from torch_infini.testing.benchmark import count, counts, results_of, seconds, write_csv
+from torch_infini.testing.benchmark import seconds
 
-RESULTS = results_of(__file__)
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [8, 64, 512, *(n * KIB for n in (2, 8, 16, 32, 64, 128, 256, 512)), *(n * MIB for n in (1, 4, 16, 32, 64))]
 QUICK = [8, 8 * KIB, MIB]
-
-
-@dataclass
-class Row:
-    """One line of the CSV; times of one call in microseconds."""
-
-    bytes: int
-    dtype: str
-    ranks: int
-    torch_us: float
-    async_us: float
-    op_us: float
-    infini_us: float
-    gloo_us: float
-    ratio_to_gloo: float
-    copy_us: float
-    share_of_copy: float
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,10 @@ def work(rank: int, plan: Plan, results: Any) -> None:
                     if round_ >= 0:
                         times.setdefault((size, name), []).append(time)
     if rank == 0:
-        results.put({key: 1e6 * statistics.median(values) for key, values in times.items()})
+        medians: dict[int, dict[str, float]] = {}
+        for (size, name), values in times.items():
+            medians.setdefault(size, {})[name] = statistics.median(values)
+        results.put(medians)
     communicator.all_reduce(0, 0, 0, code, ReduceOp.MAX)
     dist.destroy_process_group()
 
@@ -116,36 +104,19 @@ def measure(plan: Plan) -> list[Row]:
         process.join()
     if any(process.exitcode for process in processes):
         raise SystemExit("a rank failed; its message is above")
-    us = results.get()
-    dtype = str(plan.dtype).removeprefix("torch.")
     return [
-        Row(
-            size,
-            dtype,
-            plan.ranks,
-            us[size, "torch"],
-            us[size, "async"],
-            us[size, "op"],
-            us[size, "infini"],
-            us[size, "gloo"],
-            us[size, "gloo"] / us[size, "torch"],
-            us[size, "copy"],
-            us[size, "copy"] / us[size, "torch"],
-        )
-        for size in plan.sizes
+        {
+            "bytes": size,
+            **taken(times, "torch", "async", "op", "infini", "gloo"),
+            **ratios(times, "gloo", to="torch"),
+            **taken(times, "copy"),
+            "share_of_copy": times["copy"] / times["torch"],
+        }
+        for size, times in results.get().items()
     ]
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--out", type=Path, default=RESULTS / "collectives.csv")
-    parser.add_argument("--ranks", type=counts, default=[2], help="with commas between (default: 2)")
-    parser.add_argument("--rounds", type=count, default=15)
-    parser.add_argument("--threads", type=count, default=1, help="of each rank")
-    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
-    parser.add_argument("--quick", action="store_true", help="three sizes, two rounds")
-    options = parser.parse_args(argv)
-    rows = []
+def cases(options: argparse.Namespace) -> Cases:
     for ranks in options.ranks:
         with tempfile.TemporaryDirectory() as folder:
             plan = Plan(
@@ -157,15 +128,17 @@ def main(argv: Sequence[str] | None = None) -> None:
                 unique=unique_id(),
                 store=f"{folder}/store",
             )
-            rows += measure(plan)
-    write_csv(options.out, rows, Row)
-    for row in rows:
-        print(
-            f"{row.ranks} ranks, {row.bytes:9} bytes: {row.torch_us:9.1f} us, Gloo {row.gloo_us:9.1f} us "
-            f"({row.ratio_to_gloo:.1f}x), {row.share_of_copy:.2f} of copying; op {row.op_us:.1f} us, C "
-            f"{row.infini_us:.1f} us"
-        )
-    print(f"{len(rows)} rows in {options.out}, drawn in {write(options.out)}")
+            yield {"dtype": options.dtype, "ranks": ranks, "threads": options.threads}, partial(measure, plan)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = harness.new_parser(__doc__, "collectives.csv", rounds=15, quick="three sizes, two rounds")
+    parser.add_argument("--ranks", type=counts, default=[2], help="with commas between (default: 2)")
+    parser.add_argument("--threads", type=harness.count, default=1, help="of each rank (default: 1)")
+    parser.add_argument("--dtype", choices=("bfloat16", "float32"), default="bfloat16")
+    options = parser.parse_args(argv)
+    harness.run(options, cases(options))
+    print(f"drawn in {plot.write(options.out)}")
 
 
 if __name__ == "__main__":

@@ -1,47 +1,31 @@
 """Decode and prefill speed of a 1.1B-shape Llama from transformers, as it is and after torch_infini.patch_model.
 
-    python benchmarks/decode.py --threads 1
+    python benchmarks/decode.py --threads 1           # results/CPU/decode.csv
 
-Random weights in bfloat16, batch 1; the two take turns in every round and medians count. Writes CSV.
+Random weights in bfloat16, batch 1; the two take turns in every round and medians count. The bandwidth is that of the
+weights, which each token of a decode step reads.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
+from harness import Row
+from limits import measure_limits
 from torch import Tensor
 
 import torch_infini
-from torch_infini.testing import threads_set_to
-from torch_infini.testing.benchmark import measure_limits, results_of, write_csv
+from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.llama import random_llama, weight_bytes
 
 PREFILL = 512
 CONTEXTS = (16, 512)  # tokens in the cache where decoding begins
-RESULTS = results_of(__file__)
-
-
-@dataclass
-class Row:
-    """One line of the CSV. Bandwidth is that of the bfloat16 weights that each token of a decode step reads."""
-
-    phase: str
-    variant: str
-    layers: int
-    threads: int
-    tokens_per_s: float
-    ratio_to_unpatched: float
-    weights_gb_per_s: float | None
-    share_of_read_bandwidth: float | None
-    read_gb_per_s: float
-    resident_mib: float
 
 
 def resident_mib() -> float:
@@ -69,79 +53,50 @@ def decode(model: Any, ids: Tensor, tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def run(layers: int, threads: int, tokens: int, rounds: int) -> list[Row]:
-    with threads_set_to(threads), torch.no_grad():
-        limits = measure_limits()
-        model = random_llama("1.1B", layers)
-        weights = weight_bytes(model)
-        prompt = torch.randint(32000, (1, PREFILL), generator=torch.Generator().manual_seed(0))
-        times: dict[tuple[str, str], list[float]] = {}
-        memory: dict[str, float] = {}
-        for turn in range(rounds + 1):
-            for variant in ("unpatched", "patched"):
-                if variant == "patched":
-                    report = torch_infini.patch_model(model)
-                    if turn == 0:
-                        print(report)
-                seconds = {f"decode at {n}": decode(model, prompt[:, :n], tokens) for n in CONTEXTS}
-                seconds["prefill"] = prefill(model, prompt)[0]
-                if turn == 0:  # the first turn warms up
-                    memory[variant] = resident_mib()
-                else:
-                    for phase, value in seconds.items():
-                        times.setdefault((phase, variant), []).append(value)
-                if variant == "patched":
-                    torch_infini.unpatch_model(model)
-    rates = {
-        (phase, variant): (PREFILL if phase == "prefill" else tokens) / statistics.median(values)
-        for (phase, variant), values in times.items()
-    }
+def measure(layers: int, tokens: int, rounds: int) -> list[Row]:
+    limits = measure_limits()
+    model = random_llama("1.1B", layers)
+    weights = weight_bytes(model)
+    prompt = torch.randint(32000, (1, PREFILL), generator=torch.Generator().manual_seed(0))
+    memory: dict[str, float] = {}
+
+    def measurement(variant: str) -> Callable[[], dict[str, float]]:
+        def take_times() -> dict[str, float]:
+            if variant == "patched":
+                report = torch_infini.patch_model(model)
+                if variant not in memory:
+                    print(report)
+            seconds = {f"decode at {n}": decode(model, prompt[:, :n], tokens) for n in CONTEXTS}
+            seconds["prefill"] = prefill(model, prompt)[0]
+            memory.setdefault(variant, resident_mib())
+            if variant == "patched":
+                torch_infini.unpatch_model(model)
+            return seconds
+
+        return take_times
+
+    variants = ("unpatched", "patched")
+    times = interleaved_medians({variant: measurement(variant) for variant in variants}, rounds)
     rows = []
-    for phase in dict.fromkeys(phase for phase, _ in rates):
-        for variant in ("unpatched", "patched"):
-            rate = rates[phase, variant]
+    for phase in dict.fromkeys(phase for _, phase in times):
+        for variant in variants:
+            rate = (PREFILL if phase == "prefill" else tokens) / times[variant, phase]
             read = None if phase == "prefill" else weights * rate
-            rows.append(
-                Row(
-                    phase=phase,
-                    variant=variant,
-                    layers=layers,
-                    threads=threads,
-                    tokens_per_s=rate,
-                    ratio_to_unpatched=rate / rates[phase, "unpatched"],
-                    weights_gb_per_s=read and read / 1e9,
-                    share_of_read_bandwidth=read and read / limits.read,
-                    read_gb_per_s=limits.read / 1e9,
-                    resident_mib=memory[variant],
-                )
-            )
+            row = {"phase": phase, "variant": variant, "tokens_per_s": rate}
+            row["ratio_to_unpatched"] = times["unpatched", phase] / times[variant, phase]
+            row["weights_gb_per_s"] = read and read / 1e9
+            row["share_of_read_bandwidth"] = read and read / limits.read
+            rows.append({**row, "read_gb_per_s": limits.read / 1e9, "resident_mib": memory[variant]})
     return rows
 
 
-def line(row: Row) -> str:
-    text = f"{row.phase:13} {row.variant:10} {row.tokens_per_s:8.2f} tokens/s"
-    text += f", {row.ratio_to_unpatched:5.2f} times unpatched, {row.resident_mib:.0f} MiB resident"
-    if row.weights_gb_per_s is not None and row.share_of_read_bandwidth is not None:
-        text += f", weights at {row.weights_gb_per_s:.1f} GB/s"
-        text += f", {row.share_of_read_bandwidth:.0%} of {row.read_gb_per_s:.1f}"
-    return text
-
-
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--layers", type=int, default=22, help="fewer for a quick look (default: 22)")
-    parser.add_argument("--threads", type=int, default=1)
-    parser.add_argument("--tokens", type=int, default=32, help="tokens of a decode measurement (default: 32)")
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "decode.csv", help="CSV file (default: results/decode.csv)"
-    )
+    parser = harness.new_parser(__doc__, "decode.csv", threads=[1], rounds=5)
+    parser.add_argument("--layers", type=harness.count, default=22, help="fewer for a quick look (default: 22)")
+    parser.add_argument("--tokens", type=harness.count, default=32, help="of a decode measurement (default: 32)")
     options = parser.parse_args(argv)
-    rows = run(options.layers, options.threads, options.tokens, options.rounds)
-    for row in rows:
-        print(line(row))
-    write_csv(options.out, rows, Row)
-    print(f"{len(rows)} rows in {options.out}")
+    measured = partial(measure, options.layers, options.tokens, options.rounds)
+    harness.run(options, (({"layers": options.layers, "threads": n}, measured) for n in options.threads))
 
 
 if __name__ == "__main__":

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from table import read
+from harness import read_csv
+from table import PAGES, RESULTS
 
 WEIGHTS = {"bfloat16": "bf16", "dense": "bf16"}
 CASES = {
@@ -23,6 +24,11 @@ COLUMNS = {  # how a CSV names an engine: how the tables do
     "llama.cpp": "llama.cpp",
     "OpenVINO": "OpenVINO",
 }
+
+
+def read(name: str) -> list[dict[str, str]]:
+    """The rows of a file of the CPU that the pages quote."""
+    return read_csv(RESULTS / PAGES / name)
 
 
 def by_engine(name: str) -> Iterator[str]:

@@ -1,11 +1,13 @@
 """Generation with Llama models of random weights: torch as it is, compiled, packed; llama.cpp; OpenVINO; torch_infini.
 
-    python benchmarks/generate.py --threads 1,2
+    python benchmarks/generate.py --threads 1,2        # results/CPU/generate.csv, and a plot beside it
 
 Every engine has its own process (peers/) and, where it is not of this environment, its own virtual environment, made
 in build/peers at the first run (minutes: llama.cpp is compiled). All of a cell take turns in every round, and medians
 count. What cannot be installed or fails stands in the CSV in words. logit_error is the root mean square of the distance
 from the float32 logits of the same bfloat16 weights, over theirs: the last of 48 tokens at once, then 16 one by one.
+share_of_limit: of a step's time, what reading its weights takes at the measured bandwidth. engine_ratio: the rate of
+torch_infini's engine over this one's, in the same rounds.
 
 Cells besides the default ones: serve, many requests at once, tokens of their outputs a second; prefix, a first token
 behind a prefix that is in the cache and behind another one; read, a checkpoint's loading out of the page cache, and
@@ -26,18 +28,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import harness
 import numpy as np
 import plot
+from harness import HERE, MODELS, Results
 from peers import protocol
 
 from torch_infini._cpu import facts
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import count, counts, results_of, write_csv
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.llama import SHAPES, saved_llama
 
-HERE = Path(__file__).parent
-RESULTS = results_of(__file__)
 TORCH = "2.13.0"
 PROMPT, TOKENS = 48, 64  # of the logit error
 DTYPES = ("bfloat16", "int8", "int4")
@@ -143,25 +144,10 @@ PEERS = {
 }
 
 
-@dataclass
-class Row:
-    """One line of the CSV. The share of the limit: of a step's time, what reading its weights takes at the measured
-    bandwidth. The engine's ratio: of its rate to this one's, in the same rounds."""
-
-    shape: str
-    threads: int
-    cell: str
-    dtype: str
-    engine: str
-    version: str = ""
-    tokens_per_s: float | None = None
-    seconds: float | None = None
-    engine_ratio: float | None = None
-    share_of_limit: float | None = None
-    logit_error: float | None = None
-    rounds: int = 0
-    read_gb_per_s: float | None = None
-    note: str = ""
+COLUMNS = (
+    "shape threads cell dtype engine version tokens_per_s seconds engine_ratio share_of_limit logit_error rounds "
+    "read_gb_per_s note"
+)
 
 
 def last_words(log: Path) -> str:
@@ -176,7 +162,7 @@ def interpreter(environment: Environment, folder: Path) -> Path:
     python, log = home / "bin" / "python", home.with_suffix(".log")
 
     def works() -> bool:
-        check = [python, "-W", "ignore", "-c", environment.check]
+        check: list[str | Path] = [python, "-W", "ignore", "-c", environment.check]
         return python.exists() and subprocess.run(check, capture_output=True).returncode == 0
 
     if works():
@@ -185,7 +171,7 @@ def interpreter(environment: Environment, folder: Path) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     with log.open("w") as out:
 
-        def call(*command: Any) -> bool:
+        def call(*command: str | Path) -> bool:
             variables = {**os.environ, **environment.variables}
             return subprocess.run(command, stdout=out, stderr=subprocess.STDOUT, env=variables).returncode == 0
 
@@ -262,10 +248,9 @@ def label(engine: str, variant: str, dtype: str) -> str:
 class Bench:
     """One run: the options, the models, what has been measured."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self.options = options
+    def __init__(self, options: argparse.Namespace, results: Results) -> None:
+        self.options, self.results = options, results
         self.folder: Path = options.folder
-        self.rows: list[Row] = []
         self.errors: dict[tuple[str, str, str], float] = {}
 
     def start(self, engine: str, variant: str, checkpoint: Path, dtype: str, threads: int) -> Contestant:
@@ -301,10 +286,8 @@ class Bench:
 
     def checkpoint(self, shape: str) -> Path:
         """The Hugging Face folder of a shape, with the float32 logits that all are compared with; made once."""
-        folder = self.folder / "models" / shape
+        folder = saved_llama(shape, self.folder / "models")
         if not (folder / "reference.npy").exists():
-            print(f"making the model of {shape}", flush=True)
-            random_llama(shape).save_pretrained(folder)
             threads = os.cpu_count() or 1
             reference = Process(PEERS["eager"], self.folder, threads, self.folder / "logs" / "reference.log", 3600)
             reference.ask("load", folder=str(folder), variant="eager", dtype="float32", threads=threads)
@@ -354,9 +337,8 @@ class Bench:
         return medians | failures, bandwidth
 
     def add(self, shape: str, threads: int, name: str, dtype: str, engine: str, **values: Any) -> None:
-        row = Row(shape, threads, name, dtype, engine, rounds=self.options.rounds, **values)
-        self.rows.append(row)
-        print(line(row), flush=True)
+        row = {"shape": shape, "threads": threads, "cell": name, "dtype": dtype, "engine": engine}
+        self.results.add({**row, "version": "", "rounds": self.options.rounds, "note": "", **values})
 
     def group(self, shape: str, threads: int, dtype: str, cells: Sequence[str]) -> None:
         """All cells of a shape with weights of one dtype, by all the engines that have it."""
@@ -418,60 +400,31 @@ class Bench:
                     for dtype in self.options.dtypes:
                         chosen = self.options.cells or SHAPE_CELLS[shape]
                         self.group(shape, threads, dtype, [name for name in chosen if dtype in CELLS[name].dtypes])
-                        write_csv(self.options.out, self.rows, Row)
-
-
-def line(row: Row) -> str:
-    text = f"{row.shape:5} {row.threads} {row.cell:12} {row.dtype:8} {row.engine:20}"
-    if row.seconds is None:
-        return f"{text} {row.note}"
-    text += f" {row.seconds:9.4f} s" if row.tokens_per_s is None else f" {row.tokens_per_s:9.2f} tokens/s"
-    if row.engine_ratio is not None:
-        text += f", engine {row.engine_ratio:5.2f}x"
-    if row.share_of_limit is not None:
-        text += f", {row.share_of_limit:4.0%} of {row.read_gb_per_s:.1f} GB/s"
-    return text + (f", logit error {row.logit_error:.1e}" if row.logit_error is not None else "")
-
-
-def names(known: Sequence[str]) -> Any:
-    """An argparse type: names out of the known ones, separated by commas."""
-
-    def parse(text: str) -> list[str]:
-        chosen = text.split(",")
-        for name in chosen:
-            if name not in known:
-                raise argparse.ArgumentTypeError(f"there is no {name!r}; known: {', '.join(known)}")
-        return chosen
-
-    return parse
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shapes", type=names(list(SHAPES)), default=["1.1B", "160M"], help="default: 1.1B,160M")
-    parser.add_argument("--threads", type=counts, default=[1, 2], help="default: 1,2")
-    parser.add_argument("--dtypes", type=names(DTYPES), default=list(DTYPES), help=f"default: {','.join(DTYPES)}")
+    parser = harness.new_parser(__doc__, "generate.csv", threads=[1, 2], rounds=5, resume=False)
+    some = harness.names
+    parser.add_argument("--shapes", type=some("shape", [*SHAPES]), default=["1.1B", "160M"], help="default: 1.1B,160M")
+    all_dtypes = f"default: {','.join(DTYPES)}"
+    parser.add_argument("--dtypes", type=some("dtype of weights", DTYPES), default=[*DTYPES], help=all_dtypes)
     parser.add_argument(
         "--cells",
-        type=names(list(CELLS)),
+        type=some("cell", [*CELLS]),
         help=f"of {','.join(CELLS)} (default: generate for 160M, those of decode and prefill for 1.1B)",
     )
     usual = [name for name in PEERS if name != "ranks"]  # which are no other engine, and need two threads
-    parser.add_argument("--peers", type=names(list(PEERS)), default=usual, help=f"default: {','.join(usual)}; ranks")
-    parser.add_argument("--rounds", type=count, default=5)
-    parser.add_argument("--steps", type=count, default=32, help="of a decode measurement and generate() (default: 32)")
+    parser.add_argument(
+        "--peers", type=some("peer", [*PEERS]), default=usual, help=f"default: {','.join(usual)}; ranks"
+    )
+    help_text = "of a decode measurement and generate() (default: 32)"
+    parser.add_argument("--steps", type=harness.count, default=32, help=help_text)
     parser.add_argument("--patience", type=float, default=3600, help="seconds for one answer (default: 3600)")
-    parser.add_argument(
-        "--folder", type=Path, default=HERE.parent / "build" / "peers", help="models and environments (build/peers)"
-    )
-    parser.add_argument(
-        "--out", type=Path, default=RESULTS / "generate.csv", help="CSV; the plot is beside it (results/generate.csv)"
-    )
+    parser.add_argument("--folder", type=Path, default=MODELS, help="models and environments (build/peers)")
     options = parser.parse_args(argv)
-    bench = Bench(options)
-    bench.run()
-    plot.write(options.out)
-    print(f"{len(bench.rows)} rows in {options.out}")
+    with Results(options.out, COLUMNS) as results:
+        Bench(options, results).run()
+    print(f"drawn in {plot.write(options.out)}")
 
 
 if __name__ == "__main__":

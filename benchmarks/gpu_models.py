@@ -8,15 +8,14 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
+from gpu_measure import DEVICE, GPU, Case, Machine, captured, row_of, seconds_of
+from harness import Row, first_line
 
 import torch_infini
 from torch_infini.testing.llama import random_llama, weight_bytes
-
-if TYPE_CHECKING:
-    from gpu import Case, Machine, Row
 
 CONTEXT = 64  # tokens before the first step that is timed
 STEPS = 64
@@ -24,7 +23,7 @@ STEPS = 64
 
 def decoder(model: Any, device: str) -> tuple[Callable[[], Any], Callable[[], None]]:
     """(a decode step over a static cache that has CONTEXT tokens, what puts the cache back to there)."""
-    from transformers import StaticCache
+    from transformers import StaticCache  # which only these cases need
 
     cache = StaticCache(config=model.config, max_cache_len=CONTEXT + STEPS + 8)
     ids = torch.randint(model.config.vocab_size, (1, CONTEXT), device=device)
@@ -49,7 +48,6 @@ def decoder(model: Any, device: str) -> tuple[Callable[[], Any], Callable[[], No
 
 def step_seconds(run: Callable[[], Any], reset: Callable[[], None], rounds: int, steps: int) -> float:
     """Median over the rounds of the mean time of a step."""
-    from gpu import seconds_of
 
     def all_steps() -> None:
         for _ in range(steps):
@@ -66,8 +64,6 @@ def measure_model(
     case: Case, shape: str, weights: str | None, machine: Machine, with_compile: bool, quick: bool
 ) -> Row:
     """The row of one shape and format of weights."""
-    from gpu import DEVICE, GPU, captured, first_line, row_of
-
     steps, rounds = (4, 1) if quick else (STEPS, 5)
     with torch.device(DEVICE):  # where random numbers are made in a moment
         model = random_llama(shape)
@@ -102,4 +98,4 @@ def measure_model(
         goal = f"{least:.2f} of the weights' limit" + (f", {ratio:g} x eager" if ratio else "")
         met = "yes" if share >= least and peers["eager"] >= ratio * ours else "no"
     us = {f"{name}_us": value * 1e6 for name, value in {"infini": ours, **peers}.items()}
-    return row_of(case, machine, **us, bytes=size, share=share, goal=goal, met=met, note="; ".join(notes))
+    return row_of(case, **us, bytes=size, share=share, goal=goal, met=met, note="; ".join(notes))

@@ -1,6 +1,6 @@
-"""A Hugging Face model on two ranks of one machine, as transformers shares it and patched, beside one process.
+"""A Hugging Face model on two ranks of one machine, as transformers shards it and patched, beside one process.
 
-    python benchmarks/patched_ranks.py        # results/patched-ranks.csv
+    python benchmarks/patched_ranks.py        # results/CPU/patched-ranks.csv
 
 Decode steps in bfloat16, batch 1, behind 64 tokens; each rank has one thread, the one process has two. The contestants
 take turns in every round; rank 0's clock counts, the median over the rounds.
@@ -8,40 +8,27 @@ take turns in every round; rank 0's clock counts, the median over the rounds.
 
 from __future__ import annotations
 
-import argparse
 import multiprocessing
-import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
 import torch.distributed as dist
 from families import CONTEXT, decode_seconds
+from harness import Row, taken
 
 from torch_infini import patched
-from torch_infini.testing.benchmark import results_of, write_csv
+from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.checkpoints import random_model
 from torch_infini.testing.llama import random_llama
 
-RESULTS = results_of(__file__)
 THREADS = 2  # of all ranks together
 WORLDS = {"one process": (1, ""), "two ranks, gloo": (2, "gloo"), "two ranks, infiniccl": (2, "infiniccl")}
-
-
-@dataclass
-class Row:
-    """One line of the CSV; times of a decode step in milliseconds."""
-
-    shape: str
-    world: str
-    transformers_ms: float
-    patched_ms: float
-    transformers_tokens_per_second: float
-    patched_tokens_per_second: float
 
 
 class World:
@@ -102,32 +89,27 @@ def measure(shape: str, rounds: int) -> list[Row]:
         model = random_model("llama", torch.bfloat16) if shape == "small" else random_llama(shape)
         model.save_pretrained(folder)
         worlds = {name: World(*arguments, Path(folder)) for name, arguments in WORLDS.items()}
-        times: dict[tuple[str, str], list[float]] = {}
-        for turn in range(rounds + 1):  # the first turn warms up
-            for name, world in worlds.items():
-                for form in ("transformers", "patched"):
-                    taken = world.seconds(form)
-                    if turn:
-                        times.setdefault((name, form), []).append(taken)
+
+        def steps(world: World) -> Callable[[], dict[str, float]]:
+            return lambda: {form: world.seconds(form) for form in ("transformers", "patched")}
+
+        times = interleaved_medians({name: steps(world) for name, world in worlds.items()}, rounds)
         for world in worlds.values():
             world.close()
     rows = []
-    for name in worlds:
-        plain, ours = (statistics.median(times[name, form]) for form in ("transformers", "patched"))
-        rows.append(Row(shape, name, plain * 1e3, ours * 1e3, 1 / plain, 1 / ours))
-        print(f"{name:22} transformers {1 / plain:7.1f} tokens/s   patched {1 / ours:7.1f} tokens/s", flush=True)
+    for name, (size, _) in WORLDS.items():
+        both = {form: times[name, form] for form in ("transformers", "patched")}
+        rates = {f"{form}_tokens_per_second": 1 / seconds for form, seconds in both.items()}
+        rows.append({"world": name, **taken(both, *both, unit="ms"), **rates, "threads": THREADS // size})
     return rows
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--shape", choices=("8B", "1.1B", "160M"), default="160M")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--out", type=Path, default=RESULTS / "patched-ranks.csv")
-    parser.add_argument("--quick", action="store_true", help="a small model and one round: to see that it runs")
-    options = parser.parse_args(arguments)
-    rows = measure("small", 1) if options.quick else measure(options.shape, options.rounds)
-    write_csv(options.out, rows, Row)
+def main(argv: Sequence[str] | None = None) -> None:
+    parser = harness.new_parser(__doc__, "patched-ranks.csv", rounds=7, quick="a small model and one round")
+    parser.add_argument("--shape", choices=("8B", "1.1B", "160M"), default="160M", help="default: 160M")
+    options = parser.parse_args(argv)
+    shape, rounds = ("small", 1) if options.quick else (options.shape, options.rounds)
+    harness.run(options, [({"shape": shape}, partial(measure, shape, rounds))])
 
 
 if __name__ == "__main__":

@@ -1,17 +1,20 @@
-"""Draws generate.csv as an SVG file beside it: a panel a cell, a bar an engine, tokens a second.
+"""Draws generate.csv or collectives.csv as an SVG file beside it.
 
-python benchmarks/plot.py
+    python benchmarks/plot.py [CSV]        # by default generate.csv of this kind of CPU
+
+Of generate.py: a panel a cell, a bar an engine, tokens a second. Of collectives.py: the time of an all-reduce against
+its size, both logarithmic.
 """
 
 from __future__ import annotations
 
-import csv
+import math
 import sys
 from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
-from torch_infini.testing.benchmark import results_of
+from harness import RESULTS, read_csv
 
 OURS, THEIRS = "#1f6feb", "#9aa4b2"
 BAR, GAP, LABEL, PANEL, MARGIN = 16, 5, 150, 430, 14  # pixels
@@ -32,12 +35,31 @@ ENGINES = {
     "engine": "torch_infini, engine",
     "ranks": "torch_infini, engine, a rank a thread",
 }
+WIDTH, HEIGHT, LEFT, BELOW, KEY = 560, 320, 60, 36, 190  # pixels
+LINES = {  # column: what it is, colour, dashes
+    "gloo_us": ("dist.all_reduce, Gloo", THEIRS, ""),
+    "torch_us": ("dist.all_reduce, infiniccl", OURS, ""),
+    "op_us": ("torch.ops.infini.all_reduce_", OURS, "5 3"),
+    "copy_us": ("memcpy of as many bytes", "#777", "2 3"),
+}
 Rows = Sequence[dict[str, str]]
 
 
 def text(x: float, y: float, content: str, **attributes: object) -> str:
     extra = "".join(f' {name.replace("_", "-")}="{value}"' for name, value in attributes.items())
     return f'<text x="{x:.0f}" y="{y:.0f}"{extra}>{escape(content)}</text>'
+
+
+def document(width: float, height: float, parts: Sequence[str]) -> str:
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
+            f'viewBox="0 0 {width} {height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="12">',
+            f'<rect width="{width}" height="{height:.0f}" fill="white"/>',
+            *parts,
+            "</svg>\n",
+        ]
+    )
 
 
 def panel(rows: Rows, x: float, y: float) -> list[str]:
@@ -71,7 +93,7 @@ def panel(rows: Rows, x: float, y: float) -> list[str]:
     return parts
 
 
-def svg(rows: Rows) -> str:
+def bars(rows: Rows) -> str:
     """A column a number of threads; shapes, cells and dtypes from top to bottom."""
     threads = sorted({int(row["threads"]) for row in rows})
     y = MARGIN + 14.0
@@ -89,25 +111,62 @@ def svg(rows: Rows) -> str:
             parts += panel([row for row in of_cell if row["threads"] == str(n)], x, y + 2)
         y += len(engines) * (BAR + GAP)
     width, height = MARGIN + max(1, len(threads)) * (PANEL + MARGIN), y + MARGIN
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height:.0f}" '
-            f'viewBox="0 0 {width} {height:.0f}" font-family="Helvetica, Arial, sans-serif" font-size="12">',
-            f'<rect width="{width}" height="{height:.0f}" fill="white"/>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    return document(width, height, parts)
+
+
+def size_in_words(size: int) -> str:
+    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
+        if size >= unit:
+            return f"{size // unit} {name}"
+    return f"{size} B"
+
+
+def curves(rows: Rows) -> str:
+    """One panel, of the first number of ranks."""
+    rows = [row for row in rows if row["ranks"] == rows[0]["ranks"]]
+    sizes = [int(row["bytes"]) for row in rows]
+    times = [float(row[column]) for row in rows for column in LINES]
+    low, high = math.floor(math.log10(min(times))), math.ceil(math.log10(max(times)))
+    first, last = math.log2(min(sizes)), math.log2(max(sizes))
+
+    def x(size: int) -> float:
+        return LEFT + WIDTH * (math.log2(size) - first) / max(1.0, last - first)
+
+    def y(us: float) -> float:
+        return 2 * MARGIN + HEIGHT * (high - math.log10(us)) / (high - low)
+
+    parts = [text(LEFT, MARGIN + 4, f"all-reduce of {rows[0]['ranks']} ranks, us a call", font_weight="bold")]
+    for power in range(low, high + 1):
+        at = y(10.0**power)
+        parts.append(f'<line x1="{LEFT}" y1="{at:.1f}" x2="{LEFT + WIDTH}" y2="{at:.1f}" stroke="#ddd"/>')
+        parts.append(text(LEFT - 6, at + 4, f"{10.0**power:g}", text_anchor="end"))
+    for i, size in enumerate(sizes):
+        if i % 3 == 0 or i == len(sizes) - 1:
+            parts.append(text(x(size), 2 * MARGIN + HEIGHT + 18, size_in_words(size), text_anchor="middle"))
+    for i, (column, (words, colour, dashes)) in enumerate(LINES.items()):
+        points = " ".join(f"{x(int(row['bytes'])):.1f},{y(float(row[column])):.1f}" for row in rows)
+        style = f'fill="none" stroke="{colour}" stroke-width="2" stroke-dasharray="{dashes}"'
+        parts.append(f'<polyline points="{points}" {style}/>')
+        key = 2 * MARGIN + 18 * i + 14
+        from_ = LEFT + WIDTH + MARGIN
+        parts.append(f'<line x1="{from_}" y1="{key - 4}" x2="{from_ + 24}" y2="{key - 4}" {style}/>')
+        parts.append(text(from_ + 30, key, words))
+    width, height = LEFT + WIDTH + MARGIN + 30 + KEY, 2 * MARGIN + HEIGHT + BELOW
+    return document(width, height, parts)
+
+
+def drawn(table: Path) -> str:
+    """A CSV file of generate.py or collectives.py as SVG."""
+    rows = read_csv(table)
+    return bars([row for row in rows if row["cell"] in TITLES]) if "cell" in rows[0] else curves(rows)
 
 
 def write(table: Path) -> Path:
-    """Draw a CSV file of generate.py; the path of the SVG file."""
-    with table.open(newline="") as file:
-        rows = [row for row in csv.DictReader(file) if row["cell"] in TITLES]  # the others are no rates
+    """Draw a CSV file; the path of the SVG file beside it."""
     path = table.with_suffix(".svg")
-    path.write_text(svg(rows))
+    path.write_text(drawn(table))
     return path
 
 
 if __name__ == "__main__":
-    print(write(Path(sys.argv[1]) if len(sys.argv) > 1 else results_of(__file__) / "generate.csv"))
+    print(write(Path(sys.argv[1]) if len(sys.argv) > 1 else RESULTS / "generate.csv"))

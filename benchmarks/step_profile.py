@@ -1,35 +1,34 @@
 """Where the time of the engine's decode step goes: linear, attention, norms and the like, sampling, the host.
 
-    python benchmarks/step_profile.py --shape 1.1B --weights int8
+    python benchmarks/step_profile.py --shape 1.1B --weights int8        # results/CPU/step_profile.csv
 
-A recorded step's time, and what its replay and the sampler take of it, are medians. torch.profiler cannot see into a
-replay, so ops are timed in unrecorded steps of another engine, which takes turns with the first. host_ms is what the
-ops leave of the recorded step; where it is below 0 the profiler's own cost of each op is more than all of the host's.
+Milliseconds a step. A recorded step's time, and what its replay and the sampler take of it, are medians; outside_ms is
+neither: scheduling, inputs, outputs. torch.profiler cannot see into a replay, so ops are timed in unrecorded steps of
+another engine, which takes turns with the first. host_ms is what the ops leave of the recorded step; where it is below
+0 the profiler's own cost of each op is more than all of the host's. linear_gb_per_s is of weights.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import statistics
-import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, fields
+from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
+import harness
 import torch
-from torch.profiler import ProfilerActivity, profile
+from harness import MODELS, Cases, Row, count, counts
+from steps import profiled_ms
 
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
-from torch_infini.testing import threads_set_to
 from torch_infini.testing.bandwidth import read_bandwidth
-from torch_infini.testing.benchmark import count, counts, write_csv
-from torch_infini.testing.llama import SHAPES, random_llama
+from torch_infini.testing.llama import SHAPES, saved_llama
 
-FOLDER = Path(__file__).parents[1] / "build" / "peers"
 WEIGHTS = ("dense", "int8", "int4")
 # Beginnings of names of ops, and where their time is counted; rope is in the op that also writes to the cache.
 KINDS = {
@@ -39,30 +38,6 @@ KINDS = {
     "infini::log_softmax": "sampling",
     "infini::": "norms_rope_activations",
 }
-
-
-@dataclass
-class Row:
-    """One line of the CSV, times in milliseconds a step; outside_ms: of the recorded step, what is neither in the
-    replay nor in the sampler: scheduling, inputs, outputs."""
-
-    shape: str
-    weights: str
-    batch: int
-    context: int
-    threads: int
-    step_ms: float
-    linear_ms: float
-    attention_ms: float
-    norms_rope_activations_ms: float
-    sampling_ms: float
-    host_ms: float
-    replay_ms: float
-    sampler_ms: float
-    outside_ms: float
-    unrecorded_step_ms: float
-    linear_gb_per_s: float  # of weights
-    read_gb_per_s: float
 
 
 def ready(model: Llama, batch: int, context: int, steps: int, record: bool) -> LLM:
@@ -104,7 +79,7 @@ class Timed:
         return statistics.median(self.ms)
 
 
-def measure(model: Llama, batch: int, context: int, steps: int, **case: Any) -> Row:
+def measure(model: Llama, batch: int, context: int, steps: int) -> Row:
     recorded, unrecorded = (ready(model, batch, context, 3 * steps, record) for record in (True, False))
     runner = recorded.engine._runner
     replay = runner._steps[batch] = Timed(runner._steps[batch])
@@ -114,66 +89,45 @@ def measure(model: Llama, batch: int, context: int, steps: int, **case: Any) -> 
         step()
         plain()
     whole = step.median
-    for _ in range(2):  # the first one's first events are slow
-        with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            for _ in range(steps):
-                unrecorded.engine.step()
     ops = dict.fromkeys(KINDS.values(), 0.0)
-    for event in profiler.key_averages():
-        kind = next((kind for start, kind in KINDS.items() if event.key.startswith(start)), None)
+    for name, ms in profiled_ms(unrecorded.engine.step, steps).items():
+        kind = next((kind for start, kind in KINDS.items() if name.startswith(start)), None)
         if kind is not None:  # else it is the host's: inputs and outputs
-            ops[kind] += event.self_cpu_time_total / 1e3 / steps
+            ops[kind] += ms
     linear = (module for module in model.modules() if type(module).__name__ == "Linear")
     weight_bytes = sum(p.nbytes for module in linear for p in module.parameters())
-    return Row(
-        batch=batch,
-        context=context,
-        step_ms=whole,
+    return {
+        "step_ms": whole,
         **{f"{kind}_ms": ms for kind, ms in ops.items()},
-        host_ms=whole - sum(ops.values()),
-        replay_ms=replay.median,
-        sampler_ms=sampler.median,
-        outside_ms=whole - replay.median - sampler.median,
-        unrecorded_step_ms=plain.median,
-        linear_gb_per_s=weight_bytes / ops["linear"] / 1e6,
-        read_gb_per_s=read_bandwidth(0.2) / 1e9,
-        **case,
-    )
+        "host_ms": whole - sum(ops.values()),
+        "replay_ms": replay.median,
+        "sampler_ms": sampler.median,
+        "outside_ms": whole - replay.median - sampler.median,
+        "unrecorded_step_ms": plain.median,
+        "linear_gb_per_s": weight_bytes / ops["linear"] / 1e6,
+        "read_gb_per_s": read_bandwidth(0.2) / 1e9,
+    }
 
 
-def load(shape: str, weights: Any, folder: Path) -> Llama:
-    """The model of a shape; its checkpoint is made where there is none."""
-    path = folder / "models" / shape
-    if not (path / "model.safetensors").exists():
-        random_llama(shape).save_pretrained(path)
-    return Llama.from_pretrained(path, weights, progress=False)
+def cases(options: argparse.Namespace) -> Cases:
+    checkpoint = saved_llama(options.shape, options.folder / "models")
+    for weights in options.weights or WEIGHTS:
+        model = Llama.from_pretrained(checkpoint, weights, progress=False)
+        for threads, batch, context in product(options.threads, options.batch, options.context):
+            key = {"shape": options.shape, "weights": weights, "batch": batch, "context": context, "threads": threads}
+            yield key, partial(measure, model, batch, context, options.steps)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--shape", choices=list(SHAPES), default="1.1B", help="default: 1.1B")
+    parser = harness.new_parser(__doc__, "step_profile.csv", threads=[1])
+    parser.add_argument("--shape", choices=[*SHAPES], default="1.1B", help="default: 1.1B")
     parser.add_argument("--weights", choices=WEIGHTS, action="append", help="several times for several (default: all)")
     parser.add_argument("--batch", type=counts, default=[1], help="sequences (default: 1)")
     parser.add_argument("--context", type=counts, default=[16], help="tokens in the cache (default: 16)")
-    parser.add_argument("--threads", type=counts, default=[1], help="default: 1")
     parser.add_argument("--steps", type=count, default=32, help="of a measurement (default: 32)")
-    parser.add_argument("--folder", type=Path, default=FOLDER, help="where models are kept (build/peers)")
-    parser.add_argument("--out", type=Path, help="CSV file (default: none, the table is on stdout)")
+    parser.add_argument("--folder", type=Path, default=MODELS, help="where models are kept (build/peers)")
     options = parser.parse_args(argv)
-    out = csv.DictWriter(sys.stdout, [field.name for field in fields(Row)])
-    out.writeheader()
-    rows = []
-    for weights in options.weights or WEIGHTS:
-        model = load(options.shape, weights, options.folder)
-        cases = [(n, batch, context) for n in options.threads for batch in options.batch for context in options.context]
-        for threads, batch, context in cases:
-            with threads_set_to(threads):
-                case = {"shape": options.shape, "weights": weights, "threads": threads}
-                rows.append(measure(model, batch, context, options.steps, **case))
-            out.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in asdict(rows[-1]).items()})
-            sys.stdout.flush()
-    if options.out is not None:
-        write_csv(options.out, rows, Row)
+    harness.run(options, cases(options))
 
 
 if __name__ == "__main__":

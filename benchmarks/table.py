@@ -1,4 +1,4 @@
-"""Prints the tables that README.md and csrc/README.md quote, as Markdown, from the CSV files of one kind of CPU.
+"""Prints the tables of docs/speed.md and other pages, as Markdown, from the CSV files of one kind of CPU.
 
 python benchmarks/table.py              # of results/zen-5, which the pages quote
 python benchmarks/table.py --cpu zen-4
@@ -7,11 +7,13 @@ python benchmarks/table.py --cpu zen-4
 from __future__ import annotations
 
 import argparse
-import csv
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
-RESULTS = Path(__file__).parent / "results" / "zen-5"
+from harness import HERE, read_csv
+
+RESULTS = HERE / "results"
+PAGES = "zen-5"  # the folder that the pages quote
 # The rows of ops.csv that the README shows, in bfloat16.
 SHOWN = {
     "rms_norm": ("512x4096", "16384x4096"),
@@ -26,214 +28,221 @@ SHOWN = {
 }
 
 
-def read(name: str | Path) -> list[dict[str, str]]:
-    """A file of the kind of CPU, or a whole path."""
-    with (RESULTS / name).open() as file:
-        return list(csv.DictReader(file))
+Rows = list[dict[str, str]]
+Cells = Iterator[list[str]]  # of a table, row by row
 
 
-def ops_table() -> Iterator[str]:
-    """Functional calls against plain torch, for both make their results anew; the out form against the limit."""
-    yield "| op, bfloat16, one thread | us | out, us | eager takes | compiled takes | out: share of limit |"
-    yield "| --- | ---: | ---: | ---: | ---: | --- |"
-    rows = {(row["op"], row["sample"]): row for row in read("ops.csv") if row["dtype"] == "bfloat16"}
-    for op, samples in SHOWN.items():
-        for sample in samples:
-            row = rows[op, sample]
-            functional, out = float(row["infini_us"]), float(row["infini_out_us"])
-            eager, compiled = float(row["ratio_to_eager"]), float(row["ratio_to_compile"])
-            yield (
-                f"| `{op}` {sample} | {functional:.1f} | {out:.1f} | {eager:.2f}x | {compiled:.2f}x "
-                f"| {float(row['share']):.0%} of {row['limit'].split(',')[0]} |"
-            )
+TABLES: dict[str, Callable[[Path], str]] = {}  # in the order in which they are printed
 
 
-def kinds_table() -> Iterator[str]:
-    """The same op on every kind of CPU that was measured: how long eager torch takes of our time."""
-    kinds = {
-        f"{folder.name.replace('-', ' ').title().replace('Amx', 'AMX')}{capped}": {
-            (row["op"], row["sample"]): float(row["ratio_to_eager"])
-            for row in read(folder / name)
-            if row["dtype"] == "bfloat16" and row["threads"] == "1" and row["ratio_to_eager"]
-        }
-        for folder in sorted(RESULTS.parent.iterdir(), reverse=True)
-        for name, capped in (("ops.csv", ""), ("ops-avx2.csv", ", AVX2"))
-        if (folder / name).exists()
-    }
-    yield f"| op, bfloat16, one thread: eager takes | {' | '.join(kinds)} |"
-    yield f"| --- |{' ---: |' * len(kinds)}"
-    for op, samples in SHOWN.items():
-        for sample in samples:
-            ratios = (ratios.get((op, sample)) for ratios in kinds.values())
-            yield f"| `{op}` {sample} | {' | '.join(f'{r:.2f}x' if r else '-' for r in ratios)} |"
+def table(file: str, heads: str, aligned: str) -> Callable[[Callable[[Rows], Cells]], Callable[[Rows], Cells]]:
+    """Makes a table of a file, "" where there is none; its columns are aligned l(eft) or r(ight)."""
+
+    def register(cells: Callable[[Rows], Cells]) -> Callable[[Rows], Cells]:
+        def markdown(folder: Path) -> str:
+            rows = read_csv(folder / file)
+            lines = [f"| {heads} |", "".join("| ---: " if side == "r" else "| --- " for side in aligned) + "|"]
+            return "\n".join(lines + [f"| {' | '.join(row)} |" for row in cells(rows)]) if rows else ""
+
+        TABLES[cells.__name__] = markdown
+        return cells
+
+    return register
 
 
-def decode_table() -> Iterator[str]:
+def number(row: dict[str, str], name: str, form: str = "{:.2f}x", scale: float = 1) -> str:
+    """A value of a row in that form; "-" where there is none."""
+    return form.format(float(row[name]) * scale) if row[name] else "-"
+
+
+@table(
+    "decode.csv",
+    "1.1B shape, bfloat16, batch 1, one thread | unpatched | patched | ratio | share of memory bandwidth",
+    "lrrrr",
+)
+def decode(rows: Rows) -> Cells:
     """The 1.1B-shape model, unpatched and patched."""
-    yield "| 1.1B shape, bfloat16, batch 1, one thread | unpatched | patched | ratio | share of memory bandwidth |"
-    yield "| --- | ---: | ---: | ---: | ---: |"
-    rows = {(row["phase"], row["variant"]): row for row in read("decode.csv")}
-    for phase in dict.fromkeys(phase for phase, _ in rows):
-        plain, patched = rows[phase, "unpatched"], rows[phase, "patched"]
-        share = f"{float(patched['share_of_read_bandwidth']):.0%}" if patched["share_of_read_bandwidth"] else ""
-        yield (
-            f"| {phase} tokens/s | {float(plain['tokens_per_s']):.1f} | {float(patched['tokens_per_s']):.1f} "
-            f"| {float(patched['ratio_to_unpatched']):.2f} | {share} |"
-        )
+    by_variant = {(row["phase"], row["variant"]): row for row in rows}
+    for phase in dict.fromkeys(row["phase"] for row in rows):
+        both = [by_variant[phase, variant] for variant in ("unpatched", "patched")]
+        share = number(both[1], "share_of_read_bandwidth", "{:.0%}").replace("-", "")
+        rates = (number(row, "tokens_per_s", "{:.1f}") for row in both)
+        yield [f"{phase} tokens/s", *rates, number(both[1], "ratio_to_unpatched", "{:.2f}"), share]
 
 
-def steps_table() -> Iterator[str]:
-    """Where the time of a patched model's step goes."""
-    yield "| step, weights, threads | ms | products | attention | other ops | host | products read weights at |"
-    yield "| --- | ---: | ---: | ---: | ---: | ---: | --- |"
-    for row in read("steps.csv"):
-        step = float(row["step_ms"])
-        parts = (float(row[name]) / step for name in ("products_ms", "attention_ms", "other_ops_ms", "host_ms"))
-        rate = row["weights_gb_per_s"]
-        share = f"{float(rate) / float(row['read_gb_per_s']):.0%} of memory bandwidth" if rate else "-"
-        yield (
-            f"| {row['shape']}, {row['phase']} {row['length']}, {row['weights']}, {row['threads']} | {step:.2f} "
-            f"| {' | '.join(f'{round(part, 2) + 0.0:.0%}' for part in parts)} | {share} |"
-        )
+ENGINES = {"eager": "torch", "compile": "torch.compile", "packed": "packed"}
+ENGINES |= {engine: engine for engine in ("llama.cpp", "OpenVINO", "infini")}
 
 
-def families_table() -> Iterator[str]:
-    """What patch_model does to every family it serves."""
-    yield (
-        "| family | modules replaced | float32: largest difference of a logit | tokens equal "
-        "| bfloat16: mean error, the original's own | decode is faster |"
-    )
-    yield "| --- | --- | ---: | --- | --- | ---: |"
-    for row in read("families.csv"):
-        left = f", {row['left']} left" if row["left"] != "0" else ""
-        yield (
-            f"| {row['family']} | {row['replaced']}{left} | {float(row['float32_difference']):.1e} "
-            f"| {'yes' if row['tokens_equal'] == 'True' else 'no'} "
-            f"| {float(row['bfloat16_error']):.2e}, {float(row['bfloat16_original']):.2e} "
-            f"| {float(row['ratio']):.2f}x |"
-        )
-
-
-def c_abi_table() -> Iterator[str]:
-    """The C ABI: ratios to torch and the share of the limit, one thread and two, by dtype."""
-    yield "| op, case | dtype | us | eager takes | compiled takes | share of limit | two threads: the same three |"
-    yield "| --- | --- | ---: | ---: | ---: | --- | --- |"
-    rows = {(row["op"], row["case"], row["dtype"], row["threads"]): row for row in read("c-abi.csv")}
-
-    def ratio(row: dict[str, str], name: str) -> str:
-        return f"{float(row[name]):.2f}x" if row[name] else "-"
-
-    for (op, case, dtype, threads), row in rows.items():
-        if threads != "1":
-            continue
-        two = rows[op, case, dtype, "2"]
-        unit = "arithmetic" if row["limit"].endswith("FLOP/s") else "bandwidth"
-        ratios = [ratio(r, f"ratio_to_{name}") for r in (row, two) for name in ("eager", "compile")]
-        yield (
-            f"| {op} {case} | {dtype} | {float(row['infini_us']):.1f} | {ratios[0]} | {ratios[1]} "
-            f"| {float(row['share']):.0%} of {unit} | {ratios[2]}, {ratios[3]}, {float(two['share']):.0%} |"
-        )
-
-
-def sites_table() -> Iterator[str]:
-    """What backend="infini" finds in six families, and how exact the compiled models are."""
-    yield "| model | sites: found and replaced of expected | eager from float64 | compiled | compiled from eager |"
-    yield "| --- | --- | ---: | ---: | ---: |"
-    rows = [row for row in read("compile-sites.csv") if row["dtype"] == "bfloat16"]
-    for family in dict.fromkeys(row["family"] for row in rows):
-        sites = [row for row in rows if row["family"] == family]
-        text = ", ".join(
-            f"{row['pattern']} {row['found']} and {row['replaced']} of {row['expected']}"
-            + (f" ({row['left']})" if row["left"] else "")
-            for row in sites
-        )
-        errors = [
-            f"{float(sites[0][name]):.1e}"
-            for name in ("eager_from_float64", "infini_from_float64", "infini_from_eager")
-        ]
-        yield f"| {family} | {text} | {' | '.join(errors)} |"
-
-
-def compile_table() -> Iterator[str]:
-    """backend="infini" against plain Inductor."""
-    yield "| compiled Llama, bfloat16, batch 1, one thread | Inductor, ms | infini, ms | ratio |"
-    yield "| --- | ---: | ---: | ---: |"
-    for row in read("compile.csv"):
-        inductor, infini = float(row["inductor_ms"]), float(row["infini_ms"])
-        what = "prefill of 512 tokens" if row["phase"] == "prefill" else "a decode step at 512"
-        yield f"| {row['shape']} shape, {what} | {inductor:.1f} | {infini:.1f} | {float(row['ratio']):.2f} |"
-
-
-def quantised_table() -> Iterator[str]:
-    """Linear layers with weights of 8 and 4 bits; every weight comes from memory."""
-    yield "| op, bfloat16 x, one thread | us | torch's own takes | dense bfloat16 takes | share of the limit |"
-    yield "| --- | ---: | ---: | ---: | --- |"
-    for row in read("quantised.csv"):
-        torch_takes, dense_takes = float(row["ratio_to_torch"]), float(row["ratio_to_dense"])
-        share = f"{float(row['share']):.0%} of bandwidth"
-        quantised = row.get("quantize_x") == "True"  # older files have no such column
-        if quantised and row["share_of_vnni"]:
-            share += f", {float(row['share_of_vnni']):.0%} of VNNI's peak"
-        yield (
-            f"| `{row['op']}` {row['rows']}x{row['k']}->{row['n']}{', `quantize_x`' if quantised else ''} "
-            f"| {float(row['infini_us']):.0f} | {torch_takes:.2f}x | {dense_takes:.2f}x | {share} |"
-        )
-
-
-def generate_table(name: str = "generate.csv") -> Iterator[str]:
-    """Generation by every engine, tokens a second; quantised weights with their logit error."""
-    rows = read(name)
-    columns = {"eager": "torch", "compile": "torch.compile", "packed": "packed"}
-    columns |= {engine: engine for engine in ("llama.cpp", "OpenVINO", "infini")}
-    yield f"| shape, cell, weights, threads | {' | '.join(columns.values())} | infini: share of memory bandwidth |"
-    yield f"| --- |{' ---: |' * (len(columns) + 1)}"
+@table(
+    "generate.csv",
+    f"shape, cell, weights, threads | {' | '.join(ENGINES.values())} | infini: share of memory bandwidth",
+    "l" + "r" * (len(ENGINES) + 1),
+)
+def generate(rows: Rows) -> Cells:
+    """Generation by every engine, tokens a second; quantized weights with their logit error."""
 
     def entry(row: dict[str, str]) -> str:
         variant = row["engine"].partition(" ")[2]
-        error = f" ({float(row['logit_error']):.1%})" if row["dtype"] != "bfloat16" and row["logit_error"] else ""
-        number = f"{float(row['tokens_per_s']):.1f}" if row["tokens_per_s"] else "failed"
-        return f"{variant} {number}{error}".strip()
-
-    keys = ("shape", "cell", "dtype", "threads")
-    for key in dict.fromkeys(tuple(row[k] for k in keys) for row in rows):
-        of_cell = [row for row in rows if tuple(row[k] for k in keys) == key]
-        by_engine = {
-            engine: ", ".join(entry(row) for row in of_cell if row["engine"].partition(" ")[0] == engine) or "-"
-            for engine in columns
-        }
-        shares = [row["share_of_limit"] for row in of_cell if row["engine"] == "infini" and row["share_of_limit"]]
-        share = f"{float(shares[0]):.0%}" if shares else "-"
-        yield f"| {', '.join(key)} | {' | '.join(by_engine.values())} | {share} |"
-
-
-def collectives_table() -> Iterator[str]:
-    """All-reduce between processes, by size."""
-    yield "| all-reduce between processes | us | Gloo takes | copying takes |"
-    yield "| --- | ---: | ---: | ---: |"
-    for row in read("collectives.csv"):
-        size, ours = int(row["bytes"]), float(row["infini_us"])  # the C call's
-        unit, name = next((u, n) for u, n in ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if size >= u)
-        yield (
-            f"| {row['ranks']} ranks, {size // unit} {name}, {row['dtype']} | {ours:.1f} "
-            f"| {float(row['gloo_us']) / ours:.1f}x | {float(row['copy_us']) / ours:.2f}x |"
+        error = (
+            f" ({number(row, 'logit_error', '{:.1%}')})" if row["dtype"] != "bfloat16" and row["logit_error"] else ""
         )
+        rate = number(row, "tokens_per_s", "{:.1f}") if row["tokens_per_s"] else "failed"
+        return f"{variant} {rate}{error}".strip()
+
+    key_of = lambda row: tuple(row[name] for name in ("shape", "cell", "dtype", "threads"))
+    for key in dict.fromkeys(map(key_of, rows)):
+        of_cell = [(row["engine"].partition(" ")[0], row) for row in rows if key_of(row) == key]
+        entries = (", ".join(entry(row) for engine, row in of_cell if engine == name) or "-" for name in ENGINES)
+        shares = [number(row, "share_of_limit", "{:.0%}") for _, row in of_cell if row["engine"] == "infini"]
+        yield [", ".join(key), *entries, shares[0] if shares else "-"]
+
+
+@table(
+    "steps.csv",
+    "step, weights, threads | ms | products | attention | other ops | host | products read weights at",
+    "lrrrrrl",
+)
+def steps(rows: Rows) -> Cells:
+    """Where the time of a patched model's step goes."""
+    for row in rows:
+        step, rate = float(row["step_ms"]), row["weights_gb_per_s"]
+        parts = (float(row[f"{name}_ms"]) / step for name in ("products", "attention", "other_ops", "host"))
+        share = f"{float(rate) / float(row['read_gb_per_s']):.0%} of memory bandwidth" if rate else "-"
+        case = f"{row['shape']}, {row['phase']} {row['length']}, {row['weights']}, {row['threads']}"
+        yield [case, f"{step:.2f}", *(f"{round(part, 2) + 0.0:.0%}" for part in parts), share]
+
+
+@table(
+    "families.csv",
+    "family | modules replaced | float32: largest difference of a logit | tokens equal "
+    "| bfloat16: mean error, the original's own | decode is faster",
+    "llrllr",
+)
+def families(rows: Rows) -> Cells:
+    """What patch_model does to every family it serves."""
+    for row in rows:
+        left = f", {row['left']} left" if row["left"] != "0" else ""
+        errors = ", ".join(number(row, f"bfloat16_{name}", "{:.2e}") for name in ("error", "original"))
+        equal = "yes" if row["tokens_equal"] == "True" else "no"
+        difference = number(row, "float32_difference", "{:.1e}")
+        yield [row["family"], row["replaced"] + left, difference, equal, errors, number(row, "ratio")]
+
+
+@table(
+    "compile-sites.csv",
+    "model | sites: found and replaced of expected | eager from float64 | compiled | compiled from eager",
+    "llrrr",
+)
+def sites(rows: Rows) -> Cells:
+    """What backend="infini" finds in six families, and how exact the compiled models are."""
+    rows = [row for row in rows if row["dtype"] == "bfloat16"]
+    for family in dict.fromkeys(row["family"] for row in rows):
+        found = [row for row in rows if row["family"] == family]
+        texts = (
+            f"{row['pattern']} {row['found']} and {row['replaced']} of {row['expected']}"
+            + (f" ({row['left']})" if row["left"] else "")
+            for row in found
+        )
+        names = ("eager_from_float64", "infini_from_float64", "infini_from_eager")
+        yield [family, ", ".join(texts), *(number(found[0], name, "{:.1e}") for name in names)]
+
+
+@table("compile.csv", "compiled Llama, bfloat16, batch 1, one thread | Inductor, ms | infini, ms | ratio", "lrrr")
+def compiled(rows: Rows) -> Cells:
+    """backend="infini" against plain Inductor."""
+    for row in rows:
+        what = "prefill of 512 tokens" if row["phase"] == "prefill" else "a decode step at 512"
+        times = (number(row, name, "{:.1f}") for name in ("inductor_ms", "infini_ms"))
+        yield [f"{row['shape']} shape, {what}", *times, number(row, "ratio", "{:.2f}")]
+
+
+@table(
+    "quantised.csv",
+    "op, bfloat16 x, one thread | us | torch's own takes | dense bfloat16 takes | share of the limit",
+    "lrrrl",
+)
+def quantized(rows: Rows) -> Cells:
+    """Linear layers with weights of 8 and 4 bits; every weight comes from memory."""
+    for row in rows:
+        share = f"{number(row, 'share', '{:.0%}')} of bandwidth"
+        of_int8 = row.get("quantize_x") == "True"  # older files have no such column
+        if of_int8 and row["share_of_vnni"]:
+            share += f", {number(row, 'share_of_vnni', '{:.0%}')} of VNNI's peak"
+        case = f"`{row['op']}` {row['rows']}x{row['k']}->{row['n']}{', `quantize_x`' if of_int8 else ''}"
+        ratios = (number(row, f"ratio_to_{name}") for name in ("torch", "dense"))
+        yield [case, number(row, "infini_us", "{:.0f}"), *ratios, share]
+
+
+@table(
+    "ops.csv", "op, bfloat16, one thread | us | out, us | eager takes | compiled takes | out: share of limit", "lrrrrl"
+)
+def ops(rows: Rows) -> Cells:
+    """Functional calls against plain torch, for both make their results anew; the out form against the limit."""
+    by_case = {(row["op"], row["sample"]): row for row in rows if row["dtype"] == "bfloat16"}
+    for op, samples in SHOWN.items():
+        for row in (by_case[op, sample] for sample in samples):
+            times = (number(row, name, "{:.1f}") for name in ("infini_us", "infini_out_us"))
+            ratios = (number(row, f"ratio_to_{name}") for name in ("eager", "compile"))
+            share = f"{number(row, 'share', '{:.0%}')} of {row['limit'].split(',')[0]}"
+            yield [f"`{op}` {row['sample']}", *times, *ratios, share]
+
+
+# Kinds of CPU that all ops were measured on, and the files.
+KINDS = {
+    folder.name.replace("-", " ").title().replace("Amx", "AMX") + capped: folder / name
+    for folder in sorted(RESULTS.iterdir(), reverse=True)
+    for name, capped in (("ops.csv", ""), ("ops-avx2.csv", ", AVX2"))
+    if (folder / name).exists()
+}
+
+
+@table("ops.csv", " | ".join(["op, bfloat16, one thread: eager takes", *KINDS]), "l" + "r" * len(KINDS))
+def ops_by_kind(_: Rows) -> Cells:
+    """The same op on every kind of CPU that was measured: how long eager torch takes of our time."""
+    files = [
+        {(r["op"], r["sample"]): r for r in read_csv(path) if (r["dtype"], r["threads"]) == ("bfloat16", "1")}
+        for path in KINDS.values()
+    ]
+    for op, samples in SHOWN.items():
+        for sample in samples:
+            found = (file.get((op, sample), {"ratio_to_eager": ""}) for file in files)
+            yield [f"`{op}` {sample}", *(number(row, "ratio_to_eager") for row in found)]
+
+
+@table(
+    "c-abi.csv",
+    "op, case | dtype | us | eager takes | compiled takes | share of limit | two threads: the same three",
+    "llrrrll",
+)
+def c_abi(rows: Rows) -> Cells:
+    """The C ABI: ratios to torch and the share of the limit, one thread and two, by dtype."""
+    by_case = {(row["op"], row["case"], row["dtype"], row["threads"]): row for row in rows}
+    for row in (row for row in rows if row["threads"] == "1"):
+        two = by_case[row["op"], row["case"], row["dtype"], "2"]
+        unit = "arithmetic" if row["limit"].endswith("FLOP/s") else "bandwidth"
+        ratios = [[number(r, f"ratio_to_{name}") for name in ("eager", "compile")] for r in (row, two)]
+        shares = [number(r, "share", "{:.0%}") for r in (row, two)]
+        case = [f"{row['op']} {row['case']}", row["dtype"], number(row, "infini_us", "{:.1f}")]
+        yield [*case, *ratios[0], f"{shares[0]} of {unit}", ", ".join([*ratios[1], shares[1]])]
+
+
+@table("collectives.csv", "all-reduce between processes | us | Gloo takes | copying takes", "lrrr")
+def collectives(rows: Rows) -> Cells:
+    """All-reduce between processes, by size; the time is the C call's."""
+    for row in rows:
+        size, ours = int(row["bytes"]), float(row["infini_us"])
+        unit, name = next((u, n) for u, n in ((1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B")) if size >= u)
+        ratios = (number(row, "gloo_us", "{:.1f}x", 1 / ours), number(row, "copy_us", "{:.2f}x", 1 / ours))
+        yield [f"{row['ranks']} ranks, {size // unit} {name}, {row['dtype']}", f"{ours:.1f}", *ratios]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cpu", default=PAGES, help="a folder of results/ (default: %(default)s)")
+    folder = RESULTS / parser.parse_args().cpu
+    print("\n\n".join(filter(None, (markdown(folder) for markdown in TABLES.values()))))
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--cpu", default=RESULTS.name, help="a folder of results/ (default: %(default)s)")
-    RESULTS = RESULTS.with_name(parser.parse_args().cpu)
-    tables = {
-        decode_table: "decode.csv",
-        generate_table: "generate.csv",
-        steps_table: "steps.csv",
-        families_table: "families.csv",
-        sites_table: "compile-sites.csv",
-        compile_table: "compile.csv",
-        quantised_table: "quantised.csv",
-        ops_table: "ops.csv",
-        kinds_table: "ops.csv",
-        c_abi_table: "c-abi.csv",
-        collectives_table: "collectives.csv",
-    }
-    print("\n\n".join("\n".join(table()) for table, name in tables.items() if (RESULTS / name).exists()))
+    main()

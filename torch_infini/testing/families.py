@@ -5,12 +5,13 @@ Random weights from configs; two layers, so that what lies between layers is the
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+
+from .checkpoints import new_model
 
 LAYERS = 2
 VOCABULARY = 128
@@ -29,49 +30,43 @@ class Family:
 
     Attributes:
         name: As the documentation calls it.
-        build: Makes the model, in float32.
-        sites: How many sites of each pattern of torch_infini.compile the whole model has.
+        classes: The beginning of the names of its classes in transformers.
+        norms: Of a layer, those that no addition feeds.
+        config: What its config needs beside SIZES.
     """
 
     name: str
-    build: Callable[[], nn.Module]
-    sites: dict[str, int]
+    classes: str
+    norms: int = 0
+    config: dict[str, Any] = field(default_factory=dict)
 
-
-def family(name: str, *, norms: int, **config: Any) -> Family:
-    """A family of transformers' causal language models; `norms`: those of a layer that no addition feeds."""
-
-    def build() -> nn.Module:
-        import transformers
-
-        names = {"Phi-3": "Phi3", "Gemma 2": "Gemma2"}
-        prefix = names.get(name, name)
+    def build(self) -> nn.Module:
+        """The model, in float32; the same weights at every call."""
         sizes = {"num_hidden_layers": LAYERS, "vocab_size": VOCABULARY, **SIZES}
-        torch.manual_seed(0)
-        made = getattr(transformers, f"{prefix}Config")(**{**sizes, **config})
-        return getattr(transformers, f"{prefix}ForCausalLM")(made).eval()
+        model: nn.Module = new_model(self.classes, {**sizes, **self.config}, seed=0)
+        return model
 
-    fused = name == "Phi-3"
-    sites = {
-        "add_rms_norm": 2 * LAYERS,
-        "attention": LAYERS,
-        "linear": (4 if fused else 7) * LAYERS + 1,
-        "rms_norm": norms * LAYERS + 1,
-        "rope": 2 * LAYERS,
-        "swiglu": LAYERS,
-    }
-    if name == "Gemma 2":  # its MLP is gated by gelu
-        sites["geglu"] = sites.pop("swiglu")
-    return Family(name, build, sites)
+    @property
+    def sites(self) -> dict[str, int]:
+        """How many sites of each pattern of torch_infini.compile the whole model has."""
+        fused = self.classes == "Phi3"
+        return {
+            "add_rms_norm": 2 * LAYERS,
+            "attention": LAYERS,
+            "linear": (4 if fused else 7) * LAYERS + 1,
+            "rms_norm": self.norms * LAYERS + 1,
+            "rope": 2 * LAYERS,
+            "geglu" if self.classes == "Gemma2" else "swiglu": LAYERS,
+        }
 
 
 FAMILIES = (
-    family("Llama", norms=0),
-    family("Mistral", norms=0, sliding_window=None),
-    family("Qwen2", norms=0),
-    family("Qwen3", norms=2, head_dim=16),
-    family("Gemma 2", norms=2, head_dim=16, sliding_window=64),
-    family("Phi-3", norms=0, pad_token_id=0),
+    Family("Llama", "Llama"),
+    Family("Mistral", "Mistral", config={"sliding_window": None}),
+    Family("Qwen2", "Qwen2"),
+    Family("Qwen3", "Qwen3", norms=2, config={"head_dim": 16}),
+    Family("Gemma 2", "Gemma2", norms=2, config={"head_dim": 16, "sliding_window": 64}),
+    Family("Phi-3", "Phi3", config={"pad_token_id": 0}),
 )
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
 from torch import nn
+
+from .checkpoints import new_model
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -54,21 +57,20 @@ def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
         shape: A name in SHAPES.
         layers: Fewer than the shape has, for a quick look.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
+    fewer = {} if layers is None else {"num_hidden_layers": layers}
+    ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
+    more = {"max_position_embeddings": 4096, "tie_word_embeddings": False, "dtype": torch.bfloat16}
+    model: LlamaForCausalLM = new_model("Llama", {**SHAPES[shape], **fewer, **ids, **more}, seed=0)
+    return model.to(torch.bfloat16)
 
-    config = LlamaConfig(
-        **SHAPES[shape],
-        max_position_embeddings=4096,
-        tie_word_embeddings=False,
-        bos_token_id=None,
-        eos_token_id=None,
-        pad_token_id=None,
-        dtype=torch.bfloat16,
-    )
-    if layers is not None:
-        config.num_hidden_layers = layers
-    torch.manual_seed(0)
-    return LlamaForCausalLM(config).to(torch.bfloat16).eval()
+
+def saved_llama(shape: str, folder: Path) -> Path:
+    """The checkpoint of a random_llama in a folder of this name; made where there is none."""
+    path, part = folder / shape, folder / f"{shape}.part"
+    if not path.exists():
+        random_llama(shape).save_pretrained(part)
+        part.rename(path)
+    return path
 
 
 def weight_bytes(model: nn.Module) -> int:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .checkpoints import draw_weights, new_model
 from .families import SIZES, VOCABULARY
 
 LAYERS = 2
@@ -37,24 +38,13 @@ class Family:
 
     def build(self, dtype: torch.dtype = torch.float32, **changes: Any) -> nn.Module:
         """The model, in evaluation mode; the same weights at every call."""
-        import transformers
-
         sizes = {**SIZES, "vocab_size": VOCABULARY, "num_hidden_layers": LAYERS, "pad_token_id": 0}
         ends = {"bos_token_id": 1, "eos_token_id": None}
         values = {**sizes, **ends, **self.config, **changes}
         layers = values["num_hidden_layers"]
         values |= {key: (value * layers)[:layers] for key, value in values.items() if isinstance(value, list)}
-        name = "Gemma3Text" if self.name == "Gemma3" else self.name
-        config = getattr(transformers, f"{name}Config")(**values)
-        model = getattr(transformers, f"{self.name}ForCausalLM")(config).eval()
-        generator = torch.Generator().manual_seed(0)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                noise = torch.randn(parameter.shape, generator=generator)
-                if parameter.dim() == 1:  # norms and biases: around what they are made with
-                    parameter.add_(noise / 5)
-                else:
-                    parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        model: nn.Module = new_model(self.name, values)
+        draw_weights(model)
         return model.to(dtype)
 
     @property

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .checkpoints import new_model
 from .compare import assert_clear, assert_same_but_rounding, sums_of
 
 LAYERS = 2
@@ -16,11 +17,9 @@ VOCABULARY = 128
 PROMPT = 9
 
 
-def config(**changes: Any) -> Any:
-    """A LlamaConfig."""
-    import transformers
-
-    values = {
+def values(**changes: Any) -> dict[str, Any]:
+    """What its config is made of."""
+    return {
         "vocab_size": VOCABULARY,
         "hidden_size": 64,
         "intermediate_size": 160,
@@ -32,16 +31,20 @@ def config(**changes: Any) -> Any:
         "pad_token_id": 0,
         "bos_token_id": 1,
         "eos_token_id": None,
+        **changes,
     }
-    return transformers.LlamaConfig(**{**values, **changes})
+
+
+def config(**changes: Any) -> Any:
+    """A LlamaConfig."""
+    import transformers
+
+    return transformers.LlamaConfig(**values(**changes))
 
 
 def tiny(dtype: torch.dtype = torch.float32, seed: int = 1, cls: str = "LlamaForCausalLM", **changes: Any) -> Any:
     """The model, in evaluation mode; the same weights for the same seed."""
-    import transformers
-
-    torch.manual_seed(seed)
-    model = getattr(transformers, cls)(config(**changes)).eval()
+    model = new_model("Llama", values(**changes), seed, cls.removeprefix("Llama"))
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             if parameter.dim() == 1:  # norms' weights are ones, biases zeros: neither would show a mistake
