@@ -6,6 +6,7 @@ descriptor can state (negative ones).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,6 +24,12 @@ def backwards(t: Tensor) -> Described:
 def mirrored(t: Tensor) -> Described:
     """The memory of a contiguous tensor, each row from its last element to its first."""
     return Described(t, tuple(t.shape), (*t.stride()[:-1], -1), t.shape[-1] - 1)
+
+
+def mirrored_columns(t: Tensor) -> Described:
+    """The memory of a contiguous tensor, by columns, each from its last element to its first."""
+    steps = [-1, *(math.prod(t.shape[:dim]) for dim in range(1, t.dim()))]
+    return Described(t, tuple(t.shape), tuple(steps), t.shape[0] - 1)
 
 
 def last_dimension_first(t: Tensor) -> Tensor:
@@ -57,6 +64,7 @@ def every_layout(args: Mapping[str, Any], outputs: Sequence[str]) -> Iterator[tu
     yield "strided input, transposed", change([first], lambda t: apart(t.mT.contiguous()).mT)
     yield "negative strides in", change([first], backwards)
     yield "negative strides out", change(written, mirrored)
+    yield "negative strides, transposed", change([last], mirrored_columns)
     yield "negative strides", change(inputs, mirrored) | change(written, backwards)
     yield "one row for all", {**args, last: args[last][..., :1, :].expand(shape)}
     yield "one column for all", {**args, last: args[last][..., :1].expand(shape)}
