@@ -168,11 +168,13 @@ def c_op(
         usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
         bases = [usual]
         if varied is not None:
-            bases = [s for s in (called(v, f"{label} {v.name}, ", tolerance) for v in varied(dtype)) if s is not None]
+            bases = [
+                s for s in (called(v, f"{label} {v.name}".strip(), tolerance) for v in varied(dtype)) if s is not None
+            ]
         for base, vary in [(usual, further)] + [(base, variants) for base in bases if variants is not None]:
-            start = label + " " if base is usual else base.name
+            start = label if base is usual else base.name
             for what, args in vary(dict(base.args)):
-                yield CSample(start + what, clone(args), tolerance)  # no call sees what another has written
+                yield CSample(f"{start} {what}", clone(args), tolerance)  # no call sees what another has written
 
     def all_samples() -> Iterator[CSample]:
         for dtype in dtypes or info.dtypes:

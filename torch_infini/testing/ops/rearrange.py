@@ -139,7 +139,7 @@ def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
-    for shape in ((2, 300), (300, 2), (65, 131), (64, 128), (1, 50), (3, 4, 5, 6)):
+    for shape in ((2, 300), (300, 2), (65, 131), (3, 4, 5, 6)):
         yield Sample(" by ".join(map(str, shape)), (values(dtype, *shape),))
 
 
