@@ -116,12 +116,8 @@ def c_op(
     forward = to_c or (lambda args: renamed(names, fixed, args))
     backward = to_torch or (lambda args: {back.get(key, key): value for key, value in args.items()} | dict(fixed))
 
-    declared = [
-        a
-        for kind in ("Create{}Descriptor", "{}")
-        for a in INTERFACE.functions[f"infiniop{kind.format(name)}"].arguments
-    ]
-    ints = {argument.name for argument in declared if argument.type == "int"}
+    functions = (INTERFACE.functions[f"infiniop{function}"] for function in (f"Create{name}Descriptor", name))
+    ints = {argument.name for function in functions for argument in function.arguments if argument.type == "int"}
     tolerances = {**TOLERANCES, **info.tolerances}
 
     def inputs_of(args: Arguments) -> Arguments:
@@ -152,6 +148,10 @@ def c_op(
         inputs = to_state(args)
         return None if inputs is None else CSample(label, results(args) | inputs, tolerance)
 
+    def calls_of(made: Iterable[Sample], label: str, tolerance: tuple[float, float] | None) -> list[CSample]:
+        calls = (called(sample, f"{label} {sample.name}".strip(), tolerance) for sample in made)
+        return [call for call in calls if call is not None]
+
     def further(usual: Arguments) -> Iterator[tuple[str, Arguments]]:
         """The call in every layout that each op serves, and in place."""
         dense = {names.get(argument, argument) for argument in info.contiguous}
@@ -162,15 +162,10 @@ def c_op(
 
     def derived(dtype: torch.dtype) -> Iterator[CSample]:
         label, tolerance = str(dtype).removeprefix("torch."), tolerances.get(dtype)
-        made = (called(sample, f"{label} {sample.name}", tolerance) for sample in info.samples(dtype))
-        calls = [sample for sample in made if sample is not None]
+        calls = calls_of(info.samples(dtype), label, tolerance)
         yield from calls
         usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
-        bases = [usual]
-        if varied is not None:
-            bases = [
-                s for s in (called(v, f"{label} {v.name}".strip(), tolerance) for v in varied(dtype)) if s is not None
-            ]
+        bases = [usual] if varied is None else calls_of(varied(dtype), label, tolerance)
         for base, vary in [(usual, further)] + [(base, variants) for base in bases if variants is not None]:
             start = label if base is usual else base.name
             for what, args in vary(dict(base.args)):

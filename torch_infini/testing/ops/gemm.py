@@ -64,10 +64,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     c[2] = torch.nan
     yield Sample("NaN in c", (a, b, c, 1.0, 1.0))
     yield Sample("beta 0 does not read c", (a, b, c))
+    yield Sample("alpha 0", (a, b, terms(dtype, (9, 33), (33, 20), (9, 20))[2], 0.0, 2.0))
     a, b, c = terms(dtype, (9, 33), (33, 20), (9, 20))
     a[3, 4], b[4, 8], b[5, 2] = torch.nan, torch.inf, -torch.inf
     yield Sample("NaN and infinity in a and b", (a, b, c, 1.0, 1.0))
-    yield Sample("alpha 0", (a, b, terms(dtype, (9, 33), (33, 20), (9, 20))[2], 0.0, 2.0))
 
 
 def errors() -> Iterator[ErrorCase]:
