@@ -81,7 +81,7 @@ def bits(value: Tensor | Described) -> Tensor:
 
 
 def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any], on_cuda: bool = False) -> None:
-    visible = {key: as_tensor(v) if isinstance(v, Described) else v for key, v in before.items()}
+    visible: dict[str, Any] = {key: as_tensor(v) if isinstance(v, Described) else v for key, v in before.items()}
     outputs = {key: as_tensor(after[key]) for key in op.outputs if after[key] is not None}
     slack = op.cuda_slack if on_cuda else None
     if op.compare is not None and slack is None:
@@ -108,7 +108,7 @@ def check(op: COp, sample: CSample, before: dict[str, Any], after: dict[str, Any
             rtol=rtol,
             atol=atol,
             equal_nan=True,
-            msg=lambda text, w=where: f"{w}: {text}",
+            msg=f"{where}: {{}}".format,
         )
 
 
