@@ -90,17 +90,17 @@ def test_in_place() -> None:
 def test_no_memory_for_scratch(threads: int) -> None:
     code = f"""
 import resource, torch
-from torch_infini.testing.c_ops import CError, call
-from torch_infini.testing.ops import _c_softmax as softmax
+from torch_infini.testing.c_ops import CError, all_c_ops, call
+softmax = next(op for op in all_c_ops() if op.name == "Softmax")
 torch.set_num_threads({threads})
 x = torch.zeros(4, 1 << 25, dtype=torch.bfloat16)
 y = torch.zeros_like(x)
-call(softmax.OPS[0], {{"y": y[:, :64], "x": x[:, :64], "axis": 1}})
+call(softmax, {{"y": y[:, :64], "x": x[:, :64], "axis": 1}})
 torch.add(y, 1, out=y)  # the threads exist
 used = int(open("/proc/self/statm").read().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (used + (64 << 20), -1))
 try:
-    call(softmax.OPS[0], {{"y": y, "x": x, "axis": 1}})
+    call(softmax, {{"y": y, "x": x, "axis": 1}})
 except CError as error:
     print(error.status, error)
 """

@@ -15,7 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .c_ops import DTYPES, TOLERANCES, CErrorCase, COp, CSample
+from .c_checks import clone
+from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample
 from .layouts import LAYOUTS, relayout
 from .op_info import ErrorCase, OpInfo, Sample
 
@@ -46,7 +47,7 @@ def bound(info: OpInfo, case: Sample | ErrorCase) -> Arguments:
 
 def unwritten(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """An output before the call."""
-    return torch.full(tuple(shape), UNWRITTEN, dtype=dtype)
+    return torch.full(tuple(shape), UNWRITTEN).to(dtype)
 
 
 def renamed(names: Mapping[str, str], fixed: Mapping[str, Any], args: Arguments) -> Arguments | None:
@@ -54,6 +55,12 @@ def renamed(names: Mapping[str, str], fixed: Mapping[str, Any], args: Arguments)
     if any(args[name] != value for name, value in fixed.items()):
         return None
     return {names.get(name, name): value for name, value in args.items() if name not in fixed}
+
+
+def in_words(words: Mapping[str, str], message: str) -> str:
+    """The sentence with each of these words replaced."""
+    names = "|".join(map(re.escape, words))
+    return re.sub(rf"\b({names})\b", lambda found: words[found[0]], message) if words else message
 
 
 def as_tuple(value: Any) -> tuple[Any, ...]:
@@ -72,6 +79,12 @@ def c_op(
     to_c: Callable[[Arguments], Arguments | None] | None = None,
     to_torch: Callable[[Arguments], Arguments] | None = None,
     statuses: Mapping[str, str] | None = None,
+    updates: Sequence[str] = (),
+    words: Mapping[str, str] | None = None,
+    without: Sequence[str] = (),
+    dtypes: Sequence[torch.dtype] | None = None,
+    variants: Callable[[Arguments], Iterable[tuple[str, Arguments]]] | None = None,
+    varied: Callable[[torch.dtype], Iterable[Sample]] | None = None,
     **more: Any,
 ) -> COp:
     """Derive the description of infiniop<name>.
@@ -89,16 +102,39 @@ def c_op(
         to_c, to_torch: Instead of `names` and `fixed`, where arguments differ in more than their names: from the torch
             op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back.
         statuses: By the name of a refused call, the status where `status_of` is wrong about it.
+        updates: The outputs that the op reads before it writes them; `to_c` gives them.
+        words: What the C operator's sentences call things that the torch op's call otherwise: {"out": "y"}.
+        without: Names of refused calls of `info` that the C operator takes, or refuses by another rule.
+        dtypes: The dtypes that samples are made for, if not those of `info`.
+        variants: Takes the C operator's arguments of a call, returns further calls, named: other strides, NULL.
+        varied: For a dtype, the calls to vary. Otherwise the first sample that has several elements is varied.
         more: Further fields of COp.
     """
-    names, fixed, statuses = names or {}, fixed or {}, statuses or {}
+    names, fixed, statuses, words = names or {}, fixed or {}, statuses or {}, words or {}
     assert {*names, *fixed} <= set(info.arguments), f"{info.name} lacks arguments of {[*names, *fixed]}"
     back = {c_name: torch_name for torch_name, c_name in names.items()}
     forward = to_c or (lambda args: renamed(names, fixed, args))
     backward = to_torch or (lambda args: {back.get(key, key): value for key, value in args.items()} | dict(fixed))
 
+    functions = (INTERFACE.functions[f"infiniop{function}"] for function in (f"Create{name}Descriptor", name))
+    ints = {argument.name for function in functions for argument in function.arguments if argument.type == "int"}
+    tolerances = {**TOLERANCES, **info.tolerances}
+
     def inputs_of(args: Arguments) -> Arguments:
-        return backward({key: value for key, value in args.items() if key not in outputs})
+        return backward({key: value for key, value in args.items() if key not in outputs or key in updates})
+
+    def can_be_stated(key: str, value: Any) -> bool:
+        """Whether the C ABI can be given the value: memory of the host, dtypes and numbers that it has."""
+        if isinstance(value, Tensor):
+            return value.device.type == "cpu" and value.dtype in DTYPES
+        if isinstance(value, float):
+            return math.isfinite(ctypes.c_float(value).value) == math.isfinite(value)
+        return key not in ints or ctypes.c_int(value).value == value
+
+    def to_state(args: Arguments) -> Arguments | None:
+        """The C operator's inputs, None where it has no such call."""
+        inputs = forward(dict(args))
+        return inputs if inputs is not None and all(can_be_stated(*item) for item in inputs.items()) else None
 
     def reference(**args: Any) -> dict[str, Tensor]:
         return dict(zip(outputs, as_tuple(info.reference(**inputs_of(args))), strict=True))
@@ -109,27 +145,34 @@ def c_op(
 
     def called(sample: Sample, label: str, tolerance: tuple[float, float] | None) -> CSample | None:
         args = bound(info, sample)
-        inputs = forward(args)
-        return None if inputs is None else CSample(label, inputs | results(args), tolerance)
+        inputs = to_state(args)
+        return None if inputs is None else CSample(label, results(args) | inputs, tolerance)
 
-    def derived(dtype: torch.dtype) -> Iterator[CSample]:
-        label, tolerance = str(dtype).removeprefix("torch."), info.tolerances[dtype]
-        made = (called(sample, f"{label} {sample.name}", tolerance) for sample in info.samples(dtype))
-        calls = [sample for sample in made if sample is not None]
-        yield from calls
-        # One call in every layout that each op serves, and one in place.
-        usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
+    def calls_of(made: Iterable[Sample], label: str, tolerance: tuple[float, float] | None) -> list[CSample]:
+        calls = (called(sample, f"{label} {sample.name}".strip(), tolerance) for sample in made)
+        return [call for call in calls if call is not None]
+
+    def further(usual: Arguments) -> Iterator[tuple[str, Arguments]]:
+        """The call in every layout that each op serves, and in place."""
         dense = {names.get(argument, argument) for argument in info.contiguous}
         for layout in (name for name, (_, must_serve) in LAYOUTS.items() if must_serve):
-            args = {k: v if k in dense else relayout(layout, v) for k, v in usual.args.items()}
-            yield CSample(f"{label} {layout}", args, tolerance)
+            yield layout, {k: v if k in dense else relayout(layout, v) for k, v in usual.items()}
         if info.inplace is not None:
-            x = usual.args[names.get(info.inplace, info.inplace)].clone()
-            args = {**usual.args, outputs[0]: x, names.get(info.inplace, info.inplace): x}
-            yield CSample(f"{label} in place", args, tolerance)
+            yield "in place", {**usual, outputs[0]: usual[names.get(info.inplace, info.inplace)]}
+
+    def derived(dtype: torch.dtype) -> Iterator[CSample]:
+        label, tolerance = str(dtype).removeprefix("torch."), tolerances.get(dtype)
+        calls = calls_of(info.samples(dtype), label, tolerance)
+        yield from calls
+        usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
+        bases = [usual] if varied is None else calls_of(varied(dtype), label, tolerance)
+        for base, vary in [(usual, further)] + [(base, variants) for base in bases if variants is not None]:
+            start = label if base is usual else base.name
+            for what, args in vary(dict(base.args)):
+                yield CSample(f"{start} {what}", clone(args), tolerance)  # no call sees what another has written
 
     def all_samples() -> Iterator[CSample]:
-        for dtype in info.dtypes:
+        for dtype in dtypes or info.dtypes:
             yield from derived(dtype)
         for sample in samples():
             made = sample if isinstance(sample, CSample) else called(sample, sample.name, None)
@@ -137,20 +180,21 @@ def c_op(
             yield made
 
     def all_errors() -> Iterator[CErrorCase]:
-        valid = next(iter(info.samples(info.dtypes[0])))
-        for case in info.errors():
+        valid, refused = next(iter(info.samples(info.dtypes[0]))), list(info.errors())
+        assert set(without) <= {case.name for case in refused}, f"{info.name} lacks refused calls of {without}"
+        for case in (case for case in refused if case.name not in without):
             args = bound(info, case)
-            outs = {c_name: args.pop(out) for c_name, out in zip(outputs, info.out_names, strict=True) if out in args}
-            inputs = forward(args)
-            if inputs is None or not all(map(can_be_stated, (*inputs.values(), *outs.values()))):
+            outs = {c_name: args.pop(out) for c_name, out in zip(outputs, info.out_names, strict=False) if out in args}
+            inputs = to_state(args)
+            if inputs is None or not all(can_be_stated(*item) for item in outs.items()):
                 continue
             try:
                 usual = results(args)
-            except (RuntimeError, IndexError):  # the fake needs what the call lacks
+            except (RuntimeError, IndexError, ZeroDivisionError):  # the fake needs what the call lacks
                 usual = results(bound(info, valid))
             at = "run" if case.of_values or "share no memory" in case.message else "create"
-            status = statuses.get(case.name) or status_of(case.message)
-            yield CErrorCase(case.name, inputs | usual | outs, status, case.message, at, case.of_values)
+            status, message = statuses.get(case.name) or status_of(case.message), in_words(words, case.message)
+            yield CErrorCase(case.name, usual | inputs | outs, status, message, at, case.of_values)
         yield from errors()
 
     def ordered(args: Arguments) -> tuple[Any, ...]:
@@ -168,12 +212,5 @@ def c_op(
     if info.cuda_slack is not None:
         of_cuda = info.cuda_slack
         more.setdefault("cuda_slack", lambda expected, args: of_cuda(*expected.values(), *ordered(args)))
-    more.setdefault("tolerances", {**TOLERANCES, **info.tolerances})
+    more.setdefault("tolerances", tolerances)
     return COp(name, outputs, reference, all_samples, all_errors, **more)
-
-
-def can_be_stated(value: Any) -> bool:
-    """Whether the C ABI can be given the value: memory of the host, dtypes that it has, numbers that a float holds."""
-    if isinstance(value, Tensor):
-        return value.device.type == "cpu" and value.dtype in DTYPES
-    return not isinstance(value, float) or math.isfinite(ctypes.c_float(value).value) == math.isfinite(value)

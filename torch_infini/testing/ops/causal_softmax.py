@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.causal_softmax import SPEC
+from ..c_door import c_op
+from ..c_layouts import every_layout
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -116,3 +119,14 @@ INFO = OpInfo(
     bench=bench,
     peer=peer,
 )
+
+
+def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
+    yield Sample("", (scores(dtype, 4, 20, 37),))
+
+
+def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return every_layout(args, ["y"])
+
+
+C_OPS = [c_op(INFO, "CausalSoftmax", ["y"], variants=c_layouts, varied=c_varied)]

@@ -8,8 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...ops.conv import SPEC, Ints, fake
+from ...ops.conv import SPEC, Ints, fake, numbers
 from ...ops.matmul import values
+from ..c_door import c_op
+from ..c_ops import CErrorCase, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 FUNCTIONS = {1: torch.conv1d, 2: torch.conv2d, 3: torch.conv3d}
@@ -59,8 +61,8 @@ CASES: tuple[tuple[str, tuple[int, ...], tuple[int, ...], dict[str, Any]], ...] 
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
-    for name, x, weight, parameters in CASES:
-        yield Sample(name, inputs(dtype, x, weight), parameters)
+    for name, of_x, of_weight, parameters in CASES:
+        yield Sample(name, inputs(dtype, of_x, of_weight), parameters)
     yield Sample("without bias", inputs(dtype, (1, 4, 9, 7), (5, 4, 3, 2), bias=False))
     x, weight, bias = inputs(dtype, (2, 3, 17, 19), (8, 3, 3, 3))
     last = torch.channels_last
@@ -176,3 +178,70 @@ INFO = OpInfo(
         torch.float16: (2**-11, 3e-6),
     },
 )
+
+
+C_NAMES = {"padding": "pads", "stride": "strides", "dilation": "dilations"}
+
+
+def to_c(args: dict[str, Any]) -> dict[str, Any] | None:
+    """A batch of images; parameters with a value for each spatial dimension, NULL where they are not given."""
+    n, usual = args["weight"].dim() - 2, {"padding": 0, "stride": 1, "dilation": 1}
+    if args["x"].dim() == n + 1:
+        return None
+    numbers_of = {c: None if args[name] == usual[name] else numbers(args[name], n) for name, c in C_NAMES.items()}
+    return {"x": args["x"], "w": args["weight"], "bias": args["bias"], "n": n, **numbers_of}
+
+
+def to_torch(args: dict[str, Any]) -> dict[str, Any]:
+    usual = {"padding": 0, "stride": 1, "dilation": 1}
+    given = {name: usual[name] if args[c] is None else args[c] for name, c in C_NAMES.items()}
+    return {"x": args["x"], "weight": args["w"], "bias": args["bias"], **given}
+
+
+def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    x, w, y = (args[name] for name in "xwy")
+
+    def order(t: Tensor, *dims: int) -> Tensor:
+        """The values with their dimensions in this order in memory."""
+        return t.permute(dims).contiguous().permute(torch.tensor(dims).argsort().tolist())
+
+    yield "channels and columns of x swapped", {**args, "x": order(x, 3, 1, 0, 2)}
+    yield "channels last", args | {name: order(args[name], 0, 2, 3, 1) for name in "xwy"}
+    yield "images and channels of w and y swapped", {**args, "w": order(w, 1, 0, 2, 3), "y": order(y, 1, 0, 2, 3)}
+    steps = (*x.stride()[:2], -x.shape[3], -1)
+    yield "negative strides", {**args, "x": Described(x, tuple(x.shape), steps, x.shape[2] * x.shape[3] - 1)}
+
+
+def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
+    call = inputs(dtype, (2, 3, 17, 19), (8, 3, 3, 3))
+    yield Sample("2-D", call, {"padding": [1, 1]})
+    yield Sample("strides", call, {"padding": [1, 1], "stride": [2, 1]})
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    x, weight, bias = inputs(torch.float32, (2, 3, 8, 9), (4, 3, 3, 3))
+    args = {"y": torch.ones(2, 4, 6, 7), "x": x, "w": weight, "bias": bias, **dict.fromkeys(C_NAMES.values())}
+    for n in (0, 7):
+        yield CErrorCase(
+            f"{n} spatial dimensions",
+            {**args, "n": n},
+            "BAD_PARAM",
+            f"infiniopCreateConvDescriptor: n must be 1 to 6, the spatial dimensions, got {n}",
+        )
+    rank = "infini::conv: x must have 3 dimensions, got 4 (shape [2, 3, 8, 9])"
+    yield CErrorCase("one spatial dimension", {**args, "n": 1}, "BAD_TENSOR_SHAPE", rank)
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "Conv",
+        ["y"],
+        errors=c_errors,
+        to_c=to_c,
+        to_torch=to_torch,
+        without=["no spatial dimensions", "three strides", "no dilation"],
+        variants=c_layouts,
+        varied=c_varied,
+    )
+]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.lp_norm import SPEC
+from ..c_door import c_op
+from ..c_layouts import every_layout
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -46,9 +49,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{n} columns", (values(dtype, 3, n),))
     yield Sample("one dimension", (values(dtype, 64),))
     for p in (1, 2, 3, 4, 7):
-        for dim in (0, 1, -1):
+        for dim in range(-3, 3):
             yield Sample(f"p {p}, dimension {dim} of three", (values(dtype, 3, 50, 37), p, dim))
-    for p in (1, 2, 3, 1000, 2**40):
+    for p in (1, 2, 3, 1000, 2**31 - 1, 2**40):
         for eps in (1e-6, 0.0):
             yield Sample(f"p {p}, eps {eps}, special values", (special_values(dtype), p, -1, eps))
     yield Sample("eight dimensions", (values(dtype, 1, 2, 1, 3, 4, 1, 2, 5), 2, 4))
@@ -69,7 +72,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
     for p in (0, -2):
         yield ErrorCase(f"p {p}", (x, p), op + f"p must be at least 1, got {p}")
-    for dim in (2, -3):
+    for dim in (2, -3, 2**31 - 1, -(2**31)):
         yield ErrorCase(f"dimension {dim}", (x, 2, dim), op + f"dim must be in [-2, 1], got {dim}")
     yield ErrorCase("a dim of more than 32 bits", (x, 2, 2**32), op + "dim must be a dimension of x, got 4294967296")
     for eps in (-1.0, float("inf"), float("nan")):
@@ -117,3 +120,26 @@ INFO = OpInfo(
     bench=bench,
     peer=peer,
 )
+
+
+def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
+    for dim in (0, 1):
+        yield Sample(f"two dimensions, along {dim}", (values(dtype, 20, 37), 2, dim, 1e-6))
+    yield Sample("four dimensions, along 1", (values(dtype, 5, 4, 3, 6), 3, 1, 1e-6))
+
+
+def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return every_layout(args, ["output"])
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "LPNorm",
+        ["output"],
+        {"x": "input", "dim": "axis"},
+        words={"out": "output", "x": "input", "dim": "axis"},
+        variants=c_layouts,
+        varied=c_varied,
+    )
+]

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...libinfiniop import InfiniDtype
 from ...ops import FLOATS
 from ...ops.rearrange import SPEC
+from ..c_door import c_op, unwritten
+from ..c_layouts import every_layout
+from ..c_ops import DTYPES, CErrorCase, CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -21,8 +26,15 @@ def peer(x: Tensor) -> Tensor:
 
 
 def values(dtype: torch.dtype, *shape: int) -> Tensor:
-    """Numbers that every dtype holds, neighbours different."""
-    return torch.randint(0, 120, shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    """Neighbours differ in every byte of them."""
+    g = torch.Generator().manual_seed(0)
+    if dtype.is_floating_point or dtype == torch.bool:
+        return (
+            (torch.randn(shape, generator=g) * 100).to(dtype)
+            if dtype != torch.bool
+            else torch.rand(shape, generator=g) < 0.5
+        )
+    return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, shape, generator=g, dtype=dtype)
 
 
 # What callers make of a contiguous tensor of a shape; in words, the shape, the view.
@@ -36,7 +48,10 @@ LAYOUTS: tuple[tuple[str, tuple[int, ...], Callable[[Tensor], Tensor]], ...] = (
     ("rows apart", (9, 70), lambda t: t[:, 3:40]),
     ("every third", (9, 70), lambda t: t[:, ::3]),
     ("every third, transposed", (90, 70), lambda t: t[:, ::3].t()),
+    ("runs of two", (11, 6, 2), lambda t: t.transpose(0, 1)),
     ("runs of three", (11, 6, 3), lambda t: t.transpose(0, 1)),
+    ("runs of four", (11, 6, 4), lambda t: t.transpose(0, 1)),
+    ("runs of eight", (11, 6, 8), lambda t: t.transpose(0, 1)),
     ("five dimensions", (2, 3, 4, 5, 6), lambda t: t.permute(4, 1, 3, 0, 2)),
     ("eight dimensions", (2, 1, 2, 3, 2, 2, 1, 3), lambda t: t.permute(7, 2, 5, 0, 3, 6, 1, 4)),
     ("one row for all", (1, 70), lambda t: t.expand(9, 70)),
@@ -56,6 +71,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("no columns", (values(dtype, 4, 0).t(),))
     yield Sample("large, transposed", (values(dtype, 500, 301).t(),))
     yield Sample("large", (values(dtype, 100, 1501),))
+    if not dtype.is_floating_point:
+        return
     info = torch.finfo(dtype)
     special = torch.tensor([torch.inf, -torch.inf, torch.nan, -0.0, info.tiny, info.smallest_normal / 4, info.max])
     yield Sample("special values", (special.to(dtype).view(7, 1).repeat(1, 20).t(),))
@@ -110,3 +127,61 @@ INFO = OpInfo(
     peer=peer,
     tolerances=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
+
+
+def to_the_bit(sample: CSample, outputs: dict[str, Tensor]) -> None:
+    dst, src = (t.contiguous().reshape(-1).view(torch.uint8) for t in (outputs["dst"], sample.args["src"]))
+    assert torch.equal(dst, src), sample.name
+
+
+def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return every_layout(args, ["dst"])
+
+
+def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
+    for shape in ((2, 300), (300, 2), (65, 131), (3, 4, 5, 6)):
+        yield Sample(" by ".join(map(str, shape)), (values(dtype, *shape),))
+
+
+def c_samples() -> Iterator[CSample]:
+    """Every dtype that a descriptor may have, one of 16 bytes among them."""
+    for dtype in DTYPES:
+        src = torch.randint(0, 2, (3, 5, 7)).to(dtype)
+        yield CSample(f"{dtype}", {"dst": unwritten((3, 5, 7), dtype), "src": src})
+        yield CSample(f"{dtype} transposed", {"dst": unwritten((7, 5, 3), dtype), "src": src.permute(2, 1, 0)})
+    complex128 = int(InfiniDtype.C128)
+    for strides in ((1, 17), (20, 1), (-1, -17)):
+        src, dst = (torch.randn(340, dtype=torch.complex128) for _ in range(2))
+        from_ = Described(src, (17, 20), strides, 0 if strides[0] > 0 else 339, complex128)
+        to = Described(dst, (17, 20), (20, 1), 0, complex128)
+        yield CSample(f"complex128 {strides}", {"dst": to, "src": from_})
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    """dst comes first here: its shape and dtype are the rule for src."""
+    dst, src = torch.ones(2, 3), torch.ones(2, 3)
+    op = "infini::rearrange: "
+    for name, args, status, rule in (
+        ("shape", {"dst": dst, "src": src.t()}, "SHAPE", "src must have the shape of dst, [2, 3], got [3, 2]"),
+        ("dtype", {"dst": dst, "src": src.int()}, "DTYPE", "src must have the dtype of dst, float32, got int32"),
+    ):
+        yield CErrorCase(name, args, f"BAD_TENSOR_{status}", op + rule)
+
+
+# Elements of 1, 2, 4 and 8 bytes; the kernel knows no more of them.
+C_OPS = [
+    c_op(
+        INFO,
+        "Rearrange",
+        ["dst"],
+        {"x": "src"},
+        samples=c_samples,
+        errors=c_errors,
+        words={"out": "dst", "x": "src"},
+        without=["out shape", "out dtype"],
+        dtypes=(torch.int8, torch.int16, torch.int32, torch.int64),
+        variants=c_layouts,
+        varied=c_varied,
+        compare=to_the_bit,
+    )
+]

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops.scaled_mm_int8 import SPEC
+from ..c_door import c_op
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -55,13 +57,14 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("without bias", inputs(dtype, 6, 10, 100, bias=False))
     for m, n, k in ((0, 5, 7), (5, 0, 7), (5, 7, 0)):
         yield Sample(f"empty {m}x{n}x{k}", inputs(dtype, m, n, k))
-    for m, n, k in ((1, 7, 5), (5, 140, 200)):
+    for m, n, k in ((1, 7, 5), (5, 140, 200), (33, 150, 130)):
         a, b, *rest = inputs(dtype, m, n, k)
         yield Sample(f"b by rows {m}x{n}x{k}", (a, b.contiguous(), *rest))
     a, b, a_scale, b_scale, *rest = inputs(dtype, 6, 10, 100)
     yield Sample("scales with two dimensions", (a, b, a_scale[:, None], b_scale[None], *rest))
     a, b, *vectors, _ = inputs(dtype, 6, 10, 100)
-    yield Sample("strided scales and bias", (a, b, *(torch.stack([v, -v], -1)[:, 0] for v in vectors), dtype))
+    apart = (None if v is None else torch.stack([v, -v], -1)[:, 0] for v in vectors)
+    yield Sample("strided scales and bias", (a, b, *apart, dtype))
     a, b, *rest = inputs(dtype, 5, 6, 131071, bias=False)
     a.fill_(-128)
     b.fill_(-128)
@@ -76,7 +79,8 @@ def errors() -> Iterator[ErrorCase]:
     assert bias is not None
     scales = a_scale, b_scale
     op = "infini::scaled_mm_int8: "
-    yield ErrorCase("rank", (a[None], b, *scales), op + "a must have 2 dimensions, got 3 (shape [1, 4, 16])")
+    batch = a.expand(2, 4, 16)  # the C operator takes one of 1
+    yield ErrorCase("rank", (batch, b, *scales), op + "a must have 2 dimensions, got 3 (shape [2, 4, 16])")
     yield ErrorCase("unsigned", (a.view(torch.uint8), b, *scales), op + "a must be int8, got uint8")
     yield ErrorCase("b unsigned", (a, b.view(torch.uint8), *scales), op + "b must be int8, got uint8")
     yield ErrorCase(
@@ -171,3 +175,33 @@ INFO = OpInfo(
     peer=peer,
     tolerances={torch.float32: (5e-7, 1e-6), torch.bfloat16: (2**-8, 1e-6), torch.float16: (2**-11, 1e-6)},
 )
+
+
+def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    def rows_apart(t: Tensor) -> Tensor:
+        return torch.nn.functional.pad(t, (3, 17))[:, 3:-17]
+
+    yield (
+        "strided",
+        args | {key: rows_apart(args[key]) for key in ("x", "out")} | {"weights": rows_apart(args["weights"].t()).t()},
+    )
+    batches = {key: args[key][None] for key in ("out", "x", "weights")}
+    yield "batch of one", {**args, **batches, "x_scale": args["x_scale"][:, None]}
+
+
+C_NAMES = {"a": "x", "b": "weights", "a_scale": "x_scale", "b_scale": "weights_scale"}
+C_OPS = [
+    c_op(
+        INFO,
+        "I8Gemm",
+        ["out"],
+        to_c=lambda args: {C_NAMES.get(name, name): value for name, value in args.items() if name != "out_dtype"},
+        to_torch=lambda args: (
+            {name: args[C_NAMES.get(name, name)] for name in INFO.arguments[:-1]} | {"out_dtype": None}
+        ),
+        words={**C_NAMES, "scaled_mm_int8": "int8_gemm"},
+        without=["out_dtype", "integer bias", "out of another dtype"],
+        variants=c_layouts,
+        varied=lambda dtype: [Sample("6x10x100", inputs(dtype, 6, 10, 100))],
+    )
+]

@@ -26,8 +26,11 @@ def peer(x: Tensor) -> Tensor:
 
 
 def activations(dtype: torch.dtype, *shape: int, seed: int = 0) -> Tensor:
-    """Values as a layer makes them, with a spread of 3 and a few large ones."""
-    x = torch.randn(shape, generator=torch.Generator().manual_seed(seed)) * 3
+    """Values as a layer makes them, with a spread of 3 and a few large ones; integers of all bits."""
+    g = torch.Generator().manual_seed(seed)
+    if not dtype.is_floating_point:
+        return torch.randint(torch.iinfo(dtype).min, torch.iinfo(dtype).max, shape, generator=g, dtype=dtype)
+    x = torch.randn(shape, generator=g) * 3
     if x.dim():
         x[..., ::97] *= 20
     return x.to(dtype)

@@ -1,13 +1,18 @@
-"""softmax and log_softmax along any dimension.: reference, samples, refused calls, cost and benchmarks."""
+"""softmax and log_softmax along any dimension: reference, samples, refused calls, cost and benchmarks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops import REGISTRY
+from ...ops import FLOATS, REGISTRY
+from ..c_checks import clone
+from ..c_door import c_op, unwritten
+from ..c_layouts import every_layout
+from ..c_ops import CErrorCase, CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -68,7 +73,7 @@ def errors_of(name: str) -> Iterator[ErrorCase]:
     op = f"infini::{name}: "
     yield ErrorCase("scalar", (x[0, 0],), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
     yield ErrorCase("float64", (x.double(),), op + "x must be float32, bfloat16 or float16, got float64")
-    for dim in (2, -3):
+    for dim in (2, -3, 2**31 - 1, -(2**31)):
         yield ErrorCase(f"dimension {dim}", (x, dim), op + f"dim must be in [-2, 1], got {dim}")
     yield ErrorCase("a dim of more than 32 bits", (x, 2**32), op + "dim must be a dimension of x, got 4294967296")
     yield ErrorCase(
@@ -138,3 +143,66 @@ INFOS = (
         peer=log_softmax_peer,
     ),
 )
+
+
+def c_varied(dtype: torch.dtype) -> Iterator[Sample]:
+    for dim in (0, -1):  # -1: what log_softmax computes
+        yield Sample(f"two dimensions, along {dim}", (scores(dtype, 20, 37), dim))
+    yield Sample("four dimensions, along 1", (scores(dtype, 5, 4, 3, 6), 1))
+
+
+def c_layouts(args: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    return every_layout(args, ["y"])
+
+
+def c_dtypes() -> Iterator[CSample]:
+    """log_softmax into another dtype."""
+    for of_x in FLOATS:
+        for of_y in (dtype for dtype in FLOATS if dtype != of_x):
+            small = (x for x, *dim in (s.args for s in samples(of_x)) if dim in ([], [-1]) and x.numel() < 8000)
+            calls = [(str(list(x.shape)), {"y": unwritten(x.shape, of_y), "x": x}) for x in small]
+            usual = {"y": unwritten((20, 37), of_y), "x": scores(of_x, 20, 37)}
+            for name, args in (*calls, *every_layout(usual, ["y"])):
+                yield CSample(f"{of_x} to {of_y}, {name}", clone(args))
+
+
+def c_log_softmax_errors() -> Iterator[CErrorCase]:
+    x = scores(torch.float32, 4, 8)
+    op = "infini::log_softmax: y must be "
+    yield CErrorCase(
+        "integers",
+        {"y": unwritten((4, 8), torch.int32), "x": x},
+        "BAD_TENSOR_DTYPE",
+        op + "float32, bfloat16 or float16, got int32",
+    )
+    yield CErrorCase(
+        "in place with another dtype",
+        {"y": x.view(torch.float16)[:, :8], "x": x},
+        "BAD_PARAM",
+        op + "x itself or share no memory with it, got one whose span of memory overlaps it",
+        at="run",
+    )
+
+
+C_OPS = [
+    c_op(
+        INFOS[0],
+        "Softmax",
+        ["y"],
+        {"dim": "axis"},
+        words={"out": "y", "dim": "axis"},
+        variants=c_layouts,
+        varied=c_varied,
+    ),
+    c_op(
+        INFOS[1],
+        "LogSoftmax",
+        ["y"],
+        fixed={"dim": -1},
+        samples=c_dtypes,
+        errors=c_log_softmax_errors,
+        words={"out": "y", "dim": "axis"},
+        variants=c_layouts,
+        varied=c_varied,
+    ),
+]
