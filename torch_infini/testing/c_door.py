@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .c_ops import DTYPES, TOLERANCES, CErrorCase, COp, CSample
+from .c_ops import DTYPES, TOLERANCES, CErrorCase, COp, CSample, Described
 from .layouts import LAYOUTS, relayout
 from .op_info import ErrorCase, OpInfo, Sample
 
@@ -56,6 +56,18 @@ def renamed(names: Mapping[str, str], fixed: Mapping[str, Any], args: Arguments)
     return {names.get(name, name): value for name, value in args.items() if name not in fixed}
 
 
+def backwards(tensor: Tensor) -> Described:
+    """The same elements, the first dimension stored from the last to the first: a negative stride."""
+    base = tensor.flip(0).contiguous()
+    strides = (-base.stride(0), *base.stride()[1:])
+    return Described(base, tuple(base.shape), strides, (base.shape[0] - 1) * base.stride(0))
+
+
+def sizes(sample: CSample) -> list[int]:
+    """The elements of each tensor."""
+    return [value.numel() for value in sample.args.values() if isinstance(value, Tensor)]
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
@@ -72,6 +84,11 @@ def c_op(
     to_c: Callable[[Arguments], Arguments | None] | None = None,
     to_torch: Callable[[Arguments], Arguments] | None = None,
     statuses: Mapping[str, str] | None = None,
+    dtypes: Sequence[torch.dtype] = (),
+    largest: float = math.inf,
+    reversible: Sequence[str] = (),
+    refuses: Callable[[ErrorCase], bool] = lambda case: True,
+    reference: Callable[..., dict[str, Tensor]] | None = None,
     **more: Any,
 ) -> COp:
     """Derive the description of infiniop<name>.
@@ -79,7 +96,8 @@ def c_op(
     Args:
         info: Of the torch op.
         name: As in infiniopCreate<name>Descriptor.
-        outputs: The header's names of what the op writes, in the order of the torch op's results.
+        outputs: The header's names of what the op writes, in the order of the torch op's results, or of the arguments
+            that it writes into.
         names: The header's name for each argument of the torch op that is called otherwise there.
         fixed: Arguments that the C operator lacks, with the value that it computes with. Samples and refused calls
             with another value are the torch op's alone.
@@ -89,21 +107,30 @@ def c_op(
         to_c, to_torch: Instead of `names` and `fixed`, where arguments differ in more than their names: from the torch
             op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back.
         statuses: By the name of a refused call, the status where `status_of` is wrong about it.
+        dtypes: Dtypes that the samples of `info` are made for besides its own.
+        largest: Elements of a tensor; samples of `info` with more are left to the torch op, for the tests' time.
+        reversible: The header's names of tensors whose first dimension may have a negative stride: one call for each
+            dtype has all of them so.
+        refuses: Which of the torch op's refused calls the C operator refuses with the same sentence.
+        reference: Instead of the torch op's reference and comparison, where what is computed differs.
         more: Further fields of COp.
     """
     names, fixed, statuses = names or {}, fixed or {}, statuses or {}
     assert {*names, *fixed} <= set(info.arguments), f"{info.name} lacks arguments of {[*names, *fixed]}"
+    tolerances = {**TOLERANCES, **info.tolerances}
     back = {c_name: torch_name for torch_name, c_name in names.items()}
     forward = to_c or (lambda args: renamed(names, fixed, args))
     backward = to_torch or (lambda args: {back.get(key, key): value for key, value in args.items()} | dict(fixed))
 
     def inputs_of(args: Arguments) -> Arguments:
-        return backward({key: value for key, value in args.items() if key not in outputs})
+        return backward({key: value for key, value in args.items() if key not in outputs or info.mutates})
 
-    def reference(**args: Any) -> dict[str, Tensor]:
+    def of_torch(**args: Any) -> dict[str, Tensor]:
         return dict(zip(outputs, as_tuple(info.reference(**inputs_of(args))), strict=True))
 
     def results(args: Arguments) -> Arguments:
+        if info.mutates:
+            return {}
         made = as_tuple(info.fake(**args))
         return {key: unwritten(like.shape, like.dtype) for key, like in zip(outputs, made, strict=True)}
 
@@ -113,23 +140,27 @@ def c_op(
         return None if inputs is None else CSample(label, inputs | results(args), tolerance)
 
     def derived(dtype: torch.dtype) -> Iterator[CSample]:
-        label, tolerance = str(dtype).removeprefix("torch."), info.tolerances[dtype]
+        label, tolerance = str(dtype).removeprefix("torch."), tolerances[dtype]
         made = (called(sample, f"{label} {sample.name}", tolerance) for sample in info.samples(dtype))
-        calls = [sample for sample in made if sample is not None]
-        yield from calls
-        # One call in every layout that each op serves, and one in place.
-        usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
+        calls = [sample for sample in made if sample is not None and max(sizes(sample)) <= largest]
+        # One call in every layout that each op serves, and one in place; made before any call writes its results.
+        usual = next(sample for sample in calls if min(sizes(sample)) > 1)
         dense = {names.get(argument, argument) for argument in info.contiguous}
         for layout in (name for name, (_, must_serve) in LAYOUTS.items() if must_serve):
             args = {k: v if k in dense else relayout(layout, v) for k, v in usual.args.items()}
-            yield CSample(f"{label} {layout}", args, tolerance)
+            calls.append(CSample(f"{label} {layout}", args, tolerance))
+        if reversible:
+            args = {k: backwards(v) if k in reversible else v for k, v in usual.args.items()}
+            args = {k: v.clone() if isinstance(v, Tensor) else v for k, v in args.items()}
+            calls.append(CSample(f"{label} negative strides", args, tolerance))
         if info.inplace is not None:
             x = usual.args[names.get(info.inplace, info.inplace)].clone()
             args = {**usual.args, outputs[0]: x, names.get(info.inplace, info.inplace): x}
-            yield CSample(f"{label} in place", args, tolerance)
+            calls.append(CSample(f"{label} in place", args, tolerance))
+        yield from calls
 
     def all_samples() -> Iterator[CSample]:
-        for dtype in info.dtypes:
+        for dtype in (*info.dtypes, *dtypes):
             yield from derived(dtype)
         for sample in samples():
             made = sample if isinstance(sample, CSample) else called(sample, sample.name, None)
@@ -138,9 +169,9 @@ def c_op(
 
     def all_errors() -> Iterator[CErrorCase]:
         valid = next(iter(info.samples(info.dtypes[0])))
-        for case in info.errors():
+        for case in filter(refuses, info.errors()):
             args = bound(info, case)
-            outs = {c_name: args.pop(out) for c_name, out in zip(outputs, info.out_names, strict=True) if out in args}
+            outs = {c_name: args.pop(out) for c_name, out in zip(outputs, info.out_names) if out in args}
             inputs = forward(args)
             if inputs is None or not all(map(can_be_stated, (*inputs.values(), *outs.values()))):
                 continue
@@ -149,7 +180,7 @@ def c_op(
             except (RuntimeError, IndexError):  # the fake needs what the call lacks
                 usual = results(bound(info, valid))
             at = "run" if case.of_values or "share no memory" in case.message else "create"
-            status = statuses.get(case.name) or status_of(case.message)
+            status = statuses.get(case.name) or ("BAD_PARAM" if case.of_values else status_of(case.message))
             yield CErrorCase(case.name, inputs | usual | outs, status, case.message, at, case.of_values)
         yield from errors()
 
@@ -157,19 +188,19 @@ def c_op(
         by_name = inputs_of(args)
         return tuple(by_name[argument] for argument in info.arguments)
 
-    if info.compare is not None:
-        of_torch = info.compare
+    if info.compare is not None and reference is None:
+        compared = info.compare
 
         def compare(sample: CSample, written: dict[str, Tensor]) -> None:
             actual = tuple(written[key] for key in outputs)
-            of_torch(actual if len(actual) > 1 else actual[0], Sample(sample.name, ordered(dict(sample.args))))
+            compared(actual if len(actual) > 1 else actual[0], Sample(sample.name, ordered(dict(sample.args))))
 
         more.setdefault("compare", compare)
     if info.cuda_slack is not None:
         of_cuda = info.cuda_slack
         more.setdefault("cuda_slack", lambda expected, args: of_cuda(*expected.values(), *ordered(args)))
-    more.setdefault("tolerances", {**TOLERANCES, **info.tolerances})
-    return COp(name, outputs, reference, all_samples, all_errors, **more)
+    more.setdefault("tolerances", tolerances)
+    return COp(name, outputs, reference or of_torch, all_samples, all_errors, **more)
 
 
 def can_be_stated(value: Any) -> bool:
