@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .c_ops import DTYPES, TOLERANCES, CErrorCase, COp, CSample, Described
+from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample, Described
 from .layouts import LAYOUTS, relayout
 from .op_info import ErrorCase, OpInfo, Sample
 
@@ -118,6 +118,7 @@ def c_op(
     names, fixed, statuses = names or {}, fixed or {}, statuses or {}
     assert {*names, *fixed} <= set(info.arguments), f"{info.name} lacks arguments of {[*names, *fixed]}"
     tolerances = {**TOLERANCES, **info.tolerances}
+    described = {a.name.removesuffix("_desc") for a in INTERFACE.functions[f"infiniopCreate{name}Descriptor"].arguments}
     back = {c_name: torch_name for torch_name, c_name in names.items()}
     forward = to_c or (lambda args: renamed(names, fixed, args))
     backward = to_torch or (lambda args: {back.get(key, key): value for key, value in args.items()} | dict(fixed))
@@ -145,7 +146,8 @@ def c_op(
         calls = [sample for sample in made if sample is not None and max(sizes(sample)) <= largest]
         # One call in every layout that each op serves, and one in place; made before any call writes its results.
         usual = next(sample for sample in calls if min(sizes(sample)) > 1)
-        dense = {names.get(argument, argument) for argument in info.contiguous}
+        # What has no descriptor lies as the header says.
+        dense = {names.get(argument, argument) for argument in info.contiguous} | usual.args.keys() - described
         for layout in (name for name, (_, must_serve) in LAYOUTS.items() if must_serve):
             args = {k: v if k in dense else relayout(layout, v) for k, v in usual.args.items()}
             calls.append(CSample(f"{label} {layout}", args, tolerance))
