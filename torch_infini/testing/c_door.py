@@ -105,7 +105,8 @@ def c_op(
             operator takes, say), or a CSample for what torch cannot state (negative strides, an output's layout).
         errors: Calls that only the C ABI can refuse, besides those of `info`.
         to_c, to_torch: Instead of `names` and `fixed`, where arguments differ in more than their names: from the torch
-            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back.
+            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back. With the
+            inputs may come all outputs, where they are not the torch op's.
         statuses: By the name of a refused call, the status where `status_of` is wrong about it.
         dtypes: Dtypes that the samples of `info` are made for besides its own.
         largest: Elements of a tensor; samples of `info` with more are left to the torch op, for the tests' time.
@@ -129,8 +130,8 @@ def c_op(
     def of_torch(**args: Any) -> dict[str, Tensor]:
         return dict(zip(outputs, as_tuple(info.reference(**inputs_of(args))), strict=True))
 
-    def results(args: Arguments) -> Arguments:
-        if info.mutates:
+    def results(args: Arguments, inputs: Arguments) -> Arguments:
+        if inputs.keys() >= set(outputs):  # caches
             return {}
         made = as_tuple(info.fake(**args))
         return {key: unwritten(like.shape, like.dtype) for key, like in zip(outputs, made, strict=True)}
@@ -138,7 +139,7 @@ def c_op(
     def called(sample: Sample, label: str, tolerance: tuple[float, float] | None) -> CSample | None:
         args = bound(info, sample)
         inputs = forward(args)
-        return None if inputs is None else CSample(label, inputs | results(args), tolerance)
+        return None if inputs is None else CSample(label, inputs | results(args, inputs), tolerance)
 
     def derived(dtype: torch.dtype) -> Iterator[CSample]:
         label, tolerance = str(dtype).removeprefix("torch."), tolerances[dtype]
@@ -152,8 +153,9 @@ def c_op(
             args = {k: v if k in dense else relayout(layout, v) for k, v in usual.args.items()}
             calls.append(CSample(f"{label} {layout}", args, tolerance))
         if reversible:
-            args = {k: backwards(v) if k in reversible else v for k, v in usual.args.items()}
-            args = {k: v.clone() if isinstance(v, Tensor) else v for k, v in args.items()}
+            tensors = {k: v for k, v in usual.args.items() if isinstance(v, Tensor)}
+            stored = {k: backwards(v) if k in reversible else v.clone() for k, v in tensors.items()}
+            args = {**usual.args, **stored}
             calls.append(CSample(f"{label} negative strides", args, tolerance))
         if info.inplace is not None:
             x = usual.args[names.get(info.inplace, info.inplace)].clone()
@@ -178,9 +180,9 @@ def c_op(
             if inputs is None or not all(map(can_be_stated, (*inputs.values(), *outs.values()))):
                 continue
             try:
-                usual = results(args)
+                usual = results(args, inputs)
             except (RuntimeError, IndexError):  # the fake needs what the call lacks
-                usual = results(bound(info, valid))
+                usual = results(bound(info, valid), inputs)
             at = "run" if case.of_values or "share no memory" in case.message else "create"
             status = statuses.get(case.name) or ("BAD_PARAM" if case.of_values else status_of(case.message))
             yield CErrorCase(case.name, inputs | usual | outs, status, case.message, at, case.of_values)
