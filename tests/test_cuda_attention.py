@@ -18,8 +18,8 @@ from torch import Tensor
 
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import Sample, all_op_infos
+from torch_infini.testing.ops._paged_reference import first_seen
 from torch_infini.testing.ops.attention import attention_inputs
-from torch_infini.testing.ops.paged_attention import first_seen
 from torch_infini.testing.ops.paged_attention import inputs as paged_inputs
 
 DEVICE = cuda_device()

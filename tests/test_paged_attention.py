@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
-from torch_infini.testing.ops.paged_attention import first_seen, inputs
+from torch_infini.testing.ops._paged_reference import first_seen
+from torch_infini.testing.ops.paged_attention import inputs
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 paged_attention = torch.ops.infini.paged_attention

@@ -131,7 +131,7 @@ def test_first_maximum(settings: tuple[float, int, float]) -> None:
 def test_every_offset_stays_inside_the_limits() -> None:
     """Over many draws no token comes from beyond top-k and top-p, and each that is inside can come."""
     logits = torch.randn(50).expand(5000, 50)
-    order, cumulative, _ = sorted_row(logits[0], 1.0, 0, 1.0, 0, 0)
+    order, cumulative, _ = sorted_row(logits[0], 0.0, 1.0, 0, 1.0)
     inside = int((cumulative < 0.7 * cumulative[-1]).sum()) + 1
     tokens = random_sample(logits, 1.0, 0, 0.7)
     assert set(tokens.tolist()) == set(order[:inside].tolist())

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from .c_checks import clone
-from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample
+from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample, Described
 from .layouts import LAYOUTS, relayout
 from .op_info import ErrorCase, OpInfo, Sample
 
@@ -63,6 +63,23 @@ def in_words(words: Mapping[str, str], message: str) -> str:
     return re.sub(rf"\b({names})\b", lambda found: words[found[0]], message) if words else message
 
 
+def backwards(tensor: Tensor) -> Described:
+    """The same elements, the first dimension stored from the last to the first: a negative stride."""
+    base = tensor.flip(0).contiguous()
+    strides = (-base.stride(0), *base.stride()[1:])
+    return Described(base, tuple(base.shape), strides, (base.shape[0] - 1) * base.stride(0))
+
+
+def sizes(sample: CSample) -> list[int]:
+    """The elements of each tensor."""
+    return [value.numel() for value in sample.args.values() if isinstance(value, Tensor)]
+
+
+def all_but(*names: str) -> Callable[[ErrorCase], bool]:
+    """For c_op's `refuses`: every refused call but those of these names."""
+    return lambda case: case.name not in names
+
+
 def as_tuple(value: Any) -> tuple[Any, ...]:
     return value if isinstance(value, tuple) else (value,)
 
@@ -79,10 +96,13 @@ def c_op(
     to_c: Callable[[Arguments], Arguments | None] | None = None,
     to_torch: Callable[[Arguments], Arguments] | None = None,
     statuses: Mapping[str, str] | None = None,
-    updates: Sequence[str] = (),
+    refuses: Callable[[ErrorCase], bool] = lambda case: True,
     words: Mapping[str, str] | None = None,
-    without: Sequence[str] = (),
+    updates: Sequence[str] = (),
+    reference: Callable[..., dict[str, Tensor]] | None = None,
     dtypes: Sequence[torch.dtype] | None = None,
+    largest: float = math.inf,
+    reversible: Sequence[str] = (),
     variants: Callable[[Arguments], Iterable[tuple[str, Arguments]]] | None = None,
     varied: Callable[[torch.dtype], Iterable[Sample]] | None = None,
     **more: Any,
@@ -100,12 +120,18 @@ def c_op(
             operator takes, say), or a CSample for what torch cannot state (negative strides, an output's layout).
         errors: Calls that only the C ABI can refuse, besides those of `info`.
         to_c, to_torch: Instead of `names` and `fixed`, where arguments differ in more than their names: from the torch
-            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back.
+            op's arguments, all by name, to the C operator's inputs (None: it has no such call), and back. With the
+            inputs may come all outputs, where they are not the torch op's.
         statuses: By the name of a refused call, the status where `status_of` is wrong about it.
-        updates: The outputs that the op reads before it writes them; `to_c` gives them.
+        refuses: Which of the torch op's refused calls the C operator refuses with the same sentence.
         words: What the C operator's sentences call things that the torch op's call otherwise: {"out": "y"}.
-        without: Names of refused calls of `info` that the C operator takes, or refuses by another rule.
+        updates: The outputs that the op reads before it writes them; `to_c` gives them. All, where the torch op writes
+            into its arguments.
+        reference: Instead of the torch op's reference and comparison, where what is computed differs.
         dtypes: The dtypes that samples are made for, if not those of `info`.
+        largest: Elements of a tensor; samples of `info` with more are left to the torch op, for the tests' time.
+        reversible: The header's names of tensors whose first dimension may have a negative stride: one call for each
+            dtype has all of them so.
         variants: Takes the C operator's arguments of a call, returns further calls, named: other strides, NULL.
         varied: For a dtype, the calls to vary. Otherwise the first sample that has several elements is varied.
         more: Further fields of COp.
@@ -116,12 +142,14 @@ def c_op(
     forward = to_c or (lambda args: renamed(names, fixed, args))
     backward = to_torch or (lambda args: {back.get(key, key): value for key, value in args.items()} | dict(fixed))
 
-    functions = (INTERFACE.functions[f"infiniop{function}"] for function in (f"Create{name}Descriptor", name))
-    ints = {argument.name for function in functions for argument in function.arguments if argument.type == "int"}
+    create, run = (INTERFACE.functions[f"infiniop{function}"] for function in (f"Create{name}Descriptor", name))
+    ints = {argument.name for argument in (*create.arguments, *run.arguments) if argument.type == "int"}
+    described = {argument.name.removesuffix("_desc") for argument in create.arguments}
     tolerances = {**TOLERANCES, **info.tolerances}
+    read = set(outputs if info.mutates else updates)
 
     def inputs_of(args: Arguments) -> Arguments:
-        return backward({key: value for key, value in args.items() if key not in outputs or key in updates})
+        return backward({key: value for key, value in args.items() if key not in outputs or key in read})
 
     def can_be_stated(key: str, value: Any) -> bool:
         """Whether the C ABI can be given the value: memory of the host, dtypes and numbers that it has."""
@@ -136,17 +164,19 @@ def c_op(
         inputs = forward(dict(args))
         return inputs if inputs is not None and all(can_be_stated(*item) for item in inputs.items()) else None
 
-    def reference(**args: Any) -> dict[str, Tensor]:
+    def of_torch(**args: Any) -> dict[str, Tensor]:
         return dict(zip(outputs, as_tuple(info.reference(**inputs_of(args))), strict=True))
 
-    def results(args: Arguments) -> Arguments:
+    def results(args: Arguments, inputs: Arguments) -> Arguments:
+        if inputs.keys() >= set(outputs):
+            return {}
         made = as_tuple(info.fake(**args))
         return {key: unwritten(like.shape, like.dtype) for key, like in zip(outputs, made, strict=True)}
 
     def called(sample: Sample, label: str, tolerance: tuple[float, float] | None) -> CSample | None:
         args = bound(info, sample)
         inputs = to_state(args)
-        return None if inputs is None else CSample(label, results(args) | inputs, tolerance)
+        return None if inputs is None else CSample(label, results(args, inputs) | inputs, tolerance)
 
     def calls_of(made: Iterable[Sample], label: str, tolerance: tuple[float, float] | None) -> list[CSample]:
         calls = (called(sample, f"{label} {sample.name}".strip(), tolerance) for sample in made)
@@ -154,22 +184,27 @@ def c_op(
 
     def further(usual: Arguments) -> Iterator[tuple[str, Arguments]]:
         """The call in every layout that each op serves, and in place."""
-        dense = {names.get(argument, argument) for argument in info.contiguous}
+        # What has no descriptor lies as the header says.
+        dense = {names.get(argument, argument) for argument in info.contiguous} | usual.keys() - described
         for layout in (name for name, (_, must_serve) in LAYOUTS.items() if must_serve):
             yield layout, {k: v if k in dense else relayout(layout, v) for k, v in usual.items()}
         if info.inplace is not None:
             yield "in place", {**usual, outputs[0]: usual[names.get(info.inplace, info.inplace)]}
+        if reversible:
+            yield "negative strides", {**usual, **{key: backwards(usual[key]) for key in reversible if key in usual}}
 
     def derived(dtype: torch.dtype) -> Iterator[CSample]:
         label, tolerance = str(dtype).removeprefix("torch."), tolerances.get(dtype)
-        calls = calls_of(info.samples(dtype), label, tolerance)
-        yield from calls
-        usual = next(s for s in calls if all(v.numel() > 1 for v in s.args.values() if isinstance(v, Tensor)))
+        calls = [call for call in calls_of(info.samples(dtype), label, tolerance) if max(sizes(call)) <= largest]
+        usual = next(call for call in calls if min(sizes(call)) > 1)
+        further_calls: list[CSample] = []  # made before any call writes its results
         bases = [usual] if varied is None else calls_of(varied(dtype), label, tolerance)
         for base, vary in [(usual, further)] + [(base, variants) for base in bases if variants is not None]:
             start = label if base is usual else base.name
             for what, args in vary(dict(base.args)):
-                yield CSample(f"{start} {what}", clone(args), tolerance)  # no call sees what another has written
+                further_calls.append(CSample(f"{start} {what}", clone(args), tolerance))
+        yield from calls
+        yield from further_calls
 
     def all_samples() -> Iterator[CSample]:
         for dtype in dtypes or info.dtypes:
@@ -180,20 +215,20 @@ def c_op(
             yield made
 
     def all_errors() -> Iterator[CErrorCase]:
-        valid, refused = next(iter(info.samples(info.dtypes[0]))), list(info.errors())
-        assert set(without) <= {case.name for case in refused}, f"{info.name} lacks refused calls of {without}"
-        for case in (case for case in refused if case.name not in without):
+        valid = next(iter(info.samples(info.dtypes[0])))
+        for case in filter(refuses, info.errors()):
             args = bound(info, case)
             outs = {c_name: args.pop(out) for c_name, out in zip(outputs, info.out_names, strict=False) if out in args}
             inputs = to_state(args)
             if inputs is None or not all(can_be_stated(*item) for item in outs.items()):
                 continue
             try:
-                usual = results(args)
+                usual = results(args, inputs)
             except (RuntimeError, IndexError, ZeroDivisionError):  # the fake needs what the call lacks
-                usual = results(bound(info, valid))
+                usual = results(bound(info, valid), inputs)
             at = "run" if case.of_values or "share no memory" in case.message else "create"
-            status, message = statuses.get(case.name) or status_of(case.message), in_words(words, case.message)
+            status = statuses.get(case.name) or ("BAD_PARAM" if case.of_values else status_of(case.message))
+            message = in_words(words, case.message)
             yield CErrorCase(case.name, usual | inputs | outs, status, message, at, case.of_values)
         yield from errors()
 
@@ -201,16 +236,16 @@ def c_op(
         by_name = inputs_of(args)
         return tuple(by_name[argument] for argument in info.arguments)
 
-    if info.compare is not None:
-        of_torch = info.compare
+    if info.compare is not None and reference is None:
+        comparison = info.compare
 
         def compare(sample: CSample, written: dict[str, Tensor]) -> None:
             actual = tuple(written[key] for key in outputs)
-            of_torch(actual if len(actual) > 1 else actual[0], Sample(sample.name, ordered(dict(sample.args))))
+            comparison(actual if len(actual) > 1 else actual[0], Sample(sample.name, ordered(dict(sample.args))))
 
         more.setdefault("compare", compare)
     if info.cuda_slack is not None:
         of_cuda = info.cuda_slack
         more.setdefault("cuda_slack", lambda expected, args: of_cuda(*expected.values(), *ordered(args)))
     more.setdefault("tolerances", tolerances)
-    return COp(name, outputs, reference, all_samples, all_errors, **more)
+    return COp(name, outputs, reference or of_torch, all_samples, all_errors, **more)

@@ -97,7 +97,8 @@ class COp:
         compare: Replaces the comparison with the reference for results that are not determined by it: takes the sample,
             and the outputs by name; raises AssertionError.
         cuda_slack: Takes what the reference returns and the arguments; the absolute error that is allowed on CUDA
-            beyond the tolerances, as OpInfo.cuda_slack. Then `compare` is the CPU's alone.
+            beyond the tolerances, as OpInfo.cuda_slack, or by the names of those outputs that it is allowed for. Then
+            `compare` is the CPU's alone.
     """
 
     name: str
@@ -108,7 +109,7 @@ class COp:
     compare: Callable[[CSample, dict[str, Tensor]], None] | None = None
     undescribed: Callable[[Mapping[str, Any]], dict[str, int]] | None = None
     tolerances: Mapping[torch.dtype, tuple[float, float]] = field(default_factory=lambda: dict(TOLERANCES))
-    cuda_slack: Callable[[dict[str, Tensor], dict[str, Any]], Tensor | float] | None = None
+    cuda_slack: Callable[[dict[str, Tensor], dict[str, Any]], Tensor | float | Mapping[str, Tensor]] | None = None
 
     @property
     def create(self) -> Function:

@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 
 from ...ops.attention import SPEC
+from ..c_door import Arguments, c_op, renamed, status_of, unwritten
+from ..c_ops import CErrorCase, CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import attention_error
 
@@ -343,3 +345,151 @@ INFO = OpInfo(
     peer=peer,
     cuda_slack=cuda_slack,
 )
+
+
+# infiniopAttention runs this kernel on a cache that it first writes the new tokens' keys and values into.
+FIXED = {"mask": None, "kv_lens": None, "causal": True, "scale": None, "softcap": 0.0}
+
+
+def to_c(args: Arguments) -> Arguments | None:
+    """The first sequence, heads first: the last keys are the new ones, those before are in the cache, 3 rows spare."""
+    inputs = renamed({}, FIXED, args)
+    if inputs is None or len(args["q"]) == 0 or args["q"].shape[1] > args["k"].shape[1]:
+        return None
+    q, k, v = (inputs[name][0].transpose(0, 1) for name in "qkv")
+    heads, tokens, size = q.shape
+    pos = k.shape[1] - tokens
+    spare = unwritten((k.shape[0], tokens + 3, size), k.dtype)
+    return {
+        "out": unwritten((tokens, heads, size), q.dtype),
+        "q": q,
+        "k": k[:, pos:],
+        "v": v[:, pos:],
+        "k_cache": torch.cat((k[:, :pos], spare), 1),
+        "v_cache": torch.cat((v[:, :pos], spare), 1),
+        "pos": pos,
+    }
+
+
+def c_reference(
+    out: Tensor, q: Tensor, k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, pos: int
+) -> dict[str, Tensor]:
+    end = pos + q.shape[1]
+    caches = {"k_cache": k_cache.double(), "v_cache": v_cache.double()}
+    for name, rows in (("k_cache", k), ("v_cache", v)):
+        caches[name][:, pos:end] = rows.double()
+    if out.numel() == 0:
+        return {"out": out, **caches}
+    keys, values = (cache[:, :end].transpose(0, 1)[None] for cache in caches.values())
+    return {"out": reference(q.transpose(0, 1)[None], keys, values)[0], **caches}
+
+
+def c_slack(expected: dict[str, Tensor], args: Arguments) -> dict[str, Tensor]:
+    """The caches are copied, and exact."""
+    q, keys = args["q"], args["k_cache"][:, : args["pos"] + args["q"].shape[1]]
+    out = expected["out"]
+    return {"out": cuda_slack(out, q.transpose(0, 1)[None], keys.transpose(0, 1)[None])} if out.numel() else {}
+
+
+def c_args(dtype: torch.dtype, heads: int, kv_heads: int, tokens: int, size: int, pos: int) -> Arguments:
+    made = to_c(dict(zip("qkv", attention_inputs(dtype, 1, tokens, pos + tokens, heads, kv_heads, size))) | FIXED)
+    assert made is not None
+    return made
+
+
+def c_samples() -> Iterator[CSample]:
+    """What torch's attention has no caches for, and calls without tokens or heads."""
+    for dtype in INFO.dtypes:
+        kind, tolerance = str(dtype).removeprefix("torch."), INFO.tolerances[dtype]
+        for name, sizes in {
+            "one of each": (1, 1, 1, 1, 0),
+            "no tokens": (4, 2, 0, 16, 3),
+            "no heads": (0, 0, 3, 16, 0),
+            "no query heads": (0, 2, 3, 16, 0),
+        }.items():
+            yield CSample(f"{kind} {name}", c_args(dtype, *sizes), tolerance)
+        args = c_args(dtype, 6, 2, 5, 40, 7)
+        same = {"q": args["q"][:1].expand(6, 5, 40), "v": args["v"][:, :1].expand(2, 5, 40)}
+        yield CSample(f"{kind} one q and v for all", {**args, **same}, tolerance)
+        args = c_args(dtype, 6, 2, 5, 40, 7)
+        caches = torch.stack((args["k_cache"], args["v_cache"]), 1)
+        interleaved = {"k_cache": caches[:, 0], "v_cache": caches[:, 1]}
+        yield CSample(f"{kind} interleaved caches", {**args, **interleaved}, tolerance)
+        args = c_args(dtype, 6, 2, 5, 40, 7)
+        for name in "kv":
+            args[f"{name}_cache"][:, 7:12] = args[name]
+            args[name] = args[f"{name}_cache"][:, 7:12]
+        yield CSample(f"{kind} in the cache already", args, tolerance)
+        args = c_args(dtype, 1, 1, 1, 40, 7)
+        yield CSample(f"{kind} in place", {**args, "out": args["q"]}, tolerance)
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    op = "infini::attention: "
+    args = c_args(torch.float32, 4, 2, 3, 8, 5)
+    args = {key: value.contiguous() if isinstance(value, Tensor) else value for key, value in args.items()}
+    q, k, v, k_cache, v_cache = (args[key] for key in ("q", "k", "v", "k_cache", "v_cache"))
+    cases: list[tuple[Arguments, str]] = [
+        ({"q": q[0]}, "q must have 3 dimensions, got 2 (shape [3, 8])"),
+        ({"q": q.double()}, "q must be float32, bfloat16 or float16, got float64"),
+        ({"q": torch.ones(3, 3, 8)}, "q must have a multiple of k's 2 heads in dimension 0, got 3"),
+        (
+            {"q": torch.ones(4, 3, 16)[..., ::2]},
+            "q must have stride 1 in its last dimension (call .contiguous() on it), got strides [48, 16, 2]",
+        ),
+        ({"k": k[:, :2]}, "k must have shape [2, 3, 8] to match the tokens and the head size of q, got [2, 2, 8]"),
+        ({"v": v[:1]}, "v must have the shape of k, [2, 3, 8], got [1, 3, 8]"),
+        (
+            {"k_cache": k_cache[:1]},
+            "k_cache must have shape [2, 11, 8] to match the heads and the head size of k, got [1, 11, 8]",
+        ),
+        ({"v_cache": v_cache[:, :8]}, "v_cache must have the shape of k_cache, [2, 11, 8], got [2, 8, 8]"),
+        (
+            {"k_cache": k_cache[:1].expand(2, 11, 8)},
+            "k_cache must not be a broadcast view, for it is written to, got strides [0, 8, 1]",
+        ),
+        (
+            {"out": torch.ones(4, 3, 8)},
+            "out must have shape [3, 4, 8] to match the tokens and heads of q, got [4, 3, 8]",
+        ),
+        *(
+            (
+                {"pos": pos},
+                f"k_cache must have room for 3 tokens behind the first {pos}, got 11 rows (shape [2, 11, 8])",
+            )
+            for pos in (9, 2**64 - 1)
+        ),
+        *(
+            ({key: args[key].half()}, f"{key} must have the dtype of q, float32, got float16")
+            for key in ("out", "k", "v", "k_cache", "v_cache")
+        ),
+    ]
+    for changed, rule in cases:
+        status = "BAD_TENSOR_SHAPE" if "a multiple of" in rule else status_of(rule)
+        yield CErrorCase(rule, {**args, **changed}, status, op + rule)
+    overlaps: list[tuple[Arguments, str]] = [
+        ({"out": q.view(3, 4, 8)}, "out must be q itself or share no memory with it"),
+        ({"k": k_cache[:, 4:7]}, "k_cache must be k itself or share no memory with it"),
+        ({"out": v_cache.view(-1)[:96].view(3, 4, 8)}, "out must share no memory with v_cache"),
+        ({"q": k_cache.view(-1)[:96].view(4, 3, 8)}, "k_cache must share no memory with q"),
+        ({"v": k_cache[:, 5:8]}, "k_cache must share no memory with v"),
+    ]
+    for changed, rule in overlaps:
+        sentence = f"{op}{rule}, got one whose span of memory overlaps it"
+        yield CErrorCase(rule, {**args, **changed}, "BAD_PARAM", sentence, "run")
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "Attention",
+        ["out", "k_cache", "v_cache"],
+        samples=c_samples,
+        errors=c_errors,
+        to_c=to_c,
+        reversible=("out", "q", "k", "v", "k_cache", "v_cache"),
+        refuses=lambda case: False,  # its tensors have other shapes
+        reference=c_reference,
+        cuda_slack=c_slack,
+    )
+]

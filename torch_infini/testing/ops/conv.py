@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...ops.conv import SPEC, Ints, fake, numbers
 from ...ops.matmul import values
-from ..c_door import c_op
+from ..c_door import all_but, c_op
 from ..c_ops import CErrorCase, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
@@ -240,7 +240,7 @@ C_OPS = [
         errors=c_errors,
         to_c=to_c,
         to_torch=to_torch,
-        without=["no spatial dimensions", "three strides", "no dilation"],
+        refuses=all_but("no spatial dimensions", "three strides", "no dilation"),
         variants=c_layouts,
         varied=c_varied,
     )

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 
 from ...ops.dequantize_awq import SPEC
+from ..c_door import all_but, c_op, unwritten
+from ..c_ops import CErrorCase
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -34,7 +36,10 @@ def peer(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
 
 def inputs(k: int, n: int, groups: int) -> tuple[Tensor, Tensor, Tensor]:
     g = torch.Generator().manual_seed(0)
-    words = lambda *shape: torch.randint(-(2**31), 2**31, shape, generator=g).int()  # noqa: E731
+
+    def words(*shape: int) -> Tensor:
+        return torch.randint(-(2**31), 2**31, shape, generator=g).int()
+
     return words(k, n // 8), torch.randn(groups, n, generator=g).half(), words(groups, n // 8)
 
 
@@ -125,3 +130,33 @@ INFO = OpInfo(
     dtypes=(torch.float16,),
     tolerances={torch.float16: (0.0, 0.0)},
 )
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    """An output that no weights have."""
+    args = dict(zip(INFO.arguments, inputs(6, 16, 3), strict=True))
+    half = torch.float16
+    for name, out, status, sentence in (
+        ("rank", unwritten((16,), half), "SHAPE", "must have 2 dimensions, got 1 (shape [16])"),
+        ("columns", unwritten((6, 12), half), "SHAPE", "must have a multiple of 8 columns, got 12 (shape [6, 12])"),
+        (
+            "strided columns",
+            unwritten((6, 32), half)[:, ::2],
+            "STRIDES",
+            "must have stride 1 in its last dimension (call .contiguous() on it), got strides [32, 2]",
+        ),
+    ):
+        sentence = f"infini::dequantize_awq: out {sentence}"
+        yield CErrorCase(f"{name} of out", {"out": out, **args}, f"BAD_TENSOR_{status}", sentence)
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "DequantizeAWQ",
+        ["out"],
+        errors=c_errors,
+        reversible=("out", "qweight", "scales", "zeros"),
+        refuses=all_but("rank"),  # qweight's: here it does not say what shape out has
+    )
+]

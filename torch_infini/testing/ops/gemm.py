@@ -11,7 +11,7 @@ from torch import Tensor
 from ...ops import FLOATS
 from ...ops.gemm import SPEC
 from ...ops.matmul import values
-from ..c_door import c_op
+from ..c_door import all_but, c_op
 from ..c_ops import CErrorCase, CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from .matmul import INFO as MATMUL
@@ -237,10 +237,10 @@ C_OPS = [
         to_c=to_c,
         updates=["c"],
         words={"out": "c"},
-        without=[
+        refuses=all_but(
             *("integers", "depths differ", "c dtype", "c shape", "c of more dimensions", "alpha", "beta"),
             *("out shape", "out overlaps c", "out is a row of c"),
-        ],
+        ),
         variants=c_layouts,
         varied=c_varied,
     )

@@ -6,141 +6,15 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ...ops import REGISTRY
+from ..c_door import Arguments, c_op, renamed, unwritten
+from ..c_ops import CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import attention_error
-from ._int8_cache import attention_comparison, dequantised, quantise, scale_errors
-
-
-def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
-    """[queries, keys]: a key's position - a query's, which are the last; and whether the query does not see it."""
-    distance = torch.arange(keys) - torch.arange(keys - queries, keys).unsqueeze(-1)
-    return distance, (distance > 0) | (distance <= -(window or keys))
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, slopes: Tensor | None, scale: float, window: int = 0) -> Tensor:
-    """In float64: [queries, H, D] of one sequence with its keys [Hkv, keys, D]; the last query's is the last."""
-    (queries, heads, _), keys = q.shape, k.shape[1]
-    group = heads // k.shape[0]
-    k, v = (x.double().repeat_interleave(group, 0) for x in (k, v))
-    scores = torch.einsum("qhd,hkd->hqk", q.double(), k) * scale
-    distance, unseen = distances(queries, keys, window)
-    if slopes is not None:
-        scores = scores + slopes.double()[:, None, None] * distance
-    return torch.einsum("hqk,hkd->qhd", scores.masked_fill(unseen, -torch.inf).softmax(-1), v)
-
-
-def gathered(cache: Tensor, table: Tensor, length: int, first: int = 0) -> Tensor:
-    """The keys of a sequence from `first` up to its length, [Hkv, length - first, D]."""
-    size = cache.shape[2]
-    blocks = table[first // size : -(-length // size)]
-    return cache[blocks].transpose(0, 1).flatten(1, 2)[:, first % size :][:, : length - first]
-
-
-def first_seen(length: int, queries: int, window: int) -> int:
-    """The first key that any of a sequence's queries sees."""
-    return max(length - queries + 1 - window, 0) if window else 0
-
-
-def prefill_reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cum_seq_lens_q: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-    k_cache, v_cache = dequantised(k_cache, k_scales), dequantised(v_cache, v_scales)
-    result = torch.zeros_like(q, dtype=torch.float64)
-    starts = cum_seq_lens_q.tolist()
-    for b, length in enumerate(seq_lens.tolist()):
-        queries = slice(starts[b], starts[b + 1])
-        if length > 0 and q.numel():
-            first = first_seen(length, starts[b + 1] - starts[b], window)
-            k, v = (gathered(cache, block_tables[b], length, first) for cache in (k_cache, v_cache))
-            result[queries] = attend(q[queries], k, v, alibi_slopes, scale, window)
-    return result
-
-
-def reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    starts = torch.arange(len(seq_lens) + 1)
-    scales = k_scales, v_scales
-    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale, window, *scales)
-
-
-def peer(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
-    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
-    k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
-    distance = (torch.arange(k.shape[2]) - seq_lens[:, None] + 1)[:, None, None]
-    mask = (distance <= 0) & (distance > -(window or k.shape[2]))
-    if alibi_slopes is not None:
-        mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
-    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=True).squeeze(2)
-
-
-def prefill_peer(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cum_seq_lens_q: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    """One sequence after the other, gathered, through torch's SDPA."""
-    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
-    outs = [q[:0]]
-    starts = cum_seq_lens_q.tolist()
-    for b, keys in enumerate(seq_lens.tolist()):
-        one = q[starts[b] : starts[b + 1]].transpose(0, 1)
-        first = first_seen(keys, one.shape[1], window)
-        k, v = (gathered(cache, block_tables[b], keys, first) for cache in (k_cache, v_cache))
-        distance, unseen = distances(one.shape[1], keys - first, window)
-        mask = ~unseen
-        if alibi_slopes is not None:
-            mask = (alibi_slopes[:, None, None] * distance).masked_fill(unseen, -torch.inf).to(q.dtype)
-        is_causal = alibi_slopes is None and one.shape[1] == keys and not 0 < window < keys
-        attended = F.scaled_dot_product_attention(
-            one, k, v, None if is_causal else mask, is_causal=is_causal, scale=scale, enable_gqa=True
-        )
-        outs.append(attended.transpose(0, 1))
-    return torch.cat(outs)
+from ._int8_cache import attention_comparison, quantise, scale_errors
+from ._paged_reference import first_seen, peer, prefill_peer, prefill_reference, reference
 
 
 def inputs(
@@ -304,6 +178,23 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         (q, k[..., :8], v, tables, lens, *rest),
         op + "k_cache must have shape [4, 2, 16, 16] to match the head size of q, got [4, 2, 16, 8]",
     )
+    wide = torch.ones(len(q), 4, 1025)
+    yield ErrorCase(
+        "wide head",
+        (wide, k, v, tables, lens, *rest),
+        op + f"q must have a head size of at most 1024, got 1025 (shape [{len(q)}, 4, 1025])",
+    )
+    yield ErrorCase(
+        "v_cache dtype",
+        (q, k, v.half(), tables, lens, *rest),
+        op + "v_cache must have the dtype of q, float32, got float16",
+    )
+    dense = "must have stride 1 in its last dimension (call .contiguous() on it), got strides "
+    yield ErrorCase(
+        "columns of v_cache",
+        (q, k, torch.ones(4, 2, 16, 32)[..., ::2], tables, lens, *rest),
+        op + f"v_cache {dense}[1024, 512, 32, 2]",
+    )
     three = torch.ones(4, 3, 16, 16)
     yield ErrorCase(
         "groups",
@@ -313,7 +204,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
     yield ErrorCase(
         "columns",
         (q[..., ::2], k, v, tables, lens, *rest),
-        op + "q must have stride 1 in its last dimension (call .contiguous() on it), got strides [64, 16, 2]",
+        op + f"q {dense}[64, 16, 2]",
     )
     yield ErrorCase(
         "block_tables dtype", (q, k, v, tables.int(), lens, *rest), op + "block_tables must be int64, got int32"
@@ -328,19 +219,27 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         (q, k, v, tables, torch.tensor([1, 1, 1]), *rest),
         op + f"seq_lens must have shape [{sequences}] to match the sequences of {of}, got [3]",
     )
+    yield ErrorCase("seq_lens dtype", (q, k, v, tables, lens.int(), *rest), op + "seq_lens must be int64, got int32")
+    for lengths, got in (([20, 49], "49 for sequence 1"), ([-1, 5], "-1 for sequence 0")):
+        yield ErrorCase(
+            f"lengths {lengths}",
+            (q, k, v, tables, torch.tensor(lengths), *rest),
+            op + f"seq_lens must be at least 0 and fit into 3 blocks of 16, got {got}",
+            of_values=True,
+        )
+    for place, block in (([0, 1], 4), ([1, 0], -1)):
+        wrong = tables.clone()
+        wrong[tuple(place)] = block
+        yield ErrorCase(
+            f"block {block}",
+            (q, k, v, wrong, lens, *rest),
+            op + f"block_tables must name blocks from 0 to less than 4, the blocks of k_cache, got {block} at {place}",
+            of_values=True,
+        )
     yield ErrorCase(
-        "length",
-        (q, k, v, tables, torch.tensor([20, 49]), *rest),
-        op + "seq_lens must be at least 0 and fit into 3 blocks of 16, got 49 for sequence 1",
-        of_values=True,
-    )
-    wrong = tables.clone()
-    wrong[0, 1] = 4
-    yield ErrorCase(
-        "block",
-        (q, k, v, wrong, lens, *rest),
-        op + "block_tables must name blocks from 0 to less than 4, the blocks of k_cache, got 4 at [0, 1]",
-        of_values=True,
+        "alibi_slopes dtype",
+        (*args, torch.ones(4).double()),
+        op + "alibi_slopes must be float32, got float64",
     )
     yield ErrorCase(
         "alibi_slopes shape",
@@ -371,11 +270,24 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         {"out": torch.empty(1, 4, 16)},
     )
     yield ErrorCase(
-        "out is a part of the cache",
+        "out dtype",
         args,
-        op + "out must share no memory with v_cache, got one whose span of memory overlaps it",
-        {"out": v.view(-1)[: q.numel()].view(q.shape)},
+        op + "out must have the dtype of q, float32, got float16",
+        {"out": torch.empty_like(q).half()},
     )
+    yield ErrorCase(
+        "broadcast out",
+        args,
+        op + "out must not be a broadcast view, for it is written to, got strides [0, 16, 1]",
+        {"out": torch.empty(1, 4, 16).expand(q.shape)},
+    )
+    for cache, tensor in (("k_cache", k), ("v_cache", v)):
+        yield ErrorCase(
+            f"out is a part of {cache}",
+            args,
+            op + f"out must share no memory with {cache}, got one whose span of memory overlaps it",
+            {"out": tensor.view(-1)[: q.numel()].view(q.shape)},
+        )
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -503,3 +415,69 @@ INFOS = (
         cuda_slack=prefill_slack,
     ),
 )
+
+
+FIXED = {"window": 0, "k_scales": None, "v_scales": None}  # what the C operators lack
+
+
+def to_c(args: Arguments) -> Arguments | None:
+    """The C operators have no default scale."""
+    inputs = renamed({}, FIXED, args)
+    if inputs is not None and inputs["scale"] is None:
+        inputs["scale"] = max(args["q"].shape[-1], 1) ** -0.5
+    return inputs
+
+
+def c_reference(out: Tensor, seq_lens: Tensor, **args: Any) -> dict[str, Tensor]:
+    """A sequence without keys leaves its part of out as it is, where the torch op writes zeros."""
+    empty = (seq_lens == 0)[:, None, None]
+    return {"out": out.double().where(empty, reference(seq_lens=seq_lens, **args))}
+
+
+def c_samples(info: OpInfo, queries: Sequence[int] | None = None) -> Iterator[CSample]:
+    """In place, and strides that differ from tensor to tensor."""
+    for dtype in info.dtypes:
+        kind, tolerance = str(dtype).removeprefix("torch."), info.tolerances[dtype]
+        made = inputs(dtype, [7, 50, 20], 4, 2, 32, queries=queries)
+        args: Arguments = {**dict(zip(info.arguments, made)), "alibi_slopes": slopes(4), "scale": 0.2}
+        yield CSample(f"{kind} in place", {"out": args["q"], **args}, tolerance)
+        q = args["q"].clone()
+        strided: Arguments = {
+            "out": torch.stack((unwritten(q.shape, dtype),) * 2, 1)[:, 1],
+            "q": torch.stack((q.transpose(0, 1).contiguous().transpose(0, 1),) * 2)[1],
+            "k_cache": args["k_cache"].transpose(1, 2).contiguous().transpose(1, 2),
+            "v_cache": torch.cat((args["v_cache"],) * 2, -1)[..., :32],
+            "block_tables": args["block_tables"].T.contiguous().T,
+        }
+        for key in ("seq_lens", "alibi_slopes", "cum_seq_lens_q"):
+            if key in args:
+                strided[key] = args[key].repeat_interleave(3)[1::3]
+        yield CSample(f"{kind} strides of each", {**args, **strided}, tolerance)
+
+
+STATUSES = {"no scales": "BAD_TENSOR_DTYPE", "groups": "BAD_TENSOR_SHAPE", "starts rank": "BAD_PARAM"}
+REVERSIBLE = ("out", "q", "k_cache", "v_cache", "block_tables", "seq_lens", "cum_seq_lens_q")
+
+C_OPS = [
+    c_op(
+        INFOS[0],
+        "PagedAttention",
+        ["out"],
+        fixed=FIXED,
+        samples=lambda: c_samples(INFOS[0]),
+        to_c=to_c,
+        statuses=STATUSES,
+        reversible=REVERSIBLE,
+        reference=c_reference,
+    ),
+    c_op(
+        INFOS[1],
+        "PagedAttentionPrefill",
+        ["out"],
+        fixed=FIXED,
+        samples=lambda: c_samples(INFOS[1], [7, 30, 4]),
+        to_c=to_c,
+        statuses=STATUSES,
+        reversible=REVERSIBLE,
+    ),
+]

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from ...ops.paged_caching import SPEC
+from ..c_door import c_op
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._int8_cache import comparison, quantise, scale_errors
 
@@ -23,6 +24,7 @@ def reference(
 ) -> tuple[Tensor, ...]:
     size = k_cache.shape[2]
     written = [k_cache.double(), v_cache.double()]
+    rows: tuple[Tensor, ...] = (k, v)
     if k_scales is not None and v_scales is not None:
         written += [k_scales.double(), v_scales.double()]
         (k, k_new), (v, v_new) = quantise(k), quantise(v)
@@ -91,6 +93,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("one key for all", (k_cache, v_cache, k[:1].expand(4, 2, 24), v, slots))
     qkv = torch.cat((k, k, v), 1)
     yield Sample("parts of a fused product", (k_cache, v_cache, qkv[:, 2:4], qkv[:, 4:], slots))
+    yield Sample("strided slots", (k_cache, v_cache, k, v, slots.repeat_interleave(2)[1::2]))
     yield Sample("int8, no tokens", quantised(inputs(dtype, [], 2, 8)))
     yield Sample("int8, no columns", quantised(inputs(dtype, [3], 2, 0)))
     yield Sample("int8, one slot twice", quantised(inputs(dtype, [5, 6, 5], 3, 64, 5)))
@@ -127,6 +130,16 @@ def errors() -> Iterator[ErrorCase]:
     )
     yield ErrorCase(
         "k dtype", (k_cache, v_cache, k.half(), v, slots), op + "k must have the dtype of k_cache, float32, got float16"
+    )
+    yield ErrorCase(
+        "v of another dtype",
+        (k_cache, v_cache, k, v.half(), slots),
+        op + "v must have the dtype of k_cache, float32, got float16",
+    )
+    yield ErrorCase(
+        "columns of v",
+        (k_cache, v_cache, k, torch.ones(3, 2, 16)[..., ::2], slots),
+        op + "v must have stride 1 in its last dimension (call .contiguous() on it), got strides [32, 16, 2]",
     )
     yield ErrorCase(
         "heads",
@@ -218,3 +231,15 @@ INFO = OpInfo(
     peer=peer,
     compare=comparison(reference, rows=2),
 )
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "PagedCaching",
+        ["k_cache", "v_cache"],
+        fixed={"k_scales": None, "v_scales": None},
+        statuses={"no scales": "BAD_TENSOR_DTYPE"},
+        reversible=("k_cache", "v_cache", "k", "v", "slot_mapping"),
+    )
+]

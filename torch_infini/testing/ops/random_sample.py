@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from ...ops import FLOATS
 from ...ops.random_sample import SPEC
+from ..c_door import Arguments, unwritten
+from ..c_ops import CErrorCase, COp, CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -22,15 +27,21 @@ def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[in
     return c0, c1, c2, c3
 
 
+def low_half(value: int) -> int:
+    return value & 0xFFFFFFFF
+
+
 def uniform(seed: int, offset: int) -> float:
     """The u of a row."""
-    low, high = 0xFFFFFFFF, lambda value: value >> 32 & 0xFFFFFFFF
-    return (philox((seed & low, high(seed)), (offset & low, high(offset), 0, 0))[0] >> 8) * 2.0**-24
+    key, counter = ((low_half(value), low_half(value >> 32)) for value in (seed, offset))
+    return (philox(key, (*counter, 0, 0))[0] >> 8) * 2.0**-24
 
 
-def sorted_row(
-    logits: Tensor, temperature: float, top_k: int, top_p: float, seed: int, offset: int
-) -> tuple[Tensor, Tensor, float]:
+# A row's (logits, u, temperature, top_k, top_p).
+Row = tuple[Tensor, float, float, int, float]
+
+
+def sorted_row(logits: Tensor, u: float, temperature: float, top_k: int, top_p: float) -> tuple[Tensor, Tensor, float]:
     """(order, cumulative weights, limit) of one row in float64; greedy rows have the limit 0."""
     x = logits.double()
     n = x.numel()
@@ -39,42 +50,50 @@ def sorted_row(
         return order, torch.ones_like(values), 0.0
     cumulative = ((values - values[0]) / temperature).exp().cumsum(0)
     kept = cumulative[(min(top_k, n) if top_k > 0 else n) - 1]
-    return order, cumulative, uniform(seed, offset) * min(kept.item(), min(top_p, 1.0) * cumulative[-1].item())
+    return order, cumulative, u * min(kept.item(), min(top_p, 1.0) * cumulative[-1].item())
 
 
-def rows_of(sample_args: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, float, int, float, int, int]]:
-    """(logits, temperature, top_k, top_p, seed, offset) of each row."""
+def drawn(row: Row) -> int:
+    """The token of a row."""
+    order, cumulative, limit = sorted_row(*row)
+    return int(order[(cumulative >= limit).int().argmax()])
+
+
+def check_token(token: int, row: Row, where: str, rounding: float = 4e-6) -> None:
+    """The reference's token, or one whose part of the cumulative weights lies within rounding of the limit."""
+    wanted, n = drawn(row), row[0].numel()
+    assert 0 <= token < n, f"{where} gives {token}, of {n} tokens"
+    if token == wanted:
+        return
+    order, cumulative, limit = sorted_row(*row)
+    place = int((order == token).nonzero())
+    below, reached = cumulative[place - 1].item() if place else 0.0, cumulative[place].item()
+    # Float arithmetic: each weight is off by up to 2e-6 of itself where it counts, and so is their sum.
+    near = below <= limit * (1 + rounding) and reached >= limit * (1 - rounding)
+    assert near and limit > 0, (
+        f"{where} gives {token} (cumulative weight {below!r} to {reached!r}), expected {wanted}, for the limit is "
+        f"{limit!r}"
+    )
+
+
+def rows_of(sample_args: tuple[Tensor, ...]) -> Iterator[Row]:
     logits, *settings = sample_args
-    yield from zip(logits.reshape(-1, logits.shape[-1]), *(s.reshape(-1).tolist() for s in settings), strict=True)
+    lists = (setting.reshape(-1).tolist() for setting in settings)
+    for row, temperature, top_k, top_p, seed, offset in zip(logits.reshape(-1, logits.shape[-1]), *lists, strict=True):
+        yield row, uniform(seed, offset), temperature, top_k, top_p
 
 
 def reference(
     logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, offset: Tensor
 ) -> Tensor:
-    tokens = []
-    for row in rows_of((logits, temperature, top_k, top_p, seed, offset)):
-        order, cumulative, limit = sorted_row(*row)
-        tokens.append(int(order[(cumulative >= limit).int().argmax()]))
+    tokens = [drawn(row) for row in rows_of((logits, temperature, top_k, top_p, seed, offset))]
     return torch.tensor(tokens, dtype=torch.int64).view(logits.shape[:-1])
 
 
 def compare(actual: Tensor, sample: Sample) -> None:
-    """The reference's token, or one whose part of the cumulative weights lies within rounding of the limit."""
-    expected = reference(*sample.args)
-    assert actual.dtype == torch.int64 and actual.shape == expected.shape
-    rows = zip(actual.reshape(-1).tolist(), expected.reshape(-1).tolist(), rows_of(sample.args), strict=True)
-    for i, (token, wanted, row) in enumerate(rows):
-        assert 0 <= token < row[0].numel(), f"{sample.name}: row {i} gives {token}, of {row[0].numel()} tokens"
-        if token != wanted:
-            order, cumulative, limit = sorted_row(*row)
-            place = int((order == token).nonzero())
-            below = cumulative[place - 1].item() if place else 0.0
-            # Float arithmetic: each weight is off by up to 2e-6 of itself where it counts, and so is their sum.
-            near = below <= limit * (1 + 4e-6) and cumulative[place].item() >= limit * (1 - 4e-6)
-            assert near and limit > 0, (
-                f"{sample.name}: row {i} gives {token} (cumulative weight {below!r} to {cumulative[place].item()!r}), "
-                f"expected {wanted}, for the limit is {limit!r}"
-            )
+    assert actual.dtype == torch.int64 and actual.shape == sample.args[0].shape[:-1]
+    for i, (token, row) in enumerate(zip(actual.reshape(-1).tolist(), rows_of(sample.args), strict=True)):
+        check_token(token, row, f"{sample.name}: row {i}")
 
 
 def peer(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed: Tensor, offset: Tensor) -> Tensor:
@@ -127,7 +146,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     temperatures, ks, ps = [0.0, 0.6, 1.0, 1e-30, 1e30, 5.0], [0, 1, 2, 40, 600, 10**6, -1], [1.0, 0.0, 0.5, 0.95, 2.0]
     rows = 60
     mixed = settings_for(rows)
-    for setting, values in zip(mixed, (temperatures, ks, ps)):
+    choices: tuple[list[float] | list[int], ...] = (temperatures, ks, ps)
+    for setting, values in zip(mixed, choices):
         setting.copy_(torch.tensor([values[i % len(values)] for i in range(rows)], dtype=setting.dtype))
     yield Sample("mixed settings", (logits_of(dtype, rows, 1003), *mixed))
 
@@ -152,7 +172,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("large", (peaked, *settings_for(3, 1.0, 0, 0.9)))
     yield Sample("large, top-k", (logits_of(dtype, 3, 40000), *settings_for(3, 1.0, 50, 0.9)))
     extreme = torch.finfo(dtype).max
-    yield Sample("extreme", (torch.tensor([[extreme, -extreme, 0, extreme]]).to(dtype), *settings_for(1)))
+    yield Sample("extreme", (torch.tensor([[extreme, -extreme, 0, extreme]], dtype=dtype), *settings_for(1)))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -203,17 +223,17 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "one row", (x[0], *good), op + "temperature must have shape [] for logits of one dimension, got [2]"
     )
-    for value, text in ((-0.5, "-0.5"), (torch.nan, "nan"), (torch.inf, "inf")):
+    for number, text in ((-0.5, "-0.5"), (torch.nan, "nan"), (torch.inf, "inf")):
         yield ErrorCase(
             f"temperature {text}",
-            (x, *settings(temperature=second(value))),
+            (x, *settings(temperature=second(number))),
             op + f"temperature must be a finite number of at least 0, got {text} in row 1",
             of_values=True,
         )
-    for value, text in ((-0.5, "-0.5"), (torch.nan, "nan")):
+    for number, text in ((-0.5, "-0.5"), (torch.nan, "nan")):
         yield ErrorCase(
             f"top_p {text}",
-            (x, *settings(top_p=second(value))),
+            (x, *settings(top_p=second(number))),
             op + f"top_p must be a number of at least 0, got {text} in row 1",
             of_values=True,
         )
@@ -284,3 +304,106 @@ INFO = OpInfo(
     peer=peer,
     compare=compare,
 )
+
+
+# infiniopRandomSample draws one row, by a number that the caller has drawn.
+C_DTYPES = (*FLOATS, torch.float64)
+RESULTS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
+
+
+def c_args(
+    probs: Tensor,
+    random_val: float,
+    temperature: float = 1.0,
+    topk: int = 0,
+    topp: float = 1.0,
+    result: torch.dtype = torch.int64,
+) -> Arguments:
+    numbers = {"random_val": random_val, "topp": topp, "topk": topk, "temperature": temperature}
+    return {"result": unwritten((), result), "probs": probs, **numbers}
+
+
+def row_of(args: Arguments) -> Row:
+    """The row that a call draws from, with its numbers as the C ABI rounds them."""
+    u, temperature, topp = (ctypes.c_float(args[key]).value for key in ("random_val", "temperature", "topp"))
+    return args["probs"], u, temperature, args["topk"], topp
+
+
+def c_reference(**args: Any) -> dict[str, Tensor]:
+    return {"result": torch.tensor(drawn(row_of(args)))}
+
+
+def c_compare(sample: CSample, outputs: dict[str, Tensor]) -> None:
+    args = dict(sample.args)
+    rounding = 1e-12 if args["probs"].dtype == torch.float64 else 4e-6
+    check_token(int(outputs["result"]), row_of(args), sample.name, rounding)
+
+
+def c_samples() -> Iterator[CSample]:
+    """Some rows of each of the torch op's samples, and numbers at both ends, which no seed draws."""
+    settings = {
+        "greedy by random_val": (0.0, 0.8, 5, 0.9),
+        "greedy by topp": (0.5, 0.8, 5, 0.0),
+        "greedy by topk": (0.5, 0.8, 1, 0.9),
+        "greedy by temperature": (0.5, 0.0, 5, 0.9),
+        "the end": (1.0, 2.0, -7, 2.0),
+        "near the start": (1e-6, 0.1, 3, 0.9),
+    }
+    for dtype in C_DTYPES:
+        kind = str(dtype).removeprefix("torch.")
+        for i, sample in enumerate(samples(dtype)):
+            rows = list(rows_of(sample.args))
+            for logits, u, temperature, topk, topp in rows[i % max(len(rows), 1) :: 11]:
+                yield CSample(f"{kind} {sample.name}", c_args(logits, u, temperature, topk, topp))
+        for name, numbers in settings.items():
+            for n in (1, 2, 37, 3001):
+                yield CSample(f"{kind} {name}, {n}", c_args(logits_of(dtype, n, seed=n), *numbers))
+        masked = logits_of(dtype, 40)
+        masked[torch.arange(40) % 3 != 1] = -torch.inf
+        yield CSample(f"{kind} masked, all kept", c_args(masked, 1.0))
+        one = Described(logits_of(dtype, 40), (1,), (0,), 7)
+        yield CSample(f"{kind} broadcast", {**c_args(logits_of(dtype, 40), 0.7), "probs": one})
+        yield CSample(f"{kind} large", c_args(logits_of(dtype, 128_256), 0.83, 1.0, 50, 0.9))
+    for result in RESULTS:
+        yield CSample(f"{str(result)[6:]} result", c_args(logits_of(torch.float32, 128), 0.4, result=result))
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    op = "infini::random_sample: "
+    probs = logits_of(torch.float32, 200)
+    args = c_args(probs, 0.5)
+    integers = "int64, int32, int16, int8, uint64, uint32, uint16 or uint8"
+    dense = "must have stride 1 in its last dimension (call .contiguous() on it), got strides [2]"
+    created: tuple[tuple[str, Tensor, str, str], ...] = (
+        ("result", torch.zeros(1).long(), "SHAPE", "must have 0 dimensions, got 1 (shape [1])"),
+        ("result", torch.tensor(0.0), "DTYPE", f"must be {integers}, got float32"),
+        ("result", torch.tensor(0).char(), "DTYPE", "must hold the indices up to 199, got int8"),
+        ("probs", probs.int(), "DTYPE", "must be float32, bfloat16, float16 or float64, got int32"),
+        ("probs", probs[None], "SHAPE", "must have 1 dimension, got 2 (shape [1, 200])"),
+        ("probs", probs[:0], "SHAPE", "must have 1 to 16777216 elements, got 0"),
+        ("probs", probs[::2], "STRIDES", dense),
+    )
+    for key, tensor, status, rule in created:
+        yield CErrorCase(f"{key} {rule}", {**args, key: tensor}, f"BAD_TENSOR_{status}", f"{op}{key} {rule}")
+    of_number = "must be a finite number of at least 0, got"
+    for key, number, rule in (
+        ("random_val", 1.5, "must be at least 0 and at most 1, got 1.5"),
+        ("random_val", -0.5, "must be at least 0 and at most 1, got -0.5"),
+        ("topp", torch.inf, f"{of_number} inf"),
+        ("temperature", -1.0, f"{of_number} -1"),
+        ("temperature", torch.nan, f"{of_number} nan"),
+    ):
+        yield CErrorCase(f"{key} {rule}", {**args, key: number}, "BAD_PARAM", f"{op}{key} {rule}", "run")
+    for dtype in C_DTYPES:
+        infinite, nan, masked = (probs.to(dtype, copy=True) for _ in range(3))
+        infinite[150], nan[150], masked[:] = torch.inf, torch.nan, -torch.inf
+        for tensor, rule in (
+            (infinite, "must be below +infinity and not NaN, got inf at 150"),
+            (nan, "must be below +infinity and not NaN, got nan at 150"),
+            (masked, "must have a value above -infinity, got none"),
+        ):
+            made = {**args, "probs": tensor}
+            yield CErrorCase(f"{dtype} {rule}", made, "BAD_PARAM", f"{op}probs {rule}", "run", of_values=True)
+
+
+C_OPS = [COp("RandomSample", ["result"], c_reference, c_samples, c_errors, c_compare)]

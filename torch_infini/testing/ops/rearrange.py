@@ -11,7 +11,7 @@ from torch import Tensor
 from ...libinfiniop import InfiniDtype
 from ...ops import FLOATS
 from ...ops.rearrange import SPEC
-from ..c_door import c_op, unwritten
+from ..c_door import all_but, c_op, unwritten
 from ..c_layouts import every_layout
 from ..c_ops import DTYPES, CErrorCase, CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
@@ -178,7 +178,7 @@ C_OPS = [
         samples=c_samples,
         errors=c_errors,
         words={"out": "dst", "x": "src"},
-        without=["out shape", "out dtype"],
+        refuses=all_but("out shape", "out dtype"),
         dtypes=(torch.int8, torch.int16, torch.int32, torch.int64),
         variants=c_layouts,
         varied=c_varied,

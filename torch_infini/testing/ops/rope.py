@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import product
 
 import torch
 from torch import Tensor
 
 from ...ops.rope import SPEC
+from ..c_door import Arguments, backwards, c_op, unwritten
+from ..c_ops import CErrorCase, CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -21,7 +24,7 @@ def reference(
     first, second = (
         (slice(0, 2 * half, 2), slice(1, 2 * half, 2)) if interleaved else (slice(half), slice(half, 2 * half))
     )
-    y = x.double()
+    y = x.double().clone()
     x0, x1 = y[..., first].clone(), y[..., second].clone()
     y[..., first] = x0 * c - x1 * s
     y[..., second] = x1 * c + x0 * s
@@ -75,6 +78,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("a transposed view", (x.transpose(1, 2).contiguous().transpose(1, 2), cos, sin))
     yield Sample("a slice of a fused product", (inputs(dtype, 3, 12, 16)[0][:, 4:8], cos, sin))
     yield Sample("a broadcast x", (x[:, :, :1].expand(2, 3, 4, 16), cos, sin))
+    wide = torch.promote_types(dtype, torch.float32)
     for interleaved in (False, True):
         layout = "gpt-j" if interleaved else "llama"
         for half in (1, 7, 33, 769):
@@ -82,7 +86,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
             partial = inputs(dtype, 3, 2, 2 * half + 5, half=half)
             yield Sample(f"{layout}, {half} pairs, 5 columns pass", (*partial, None, interleaved))
         x, cos, sin = inputs(dtype, 4, 3, 100)
-        yield Sample(f"{layout}, float32 cos", (x, *angles(4, 50, torch.float32), None, interleaved))
+        yield Sample(f"{layout}, float32 cos", (x, *angles(4, 50, wide), None, interleaved))
         yield Sample(f"{layout}, no pairs", (x, cos[:, :0], sin[:, :0], None, interleaved))
         yield Sample(f"{layout}, large", (*inputs(dtype, 2, 65, 32, 128), None, interleaved))
     yield Sample("one column", inputs(dtype, 3, 2, 1))
@@ -96,7 +100,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
 def errors() -> Iterator[ErrorCase]:
     x, cos, sin = inputs(torch.float32, 2, 3, 4, 16)
     op = "infini::rope: "
-    yield ErrorCase("two dimensions", (x[0, 0], cos, sin), op + "x must have 3 to 4 dimensions, got 2 (shape [4, 16])")
+    where = torch.tensor([[0, 1, 2], [2, 3, -1]])
+    yield ErrorCase(
+        "two dimensions", (x[0, 0], cos, sin, where), op + "x must have 3 to 4 dimensions, got 2 (shape [4, 16])"
+    )
     yield ErrorCase("integers", (x.int(), cos, sin), op + "x must be float32, bfloat16, float16 or float64, got int32")
     yield ErrorCase("float64 with float32", (x.double(), cos, sin), op + "cos must be float64 as x is, got float32")
     yield ErrorCase(
@@ -126,30 +133,31 @@ def errors() -> Iterator[ErrorCase]:
     )
     yield ErrorCase(
         "cos strides",
-        (x, cos[:, ::2], sin[:, ::2]),
+        (x[..., :8], cos[:, ::2], sin[:, ::2]),
         op + "cos must have stride 1 in its last dimension (call .contiguous() on it), got strides [8, 2]",
     )
     yield ErrorCase("sin shape", (x, cos, sin[:, :7]), op + "sin must have the shape of cos, [3, 8], got [3, 7]")
     yield ErrorCase("sin dtype", (x, cos, sin.half()), op + "sin must have the dtype of cos, float32, got float16")
     yield ErrorCase(
         "sin strides",
-        (x, cos[:, :4], sin[:, ::2]),
+        (x[..., :8], cos[:, :4], sin[:, ::2]),
         op + "sin must have stride 1 in its last dimension (call .contiguous() on it), got strides [8, 2]",
     )
     yield ErrorCase("meta cos", (x, cos.to("meta"), sin), op + "cos must be on the device of x, cpu, got meta")
-    where = torch.tensor([[0, 1, 2], [2, 3, -1]])
-    yield ErrorCase(
-        "position too large",
-        (x, cos, sin, where),
-        op + "positions must be at least 0 and less than 3, the rows of cos, got 3 at [1, 1]",
-        of_values=True,
-    )
-    yield ErrorCase(
-        "position negative",
-        (x, cos, sin, where[1].flip(0).int()),
-        op + "positions must be at least 0 and less than 3, the rows of cos, got -1 at [0]",
-        of_values=True,
-    )
+    for dtype in (torch.int64, torch.int8, torch.uint8):
+        yield ErrorCase(
+            f"{str(dtype)[6:]} position too large",
+            (x, cos, sin, torch.tensor([[0, 1, 2], [2, 100, 7]]).to(dtype)),
+            op + "positions must be at least 0 and less than 3, the rows of cos, got 100 at [1, 1]",
+            of_values=True,
+        )
+    for dtype in (torch.int32, torch.int8):
+        yield ErrorCase(
+            f"{str(dtype)[6:]} position negative",
+            (x, cos, sin, where[1].flip(0).to(dtype)),
+            op + "positions must be at least 0 and less than 3, the rows of cos, got -1 at [0]",
+            of_values=True,
+        )
     yield ErrorCase(
         "positions dtype",
         (x, cos, sin, where.double()),
@@ -235,3 +243,92 @@ INFO = OpInfo(
     bench=bench,
     peer=peer,
 )
+
+
+GPT_J, GPT_NEOX = 0, 1  # of the C operator's argument algo
+POSITIONS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
+
+
+def to_c(args: Arguments) -> Arguments | None:
+    """A row of cos for each token is a table whose rows are named in order; all columns of a head are turned."""
+    x, cos, positions = args["x"], args["cos"], args["positions"]
+    if 2 * cos.shape[-1] < x.shape[-1] or (positions is None and cos.shape[:-1] != x.shape[-3:-2]):
+        return None
+    return {
+        "x": x,
+        "pos_ids": torch.arange(cos.shape[0]) if positions is None else positions,
+        "sin_table": args["sin"],
+        "cos_table": cos,
+        "algo": GPT_J if args["interleaved"] else GPT_NEOX,
+    }
+
+
+def to_torch(args: Arguments) -> Arguments:
+    tables = {"cos": args["cos_table"], "sin": args["sin_table"]}
+    return {"x": args["x"], **tables, "positions": args["pos_ids"], "interleaved": args["algo"] == GPT_J}
+
+
+def c_args(dtype: torch.dtype, algo: int = GPT_NEOX) -> Arguments:
+    """For 3 sequences of 5 tokens, anywhere in a table of 50 rows."""
+    x, cos, sin = inputs(dtype, 3, 5, 4, 40)
+    cos, sin = angles(50, 20, dtype)
+    where = torch.randint(50, (3, 5), generator=torch.Generator().manual_seed(0))
+    return {
+        "y": unwritten(x.shape, dtype),
+        "x": x,
+        "pos_ids": where,
+        "sin_table": sin,
+        "cos_table": cos,
+        "algo": algo,
+    }
+
+
+def c_samples() -> Iterator[Sample | CSample]:
+    """Strides that torch lacks, or that differ from tensor to tensor; positions of each dtype."""
+    for dtype, algo in product((*INFO.dtypes, torch.float64), (GPT_J, GPT_NEOX)):
+        kind = f"{str(dtype)[6:]} {('GPT-J', 'GPT-NeoX')[algo]}"
+        yield Sample(f"{kind} large", (*inputs(dtype, 2, 50, 8, 128), None, algo == GPT_J))
+        args = c_args(dtype, algo)
+        args["y"] = torch.cat((args["y"], args["y"]), -1)[..., 40:]
+        args["x"] = args["x"].transpose(1, 2).contiguous().transpose(1, 2)
+        args["pos_ids"] = args["pos_ids"].T.contiguous().T
+        args["sin_table"] = torch.cat((args["sin_table"], args["sin_table"]), -1)[:, 20:]
+        args["cos_table"] = torch.cat((args["cos_table"], args["cos_table"]), -1)[:, :20]
+        yield CSample(f"{kind} strides of each", args)
+        args = c_args(dtype, algo)
+        args["x"] = args["x"][:, :, :1].expand(3, 5, 4, 40)
+        args["y"] = backwards(args["y"])
+        args["pos_ids"] = Described(args["pos_ids"], (3, 5), (-5, -1), 14)
+        yield CSample(f"{kind} broadcast and negative strides", args)
+    for positions in POSITIONS:
+        args = c_args(torch.float32)
+        yield CSample(f"{str(positions)[6:]} positions", {**args, "pos_ids": args["pos_ids"].to(positions)})
+
+
+def c_errors() -> Iterator[CErrorCase]:
+    args, op = c_args(torch.float32), "infini::rope: "
+    rule = "infiniopCreateRoPEDescriptor: algo must be 0 (GPT_J) or 1 (GPT_NEOX), got "
+    for algo in (2, -1):
+        yield CErrorCase(f"algo {algo}", {**args, "algo": algo}, "BAD_PARAM", f"{rule}{algo}")
+    odd = {**args, "x": torch.ones(3, 5, 4, 41), "y": torch.ones(3, 5, 4, 41)}
+    rule = "x must have an even number of columns, got 41 (shape [3, 5, 4, 41])"
+    yield CErrorCase("odd columns", odd, "BAD_TENSOR_SHAPE", op + rule)
+    partial = {**args, "cos_table": args["cos_table"][:, :3], "sin_table": args["sin_table"][:, :3]}
+    rule = "cos must have 20 columns, half the last dimension of x, got 3 (shape [50, 3])"
+    yield CErrorCase("partial", partial, "BAD_TENSOR_SHAPE", op + rule)
+
+
+C_OPS = [
+    c_op(
+        INFO,
+        "RoPE",
+        ["y"],
+        samples=c_samples,
+        errors=c_errors,
+        to_c=to_c,
+        to_torch=to_torch,
+        dtypes=(*INFO.dtypes, torch.float64),
+        largest=100_000,
+        reversible=("y", "x", "pos_ids", "sin_table", "cos_table"),
+    )
+]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ...ops.scaled_mm_int8 import SPEC
-from ..c_door import c_op
+from ..c_door import all_but, c_op
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -200,7 +200,7 @@ C_OPS = [
             {name: args[C_NAMES.get(name, name)] for name in INFO.arguments[:-1]} | {"out_dtype": None}
         ),
         words={**C_NAMES, "scaled_mm_int8": "int8_gemm"},
-        without=["out_dtype", "integer bias", "out of another dtype"],
+        refuses=all_but("out_dtype", "integer bias", "out of another dtype"),
         variants=c_layouts,
         varied=lambda dtype: [Sample("6x10x100", inputs(dtype, 6, 10, 100))],
     )

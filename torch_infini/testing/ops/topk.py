@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ...ops import FLOATS, REGISTRY
+from ..c_door import Arguments, c_op, unwritten
+from ..c_ops import CErrorCase, CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 # Those of DeepSeek-V3, for which topkrouter is made.
@@ -169,6 +172,13 @@ def router_errors() -> Iterator[ErrorCase]:
     x, bias = scores(torch.float32, 4, 256), correction()
     yield ErrorCase("k 0", (x, bias, 0), op + "k must be at least 1, got 0")
     yield ErrorCase("k 257", (x, bias, 257), op + "k must be at least 1 and at most the 256 columns of x, got 257")
+    yield ErrorCase("integers", (x.int(), bias), op + "x must be float32, bfloat16 or float16, got int32")
+    yield ErrorCase("three dimensions", (x[None], bias), op + "x must have 2 dimensions, got 3 (shape [1, 4, 256])")
+    yield ErrorCase(
+        "transposed",
+        (x.t(), bias),
+        op + "x must have stride 1 in its last dimension (call .contiguous() on it), got strides [1, 256]",
+    )
     yield ErrorCase("128 experts", (x[:, :128], bias), op + "x must have shape [4, 256] for 256 experts, got [4, 128]")
     yield ErrorCase(
         "short bias", (x, bias[:255]), op + "correction_bias must have shape [256] for 256 experts, got [255]"
@@ -223,3 +233,75 @@ INFOS = (
         tolerances=EXACT,
     ),
 )
+
+
+def result_bytes(args: Mapping[str, Any]) -> dict[str, int]:
+    """What values and indices need, for they have no descriptor; nothing where topk will be refused."""
+    rows, width = args["x"].shape
+    size = 4 * rows * args["topk"] if 0 < args["topk"] <= width else 0
+    return {"values": size, "indices": size}
+
+
+def refused_of_inputs(case: ErrorCase) -> bool:
+    """Not those of outputs, which have no descriptor, and of k, which has another name."""
+    return "out0" not in case.kwargs and ": k must" not in case.message
+
+
+def c_results(rows: int, topk: int) -> Arguments:
+    return {"values": unwritten((rows, topk), torch.float32), "indices": unwritten((rows, topk), torch.int32)}
+
+
+def c_refused(op: str, args: Arguments, other: str) -> Iterator[CErrorCase]:
+    """What the run of both refuses; `other`: an input that indices may not lie on."""
+    width = args["x"].shape[1]
+    for topk in (0, width + 1, 2**64 - 1):
+        sentence = f"infini::{op}: topk must be at least 1 and at most the {width} columns of x, got {topk}"
+        yield CErrorCase(f"topk {topk}", {**args, "topk": topk}, "BAD_PARAM", sentence, "run")
+    for output, on in (("values", "x"), ("indices", other)):
+        sentence = f"infini::{op}: {output} must share no memory with {on}, got one whose span of memory overlaps it"
+        yield CErrorCase(f"{output} on {on}", {**args, output: args[on]}, "BAD_PARAM", sentence, "run")
+
+
+def softmax_c_samples() -> Iterator[Sample | CSample]:
+    x = scores(torch.float32, 5, 128)
+    for norm in (-3, 1 << 30):
+        args = {**c_results(5, 8), "x": x, "topk": 8, "norm": norm}
+        yield CSample(f"norm {norm}", args, EXACT[torch.float32])
+
+
+def softmax_c_errors() -> Iterator[CErrorCase]:
+    args = {**c_results(4, 3), "x": scores(torch.float32, 4, 8), "topk": 3, "norm": 1}
+    yield from c_refused("topksoftmax", args, "values")
+    sentence = "infini::topksoftmax: topk must be at least 1 and at most the 0 columns of x, got 3"
+    yield CErrorCase("no columns", {**args, "x": torch.ones(4, 0)}, "BAD_PARAM", sentence, "run")
+
+
+def router_c_errors() -> Iterator[CErrorCase]:
+    x = scores(torch.float32, 4, 256)
+    args = {**c_results(4, 8), "x": x, "correction_bias": correction(), "routed_scaling_factor": 2.5, "topk": 8}
+    yield from c_refused("topkrouter", args, "correction_bias")
+
+
+C_OPS = [
+    c_op(
+        INFOS[0],
+        "Topksoftmax",
+        ["values", "indices"],
+        {"k": "topk", "normalize": "norm"},
+        samples=softmax_c_samples,
+        errors=softmax_c_errors,
+        refuses=refused_of_inputs,
+        reversible=("x",),
+        undescribed=result_bytes,
+    ),
+    c_op(
+        INFOS[1],
+        "Topkrouter",
+        ["values", "indices"],
+        {"k": "topk"},
+        errors=router_c_errors,
+        refuses=refused_of_inputs,
+        reversible=("x",),
+        undescribed=result_bytes,
+    ),
+]
