@@ -40,20 +40,6 @@ def clone(args: Mapping[str, Any], device: str | torch.device | None = None) -> 
     return {key: copy(value) for key, value in args.items()}
 
 
-def rolled(args: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Copies laid out alike whose floats and bytes lie `steps` elements further on: other values, none of them new.
-
-    Longer integers stay, for they may be indices.
-    """
-    copies = clone(args)
-    bases = (value.base if isinstance(value, Described) else value for value in copies.values())
-    movable = (t for t in bases if isinstance(t, Tensor) and (t.is_floating_point() or t.dtype == torch.int8))
-    for tensor in {t.untyped_storage().data_ptr(): t for t in movable if t.numel()}.values():
-        elements = memory_of(tensor).view(-1, tensor.element_size())
-        elements.copy_(elements.roll(steps, 0))
-    return copies
-
-
 def overwrite(args: Mapping[str, Any], values: Mapping[str, Any]) -> None:
     """Give the tensors of `args` the bytes of those of `values`, which are laid out alike; done on return."""
     for key, value in args.items():
