@@ -89,12 +89,12 @@ class Function:
     @cached_property
     def main_loop(self) -> list[Instruction]:
         """The largest loop, with everything that comes back to its start, wherever it lies; [] without a loop."""
-        loops = natural_loops([self.successors(i) for i in range(len(self.code))]) if self.code else []
-        return [self.code[i] for i in sorted(max(loops, key=len, default=()))]
+        loops = natural_loops([self.successors(i) for i in range(len(self.code))]) if self.code else {}
+        return [self.code[i] for i in sorted(max(loops.values(), key=len, default=()))]
 
 
-def natural_loops(successors: list[list[int]]) -> list[set[int]]:
-    """The loops of a graph entered at 0: those of one head are one.
+def natural_loops(successors: list[list[int]]) -> dict[int, set[int]]:
+    """The loops of a graph entered at 0, by their heads: those of one head are one.
 
     A jump to a smaller address is not always a loop: rare code lies behind everything else and jumps back. So a loop is
     a jump to a node that every path to the jump has passed (its dominator), and all that reaches the jump from there.
@@ -147,7 +147,7 @@ def natural_loops(successors: list[list[int]]) -> list[set[int]]:
                     if inner not in loop:
                         loop.add(inner)
                         waiting += before[inner]
-    return list(loops.values())
+    return loops
 
 
 LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(@!?U?P\w+\s+)?([A-Z][\w.]*)\s*([^;]*?)\s*;")

@@ -104,7 +104,7 @@ public:
 
     // whole: vectors may be accessed as such. Elements beyond the end read as `fill`; neighbours are `step` apart.
     __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{}, int64_t step = 1)
-        : row_(row), n_(n), step_(step), whole_(whole), fill_(fill) {
+        : row_(row), n_(static_cast<Index>(n)), step_(step), whole_(whole), fill_(fill) {
         if constexpr (kVectors > 0) {
             Words<T, kElements> read_[kVectors]; // all loads before the first conversion
 #pragma unroll
@@ -119,7 +119,7 @@ public:
                     vectors_[v] = read_[v];
                 } else {
                     Vector<Kept, kElements> wide;
-                    widen(wide.values, bits_as<Vector<T>>(read_[v]));
+                    widen_words<T>(wide.values, read_[v]);
                     vectors_[v] = bits_as<Held>(wide);
                 }
             }
@@ -138,24 +138,26 @@ public:
                 if (start(v) < n_) {
                     C values[kElements];
                     Compute<W> others[kElements];
-                    widen(values, held(v));
-                    widen(others, other.held(v));
+                    widen_words<Kept>(values, vectors_[v]);
+                    widen_words<W>(others, other.vectors_[v]);
                     body(start(v), left(start(v)), values, others);
                 }
             }
         } else {
             each<false>([&](int64_t i, int count, C(&values)[kElements]) {
                 Compute<W> others[kElements];
-                widen(others, bits_as<Vector<W>>(other.read(i)));
+                widen_words<W>(others, other.read(i));
                 body(i, count, values, others);
             });
         }
     }
 
     // Whether the vector from i on may be accessed as one, in every tensor that `whole` was found for.
-    __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && i + kElements <= n_; }
+    __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && static_cast<Index>(i) + kElements <= n_; }
 
 private:
+    using Index =
+        std::conditional_t<(kVectors > 0), int, int64_t>; // what registers hold is short: half the instructions
     using Held = Words<Kept, kElements>;
     template <typename OtherT, int kOtherVectors, typename OtherKept, int kOtherAhead> friend class RowPart;
 
@@ -165,7 +167,7 @@ private:
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
                     C values[kElements];
-                    widen(values, held(v));
+                    widen_words<Kept>(values, vectors_[v]);
                     body(start(v), left(start(v)), values);
                     if constexpr (kUpdate) {
                         vectors_[v] = bits_as<Held>(narrow<Kept>(values));
@@ -173,7 +175,7 @@ private:
                 }
             }
         } else {
-            const int64_t stride = start(1) - start(0);
+            const Index stride = start(1) - start(0);
             Words<T, kElements> ahead[kAhead];
 #pragma unroll
             for (int v = 0; v < kAhead; ++v) {
@@ -181,9 +183,9 @@ private:
                     ahead[v] = read(start(v));
                 }
             }
-            for (int64_t i = start(0); i < n_; i += stride) {
+            for (Index i = start(0); i < n_; i += stride) {
                 C values[kElements];
-                widen(values, bits_as<Vector<T>>(ahead[0]));
+                widen_words<T>(values, ahead[0]);
 #pragma unroll
                 for (int v = 1; v < kAhead; ++v) {
                     ahead[v - 1] = ahead[v];
@@ -195,21 +197,19 @@ private:
             }
         }
     }
-    __device__ __forceinline__ int64_t start(int v) const {
-        return (static_cast<int64_t>(v) * blockDim.x + threadIdx.x) * kElements;
+    __device__ __forceinline__ Index start(int v) const {
+        return (static_cast<Index>(v) * static_cast<Index>(blockDim.x) + static_cast<Index>(threadIdx.x)) * kElements;
     }
-    __device__ __forceinline__ int left(int64_t i) const {
+    __device__ __forceinline__ int left(Index i) const {
         return static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
     }
-    __device__ __forceinline__ Words<T, kElements> read(int64_t i) const {
-        return load_words<T, kElements>(row_ + i * step_, whole(i), left(i), fill_, step_);
-    }
-    __device__ __forceinline__ Vector<Kept, kElements> held(int v) const {
-        return bits_as<Vector<Kept, kElements>>(vectors_[v]);
+    __device__ __forceinline__ Words<T, kElements> read(Index i) const {
+        return load_words<T, kElements>(row_ + static_cast<int64_t>(i) * step_, whole(i), left(i), fill_, step_);
     }
 
     const T *row_;
-    const int64_t n_, step_;
+    const Index n_;
+    const int64_t step_;
     const bool whole_;
     const T fill_;
     Held vectors_[kVectors > 0 ? kVectors : 1];

@@ -31,12 +31,21 @@ template <typename T, typename Y, int kCount>
 __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Compute<T> (&v)[kCount],
                       const Compute<T> (&w)[kCount], Compute<T> factor) {
     Compute<T> out[kCount];
+    const auto each = [&](const auto &formula) { // one branch for all, which all threads take alike
 #pragma unroll
-    for (int e = 0; e < kCount; ++e) {
-        const Compute<T> value = v[e] * factor;
-        out[e] = rounding == Rounding::kLlama   ? cuda::round_to<T>(value) * w[e]
-                 : rounding == Rounding::kGemma ? value * (1 + w[e])
-                                                : value * w[e];
+        for (int e = 0; e < kCount; ++e) {
+            out[e] = formula(v[e] * factor, w[e]);
+        }
+    };
+    switch (rounding) {
+    case Rounding::kLlama:
+        each([](Compute<T> value, Compute<T> weight) { return cuda::round_to<T>(value) * weight; });
+        break;
+    case Rounding::kGemma:
+        each([](Compute<T> value, Compute<T> weight) { return value * (1 + weight); });
+        break;
+    default:
+        each([](Compute<T> value, Compute<T> weight) { return value * weight; });
     }
     cuda::store(y, out, whole, count);
 }
@@ -59,8 +68,16 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
     const RowPart<std::conditional_t<kEarly, W, T>, kVectors> weights(
         reinterpret_cast<const std::conditional_t<kEarly, W, T> *>(weight), kEarly ? n : 0, a.whole);
     C squares = 0;
-    part.update([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
-        if (a.residual != nullptr) {
+    const auto add_squares = [&](const C(&v)[cuda::kWidth<T>]) {
+#pragma unroll
+        for (int e = 0; e < cuda::kWidth<T>; ++e) {
+            squares += v[e] * v[e];
+        }
+    };
+    if (a.residual == nullptr) {
+        part.visit([&](int64_t, int, const C(&v)[cuda::kWidth<T>]) { add_squares(v); });
+    } else {
+        part.update([&](int64_t i, int count, C(&v)[cuda::kWidth<T>]) {
             C r[cuda::kWidth<T>];
             cuda::load(r, a.residual + at[3] + i, part.whole(i), count);
 #pragma unroll
@@ -68,12 +85,9 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
                 v[e] = cuda::round_to<T>(v[e] + r[e]);
             }
             cuda::store(a.h + at[2] + i, v, part.whole(i), count);
-        }
-#pragma unroll
-        for (int e = 0; e < cuda::kWidth<T>; ++e) {
-            squares += v[e] * v[e];
-        }
-    });
+            add_squares(v);
+        });
+    }
     squares = cuda::row_reduce<cuda::Sum>(squares, sums);
     const C factor = 1 / sqrt(squares / static_cast<C>(a.n) + a.eps);
 
