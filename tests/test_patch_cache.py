@@ -76,7 +76,7 @@ def in_place(cache: Cache) -> bool:
 
 
 def test_grows_in_place() -> None:
-    """One token after the other, up to the room's end and beyond: few allocations, every value as in the original."""
+    """One token after the other, up to the end of the buffers and beyond: few allocations, the original's values."""
     ids = torch.randint(2, 128, (2, 330), generator=torch.Generator().manual_seed(2))
     counts = (5, *[1] * 14, 238, *[1] * 20, 53)
     places: set[int] = set()
@@ -93,7 +93,7 @@ def test_grows_in_place() -> None:
     places.clear()
     with patched(model, strict=True):
         same(steps(model), expected)
-    assert len(places) == 2  # a room, a larger room
+    assert len(places) == 2  # buffers, larger buffers
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -124,19 +124,19 @@ def test_crop_without_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_given_back() -> None:
-    """A layer whose tensors were exchanged does not keep the room that it left, once it grows again."""
+    """A layer whose tensors were exchanged frees the buffers that it no longer uses, once it grows again."""
     model = tiny()
     with patched(model, strict=True):
         cache = begun(model, 5, 1)
-        room = weakref.ref(cache.layers[0]._infini_room)
+        grown = weakref.ref(cache.layers[0]._infini_growable)
         cache.reorder_cache(torch.tensor([1, 0]))
         feed(model, cache, tokens(length=40), 1)
         gc.collect()
-        assert room() is None
-        before = cache.layers[0]._infini_room
+        assert grown() is None
+        before = cache.layers[0]._infini_growable
         cache.reset()
         feed(model, cache, tokens(length=40), 3, 1)
-        assert cache.layers[0]._infini_room is not before
+        assert cache.layers[0]._infini_growable is not before
 
 
 # What is kept of a cache while it goes on
@@ -236,21 +236,21 @@ def test_a_copy_at_the_address_of_its_original() -> None:
     model = tiny()
     with patched(model, strict=True):
         one = begun(model, 5, 1).layers[0]
-        room = one._infini_room
+        grown = one._infini_growable
         two = copy.copy(one)
-        assert room.serves(one, 7) and not room.serves(two, 7)
+        assert grown.fits(one, 7) and not grown.fits(two, 7)
         del one
         gc.collect()
-        assert not any(room.serves(layer, 7) for layer in [two, *(copy.copy(two) for _ in range(20))])
+        assert not any(grown.fits(layer, 7) for layer in [two, *(copy.copy(two) for _ in range(20))])
 
 
-def test_a_copy_does_not_carry_the_room() -> None:
-    """deepcopy and pickle take the layer's tensors, and not the room's as well."""
+def test_a_copy_does_not_copy_the_buffers() -> None:
+    """deepcopy and pickle copy the tensors of the layer, and not its buffers as well."""
     model = tiny()
     with patched(model, strict=True):
         cache = begun(model, 5, 1)
         for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-            assert all(layer._infini_room is None for layer in twin.layers)
+            assert all(layer._infini_growable is None for layer in twin.layers)
             same(held(twin), held(cache))
         file = io.BytesIO()
         torch.save(cache, file)
@@ -452,7 +452,7 @@ def test_conversation(reuse: str, padded: bool) -> None:
 
 
 class Halved(transformers.cache_utils.DynamicLayer):
-    """Keeps half precision and gives back full, as quantised caches do."""
+    """Keeps half precision and gives back full, as quantized caches do."""
 
     def update(self, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(k.bfloat16(), v.bfloat16())

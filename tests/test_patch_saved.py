@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 import torch_infini
 from torch_infini import LLM, SamplingParams, quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
-from torch_infini.patch.quantised import QuantisedLinear
+from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import calls, close, greedy, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def auto(folder: Path, **options: Any) -> Model:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLM would quantise x in other calls than a patched model does, where the CPU multiplies integers."""
+    """LLM would quantize x in other calls than a patched model does, where the CPU multiplies integers."""
     monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
 
 
@@ -73,13 +73,13 @@ def test_auto_model(tmp_path: Path, weights: str | None, dtype: torch.dtype, tie
     assert is_patched(loaded) and torch.equal(logits(loaded, ids), expected)
     assert calls(loaded, ids) == calls(model, ids)
     assert torch.equal(logits(load_patched(folder), ids), expected)
-    # It is as one that patch_model quantised in this process: saved again, converted.
+    # It is as one that patch_model quantized in this process: saved again, converted.
     save_patched(loaded, tmp_path / "again")
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert torch.equal(load_file(tmp_path / "again" / "model.safetensors")[name], tensor), name
     assert logits(loaded.float(), ids).dtype == torch.float32
     if weights is not None:
-        with pytest.raises(ValueError, match="weights were replaced by integers"):
+        with pytest.raises(ValueError, match="with quantized weights"):
             unpatch_model(loaded)
 
 
@@ -174,7 +174,7 @@ def test_llm(tmp_path: Path, weights: str | None, tied: bool, skip: tuple[str, .
     patch_model(model, weights=weights, skip=skip)
     save_patched(model, tmp_path)
     for name in ("quantize_int8", "quantize_int4"):
-        monkeypatch.setattr(quantize, name, lambda *args, **kwargs: pytest.fail("nothing may be quantised anew"))
+        monkeypatch.setattr(quantize, name, lambda *args, **kwargs: pytest.fail("nothing may be quantized anew"))
     assert made_by_llm(tmp_path, ids) == greedy(model, ids)[0, ids.shape[1] :].tolist()
 
 
@@ -336,7 +336,7 @@ def write_format_1(model: Model, folder: Path) -> None:
     quantised = {
         name: {"format": module._infini_plan.format, "group": module._infini_plan.group}
         for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
+        if isinstance(module, QuantizedLinear)
     }
     description = {"format": 1, "class": type(model).__name__, "dtype": str(model.dtype).removeprefix("torch.")}
     description |= {"quantised": quantised, "aliases": aliases, "only": None, "skip": []}

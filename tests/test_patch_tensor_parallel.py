@@ -12,7 +12,7 @@ from ranks import Ranks
 from torch import Tensor
 
 import torch_infini
-from torch_infini.patch.quantised import QuantisedLinear
+from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
 from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import SMALL, cast, random_model
@@ -116,7 +116,7 @@ def integers(folder: Path, weights: str) -> tuple[dict[str, str], dict[str, str]
     errors = [
         float((module.weight - own[f"{name}.weight"]).abs().max() / own[f"{name}.weight"].abs().max())
         for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
+        if isinstance(module, QuantizedLinear)
     ]
     try:
         model(prompt())
@@ -264,7 +264,7 @@ def test_other_plans(ranks: Ranks, weights: str | None, op: str, most: float, tm
         assert error < most
         assert left == {
             "model.layers.*.mlp": "it has no activation (act_fn or activation_fn)",
-            "model.layers.*.mlp.experts": "it is a MixtralExperts, which transformers shares by MoeExpertsParallel, "
+            "model.layers.*.mlp.experts": "it is a MixtralExperts, which transformers shards by MoeExpertsParallel, "
             "not a torch.nn.Linear",
         }
 
@@ -273,7 +273,7 @@ def test_heads_that_do_not_divide(ranks: Ranks, tmp_path: Path) -> None:
     """transformers itself fails there, when it is called: nothing is hidden by that."""
     random_model("llama", num_key_value_heads=1).save_pretrained(tmp_path)
     for _, left, _ in ranks.run(reported, tmp_path, "auto", False, {}):
-        assert left == {"model.layers.*.self_attn": "the 1 heads of its k_proj do not divide among 2 ranks"}
+        assert left == {"model.layers.*.self_attn": "the 1 heads of its k_proj cannot be divided among 2 ranks"}
 
 
 @pytest.mark.parametrize(("weights", "op", "most"), [(None, "linear", ROUNDING), ("int8", "linear_int8", 0.05)])
@@ -336,7 +336,7 @@ def test_by_gloo(tmp_path: Path) -> None:
     model = random_model("llama")
     model.save_pretrained(tmp_path)
     want = greedy(model)
-    with Ranks(2, initialise=False) as two:
+    with Ranks(2, initialize=False) as two:
         for rank in range(2):
             two.begin(by_gloo, tmp_path, tmp_path / "store", rank, only=[rank])
         for tokens, backend in two.answers():

@@ -19,10 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_infini
-import torch_infini.patch.quantised as patch_quantised
+import torch_infini.patch.quantized_linear as patch_quantized
 from torch_infini import quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
-from torch_infini.patch.quantised import QuantisedLinear
+from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -39,11 +39,11 @@ def small(dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
 
 
 def stood_for(model: Model) -> Model:
-    """An unpatched model in float32 with the weights that a quantised one's integers stand for."""
+    """An unpatched model in float32 with the weights that a quantized one's integers stand for."""
     original = type(model).infini_original(copy.deepcopy(vars(model)["_infini_patch"].config)).eval()
     state = {name: value for name, value in model.state_dict().items() if "weight_" not in name}
     for name, module in model.named_modules():
-        if isinstance(module, QuantisedLinear):
+        if isinstance(module, QuantizedLinear):
             state[f"{name}.weight"] = module.weight
     original.load_state_dict(state, assign=False)
     return original
@@ -57,27 +57,27 @@ def size(model: nn.Module) -> int:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """x is quantised, too, where that is faster; but for its own tests that is off, so that numbers can be told."""
-    if "quantises_x" not in request.fixturenames:
+    """x is quantized, too, where that is faster; but for its own tests that is off, so that numbers can be told."""
+    if "quantizes_x" not in request.fixturenames:
         monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
 
 
 @pytest.fixture
-def quantises_x() -> bool:
-    """Whether x is quantised here."""
+def quantizes_x() -> bool:
+    """Whether x is quantized here."""
     return torch_infini.cpu_capability() in quantize.MULTIPLIES_INTEGERS
 
 
 @FORMATS
-def test_x_is_quantised(weights: str, quantises_x: bool) -> None:
+def test_x_is_quantized(weights: str, quantizes_x: bool) -> None:
     """Where that is faster, x is integers too: other numbers, but not far off."""
     model = small()
     patch_model(model, weights=weights)
     exact = stood_for(model)
-    for rows in (1, patch_quantised.QUANTIZE_X_ROWS - 1, patch_quantised.QUANTIZE_X_ROWS, 40):
+    for rows in (1, patch_quantized.QUANTIZE_X_ROWS - 1, patch_quantized.QUANTIZE_X_ROWS, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
-        if quantises_x and (weights == "int4" or rows >= patch_quantised.QUANTIZE_X_ROWS):
+        if quantizes_x and (weights == "int4" or rows >= patch_quantized.QUANTIZE_X_ROWS):
             assert 1e-3 < float((actual - expected).norm() / expected.norm()) < 0.1
         else:
             close(actual, expected)
@@ -85,7 +85,7 @@ def test_x_is_quantised(weights: str, quantises_x: bool) -> None:
 
 @FORMATS
 def test_rows_alone(weights: str) -> None:
-    """A layer gives a token the same bits alone and among others, if x is quantised or is not."""
+    """A layer gives a token the same bits alone and among others, if x is quantized or is not."""
     model = small()
     patch_model(model, weights=weights)
     layer = model.model.layers[0].mlp.down_proj
@@ -95,14 +95,14 @@ def test_rows_alone(weights: str) -> None:
         assert all(torch.equal(layer(x[i : i + 1]), together[i : i + 1]) for i in range(len(x)))
 
 
-@pytest.mark.usefixtures("quantises_x")
+@pytest.mark.usefixtures("quantizes_x")
 def test_int4_rows_alone() -> None:
-    """The same with x as it is quantised in use: for weights of 4 bits, at any number of rows."""
+    """The same with x as it is quantized in use: for weights of 4 bits, at any number of rows."""
     test_rows_alone("int4")
 
 
 @FORMATS
-def test_compile_any_rows(weights: str, quantises_x: bool) -> None:
+def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
     """One graph, for few rows and for many, static and dynamic."""
     model = small(num_hidden_layers=1)
     patch_model(model, weights=weights)
@@ -181,7 +181,7 @@ def kinds(model: Model) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = module._infini_plan.format if isinstance(module, QuantisedLinear) else "full"
+            found[name] = module._infini_plan.format if isinstance(module, QuantizedLinear) else "full"
     return found
 
 
@@ -223,7 +223,7 @@ def test_left() -> None:
         patch_model(model, weights="int4", strict=True)
     assert identity(model) == before
     report = patch_model(model, weights="int4")
-    nan = "its weight has infinity or NaN in it, which no integer stands for"
+    nan = "its weight contains infinity or NaN, which cannot be quantized"
     assert {row.name: row.reason for row in report.left} == {
         "model.layers.0.self_attn.q_proj": nan,
         "lm_head": nan,
@@ -247,14 +247,14 @@ def test_no_way_back(weights: str) -> None:
     with pytest.raises(ValueError) as caught:
         unpatch_model(model)
     assert str(caught.value) == (
-        "torch_infini.unpatch_model: the model's weights must be there, got 15 layers whose weights were replaced by "
-        "integers: load the original model again."
+        "torch_infini.unpatch_model: the model must have its original weights, got 15 layers with quantized weights: "
+        "load the original model again."
     )
     assert identity(model) == before and is_patched(model)
     again = patch_model(model, weights=weights)
     assert again.already_patched and identity(model) == before
     with (
-        pytest.raises(ValueError, match="weights must be None, for they could not be restored"),
+        pytest.raises(ValueError, match="weights must be None, because quantized weights cannot be restored"),
         patched(small(), weights=weights),
     ):
         pass
@@ -266,7 +266,9 @@ def test_save_pretrained() -> None:
     """What from_pretrained would read back as random weights is not written."""
     model = small()
     patch_model(model, weights="int8")
-    with pytest.raises(ValueError, match="weights must be floating point, got integers: use torch_infini.save_patched"):
+    with pytest.raises(
+        ValueError, match="weights must be floating point, got quantized ones: use torch_infini.save_patched"
+    ):
         model.save_pretrained("nowhere")
     assert not Path("nowhere").exists()
 
@@ -275,7 +277,7 @@ def test_save_pretrained() -> None:
 @pytest.mark.parametrize("where", ["quantize_int8", "swap"])
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:
     """An interrupt among the layers leaves a model that works, and that knows which of them are integers."""
-    import torch_infini.patch.quantised as module
+    import torch_infini.patch.quantized_linear as module
 
     owner = module.quantize if where == "quantize_int8" else module
     real, count = getattr(owner, where), iter(range(100))
@@ -295,7 +297,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> 
     assert report.already_patched and [row.reason for row in report.left] == ["interrupted"] * (PROJECTIONS + 1 - call)
     assert (logits(model, ids) - expected).norm() < 0.05 * expected.norm()
     if call:
-        with pytest.raises(ValueError, match=f"got {call} layers whose weights were replaced"):
+        with pytest.raises(ValueError, match=f"got {call} layers with quantized weights"):
             unpatch_model(model)
     else:
         unpatch_model(model)
@@ -369,7 +371,7 @@ def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
 
 @FORMATS
 def test_state_dict(weights: str) -> None:
-    """Integers are part of the state, and can be loaded into another model that was quantised in the same way."""
+    """Integers are part of the state, and can be loaded into another model that was quantized in the same way."""
     model, other, ids = small(), small(seed=7), tokens()
     for each in (model, other):
         patch_model(each, weights=weights)
@@ -620,7 +622,7 @@ def test_save_keeps_skip(tmp_path: Path) -> None:
 
 
 def test_save_after_to(tmp_path: Path) -> None:
-    """A model that was made half after quantising comes back as it was."""
+    """A model that was made half after quantizing comes back as it was."""
     for weights in ("int8", "int4"):
         model, ids = small(), tokens()
         patch_model(model, weights=weights)

@@ -182,7 +182,7 @@ def test_infinity_and_nan_stay_in_their_row() -> None:
 
 @pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capability: str) -> None:
+def test_bits_with_quantized_x_depend_on_no_other_row(dtype: torch.dtype, capability: str) -> None:
     """Alone and among others, for a part of the weight's rows, and whatever the thread count."""
     int8, int4 = torch_infini.ops.linear_int8, torch_infini.ops.linear_int4
     with cpu_capability_set_to(capability):
@@ -202,7 +202,7 @@ def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capabi
 
 
 @pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
-def test_every_integer_counts_exactly_with_quantised_x(capability: str) -> None:
+def test_every_integer_counts_exactly_with_quantized_x(capability: str) -> None:
     """Rows that are integers of which the largest is 127: nothing is lost, and int8 products are those of integers."""
     with cpu_capability_set_to(capability):
         x = torch.randint(-127, 128, (20, 256))
@@ -218,7 +218,7 @@ def test_every_integer_counts_exactly_with_quantised_x(capability: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_x_is_quantised_as_a_weight_is(rows: int) -> None:
+def test_x_is_quantized_as_a_weight_is(rows: int) -> None:
     """Ties, and scales that are denormal or nearly too large for the dtype."""
     for dtype, sizes in ((torch.float32, (1e-44, 1e-39, 1, 3e38)), (torch.float16, (6e-8, 1, 6e4))):
         for size in sizes:
@@ -248,7 +248,7 @@ def test_a_row_that_is_not_finite_gives_nan(value: float, capability: str) -> No
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_layer_with_quantised_x(dtype: torch.dtype) -> None:
+def test_a_layer_with_quantized_x(dtype: torch.dtype) -> None:
     weight, x = (torch.randn(96, 256) / 16).to(dtype), torch.randn(20, 256).to(dtype)
     exact = x.double() @ weight.double().t()
     y8 = torch_infini.ops.linear_int8(x, *quantize.quantize_int8(weight), quantize_x=True)

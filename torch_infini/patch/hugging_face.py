@@ -46,7 +46,7 @@ class QuantizationConfig(QuantizationConfigMixin):
 class Quantizer(HfQuantizer):
     """Makes the layers ready for their integers, and patches the model when these are loaded."""
 
-    requires_calibration = True  # there is no quantising while loading: patch_model does that
+    requires_calibration = True  # there is no quantizing while loading: patch_model does that
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
         """Remember what was asked for: the model gets it when all is loaded, as by `to`."""

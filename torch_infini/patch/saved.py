@@ -26,7 +26,7 @@ from transformers import GenerationConfig, PreTrainedModel
 
 from . import apply
 from .hugging_face import QuantizationConfig
-from .quantised import GROUP_SIZES, QuantisedLinear, WeightPlan, empty_buffers, install
+from .quantized_linear import GROUP_SIZES, QuantizedLinear, WeightPlan, empty_buffers, install
 from .shares import local
 from .structure import is_decoder
 
@@ -98,7 +98,7 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any = None) -> None:
     quantised = {
         name: {"format": module._infini_plan.format, "group": module._infini_plan.group}
         for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
+        if isinstance(module, QuantizedLinear)
     }
     options = {
         "dtype": shown(model.dtype),
@@ -414,7 +414,7 @@ def install_all(
             raise wrong(file, f"quantised[{name!r}]", rule, group, where)
         plan = WeightPlan(layer["format"], group, dtype)
         install(module, plan, empty_buffers(module, plan))
-        module._is_hf_initialized = True  # from_pretrained would ask for a weight to initialise
+        module._is_hf_initialized = True  # from_pretrained would ask for a weight to initialize
     weights = {f"{name}.weight" for name in quantised}
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name in weights & tied.keys():
@@ -450,7 +450,7 @@ def finish(
         raise ValueError(f"{LOAD}: {type(model).__name__} cannot be patched: {report.reason}")
     apply.state_of(model).quantised = list(quantised)
     for decoder in (module for module in model.modules() if is_decoder(module)):
-        apply.join_products(decoder)
+        apply.fuse_projections(decoder)
 
 
 def must_have_as_many_numbers(model: nn.Module, header: Mapping[str, Stored]) -> None:

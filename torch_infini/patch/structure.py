@@ -1,7 +1,7 @@
-"""How a decoder of the Llama family is recognised, and which of its modules are asked whether they can be replaced.
+"""Recognizes decoders of the Llama family, and lists their modules that may be replaced.
 
-By the names of modules and attributes, not by class or import path: those change with every release. What a module
-computes is found out by its numbers (verify.py), so that a look-alike with another formula is left alone.
+This uses names of modules and attributes, not classes or import paths, which change between releases. What a module
+computes is checked numerically (verify.py), so that a similar module with another formula is left.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 
 
 def is_decoder(module: nn.Module) -> bool:
-    """Whether the module has an embedding, a list of layers with attention and MLP, a norm, a rotary embedding."""
+    """Return whether the module has an embedding, layers with attention and MLP, a norm and a rotary embedding."""
     modules = module._modules
     if not hasattr(module, "config") or any(modules.get(name) is None for name in PARTS):
         return False
@@ -35,12 +35,12 @@ def is_decoder(module: nn.Module) -> bool:
 
 
 def find_decoder(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """(its name, the decoder) inside a model, or the model itself under the name ""; None if there is none."""
+    """Return (name, decoder) of the decoder in a model, the name "" for the model itself; None if there is none."""
     return next(((name, module) for name, module in model.named_modules() if is_decoder(module)), None)
 
 
 def candidates(model: nn.Module, name: str, decoder: nn.Module) -> Iterator[tuple[str, type[Patched]]]:
-    """(name, patch) of every module that may be replaced, those inside before those around them."""
+    """Yield (name, patch) of every module that may be replaced, children before parents."""
     prefix = f"{name}." if name else ""
     shared = {
         name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear

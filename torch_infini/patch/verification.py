@@ -1,4 +1,4 @@
-"""What patch_model(verify=True) measures: the model's logits before and after, beside what its dtype costs anyway."""
+"""patch_model(verify=True): compares the model's logits before and after, relative to the error of its own dtype."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from .report import Verification
 from .trial import Logits, labelled, rms
 
 TOKENS = 64
-HALF_ERRORS = 4.0  # a half type's differences up to so many times the original's own error are roundings
+HALF_ERRORS = 4.0  # in half types, rounding explains this multiple of the original's own error
 
 
 class Measurement:
-    """The logits of a model for random tokens, to be compared with those that it gives later."""
+    """Logits of a model for random tokens, to compare with later ones."""
 
     def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
         embedding = model.get_input_embeddings().weight
@@ -29,11 +29,11 @@ class Measurement:
                 with in_float32(model):
                     self.exact = self.logits.again()
 
-    def compare(self, quantised: bool) -> Verification:
-        """How the model's logits now differ from those before.
+    def compare(self, quantized: bool) -> Verification:
+        """Compare the model's logits now with those before.
 
         Args:
-            quantised: Whether weights became integers, whose error is wanted as long as logits are still like logits.
+            quantized: Whether weights were quantized; then errors up to the spread of the logits are no fault.
         """
         with labelled():
             after = self.logits.again()
@@ -44,7 +44,7 @@ class Measurement:
         explained = self.logits.rounding
         if self.exact is not self.before:
             explained = HALF_ERRORS * rms((before - self.exact)[finite & self.exact.isfinite()])
-        if quantised:  # as far apart as the logits of two tokens that have nothing to do with each other
+        if quantized:  # the difference between the logits of unrelated tokens
             explained = max(explained, rms((before - before.mean(-1, keepdim=True))[finite]))
         return Verification(
             difference,
@@ -60,9 +60,9 @@ class Measurement:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Run the body with the model's numbers in float32. The parameters themselves are put aside, and come back.
+    """Run the body with the model's tensors in float32, and restore the original tensors afterwards.
 
-    Not a copy of the model: in one of transformers' tensor parallelism the original's modules would be called.
+    This does not copy the model: under transformers' tensor parallelism a copy calls the original's modules.
     """
     places = [
         (tensors, name, tensor)
@@ -85,7 +85,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
 
 def differences(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """(the largest difference, the share of rows with the same largest element, which rows with NaN have not)."""
+    """Return (largest difference, share of rows with the same argmax, where rows with NaN count as different)."""
     same = (a.argmax(-1) == b.argmax(-1)) & ~(a.isnan() | b.isnan()).any(-1)
     return float((a.float() - b.float()).abs().max()), float(same.float().mean())
 

@@ -1,7 +1,7 @@
 """Attention: scaled_dot_product_attention, or scores, softmax and the product with V written out.
 
-Scores may be capped by tanh, as in Gemma 2; keys and values that were repeated for the query heads of a group are taken
-as they were before.
+Scores may have a softcap by tanh, as in Gemma 2. Keys and values that are repeated for the query heads of a group are
+used without the repetition.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         site = of_function(node) if is_(node, "sdpa") else of_softmax(node) if is_(node, "softmax") else None
         if site is None:
             continue
-        reason = site if isinstance(site, str) else refusal(graph, site)
-        if report.settle("attention", reason, wanted) and isinstance(site, Site):
+        reason = site if isinstance(site, str) else unsupported_reason(graph, site)
+        if report.record("attention", reason, wanted) and isinstance(site, Site):
             replace(graph, site)
 
 
@@ -72,9 +72,9 @@ def of_function(node: Node) -> Site | str:
     queries, keys = tensor(q), tensor(k)
     if queries is None or keys is None:
         return "its shapes are not known"
-    # torch's causal mask begins at the first key, the kernel's ends at the last: they agree where both are as long.
+    # torch aligns the causal mask at the first key, the kernel at the last: they agree for equal lengths.
     if not isinstance(causal, bool) or (causal and not known_equal(queries.shape[-2], keys.shape[-2])):
-        return "it is causal from the first key on, with more keys than queries"
+        return "its causal mask is aligned at the first key, with more keys than queries"
     return Site(q, k, v, mask, causal, None if scale is None else number(scale), node)
 
 
@@ -108,19 +108,19 @@ def of_softmax(node: Node) -> Site | str | None:
         {2, 3},
         {-1, -2},
     ):
-        return "its keys are not transposed where they are multiplied"
+        return "its keys are not transposed for the product"
     if argument(node, 1, "dim") not in (-1, 3):
         return None
     largest = torch.finfo(torch.float32).max
     if not abs(scale) <= largest:
         return "its scale is not finite"
     if softcap is not None and not 0 < softcap <= largest:
-        return "the cap of its scores is not positive and finite"
+        return "its softcap is not positive and finite"
     return Site(q, transposed.args[0], product.args[1], mask, False, scale, product, softcap or 0.0)
 
 
 def without_factors(node: Any) -> tuple[Any, float]:
-    """(x, f) of x * f, where f may be the product of several numbers, or of none."""
+    """Return (x, f) of x * f, where f may be the product of several numbers, or of none."""
     node, factor = without_identity(node), 1.0
     while is_(node, "mul", "div") and is_number(node.args[1]):
         by = number(node.args[1])
@@ -130,7 +130,7 @@ def without_factors(node: Any) -> tuple[Any, float]:
 
 
 def unrepeated(node: Node) -> Node:
-    """x [b, h, t, d], if the node is x[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)."""
+    """Return x [b, h, t, d] if the node is x[:, :, None].expand(b, h, n, t, d).reshape(b, h * n, t, d)."""
     if not is_(node, "reshape") or not is_(node.args[0], "expand") or not is_(node.args[0].args[0], "getitem"):
         return node
     inserted = node.args[0].args[0]
@@ -147,32 +147,32 @@ def unrepeated(node: Node) -> Node:
     return x if grouped else node
 
 
-def refusal(graph: Graph, site: Site) -> str | None:
+def unsupported_reason(graph: Graph, site: Site) -> str | None:
     q, k, v, last = tensor(site.q), tensor(site.k), tensor(site.v), tensor(site.last)
     if q is None or k is None or v is None or last is None or not q.dim() == k.dim() == v.dim() == 4:
-        return "its tensors have not four dimensions"
+        return "its tensors do not have four dimensions"
     if q.dtype not in FLOATS or not q.dtype == k.dtype == v.dtype == last.dtype:
         return f"q is {q.dtype}, k {k.dtype}, v {v.dtype} and the result {last.dtype}"
     if not known_equal(v.shape[-1], q.shape[-1]):
-        return "v has other columns than q"
+        return "v and q have different numbers of columns"
     if not all(dense_rows(t) for t in (q, k, v)):
         return "the last dimension of q, k or v has another stride than 1"
     heads, groups = q.shape[1], tensor(unrepeated(site.k)).shape[1]  # type: ignore[union-attr]
     if not (isinstance(heads, int) and isinstance(groups, int)) or heads % groups:
-        return "its numbers of heads are not plain"
+        return "its numbers of heads are symbolic, or not multiples"
     if site.mask is not None:
         mask = tensor(site.mask)
         if mask is None or mask.dtype not in (torch.bool, torch.float32, q.dtype) or mask.dim() not in (2, 4):
-            return "its mask has another dtype or rank than the kernel takes"
+            return "the kernel does not take the dtype or rank of its mask"
     inputs = [site.q, site.k, site.v, site.mask]
     between = list(inside(site.last, [i for i in inputs if i is not None]))
     if written_between(inputs, earliest(graph, between), site.last):
-        return "an input is overwritten meanwhile"
+        return "an input is overwritten before the result is computed"
     return None
 
 
 def replace(graph: Graph, site: Site) -> None:
-    # Both or neither: the kernel takes one number of key heads.
+    # For both or neither: the kernel takes one number of key heads.
     k, v = unrepeated(site.k), unrepeated(site.v)
     if tensor(k).shape[1] != tensor(v).shape[1]:  # type: ignore[union-attr]
         k, v = site.k, site.v

@@ -1,6 +1,6 @@
-"""Linear layers: at few rows the kernel reads the weight at memory speed, where torch's product does not.
+"""Linear layers: with few rows the kernel is limited by memory bandwidth only, which torch's product is not.
 
-With many rows of bfloat16 the op calls the product that Inductor would have called: nothing is lost there.
+With many rows of bfloat16 the op calls the same product as Inductor.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
             reason = "its dtypes differ, or are not float32, bfloat16 or float16"
         elif tensors[1].dim() != 2 or not (dense_rows(tensors[0]) and dense_rows(tensors[1])):  # type: ignore[union-attr,arg-type]
             reason = "the last dimension of x or of the weight has another stride than 1"
-        if not report.settle("linear", reason, wanted):
+        if not report.record("linear", reason, wanted):
             continue
         with graph.inserting_before(node):
             result = insert(graph, torch.ops.infini.linear.default, tuple(inputs), like=node)

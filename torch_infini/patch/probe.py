@@ -1,6 +1,6 @@
-"""Small modules with random weights that stand for the ones of a model, so that a formula can be tried out.
+"""Probe modules: small copies of a model's modules with random weights, on which the patched forward is checked.
 
-Real weights would not do: they may be large, all alike (norms of an untrained model), quantised, or not loaded yet.
+The real weights are not suitable: they may be large, all equal (norms of an untrained model), quantized or not loaded.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from torch import Tensor, nn
 
 from .swap import FORWARD, Parameters
 
-WIDTH = 16  # of hidden states in probes of modules that do not depend on it
-LENGTHS = (1, 40)  # of sequences, beside the few tokens of most calls
-SIZES = (1e-2, 30.0, 1e4)  # of numbers, beside those of about 1: formulas may clamp, or leave small ones out
-# Tolerances where each step is rounded to 8 or 11 bits. What they are to find are branches on the dtype.
+WIDTH = 16  # of hidden states in probe modules that do not depend on it
+LENGTHS = (1, 40)  # of sequences, in addition to the few tokens of most calls
+SIZES = (1e-2, 30.0, 1e4)  # magnitudes in addition to 1: formulas may clamp, or drop small numbers
+# Tolerances where each step is rounded to 8 or 11 bits. They only need to find branches on the dtype.
 HALF = {torch.bfloat16: 0.05, torch.float16: 0.01}
-STAND_IN = "_infini_stand_in"  # attribute of modules made here: the seed of their weights
+PROBE_SEED = "_infini_probe_seed"  # attribute of modules created here: the seed of their weights
 
 
 @lru_cache(256)  # emptied when a model is patched
 def random(*shape: int, seed: int = 0) -> Tensor:
-    """Normally distributed float32 numbers, the same at every call; not to be written to."""
+    """Return cached, normally distributed float32 numbers, the same at every call; do not write to them."""
     generator = torch.Generator("cpu").manual_seed(seed + sum(shape))
     return torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")
 
@@ -38,39 +38,39 @@ def frozen(x: Tensor) -> nn.Parameter:
 
 @lru_cache(64)
 def projection(outputs: int, inputs: int, seed: int) -> tuple[nn.Parameter, nn.Parameter]:
-    """Weight and bias of a linear layer whose results have a spread of about 1."""
+    """Return weight and bias of a linear layer with results of standard deviation about 1."""
     return frozen(random(outputs, inputs, seed=seed) / inputs**0.5), frozen(random(outputs, seed=seed) / 4)
 
 
 def linear(outputs: int, inputs: int, seed: int) -> nn.Linear:
-    """A plain linear layer in float32."""
+    """Return an nn.Linear in float32."""
     module = nn.Linear(inputs, outputs, device="meta")
     module.weight, module.bias = projection(outputs, inputs, seed)
-    vars(module)[STAND_IN] = seed
+    vars(module)[PROBE_SEED] = seed
     return module
 
 
 def scaled(module: nn.Module, from_x: float | Tensor, of_y: float | Tensor) -> dict[str, Tensor]:
-    """Parameters by which a linear layer's results are `of_y` times as large, and x is `from_x / of_y` times as large.
+    """Return parameters of a linear layer with scaled weight and bias.
 
     Args:
-        module: What `linear` made.
-        from_x: Multiplies the weight: a number, or one for each of its rows.
+        module: A result of `linear`.
+        from_x: Multiplies the weight: a number, or one for each row.
         of_y: Multiplies the bias, likewise.
     """
     rows = from_x.unsqueeze(1) if isinstance(from_x, Tensor) else from_x
     return {"weight": module._parameters["weight"] * rows, "bias": module._parameters["bias"] * of_y}
 
 
-def forget() -> None:
-    """Free what random and projection remember."""
+def clear_caches() -> None:
+    """Free the results that random and projection cache."""
     projection.cache_clear()
     random.cache_clear()
 
 
 @contextmanager
-def having(clone: nn.Module, parameters: Parameters, dtype: torch.dtype) -> Iterator[None]:
-    """Give a twin and its submodules these parameters, and all that they have in this dtype."""
+def with_parameters(clone: nn.Module, parameters: Parameters, dtype: torch.dtype) -> Iterator[None]:
+    """Run the body with these parameters in a probe module and its submodules, all converted to dtype."""
     modules = {"": clone, **{name: child for name, child in clone._modules.items() if child is not None}}
     before = {name: dict(module._parameters) for name, module in modules.items()}
     try:
@@ -85,14 +85,14 @@ def having(clone: nn.Module, parameters: Parameters, dtype: torch.dtype) -> Iter
             module._parameters.update(before[name])
 
 
-def twin(
+def probe_module(
     module: nn.Module, parameters: dict[str, Any] | None = None, modules: dict[str, nn.Module] | None = None
 ) -> nn.Module:
-    """A module of the same class and with the same attributes, but these parameters and submodules, and no hooks."""
+    """Return a module of the same class and attributes with these parameters and submodules, and without hooks."""
     clone = type(module).__new__(type(module))
     nn.Module.__init__(clone)  # its hooks, empty
     empty = dict(vars(clone))
-    vars(clone).update({name: own(value) for name, value in vars(module).items() if name not in empty})
+    vars(clone).update({name: shallow_copy(value) for name, value in vars(module).items() if name not in empty})
     vars(clone).pop("forward", None)
     vars(clone).pop(FORWARD, None)
     clone.training = False
@@ -101,28 +101,28 @@ def twin(
     return clone
 
 
-def own(value: Any) -> Any:
-    """A copy of what a forward may write to; what it holds stays the original's."""
+def shallow_copy(value: Any) -> Any:
+    """Copy a tensor or container that a forward may write to; the container's elements are shared."""
     if isinstance(value, Tensor) and not value.is_meta:
         return value.detach().clone()
     return copy(value) if type(value) in (list, dict, set) else value
 
 
-def norm_twin(norm: nn.Module, seed: int, size: int | None = None) -> nn.Module:
-    """A twin of a norm in float32, of another size if one is given."""
+def norm_probe(norm: nn.Module, seed: int, size: int | None = None) -> nn.Module:
+    """Return a probe module of a norm in float32, of another size if one is given."""
     weight = 1 + random(size or norm._parameters["weight"].numel(), seed=seed) / 4
-    clone = twin(norm, {"weight": nn.Parameter(weight, requires_grad=False)})
-    vars(clone)[STAND_IN] = seed
+    clone = probe_module(norm, {"weight": nn.Parameter(weight, requires_grad=False)})
+    vars(clone)[PROBE_SEED] = seed
     return clone
 
 
-def on(x: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Callable[..., Any]], Any]:
-    """A call with x alone; with a copy, as a forward may write to it."""
+def call_with(x: Tensor, dtype: torch.dtype = torch.float32) -> Callable[[Callable[..., Any]], Any]:
+    """Return a call with a copy of x as the only argument; a forward may write to it."""
     return lambda forward: forward(x.to(dtype, copy=True))
 
 
 def with_nan(x: Tensor) -> Tensor:
-    """x [B, S, n] whose last sequence has NaN in its first token, which all others see."""
+    """Return x [B, S, n] with NaN in the first token of the last sequence, which all its other tokens attend to."""
     x = x.clone()
     x[-1, 0, 1] = torch.nan
     return x

@@ -115,7 +115,7 @@ def test_hooks_on_all_modules() -> None:
 
 
 class Adapted(nn.Module):
-    """Stands for what quantisation and adapters put in the place of a linear layer."""
+    """Stands for what quantization and adapters put in the place of a linear layer."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
