@@ -324,7 +324,7 @@ def test_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_format_1(model: Model, folder: Path) -> None:
     """As save_patched wrote folders before torch_infini.json had format 2."""
-    from torch_infini.patch.saved import all_tensors
+    from torch_infini.patch.folder import all_tensors
 
     tensors, aliases, names = {}, {}, {}
     for name, tensor in all_tensors(model).items():
@@ -475,7 +475,7 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "other quantization": (
         set_field(CONFIG, "quantization_config", "skip", to=["lm_head"]),
         WRONG,
-        "quantization_config in config.json must have what torch_infini.json has",
+        "quantization_config in config.json must equal torch_infini.json",
     ),
     # torch_infini.json
     "no description": (gone(DESCRIPTION), MISSING, "folder must be one that save_patched wrote"),
@@ -586,12 +586,12 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
             )
         ),
         WRONG,
-        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is no alias itself",
+        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is not an alias itself",
     ),
     "alias of itself": (
         older(set_field(DESCRIPTION, "aliases", "lm_head.weight", to="lm_head.weight")),
         WRONG,
-        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is no alias itself",
+        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is not an alias itself",
     ),
     "aliases list": (older(set_field(DESCRIPTION, "aliases", to=[])), WRONG, "aliases in torch_infini.json must be an"),
     "alias number": (
@@ -676,8 +676,8 @@ def test_tampered_experts(tmp_path: Path) -> None:
     tensors, config = load_file(file), (tmp_path / CONFIG).read_text()
     first = next(name for name in tensors if ".experts.0." in name)
     for changed, message in (
-        ({name: x for name, x in tensors.items() if name != first}, "model.safetensors must hold the"),
-        ({**tensors, "extra": torch.ones(2)}, "model.safetensors must hold the"),
+        ({name: x for name, x in tensors.items() if name != first}, "model.safetensors must hold"),
+        ({**tensors, "extra": torch.ones(2)}, "model.safetensors must hold"),
         ({name if name != first else "other": x for name, x in tensors.items()}, "model.safetensors"),
         ({**tensors, first: tensors[first].flatten()}, "model.safetensors"),
     ):

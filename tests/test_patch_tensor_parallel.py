@@ -286,7 +286,7 @@ def test_plans_of_the_caller(ranks: Ranks, weights: str | None, op: str, most: f
         assert error < most
         assert served["model.layers.*.mlp.up_proj"] == f"{op}, all_gather"
         assert served["model.layers.*.mlp.down_proj"] == f"{op}, all_reduce"
-        replaced, whole = "its forward was replaced on the instance", "its weight is not shared along one dimension"
+        replaced, whole = "its forward was replaced on the instance", "its weight is not sharded along one dimension"
         assert left == {"lm_head": replaced if weights else whole}
 
 
@@ -326,7 +326,7 @@ def test_saved(ranks: Ranks, tmp_path: Path) -> None:
     model = random_model("llama")
     model.save_pretrained(tmp_path / "a")
     for sentence in ranks.run(save, tmp_path / "a", tmp_path / "b"):
-        assert sentence == "torch_infini.save_patched: model must be whole, got one that ranks share"
+        assert sentence == "torch_infini.save_patched: model must not be sharded, got one under tensor parallelism"
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "b").state_dict()
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 
@@ -336,7 +336,7 @@ def test_by_gloo(tmp_path: Path) -> None:
     model = random_model("llama")
     model.save_pretrained(tmp_path)
     want = greedy(model)
-    with Ranks(2, initialize=False) as two:
+    with Ranks(2, initialise=False) as two:
         for rank in range(2):
             two.begin(by_gloo, tmp_path, tmp_path / "store", rank, only=[rank])
         for tokens, backend in two.answers():

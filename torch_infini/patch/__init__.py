@@ -290,9 +290,9 @@ def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) ->
             f"torch_infini.save_patched: model must be patched, got a {type(model).__name__} that is not: "
             "use its own save_pretrained."
         )
-    from . import saved
+    from .save import save
 
-    saved.save(model, Path(folder), tokenizer)
+    save(model, Path(folder), tokenizer)
 
 
 def load_patched(folder: str | Path) -> nn.Module:
@@ -311,9 +311,9 @@ def load_patched(folder: str | Path) -> nn.Module:
         ValueError: If a file is not what save_patched writes, or the files do not match each other; the message names
             the file and the field or the tensors. This is checked before anything is allocated.
     """
-    from . import saved
+    from .load import load
 
-    return saved.load(Path(folder))
+    return load(Path(folder))
 
 
 _register_quantizer()

@@ -11,7 +11,7 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
 from ..ops._registry import FLOATS, REGISTRY
-from .shares import only_for_gradients
+from .parallel_forward import only_reduces_gradients
 
 CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has CUDA kernels
 functorch_level = torch._C._functorch.peek_interpreter_stack  # None outside of the transforms of torch.func
@@ -79,7 +79,7 @@ def is_plain(module: nn.Module) -> bool:
 
 def unsupported_placement(module: nn.Module) -> str | None:
     """Return why the module's forward cannot be replaced, or not run on its device; None if it can."""
-    if "forward" in module.__dict__ and not only_for_gradients(module):
+    if "forward" in module.__dict__ and not only_reduces_gradients(module):
         return "its forward was replaced on the instance"
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:

@@ -13,8 +13,9 @@ from torch import Tensor, nn
 
 from ..ops.rms_norm import ROUNDINGS
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from .parallel_forward import FORWARD
 from .probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, with_nan
-from .swap import FORWARD, Call, Patched, Probe, Rotary, Unsupported
+from .swap import Call, Patched, Probe, Rotary, Unsupported
 
 rms_norm = torch.ops.infini.rms_norm.default
 rms_norm_ = torch.ops.infini.rms_norm_.default

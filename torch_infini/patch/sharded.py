@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from ..nn.ranks import Ranks
 from ..ops._registry import FLOATS
 from .conditions import dense_last, needs_fallback
-from .shares import DTensor, Replicate, Shard, Share, local, parts_of, ranks_of, styles
-from .swap import FORWARD, PLAN, Patched, Unsupported, shared_forward
+from .parallel_forward import FORWARD, closure_of, parallel_forward
+from .shares import DTensor, Replicate, Shard, Share, local, ranks_of, styles
+from .swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
 embedding = torch.ops.infini.embedding.default
@@ -27,10 +28,10 @@ def style_of(module: nn.Module) -> tuple[Any, Ranks]:
     Raises:
         Unsupported: If that is unknown, or the ops do not take its parameters.
     """
-    forward = shared_forward(module)
+    forward = parallel_forward(module)
     if forward is None:
         raise Unsupported("its forward was replaced on the instance")
-    parts = parts_of(forward)
+    parts = closure_of(forward)
     style, mesh = parts.get("self"), parts.get("mesh")
     if style is None or mesh is None:
         raise Unsupported(f"transformers shards it by {forward.__qualname__.partition('.')[0]}, which is not supported")
@@ -59,9 +60,11 @@ def share_of(module: nn.Module) -> Share:
         Unsupported: If the ops cannot compute the layer.
     """
     if type(module) is not nn.Linear:
-        forward = shared_forward(module)
+        forward = parallel_forward(module)
         kind = (
-            "" if forward is None else f", which transformers shards by {type(parts_of(forward).get('self')).__name__}"
+            ""
+            if forward is None
+            else f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
         )
         raise Unsupported(f"it is a {type(module).__name__}{kind}, not a torch.nn.Linear")
     style, ranks = style_of(module)

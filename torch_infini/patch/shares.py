@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.ranks import Ranks
-from .swap import shared_forward
+from .parallel_forward import closure_of, parallel_forward
 
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
@@ -26,17 +26,6 @@ def local(x: Any) -> Any:
     """Return a parameter itself, or this rank's shard of a DTensor."""
     # to_local() creates a new view at every call, which takes as long as a small product.
     return x._local_tensor if DTensor is not None and isinstance(x, DTensor) else x
-
-
-def parts_of(forward: Any) -> dict[str, Any]:
-    """Return the closure variables of such a forward: `self`, its style, and `mesh`, its ranks, if it has them."""
-    return dict(zip(forward.__code__.co_freevars, (cell.cell_contents for cell in forward.__closure__), strict=True))
-
-
-def only_for_gradients(module: nn.Module) -> bool:
-    """Return whether the instance's forward only all-reduces gradients of the module's parameters."""
-    forward = shared_forward(module)
-    return forward is not None and forward.__qualname__.startswith("ReplicatedWithGradAllReduce.")
 
 
 @dataclass(frozen=True)
@@ -103,7 +92,7 @@ def ranks_of(mesh: Any) -> Ranks:
 def ranks_of_model(model: nn.Module) -> Ranks | None:
     """Return the tensor-parallel group of a model sharded on the CPU; None for a model that is not sharded."""
     for module in model.modules():
-        mesh = parts_of(forward).get("mesh") if (forward := shared_forward(module)) is not None else None
+        mesh = closure_of(forward).get("mesh") if (forward := parallel_forward(module)) is not None else None
         if mesh is not None and mesh.device_type == "cpu":
             return ranks_of(mesh)
     return None

@@ -15,8 +15,9 @@ from .layer import DecoderLayer
 from .linear import Linear
 from .mlp import GatedMLP
 from .norm import RMSNorm, eps_name
+from .parallel_forward import parallel_forward
 from .sharded import ShardedEmbedding, ShardedLinear
-from .swap import Patched, shared_forward
+from .swap import Patched
 
 PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
 
@@ -45,7 +46,7 @@ def candidates(model: nn.Module, name: str, decoder: nn.Module) -> Iterator[tupl
     shared = {
         name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear
         for name, module in model.named_modules()
-        if shared_forward(module) is not None and not eps_name(module)
+        if parallel_forward(module) is not None and not eps_name(module)
     }
     yield from shared.items()
     yield f"{prefix}rotary_emb", RotaryEmbedding

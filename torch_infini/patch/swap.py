@@ -8,16 +8,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import FunctionType, MethodType
+from types import MethodType
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from .parallel_forward import FORWARD, parallel_forward
+
 STATE = "_infini_patch"  # attribute of a patched decoder and of the generating models around it: an apply.State
 PLAN = "_infini_plan"  # attribute of a patched module: its plan, determined while patching
-FORWARD = "_infini_forward"  # of a sharded module: the forward that transformers set on the instance
-TENSOR_PARALLELISM = "transformers.distributed.tensor_parallel"  # the module that has these forwards
 
 Rotary = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 Parameters = dict[str, dict[str, Tensor]]  # by the names of submodules, and their own
@@ -134,19 +134,10 @@ def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
     return cls.__new__(cls)
 
 
-def shared_forward(module: nn.Module) -> Callable[..., Any] | None:
-    """Return the forward that transformers' tensor parallelism set on the instance; None if there is none."""
-    forward = vars(module).get("forward")
-    # Identified by its globals: a wrapper around it (accelerate's) copies its names, but does more.
-    if isinstance(forward, FunctionType) and forward.__globals__.get("__name__") == TENSOR_PARALLELISM:
-        return forward
-    return None
-
-
 def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
     """Set the module's plan, then its patched class, so that it works if this is interrupted."""
     vars(module)[PLAN] = plan
-    forward = shared_forward(module)
+    forward = parallel_forward(module)
     if forward is not None:
         vars(module)[FORWARD] = forward
     module.__class__ = patched_class(patch, type(module))
