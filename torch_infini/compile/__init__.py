@@ -16,14 +16,14 @@ from torch.fx import GraphModule
 from ..ops import REGISTRY
 from . import lowering
 from .graph import make_positional
-from .patterns import NAMES, PATTERNS
+from .patterns import PATTERNS
 from .report import Report
 
 __all__ = ["DECOMPOSED", "PATTERN_NAMES", "Report", "backend", "last_report", "replace_patterns"]
 
 log = logging.getLogger("torch_infini.compile")
 
-PATTERN_NAMES = NAMES
+PATTERN_NAMES = tuple(name for pattern in PATTERNS for name in pattern.names)
 
 # Ops of torch.ops.infini that are decomposed into aten ops, so that Inductor can fuse them with neighbours. Ops with an
 # exponential stay calls: their kernels are up to four times as fast as Inductor's code for the formula, which fusion
@@ -94,20 +94,23 @@ def backend(
     patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", DECOMPOSED)
     decompositions = {}
     for name in decompose:
-        if name not in REGISTRY or REGISTRY[name].decomposition is None:
+        spec = REGISTRY.get(name)
+        if spec is None or spec.decomposition is None:
             raise ValueError(f"torch_infini.compile: decompose must name ops that have a decomposition, got {name!r}")
-        decompositions[REGISTRY[name].op] = REGISTRY[name].decomposition
+        decompositions[spec.op] = spec.decomposition
     lowering.register()
     reason = no_replacement(graph_module, example_inputs)
     report = Report(skipped=reason) if reason else replace_patterns(graph_module, patterns)
     _reports[:] = [report]
     log.info("backend infini: %s", "; ".join(report.lines()) or report)
-    return compile_fx(
+    compiled = compile_fx(
         graph_module,
         list(example_inputs),
         config_patches={**(list_mode_options(mode) if mode else {}), **options} or None,
         decompositions={**select_decomp_table(), **decompositions},
     )
+    assert callable(compiled)  # only ahead-of-time compilation returns file names
+    return compiled
 
 
 def no_replacement(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:

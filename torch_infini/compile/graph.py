@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -77,16 +77,22 @@ def make_positional(graph: Graph) -> None:
             node.kwargs = kwargs
 
 
-def is_(node: Any, *names: str) -> bool:
+def is_(node: Any, *names: str) -> TypeGuard[Node]:
     """Return whether the node is a call of one of these operations."""
     return name_of(node) in names
 
 
 def argument(node: Node, position: int, *names: str, default: Any = None) -> Any:
-    """Return an argument by position, or by any of its names."""
+    """Return an argument by position, or by any of its names; Any, because fx arguments are nodes or constants."""
     if len(node.args) > position:
         return node.args[position]
     return next((node.kwargs[name] for name in names if name in node.kwargs), default)
+
+
+def node_argument(node: Node, position: int, *names: str) -> Node | None:
+    """Return an argument if it is a node."""
+    found = argument(node, position, *names)
+    return found if isinstance(found, Node) else None
 
 
 def value(node: Any) -> Any:
@@ -98,6 +104,13 @@ def tensor(node: Any) -> Tensor | None:
     """Return the example value of the node if it is a tensor."""
     found = value(node)
     return found if isinstance(found, Tensor) else None
+
+
+def known_tensor(node: Any) -> Tensor:
+    """Return the example value of a node that is known to be a tensor."""
+    found = tensor(node)
+    assert found is not None, f"{node} is not a tensor"
+    return found
 
 
 def is_number(node: Any) -> bool:
@@ -137,7 +150,7 @@ def dense_rows(t: Tensor) -> bool:
     return t.dim() > 0 and (known_equal(t.stride(-1), 1) or known_equal(t.shape[-1], 1))
 
 
-def is_cast(node: Any) -> bool:
+def is_cast(node: Any) -> TypeGuard[Node]:
     """Return whether the node converts its first argument to a dtype, on the same device."""
     if not is_(node, *CASTS) or not node.args:
         return False
@@ -176,9 +189,8 @@ def last_slice(node: Any) -> tuple[Node, int, int] | None:
     """Return (x, begin, end) if the node is x[..., begin:end], with a size that is not symbolic."""
     if not is_(node, "getitem") or not isinstance(node.args[1], tuple) or tensor(node.args[0]) is None:
         return None
-    x, index = node.args
-    source = tensor(x)
-    assert source is not None
+    x, index = argument(node, 0), argument(node, 1)
+    source = known_tensor(x)
     full = (Ellipsis, slice(None))
     one_slice = len(index) >= 1 and isinstance(index[-1], slice) and all(i in full for i in index[:-1])
     whole = len(index) == 2 and index[0] is Ellipsis or len(index) == source.dim() and Ellipsis not in index

@@ -29,6 +29,7 @@ def lowering(spec: OpSpec) -> Callable[..., Any]:
     """Return the lowering of one op to its out variant."""
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler
+    from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
     functional = fallback_handler(spec.op, add_to_fallback_set=False)
@@ -45,7 +46,7 @@ def lowering(spec: OpSpec) -> Callable[..., Any]:
         # ExternKernelOut takes the tensors first, and the C++ wrapper would need a declaration of the op.
         if later or V.graph.cpp_wrapper or not isinstance(result, torch.Tensor):
             return functional(*args, **kwargs)
-        shape, strides = (ir.convert_shape_to_inductor(n) for n in (result.shape, result.stride()))
+        shape, strides = (convert_shape_to_inductor(n) for n in (result.shape, result.stride()))
         layout = ir.FixedLayout(result.device, result.dtype, shape, strides)
         node = ir.ExternKernelOut(
             layout=layout,

@@ -25,6 +25,7 @@ from ..graph import (
     is_cast,
     is_number,
     known_equal,
+    known_tensor,
     number,
     only_user,
     same,
@@ -34,8 +35,7 @@ from ..graph import (
     written_between,
 )
 from ..report import Report
-
-NAMES = ("rms_norm", "add_rms_norm")
+from ._pattern import Pattern
 
 
 @dataclass
@@ -65,7 +65,7 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
 
 def of_function(node: Node) -> Site | str:
     """Match torch.nn.functional.rms_norm; its default eps is that of the dtype it computes in."""
-    x, shape = node.args[0], argument(node, 1, "normalized_shape")
+    x, shape = argument(node, 0), argument(node, 1, "normalized_shape")
     weight, eps = argument(node, 2, "weight"), argument(node, 3, "eps")
     source = tensor(x)
     if weight is None:
@@ -88,21 +88,20 @@ def squared(node: Any) -> Any:
 
 def of_inverse_root(node: Node) -> Site | str | None:
     """Match the norm with this node as 1 / sqrt(mean(x^2) + eps); return the reason if it cannot be replaced."""
-    if is_(node, "rsqrt") or (is_(node, "pow") and argument(node, 1, "exponent") == -0.5):
-        total = node.args[0]
-    else:
+    if not (is_(node, "rsqrt") or (is_(node, "pow") and argument(node, 1, "exponent") == -0.5)):
         return None
+    total = argument(node, 0)
     if not is_(total, "add"):
         return None
     mean, eps = total.args if is_(total.args[0], "mean") else reversed(total.args)
     if not is_(mean, "mean") or not is_number(eps):
         return None
-    x32 = squared(mean.args[0])
+    x32 = squared(argument(mean, 0))
     dim, keepdim = argument(mean, 1, "dim"), argument(mean, 2, "keepdim", default=False)
     source = tensor(x32)
     if source is None or keepdim is not True or dim not in (-1, [-1], (-1,), source.dim() - 1):
         return None
-    x = x32.args[0] if is_cast(x32) else x32
+    x = argument(x32, 0) if is_cast(x32) else x32
     normalized = only_user(node)
     if normalized is None or not is_(normalized, "mul") or not any(same(x32, a) for a in normalized.args):
         return "its result is not multiplied by x"
@@ -111,8 +110,7 @@ def of_inverse_root(node: Node) -> Site | str | None:
 
 def form(x: Node, normalized: Node, eps: Any) -> Site | str:
     """Match the rounding mode, starting from x / sqrt(mean(x^2) + eps)."""
-    source = tensor(x)
-    assert source is not None
+    source = known_tensor(x)
     at = normalized
     rounded = False
     while (user := only_user(at)) is not None and is_cast(user) and user.args[0] is at:
@@ -124,10 +122,11 @@ def form(x: Node, normalized: Node, eps: Any) -> Site | str:
     if not isinstance(factor, Node):
         return "it is multiplied by a number, not by a weight"
     if is_(factor, "add"):
-        one, weight = factor.args if tensor(factor.args[0]) is None else reversed(factor.args)
-        weight = weight.args[0] if is_cast(weight) else weight
+        one, weight = (argument(factor, i) for i in ((0, 1) if tensor(argument(factor, 0)) is None else (1, 0)))
+        weight = argument(weight, 0) if is_cast(weight) else weight
         last = result_in(product, source.dtype)
-        in_order = tensor(at) is not None and tensor(at).dtype == torch.float32  # type: ignore[union-attr]
+        got = tensor(at)
+        in_order = got is not None and got.dtype == torch.float32
         if not is_number(one) or number(one) != 1 or last is None or not in_order:
             return "its weight has an addend other than 1"
         return Site(x, weight, eps, "gemma", last)
@@ -137,7 +136,7 @@ def form(x: Node, normalized: Node, eps: Any) -> Site | str:
         return "its weight is not a tensor"
     if rounded and got.dtype == source.dtype or source.dtype == got.dtype == torch.float32:
         return Site(x, weight, eps, "llama", product)
-    cast_weight = weight.args[0] if is_cast(weight) else weight
+    cast_weight = argument(weight, 0) if is_cast(weight) else weight
     last = result_in(product, source.dtype)
     if got.dtype == torch.float32 and last is not None:
         return Site(x, cast_weight, eps, "once", last)
@@ -150,9 +149,7 @@ def result_in(node: Node, dtype: torch.dtype) -> Node | None:
     if found is not None and found.dtype == dtype:
         return node
     user = only_user(node)
-    if user is not None and is_cast(user) and tensor(user).dtype == dtype:  # type: ignore[union-attr]
-        return user
-    return None
+    return user if is_cast(user) and known_tensor(user).dtype == dtype else None
 
 
 def unsupported_reason(graph: Graph, site: Site) -> str | None:
@@ -204,7 +201,10 @@ def can_join(graph: Graph, total: Any, site: Site) -> bool:
     """Return whether x sums two tensors of one shape and dtype, and the op's inputs exist where they are added."""
     if not is_(total, "add") or total.kwargs or len(total.args) != 2 or not alike(total, *total.args):
         return False
-    if not all(dense_rows(tensor(a)) for a in total.args):  # type: ignore[arg-type]
+    if not all(dense_rows(known_tensor(a)) for a in total.args):
         return False
     order = {node: i for i, node in enumerate(graph.nodes)}
     return order[site.weight] < order[total] and not written_between([total], total.next, site.last)
+
+
+PATTERN = Pattern(("rms_norm", "add_rms_norm"), apply, order=0)  # first: while the residual additions are still there

@@ -24,6 +24,7 @@ from ..graph import (
     is_cast,
     is_number,
     known_equal,
+    known_tensor,
     last_slice,
     only_user,
     sweep,
@@ -31,8 +32,7 @@ from ..graph import (
     written_between,
 )
 from ..report import Report
-
-NAMES = ("rope",)
+from ._pattern import Pattern
 
 
 @dataclass
@@ -74,15 +74,16 @@ def find(node: Node) -> Site | str | None:
 
 def rotated_half(node: Any) -> Node | None:
     """Return x if the node is cat((-x[..., n/2:], x[..., :n/2]), -1)."""
-    if not is_(node, "cat") or argument(node, 1, "dim", default=0) not in (-1, 3) or len(node.args[0]) != 2:
+    parts: Any = argument(node, 0) if is_(node, "cat") and argument(node, 1, "dim", default=0) in (-1, 3) else ()
+    if len(parts) != 2:
         return None
-    minus, first = node.args[0]
+    minus, first = parts
     if not is_(minus, "neg"):
         return None
-    low, high = last_slice(first), last_slice(minus.args[0])
+    low, high = last_slice(first), last_slice(argument(minus, 0))
     if low is None or high is None or low[0] is not high[0]:
         return None
-    size = tensor(low[0]).shape[-1]  # type: ignore[union-attr]
+    size = known_tensor(low[0]).shape[-1]
     return low[0] if (low[1], low[2], high[1], high[2]) == (0, size // 2, size // 2, size) else None
 
 
@@ -98,8 +99,9 @@ def tables(last: Node, x: Node, cos: Any, sin: Any) -> Site | str:
             return "cos and sin have no separate dimension for the heads"
         dim = argument(table, 1, "dim")
         heads.add(dim if dim >= 0 else dim + got.dim())
-        inner = table.args[0]
-        if tensor(inner) is None or tensor(inner).dim() != 3:  # type: ignore[union-attr]
+        inner = argument(table, 0)
+        stored = tensor(inner)
+        if stored is None or stored.dim() != 3:
             return "cos and sin do not have the shape [batch, tokens, columns]"
         if not known_equal(got.shape[-1], source.shape[-1]):
             return "cos and x have different numbers of columns"
@@ -116,21 +118,20 @@ def equal_halves(node: Any, function: str) -> bool:
     """Return whether the table is cos or sin of cat((f, f), -1), possibly cast or scaled by numbers."""
 
     def below(node: Any) -> Any:
-        while is_cast(node) or (is_(node, "mul") and is_number(node.args[1])):
-            node = node.args[0]
+        while is_cast(node) or (is_(node, "mul") and is_number(argument(node, 1))):
+            node = argument(node, 0)
         return node
 
     table = below(node)
-    angles = below(table.args[0]) if is_(table, function) else None
+    angles = below(argument(table, 0)) if is_(table, function) else None
     if not is_(angles, "cat"):
         return False
-    parts = angles.args[0]
+    parts = argument(angles, 0)
     return argument(angles, 1, "dim", default=0) in (-1, 2) and len(parts) == 2 and parts[0] is parts[1]
 
 
 def unsupported_reason(graph: Graph, site: Site) -> str | None:
-    x, cos, sin, last = tensor(site.x), tensor(site.cos), tensor(site.sin), tensor(site.last)
-    assert x is not None and cos is not None and sin is not None and last is not None
+    x, cos, sin, last = (known_tensor(node) for node in (site.x, site.cos, site.sin, site.last))
     if x.dtype not in FLOATS or cos.dtype not in (x.dtype, torch.float32) or not alike(site.cos, site.sin):
         return f"x is {x.dtype}, cos {cos.dtype} and sin {sin.dtype}"
     if last.dtype != x.dtype:
@@ -147,9 +148,7 @@ def unsupported_reason(graph: Graph, site: Site) -> str | None:
 
 
 def replace(graph: Graph, site: Site, halves: dict[Node, Node]) -> None:
-    cos, sin = tensor(site.cos), tensor(site.sin)
-    assert cos is not None and sin is not None
-    middle = cos.shape[-1] // 2
+    middle = known_tensor(site.cos).shape[-1] // 2
     for table in (site.cos, site.sin):
         if table not in halves:
             with graph.inserting_after(table):
@@ -159,9 +158,9 @@ def replace(graph: Graph, site: Site, halves: dict[Node, Node]) -> None:
     # cat((rotated, x[..., r:]), -1): the kernel copies the columns after the rotated ones.
     whole, user = last_slice(x), only_user(last)
     if whole is not None and whole[1] == 0 and user is not None and is_(user, "cat"):
-        parts = user.args[0]
+        parts = argument(user, 0)
         rest = last_slice(parts[1]) if len(parts) == 2 and parts[0] is last else None
-        size = tensor(whole[0]).shape[-1]  # type: ignore[union-attr]
+        size = known_tensor(whole[0]).shape[-1]
         if rest == (whole[0], whole[2], size) and argument(user, 1, "dim", default=0) in (-1, 3):
             replaced += [user, parts[1], x]
             x, last = whole[0], user
@@ -174,3 +173,6 @@ def replace(graph: Graph, site: Site, halves: dict[Node, Node]) -> None:
     result.meta["example_value"] = tensor(last)
     last.replace_all_uses_with(result)
     sweep(graph, replaced)
+
+
+PATTERN = Pattern(("rope",), apply, order=1)

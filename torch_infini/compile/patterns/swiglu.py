@@ -10,10 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..graph import FLOATS, alike, argument, insert, is_, only_user, sweep, tensor, written_between
+from ..graph import FLOATS, alike, argument, insert, is_, node_argument, only_user, sweep, tensor, written_between
 from ..report import Report
-
-NAMES = ("swiglu", "geglu")
+from ._pattern import Pattern
 
 
 def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
@@ -47,16 +46,19 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
 def gelu_of(node: Any) -> Node | None:
     """Return x if the node is the tanh approximation of gelu(x)."""
     if is_(node, "gelu") and argument(node, 1, "approximate", default="none") == "tanh":
-        return argument(node, 0, "input")
+        return node_argument(node, 0, "input")
     return None
 
 
 def silu_of(node: Any) -> Node | None:
     """Return x if the node is silu(x), or x * sigmoid(x)."""
     if is_(node, "silu") and argument(node, 1, "inplace", default=False) is False:
-        return node.args[0] if node.args else node.kwargs["input"]
+        return node_argument(node, 0, "input")
     if is_(node, "mul") and len(node.args) == 2:
         for x, gate in (node.args, node.args[::-1]):
             if is_(gate, "sigmoid") and gate.args[0] is x and isinstance(x, Node):
                 return x
     return None
+
+
+PATTERN = Pattern(("swiglu", "geglu"), apply, order=3)
