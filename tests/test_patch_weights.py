@@ -19,7 +19,6 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_infini
-import torch_infini.patch.quantized_linear as patch_quantized
 from torch_infini import quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.quantized_linear import QuantizedLinear
@@ -74,10 +73,10 @@ def test_x_is_quantized(weights: str, quantizes_x: bool) -> None:
     model = small()
     patch_model(model, weights=weights)
     exact = stood_for(model)
-    for rows in (1, patch_quantized.QUANTIZE_X_ROWS - 1, patch_quantized.QUANTIZE_X_ROWS, 40):
+    for rows in (1, quantize.QUANTIZE_X_ROWS - 1, quantize.QUANTIZE_X_ROWS, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
-        if quantizes_x and (weights == "int4" or rows >= patch_quantized.QUANTIZE_X_ROWS):
+        if quantizes_x and (weights == "int4" or rows >= quantize.QUANTIZE_X_ROWS):
             assert 1e-3 < float((actual - expected).norm() / expected.norm()) < 0.1
         else:
             close(actual, expected)

@@ -14,18 +14,34 @@ from . import _library
 GROUP_SIZES = (32, 64, 128)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
-
-# With VNNI or SDOT.
+# CPU capabilities with products of int8: VNNI or SDOT.
 MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")
 
 
-def multiplies_integers(x: Tensor) -> bool:
-    """Whether products are faster where rows of x are quantized too (linear_int8's and linear_int4's quantize_x).
+# With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us if x is not
+# quantized and 1835 us if it is (benchmarks/results/zen-5/quantised.csv).
+QUANTIZE_X_ROWS = 4
 
-    So they are where the CPU multiplies integers. Not on CUDA, where few rows wait for the weights and many use half
-    precision.
+
+def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
+    """Return whether a layer with quantized weights quantizes x as well: `quantize_x` of linear_int8 and linear_int4.
+
+    It does on CPUs that multiply integers, where that is faster, with one exception: fewer than QUANTIZE_X_ROWS rows of
+    x with int8 weights, where it is not faster and x would contribute most of the error. int4 weights have a larger
+    error than x adds, and are not slower with any number of rows. On CUDA it never does: few rows are limited by
+    reading the weights, and many are multiplied in half precision.
+
+    Args:
+        x: [..., k].
+        bits: Of the weights, 8 or 4.
+        same_bits: The layer promises that the bits of a row do not depend on the number of rows; then there is no
+            exception.
     """
-    return x.is_cpu and _library.capability in MULTIPLIES_INTEGERS
+    return (
+        x.is_cpu
+        and _library.capability in MULTIPLIES_INTEGERS
+        and (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
+    )
 
 
 def _fail(function: str, argument: str, rule: str, came: object) -> ValueError:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import quantize
-from ..quantize import multiplies_integers
+from ..quantize import quantizes_x
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from .norm import version_of
 from .sharded import ShardedLinear
@@ -28,9 +28,6 @@ WRITTEN = (
     "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
     "patch_model(weights=...)"
 )
-# From so many rows of x on, x is quantized too for weights of 8 bits. Below it would not be faster, and most of the
-# error is x's. Weights of 4 bits have a larger one than x adds, and integers are never slower there.
-QUANTIZE_X_ROWS = 4
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
 
@@ -171,9 +168,8 @@ class QuantizedLinear(Patched):
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
     """Multiply x by a quantized weight: int4 if there are zeros, else int8."""
     if zeros is None:
-        quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers(x)
-        return linear_int8(x, integers, scales, bias, quantize_x)
-    return linear_int4(x, integers, scales, zeros, bias, multiplies_integers(x))
+        return linear_int8(x, integers, scales, bias, quantizes_x(x, 8))
+    return linear_int4(x, integers, scales, zeros, bias, quantizes_x(x, 4))
 
 
 class FusedLinear:
