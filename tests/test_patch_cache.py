@@ -249,9 +249,9 @@ def test_a_copy_does_not_copy_the_buffers() -> None:
     model = tiny()
     with patched(model, strict=True):
         cache = begun(model, 5, 1)
-        for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-            assert all(layer._infini_growable is None for layer in twin.layers)
-            same(held(twin), held(cache))
+        for clone in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+            assert all(layer._infini_growable is None for layer in clone.layers)
+            same(held(clone), held(cache))
         file = io.BytesIO()
         torch.save(cache, file)
         file.seek(0)

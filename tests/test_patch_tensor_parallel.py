@@ -228,7 +228,7 @@ def test_integers(ranks: Ranks, weights: str, tmp_path: Path) -> None:
         assert max(errors) < (0.6 / 127 if weights == "int8" else 1.2 / 15)
         assert (after - before).norm() / before.norm() < (0.05 if weights == "int8" else 0.4)
         assert sentence == (
-            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, in float32, "
+            "torch_infini: a sharded layer with quantized weights must be called under torch.no_grad, in float32, "
             "bfloat16 or float16, without autocast and hooks for all modules; got float32 with gradients on"
         )
     assert torch.equal(first[3], second[3])

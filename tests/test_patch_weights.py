@@ -314,11 +314,11 @@ def test_copies(weights: str) -> None:
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
     expected, counts = logits(model, ids), calls(model, ids)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(logits(twin, ids), expected) and calls(twin, ids) == counts
-        assert {p.data_ptr() for p in twin.buffers()}.isdisjoint(p.data_ptr() for p in model.buffers())
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(clone, ids), expected) and calls(clone, ids) == counts
+        assert {p.data_ptr() for p in clone.buffers()}.isdisjoint(p.data_ptr() for p in model.buffers())
         with pytest.raises(ValueError, match="got 15 layers"):
-            unpatch_model(twin)
+            unpatch_model(clone)
 
 
 @FORMATS
@@ -326,10 +326,10 @@ def test_pickles_hold_each_number_once(weights: str) -> None:
     model, full = small(num_hidden_layers=1, hidden_size=256), small(num_hidden_layers=1, hidden_size=256)
     around = len(pickle.dumps(full)) - size(full)
     patch_model(model, weights=weights)
-    for twin in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        logits(twin, tokens())
-        assert size(twin) == size(model)
-        assert len(pickle.dumps(twin)) - size(model) < around + 10_000
+    for clone in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        logits(clone, tokens())
+        assert size(clone) == size(model)
+        assert len(pickle.dumps(clone)) - size(model) < around + 10_000
 
 
 @FORMATS
@@ -337,14 +337,14 @@ def test_inference_mode(weights: str) -> None:
     """What is put together in inference mode can be loaded into, and gives gradients, outside of it."""
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
-    twin = pickle.loads(pickle.dumps(model))
+    clone = pickle.loads(pickle.dumps(model))
     with torch.inference_mode():
-        expected = twin(ids).logits.clone()
-    assert not any(b.is_inference() for b in twin.buffers())
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(logits(twin, ids), expected)
-    twin(ids, labels=ids).loss.backward()
-    assert twin.model.embed_tokens.weight.grad.abs().max() > 0
+        expected = clone(ids).logits.clone()
+    assert not any(b.is_inference() for b in clone.buffers())
+    clone.load_state_dict(model.state_dict())
+    assert torch.equal(logits(clone, ids), expected)
+    clone(ids, labels=ids).loss.backward()
+    assert clone.model.embed_tokens.weight.grad.abs().max() > 0
 
 
 @FORMATS

@@ -18,8 +18,8 @@ FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")
 
 
-# With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us if x is not
-# quantized and 1835 us if it is (benchmarks/results/zen-5/quantised.csv).
+# With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us with x as
+# is, and 1835 us with x quantized (benchmarks/results/zen-5/quantised.csv).
 QUANTIZE_X_ROWS = 4
 
 
@@ -38,9 +38,9 @@ def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
             exception.
     """
     return (
-        x.is_cpu
+        (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
+        and x.is_cpu
         and _library.capability in MULTIPLIES_INTEGERS
-        and (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
     )
 
 

@@ -21,6 +21,7 @@ from typing import Any
 
 from torch import nn
 
+from .decoder import find_decoder
 from .report import PatchReport, Row, Verification
 from .swap import STATE, Patched
 
@@ -114,6 +115,7 @@ def patch_model(
     selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
     state = apply.whole_state(model)
     if state is not None:
+        assert state.report is not None
         return replace(state.report, already_patched=True)
     if parts := [name for name, module in model.named_modules() if isinstance(module, Patched)]:
         part = next(filter(None, parts), type(model).__name__)
@@ -121,7 +123,7 @@ def patch_model(
             f"torch_infini.patch_model: model must not contain patched modules, got {part}: "
             "first call unpatch_model with this model."
         )
-    decoder = apply.find_decoder(model)
+    decoder = find_decoder(model)
     if decoder is not None:
         must_match(model, "only", selection.only or ())
         must_match(model, "skip", selection.skip)
@@ -136,8 +138,9 @@ def patch_model(
         return report
     state = apply.state_of(model)
     try:
-        report = replace(report, verification=measurement.compare(bool(state.quantized)))
-        if fault := report.verification.fault:
+        verification = measurement.compare(bool(state.quantized))
+        report = replace(report, verification=verification)
+        if fault := verification.fault:
             if strict:
                 kept = ": it stays patched, because its weights are quantized" if state.quantized else ""
                 raise ValueError(f"torch_infini.patch_model: strict=True, but {fault}{kept}")
@@ -253,7 +256,7 @@ class _Finder(MetaPathFinder):
             return None
         sys.meta_path.remove(self)
         spec = find_spec(name)
-        loader = spec and spec.loader
+        loader = None if spec is None else spec.loader
         if spec is None or loader is None:
             return None
         run = loader.exec_module

@@ -17,6 +17,7 @@ from transformers import GenerationMixin
 from .. import _products
 from . import interface
 from .attention import Attention
+from .decoder import Decoder, find_decoder
 from .layer import link
 from .memory import align
 from .mlp import GatedMLP
@@ -25,7 +26,7 @@ from .probe import clear_caches
 from .quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
 from .report import LEFT, PatchReport, Row
 from .shares import local, ranks_of_model
-from .structure import candidates, find_decoder
+from .structure import candidates
 from .swap import PLAN, STATE, Patched, Unsupported, restore, swap
 from .trial import Trial, labelled
 from .verify import Verifier
@@ -135,17 +136,17 @@ def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selec
     finally:  # even after an interrupt the model works, and its report is accurate
         state.quantized = [name for name in wanted if isinstance(model.get_submodule(name), QuantizedLinear)]
         missed = {name for name in wanted if name not in state.quantized}
-        rows = [replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows]
+        rows = tuple(replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows)
         report = state.report = replace(report, rows=merged(model, rows))
     if wanted:
         fuse_projections(decoder)
-    served = {row.name for row in report.replaced}
+    replaced = {row.name for row in report.replaced}
     with torch.no_grad():
-        align(m for n, m in model.named_modules() if n in served or n.rpartition(".")[0] in served)
+        align(m for n, m in model.named_modules() if n in replaced or n.rpartition(".")[0] in replaced)
     return report
 
 
-def fuse_projections(decoder: nn.Module) -> None:
+def fuse_projections(decoder: Decoder) -> None:
     """Fuse the quantized layers that share an input into one product."""
     for module in decoder.modules():
         if isinstance(module, Attention | GatedMLP):
@@ -153,7 +154,7 @@ def fuse_projections(decoder: nn.Module) -> None:
 
 
 def choose_weights(
-    model: nn.Module, decoder: nn.Module, weights: str, selection: Selection
+    model: nn.Module, decoder: Decoder, weights: str, selection: Selection
 ) -> tuple[tuple[Row, str], ...]:
     """Return (row, format) of every linear layer that may be quantized."""
     chosen = []
@@ -168,7 +169,7 @@ def choose_weights(
     return tuple(chosen)
 
 
-def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Selection) -> tuple[Row, ...]:
+def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Selection) -> tuple[Row, ...]:
     """Check and swap modules one by one, children before parents; return a row for each, in the model's order."""
     verifier = Verifier(decoder)
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -215,7 +216,7 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
     return tuple(last[name] for name in modules if name in last)
 
 
-def holders(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
+def holders(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
     """Return the modules that hold the patch's state: the patched ones, not removable wrappers around them."""
     return [decoder, *(module for module in model.modules() if isinstance(module, GenerationMixin))]
 

@@ -47,7 +47,7 @@ HARMLESS = frozenset(
 NEUTRAL = {"output_attentions": False}
 
 
-class PositionEmbeddings(tuple):
+class PositionEmbeddings(tuple[Tensor, Tensor]):
     """(cos, sin) as in transformers, with duplicated halves; `half` is what rope needs, sliced once for all layers."""
 
     _half: tuple[Tensor, Tensor] | None = None  # accelerate rebuilds tuples, and drops attributes
@@ -155,11 +155,12 @@ def columns(name: str, layer: Any, size: int) -> int | None:
     return width // ranks
 
 
-def head_counts(module: nn.Module, inputs: Sequence[str], size: int) -> tuple[int, int]:
+def head_counts(module: Any, inputs: Sequence[str], size: int) -> tuple[int, int]:
     """Return (heads of q, heads of k and of v), from the widths of the projections."""
-    widths = [columns(name, module._modules[name], size) for name in inputs]
-    if any(width is None or width % size for width in widths):
-        raise Unsupported(f"the widths of {', '.join(inputs)} are not multiples of the head size {size}")
+    found = [columns(name, module._modules[name], size) for name in inputs]
+    widths = [width for width in found if width is not None and width % size == 0]
+    if len(widths) < len(inputs):
+        raise Unsupported(f"the widths of {', '.join(inputs)} are unknown or not multiples of the head size {size}")
     if len(widths) == 3:
         if widths[1] != widths[2]:
             raise Unsupported("its keys and values have different sizes")
@@ -174,13 +175,17 @@ class Attention(Patched):
     """Projections, norms of q and k, rotary embedding in place, the model's own cache, attention."""
 
     infini_ops = "fused_linear, rope, attention, linear"
+    head_dim: int
+    layer_idx: int
+    scaling: float
+    is_causal: bool
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         return list(cls.possible(module))
 
     @classmethod
-    def possible(cls, module: nn.Module) -> Iterator[AttentionPlan]:
+    def possible(cls, module: Any) -> Iterator[AttentionPlan]:
         missing = [name for name in READS if not hasattr(module, name)]
         inputs = ("qkv_proj",) if "qkv_proj" in module._modules else ("q_proj", "k_proj", "v_proj")
         missing += [name for name in (*inputs, "o_proj") if name not in module._modules]
@@ -205,12 +210,12 @@ class Attention(Patched):
                 yield AttentionPlan(inputs, heads, norms, norm_first, rope, cap)
 
     @classmethod
-    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+    def probe(cls, module: Any, rotary: Rotary) -> Probe:
         plan: AttentionPlan = cls.plans(module)[0]
         size, q = module.head_dim, plan.heads[0]
-        whole = [sum(plan.qkv)] if len(plan.inputs) == 1 else plan.qkv
+        whole: Sequence[int] = [sum(plan.qkv)] if len(plan.inputs) == 1 else plan.qkv
         widths = {name: heads * size for name, heads in zip(plan.inputs, whole, strict=True)}
-        modules = {}
+        modules: dict[str, nn.Module] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name in widths:
                 modules[name] = linear(widths[name], WIDTH, seed)
@@ -222,7 +227,7 @@ class Attention(Patched):
         return Probe(small, lambda: cls.calls(small, plan, rotary))
 
     @staticmethod
-    def calls(small: nn.Module, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
+    def calls(small: Any, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
         config = small.config
         configs = {name: copy(config) for name in ("eager", "sdpa")}
         for name, other in configs.items():
@@ -324,7 +329,7 @@ class Attention(Patched):
     ) -> tuple[Tensor, Tensor | None]:
         """Compute forward for a caller that has already ruled out a fallback, except for these arguments."""
         if (
-            (self.training and getattr(self, "attention_dropout", 0))
+            (self.training and getattr(self, "attention_dropout", False))
             or any(
                 value is not None and value is not NEUTRAL.get(name)
                 for name, value in kwargs.items()
@@ -382,17 +387,21 @@ class Attention(Patched):
         batch, length, width = fused.shape
         heads, kv_heads = plan.heads
         size = self.head_dim
-        growing, grown = growing_layer(cache, self.layer_idx), None
-        static = None if growing else static_layer(cache, self.layer_idx, fused, batch, kv_heads, size)
+        growing, grown, static = growing_layer(cache, self.layer_idx), None, None
+        keys: Tensor | None
+        values: Tensor | None
+        old: int | Tensor
         if growing is not None:
             grown = reserve(growing, fused, batch, length, kv_heads, size)
             if grown is None:
                 return None
             keys, values, old = grown.keys, grown.values, grown.length
-        elif static is not None:
-            keys, values, old = static.keys, static.values, static.cumulative_length
         else:
-            return None
+            static = static_layer(cache, self.layer_idx, fused, batch, kv_heads, size)
+            if static is None:
+                return None
+            keys, values, old = static.keys, static.values, static.cumulative_length
+        assert keys is not None and values is not None
         if plan.norms:
             q, k, _ = fused.view(batch, length, -1, size).split((heads, kv_heads, kv_heads), 2)
             self.normalize_heads(q, k, plan.norms)
@@ -400,11 +409,11 @@ class Attention(Patched):
         q = fused.new_empty((batch * length, heads, size))
         qkv = fused.view(batch * length, width)
         qkv_rope_cache(q, keys, values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
-        if static is not None:
+        if growing is not None and grown is not None:
+            keys, values = commit(growing, grown, grown.length + length)
+        elif static is not None:
             static.cumulative_length.add_(length)
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        else:
-            keys, values = commit(growing, grown, grown.length + length)
         return q.view(batch, length, heads, size), keys, values
 
     def normalize_heads(self, q: Tensor, k: Tensor, names: tuple[str, str]) -> None:

@@ -41,13 +41,14 @@ class GrowableCache:
         return type(None), ()  # a copied or unpickled layer has no buffers until it grows
 
 
-def is_free_behind(part: Tensor, whole: Tensor) -> bool:
+def is_free_behind(part: Tensor | None, whole: Tensor) -> bool:
     """Return whether part is a prefix of whole [B, heads, T, D], and no other tensor views the tokens after it.
 
     True for a cache that was cropped, unless the tensors it held before, or slices of them, are still alive.
     """
     return (
-        part.data_ptr() == whole.data_ptr()
+        part is not None
+        and part.data_ptr() == whole.data_ptr()
         and part.dtype == whole.dtype
         and part.stride() == whole.stride()
         and part.shape[:2] == whole.shape[:2]
@@ -69,10 +70,11 @@ def growing_layer(cache: Any, index: int) -> DynamicLayer | None:
         and type(cache).update is Cache.update
         and not cache.offloading
         and index < len(cache.layers)
-        and type(cache.layers[index]) is DynamicLayer
         and not torch.compiler.is_compiling()
     ):
-        return cache.layers[index]
+        layer = cache.layers[index]
+        if type(layer) is DynamicLayer:
+            return layer
     return None
 
 
@@ -89,9 +91,12 @@ def static_layer(cache: Any, index: int, like: Tensor, batch: int, heads: int, s
     if not layer.is_initialized:
         none = like.new_empty((batch, heads, 0, size))
         layer.lazy_initialization(none, none)
-    shape = (batch, heads, layer.keys.shape[2], size)
-    alike = layer.keys.shape == shape == layer.values.shape and layer.keys.dtype == like.dtype == layer.values.dtype
-    return layer if alike and layer.keys.device == like.device else None
+    keys, values = layer.keys, layer.values
+    if keys is None or values is None:
+        return None
+    shape = (batch, heads, keys.shape[2], size)
+    alike = keys.shape == shape == values.shape and keys.dtype == like.dtype == values.dtype
+    return layer if alike and keys.device == like.device else None
 
 
 def needs_grad(cache: Any) -> bool:
@@ -121,10 +126,12 @@ def reserve(layer: DynamicLayer, like: Tensor, batch: int, length: int, heads: i
 
     `like` has the dtype of the keys.
     """
-    keys = layer.keys if layer.is_initialized else None
+    keys, values = (layer.keys, layer.values) if layer.is_initialized else (None, None)
     old = 0 if keys is None or keys.numel() == 0 else keys.shape[2]
-    if old and (keys.dtype != like.dtype or keys.shape[0] != batch or keys.shape[1] != heads or keys.shape[3] != size):
-        return None  # update raises the error
+    if keys is not None and old:
+        shape = keys.shape
+        if shape[0] != batch or shape[1] != heads or shape[3] != size or keys.dtype != like.dtype:
+            return None  # update raises the error
     grown: GrowableCache | None = vars(layer).get(GROWABLE)
     if not old or grown is None or not grown.fits(layer, old + length):
         vars(layer)[GROWABLE] = grown = None  # frees buffers that the layer no longer uses
@@ -132,8 +139,8 @@ def reserve(layer: DynamicLayer, like: Tensor, batch: int, length: int, heads: i
             layer.lazy_initialization(like, like)
         capacity = old + length + max(STEP, (old + length) // GROWTH)
         new_keys, new_values = (like.new_empty((batch, heads, capacity, size)) for _ in range(2))
-        if old:
-            new_keys[:, :, :old], new_values[:, :, :old] = layer.keys, layer.values
+        if keys is not None and values is not None and old:
+            new_keys[:, :, :old], new_values[:, :, :old] = keys, values
         grown = vars(layer)[GROWABLE] = GrowableCache(layer, new_keys, new_values)
     grown.length = old
     return grown

@@ -212,7 +212,9 @@ def class_of(name: Any) -> type[PreTrainedModel]:
 def read_config(folder: Path, description: Description, header: Mapping[str, Stored]) -> Any:
     """Read config.json, with its numbers of modules limited by the contents of the file with the tensors."""
     values = read_object(folder, CONFIG)
-    kind = description.cls.config_class.model_type
+    config_class = description.cls.config_class
+    assert config_class is not None  # class_of has checked it
+    kind = config_class.model_type
     if values.get("model_type") != kind:
         raise invalid(CONFIG, "model_type", f"be {kind!r}, as of {description.cls.__name__}", values.get("model_type"))
     if "transformers_weights" in values:
@@ -229,7 +231,7 @@ def read_config(folder: Path, description: Description, header: Mapping[str, Sto
         if got != expected:
             raise invalid(CONFIG, "quantization_config", f"equal {DESCRIPTION} in {', '.join(expected)}", got)
     with as_value_error(CONFIG, f"describe a {description.cls.__name__}"):
-        config = description.cls.config_class.from_dict(values)
+        config = config_class.from_dict(values)
     config.name_or_path = str(folder)
     return config
 

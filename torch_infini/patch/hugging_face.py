@@ -7,13 +7,16 @@ while transformers itself is, so that the modules that load models are imported 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from transformers.quantizers.auto import register_quantization_config, register_quantizer
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 METHOD = "torch_infini"
 WHERE = "torch_infini: from_pretrained"
@@ -29,6 +32,8 @@ class QuantizationConfig(QuantizationConfigMixin):
         only: As for patch_model.
         skip: As for patch_model.
     """
+
+    quant_method: Any  # transformers declares an enum of its own methods
 
     def __init__(
         self,
@@ -47,6 +52,7 @@ class QuantizationConfig(QuantizationConfigMixin):
 class Quantizer(HfQuantizer):
     """Creates the quantized layers, and patches the model once they are loaded."""
 
+    quantization_config: QuantizationConfig
     requires_calibration = True  # it does not quantize while loading: patch_model does that
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
@@ -57,32 +63,34 @@ class Quantizer(HfQuantizer):
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> None:
         """Keep the dtype of every tensor in the file."""
 
-    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         from . import folder, load
 
         files, config = kwargs.get("checkpoint_files") or (), self.quantization_config
         self.folder = Path(files[0]).parent if files else None
-        self.stored = getattr(torch, str(config.dtype), None)
-        if self.stored not in folder.DTYPES.values():
+        stored = getattr(torch, str(config.dtype), None)
+        if not isinstance(stored, torch.dtype) or stored not in folder.DTYPES.values():
             raise folder.invalid(folder.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
         layers = folder.checked_layers(config.quantised, folder.CONFIG, WHERE)
         for field in ("only", "skip") if config.only is not None else ("skip",):
             folder.checked_patterns(getattr(config, field), folder.CONFIG, field, WHERE)
-        load.install_all(model, layers, self.stored, folder.CONFIG, WHERE)
+        self.stored = stored
+        load.install_all(model, layers, stored, folder.CONFIG, WHERE)
 
-    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
         from . import load
 
         config = self.quantization_config
         # From here on the model is like one that patch_model quantized: transformers' rules for quantized models (no
         # float(), no half()) do not apply.
-        self.remove_quantization_config(model)
+        HfQuantizer.remove_quantization_config(self, model)
         for module in model.modules():
             if hasattr(module, "config"):
                 vars(module.config).pop("_is_quantized", None)
-        load.finish(model, self.folder, config.quantised, config.only, config.skip)
+        load.finish(model, self.folder, config.quantised or {}, config.only, config.skip)
         if self.wanted != self.stored:
-            model.to(self.wanted)
+            whole: nn.Module = model  # transformers' own `to` has no usable type
+            whole.to(self.wanted)
 
     def is_serializable(self) -> bool:
         return False

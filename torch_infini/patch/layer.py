@@ -90,11 +90,11 @@ class DecoderLayer(Patched):
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        modules: dict[str, nn.Module] = {}
+        modules: dict[str, nn.Module | None] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name in ("self_attn", "mlp"):
                 modules[name] = _Branch(seed, name == "self_attn")
-            elif eps_name(child):
+            elif child is not None and eps_name(child):
                 modules[name] = norm_probe(child, seed, WIDTH)
             else:
                 modules[name] = child
@@ -165,7 +165,7 @@ class DecoderLayer(Patched):
         attach(stream, following, normed)
         return stream
 
-    def serves(self, modules: dict[str, nn.Module]) -> bool:
+    def serves(self, modules: dict[str, Any]) -> bool:
         """Return whether the norms are patched and no dropout is active."""
         for name in self.__dict__["_infini_plan"].layout:
             if name is not None and not is_served(modules[name]):
@@ -173,7 +173,7 @@ class DecoderLayer(Patched):
         return not (self.training and any(isinstance(child, nn.Dropout) and child.p for child in modules.values()))
 
 
-def entry(module: nn.Module, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:
+def entry(module: Any, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:
     """Return the function to call for a module in a layer without fallback: its `compute` if it is patched."""
     direct = type(module).forward is patch.forward and unwatched(module) and module._compiled_call_impl is None
     return module.compute if direct else module

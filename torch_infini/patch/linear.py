@@ -18,7 +18,7 @@ linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default
 
 
-def project(x: Tensor, module: nn.Module) -> Tensor:
+def project(x: Tensor, module: Any) -> Tensor:
     """Compute a linear layer's product in a forward without fallback; call a layer with hooks or of another class."""
     if is_plain(module):
         parameters = module._parameters
@@ -28,7 +28,7 @@ def project(x: Tensor, module: nn.Module) -> Tensor:
     return module(x)
 
 
-def project_together(x: Tensor, *modules: nn.Module) -> Tensor | None:
+def project_together(x: Tensor, *modules: Any) -> Tensor | None:
     """Compute the products of x with two or three linear layers, concatenated by columns.
 
     Returns None unless all are plain, column-parallel shards, or quantized alike. Weights are not copied.

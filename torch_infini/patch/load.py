@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
 from . import apply
+from .decoder import is_decoder
 from .folder import (
     BUFFERS,
     CONFIG,
@@ -37,7 +38,6 @@ from .folder import (
     shown,
 )
 from .quantized_linear import WeightPlan, empty_buffers, install
-from .structure import is_decoder
 
 SMALL_BYTES = 1 << 20  # buffers up to this size are allowed without a tensor in the files
 
@@ -97,7 +97,7 @@ def install_all(
             raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, group, where)
         plan = WeightPlan(layer["format"], group, dtype)
         install(module, plan, empty_buffers(module, plan))
-        module._is_hf_initialized = True  # else from_pretrained would initialize the weight
+        vars(module)["_is_hf_initialized"] = True  # else from_pretrained would initialize the weight
     weights = {f"{name}.weight" for name in quantized}
     tied = getattr(model, "all_tied_weights_keys", None) or {}
     for name in weights & tied.keys():
@@ -124,7 +124,7 @@ def finish(
             for name in header:
                 parent, _, last = name.rpartition(".")
                 old = model.get_submodule(parent)._buffers
-                old[last] = source.get_tensor(name).to(old[last].device)  # type: ignore[union-attr]
+                old[last] = source.get_tensor(name).to(buffers[name].device)
     for name in quantized:
         vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
     model.eval()
@@ -155,13 +155,15 @@ def check_buffers(model: nn.Module, header: Mapping[str, Stored]) -> None:
 
 def load_by_transformers(folder: Path, description: Description) -> PreTrainedModel:
     with as_value_error(TENSORS, f"hold the tensors of a {description.cls.__name__}"):
-        model, info = description.cls.from_pretrained(
+        loaded: Any = description.cls.from_pretrained(
             folder,
             dtype=description.dtype,
             local_files_only=True,
             use_safetensors=True,
             output_loading_info=True,
         )
+    model: PreTrainedModel = loaded[0]
+    info = loaded[1]
     faults = [f"{name} is missing" for name in sorted(info["missing_keys"])]
     faults += [f"{name} is not the model's" for name in sorted(info["unexpected_keys"])]
     if faults:

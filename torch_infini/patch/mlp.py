@@ -56,7 +56,7 @@ class GatedMLP(Patched):
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
         _, activation = cls.plans(module)[0]
-        modules = {}
+        modules: dict[str, nn.Module | None] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name == activation:
                 modules[name] = child

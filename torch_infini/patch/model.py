@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from torch import nn
+from transformers import GenerationMixin, PreTrainedModel
 
 from .interface import NAME
 from .quantized_linear import QuantizedLinear
@@ -12,7 +15,16 @@ from .swap import PLAN, Patched
 IMPLEMENTATION = "_attn_implementation_internal"  # where a config of transformers keeps the attention's name
 
 
-class Model(Patched):
+if TYPE_CHECKING:
+
+    class Original(Patched, GenerationMixin, PreTrainedModel):
+        """The patched class has the methods of a model of transformers behind Patched's own."""
+
+else:
+    Original = Patched
+
+
+class Model(Original):
     """A model with `generate`. Its plan is the name of its original attention implementation."""
 
     infini_ops = ""  # it calls no op itself
@@ -30,7 +42,7 @@ class Model(Patched):
         if served:
             setattr(self.config, IMPLEMENTATION, vars(self)[PLAN])
         try:
-            manager = super().init_continuous_batching(*args, **kwargs)
+            manager: Any = super().init_continuous_batching(*args, **kwargs)
         except BaseException:
             if served:
                 setattr(self.config, IMPLEMENTATION, NAME)
@@ -42,7 +54,10 @@ class Model(Patched):
     def get_expanded_tied_weights_keys(self, *args: Any, **kwargs: Any) -> dict[str, str]:
         """Return the original's keys without those of quantized layers, which have no weight to tie."""
         keys = super().get_expanded_tied_weights_keys(*args, **kwargs)
-        layer = lambda name: self.get_submodule(name.rpartition(".")[0])
+
+        def layer(name: str) -> nn.Module:
+            return self.get_submodule(name.rpartition(".")[0])
+
         return {name: source for name, source in keys.items() if not isinstance(layer(name), QuantizedLinear)}
 
     def save_pretrained(self, *args: Any, **kwargs: Any) -> Any:

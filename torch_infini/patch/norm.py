@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..ops.rms_norm import ROUNDINGS
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from .parallel_forward import FORWARD
-from .probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, with_nan
+from .probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, weight_of, with_nan
 from .swap import Call, Patched, Probe, Rotary, Unsupported
 
 rms_norm = torch.ops.infini.rms_norm.default
@@ -112,7 +112,7 @@ class RMSNorm(Patched):
 
     @staticmethod
     def calls(small: nn.Module) -> Iterator[Call]:
-        size = small._parameters["weight"].numel()
+        size = weight_of(small).numel()
         # In bfloat16, where the rounding modes differ; otherwise only the order of the sum may differ.
         rows = max(6, 8192 // size)  # many, so that a single tie weighs little
         yield Call("", call_with(random(rows, size), torch.bfloat16), 1e-3, dtype=torch.bfloat16)

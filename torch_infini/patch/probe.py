@@ -6,7 +6,7 @@ The real weights are not suitable: they may be large, all equal (norms of an unt
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from copy import copy
 from functools import lru_cache
@@ -51,7 +51,7 @@ def linear(outputs: int, inputs: int, seed: int) -> nn.Linear:
     return module
 
 
-def scaled(module: nn.Module, from_x: float | Tensor, of_y: float | Tensor) -> dict[str, Tensor]:
+def scaled(module: nn.Module | None, from_x: float | Tensor, of_y: float | Tensor) -> dict[str, Tensor]:
     """Return parameters of a linear layer with scaled weight and bias.
 
     Args:
@@ -59,8 +59,9 @@ def scaled(module: nn.Module, from_x: float | Tensor, of_y: float | Tensor) -> d
         from_x: Multiplies the weight: a number, or one for each row.
         of_y: Multiplies the bias, likewise.
     """
+    assert isinstance(module, nn.Linear) and module.bias is not None
     rows = from_x.unsqueeze(1) if isinstance(from_x, Tensor) else from_x
-    return {"weight": module._parameters["weight"] * rows, "bias": module._parameters["bias"] * of_y}
+    return {"weight": module.weight * rows, "bias": module.bias * of_y}
 
 
 def clear_caches() -> None:
@@ -87,7 +88,7 @@ def with_parameters(clone: nn.Module, parameters: Parameters, dtype: torch.dtype
 
 
 def probe_module(
-    module: nn.Module, parameters: dict[str, Any] | None = None, modules: dict[str, nn.Module] | None = None
+    module: nn.Module, parameters: dict[str, Any] | None = None, modules: Mapping[str, nn.Module | None] | None = None
 ) -> nn.Module:
     """Return a module of the same class and attributes with these parameters and submodules, and without hooks."""
     clone = type(module).__new__(type(module))
@@ -97,8 +98,8 @@ def probe_module(
     vars(clone).pop("forward", None)
     vars(clone).pop(FORWARD, None)
     clone.training = False
-    clone._parameters = OrderedDict(parameters or {})  # type: ignore[assignment]
-    clone._modules = OrderedDict(modules or {})  # type: ignore[assignment]
+    clone._parameters = OrderedDict(parameters or {})
+    clone._modules = OrderedDict(modules or {})
     return clone
 
 
@@ -109,9 +110,16 @@ def shallow_copy(value: Any) -> Any:
     return copy(value) if type(value) in (list, dict, set) else value
 
 
+def weight_of(module: nn.Module) -> Tensor:
+    """Return the weight of a module that has one."""
+    weight = module._parameters["weight"]
+    assert weight is not None
+    return weight
+
+
 def norm_probe(norm: nn.Module, seed: int, size: int | None = None) -> nn.Module:
     """Return a probe module of a norm in float32, of another size if one is given."""
-    weight = 1 + random(size or norm._parameters["weight"].numel(), seed=seed) / 4
+    weight = 1 + random(size or weight_of(norm).numel(), seed=seed) / 4
     clone = probe_module(norm, {"weight": nn.Parameter(weight, requires_grad=False)})
     vars(clone)[PROBE_SEED] = seed
     return clone

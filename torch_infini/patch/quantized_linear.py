@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from .. import quantize
 from ..quantize import quantizes_x
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from .decoder import Decoder
 from .norm import version_of
 from .sharded import ShardedLinear
 from .shares import Share, local
@@ -66,6 +67,9 @@ class QuantizedLinear(Patched):
     """A linear layer with a quantized weight; `weight` is dequantized at each access."""
 
     infini_ops = "linear_int8 or linear_int4"
+    in_features: int
+    out_features: int
+    bias: nn.Parameter | None
 
     @classmethod
     def ops(cls, plan: WeightPlan) -> str:
@@ -79,6 +83,7 @@ class QuantizedLinear(Patched):
         share: Share | None = vars(module)[PLAN] if isinstance(module, ShardedLinear) else None
         if share is None and (reason := unsupported_weights(module)):
             raise Unsupported(reason)
+        assert isinstance(module, nn.Linear)
         if not local(module.weight).isfinite().all():
             raise Unsupported("its weight contains infinity or NaN, which cannot be quantized")
         dtype = module.weight.dtype
@@ -116,7 +121,7 @@ class QuantizedLinear(Patched):
             return nn.functional.linear(input, self.weight, self.bias)
         dtype, gradients = str(input.dtype).removeprefix("torch."), "on" if torch.is_grad_enabled() else "off"
         raise RuntimeError(
-            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, in float32, "
+            "torch_infini: a sharded layer with quantized weights must be called under torch.no_grad, in float32, "
             "bfloat16 or float16, without autocast and hooks for all modules; "
             f"got {dtype} with gradients {gradients}"
         )
@@ -130,6 +135,12 @@ class QuantizedLinear(Patched):
             return product(x, integers, scales, zeros, self._parameters["bias"])
         bias = local(self._parameters["bias"])
         return share.apply(x, lambda x, bias: product(x, integers, scales, zeros, bias), bias)
+
+    @property
+    def plan(self) -> WeightPlan:
+        """How the weight is stored."""
+        plan: WeightPlan = vars(self)[PLAN]
+        return plan
 
     @property
     def numbers(self) -> int:
@@ -155,8 +166,11 @@ class QuantizedLinear(Patched):
 
     def __getstate__(self) -> dict[str, Any]:
         # For a view of shared memory, pickle would write the whole memory once for each layer.
-        own = lambda b: b if b is None or b.untyped_storage().nbytes() == b.nbytes else b.clone()
-        return {**vars(self), "_buffers": {name: own(b) for name, b in self._buffers.items()}}
+        own = {
+            name: b if b is None or b.untyped_storage().nbytes() == b.nbytes else b.clone()
+            for name, b in self._buffers.items()
+        }
+        return {**vars(self), "_buffers": own}
 
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
@@ -215,21 +229,21 @@ class FusedLinear:
     def concatenate(self) -> bool:
         """Concatenate the layers' buffers; return False if the layers are not quantized alike."""
         self.release()
-        plans = {vars(m).get(PLAN) if isinstance(m, QuantizedLinear) else None for m in self.modules}
-        if len(plans) > 1 or None in plans or any(m._parameters["bias"] is not None for m in self.modules):
+        modules = [module for module in self.modules if isinstance(module, QuantizedLinear)]
+        if len(modules) < len(self.modules) or any(module.bias is not None for module in modules):
             return False
-        (plan,) = plans
-        if plan.share is not None and not plan.share.apart:
+        plans = {module.plan for module in modules}
+        if len(plans) > 1 or any(plan.share is not None and not plan.share.apart for plan in plans):
             return False
-        sizes = [module._buffers[INTEGERS].shape[0] for module in self.modules]
+        sizes = [module._buffers[INTEGERS].shape[0] for module in modules]
         for name in (INTEGERS, SCALES, ZEROS):
-            if name in self.modules[0]._buffers:
+            if name in modules[0]._buffers:
                 with torch.inference_mode(False):  # inference tensors could not be loaded into later
-                    self.whole[name] = torch.cat([module._buffers[name] for module in self.modules])
+                    self.whole[name] = torch.cat([module._buffers[name] for module in modules])
                     parts = self.whole[name].split(sizes)
-                for module, part in zip(self.modules, parts, strict=True):
+                for module, part in zip(modules, parts, strict=True):
                     module._buffers[name] = part
-        self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in self.modules]
+        self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in modules]
         return True
 
 
@@ -240,7 +254,7 @@ def fuse(modules: Sequence[nn.Module]) -> None:
         vars(modules[0])[FUSED] = fused
 
 
-def quantize_layer(module: nn.Linear, format: str) -> None:
+def quantize_layer(module: nn.Module, format: str) -> None:
     """Quantize the weight of a linear layer.
 
     Raises:
@@ -249,6 +263,7 @@ def quantize_layer(module: nn.Linear, format: str) -> None:
     plan: WeightPlan = QuantizedLinear.plans(module, format)[0]
     if isinstance(module, Patched):  # replaces another patch
         restore(module)
+    assert isinstance(module, nn.Linear)
     weight = local(module.weight).detach()
     # Scales of int8 are float32: one a row. Those of int4 take an eighth of the integers' memory: half precision.
     if format == "int8":
@@ -281,12 +296,12 @@ def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> 
     del module._parameters["weight"]
 
 
-def layers_to_quantize(model: nn.Module, decoder: nn.Module, format: str) -> list[tuple[str, nn.Linear, str]]:
+def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Linear, str]]:
     """Return (name, layer, format) of the decoder's projections and of the head, which stays in int8 for int4.
 
     An error in the head affects every logit, and the head is a small part of most models.
     """
-    inside = {id(module) for module in decoder._modules["layers"].modules()}
+    inside = {id(module) for module in decoder.layers.modules()}
     # The layers that an adapter adds are left: they are small, and may be trained.
     adapters = {
         id(part)

@@ -135,8 +135,8 @@ class PatchReport:
             kinds[pattern(row.name), row.module_class, row.op, row.reason].append(row)
         cells = [(f"{len(rows)} x", name, kind, op, *amounts(rows)) for (name, kind, op, _), rows in kinds.items()]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row, (*_, reason) in zip(cells, kinds, strict=True):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for cell, (*_, reason) in zip(cells, kinds, strict=True):
+            line = "  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)).rstrip()
             lines.append(f"  {line}: {reason}" if reason else f"  {line}")
         if self.products:
             lines.append(f"  dense products of {self.products}")

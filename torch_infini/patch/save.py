@@ -17,6 +17,7 @@ import transformers
 from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
+from torch.nn import Module
 from transformers import PreTrainedModel
 
 from . import apply
@@ -40,9 +41,9 @@ TOKENIZER = (
 )
 
 
-def save(model: PreTrainedModel, folder: Path, tokenizer: Any = None) -> None:
+def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
     """Write config, tensors, description and tokenizer."""
-    if not hasattr(transformers, type(model).__name__):
+    if not isinstance(model, PreTrainedModel) or not hasattr(transformers, type(model).__name__):
         raise ValueError(
             f"torch_infini.save_patched: model must be of a class of transformers, got {type(model).__name__}"
         )
@@ -54,7 +55,7 @@ def save(model: PreTrainedModel, folder: Path, tokenizer: Any = None) -> None:
             raise ValueError(f"torch_infini.save_patched: every tensor must be allocated, got {name} on meta")
     state = apply.state_of(model)
     quantized = {
-        name: {"format": module._infini_plan.format, "group": module._infini_plan.group}
+        name: {"format": module.plan.format, "group": module.plan.group}
         for name, module in model.named_modules()
         if isinstance(module, QuantizedLinear)
     }

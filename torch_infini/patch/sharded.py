@@ -82,8 +82,9 @@ def share_of(module: nn.Module) -> Share:
     if not style.use_local_output:
         raise Unsupported(f"transformers' {type(style).__name__} returns DTensors here, which is not supported")
     check_shard(module.weight, dimension, ranks)
-    if module.bias is not None and local(module.bias).shape[0] != local(module.weight).shape[0]:
-        raise Unsupported(f"its bias is sharded as {module.bias.placements[0]}, which is not supported")
+    bias: Any = module.bias
+    if bias is not None and local(bias).shape[0] != local(module.weight).shape[0]:
+        raise Unsupported(f"its bias is sharded as {bias.placements[0]}, which is not supported")
     return share
 
 
@@ -133,6 +134,7 @@ class ShardedEmbedding(Patched):
     """An embedding sharded by rows: one rank has the vector of a token, the others add zeros."""
 
     infini_ops = "embedding, all_reduce"
+    num_embeddings: int
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 from ..nn.ranks import Ranks
 from .parallel_forward import closure_of, parallel_forward
 
+__all__ = ["DTensor", "Replicate", "Shard", "Share", "local", "ranks_of", "ranks_of_model", "styles"]
+
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from transformers.distributed import tensor_parallel as styles

@@ -7,9 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from types import MethodType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, SupportsIndex
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +34,14 @@ class Patched(nn.Module):
 
     infini_ops: ClassVar[str]  # the ops that it calls
     infini_original: ClassVar[type[nn.Module]]  # the class that the module had
+    # What they hold is known from the plan: no None, and the classes that `plans` has checked.
+    _modules: dict[str, Any]
+    _parameters: dict[str, Any]
+    _buffers: dict[str, Any]
+
+    if TYPE_CHECKING:  # torch's has no types
+
+        def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> nn.Module: ...
 
     def __init_subclass__(cls) -> None:
         # A foreign subclass of a patched class (torch.nn.utils.parametrize) keeps its weights elsewhere.
@@ -73,13 +80,15 @@ class Patched(nn.Module):
     def _get_name(self) -> str:
         return f"{type(self).__name__}[infini]"  # in print(model)
 
-    def __reduce_ex__(self, protocol: int) -> tuple[Any, ...]:
-        _, _, *state = super().__reduce_ex__(2)  # (copyreg.__newobj__, (class,), state, ...)
+    def __reduce_ex__(self, protocol: SupportsIndex) -> tuple[Any, ...]:
+        reduced = super().__reduce_ex__(2)
+        assert isinstance(reduced, tuple)
+        _, _, *state = reduced  # (copyreg.__newobj__, (class,), state, ...)
         cls = type(self)
         return (_rebuild, (cls.__mro__[1], cls.infini_original), *state)
 
 
-def is_foreign(cls: type[Patched]) -> bool:
+def is_foreign(cls: type[nn.Module]) -> bool:
     """Return whether a subclass of a patched class was created outside of this package."""
     return hasattr(cls, "infini_original") and "infini_original" not in vars(cls)
 
@@ -118,11 +127,16 @@ class Probe:
     calls: Callable[[], Iterable[Call]]
 
 
-@cache
+_classes: dict[tuple[type[Patched], type[nn.Module]], type[Patched]] = {}
+
+
 def patched_class(patch: type[Patched], original: type[nn.Module]) -> type[Patched]:
     """Return the subclass of both, with the original's name, because transformers looks classes up by name."""
-    names = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__doc__": original.__doc__}
-    return type(original.__name__, (patch, original), {**names, "infini_original": original})
+    if (patch, original) not in _classes:
+        names = {name: getattr(original, name) for name in ("__module__", "__qualname__", "__doc__")}
+        cls = type(original.__name__, (patch, original), {**names, "infini_original": original})
+        _classes[patch, original] = cls
+    return _classes[patch, original]
 
 
 def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
@@ -145,12 +159,14 @@ def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
         del vars(module)["forward"]
 
 
-def restore(module: nn.Module) -> None:
+def restore(patched: Patched) -> None:
     """Restore the class of a patched module."""
-    cls, original = type(module), module.infini_original
+    module: nn.Module = patched
+    cls, original = type(patched), patched.infini_original
     if is_foreign(cls):
         own = {name: value for name, value in vars(cls).items() if name not in ("forward", "__dict__", "__weakref__")}
-        original = type(cls.__name__, (original,), own)
+        derived: Any = type(cls.__name__, (original,), own)
+        original = derived
     if FORWARD in vars(module):
         vars(module)["forward"] = vars(module)[FORWARD]
     for name, value in list(vars(module).items()):

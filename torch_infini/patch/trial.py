@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from .conditions import watched_globally
+from .decoder import Decoder
 from .shares import local
 
 TOKENS = 2
@@ -74,8 +75,8 @@ def without_side_effects(model: nn.Module) -> Iterator[None]:
 
 def alike(a: Any, b: Any) -> bool:
     """Return whether two lists, dicts or sets hold the same objects."""
-    of = lambda x: [id(each) for each in (*x, *(x.values() if isinstance(x, dict) else ()))]
-    return of(a) == of(b)
+    a, b = ([id(each) for each in (*x, *(x.values() if isinstance(x, dict) else ()))] for x in (a, b))
+    return bool(a == b)
 
 
 def without_effect(*args: Any) -> None:
@@ -100,9 +101,9 @@ class Logits:
         rounding: The root mean square of a difference that rounding explains.
     """
 
-    def __init__(self, model: nn.Module, decoder: nn.Module, ids: Tensor) -> None:
+    def __init__(self, model: nn.Module, decoder: Decoder, ids: Tensor) -> None:
         self.model, self.decoder, self.ids = model, decoder, ids.expand(2, -1)
-        embedding = decoder._modules["embed_tokens"]
+        embedding = decoder.embed_tokens
         dtype = embedding.weight.dtype
         size = (NOISE if dtype in UNITS else 1.0) * units(dtype)
         generator = torch.Generator("cpu").manual_seed(0)
@@ -119,7 +120,7 @@ class Logits:
             finally:
                 hook.remove()
         finite = self.values.isfinite() & noisy.isfinite()
-        layers = len(decoder._modules["layers"])
+        layers = len(decoder.layers)
         arithmetic = UNITS.get(self.values.dtype, HALF_UNITS) * units(self.values.dtype) * (2 * layers) ** 0.5
         noise = rms((self.values.float() - noisy.float())[finite])
         self.rounding = max(arithmetic * rms(self.values[finite]), AMPLIFIED * noise)
@@ -144,7 +145,7 @@ class Trial:
         untried: Why there are none; empty if there are.
     """
 
-    def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
+    def __init__(self, model: nn.Module, decoder: Decoder) -> None:
         self.untried = ""
         self.logits: Logits | None = None
         tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -158,7 +159,7 @@ class Trial:
         # A decoder inside a model that needs more inputs than tokens is run alone.
         for whole in (getattr(model, "_orig_mod", model), decoder):
             try:
-                weight = decoder._modules["embed_tokens"].weight
+                weight = decoder.embed_tokens.weight
                 count = weight.shape[0]
                 ids = torch.tensor([[count // 2, count // 3]], device=weight.device)
                 self.logits = Logits(whole, decoder, ids)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .decoder import Decoder
 from .report import Verification
 from .trial import Logits, labelled, rms
 
@@ -18,8 +20,8 @@ HALF_ERRORS = 4.0  # in half types, rounding explains this multiple of the origi
 class Measurement:
     """Logits of a model for random tokens, to compare with later ones."""
 
-    def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
-        embedding = model.get_input_embeddings().weight
+    def __init__(self, model: nn.Module, decoder: Decoder) -> None:
+        embedding = decoder.embed_tokens.weight
         generator = torch.Generator("cpu").manual_seed(0)
         ids = torch.randint(embedding.shape[0], (1, TOKENS), generator=generator, device="cpu")
         with labelled():
@@ -64,7 +66,7 @@ def in_float32(model: nn.Module) -> Iterator[None]:
 
     This does not copy the model: under transformers' tensor parallelism a copy calls the original's modules.
     """
-    places = [
+    places: list[tuple[dict[str, Any], str, Tensor]] = [
         (tensors, name, tensor)
         for module in model.modules()
         for tensors in (module._parameters, module._buffers)
@@ -77,11 +79,11 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             if id(tensor) not in wide:
                 value = tensor.detach().float()
                 wide[id(tensor)] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
-            tensors[name] = wide[id(tensor)]  # type: ignore[assignment]
+            tensors[name] = wide[id(tensor)]
         yield
     finally:
         for tensors, name, tensor in places:
-            tensors[name] = tensor  # type: ignore[assignment]
+            tensors[name] = tensor
 
 
 def differences(a: Tensor, b: Tensor) -> tuple[float, float]:

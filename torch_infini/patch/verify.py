@@ -9,13 +9,13 @@ import inspect
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .conditions import needs_fallback
+from .decoder import Decoder
 from .fingerprint import Fingerprints
 from .probe import with_parameters
 from .swap import PLAN, Call, Patched, Probe, Unsupported, patched_class
@@ -27,7 +27,7 @@ READ = "_infini_read"  # attribute of a probe module: whether its own forward re
 class Verifier:
     """Checks plans for the modules of one decoder, one module of each fingerprint: equal layers are checked once."""
 
-    def __init__(self, decoder: nn.Module) -> None:
+    def __init__(self, decoder: Decoder) -> None:
         # Probe modules run on the CPU, wherever the model is; and a forward may write to its module.
         self.original = decoder.rotary_emb
         self.embedding: nn.Module | None = None
@@ -42,7 +42,7 @@ class Verifier:
             if self.embedding is None:
                 self.embedding = deepcopy(self.original).cpu()
             embedding = self.embedding
-            original = getattr(embedding, "infini_original", type(embedding))
+            original: Any = getattr(embedding, "infini_original", type(embedding))
             kinds = getattr(embedding, "layer_types", ())
             more = [kinds[0]] if kinds and "layer_type" in inspect.signature(original.forward).parameters else []
             self.positions[key] = original.forward(embedding, hidden, position_ids, *more)
@@ -146,9 +146,13 @@ class Answer:
         self.plans = [self.plans[best]]
 
 
-@cache
+_reporting: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def reports_index(own: type[nn.Module]) -> type[nn.Module]:
     """Return a subclass whose instances record in READ that INDEX was read."""
+    if own in _reporting:
+        return _reporting[own]
 
     def read(self: nn.Module) -> Any:
         if INDEX not in vars(self):
@@ -157,7 +161,8 @@ def reports_index(own: type[nn.Module]) -> type[nn.Module]:
         return vars(self)[INDEX]
 
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    return type(own.__name__, (own,), {**names, INDEX: property(read)})
+    _reporting[own] = type(own.__name__, (own,), {**names, INDEX: property(read)})
+    return _reporting[own]
 
 
 @contextmanager
