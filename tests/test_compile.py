@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="infini"): what is found in models nobody edited, how exact it is, what is left alone.
+"""torch.compile(model, backend="infini"): what it finds in unmodified models, how exact it is, and what it leaves.
 
 Six families in three dtypes with static, automatic and dynamic shapes; then single formulas, written in the ways that
 must be found and in those that must not. Where Inductor adds nothing to the question, the changed graph runs as it is.

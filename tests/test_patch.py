@@ -156,7 +156,7 @@ def test_hidden_states_and_attentions() -> None:
 
 
 def test_attention_in_both_directions() -> None:
-    """As those who make embeddings of a decoder set it: on the modules."""
+    """is_causal set on the modules, as embedding models made of decoders do."""
     model, ids = tiny(), tokens()
     causal = logits(model, ids)
     for layer in model.model.layers:

@@ -1,4 +1,4 @@
-"""Patched models write into growing caches in place: nobody else may notice, whatever is done with the cache.
+"""Patched models write into growing caches in place: no other use of the cache may be affected.
 
 Every test runs the same steps with the unpatched model and with the patched one, and compares.
 """
@@ -29,7 +29,7 @@ Cache, Model = Any, Any
 
 
 def feed(model: Model, cache: Cache, ids: Tensor, *counts: int) -> list[Tensor]:
-    """The logits of calls with so many tokens each, behind what the cache holds."""
+    """Return the logits of calls with these numbers of tokens, appended to the cache."""
     results, start = [], cache.get_seq_length()
     for count in counts:
         results.append(logits(model, ids[:, start : start + count], past_key_values=cache))
@@ -38,7 +38,7 @@ def feed(model: Model, cache: Cache, ids: Tensor, *counts: int) -> list[Tensor]:
 
 
 def begun(model: Model, *counts: int, batch: int = 2) -> Cache:
-    """A cache that the model has filled with the first tokens of `tokens`, so many in each call."""
+    """Return a cache filled with the first tokens of `tokens`, in calls with these numbers of tokens."""
     cache = transformers.DynamicCache(config=model.config)
     feed(model, cache, tokens(batch, 40), *counts)
     return cache
@@ -98,7 +98,7 @@ def test_grows_in_place() -> None:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_crop_keeps_the_place(mode: Any) -> None:
-    """What assisted generation does at every step copies nothing, as long as nobody holds what is cut off."""
+    """Cropping at every step, as in assisted generation, copies nothing unless the cut tensors are still held."""
     with patched(tiny(), strict=True) as _, mode():
         model = tiny()
         patch_model(model)
@@ -112,7 +112,7 @@ def test_crop_keeps_the_place(mode: Any) -> None:
 
 
 def test_crop_without_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch does not tell how many tensors share a memory, a cropped cache is copied."""
+    """Where torch cannot count the tensors that share a memory, a cropped cache is copied."""
     monkeypatch.setattr(patch_cache, "tensors_in", lambda x: None)
     model = tiny()
     with patched(model, strict=True):
@@ -143,7 +143,7 @@ def test_memory_is_given_back() -> None:
 
 
 def test_old_references() -> None:
-    """What was read from a cache stays what it was, while the cache grows."""
+    """Tensors read from a cache keep their values while the cache grows."""
 
     def steps(model: Model) -> list[Tensor]:
         cache, kept = begun(model, 5, 1), []
@@ -157,7 +157,7 @@ def test_old_references() -> None:
 
 @pytest.mark.parametrize("part", ["whole", "slice", "detached", "numpy", "iterator"])
 def test_old_references_and_crop(part: str) -> None:
-    """Also while it is cropped and goes on with other tokens: a snapshot, a slice of one, its memory as an array."""
+    """Snapshots, slices and arrays of a cache keep their values while it is cropped and continued with other tokens."""
     keep: Callable[[Tensor], Any] = {
         "whole": lambda x: x,
         "slice": lambda x: x[:, :, -2:],
@@ -520,7 +520,7 @@ def test_offloaded_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_static_decode_reads_nothing_back() -> None:
-    """Or the step could not be captured in a CUDA graph: fake tensors have no values to read."""
+    """A step reads no values from tensors, or it could not be captured in a CUDA graph; fake tensors have none."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     model = tiny()

@@ -1,4 +1,4 @@
-"""Folders of save_patched: who reads them, and what load_patched says of one that was tampered with.
+"""Folders of save_patched: which readers open them, and the errors of load_patched for modified folders.
 
 Logits are those of the model that was saved, to the bit; torch_infini.LLM makes the same greedy tokens.
 """

@@ -278,7 +278,7 @@ def test_heads_that_do_not_divide(ranks: Ranks, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("weights", "op", "most"), [(None, "linear", ROUNDING), ("int8", "linear_int8", 0.05)])
 def test_plans_of_the_caller(ranks: Ranks, weights: str | None, op: str, most: float, tmp_path: Path) -> None:
-    """Another way to share the MLPs, and a head that nobody shares but transformers calls."""
+    """Another plan for the MLPs, and a head that is not sharded but has a forward of transformers."""
     random_model("llama").save_pretrained(tmp_path)
     plan = {f"model.layers.*.mlp.{name}": "colwise_gather_output" for name in ("gate_proj", "up_proj")}
     plan |= {"model.layers.*.mlp.down_proj": "rowwise_split_input", "lm_head": "replicate"}

@@ -37,8 +37,8 @@ def small(dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
     return tiny(dtype, **{"intermediate_size": 128, **changes})
 
 
-def stood_for(model: Model) -> Model:
-    """An unpatched model in float32 with the weights that a quantized one's integers stand for."""
+def dequantized(model: Model) -> Model:
+    """Return an unpatched model in float32 with the dequantized weights of a quantized one."""
     original = type(model).infini_original(copy.deepcopy(vars(model)["_infini_patch"].config)).eval()
     state = {name: value for name, value in model.state_dict().items() if "weight_" not in name}
     for name, module in model.named_modules():
@@ -56,7 +56,7 @@ def size(model: nn.Module) -> int:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """x is quantized, too, where that is faster; but for its own tests that is off, so that numbers can be told."""
+    """Do not quantize x, except in tests of that, so that results can be compared closely."""
     if "quantizes_x" not in request.fixturenames:
         monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
 
@@ -69,10 +69,10 @@ def quantizes_x() -> bool:
 
 @FORMATS
 def test_x_is_quantized(weights: str, quantizes_x: bool) -> None:
-    """Where that is faster, x is integers too: other numbers, but not far off."""
+    """Where that is faster, x is quantized too: results differ, but not by much."""
     model = small()
     patch_model(model, weights=weights)
-    exact = stood_for(model)
+    exact = dequantized(model)
     for rows in (1, quantize.QUANTIZE_X_ROWS - 1, quantize.QUANTIZE_X_ROWS, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
@@ -96,7 +96,7 @@ def test_rows_alone(weights: str) -> None:
 
 @pytest.mark.usefixtures("quantizes_x")
 def test_int4_rows_alone() -> None:
-    """The same with x as it is quantized in use: for weights of 4 bits, at any number of rows."""
+    """The same with quantized x, for weights of 4 bits and any number of rows."""
     test_rows_alone("int4")
 
 
@@ -120,7 +120,7 @@ def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
 @FORMATS
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_memory(weights: str, tied: bool) -> None:
-    """The weights are freed, and what is left is what the format says."""
+    """The weights are freed, and the memory left is that of the format."""
     model = small(tie_word_embeddings=tied)
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
     old = [weakref.ref(m.weight) for m in linear if not (tied and m is model.lm_head)]
@@ -144,11 +144,11 @@ def test_memory(weights: str, tied: bool) -> None:
 @FORMATS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits(weights: str, dtype: torch.dtype) -> None:
-    """As of a model with the weights that the integers stand for, and near to those of the original."""
+    """The logits are those of a model with the dequantized weights, and close to the original's."""
     model, ids = small(dtype, attention_bias=True, mlp_bias=True), tokens()
     before = logits(model, ids).float()
     patch_model(model, weights=weights, strict=True)
-    actual, expected = logits(model, ids).float(), logits(stood_for(model), ids)
+    actual, expected = logits(model, ids).float(), logits(dequantized(model), ids)
     if dtype == torch.float32:
         close(actual, expected)
     relative = float((actual - before).norm() / before.norm())
@@ -207,7 +207,7 @@ def test_skip_and_only() -> None:
 
 
 def test_left() -> None:
-    """Weights that no integer stands for, rows that int4 cannot cut, layers of another kind."""
+    """Weights with infinity or NaN, rows that no group divides, layers of another class are left."""
 
     class Own(nn.Linear):
         pass
@@ -262,7 +262,7 @@ def test_no_way_back(weights: str) -> None:
 
 
 def test_save_pretrained() -> None:
-    """What from_pretrained would read back as random weights is not written."""
+    """save_pretrained raises, because from_pretrained would initialize the weights randomly."""
     model = small()
     patch_model(model, weights="int8")
     with pytest.raises(
@@ -275,7 +275,7 @@ def test_save_pretrained() -> None:
 @pytest.mark.parametrize("call", [0, 5, 14])
 @pytest.mark.parametrize("where", ["quantize_int8", "swap"])
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:
-    """An interrupt among the layers leaves a model that works, and that knows which of them are integers."""
+    """An interrupt between layers leaves a working model, with a report of which layers are quantized."""
     import torch_infini.patch.quantized_linear as module
 
     owner = module.quantize if where == "quantize_int8" else module
@@ -334,7 +334,7 @@ def test_pickles_hold_each_number_once(weights: str) -> None:
 
 @FORMATS
 def test_inference_mode(weights: str) -> None:
-    """What is put together in inference mode can be loaded into, and gives gradients, outside of it."""
+    """Weights concatenated in inference mode can be loaded into, and give gradients, outside of it."""
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
     clone = pickle.loads(pickle.dumps(model))
@@ -349,7 +349,7 @@ def test_inference_mode(weights: str) -> None:
 
 @FORMATS
 def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
-    """Integers that are moved out, to another device or to a file, leave no copy behind."""
+    """Integers that are moved to another device or to a file leave no copy behind."""
     accelerate = pytest.importorskip("accelerate")
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
@@ -409,7 +409,7 @@ def test_gradients_of_the_input(weights: str) -> None:
     patch_model(model, weights=weights)
     assert not any(p.requires_grad for p in model.parameters())
     results = []
-    for each in (model, stood_for(model)):
+    for each in (model, dequantized(model)):
         embedded = each.get_input_embeddings()(ids).detach().requires_grad_()
         loss = each(inputs_embeds=embedded).logits.square().mean()
         results.append((loss.detach(), *torch.autograd.grad(loss, embedded)))
@@ -420,7 +420,7 @@ def test_gradients_of_the_input(weights: str) -> None:
 def test_autocast() -> None:
     model, ids = small(), tokens()
     patch_model(model, weights="int8")
-    original = stood_for(model)
+    original = dequantized(model)
     with torch.autocast("cpu", torch.bfloat16):
         actual, expected = logits(model, ids), logits(original, ids)
     assert actual.dtype == torch.bfloat16
@@ -437,7 +437,7 @@ def test_compile(weights: str) -> None:
 
 
 def test_written_weight() -> None:
-    """`weight` is made anew at each access: to write to it must not be lost in silence."""
+    """`weight` is a new tensor at each access: writing to it raises."""
     model = small()
     patch_model(model, weights="int8")
     layer = model.model.layers[0].self_attn.q_proj
@@ -457,7 +457,7 @@ def test_written_weight() -> None:
 
 
 def test_tie_and_resize() -> None:
-    """Embeddings are resized with integers around them; a tied head of integers is made anew and tied again."""
+    """Embeddings are resized in a quantized model; a tied quantized head is replaced and tied again."""
     for tied in (False, True):
         model, ids = small(tie_word_embeddings=tied), tokens()
         patch_model(model, weights="int8")
@@ -481,11 +481,11 @@ def lora(**changes: Any) -> Any:
 
 @FORMATS
 def test_lora_on_top(weights: str) -> None:
-    """Adapters on integers: the numbers of the model that they stand for, gradients, on and off, no silent merge."""
+    """Adapters on quantized layers: results of the dequantized model, gradients, on and off, no silent merge."""
     peft = pytest.importorskip("peft")
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
-    original = stood_for(model)
+    original = dequantized(model)
     plain = logits(model, ids)
     torch.manual_seed(5)
     adapted = peft.get_peft_model(model, lora())
@@ -510,7 +510,7 @@ def test_lora_on_top(weights: str) -> None:
 
 
 def test_lora_before() -> None:
-    """The layers below adapters become integers, the adapters do not."""
+    """The layers below adapters are quantized, the adapters are not."""
     peft = pytest.importorskip("peft")
     model, ids = small(), tokens()
     adapted = peft.get_peft_model(model, lora())
