@@ -103,7 +103,7 @@ class QuantizedLinear(Patched):
     def weight(self) -> Tensor:
         """The dequantized weight, [n, k] in the layer's dtype: a new tensor at each access.
 
-        Of a layer that ranks share, this rank's part.
+        Of a sharded layer, this rank's shard.
         """
         plan: WeightPlan = vars(self)[PLAN]
         integers, scales = self._buffers[INTEGERS], self._buffers[SCALES]

@@ -20,7 +20,7 @@ __all__ = ["DTensor", "Replicate", "Shard", "Share", "local", "ranks_of", "ranks
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from transformers.distributed import tensor_parallel as styles
-except ImportError:  # torch without torch.distributed, or transformers before it shared models by DTensors
+except ImportError:  # torch without torch.distributed, or transformers before it sharded models by DTensors
     DTensor = Replicate = Shard = styles = None  # type: ignore[assignment, misc]
 
 
