@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="infini"): what is found in models nobody edited, how exact it is, what is left alone.
+"""torch.compile(model, backend="infini"): what it finds in unmodified models, how exact it is, and what it leaves.
 
 Six families in three dtypes with static, automatic and dynamic shapes; then single formulas, written in the ways that
 must be found and in those that must not. Where Inductor adds nothing to the question, the changed graph runs as it is.
@@ -246,14 +246,14 @@ def test_what_is_no_norm_stays(name: str) -> None:
 def test_an_input_that_is_overwritten_meanwhile_stays() -> None:
     def norm(x: Tensor, w: Tensor) -> Tensor:
         scale = root(x)
-        normalised = x * scale
-        x.add_(1)  # from here on x is no longer what was normalised
-        return w * normalised
+        normalized = x * scale
+        x.add_(1)  # from here on x is no longer what was normalized
+        return w * normalized
 
     def view(x: Tensor, w: Tensor) -> Tensor:
-        normalised = x * root(x)
+        normalized = x * root(x)
         x[0].mul_(2)
-        return w * normalised
+        return w * normalized
 
     def gate(x: Tensor, y: Tensor) -> Tensor:
         activated = F.silu(x)
@@ -361,8 +361,8 @@ CAPS: dict[str, Callable[[Tensor], Tensor]] = {
     "negative scale": lambda scores: torch.tanh(scores * -0.25) * 2.0,
 }
 NO_CAPS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
-    "negative": (lambda scores: torch.tanh(scores * 0.25) * -2.0, "the cap of its scores"),
-    "zero": (lambda scores: torch.tanh(scores * 0.25) * 0.0, "the cap of its scores"),
+    "negative": (lambda scores: torch.tanh(scores * 0.25) * -2.0, "its softcap is not positive and finite"),
+    "zero": (lambda scores: torch.tanh(scores * 0.25) * 0.0, "its softcap is not positive and finite"),
     "infinite scale": (lambda scores: torch.tanh(scores * 1e39) * 2.0, "its scale"),
     "division by zero": (lambda scores: torch.tanh(scores / 0.0) * 2.0, "its scale"),
     "capped twice": (lambda scores: scores.tanh().tanh(), ""),
@@ -396,7 +396,7 @@ def test_linear() -> None:
     weight, bias = torch.randn(32, 64).bfloat16(), torch.randn(32).bfloat16()
     assert run(F.linear, x, weight, bias).replaced == {"linear": 1}
     assert not run(lambda x, w: F.linear(x.transpose(1, 2), w), x, torch.randn(8, 5).bfloat16()).replaced
-    assert run(F.linear, x, weight, patterns=("swiglu",)).left == [("linear", "it was not asked for")]
+    assert run(F.linear, x, weight, patterns=("swiglu",)).left == [("linear", "it was not requested")]
 
 
 def test_arguments_by_name_of_what_stays() -> None:
@@ -430,7 +430,7 @@ def test_options_and_log(caplog: pytest.LogCaptureFixture) -> None:
         options = {"patterns": ("swiglu",), "epilogue_fusion": False}
         compiled = torch.compile(NORMS["llama"], backend="infini", options=options)
         compiled(x, w)
-    assert caplog.messages == ["backend infini: rms_norm: 0 of 1 replaced; rms_norm: 1 left: it was not asked for"]
+    assert caplog.messages == ["backend infini: rms_norm: 0 of 1 replaced; rms_norm: 1 left: it was not requested"]
     for wrong, said in (({"patterns": ("rope", "norm")}, "'norm'"), ({"decompose": ("attention",)}, "'attention'")):
         torch._dynamo.reset()
         with pytest.raises(Exception, match=f"torch_infini.compile: .* got {said}"), torch.no_grad():

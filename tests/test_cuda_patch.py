@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from torch_infini import patch_model, quantize
-from torch_infini.patch import quantised
+from torch_infini.patch import quantized_linear
 from torch_infini.testing import cuda_device
 from torch_infini.testing.tiny_llama import ALL_CALLS, CallCounter, calls, greedy, logits, tiny, tokens
 
@@ -77,12 +77,12 @@ def test_error_of_halves(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_integer_weights(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of a model whose plain weights are what the integers stand for; on CUDA x is not quantised."""
+    """The logits of a model whose plain weights are what the integers stand for; on CUDA x is not quantized."""
     monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
     model, plain, ids = model_on_cuda(), model_on_cuda(), ids_on_cuda()
     patch_model(model, weights=weights, strict=True)
     for name, module in model.named_modules():
-        if isinstance(module, quantised.QuantisedLinear):
+        if isinstance(module, quantized_linear.QuantizedLinear):
             plain.get_submodule(name).weight.data = torch.Tensor(module.weight.detach())
     torch.testing.assert_close(logits(model, ids), logits(plain, ids), rtol=2e-4, atol=2e-4)
     assert torch.equal(greedy(model, ids), greedy(plain, ids))

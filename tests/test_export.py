@@ -55,7 +55,7 @@ class InPlace(nn.Module):
 
 
 class PatchedModel(nn.Module):
-    """The logits of a patched LLaMA (as they are, for its output class would have to be known to who loads it)."""
+    """The logits of a patched LLaMA (a plain tensor: loading an output class would need its definition)."""
 
     def __init__(self) -> None:
         super().__init__()

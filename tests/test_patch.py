@@ -156,7 +156,7 @@ def test_hidden_states_and_attentions() -> None:
 
 
 def test_attention_in_both_directions() -> None:
-    """As those who make embeddings of a decoder set it: on the modules."""
+    """is_causal set on the modules, as embedding models made of decoders do."""
     model, ids = tiny(), tokens()
     causal = logits(model, ids)
     for layer in model.model.layers:
@@ -240,23 +240,23 @@ def test_deepcopy() -> None:
     model, ids = tiny(), tokens()
     expected = logits(model, ids)
     patch_model(model)
-    twin = copy.deepcopy(model)
+    clone = copy.deepcopy(model)
     unpatch_model(model)
-    assert is_patched(twin) and calls(twin, ids) == ALL_CALLS
-    close(logits(twin, ids), expected)
-    assert twin.config is not model.config and twin.config._attn_implementation == "infini"
-    unpatch_model(twin)
-    assert torch.equal(logits(twin, ids), expected) and calls(twin, ids) == {}
-    assert twin.config._attn_implementation == "sdpa" and twin.config is twin.model.layers[0].self_attn.config
+    assert is_patched(clone) and calls(clone, ids) == ALL_CALLS
+    close(logits(clone, ids), expected)
+    assert clone.config is not model.config and clone.config._attn_implementation == "infini"
+    unpatch_model(clone)
+    assert torch.equal(logits(clone, ids), expected) and calls(clone, ids) == {}
+    assert clone.config._attn_implementation == "sdpa" and clone.config is clone.model.layers[0].self_attn.config
 
 
 def test_pickle() -> None:
     model, ids = tiny(), tokens()
     patch_model(model)
-    twin = pickle.loads(pickle.dumps(model))
-    assert torch.equal(logits(twin, ids), logits(model, ids)) and calls(twin, ids) == ALL_CALLS
-    unpatch_model(twin)
-    assert calls(twin, ids) == {}
+    clone = pickle.loads(pickle.dumps(model))
+    assert torch.equal(logits(clone, ids), logits(model, ids)) and calls(clone, ids) == ALL_CALLS
+    unpatch_model(clone)
+    assert calls(clone, ids) == {}
 
 
 def test_a_layer_in_two_places() -> None:

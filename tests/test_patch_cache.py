@@ -1,4 +1,4 @@
-"""Patched models write into growing caches in place: nobody else may notice, whatever is done with the cache.
+"""Patched models write into growing caches in place: no other use of the cache may be affected.
 
 Every test runs the same steps with the unpatched model and with the patched one, and compares.
 """
@@ -29,7 +29,7 @@ Cache, Model = Any, Any
 
 
 def feed(model: Model, cache: Cache, ids: Tensor, *counts: int) -> list[Tensor]:
-    """The logits of calls with so many tokens each, behind what the cache holds."""
+    """Return the logits of calls with these numbers of tokens, appended to the cache."""
     results, start = [], cache.get_seq_length()
     for count in counts:
         results.append(logits(model, ids[:, start : start + count], past_key_values=cache))
@@ -38,7 +38,7 @@ def feed(model: Model, cache: Cache, ids: Tensor, *counts: int) -> list[Tensor]:
 
 
 def begun(model: Model, *counts: int, batch: int = 2) -> Cache:
-    """A cache that the model has filled with the first tokens of `tokens`, so many in each call."""
+    """Return a cache filled with the first tokens of `tokens`, in calls with these numbers of tokens."""
     cache = transformers.DynamicCache(config=model.config)
     feed(model, cache, tokens(batch, 40), *counts)
     return cache
@@ -76,7 +76,7 @@ def in_place(cache: Cache) -> bool:
 
 
 def test_grows_in_place() -> None:
-    """One token after the other, up to the room's end and beyond: few allocations, every value as in the original."""
+    """One token after the other, up to the end of the buffers and beyond: few allocations, the original's values."""
     ids = torch.randint(2, 128, (2, 330), generator=torch.Generator().manual_seed(2))
     counts = (5, *[1] * 14, 238, *[1] * 20, 53)
     places: set[int] = set()
@@ -93,12 +93,12 @@ def test_grows_in_place() -> None:
     places.clear()
     with patched(model, strict=True):
         same(steps(model), expected)
-    assert len(places) == 2  # a room, a larger room
+    assert len(places) == 2  # buffers, larger buffers
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_crop_keeps_the_place(mode: Any) -> None:
-    """What assisted generation does at every step copies nothing, as long as nobody holds what is cut off."""
+    """Cropping at every step, as in assisted generation, copies nothing unless the cut tensors are still held."""
     with patched(tiny(), strict=True) as _, mode():
         model = tiny()
         patch_model(model)
@@ -112,7 +112,7 @@ def test_crop_keeps_the_place(mode: Any) -> None:
 
 
 def test_crop_without_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where torch does not tell how many tensors share a memory, a cropped cache is copied."""
+    """Where torch cannot count the tensors that share a memory, a cropped cache is copied."""
     monkeypatch.setattr(patch_cache, "tensors_in", lambda x: None)
     model = tiny()
     with patched(model, strict=True):
@@ -124,26 +124,26 @@ def test_crop_without_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_given_back() -> None:
-    """A layer whose tensors were exchanged does not keep the room that it left, once it grows again."""
+    """A layer whose tensors were exchanged frees the buffers that it no longer uses, once it grows again."""
     model = tiny()
     with patched(model, strict=True):
         cache = begun(model, 5, 1)
-        room = weakref.ref(cache.layers[0]._infini_room)
+        grown = weakref.ref(cache.layers[0]._infini_growable)
         cache.reorder_cache(torch.tensor([1, 0]))
         feed(model, cache, tokens(length=40), 1)
         gc.collect()
-        assert room() is None
-        before = cache.layers[0]._infini_room
+        assert grown() is None
+        before = cache.layers[0]._infini_growable
         cache.reset()
         feed(model, cache, tokens(length=40), 3, 1)
-        assert cache.layers[0]._infini_room is not before
+        assert cache.layers[0]._infini_growable is not before
 
 
 # What is kept of a cache while it goes on
 
 
 def test_old_references() -> None:
-    """What was read from a cache stays what it was, while the cache grows."""
+    """Tensors read from a cache keep their values while the cache grows."""
 
     def steps(model: Model) -> list[Tensor]:
         cache, kept = begun(model, 5, 1), []
@@ -157,7 +157,7 @@ def test_old_references() -> None:
 
 @pytest.mark.parametrize("part", ["whole", "slice", "detached", "numpy", "iterator"])
 def test_old_references_and_crop(part: str) -> None:
-    """Also while it is cropped and goes on with other tokens: a snapshot, a slice of one, its memory as an array."""
+    """Snapshots, slices and arrays of a cache keep their values while it is cropped and continued with other tokens."""
     keep: Callable[[Tensor], Any] = {
         "whole": lambda x: x,
         "slice": lambda x: x[:, :, -2:],
@@ -236,22 +236,22 @@ def test_a_copy_at_the_address_of_its_original() -> None:
     model = tiny()
     with patched(model, strict=True):
         one = begun(model, 5, 1).layers[0]
-        room = one._infini_room
+        grown = one._infini_growable
         two = copy.copy(one)
-        assert room.serves(one, 7) and not room.serves(two, 7)
+        assert grown.fits(one, 7) and not grown.fits(two, 7)
         del one
         gc.collect()
-        assert not any(room.serves(layer, 7) for layer in [two, *(copy.copy(two) for _ in range(20))])
+        assert not any(grown.fits(layer, 7) for layer in [two, *(copy.copy(two) for _ in range(20))])
 
 
-def test_a_copy_does_not_carry_the_room() -> None:
-    """deepcopy and pickle take the layer's tensors, and not the room's as well."""
+def test_a_copy_does_not_copy_the_buffers() -> None:
+    """deepcopy and pickle copy the tensors of the layer, and not its buffers as well."""
     model = tiny()
     with patched(model, strict=True):
         cache = begun(model, 5, 1)
-        for twin in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
-            assert all(layer._infini_room is None for layer in twin.layers)
-            same(held(twin), held(cache))
+        for clone in (copy.deepcopy(cache), pickle.loads(pickle.dumps(cache))):
+            assert all(layer._infini_growable is None for layer in clone.layers)
+            same(held(clone), held(cache))
         file = io.BytesIO()
         torch.save(cache, file)
         file.seek(0)
@@ -452,7 +452,7 @@ def test_conversation(reuse: str, padded: bool) -> None:
 
 
 class Halved(transformers.cache_utils.DynamicLayer):
-    """Keeps half precision and gives back full, as quantised caches do."""
+    """Keeps half precision and gives back full, as quantized caches do."""
 
     def update(self, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         keys, values = super().update(k.bfloat16(), v.bfloat16())
@@ -520,7 +520,7 @@ def test_offloaded_cache(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_static_decode_reads_nothing_back() -> None:
-    """Or the step could not be captured in a CUDA graph: fake tensors have no values to read."""
+    """A step reads no values from tensors, or it could not be captured in a CUDA graph; fake tensors have none."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     model = tiny()

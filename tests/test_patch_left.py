@@ -153,19 +153,19 @@ def asks_for_attentions(model: Any) -> None:
 
 
 LEFT: dict[Callable[[Any], None], dict[str, str]] = {
-    scale_mlp: {"model.layers.1.mlp": "its own forward computes something else"},
+    scale_mlp: {"model.layers.1.mlp": "its own forward gives a different result"},
     scale_by_position: {
-        f"model.layers.{i}.self_attn": "its own forward computes something else" for i in range(LAYERS)
+        f"model.layers.{i}.self_attn": "its own forward gives a different result" for i in range(LAYERS)
     },
     bind_forward: {"model.layers.0.self_attn": "its forward was replaced on the instance"},
-    own_part: {"model.layers.0.self_attn": "it has parts that are not known: sinks"},
+    own_part: {"model.layers.0.self_attn": "it has unknown parameters or submodules: sinks"},
     raising_mlp: {"model.layers.1.mlp": "it cannot be checked against its own forward: no such thing as three tokens"},
     another_layer: {"model.layers.0": "its submodules are not self_attn, mlp and norms: extra, mlp, self_attn"},
     another_norm: {
-        "model.layers.0": "its norms (input_layernorm) stand as in no layout that is known",
+        "model.layers.0": "its norms (input_layernorm) are in no known layout",
     },
     replace_forward: {
-        "model.layers.0": "its post_attention_layernorm was left",
+        "model.layers.0": "its post_attention_layernorm was left unpatched",
         "model.layers.0.post_attention_layernorm": "its forward was replaced on the instance",
     },
     double_head: {"lm_head": "weight is float64, not float32, bfloat16 or float16"},
@@ -173,7 +173,7 @@ LEFT: dict[Callable[[Any], None], dict[str, str]] = {
     mixed_mlp: {"model.layers.0.mlp": "its parameters have several dtypes"},
     own_parameter: {"model.layers.0.mlp": "up_proj.weight is a Buffer, not a plain parameter"},
     asks_for_attentions: {
-        f"model.layers.{i}.self_attn": "config.output_attentions is set, and the kernel stores no attention weights"
+        f"model.layers.{i}.self_attn": "config.output_attentions is set, but the kernel stores no attention weights"
         for i in range(LAYERS)
     },
 }
@@ -211,7 +211,7 @@ def test_roundings(cls: type[nn.Module]) -> None:
     norm.weight.data.fill_(1)
     report = patch_model(model)
     assert [(row.name, row.reason) for row in report.left] == (
-        [("model.norm", "its own forward computes something else")] if ROUNDINGS[cls] is None else []
+        [("model.norm", "its own forward gives a different result")] if ROUNDINGS[cls] is None else []
     )
     if ROUNDINGS[cls] is None:
         return
@@ -252,7 +252,7 @@ def test_report() -> None:
         "  2 x  model.layers.*.post_attention_layernorm  LlamaRMSNorm          rms_norm                             "
         "  128 parameters     512 B\n"
         "  1 x  model.layers.*.mlp                       ScaledMLP             left                                 "
-        "  30.7 k parameters  123 kB: its own forward computes something else\n"
+        "  30.7 k parameters  123 kB: its own forward gives a different result\n"
         "  1 x  model.norm                               LlamaRMSNorm          rms_norm                             "
         "  64 parameters      256 B\n"
         "  1 x  model.rotary_emb                         LlamaRotaryEmbedding  rope (sliced once for all layers)\n"

@@ -251,19 +251,19 @@ def test_copies(how: str, tmp_path: Path) -> None:
     patch_model(model, skip=["model.layers.1.mlp", "lm_head"])
     counts = calls(model, ids)
     if how == "deepcopy":
-        twin = copy.deepcopy(model)
+        clone = copy.deepcopy(model)
     elif how == "pickle":
-        twin = pickle.loads(pickle.dumps(model))
+        clone = pickle.loads(pickle.dumps(model))
     else:
         torch.save(model, tmp_path / "model.pt")
-        twin = torch.load(tmp_path / "model.pt", weights_only=False)
+        clone = torch.load(tmp_path / "model.pt", weights_only=False)
     del model
-    assert twin.lm_head.weight is twin.model.embed_tokens.weight
-    assert calls(twin, ids) == counts
-    close(logits(twin, ids), expected)
-    assert torch.equal(greedy(twin), greedy(twin, use_cache=False))
-    unpatch_model(twin)
-    assert in_order(twin) and torch.equal(logits(twin, ids), expected)
+    assert clone.lm_head.weight is clone.model.embed_tokens.weight
+    assert calls(clone, ids) == counts
+    close(logits(clone, ids), expected)
+    assert torch.equal(greedy(clone), greedy(clone, use_cache=False))
+    unpatch_model(clone)
+    assert in_order(clone) and torch.equal(logits(clone, ids), expected)
 
 
 def test_tied_embeddings() -> None:
@@ -378,9 +378,9 @@ def test_nan() -> None:
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight[3, 4] = 0
     fine = torch.full_like(ids, 9)
-    twin = copy.deepcopy(model)
-    unpatch_model(twin)
-    close(logits(model, fine), logits(twin, fine))
+    clone = copy.deepcopy(model)
+    unpatch_model(clone)
+    close(logits(model, fine), logits(clone, fine))
 
 
 # Hooks

@@ -94,7 +94,7 @@ def test_verify(dtype: torch.dtype, weights: str | None) -> None:
 
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An interrupt while the patched model is measured takes the patch back, where there is a way."""
+    """An interrupt while the patched model is measured undoes the patch, unless weights were quantized."""
     from torch_infini.patch.verification import Measurement
 
     def interrupted(*args: Any) -> Any:
@@ -166,7 +166,7 @@ def test_patched_already() -> None:
 
 @pytest.mark.parametrize("argument", ["only", "skip"])
 def test_patterns_that_match_nothing(argument: str) -> None:
-    """A name misspelt is an error, not a model that is patched in other places than was meant."""
+    """A misspelt name is an error."""
     peft = pytest.importorskip("peft")
     model = tiny()
     adapted = peft.get_peft_model(tiny(), peft.LoraConfig(r=4, target_modules=["q_proj"]))
@@ -202,7 +202,7 @@ def test_patterns_that_match_nothing(argument: str) -> None:
 
 
 def test_misaligned_weights_get_memory_of_their_own() -> None:
-    """A checkpoint's file begins its tensors anywhere in a cache line; kernels read whole lines."""
+    """Tensors mapped from a checkpoint file are not aligned to cache lines; patching aligns them."""
     model, ids = tiny(tie_word_embeddings=True), tokens()
     expected = logits(model, ids)
     linear = [(name, m) for name, m in model.named_modules() if isinstance(m, nn.Linear)]

@@ -28,14 +28,14 @@ Model = Any
 
 
 class OwnLinear(nn.Linear):
-    """Stands for the quantised linear layers of other libraries: another class, another forward."""
+    """Stands for the quantized linear layers of other libraries: another class, another forward."""
 
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input.round(decimals=1))
 
 
 class OwnTensor(Tensor):
-    """Stands for a quantised weight: a subclass that is computed with in its own way."""
+    """Stands for a quantized weight: a subclass that is computed with in its own way."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -87,7 +87,7 @@ def dynamic(model: Model) -> None:
 
 @pytest.mark.parametrize("change", [own_class, own_tensors, int8_weights, dynamic], ids=lambda change: change.__name__)
 @pytest.mark.parametrize("weights", [None, "int8"])
-def test_quantised_by_others(change: Callable[[Model], None], weights: str | None) -> None:
+def test_quantized_by_others(change: Callable[[Model], None], weights: str | None) -> None:
     """Their layers compute what they compute; the rest is patched around them."""
     model, ids = tiny(), tokens()
     plain = logits(model, ids)

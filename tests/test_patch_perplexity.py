@@ -50,6 +50,6 @@ def test_perplexity(held_out: bool) -> None:
     ids = windows(held_out)
     perplexity, best = measure(None, ids)
     for weights, share in (("int8", 0.01), ("int4", 0.04)):
-        quantised, guesses = measure(weights, ids)
-        assert quantised <= perplexity * (1 + share), weights
+        quantized, guesses = measure(weights, ids)
+        assert quantized <= perplexity * (1 + share), weights
         assert held_out or (guesses == best).float().mean() >= 1 - share, weights

@@ -22,7 +22,7 @@ llama = transformers.models.llama.modeling_llama
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
-OTHER = "its own forward computes something else"
+OTHER = "its own forward gives a different result"
 
 
 def clamp(x: Tensor) -> Tensor:

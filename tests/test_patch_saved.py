@@ -1,4 +1,4 @@
-"""Folders of save_patched: who reads them, and what load_patched says of one that was tampered with.
+"""Folders of save_patched: which readers open them, and the errors of load_patched for modified folders.
 
 Logits are those of the model that was saved, to the bit; torch_infini.LLM makes the same greedy tokens.
 """
@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_leaves
 import torch_infini
 from torch_infini import LLM, SamplingParams, quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
-from torch_infini.patch.quantised import QuantisedLinear
+from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import calls, close, greedy, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -44,7 +44,7 @@ def auto(folder: Path, **options: Any) -> Model:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch) -> None:
-    """LLM would quantise x in other calls than a patched model does, where the CPU multiplies integers."""
+    """LLM would quantize x in other calls than a patched model does, where the CPU multiplies integers."""
     monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
 
 
@@ -73,13 +73,13 @@ def test_auto_model(tmp_path: Path, weights: str | None, dtype: torch.dtype, tie
     assert is_patched(loaded) and torch.equal(logits(loaded, ids), expected)
     assert calls(loaded, ids) == calls(model, ids)
     assert torch.equal(logits(load_patched(folder), ids), expected)
-    # It is as one that patch_model quantised in this process: saved again, converted.
+    # It is as one that patch_model quantized in this process: saved again, converted.
     save_patched(loaded, tmp_path / "again")
     for name, tensor in load_file(folder / "model.safetensors").items():
         assert torch.equal(load_file(tmp_path / "again" / "model.safetensors")[name], tensor), name
     assert logits(loaded.float(), ids).dtype == torch.float32
     if weights is not None:
-        with pytest.raises(ValueError, match="weights were replaced by integers"):
+        with pytest.raises(ValueError, match="with quantized weights"):
             unpatch_model(loaded)
 
 
@@ -174,7 +174,7 @@ def test_llm(tmp_path: Path, weights: str | None, tied: bool, skip: tuple[str, .
     patch_model(model, weights=weights, skip=skip)
     save_patched(model, tmp_path)
     for name in ("quantize_int8", "quantize_int4"):
-        monkeypatch.setattr(quantize, name, lambda *args, **kwargs: pytest.fail("nothing may be quantised anew"))
+        monkeypatch.setattr(quantize, name, lambda *args, **kwargs: pytest.fail("nothing may be quantized anew"))
     assert made_by_llm(tmp_path, ids) == greedy(model, ids)[0, ids.shape[1] :].tolist()
 
 
@@ -324,7 +324,7 @@ def test_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_format_1(model: Model, folder: Path) -> None:
     """As save_patched wrote folders before torch_infini.json had format 2."""
-    from torch_infini.patch.saved import all_tensors
+    from torch_infini.patch.folder import all_tensors
 
     tensors, aliases, names = {}, {}, {}
     for name, tensor in all_tensors(model).items():
@@ -336,7 +336,7 @@ def write_format_1(model: Model, folder: Path) -> None:
     quantised = {
         name: {"format": module._infini_plan.format, "group": module._infini_plan.group}
         for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
+        if isinstance(module, QuantizedLinear)
     }
     description = {"format": 1, "class": type(model).__name__, "dtype": str(model.dtype).removeprefix("torch.")}
     description |= {"quantised": quantised, "aliases": aliases, "only": None, "skip": []}
@@ -475,7 +475,7 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "other quantization": (
         set_field(CONFIG, "quantization_config", "skip", to=["lm_head"]),
         WRONG,
-        "quantization_config in config.json must have what torch_infini.json has",
+        "quantization_config in config.json must equal torch_infini.json",
     ),
     # torch_infini.json
     "no description": (gone(DESCRIPTION), MISSING, "folder must be one that save_patched wrote"),
@@ -586,12 +586,12 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
             )
         ),
         WRONG,
-        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is no alias itself",
+        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is not an alias itself",
     ),
     "alias of itself": (
         older(set_field(DESCRIPTION, "aliases", "lm_head.weight", to="lm_head.weight")),
         WRONG,
-        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is no alias itself",
+        "aliases['lm_head.weight'] in torch_infini.json must name a tensor that is not an alias itself",
     ),
     "aliases list": (older(set_field(DESCRIPTION, "aliases", to=[])), WRONG, "aliases in torch_infini.json must be an"),
     "alias number": (
@@ -676,8 +676,8 @@ def test_tampered_experts(tmp_path: Path) -> None:
     tensors, config = load_file(file), (tmp_path / CONFIG).read_text()
     first = next(name for name in tensors if ".experts.0." in name)
     for changed, message in (
-        ({name: x for name, x in tensors.items() if name != first}, "model.safetensors must hold the"),
-        ({**tensors, "extra": torch.ones(2)}, "model.safetensors must hold the"),
+        ({name: x for name, x in tensors.items() if name != first}, "model.safetensors must hold"),
+        ({**tensors, "extra": torch.ones(2)}, "model.safetensors must hold"),
         ({name if name != first else "other": x for name, x in tensors.items()}, "model.safetensors"),
         ({**tensors, first: tensors[first].flatten()}, "model.safetensors"),
     ):

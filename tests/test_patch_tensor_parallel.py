@@ -12,7 +12,7 @@ from ranks import Ranks
 from torch import Tensor
 
 import torch_infini
-from torch_infini.patch.quantised import QuantisedLinear
+from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
 from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import SMALL, cast, random_model
@@ -116,7 +116,7 @@ def integers(folder: Path, weights: str) -> tuple[dict[str, str], dict[str, str]
     errors = [
         float((module.weight - own[f"{name}.weight"]).abs().max() / own[f"{name}.weight"].abs().max())
         for name, module in model.named_modules()
-        if isinstance(module, QuantisedLinear)
+        if isinstance(module, QuantizedLinear)
     ]
     try:
         model(prompt())
@@ -228,7 +228,7 @@ def test_integers(ranks: Ranks, weights: str, tmp_path: Path) -> None:
         assert max(errors) < (0.6 / 127 if weights == "int8" else 1.2 / 15)
         assert (after - before).norm() / before.norm() < (0.05 if weights == "int8" else 0.4)
         assert sentence == (
-            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, in float32, "
+            "torch_infini: a sharded layer with quantized weights must be called under torch.no_grad, in float32, "
             "bfloat16 or float16, without autocast and hooks for all modules; got float32 with gradients on"
         )
     assert torch.equal(first[3], second[3])
@@ -264,7 +264,7 @@ def test_other_plans(ranks: Ranks, weights: str | None, op: str, most: float, tm
         assert error < most
         assert left == {
             "model.layers.*.mlp": "it has no activation (act_fn or activation_fn)",
-            "model.layers.*.mlp.experts": "it is a MixtralExperts, which transformers shares by MoeExpertsParallel, "
+            "model.layers.*.mlp.experts": "it is a MixtralExperts, which transformers shards by MoeExpertsParallel, "
             "not a torch.nn.Linear",
         }
 
@@ -273,12 +273,12 @@ def test_heads_that_do_not_divide(ranks: Ranks, tmp_path: Path) -> None:
     """transformers itself fails there, when it is called: nothing is hidden by that."""
     random_model("llama", num_key_value_heads=1).save_pretrained(tmp_path)
     for _, left, _ in ranks.run(reported, tmp_path, "auto", False, {}):
-        assert left == {"model.layers.*.self_attn": "the 1 heads of its k_proj do not divide among 2 ranks"}
+        assert left == {"model.layers.*.self_attn": "the 1 heads of its k_proj cannot be divided among 2 ranks"}
 
 
 @pytest.mark.parametrize(("weights", "op", "most"), [(None, "linear", ROUNDING), ("int8", "linear_int8", 0.05)])
 def test_plans_of_the_caller(ranks: Ranks, weights: str | None, op: str, most: float, tmp_path: Path) -> None:
-    """Another way to share the MLPs, and a head that nobody shares but transformers calls."""
+    """Another plan for the MLPs, and a head that is not sharded but has a forward of transformers."""
     random_model("llama").save_pretrained(tmp_path)
     plan = {f"model.layers.*.mlp.{name}": "colwise_gather_output" for name in ("gate_proj", "up_proj")}
     plan |= {"model.layers.*.mlp.down_proj": "rowwise_split_input", "lm_head": "replicate"}
@@ -286,7 +286,7 @@ def test_plans_of_the_caller(ranks: Ranks, weights: str | None, op: str, most: f
         assert error < most
         assert served["model.layers.*.mlp.up_proj"] == f"{op}, all_gather"
         assert served["model.layers.*.mlp.down_proj"] == f"{op}, all_reduce"
-        replaced, whole = "its forward was replaced on the instance", "its weight is not shared along one dimension"
+        replaced, whole = "its forward was replaced on the instance", "its weight is not sharded along one dimension"
         assert left == {"lm_head": replaced if weights else whole}
 
 
@@ -326,7 +326,7 @@ def test_saved(ranks: Ranks, tmp_path: Path) -> None:
     model = random_model("llama")
     model.save_pretrained(tmp_path / "a")
     for sentence in ranks.run(save, tmp_path / "a", tmp_path / "b"):
-        assert sentence == "torch_infini.save_patched: model must be whole, got one that ranks share"
+        assert sentence == "torch_infini.save_patched: model must not be sharded, got one under tensor parallelism"
     again = AutoModelForCausalLM.from_pretrained(tmp_path / "b").state_dict()
     assert all(torch.equal(value, again[name]) for name, value in model.state_dict().items())
 

@@ -67,7 +67,7 @@ def not_a_number(self: nn.Module, x: Tensor) -> Tensor:
 
 FAULTS = {
     planted: "patched, it does not run 2 tokens: RuntimeError: planted",
-    wrong: "patched, it gives something else for 2 tokens: results of about",
+    wrong: "patched, it gives different results for 2 tokens: results of about",
     not_a_number: "patched, it gives NaN or infinity for 2 tokens where the original gives numbers",
 }
 
@@ -224,7 +224,7 @@ def test_verify(factor: float, weights: str | None, dtype: torch.dtype, monkeypa
     )
     with pytest.raises(ValueError, match="strict=True, but " + sentence) as caught:
         patch_model(model, verify=True, weights=weights, strict=True)
-    stays = "it stays patched, for its weights are integers now"
+    stays = "it stays patched, because its weights are quantized"
     if weights is None:
         assert identity(model) == before and not is_patched(model) and stays not in str(caught.value)
     else:

@@ -19,10 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_infini
-import torch_infini.patch.quantised as patch_quantised
 from torch_infini import quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
-from torch_infini.patch.quantised import QuantisedLinear
+from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
@@ -38,12 +37,12 @@ def small(dtype: torch.dtype = torch.float32, **changes: Any) -> Model:
     return tiny(dtype, **{"intermediate_size": 128, **changes})
 
 
-def stood_for(model: Model) -> Model:
-    """An unpatched model in float32 with the weights that a quantised one's integers stand for."""
+def dequantized(model: Model) -> Model:
+    """Return an unpatched model in float32 with the dequantized weights of a quantized one."""
     original = type(model).infini_original(copy.deepcopy(vars(model)["_infini_patch"].config)).eval()
     state = {name: value for name, value in model.state_dict().items() if "weight_" not in name}
     for name, module in model.named_modules():
-        if isinstance(module, QuantisedLinear):
+        if isinstance(module, QuantizedLinear):
             state[f"{name}.weight"] = module.weight
     original.load_state_dict(state, assign=False)
     return original
@@ -57,27 +56,27 @@ def size(model: nn.Module) -> int:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """x is quantised, too, where that is faster; but for its own tests that is off, so that numbers can be told."""
-    if "quantises_x" not in request.fixturenames:
+    """Do not quantize x, except in tests of that, so that results can be compared closely."""
+    if "quantizes_x" not in request.fixturenames:
         monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
 
 
 @pytest.fixture
-def quantises_x() -> bool:
-    """Whether x is quantised here."""
+def quantizes_x() -> bool:
+    """Whether x is quantized here."""
     return torch_infini.cpu_capability() in quantize.MULTIPLIES_INTEGERS
 
 
 @FORMATS
-def test_x_is_quantised(weights: str, quantises_x: bool) -> None:
-    """Where that is faster, x is integers too: other numbers, but not far off."""
+def test_x_is_quantized(weights: str, quantizes_x: bool) -> None:
+    """Where that is faster, x is quantized too: results differ, but not by much."""
     model = small()
     patch_model(model, weights=weights)
-    exact = stood_for(model)
-    for rows in (1, patch_quantised.QUANTIZE_X_ROWS - 1, patch_quantised.QUANTIZE_X_ROWS, 40):
+    exact = dequantized(model)
+    for rows in (1, quantize.QUANTIZE_X_ROWS - 1, quantize.QUANTIZE_X_ROWS, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
-        if quantises_x and (weights == "int4" or rows >= patch_quantised.QUANTIZE_X_ROWS):
+        if quantizes_x and (weights == "int4" or rows >= quantize.QUANTIZE_X_ROWS):
             assert 1e-3 < float((actual - expected).norm() / expected.norm()) < 0.1
         else:
             close(actual, expected)
@@ -85,7 +84,7 @@ def test_x_is_quantised(weights: str, quantises_x: bool) -> None:
 
 @FORMATS
 def test_rows_alone(weights: str) -> None:
-    """A layer gives a token the same bits alone and among others, if x is quantised or is not."""
+    """A layer gives a token the same bits alone and among others, if x is quantized or is not."""
     model = small()
     patch_model(model, weights=weights)
     layer = model.model.layers[0].mlp.down_proj
@@ -95,14 +94,14 @@ def test_rows_alone(weights: str) -> None:
         assert all(torch.equal(layer(x[i : i + 1]), together[i : i + 1]) for i in range(len(x)))
 
 
-@pytest.mark.usefixtures("quantises_x")
+@pytest.mark.usefixtures("quantizes_x")
 def test_int4_rows_alone() -> None:
-    """The same with x as it is quantised in use: for weights of 4 bits, at any number of rows."""
+    """The same with quantized x, for weights of 4 bits and any number of rows."""
     test_rows_alone("int4")
 
 
 @FORMATS
-def test_compile_any_rows(weights: str, quantises_x: bool) -> None:
+def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
     """One graph, for few rows and for many, static and dynamic."""
     model = small(num_hidden_layers=1)
     patch_model(model, weights=weights)
@@ -121,7 +120,7 @@ def test_compile_any_rows(weights: str, quantises_x: bool) -> None:
 @FORMATS
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_memory(weights: str, tied: bool) -> None:
-    """The weights are freed, and what is left is what the format says."""
+    """The weights are freed, and the memory left is that of the format."""
     model = small(tie_word_embeddings=tied)
     linear = [m for m in model.modules() if isinstance(m, nn.Linear)]
     old = [weakref.ref(m.weight) for m in linear if not (tied and m is model.lm_head)]
@@ -145,11 +144,11 @@ def test_memory(weights: str, tied: bool) -> None:
 @FORMATS
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits(weights: str, dtype: torch.dtype) -> None:
-    """As of a model with the weights that the integers stand for, and near to those of the original."""
+    """The logits are those of a model with the dequantized weights, and close to the original's."""
     model, ids = small(dtype, attention_bias=True, mlp_bias=True), tokens()
     before = logits(model, ids).float()
     patch_model(model, weights=weights, strict=True)
-    actual, expected = logits(model, ids).float(), logits(stood_for(model), ids)
+    actual, expected = logits(model, ids).float(), logits(dequantized(model), ids)
     if dtype == torch.float32:
         close(actual, expected)
     relative = float((actual - before).norm() / before.norm())
@@ -181,7 +180,7 @@ def kinds(model: Model) -> dict[str, str]:
     found = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Linear):
-            found[name] = module._infini_plan.format if isinstance(module, QuantisedLinear) else "full"
+            found[name] = module._infini_plan.format if isinstance(module, QuantizedLinear) else "full"
     return found
 
 
@@ -208,7 +207,7 @@ def test_skip_and_only() -> None:
 
 
 def test_left() -> None:
-    """Weights that no integer stands for, rows that int4 cannot cut, layers of another kind."""
+    """Weights with infinity or NaN, rows that no group divides, layers of another class are left."""
 
     class Own(nn.Linear):
         pass
@@ -223,7 +222,7 @@ def test_left() -> None:
         patch_model(model, weights="int4", strict=True)
     assert identity(model) == before
     report = patch_model(model, weights="int4")
-    nan = "its weight has infinity or NaN in it, which no integer stands for"
+    nan = "its weight contains infinity or NaN, which cannot be quantized"
     assert {row.name: row.reason for row in report.left} == {
         "model.layers.0.self_attn.q_proj": nan,
         "lm_head": nan,
@@ -247,14 +246,14 @@ def test_no_way_back(weights: str) -> None:
     with pytest.raises(ValueError) as caught:
         unpatch_model(model)
     assert str(caught.value) == (
-        "torch_infini.unpatch_model: the model's weights must be there, got 15 layers whose weights were replaced by "
-        "integers: load the original model again."
+        "torch_infini.unpatch_model: the model must have its original weights, got 15 layers with quantized weights: "
+        "load the original model again."
     )
     assert identity(model) == before and is_patched(model)
     again = patch_model(model, weights=weights)
     assert again.already_patched and identity(model) == before
     with (
-        pytest.raises(ValueError, match="weights must be None, for they could not be restored"),
+        pytest.raises(ValueError, match="weights must be None, because quantized weights cannot be restored"),
         patched(small(), weights=weights),
     ):
         pass
@@ -263,10 +262,12 @@ def test_no_way_back(weights: str) -> None:
 
 
 def test_save_pretrained() -> None:
-    """What from_pretrained would read back as random weights is not written."""
+    """save_pretrained raises, because from_pretrained would initialize the weights randomly."""
     model = small()
     patch_model(model, weights="int8")
-    with pytest.raises(ValueError, match="weights must be floating point, got integers: use torch_infini.save_patched"):
+    with pytest.raises(
+        ValueError, match="weights must be floating point, got quantized ones: use torch_infini.save_patched"
+    ):
         model.save_pretrained("nowhere")
     assert not Path("nowhere").exists()
 
@@ -274,8 +275,8 @@ def test_save_pretrained() -> None:
 @pytest.mark.parametrize("call", [0, 5, 14])
 @pytest.mark.parametrize("where", ["quantize_int8", "swap"])
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:
-    """An interrupt among the layers leaves a model that works, and that knows which of them are integers."""
-    import torch_infini.patch.quantised as module
+    """An interrupt between layers leaves a working model, with a report of which layers are quantized."""
+    import torch_infini.patch.quantized_linear as module
 
     owner = module.quantize if where == "quantize_int8" else module
     real, count = getattr(owner, where), iter(range(100))
@@ -295,7 +296,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> 
     assert report.already_patched and [row.reason for row in report.left] == ["interrupted"] * (PROJECTIONS + 1 - call)
     assert (logits(model, ids) - expected).norm() < 0.05 * expected.norm()
     if call:
-        with pytest.raises(ValueError, match=f"got {call} layers whose weights were replaced"):
+        with pytest.raises(ValueError, match=f"got {call} layers with quantized weights"):
             unpatch_model(model)
     else:
         unpatch_model(model)
@@ -313,11 +314,11 @@ def test_copies(weights: str) -> None:
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
     expected, counts = logits(model, ids), calls(model, ids)
-    for twin in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert torch.equal(logits(twin, ids), expected) and calls(twin, ids) == counts
-        assert {p.data_ptr() for p in twin.buffers()}.isdisjoint(p.data_ptr() for p in model.buffers())
+    for clone in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        assert torch.equal(logits(clone, ids), expected) and calls(clone, ids) == counts
+        assert {p.data_ptr() for p in clone.buffers()}.isdisjoint(p.data_ptr() for p in model.buffers())
         with pytest.raises(ValueError, match="got 15 layers"):
-            unpatch_model(twin)
+            unpatch_model(clone)
 
 
 @FORMATS
@@ -325,30 +326,30 @@ def test_pickles_hold_each_number_once(weights: str) -> None:
     model, full = small(num_hidden_layers=1, hidden_size=256), small(num_hidden_layers=1, hidden_size=256)
     around = len(pickle.dumps(full)) - size(full)
     patch_model(model, weights=weights)
-    for twin in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
-        logits(twin, tokens())
-        assert size(twin) == size(model)
-        assert len(pickle.dumps(twin)) - size(model) < around + 10_000
+    for clone in (model, pickle.loads(pickle.dumps(model)), copy.deepcopy(model)):
+        logits(clone, tokens())
+        assert size(clone) == size(model)
+        assert len(pickle.dumps(clone)) - size(model) < around + 10_000
 
 
 @FORMATS
 def test_inference_mode(weights: str) -> None:
-    """What is put together in inference mode can be loaded into, and gives gradients, outside of it."""
+    """Weights concatenated in inference mode can be loaded into, and give gradients, outside of it."""
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
-    twin = pickle.loads(pickle.dumps(model))
+    clone = pickle.loads(pickle.dumps(model))
     with torch.inference_mode():
-        expected = twin(ids).logits.clone()
-    assert not any(b.is_inference() for b in twin.buffers())
-    twin.load_state_dict(model.state_dict())
-    assert torch.equal(logits(twin, ids), expected)
-    twin(ids, labels=ids).loss.backward()
-    assert twin.model.embed_tokens.weight.grad.abs().max() > 0
+        expected = clone(ids).logits.clone()
+    assert not any(b.is_inference() for b in clone.buffers())
+    clone.load_state_dict(model.state_dict())
+    assert torch.equal(logits(clone, ids), expected)
+    clone(ids, labels=ids).loss.backward()
+    assert clone.model.embed_tokens.weight.grad.abs().max() > 0
 
 
 @FORMATS
 def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
-    """Integers that are moved out, to another device or to a file, leave no copy behind."""
+    """Integers that are moved to another device or to a file leave no copy behind."""
     accelerate = pytest.importorskip("accelerate")
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
@@ -369,7 +370,7 @@ def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
 
 @FORMATS
 def test_state_dict(weights: str) -> None:
-    """Integers are part of the state, and can be loaded into another model that was quantised in the same way."""
+    """Integers are part of the state, and can be loaded into another model that was quantized in the same way."""
     model, other, ids = small(), small(seed=7), tokens()
     for each in (model, other):
         patch_model(each, weights=weights)
@@ -408,7 +409,7 @@ def test_gradients_of_the_input(weights: str) -> None:
     patch_model(model, weights=weights)
     assert not any(p.requires_grad for p in model.parameters())
     results = []
-    for each in (model, stood_for(model)):
+    for each in (model, dequantized(model)):
         embedded = each.get_input_embeddings()(ids).detach().requires_grad_()
         loss = each(inputs_embeds=embedded).logits.square().mean()
         results.append((loss.detach(), *torch.autograd.grad(loss, embedded)))
@@ -419,7 +420,7 @@ def test_gradients_of_the_input(weights: str) -> None:
 def test_autocast() -> None:
     model, ids = small(), tokens()
     patch_model(model, weights="int8")
-    original = stood_for(model)
+    original = dequantized(model)
     with torch.autocast("cpu", torch.bfloat16):
         actual, expected = logits(model, ids), logits(original, ids)
     assert actual.dtype == torch.bfloat16
@@ -436,7 +437,7 @@ def test_compile(weights: str) -> None:
 
 
 def test_written_weight() -> None:
-    """`weight` is made anew at each access: to write to it must not be lost in silence."""
+    """`weight` is a new tensor at each access: writing to it raises."""
     model = small()
     patch_model(model, weights="int8")
     layer = model.model.layers[0].self_attn.q_proj
@@ -456,7 +457,7 @@ def test_written_weight() -> None:
 
 
 def test_tie_and_resize() -> None:
-    """Embeddings are resized with integers around them; a tied head of integers is made anew and tied again."""
+    """Embeddings are resized in a quantized model; a tied quantized head is replaced and tied again."""
     for tied in (False, True):
         model, ids = small(tie_word_embeddings=tied), tokens()
         patch_model(model, weights="int8")
@@ -480,11 +481,11 @@ def lora(**changes: Any) -> Any:
 
 @FORMATS
 def test_lora_on_top(weights: str) -> None:
-    """Adapters on integers: the numbers of the model that they stand for, gradients, on and off, no silent merge."""
+    """Adapters on quantized layers: results of the dequantized model, gradients, on and off, no silent merge."""
     peft = pytest.importorskip("peft")
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
-    original = stood_for(model)
+    original = dequantized(model)
     plain = logits(model, ids)
     torch.manual_seed(5)
     adapted = peft.get_peft_model(model, lora())
@@ -509,7 +510,7 @@ def test_lora_on_top(weights: str) -> None:
 
 
 def test_lora_before() -> None:
-    """The layers below adapters become integers, the adapters do not."""
+    """The layers below adapters are quantized, the adapters are not."""
     peft = pytest.importorskip("peft")
     model, ids = small(), tokens()
     adapted = peft.get_peft_model(model, lora())
@@ -620,7 +621,7 @@ def test_save_keeps_skip(tmp_path: Path) -> None:
 
 
 def test_save_after_to(tmp_path: Path) -> None:
-    """A model that was made half after quantising comes back as it was."""
+    """A model that was made half after quantizing comes back as it was."""
     for weights in ("int8", "int4"):
         model, ids = small(), tokens()
         patch_model(model, weights=weights)

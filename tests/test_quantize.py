@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini import quantize
+from torch_infini import _library, quantize
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
 
@@ -182,7 +182,7 @@ def test_infinity_and_nan_stay_in_their_row() -> None:
 
 @pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capability: str) -> None:
+def test_bits_with_quantized_x_depend_on_no_other_row(dtype: torch.dtype, capability: str) -> None:
     """Alone and among others, for a part of the weight's rows, and whatever the thread count."""
     int8, int4 = torch_infini.ops.linear_int8, torch_infini.ops.linear_int4
     with cpu_capability_set_to(capability):
@@ -202,7 +202,7 @@ def test_bits_with_quantised_x_depend_on_no_other_row(dtype: torch.dtype, capabi
 
 
 @pytest.mark.parametrize("capability", kernel_levels("linear_int8"))
-def test_every_integer_counts_exactly_with_quantised_x(capability: str) -> None:
+def test_every_integer_counts_exactly_with_quantized_x(capability: str) -> None:
     """Rows that are integers of which the largest is 127: nothing is lost, and int8 products are those of integers."""
     with cpu_capability_set_to(capability):
         x = torch.randint(-127, 128, (20, 256))
@@ -218,7 +218,7 @@ def test_every_integer_counts_exactly_with_quantised_x(capability: str) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 3, 20])
-def test_x_is_quantised_as_a_weight_is(rows: int) -> None:
+def test_x_is_quantized_as_a_weight_is(rows: int) -> None:
     """Ties, and scales that are denormal or nearly too large for the dtype."""
     for dtype, sizes in ((torch.float32, (1e-44, 1e-39, 1, 3e38)), (torch.float16, (6e-8, 1, 6e4))):
         for size in sizes:
@@ -248,9 +248,37 @@ def test_a_row_that_is_not_finite_gives_nan(value: float, capability: str) -> No
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_a_layer_with_quantised_x(dtype: torch.dtype) -> None:
+def test_a_layer_with_quantized_x(dtype: torch.dtype) -> None:
     weight, x = (torch.randn(96, 256) / 16).to(dtype), torch.randn(20, 256).to(dtype)
     exact = x.double() @ weight.double().t()
     y8 = torch_infini.ops.linear_int8(x, *quantize.quantize_int8(weight), quantize_x=True)
     y4 = torch_infini.ops.linear_int4(x, *quantize.quantize_int4(weight), quantize_x=True)
     assert (y8.double() - exact).abs().max() < 0.1 and (y4.double() - exact).abs().max() < 0.6
+
+
+@pytest.mark.parametrize("capability", ["baseline", "avx512", "avx2_vnni", "avx512_amx", "neon_dotprod"])
+def test_when_layers_quantize_x(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the CPU multiplies integers; few rows with int8 weights only for layers that promise bits by row."""
+    monkeypatch.setattr(_library, "capability", capability)
+    multiplies = capability in ("avx2_vnni", "avx512_amx", "neon_dotprod")
+    for shape, rows in (((0, 8), 0), ((8,), 1), ((3, 8), 3), ((1, 3, 8), 3), ((2, 2, 8), 4), ((500, 8), 500)):
+        x = torch.zeros(shape)
+        assert quantize.quantizes_x(x, 8) == (multiplies and rows >= 4), shape
+        assert quantize.quantizes_x(x, 4) == quantize.quantizes_x(x, 4, same_bits=True) == multiplies
+        assert quantize.quantizes_x(x, 8, same_bits=True) == multiplies
+        assert not quantize.quantizes_x(x.to("meta"), 8, same_bits=True)
+
+
+def test_layers_of_the_engine_promise_bits_by_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch_infini.nn.Linear quantizes a single row as it quantizes many; the patched layer does not, with int8."""
+    from torch_infini.nn import Linear
+
+    calls = []
+    monkeypatch.setattr(
+        "torch_infini.nn.linear.quantizes_x", lambda *args, **kwargs: calls.append((args[1], kwargs)) or False
+    )
+    for bits in (8, 4):
+        layer = Linear(64, 3, format=f"int{bits}")
+        layer.load(torch.randn(3, 64))
+        layer(torch.randn(1, 64))
+    assert calls == [(8, {"same_bits": True}), (4, {"same_bits": True})]

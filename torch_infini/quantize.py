@@ -1,7 +1,7 @@
-"""Weights as small integers with float scales: what torch_infini.ops.linear_int8 and linear_int4 take, and back again.
+"""Quantizes weights to int8 and int4 with float scales, for torch_infini.ops.linear_int8 and linear_int4, and back.
 
-Rounding is to the nearest integer (ties to even), each row or group by itself; nothing is calibrated. The ops
-infini::quantize_int8 and quantize_int4 do it.
+Values are rounded to the nearest integer (ties to even), with scales for each row or group; there is no calibration.
+The ops infini::quantize_int8 and quantize_int4 compute it.
 """
 
 from __future__ import annotations
@@ -14,18 +14,34 @@ from . import _library
 GROUP_SIZES = (32, 64, 128)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
-
-# With VNNI or SDOT.
+# CPU capabilities with products of int8: VNNI or SDOT.
 MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")
 
 
-def multiplies_integers(x: Tensor) -> bool:
-    """Whether products are faster where rows of x are quantised too (linear_int8's and linear_int4's quantize_x).
+# With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us with x as
+# is, and 1835 us with x quantized (benchmarks/results/zen-5/quantised.csv).
+QUANTIZE_X_ROWS = 4
 
-    So they are where the CPU multiplies integers. Not on CUDA, where few rows wait for the weights and many use half
-    precision.
+
+def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
+    """Return whether a layer with quantized weights quantizes x as well: `quantize_x` of linear_int8 and linear_int4.
+
+    It does on CPUs that multiply integers, where that is faster, with one exception: fewer than QUANTIZE_X_ROWS rows of
+    x with int8 weights, where it is not faster and x would contribute most of the error. int4 weights have a larger
+    error than x adds, and are not slower with any number of rows. On CUDA it never does: few rows are limited by
+    reading the weights, and many are multiplied in half precision.
+
+    Args:
+        x: [..., k].
+        bits: Of the weights, 8 or 4.
+        same_bits: The layer promises that the bits of a row do not depend on the number of rows; then there is no
+            exception.
     """
-    return x.is_cpu and _library.capability in MULTIPLIES_INTEGERS
+    return (
+        (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
+        and x.is_cpu
+        and _library.capability in MULTIPLIES_INTEGERS
+    )
 
 
 def _fail(function: str, argument: str, rule: str, came: object) -> ValueError:
@@ -40,19 +56,19 @@ def _check_weight(function: str, weight: Tensor) -> None:
 
 
 def _prepared(weight: Tensor) -> Tensor:
-    """As the ops take it: its elements side by side in a row, without autograd."""
+    """Return the weight as the ops take it: stride 1 in a row, detached."""
     weight = weight.detach()
     return weight if weight.stride(1) == 1 else weight.contiguous()
 
 
 def _check_finite(function: str, scales: Tensor) -> None:
-    """Infinity and NaN are seen in the scales: no pass over the weight is needed for them."""
+    """Raise if the weight has infinity or NaN, which show in the scales: no pass over the weight is needed."""
     if not scales.isfinite().all():
         raise _fail(function, "weight", "be finite", "infinity or NaN in it")
 
 
 def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """Quantise a weight to int8 with one scale for each row, symmetrically.
+    """Quantize a weight to int8 with one scale for each row, symmetrically.
 
     scale = max |row| / 127 and q = round(row / scale), from -127 to 127; a row of zeros has scale 0. Then
     row = q * scale to within scale / 2.
@@ -62,7 +78,7 @@ def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -
         out: (q, scales), written and returned: stride 1 in the last dimension, rows at any distance.
 
     Returns:
-        (q, scales): [n, k] int8, contiguous, and [n] float32. There is no packing: linear_int8 reads rows as they lie.
+        (q, scales): [n, k] int8, contiguous, and [n] float32. linear_int8 takes the rows without packing.
 
     Raises:
         ValueError: For another dtype or rank, or values that are not finite.
@@ -75,7 +91,7 @@ def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -
 
 
 def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """The weight that int8 values and their scales stand for: q * scale, computed in float64 and rounded once.
+    """Dequantize int8 values: q * scale, computed in float64 and rounded once.
 
     Args:
         q: [n, k] int8.
@@ -91,12 +107,12 @@ def dequantize_int8(q: Tensor, scales: Tensor, dtype: torch.dtype = torch.float3
 def quantize_int4(
     weight: Tensor, group_size: int = 64, *, out: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
+    """Quantize a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
 
-    The range of a group is cut into 15 steps: scale = (largest - least) / 15, zero = least + 8 * scale,
+    The range of a group is divided into 15 steps: scale = (largest - least) / 15, zero = least + 8 * scale,
     both rounded to the weight's dtype, and q = round((w - zero) / scale) + 8, from 0 to 15. Then w is (q - 8) * scale +
-    zero to within half a step and what the rounding of scale and zero takes off the ends of the range. Scale and zero
-    mean what they mean in torch's own `_weight_int4pack_mm`.
+    zero to within half a step plus the rounding of scale and zero at the ends of the range. Scale and zero
+    have the meaning of torch's own `_weight_int4pack_mm`.
 
     Args:
         weight: [n, k] float32, bfloat16 or float16, finite; k a multiple of group_size.
@@ -126,10 +142,10 @@ def quantize_int4(
 
 
 def pack_int4(values: Tensor) -> Tensor:
-    """Pack integers from 0 to 15 two to a byte, as linear_int4 reads them: for weights quantised elsewhere.
+    """Pack integers from 0 to 15 two to a byte, as linear_int4 reads them: for weights quantized elsewhere.
 
-    Element 2i of a row goes to the lower half of byte i, element 2i + 1 to the upper half. They stand for
-    (value - 8) * scale + zero: an integer zero point z, as AWQ and GPTQ store it, is zero = (8 - z) * scale.
+    Element 2i of a row goes to the lower half of byte i, element 2i + 1 to the upper half. The weight is
+    (value - 8) * scale + zero: an integer zero point z, as in AWQ and GPTQ, corresponds to zero = (8 - z) * scale.
 
     Args:
         values: [n, k] of an integer dtype, k even.
@@ -152,7 +168,7 @@ def pack_int4(values: Tensor) -> Tensor:
 
 
 def unpack_int4(packed: Tensor) -> Tensor:
-    """The integers from 0 to 15 that pack_int4 packed.
+    """Unpack the integers from 0 to 15 that pack_int4 packed.
 
     Args:
         packed: [n, k / 2] uint8.
@@ -166,7 +182,7 @@ def unpack_int4(packed: Tensor) -> Tensor:
 def dequantize_int4(
     packed: Tensor, scales: Tensor, zeros: Tensor | None = None, dtype: torch.dtype = torch.float32
 ) -> Tensor:
-    """The weight that packed values, scales and zeros stand for: (q - 8) * scale + zero, in float64, rounded once.
+    """Dequantize packed int4 values: (q - 8) * scale + zero, computed in float64 and rounded once.
 
     Args:
         packed: [n, k / 2] uint8, from pack_int4 or quantize_int4.

@@ -1,7 +1,6 @@
-"""torch.compile(model, backend="infini"): infini ops where the captured graph has their formulas, Inductor elsewhere.
+"""torch.compile(model, backend="infini"): infini ops for the formulas found in the captured graph, Inductor elsewhere.
 
-Nothing in the model changes. What was replaced, and why something was not: last_report(), and the log
-"torch_infini.compile".
+The model does not change. last_report() and the log "torch_infini.compile" tell what was replaced, and why not.
 """
 
 from __future__ import annotations
@@ -17,25 +16,25 @@ from torch.fx import GraphModule
 from ..ops import REGISTRY
 from . import lowering
 from .graph import make_positional
-from .patterns import NAMES, PATTERNS
+from .patterns import PATTERNS
 from .report import Report
 
 __all__ = ["DECOMPOSED", "PATTERN_NAMES", "Report", "backend", "last_report", "replace_patterns"]
 
 log = logging.getLogger("torch_infini.compile")
 
-PATTERN_NAMES = NAMES
+PATTERN_NAMES = tuple(name for pattern in PATTERNS for name in pattern.names)
 
-# Ops of torch.ops.infini that become aten ops before Inductor sees them, so that it can fuse them with neighbours.
-# Those with an exponential in them stay calls: their kernels are up to four times as fast as what Inductor makes of the
-# formula, which a pass over memory saved does not make up for (benchmarks/decompose.py).
+# Ops of torch.ops.infini that are decomposed into aten ops, so that Inductor can fuse them with neighbours. Ops with an
+# exponential stay calls: their kernels are up to four times as fast as Inductor's code for the formula, which fusion
+# does not make up for (benchmarks/decompose.py).
 DECOMPOSED = ("add", "clip", "mul", "ones", "relu", "sub", "zeros")
 
 _reports: list[Report] = []
 
 
 def last_report() -> Report | None:
-    """The report of the graph that was compiled last in this process; None before the first."""
+    """Return the report of the last graph compiled in this process; None before the first."""
     return _reports[-1] if _reports else None
 
 
@@ -43,8 +42,8 @@ def replace_patterns(graph_module: GraphModule, patterns: Sequence[str] = PATTER
     """Replace formulas by infini ops in a graph that Dynamo captured, in place.
 
     Args:
-        graph_module: As a backend of torch.compile gets it: torch calls, with an "example_value" for each node.
-        patterns: Which formulas; all by default.
+        graph_module: A graph as passed to a torch.compile backend: torch calls, with an "example_value" for each node.
+        patterns: The formulas to replace; all by default.
 
     Returns:
         What was found, replaced and left.
@@ -72,17 +71,17 @@ def backend(
     mode: str | None = None,
     options: dict[str, Any] | None = None,
 ) -> Callable[..., Any]:
-    """The backend "infini" of torch.compile.
+    """Compile a graph: the backend "infini" of torch.compile.
 
     Args:
-        graph_module: What Dynamo captured.
+        graph_module: The graph that Dynamo captured.
         example_inputs: Its inputs.
         mode: As for backend="inductor".
         options: "patterns": the names of the formulas to replace (default: PATTERN_NAMES, all). "decompose": the names
-            of the infini ops that become aten ops (default: DECOMPOSED). Any other option is Inductor's.
+            of the infini ops to decompose into aten ops (default: DECOMPOSED). Any other option is Inductor's.
 
     Returns:
-        What runs the graph.
+        A callable that runs the graph.
 
     Raises:
         ValueError: For an unknown pattern, or an op that has no decomposition.
@@ -95,30 +94,33 @@ def backend(
     patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", DECOMPOSED)
     decompositions = {}
     for name in decompose:
-        if name not in REGISTRY or REGISTRY[name].decomposition is None:
+        spec = REGISTRY.get(name)
+        if spec is None or spec.decomposition is None:
             raise ValueError(f"torch_infini.compile: decompose must name ops that have a decomposition, got {name!r}")
-        decompositions[REGISTRY[name].op] = REGISTRY[name].decomposition
+        decompositions[spec.op] = spec.decomposition
     lowering.register()
     reason = no_replacement(graph_module, example_inputs)
     report = Report(skipped=reason) if reason else replace_patterns(graph_module, patterns)
     _reports[:] = [report]
     log.info("backend infini: %s", "; ".join(report.lines()) or report)
-    return compile_fx(
+    compiled = compile_fx(
         graph_module,
         list(example_inputs),
         config_patches={**(list_mode_options(mode) if mode else {}), **options} or None,
         decompositions={**select_decomp_table(), **decompositions},
     )
+    assert callable(compiled)  # only ahead-of-time compilation returns file names
+    return compiled
 
 
 def no_replacement(graph_module: GraphModule, example_inputs: Sequence[Any]) -> str | None:
-    """Why infini ops cannot serve the graph at all; None if they can."""
+    """Return why infini ops cannot be used in the graph at all; None if they can."""
     tensors = [t for t in (*example_inputs, *graph_module.parameters()) if isinstance(t, Tensor)]
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
-        return "a gradient may be asked for, and infini ops have none (call it under torch.no_grad())"
-    served = REGISTRY["rms_norm"].backends
-    if any(t.device.type not in served for t in tensors):
-        return f"it is not on a device that has kernels ({', '.join(served)})"
-    if any(torch.is_autocast_enabled(device) for device in served):
+        return "gradients may be required, and infini ops have none (call it under torch.no_grad())"
+    supported = REGISTRY["rms_norm"].backends
+    if any(t.device.type not in supported for t in tensors):
+        return f"it is not on a device that has kernels ({', '.join(supported)})"
+    if any(torch.is_autocast_enabled(device) for device in supported):
         return "autocast is on"
     return None

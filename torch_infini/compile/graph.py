@@ -1,14 +1,14 @@
-"""Reading and changing the graphs that Dynamo captures: torch calls as they were written, before any lowering.
+"""Reads and changes the graphs that Dynamo captures: torch calls as written, before any lowering.
 
-One name for each operation however it was spelled (x * y, torch.mul, x.mul), arguments by name, casts and views seen
-through, and what may alias what. The patterns stand on this.
+The patterns use this: one name for all spellings of an operation (x * y, torch.mul, x.mul), arguments by name, looking
+through casts and views, and what may alias what.
 """
 
 from __future__ import annotations
 
 import operator
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 CASTS = frozenset({"to", "float", "half", "bfloat16", "double", "type", "type_as"})
-# Results of these share their first argument's memory, or may.
+# The results of these may alias their first argument.
 VIEWS = frozenset(
     {"view", "reshape", "transpose", "permute", "unsqueeze", "squeeze", "expand", "expand_as", "getitem", "chunk",
      "split", "t", "T", "contiguous", "flatten", "unflatten", "narrow", "select", "detach", "view_as", "unbind", *CASTS}
@@ -26,7 +26,7 @@ SPELLINGS = {"truediv": "div", "true_divide": "div", "divide": "div", "multiply"
              "concatenate": "cat", "negative": "neg", "scaled_dot_product_attention": "sdpa"}  # fmt: skip
 
 
-# The arguments that the patterns read by position, under the names they may have been passed by.
+# Names of the arguments that the patterns read by position.
 LEADING = {
     **dict.fromkeys(("add", "div", "matmul", "mul"), ("input", "other")),
     **dict.fromkeys(("mean", "neg", "rms_norm", "rsqrt", "sigmoid", "silu", "softmax", "square", "tanh"), ("input",)),
@@ -37,12 +37,12 @@ LEADING = {
 }
 
 
-# With these an operation is another one: x + alpha * y, a quotient that is rounded, a result written elsewhere.
+# Keyword arguments that change the operation: x + alpha * y, a rounded quotient, a result written to `out`.
 CHANGERS = frozenset({"alpha", "rounding_mode", "out"})
 
 
 def name_of(node: Any) -> str | None:
-    """What a node computes, in torch's own words and whatever way it was written; None for what is no such call."""
+    """Return torch's name of the operation of a node, for any spelling; None if it is not a known call."""
     if not isinstance(node, Node):
         return None
     if node.op == "call_method":
@@ -65,7 +65,7 @@ def name_of(node: Any) -> str | None:
 
 
 def make_positional(graph: Graph) -> None:
-    """Pass by position what the patterns read by position: torch.mul(input=a, other=b) becomes torch.mul(a, b)."""
+    """Convert the keyword arguments of LEADING to positional ones: torch.mul(input=a, other=b) to torch.mul(a, b)."""
     for node in graph.nodes:
         if node.op not in ("call_function", "call_method") or not node.kwargs:
             continue
@@ -77,41 +77,56 @@ def make_positional(graph: Graph) -> None:
             node.kwargs = kwargs
 
 
-def is_(node: Any, *names: str) -> bool:
+def is_(node: Any, *names: str) -> TypeGuard[Node]:
+    """Return whether the node is a call of one of these operations."""
     return name_of(node) in names
 
 
 def argument(node: Node, position: int, *names: str, default: Any = None) -> Any:
-    """An argument by position, or by any of the names it goes under."""
+    """Return an argument by position, or by any of its names; Any, because fx arguments are nodes or constants."""
     if len(node.args) > position:
         return node.args[position]
     return next((node.kwargs[name] for name in names if name in node.kwargs), default)
 
 
+def node_argument(node: Node, position: int, *names: str) -> Node | None:
+    """Return an argument if it is a node."""
+    found = argument(node, position, *names)
+    return found if isinstance(found, Node) else None
+
+
 def value(node: Any) -> Any:
-    """What the node computes, as Dynamo saw it: a fake tensor with shape, strides and dtype, or None."""
+    """Return Dynamo's example value of the node: a fake tensor with shape, strides and dtype, or None."""
     return node.meta.get("example_value") if isinstance(node, Node) else None
 
 
 def tensor(node: Any) -> Tensor | None:
+    """Return the example value of the node if it is a tensor."""
     found = value(node)
     return found if isinstance(found, Tensor) else None
 
 
+def known_tensor(node: Any) -> Tensor:
+    """Return the example value of a node that is known to be a tensor."""
+    found = tensor(node)
+    assert found is not None, f"{node} is not a tensor"
+    return found
+
+
 def is_number(node: Any) -> bool:
-    """Whether the node is a number, or stands for one that torch keeps symbolic (with dynamic=True, an eps)."""
+    """Return whether the node is a number, or has a symbolic one as its value (an eps with dynamic=True)."""
     found = value(node) if isinstance(node, Node) else node
     return isinstance(found, float | int | torch.SymFloat) and not isinstance(found, bool)
 
 
 def number(node: Any) -> float:
-    """The number; the compiled graph then holds for it alone."""
+    """Return the number, and guard a symbolic one: the compiled graph is then specialized to it."""
     found = value(node) if isinstance(node, Node) else node
     return found.node.guard_float("", 0) if isinstance(found, torch.SymFloat) else float(found)
 
 
 def alike(*nodes: Any) -> bool:
-    """Whether the nodes are tensors of one shape and dtype; symbolic sizes must be the same symbol."""
+    """Return whether the nodes are tensors of one shape and dtype; symbolic sizes must be the same symbol."""
     tensors = [tensor(node) for node in nodes]
     first = tensors[0]
     if first is None or any(t is None for t in tensors):
@@ -120,7 +135,7 @@ def alike(*nodes: Any) -> bool:
 
 
 def known_equal(a: Any, b: Any) -> bool:
-    """Whether two sizes are equal for all inputs the graph is valid for."""
+    """Return whether two sizes are equal for all inputs the graph is valid for."""
     from torch.fx.experimental.symbolic_shapes import statically_known_true
 
     return bool(statically_known_true(a == b))
@@ -131,12 +146,12 @@ def same_shape(a: Any, b: Any) -> bool:
 
 
 def dense_rows(t: Tensor) -> bool:
-    """Whether the last dimension has stride 1, which most kernels ask for."""
+    """Return whether the last dimension has stride 1, which most kernels require."""
     return t.dim() > 0 and (known_equal(t.stride(-1), 1) or known_equal(t.shape[-1], 1))
 
 
-def is_cast(node: Any) -> bool:
-    """Whether the node is its first argument in some dtype, on the same device."""
+def is_cast(node: Any) -> TypeGuard[Node]:
+    """Return whether the node converts its first argument to a dtype, on the same device."""
     if not is_(node, *CASTS) or not node.args:
         return False
     source, result = tensor(node.args[0]), tensor(node)
@@ -149,12 +164,12 @@ def alike_shape(node: Node) -> bool:
 
 
 def same(a: Any, b: Any) -> bool:
-    """Whether two nodes have one value: one node, or casts of one to the same dtype."""
+    """Return whether two nodes have the same value: one node, or casts of one node to the same dtype."""
     return a is b or (is_cast(a) and is_cast(b) and alike(a, b) and same(a.args[0], b.args[0]))
 
 
 def without_identity(node: Any) -> Any:
-    """The node, seen through casts to the dtype it has and dropout that drops nothing."""
+    """Skip casts to the same dtype and dropout with p = 0 or outside of training."""
     while True:
         if is_cast(node) and alike(node, node.args[0]):
             node = node.args[0]
@@ -171,12 +186,11 @@ def only_user(node: Node) -> Node | None:
 
 
 def last_slice(node: Any) -> tuple[Node, int, int] | None:
-    """(x, begin, end) if the node is x[..., begin:end] in the last dimension, whose size must be a plain number."""
+    """Return (x, begin, end) if the node is x[..., begin:end], with a size that is not symbolic."""
     if not is_(node, "getitem") or not isinstance(node.args[1], tuple) or tensor(node.args[0]) is None:
         return None
-    x, index = node.args
-    source = tensor(x)
-    assert source is not None
+    x, index = argument(node, 0), argument(node, 1)
+    source = known_tensor(x)
     full = (Ellipsis, slice(None))
     one_slice = len(index) >= 1 and isinstance(index[-1], slice) and all(i in full for i in index[:-1])
     whole = len(index) == 2 and index[0] is Ellipsis or len(index) == source.dim() and Ellipsis not in index
@@ -190,14 +204,14 @@ def last_slice(node: Any) -> tuple[Node, int, int] | None:
 
 
 def base(node: Any) -> Any:
-    """Whose memory the node's result may be."""
+    """Return the node whose memory this node's result may alias."""
     while isinstance(node, Node) and is_(node, *VIEWS) and node.args:
         node = node.args[0]
     return node
 
 
 def written(node: Node) -> list[Any]:
-    """The arguments that a node writes into."""
+    """Return the arguments that a node writes to."""
     if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema.arguments
         pairs = zip(schema, node.args, strict=False)
@@ -221,7 +235,7 @@ INPLACE_OPERATORS = frozenset(
 
 
 def written_between(inputs: list[Any], first: Node, last: Node) -> Node | None:
-    """A node from `first` to `last` that may write into the memory of one of the inputs."""
+    """Return a node from `first` up to `last` that may write to the memory of an input; None if there is none."""
     bases = {base(i) for i in inputs if isinstance(i, Node)}
     node = first
     while node is not last:
@@ -237,7 +251,7 @@ def earliest(graph: Graph, nodes: list[Node]) -> Node:
 
 
 def inside(last: Node, inputs: list[Any]) -> Iterator[Node]:
-    """The nodes that compute `last` from `inputs`, without these."""
+    """Yield the nodes that compute `last` from `inputs`, excluding the inputs."""
     seen, todo = set(inputs), [last]
     while todo:
         node = todo.pop()
@@ -249,7 +263,7 @@ def inside(last: Node, inputs: list[Any]) -> Iterator[Node]:
 
 
 def sweep(graph: Graph, nodes: list[Node]) -> None:
-    """Erase those of the nodes that nothing needs any more. (Graph.eliminate_dead_code would erase x.add_(1) too.)"""
+    """Erase those of the nodes that have no users. (Graph.eliminate_dead_code would erase x.add_(1) as well.)"""
     erased = True
     while erased:
         erased = False
@@ -260,7 +274,7 @@ def sweep(graph: Graph, nodes: list[Node]) -> None:
 
 
 def insert(graph: Graph, target: Any, args: tuple[Any, ...], like: Any = None) -> Node:
-    """A new call at the graph's insertion point; `like`: a node whose value has the shape and dtype of the result."""
+    """Insert a call at the graph's insertion point; `like`: a node with the shape and dtype of the result."""
     node = graph.call_function(target, args)
     if like is not None and value(like) is not None:
         node.meta["example_value"] = value(like)

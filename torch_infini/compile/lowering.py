@@ -1,7 +1,7 @@
-"""Lets Inductor call the out forms of infini ops, on buffers that it has planned and uses again, with no copy.
+"""Lets Inductor call the out variants of infini ops on buffers that it plans and reuses.
 
-Without it Inductor calls the functional forms, which allocate their results themselves. From torch 2.14 on a tag on the
-out form says the same (see ops/_registry.py); this is for the releases before, and for the backend "infini" in all.
+Otherwise Inductor calls the functional ops, which allocate their results. From torch 2.14 on, a tag on the out variant
+has the same effect (see ops/_registry.py); this is for earlier releases, and for the backend "infini" in all.
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ def register() -> None:
 
 
 def lowering(spec: OpSpec) -> Callable[..., Any]:
+    """Return the lowering of one op to its out variant."""
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler
+    from torch._inductor.utils import convert_shape_to_inductor
     from torch._inductor.virtualized import V
 
     functional = fallback_handler(spec.op, add_to_fallback_set=False)
@@ -41,10 +43,10 @@ def lowering(spec: OpSpec) -> Callable[..., Any]:
             tensors.append(values.pop(name))
         result = V.graph.current_node.meta["val"]
         later = any(isinstance(value, ir.IRNode) for value in values.values())
-        # Inductor's node takes the tensors first, and its C++ wrapper would need a declaration of ours.
+        # ExternKernelOut takes the tensors first, and the C++ wrapper would need a declaration of the op.
         if later or V.graph.cpp_wrapper or not isinstance(result, torch.Tensor):
             return functional(*args, **kwargs)
-        shape, strides = (ir.convert_shape_to_inductor(n) for n in (result.shape, result.stride()))
+        shape, strides = (convert_shape_to_inductor(n) for n in (result.shape, result.stride()))
         layout = ir.FixedLayout(result.device, result.dtype, shape, strides)
         node = ir.ExternKernelOut(
             layout=layout,

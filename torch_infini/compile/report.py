@@ -1,4 +1,4 @@
-"""What backend="infini" found in a graph, what it replaced, and why it left the rest."""
+"""Report: what backend="infini" found in a graph, what it replaced, and why it left the rest."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class Report:
     """One compiled graph.
 
     Attributes:
-        found: How many sites of each pattern were seen: "rms_norm", "add_rms_norm", "swiglu", "geglu", "rope",
+        found: The number of sites of each pattern: "rms_norm", "add_rms_norm", "swiglu", "geglu", "rope",
             "attention", "linear".
-        replaced: How many of them infini ops compute now.
+        replaced: The number of them that infini ops compute now.
         left: (pattern, reason) of each site that was left as it is.
-        skipped: Why the whole graph was left as it is; None: it was not.
+        skipped: Why the whole graph was left as it is; None if it was not.
     """
 
     found: Counter[str] = field(default_factory=Counter)
@@ -24,10 +24,10 @@ class Report:
     left: list[tuple[str, str]] = field(default_factory=list)
     skipped: str | None = None
 
-    def settle(self, name: str, reason: str | None, wanted: frozenset[str]) -> bool:
-        """Count a site of a pattern; whether it is to be replaced: no reason is against it, and it is wanted."""
+    def record(self, name: str, reason: str | None, wanted: frozenset[str]) -> bool:
+        """Count a site of a pattern; return whether to replace it: there is no reason against it, and it is wanted."""
         self.found[name] += 1
-        reason = reason or (None if name in wanted else "it was not asked for")
+        reason = reason or (None if name in wanted else "it was not requested")
         if reason:
             self.left.append((name, reason))
         else:
@@ -35,7 +35,7 @@ class Report:
         return reason is None
 
     def lines(self) -> Iterator[str]:
-        """The report, line by line; the same reasons of a pattern are counted."""
+        """Yield the report line by line; equal reasons of a pattern are counted."""
         if self.skipped:
             yield f"the graph was left as it is: {self.skipped}"
         for name in sorted(self.found):

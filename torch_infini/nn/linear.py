@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from .. import _library, _memory, quantize
 from ..ops._packed import packed_shape, unpack_linear
-from ..quantize import multiplies_integers
+from ..quantize import quantizes_x
 from ..testing import emulates_cuda
 from .ranks import Ranks
 
@@ -106,12 +106,11 @@ class Linear(nn.Module):
                 )
             args = (x, self.weight, self.out_features, self.bias)
             return ops.linear_packed.default(*args) if out is None else ops.linear_packed.out(*args, out=out)
-        # Rows are quantised whatever their number is, for bits must not depend on it.
         if self.format == "int8":
-            args = (x, self.weight, self.scales, self.bias, multiplies_integers(x))
+            args = (x, self.weight, self.scales, self.bias, quantizes_x(x, 8, same_bits=True))
             return ops.linear_int8.default(*args) if out is None else ops.linear_int8.out(*args, out=out)
         if self.format == "int4":
-            args = (x, self.weight, self.scales, self.zeros, self.bias, multiplies_integers(x))
+            args = (x, self.weight, self.scales, self.zeros, self.bias, quantizes_x(x, 4, same_bits=True))
             return ops.linear_int4.default(*args) if out is None else ops.linear_int4.out(*args, out=out)
         args = (x, self.weight, self.bias)
         return ops.linear.default(*args) if out is None else ops.linear.out(*args, out=out)

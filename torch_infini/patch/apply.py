@@ -1,4 +1,4 @@
-"""Patches the modules of one model and its config, all or nothing, and undoes it."""
+"""Patches the modules of one model and its config, all or nothing, and undoes that."""
 
 from __future__ import annotations
 
@@ -17,41 +17,42 @@ from transformers import GenerationMixin
 from .. import _products
 from . import interface
 from .attention import Attention
+from .decoder import Decoder, find_decoder
 from .layer import link
 from .memory import align
 from .mlp import GatedMLP
 from .model import IMPLEMENTATION, Model
-from .quantised import QuantisedLinear, join, layers_to_quantise, quantise
+from .probe import clear_caches
+from .quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
 from .report import LEFT, PatchReport, Row
 from .shares import local, ranks_of_model
-from .stand_in import forget
-from .structure import candidates, find_decoder
-from .swap import PLAN, STATE, Patched, Refusal, restore, swap
+from .structure import candidates
+from .swap import PLAN, STATE, Patched, Unsupported, restore, swap
 from .trial import Trial, labelled
 from .verify import Verifier
 
 
 @dataclass(eq=False)
 class State:
-    """What the patched modules themselves do not know; it is copied and pickled with its model."""
+    """State of one patch beyond its modules; copied and pickled with the model."""
 
-    config: Any  # as it was found; other models may share it
-    patched_config: Any  # the one in its place
-    values: dict[str, Any]  # of both, before
+    config: Any  # the original; other models may share it
+    patched_config: Any  # its replacement
+    values: dict[str, Any]  # attributes of both before the patch
     selection: Selection  # what patch_model was asked for
-    report: PatchReport | None = None  # until all is done
-    quantised: list[str] = field(default_factory=list)  # names of linear layers whose weights are gone
+    report: PatchReport | None = None  # None until patching is complete
+    quantized: list[str] = field(default_factory=list)  # names of linear layers whose full-precision weights are freed
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which modules may be replaced, by patterns of their names."""
+    """Which modules may be replaced, by name patterns."""
 
     only: Sequence[str] | None
     skip: Sequence[str]
 
-    def refusal(self, name: str) -> str | None:
-        """Why the caller does not want this module replaced; None if it may be."""
+    def excludes(self, name: str) -> str | None:
+        """Return why the caller excludes this module; None if it may be replaced."""
         parents = [name[:i] for i, letter in enumerate(name) if letter == "."] + [name]
         for pattern in self.skip:
             if any(fnmatchcase(parent, pattern) for parent in parents):
@@ -62,16 +63,16 @@ class Selection:
 
 
 def apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
-    """Patch the model, or leave it exactly as it was: and raise, or say why in the report."""
+    """Patch the model, or leave it exactly as it was and raise, or give the reason in the report."""
     try:
         with labelled():
             return _apply(model, weights, strict, selection)
     finally:
-        forget()
+        clear_caches()
 
 
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
-    """The dtype of the dense products that our ops compute now, and what computes them; empty if there are none."""
+    """Describe the dtype of the dense products and what computes them; empty if there are none."""
     dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
     dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and p.is_cpu), None)
     return (
@@ -105,8 +106,8 @@ def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selec
         rows = merged(model, (*rows, *(row for row, _ in chosen)))
         report = state.report = PatchReport(family, type(model).__name__, rows, products=products_of(model, rows))
         if ranks is not None:
-            kinds = [(row.name, row.op, row.reason) for row in rows]  # shares of numbers differ
-            # Ranks that do not call the same collectives would wait for each other.
+            kinds = [(row.name, row.op, row.reason) for row in rows]  # parameter counts differ between ranks
+            # Ranks that call different collectives would deadlock.
             ranks.must_agree("what patch_model does", sha256(repr(kinds).encode()).digest())
         if strict and report.left:
             shown = "; ".join(f"{row.name} ({row.reason})" for row in report.left[:3])
@@ -127,64 +128,64 @@ def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selec
     except BaseException:
         undo(model)
         raise
-    # From here on there is no way back: a weight is freed when its integers are there.
+    # From here on nothing can be undone: each weight is freed once its integers exist.
     wanted = {row.name: format for row, format in chosen if row.op != LEFT}
     try:
         for name, format in wanted.items():
-            quantise(model.get_submodule(name), format)
-    finally:  # after an interrupt, too, the model works, and its report says what is done
-        state.quantised = [name for name in wanted if isinstance(model.get_submodule(name), QuantisedLinear)]
-        missed = {name for name in wanted if name not in state.quantised}
-        rows = [replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows]
+            quantize_layer(model.get_submodule(name), format)
+    finally:  # even after an interrupt the model works, and its report is accurate
+        state.quantized = [name for name in wanted if isinstance(model.get_submodule(name), QuantizedLinear)]
+        missed = {name for name in wanted if name not in state.quantized}
+        rows = tuple(replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows)
         report = state.report = replace(report, rows=merged(model, rows))
     if wanted:
-        join_products(decoder)
-    served = {row.name for row in report.replaced}
+        fuse_projections(decoder)
+    replaced = {row.name for row in report.replaced}
     with torch.no_grad():
-        align(m for n, m in model.named_modules() if n in served or n.rpartition(".")[0] in served)
+        align(m for n, m in model.named_modules() if n in replaced or n.rpartition(".")[0] in replaced)
     return report
 
 
-def join_products(decoder: nn.Module) -> None:
-    """One product for the quantised layers that share an input."""
+def fuse_projections(decoder: Decoder) -> None:
+    """Fuse the quantized layers that share an input into one product."""
     for module in decoder.modules():
         if isinstance(module, Attention | GatedMLP):
-            join([module._modules[name] for name in vars(module)[PLAN].inputs])
+            fuse([module._modules[name] for name in vars(module)[PLAN].inputs])
 
 
 def choose_weights(
-    model: nn.Module, decoder: nn.Module, weights: str, selection: Selection
+    model: nn.Module, decoder: Decoder, weights: str, selection: Selection
 ) -> tuple[tuple[Row, str], ...]:
-    """(row, format) of every linear layer whose weight may become integers."""
+    """Return (row, format) of every linear layer that may be quantized."""
     chosen = []
-    for name, module, format in layers_to_quantise(model, decoder, weights):
-        reason, op = selection.refusal(name), LEFT
+    for name, module, format in layers_to_quantize(model, decoder, weights):
+        reason, op = selection.excludes(name), LEFT
         if reason is None:
             try:
-                op = QuantisedLinear.ops(QuantisedLinear.plans(module, format)[0])
-            except Refusal as refusal:
-                reason = str(refusal)
+                op = QuantizedLinear.ops(QuantizedLinear.plans(module, format)[0])
+            except Unsupported as unsupported:
+                reason = str(unsupported)
         chosen.append((Row(name, type(module).__name__, op, reason or ""), format))
     return tuple(chosen)
 
 
-def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Selection) -> tuple[Row, ...]:
-    """Swap and check one module after the other, those inside before those around them; rows in the model's order."""
+def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Selection) -> tuple[Row, ...]:
+    """Check and swap modules one by one, children before parents; return a row for each, in the model's order."""
     verifier = Verifier(decoder)
     modules = dict(model.named_modules(remove_duplicate=False))
     rows: dict[str, Row] = {}
     for here, patch in candidates(model, name, decoder):
         module = modules[here]
         original = type(module).__name__
-        reason, op = selection.refusal(here), patch.infini_ops
-        # A module that stands in several places is patched once.
+        reason, op = selection.excludes(here), patch.infini_ops
+        # A module registered under several names is patched once.
         if reason is None and not isinstance(module, Patched):
             try:
                 plan = verifier.plan(module, patch)
                 op = patch.ops(plan)
                 swap(module, patch, plan)
-            except Refusal as refusal:
-                reason = str(refusal)
+            except Unsupported as unsupported:
+                reason = str(unsupported)
         rows[here] = Row(here, original, LEFT if reason else op, reason or "")
     link(list(decoder.layers), decoder.norm)
     for module in model.modules():
@@ -194,11 +195,11 @@ def patch_modules(model: nn.Module, name: str, decoder: nn.Module, selection: Se
 
 
 def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
-    """The last row of each module, in the model's order, each with the parameters that no row inside it has."""
+    """Return the last row of each module, in the model's order, with the parameters that no inner row counts."""
     modules = dict(model.named_modules(remove_duplicate=False))
     last = {row.name: row for row in rows}
     seen: set[int] = set()
-    for name in sorted(last, key=lambda name: -name.count(".")):  # those inside first
+    for name in sorted(last, key=lambda name: -name.count(".")):  # children first
         parameters = size = 0
         for module in modules[name].modules():
             if id(module) in seen:
@@ -208,20 +209,20 @@ def merged(model: nn.Module, rows: Sequence[Row]) -> tuple[Row, ...]:
             seen |= {id(p) for p in own}
             parameters += sum(local(p).numel() for p in own)
             size += sum(local(p).nbytes for p in own)
-            if isinstance(module, QuantisedLinear):
+            if isinstance(module, QuantizedLinear):
                 parameters += module.numbers
                 size += sum(b.nbytes for b in module.buffers())
         last[name] = replace(last[name], parameters=parameters, bytes=size)
     return tuple(last[name] for name in modules if name in last)
 
 
-def holders(model: nn.Module, decoder: nn.Module) -> list[nn.Module]:
-    """The modules that know of the patch: what is patched itself, not what may be wrapped around it and taken off."""
+def holders(model: nn.Module, decoder: Decoder) -> list[nn.Module]:
+    """Return the modules that hold the patch's state: the patched ones, not removable wrappers around them."""
     return [decoder, *(module for module in model.modules() if isinstance(module, GenerationMixin))]
 
 
 def states_in(model: nn.Module) -> list[State]:
-    """The states of the patches in a model, or in what it wraps: one, unless several models are in it."""
+    """Return the states of the patches in a model or in what it wraps: one for each model inside."""
     found = {id(state): state for module in model.modules() if (state := vars(module).get(STATE)) is not None}
     return list(found.values())
 
@@ -232,27 +233,27 @@ def state_of(model: nn.Module) -> State:
 
 
 def whole_state(model: nn.Module) -> State | None:
-    """The state of the patch, if it holds all that would be patched; None if nothing is patched, or only a part."""
+    """Return the state of a patch of the whole model; None if nothing or only a part is patched."""
     found = find_decoder(model)
     states = {id(vars(holder).get(STATE)) for holder in holders(model, found[1])} if found else set()
     return vars(found[1]).get(STATE) if found and len(states) == 1 else None
 
 
 def replace_config(model: nn.Module, old: Any, new: Any) -> None:
-    """Let every module of the model that holds one config hold the other."""
+    """Replace one config by another in every module of the model."""
     for module in model.modules():
         if vars(module).get("config") is old:
             vars(module)["config"] = new
 
 
 def undo(model: nn.Module) -> None:
-    """Take back a patch, or as much of it as there is; what was set on the model's config meanwhile stays set."""
+    """Undo a patch, complete or partial; values set on the model's config meanwhile are kept."""
     for state in states_in(model):
         for name, value in vars(state.patched_config).items():
             if name != IMPLEMENTATION and value is not state.values.get(name, STATE):
                 vars(state.config)[name] = value
         replace_config(model, state.patched_config, state.config)
-        # What was wrapped around the model, and is not part of it any more, may still hold the other one.
+        # A wrapper that no longer contains the model may still hold the patched config.
         setattr(state.patched_config, IMPLEMENTATION, state.values.get(IMPLEMENTATION))
     for module in model.modules():
         vars(module).pop(STATE, None)
@@ -262,7 +263,7 @@ def undo(model: nn.Module) -> None:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run the body with the model's dropout off."""
+    """Run the body in evaluation mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

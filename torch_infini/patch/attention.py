@@ -1,6 +1,6 @@
 """Attention of a patched model: one product for q, k and v, their norms, rotary embedding in place, the model's cache.
 
-Heads stay where the product put them, [B, S, heads, D]; rope and attention read and write slices of it.
+The product keeps its layout [B, S, heads, D]; rope and attention read and write slices of it.
 """
 
 from __future__ import annotations
@@ -14,41 +14,41 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ..ops.rms_norm import ROUNDINGS
-from .cache import append, give, growing_layer, needs_grad, reserve, static_layer
-from .conditions import dense_last, must_step_aside, place_refusal, weights_refusal
+from .cache import append, commit, growing_layer, needs_grad, reserve, static_layer
+from .conditions import dense_last, needs_fallback, unsupported_placement, unsupported_weights
 from .interface import attend
 from .linear import project, project_together
-from .norm import RMSNorm, is_served, normalise_
-from .sharded import ShardedLinear
-from .stand_in import (
+from .norm import RMSNorm, is_served, normalize_
+from .probe import (
     HALF,
     LENGTHS,
     SIZES,
     WIDTH,
     linear,
-    norm_twin,
+    norm_probe,
+    probe_module,
     random,
     scaled,
     tokens,
-    twin,
     with_nan,
 )
-from .swap import PLAN, Call, Parameters, Patched, Probe, Refusal, Rotary
+from .sharded import ShardedLinear
+from .swap import PLAN, Call, Parameters, Patched, Probe, Rotary, Unsupported
 
 rope_ = torch.ops.infini.rope_.default
 qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
 
 READS = ("config", "head_dim", "scaling", "layer_idx", "is_causal")
 NORM_NAMES = (("q_norm", "k_norm"), ("query_layernorm", "key_layernorm"))
-# Keyword arguments that say nothing to attention, and the values of others that ask for what is done anyway.
+# Keyword arguments that do not affect attention, and values of others that ask for the default.
 HARMLESS = frozenset(
     {"position_ids", "use_cache", "cache_position", "output_hidden_states", "return_dict", "num_items_in_batch"}
 )
 NEUTRAL = {"output_attentions": False}
 
 
-class PositionEmbeddings(tuple):
-    """(cos, sin) as transformers has them, each half twice, and `half`: what rope needs, sliced once for all layers."""
+class PositionEmbeddings(tuple[Tensor, Tensor]):
+    """(cos, sin) as in transformers, with duplicated halves; `half` is what rope needs, sliced once for all layers."""
 
     _half: tuple[Tensor, Tensor] | None = None  # accelerate rebuilds tuples, and drops attributes
     _tables: tuple[tuple[int, ...], tuple[Tensor, ...]] | None = None
@@ -60,9 +60,9 @@ class PositionEmbeddings(tuple):
         return self._half
 
     def tables(self, batch: int, length: int, old: int | Tensor, capacity: int) -> tuple[Tensor, ...]:
-        """(cos, sin, their row for each token, its slot in a cache): for all layers whose caches are alike.
+        """Return (cos, sin, table row of each token, cache slot of each token), shared by layers with equal caches.
 
-        Static caches count what is in them (old) in a tensor a layer, all alike: the first one's is asked.
+        Static caches count their tokens (old) in one tensor a layer; all are equal, so the first layer's is used.
         """
         key = (batch, length, -1 if isinstance(old, Tensor) else old, capacity)
         if self._tables is None or self._tables[0] != key:
@@ -76,19 +76,19 @@ class PositionEmbeddings(tuple):
 
 
 def halves(position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """The first halves of cos and sin."""
+    """Return the first halves of cos and sin."""
     cos, sin = position_embeddings
     middle = cos.shape[-1] // 2
     return cos[..., :middle], sin[..., :middle]
 
 
 def causal_mask(length: int, total: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """[length, total], added to the scores: the queries are the last tokens of all."""
+    """Return an additive mask [length, total]; the queries are the last `length` tokens."""
     return torch.full((length, total), torch.finfo(dtype).min, dtype=dtype, device="cpu").triu(1 + total - length)
 
 
 def is_cos_and_sin(result: Any) -> bool:
-    """Whether a rotary embedding returned two real tensors of one shape, as most do; some return complex numbers."""
+    """Return whether a rotary embedding returned two real tensors of one shape; some return complex numbers."""
     if type(result) is not tuple or len(result) != 2 or not all(isinstance(x, Tensor) for x in result):
         return False
     cos, sin = result
@@ -96,21 +96,21 @@ def is_cos_and_sin(result: Any) -> bool:
 
 
 class RotaryEmbedding(Patched):
-    """cos and sin of the positions; the numbers are the original's."""
+    """cos and sin of the positions, computed by the original forward."""
 
     infini_ops = "rope (sliced once for all layers)"
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        if reason := place_refusal(module):
-            raise Refusal(reason)
+        if reason := unsupported_placement(module):
+            raise Unsupported(reason)
         return [None]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> None:
         result = rotary(random(2, 3, WIDTH), torch.arange(3, device="cpu").unsqueeze(0))
         if not is_cos_and_sin(result):
-            raise Refusal("its forward does not return cos and sin")
+            raise Unsupported("its forward does not return cos and sin")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         position_embeddings = super().forward(*args, **kwargs)
@@ -145,27 +145,28 @@ class AttentionPlan(NamedTuple):
 
 
 def columns(name: str, layer: Any, size: int) -> int | None:
-    """How many columns a projection makes here; None if it does not tell."""
+    """Return how many columns a projection has on this rank; None if unknown."""
     width: int | None = getattr(layer, "out_features", None)
     if not isinstance(layer, ShardedLinear) or width is None or not vars(layer)[PLAN].apart:
         return width
     ranks = vars(layer)[PLAN].ranks.size
     if width % (ranks * size):
-        raise Refusal(f"the {width // size} heads of its {name} do not divide among {ranks} ranks")
+        raise Unsupported(f"the {width // size} heads of its {name} cannot be divided among {ranks} ranks")
     return width // ranks
 
 
-def head_counts(module: nn.Module, inputs: Sequence[str], size: int) -> tuple[int, int]:
-    """(heads of q, heads of k and of v), from the widths of the projections."""
-    widths = [columns(name, module._modules[name], size) for name in inputs]
-    if any(width is None or width % size for width in widths):
-        raise Refusal(f"{', '.join(inputs)} do not tell how many heads of {size} columns they make")
+def head_counts(module: Any, inputs: Sequence[str], size: int) -> tuple[int, int]:
+    """Return (heads of q, heads of k and of v), from the widths of the projections."""
+    found = [columns(name, module._modules[name], size) for name in inputs]
+    widths = [width for width in found if width is not None and width % size == 0]
+    if len(widths) < len(inputs):
+        raise Unsupported(f"the widths of {', '.join(inputs)} are unknown or not multiples of the head size {size}")
     if len(widths) == 3:
         if widths[1] != widths[2]:
-            raise Refusal("its keys and values have different sizes")
+            raise Unsupported("its keys and values have different sizes")
         return widths[0] // size, widths[1] // size
     if isinstance(child := module._modules[inputs[0]], ShardedLinear) and not vars(child)[PLAN].gathered:
-        raise Refusal(f"its {inputs[0]} is cut by ranks, not by heads")
+        raise Unsupported(f"its {inputs[0]} is sharded by ranks, not by heads")
     q = getattr(module.config, "num_attention_heads", 0)
     return q, (widths[0] // size - q) // 2
 
@@ -174,30 +175,34 @@ class Attention(Patched):
     """Projections, norms of q and k, rotary embedding in place, the model's own cache, attention."""
 
     infini_ops = "fused_linear, rope, attention, linear"
+    head_dim: int
+    layer_idx: int
+    scaling: float
+    is_causal: bool
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         return list(cls.possible(module))
 
     @classmethod
-    def possible(cls, module: nn.Module) -> Iterator[AttentionPlan]:
+    def possible(cls, module: Any) -> Iterator[AttentionPlan]:
         missing = [name for name in READS if not hasattr(module, name)]
         inputs = ("qkv_proj",) if "qkv_proj" in module._modules else ("q_proj", "k_proj", "v_proj")
         missing += [name for name in (*inputs, "o_proj") if name not in module._modules]
         if missing:
-            raise Refusal(f"it lacks what attention has in the Llama family: {', '.join(missing)}")
+            raise Unsupported(f"it lacks attributes or submodules of Llama attention: {', '.join(missing)}")
         norms = next((pair for pair in NORM_NAMES if module._modules.keys() >= set(pair)), None)
         more = module._modules.keys() - {*inputs, "o_proj", *(norms or ())}
         more |= {name for name, p in module._parameters.items() if p is not None}
         if more:
-            raise Refusal(f"it has parts that are not known: {', '.join(sorted(more))}")
+            raise Unsupported(f"it has unknown parameters or submodules: {', '.join(sorted(more))}")
         for name in norms or ():
             if not isinstance(module._modules[name], RMSNorm):
-                raise Refusal(f"its {name} was left")
+                raise Unsupported(f"its {name} was left unpatched")
         if getattr(module.config, "output_attentions", False):
-            raise Refusal("config.output_attentions is set, and the kernel stores no attention weights")
-        if reason := weights_refusal(module, *inputs, "o_proj"):
-            raise Refusal(reason)
+            raise Unsupported("config.output_attentions is set, but the kernel stores no attention weights")
+        if reason := unsupported_weights(module, *inputs, "o_proj"):
+            raise Unsupported(reason)
         heads = head_counts(module, inputs, module.head_dim)
         cap = getattr(module, "attn_logit_softcapping", None) or 0.0
         for rope in ("half", "interleaved", ""):
@@ -205,31 +210,31 @@ class Attention(Patched):
                 yield AttentionPlan(inputs, heads, norms, norm_first, rope, cap)
 
     @classmethod
-    def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
+    def probe(cls, module: Any, rotary: Rotary) -> Probe:
         plan: AttentionPlan = cls.plans(module)[0]
         size, q = module.head_dim, plan.heads[0]
-        whole = [sum(plan.qkv)] if len(plan.inputs) == 1 else plan.qkv
+        whole: Sequence[int] = [sum(plan.qkv)] if len(plan.inputs) == 1 else plan.qkv
         widths = {name: heads * size for name, heads in zip(plan.inputs, whole, strict=True)}
-        modules = {}
+        modules: dict[str, nn.Module] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name in widths:
                 modules[name] = linear(widths[name], WIDTH, seed)
             elif name == "o_proj":
                 modules[name] = linear(WIDTH, q * size, seed)
             else:
-                modules[name] = norm_twin(child, seed)
-        small = twin(module, modules=modules)
+                modules[name] = norm_probe(child, seed)
+        small = probe_module(module, modules=modules)
         return Probe(small, lambda: cls.calls(small, plan, rotary))
 
     @staticmethod
-    def calls(small: nn.Module, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
+    def calls(small: Any, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
         config = small.config
         configs = {name: copy(config) for name in ("eager", "sdpa")}
         for name, other in configs.items():
             other._attn_implementation_internal = name
 
         def inner(x: float, q: float, k: float, v: float) -> Parameters:
-            """Parameters by which q, k and v are of these sizes where x is of another, before their norms and after."""
+            """Return parameters that give q, k and v these magnitudes, also after norms, for x of magnitude `x`."""
             parts = [
                 torch.full((heads * small.head_dim,), float(size), dtype=torch.float32, device="cpu")
                 for heads, size in zip(plan.qkv, (q, k, v))
@@ -256,7 +261,7 @@ class Attention(Patched):
             masked: bool = True,
             **more: Any,
         ) -> Call:
-            """One call, or with several lengths as many, which share a cache."""
+            """Return one call; with several lengths, one forward for each, on one cache."""
 
             def run(forward: Callable[..., Any]) -> Any:
                 cache, start = (DynamicCache() if len(lengths) > 1 else None), 0
@@ -277,7 +282,7 @@ class Attention(Patched):
             attributes = {"config": configs["eager" if masked else "sdpa"]}
             return Call(when, run, HALF.get(dtype, tolerance), inner(*sizes), attributes, dtype)
 
-        # Far positions and all the same: they must have no effect but through cos and sin.
+        # Far positions: they may have no effect except through cos and sin.
         yield call("", position_ids=torch.tensor([[0, 100_003, 50_000_017]], device="cpu"))
         for length in LENGTHS:
             yield call(f"for {tokens(length)}", 1, (length,))
@@ -286,18 +291,18 @@ class Attention(Patched):
             if size < 1:
                 yield call(f"for numbers of about {size:g}", sizes=(size, size, size, size))
                 continue
-            # Scores stay of about 1, and with them the softmax as exact as it is for small numbers.
+            # Scores stay of about 1, so that the softmax is as exact as for small numbers.
             yield call(f"for queries and values of about {size:g}", sizes=(size, size, 1 / size, size))
             yield call(f"for keys of about {size:g}", sizes=(1, 1 / size, size, 1))
         for size in (30.0, 1e3, 1e4):
-            # A rounding of large scores moves the softmax where two of them are close; a clamp makes many equal.
+            # Rounding of large scores moves the softmax where two are close; a clamp makes many equal.
             root = size**0.5
             yield call(f"for scores of about {size:g}", 1, (40,), (1, root, root, 1), min(0.1, 1e-4 * size))
         for dtype in HALF:
             yield call(f"in {str(dtype).removeprefix('torch.')}", dtype=dtype)
         yield call("for hidden states with NaN", change=with_nan)
         yield call("with a cache", lengths=(4, 1))
-        # Without a mask eager attention sees all tokens; SDPA, which has no cap, those before.
+        # Without a mask, eager attention is not causal; SDPA, which has no softcap, is.
         if not plan.softcap and config._attn_implementation not in ("eager", None):
             yield call("without a mask", masked=False)
 
@@ -309,8 +314,8 @@ class Attention(Patched):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        aside = must_step_aside(self, hidden_states) or needs_grad(past_key_values)
-        if aside:
+        fallback = needs_fallback(self, hidden_states) or needs_grad(past_key_values)
+        if fallback:
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         return self.compute(dense_last(hidden_states), position_embeddings, attention_mask, past_key_values, **kwargs)
 
@@ -322,9 +327,9 @@ class Attention(Patched):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        """forward, for a caller that knows that nothing but the arguments asks to step aside."""
+        """Compute forward for a caller that has already ruled out a fallback, except for these arguments."""
         if (
-            (self.training and getattr(self, "attention_dropout", 0))
+            (self.training and getattr(self, "attention_dropout", False))
             or any(
                 value is not None and value is not NEUTRAL.get(name)
                 for name, value in kwargs.items()
@@ -352,18 +357,18 @@ class Attention(Patched):
             else:
                 q, k, v = (project(hidden_states, module).view(shape) for module in inputs)
             if plan.norms and plan.norm_first:
-                self.normalise_heads(q, k, plan.norms)
+                self.normalize_heads(q, k, plan.norms)
             if plan.rope:
                 self.rotate(plan, q, k, fused, position_embeddings)
             if plan.norms and not plan.norm_first:
-                self.normalise_heads(q, k, plan.norms)
+                self.normalize_heads(q, k, plan.norms)
             if past_key_values is not None:
                 k, v = append(past_key_values, self.layer_idx, k, v)
         y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
         return project(y.view(batch, length, -1), self._modules["o_proj"]), None
 
     def rotate(self, plan: AttentionPlan, q: Tensor, k: Tensor, fused: Tensor | None, cos_and_sin: Any) -> None:
-        """The rotary embedding of q and k in place, in one call where they lie side by side."""
+        """Apply the rotary embedding to q and k in place, in one call where they are adjacent in memory."""
         cos, sin = cos_and_sin.half if type(cos_and_sin) is PositionEmbeddings else halves(cos_and_sin)
         both = (q, k) if fused is None else (fused.narrow(2, 0, sum(plan.heads)),)
         for x in both:
@@ -372,47 +377,51 @@ class Attention(Patched):
     def rotate_into_cache(
         self, plan: AttentionPlan, fused: Tensor, cos_and_sin: Any, cache: Any
     ) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Rotate q into a tensor of its own, k into the cache, and write v there: in one pass over the fused product.
+        """Rotate q into a new tensor and k into the cache, and copy v to the cache, in one pass over the fused product.
 
-        (q, all keys, all values), or None for a cache of which that cannot be done. A cache [B, heads, T, D] is what
-        the op calls a paged one, with a block for each sequence.
+        Returns (q, all keys, all values), or None for a cache that does not allow it. For the op, a cache
+        [B, heads, T, D] is a paged cache with one block for each sequence.
         """
         if type(cos_and_sin) is not PositionEmbeddings:
             return None
         batch, length, width = fused.shape
         heads, kv_heads = plan.heads
         size = self.head_dim
-        growing, room = growing_layer(cache, self.layer_idx), None
-        static = None if growing else static_layer(cache, self.layer_idx, fused, batch, kv_heads, size)
+        growing, grown, static = growing_layer(cache, self.layer_idx), None, None
+        keys: Tensor | None
+        values: Tensor | None
+        old: int | Tensor
         if growing is not None:
-            room = reserve(growing, fused, batch, length, kv_heads, size)
-            if room is None:
+            grown = reserve(growing, fused, batch, length, kv_heads, size)
+            if grown is None:
                 return None
-            keys, values, old = room.keys, room.values, room.length
-        elif static is not None:
-            keys, values, old = static.keys, static.values, static.cumulative_length
+            keys, values, old = grown.keys, grown.values, grown.length
         else:
-            return None
+            static = static_layer(cache, self.layer_idx, fused, batch, kv_heads, size)
+            if static is None:
+                return None
+            keys, values, old = static.keys, static.values, static.cumulative_length
+        assert keys is not None and values is not None
         if plan.norms:
             q, k, _ = fused.view(batch, length, -1, size).split((heads, kv_heads, kv_heads), 2)
-            self.normalise_heads(q, k, plan.norms)
+            self.normalize_heads(q, k, plan.norms)
         cos, sin, rows, slots = cos_and_sin.tables(batch, length, old, keys.shape[2])
         q = fused.new_empty((batch * length, heads, size))
         qkv = fused.view(batch * length, width)
         qkv_rope_cache(q, keys, values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
-        if static is not None:
+        if growing is not None and grown is not None:
+            keys, values = commit(growing, grown, grown.length + length)
+        elif static is not None:
             static.cumulative_length.add_(length)
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)
-        else:
-            keys, values = give(growing, room, room.length + length)
         return q.view(batch, length, heads, size), keys, values
 
-    def normalise_heads(self, q: Tensor, k: Tensor, names: tuple[str, str]) -> None:
-        """The norms of q and k in place: of each head, or of all heads of a token as one row."""
+    def normalize_heads(self, q: Tensor, k: Tensor, names: tuple[str, str]) -> None:
+        """Apply the norms of q and k in place: to each head, or to all heads of a token as one row."""
         for x, name in zip((q, k), names):
             norm = self._modules[name]
             row = x if norm._parameters["weight"].numel() == x.shape[-1] else x.flatten(2)
             if is_served(norm):
-                normalise_(row, norm)
+                normalize_(row, norm)
             else:
                 row.copy_(norm(row))

@@ -1,6 +1,6 @@
-"""When an infini op may stand for a module's own forward: questions asked once while patching, and at every call.
+"""Conditions for using infini ops instead of a module's own forward: checked once while patching, and at every call.
 
-Those of a call cost host time, of which a small model has little: they look attributes up directly, without getattr.
+The checks of a call cost host time, which matters for small models: they look up attributes directly, without getattr.
 """
 
 from __future__ import annotations
@@ -11,17 +11,17 @@ from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
 from ..ops._registry import FLOATS, REGISTRY
-from .shares import only_for_gradients
+from .parallel_forward import only_reduces_gradients
 
-CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has kernels for it
+CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has CUDA kernels
 functorch_level = torch._C._functorch.peek_interpreter_stack  # None outside of the transforms of torch.func
 
 
-def must_step_aside(module: nn.Module, x: Tensor) -> bool:
-    """Whether the original forward has to run.
+def needs_fallback(module: nn.Module, x: Tensor) -> bool:
+    """Return whether the original forward has to run.
 
-    Where a backward may follow, autocast picks dtypes, hooks see all modules, a transform of torch.func or forward-mode
-    AD is at work, or the model was moved to a device or a dtype that the kernels do not know.
+    That is where a backward may follow, under autocast, with global module hooks, inside a transform of torch.func or
+    forward-mode AD, and on a device or dtype without kernels.
     """
     return (
         (torch.is_grad_enabled() and (x.requires_grad or may_need_grad(module)))
@@ -31,55 +31,55 @@ def must_step_aside(module: nn.Module, x: Tensor) -> bool:
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Whether kernels know the tensor's device and dtype, and neither autocast nor a transform is at work."""
+    """Return whether there are kernels for the tensor's device and dtype, and no autocast or transform is active."""
     here = x.is_cpu or (CUDA and x.is_cuda and not torch.is_autocast_enabled("cuda"))
     return here and x.dtype in FLOATS and not torch.is_autocast_enabled("cpu") and not transformed()
 
 
 def transformed() -> bool:
-    """Whether torch.vmap, another transform of torch.func or forward-mode AD is at work.
+    """Return whether torch.vmap, another transform of torch.func or forward-mode AD is active.
 
-    The ops have no batching rules and no tangents. Asking for the level, not the tensors, costs 0.06 us, and also finds
-    weights that are batched or dual.
+    The ops have no batching rules and no tangents. Checking the level, not the tensors, costs 0.06 us, and also finds
+    batched or dual weights.
     """
-    # Dynamo takes the level for an object where there is none.
+    # Under Dynamo the level is an object even where no transform is active.
     level = functorch_level() is not None and not torch.compiler.is_compiling()
     return level or forward_ad._current_level >= 0
 
 
 def carries_tangents() -> bool:
-    """Whether forward-mode AD is at work."""
+    """Return whether forward-mode AD is active."""
     return forward_ad._current_level >= 0
 
 
 def dense_last(x: Tensor) -> Tensor:
-    """x, copied where its last dimension has another stride than 1, which the kernels do not read."""
+    """Return x with stride 1 in the last dimension, as the kernels require; copy only if needed."""
     return x if x.is_contiguous() or x.stride(-1) == 1 else x.contiguous()
 
 
 def may_need_grad(module: nn.Module) -> bool:
-    """Whether a parameter needs a gradient, or a hook inside may bring in something that does."""
+    """Return whether a parameter requires grad, or a hook inside may introduce a tensor that does."""
     return any(p.requires_grad for p in module.parameters()) or not all(unwatched(m) for m in module.modules())
 
 
 def watched_globally() -> bool:
-    """Whether hooks are registered for the forwards of all modules."""
+    """Return whether global forward hooks are registered."""
     return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 
 def unwatched(module: nn.Module) -> bool:
-    """Whether nothing but the module's class decides what a call of it does."""
+    """Return whether the module has no hooks and no forward of its own instance."""
     return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
 
 
 def is_plain(module: nn.Module) -> bool:
-    """Whether the module is a linear layer whose product may be computed without calling it."""
+    """Return whether the module is a linear layer whose product may be computed without calling it."""
     return type(module) is nn.Linear and unwatched(module)
 
 
-def place_refusal(module: nn.Module) -> str | None:
-    """Why the module's forward cannot be another, or not run here; None if it can."""
-    if "forward" in module.__dict__ and not only_for_gradients(module):
+def unsupported_placement(module: nn.Module) -> str | None:
+    """Return why the module's forward cannot be replaced, or not run on its device; None if it can."""
+    if "forward" in module.__dict__ and not only_reduces_gradients(module):
         return "its forward was replaced on the instance"
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:
@@ -89,10 +89,10 @@ def place_refusal(module: nn.Module) -> str | None:
     return f"it is spread over {', '.join(places)}" if len(places) > 1 else None
 
 
-def weights_refusal(module: nn.Module, *names: str) -> str | None:
-    """Why the kernels cannot read the module's own parameters and those of the plain linear layers it names.
+def unsupported_weights(module: nn.Module, *names: str) -> str | None:
+    """Return why the kernels cannot read the parameters of the module or its named nn.Linear children, or None.
 
-    Layers of other kinds are called as they are, so nothing is asked of them.
+    Children of other classes are called as they are and not checked.
     """
     weights = dict(module.named_parameters(recurse=False))
     for name in names:
@@ -106,4 +106,4 @@ def weights_refusal(module: nn.Module, *names: str) -> str | None:
             return f"{name} is {str(weight.dtype).removeprefix('torch.')}, not float32, bfloat16 or float16"
     if len({weight.dtype for weight in weights.values()}) > 1:
         return "its parameters have several dtypes"
-    return place_refusal(module)
+    return unsupported_placement(module)

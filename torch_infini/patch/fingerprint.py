@@ -1,6 +1,6 @@
-"""Fingerprints of modules: equal only for modules of which one trial's answer holds for the other.
+"""Fingerprints of modules: equal only for modules that a single check of the patched forward covers.
 
-Everything that a forward can read from the instance is part of it; what cannot be compared stands for itself.
+A fingerprint covers everything that a forward can read from the instance; other objects are compared by identity.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from .stand_in import STAND_IN
+from .probe import PROBE_SEED
 
 PLAIN = (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, Enum)
-MACHINERY = frozenset(vars(nn.Module()))  # what every module has: parameters, submodules, hooks, training
+MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))  # of every module: parameters, submodules, hooks, training
 LARGEST = 1 << 12  # elements of a tensor that is compared by value
 
 
 class Fingerprints:
-    """Makes fingerprints; keeps the objects that are compared by identity, so that no other takes their address."""
+    """Computes fingerprints; keeps objects that are compared by identity alive, so that no id is reused."""
 
     def __init__(self) -> None:
         self.kept: dict[int, tuple[Any, Hashable]] = {}
 
     def of(self, value: Any) -> Hashable:
-        """A fingerprint of an attribute's value."""
+        """Return the fingerprint of an attribute's value."""
         kind = type(value)
         if isinstance(value, PLAIN):
             return kind, value
@@ -39,7 +39,7 @@ class Fingerprints:
             return kind, frozenset(map(self.of, value))
         if id(value) in self.kept:
             return self.kept[id(value)][1]
-        self.kept[id(value)] = value, (kind, id(value))  # also where it holds itself
+        self.kept[id(value)] = value, (kind, id(value))  # before the recursion: it may contain itself
         if isinstance(value, dict):
             found: Hashable = kind, tuple((self.of(key), self.of(item)) for key, item in value.items())
         elif isinstance(value, PretrainedConfig):
@@ -55,9 +55,9 @@ class Fingerprints:
         return found
 
     def of_module(self, module: nn.Module, *apart: str) -> Hashable:
-        """Class, attributes but those set apart, parameters and buffers, and all that of the submodules."""
-        attributes = {name: value for name, value in vars(module).items() if name not in MACHINERY.union(apart)}
+        """Return the fingerprint of class, attributes (except `apart`), parameters, buffers and submodules."""
+        attributes = {name: value for name, value in vars(module).items() if name not in MODULE_ATTRIBUTES.union(apart)}
         tensors: dict[str, Any] = {**module._parameters, **module._buffers}
-        if STAND_IN in attributes:  # its numbers follow from its shapes
+        if PROBE_SEED in attributes:  # random weights that follow from seed and shapes
             tensors = {name: None if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}
         return type(module), self.of(attributes), self.of(tensors), self.of(dict(module._modules))

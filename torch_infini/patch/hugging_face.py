@@ -1,12 +1,13 @@
-"""What `from_pretrained` of transformers needs to open a folder of save_patched with integer weights.
+"""The quantizer with which transformers' from_pretrained opens a folder of save_patched with quantized weights.
 
-transformers finds the quantizer by the name "torch_infini" in config.json; importing this module registers it.
+transformers finds it by the name "torch_infini" in config.json; importing this module registers it. It is imported
+while transformers itself is, so that the modules that load models are imported in functions.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -14,20 +15,25 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 METHOD = "torch_infini"
 WHERE = "torch_infini: from_pretrained"
 
 
 @register_quantization_config(METHOD)
 class QuantizationConfig(QuantizationConfigMixin):
-    """The entry `quantization_config` of a config.json.
+    """The entry `quantization_config` of a config.json; its arguments are the fields there.
 
     Args:
-        quantised: The format and the group of each layer of integers, by its name.
+        quantised: Format and group of each quantized layer, by its name.
         dtype: Of activations and of all other weights.
-        only: Of patch_model.
-        skip: Of patch_model.
+        only: As for patch_model.
+        skip: As for patch_model.
     """
+
+    quant_method: Any  # transformers declares an enum of its own methods
 
     def __init__(
         self,
@@ -44,44 +50,47 @@ class QuantizationConfig(QuantizationConfigMixin):
 
 @register_quantizer(METHOD)
 class Quantizer(HfQuantizer):
-    """Makes the layers ready for their integers, and patches the model when these are loaded."""
+    """Creates the quantized layers, and patches the model once they are loaded."""
 
-    requires_calibration = True  # there is no quantising while loading: patch_model does that
+    quantization_config: QuantizationConfig
+    requires_calibration = True  # it does not quantize while loading: patch_model does that
 
     def update_dtype(self, dtype: torch.dtype) -> torch.dtype:
-        """Remember what was asked for: the model gets it when all is loaded, as by `to`."""
+        """Remember the requested dtype: the model is converted once it is loaded."""
         self.wanted = dtype
         return dtype
 
     def get_new_dtype(self, converter: Any, param: Any, dtype: torch.dtype | None) -> None:
-        """Every tensor is read as it is in the file."""
+        """Keep the dtype of every tensor in the file."""
 
-    def _process_model_before_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
-        from . import saved
+    def _process_model_before_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        from . import folder, load
 
         files, config = kwargs.get("checkpoint_files") or (), self.quantization_config
         self.folder = Path(files[0]).parent if files else None
-        self.stored = getattr(torch, str(config.dtype), None)
-        if self.stored not in saved.DTYPES.values():
-            raise saved.wrong(saved.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
-        layers = saved.checked_layers(config.quantised, saved.CONFIG, WHERE)
+        stored = getattr(torch, str(config.dtype), None)
+        if not isinstance(stored, torch.dtype) or stored not in folder.DTYPES.values():
+            raise folder.invalid(folder.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
+        layers = folder.checked_layers(config.quantised, folder.CONFIG, WHERE)
         for field in ("only", "skip") if config.only is not None else ("skip",):
-            saved.names_in(getattr(config, field), saved.CONFIG, field, WHERE)
-        saved.install_all(model, layers, self.stored, saved.CONFIG, WHERE)
+            folder.checked_patterns(getattr(config, field), folder.CONFIG, field, WHERE)
+        self.stored = stored
+        load.install_all(model, layers, stored, folder.CONFIG, WHERE)
 
-    def _process_model_after_weight_loading(self, model: nn.Module, **kwargs: Any) -> None:
-        from . import saved
+    def _process_model_after_weight_loading(self, model: PreTrainedModel, **kwargs: Any) -> None:
+        from . import load
 
         config = self.quantization_config
-        # From here on it is like a model that patch_model quantised, to which transformers' rules for others'
-        # quantised models (no float(), no half()) do not apply.
-        self.remove_quantization_config(model)
+        # From here on the model is like one that patch_model quantized: transformers' rules for quantized models (no
+        # float(), no half()) do not apply.
+        HfQuantizer.remove_quantization_config(self, model)
         for module in model.modules():
             if hasattr(module, "config"):
                 vars(module.config).pop("_is_quantized", None)
-        saved.finish(model, self.folder, config.quantised, config.only, config.skip)
+        load.finish(model, self.folder, config.quantised or {}, config.only, config.skip)
         if self.wanted != self.stored:
-            model.to(self.wanted)
+            whole: nn.Module = model  # transformers' own `to` has no usable type
+            whole.to(self.wanted)
 
     def is_serializable(self) -> bool:
         return False

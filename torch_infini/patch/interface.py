@@ -1,6 +1,6 @@
 """The attention implementation "infini" of transformers, with the mask function that belongs to it.
 
-Patched attention modules call the kernel themselves and come here only when they step aside for the original forward.
+Patched attention modules call the kernel directly; they reach this only through a fallback to the original forward.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ attention = torch.ops.infini.attention.default
 def attend(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, softcap: float = 0.0
 ) -> Tensor:
-    """Attention over [B, S, H, D], with the meaning that transformers gives to a missing mask.
+    """Compute attention over [B, S, H, D], interpreting a missing mask as transformers does.
 
-    The mask function leaves the mask out where it is plainly causal: S = 1 (all keys are visible), T = S, or the first
-    tokens of a static cache, whose buffer is longer than what has been written: the keys of this call are its first S.
-    Any other mask holds causality itself.
+    The mask function omits the mask where it is plainly causal: S = 1 (all keys are visible), T = S, or the first
+    tokens of a static cache, whose buffer is longer than its contents: the keys of this call are its first S.
+    Any other mask includes causality.
     """
     if mask is not None:
         return attention(q, k, v, mask, None, False, scale, softcap)
@@ -39,7 +39,7 @@ def attend(
 def attention_with_weights(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, causal: bool, dropout: float, softcap: float
 ) -> tuple[Tensor, Tensor]:
-    """Attention over [B, H, S, D] in plain torch, for callers who want the weights, which the kernel never stores."""
+    """Compute attention over [B, H, S, D] in plain torch and return the weights, which the kernel never stores."""
     groups, length = q.shape[1] // k.shape[1], q.shape[2]
     if mask is None and causal and length > 1:
         k, v = k[:, :, :length], v[:, :, :length]
@@ -64,23 +64,23 @@ def attention_forward(
     is_causal: bool | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """What transformers calls where config._attn_implementation is "infini".
+    """Attention function that transformers calls where config._attn_implementation is "infini".
 
-    The kernel has no backward, no dropout and no autocast. SDPA, which takes the same masks, serves those calls; where
-    scores are capped, which it cannot do, plain torch does.
+    The kernel has no backward, dropout or autocast. Such calls use SDPA, which takes the same masks, or plain torch
+    where the scores have a softcap, which SDPA lacks.
     """
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     if kwargs.get("s_aux") is not None:
-        raise ValueError("torch_infini: attention sinks (s_aux) are not served: use attn_implementation='eager'.")
+        raise ValueError("torch_infini: attention sinks (s_aux) are not supported: use attn_implementation='eager'.")
     softcap = kwargs.get("softcap") or 0.0
     wants_grad = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     more = any(kwargs.get(name) is not None for name in ("position_bias", "cache"))
-    left = wants_grad or more or dropout or not has_kernels(query)
-    # Nor has SDPA a forward-mode derivative on the CPU.
-    if kwargs.get("output_attentions") or (softcap and left) or carries_tangents():
+    fallback = wants_grad or more or dropout or not has_kernels(query)
+    # SDPA has no forward-mode derivative on the CPU.
+    if kwargs.get("output_attentions") or (softcap and fallback) or carries_tangents():
         return attention_with_weights(query, key, value, attention_mask, scale, causal, dropout, softcap)
-    if left:
+    if fallback:
         return sdpa_attention_forward(
             module, query, key, value, attention_mask, dropout, scaling, is_causal=is_causal, **kwargs
         )
@@ -89,6 +89,6 @@ def attention_forward(
 
 
 def register() -> None:
-    """Make "infini" known to transformers: the two belong together, for without the second every mask would be None."""
+    """Register "infini" with transformers: both functions, because without the second every mask would be None."""
     AttentionInterface.register(NAME, attention_forward)
     AttentionMaskInterface.register(NAME, sdpa_mask)

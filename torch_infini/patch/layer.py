@@ -1,6 +1,6 @@
-"""The decoder layer of a patched model: its residual additions and norms, also the next layer's first norm, are fused.
+"""The decoder layer of a patched model: residual additions are fused with norms, including the next layer's first norm.
 
-Where a layer's norms stand is a row of LAYOUTS; everything else about them is theirs.
+LAYOUTS lists the positions of norms in a layer; norm.py handles the norms themselves.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from torch import Tensor, nn
 
 from .attention import Attention, causal_mask
 from .cache import needs_grad
-from .conditions import dense_last, must_step_aside, place_refusal, unwatched
+from .conditions import dense_last, needs_fallback, unsupported_placement, unwatched
 from .mlp import GatedMLP
-from .norm import RMSNorm, add_and_normalise, attach, attached, eps_name, is_served, normalise
-from .stand_in import HALF, LENGTHS, SIZES, WIDTH, norm_twin, random, tokens, twin, with_nan
-from .swap import Call, Patched, Probe, Refusal, Rotary
+from .norm import RMSNorm, add_and_normalize, attach, attached, eps_name, is_served, normalize
+from .probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
+from .swap import Call, Patched, Probe, Rotary, Unsupported
 
 
 class Layout(NamedTuple):
-    """The names of a layer's norms; None where there is none."""
+    """Names of a layer's norms; None where there is none."""
 
     before_attention: str | None
     after_attention: str | None
@@ -40,20 +40,20 @@ LAYOUTS = (
     Layout(None, "post_attention_layernorm", None, "post_feedforward_layernorm"),
 )
 EMPTY = {"position_embeddings": None, "attention_mask": None}  # arguments of a layer in a probe
-NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result goes to,)
+NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result is passed to,)
 
 
 class LayerPlan(NamedTuple):
-    """Where the norms are, and what both branches are multiplied by before they are added."""
+    """Positions of the norms, and the factor of both branches before the residual additions."""
 
     layout: Layout
     multiplier: float
 
 
 class _Branch(nn.Module):
-    """Stands for attention and for the MLP in a probe: something simple that is not linear."""
+    """Replaces attention and MLP in a probe module: a simple nonlinear function."""
 
-    size = 1.0  # of its results
+    size = 1.0  # magnitude of the results
 
     def __init__(self, seed: int, with_weights: bool) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Branch(nn.Module):
 
 
 class DecoderLayer(Patched):
-    """x + attention(norm(x)), then + mlp(norm(...)), by the layer's layout."""
+    """x + attention(norm(x)), then + mlp(norm(...)), with norms as in the layer's layout."""
 
     infini_ops = "add_rms_norm"
 
@@ -77,28 +77,28 @@ class DecoderLayer(Patched):
         norms = {name for name, child in children.items() if child is not None and eps_name(child)}
         layout = next((layout for layout in LAYOUTS if norms == {name for name in layout if name}), None)
         if layout is None:
-            raise Refusal(f"its norms ({', '.join(sorted(norms)) or 'none'}) stand as in no layout that is known")
+            raise Unsupported(f"its norms ({', '.join(sorted(norms)) or 'none'}) are in no known layout")
         more = {name for name in children.keys() - norms if not isinstance(children[name], nn.Dropout)}
         if more != {"self_attn", "mlp"}:
-            raise Refusal(f"its submodules are not self_attn, mlp and norms: {', '.join(sorted(more))}")
+            raise Unsupported(f"its submodules are not self_attn, mlp and norms: {', '.join(sorted(more))}")
         for name in sorted(norms):
             if not isinstance(children[name], RMSNorm):
-                raise Refusal(f"its {name} was left")
+                raise Unsupported(f"its {name} was left unpatched")
         if "forward" in vars(module):
-            raise Refusal(place_refusal(module) or "")
+            raise Unsupported(unsupported_placement(module) or "")
         return [LayerPlan(layout, float(getattr(module, "residual_multiplier", 1.0)))]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
-        modules: dict[str, nn.Module] = {}
+        modules: dict[str, nn.Module | None] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name in ("self_attn", "mlp"):
                 modules[name] = _Branch(seed, name == "self_attn")
-            elif eps_name(child):
-                modules[name] = norm_twin(child, seed, WIDTH)
+            elif child is not None and eps_name(child):
+                modules[name] = norm_probe(child, seed, WIDTH)
             else:
                 modules[name] = child
-        small = twin(module, modules=modules)
+        small = probe_module(module, modules=modules)
         vars(small).pop(NEXT, None)
         return Probe(small, lambda: cls.calls(small))
 
@@ -109,7 +109,7 @@ class DecoderLayer(Patched):
         def call(
             when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32, **more: Any
         ) -> Call:
-            """x of this size, and results of attention and MLP of another."""
+            """Return a call with x of magnitude `size` and results of attention and MLP of magnitude `inside`."""
 
             def run(forward: Callable[..., Any]) -> Any:
                 for branch in branches:
@@ -136,53 +136,53 @@ class DecoderLayer(Patched):
         modules = self._modules
         (first, attended_by, second, last), multiplier = self.__dict__["_infini_plan"]
         compiling = torch.compiler.is_compiling()
-        aside = must_step_aside(self, hidden_states) or needs_grad(kwargs.get("past_key_values"))
-        if args or aside or not self.serves(modules):
+        fallback = needs_fallback(self, hidden_states) or needs_grad(kwargs.get("past_key_values"))
+        if args or fallback or not self.serves(modules):
             return super().forward(hidden_states, *args, **kwargs)
         x = hidden_states = dense_last(hidden_states)
         if first is not None:
             norm = modules[first]
             known = None if compiling or self._forward_pre_hooks else attached(hidden_states, norm)
-            x = normalise(hidden_states, norm) if known is None else known
+            x = normalize(hidden_states, norm) if known is None else known
         x, _ = entry(modules["self_attn"], Attention)(hidden_states=x, **kwargs)
         if attended_by is not None:
-            x = normalise(x, modules[attended_by])
+            x = normalize(x, modules[attended_by])
         if multiplier != 1:
             x = x * multiplier
         if second is not None:
-            x, stream = add_and_normalise(x, hidden_states, modules[second])
+            x, stream = add_and_normalize(x, hidden_states, modules[second])
         else:
             x = stream = hidden_states + x
         x = entry(modules["mlp"], GatedMLP)(x)
         if last is not None:
-            x = normalise(x, modules[last])
+            x = normalize(x, modules[last])
         if multiplier != 1:
             x = x * multiplier
         (following,) = self.__dict__.get(NEXT, (None,))
         if compiling or self._forward_hooks or not is_served(following):
             return stream.add_(x)
-        normed, stream = add_and_normalise(x, stream, following)
+        normed, stream = add_and_normalize(x, stream, following)
         attach(stream, following, normed)
         return stream
 
-    def serves(self, modules: dict[str, nn.Module]) -> bool:
-        """Whether the norms are the patched ones, and no dropout is on."""
+    def serves(self, modules: dict[str, Any]) -> bool:
+        """Return whether the norms are patched and no dropout is active."""
         for name in self.__dict__["_infini_plan"].layout:
             if name is not None and not is_served(modules[name]):
                 return False
         return not (self.training and any(isinstance(child, nn.Dropout) and child.p for child in modules.values()))
 
 
-def entry(module: nn.Module, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:
-    """What a call of the module comes to in a layer that does not step aside: its `compute`, if it is served."""
+def entry(module: Any, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:
+    """Return the function to call for a module in a layer without fallback: its `compute` if it is patched."""
     direct = type(module).forward is patch.forward and unwatched(module) and module._compiled_call_impl is None
     return module.compute if direct else module
 
 
 def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:
-    """Tell each patched layer which norm comes next: the next layer's first, behind the last layer the decoder's.
+    """Store in each patched layer which norm follows: the next layer's first, after the last layer the decoder's.
 
-    In a tuple, which nn.Module does not take for a submodule.
+    In a tuple, so that nn.Module does not register it as a submodule.
     """
     for layer, after in zip(layers, [*layers[1:], None], strict=True):
         if not isinstance(layer, DecoderLayer):

@@ -1,4 +1,4 @@
-"""Linear layers of a patched model: products without a call of the module, and several of one input in one call."""
+"""Linear layers of a patched model: products without a module call, and several products of one input in one call."""
 
 from __future__ import annotations
 
@@ -8,35 +8,34 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conditions import dense_last, is_plain, must_step_aside, unwatched, weights_refusal
-from .quantised import JOINT, QuantisedLinear
+from .conditions import dense_last, is_plain, needs_fallback, unsupported_weights, unwatched
+from .quantized_linear import FUSED, QuantizedLinear
 from .sharded import ShardedLinear
 from .shares import Share
-from .swap import PLAN, Patched, Refusal
+from .swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default
 
 
-def project(x: Tensor, module: nn.Module) -> Tensor:
-    """A linear layer's product where nothing asks to step aside; of another kind, or watched, the layer is called."""
+def project(x: Tensor, module: Any) -> Tensor:
+    """Compute a linear layer's product in a forward without fallback; call a layer with hooks or of another class."""
     if is_plain(module):
         parameters = module._parameters
         return linear(x, parameters["weight"], parameters["bias"])
-    if type(module).forward in (QuantisedLinear.forward, ShardedLinear.forward) and unwatched(module):
+    if type(module).forward in (QuantizedLinear.forward, ShardedLinear.forward) and unwatched(module):
         return module.product(x)
     return module(x)
 
 
-def project_together(x: Tensor, *modules: nn.Module) -> Tensor | None:
-    """The products of x with two or three linear layers, side by side; None unless all are plain, this
-    rank's rows, or quantised alike.
+def project_together(x: Tensor, *modules: Any) -> Tensor | None:
+    """Compute the products of x with two or three linear layers, concatenated by columns.
 
-    Plain weights stay where they are, each a parameter of its own: nothing is copied.
+    Returns None unless all are plain, column-parallel shards, or quantized alike. Weights are not copied.
     """
-    joint = modules[0].__dict__.get(JOINT)
-    if joint is not None:
-        return joint.product(x, modules)
+    fused = modules[0].__dict__.get(FUSED)
+    if fused is not None:
+        return fused.product(x, modules)
     own = []
     for module in modules:
         if is_plain(module):
@@ -53,7 +52,7 @@ def project_together(x: Tensor, *modules: nn.Module) -> Tensor | None:
 
 
 def multiplies_apart(module: nn.Module) -> bool:
-    """Whether the layer is one that ranks share, and each rank keeps what it computes."""
+    """Return whether the layer is sharded and each rank keeps its own columns."""
     if type(module).forward is not ShardedLinear.forward or not unwatched(module):
         return False
     share: Share = module.__dict__[PLAN]
@@ -61,20 +60,20 @@ def multiplies_apart(module: nn.Module) -> bool:
 
 
 class Linear(Patched):
-    """A linear layer that is called by itself, such as lm_head."""
+    """A linear layer outside attention and MLP, such as lm_head."""
 
     infini_ops = "linear"
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         if type(module) is not nn.Linear:
-            raise Refusal("it is not a torch.nn.Linear")
-        if reason := weights_refusal(module):
-            raise Refusal(reason)
+            raise Unsupported("it is not a torch.nn.Linear")
+        if reason := unsupported_weights(module):
+            raise Unsupported(reason)
         return [None]
 
     def forward(self, input: Tensor) -> Tensor:
-        if must_step_aside(self, input):
+        if needs_fallback(self, input):
             return super().forward(input)
         parameters = self._parameters
         return linear(dense_last(input), parameters["weight"], parameters["bias"])

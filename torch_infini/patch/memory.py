@@ -1,7 +1,7 @@
-"""Moves weights to memory that they are read from fast.
+"""Moves weights to aligned memory.
 
-A decode step reads every weight once. Weights that are mapped from a checkpoint's file begin anywhere in a cache line
-and lie in pages of 4 KiB; both cost time.
+A decode step reads every weight once. Weights mapped from a checkpoint file are not aligned to cache lines and use
+pages of 4 KiB; both cost time.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ LINE = 64  # bytes
 
 
 def moved(x: Tensor) -> Tensor:
-    """A contiguous copy in memory of its own."""
+    """Return a contiguous copy in new memory."""
     return new(*x.shape, dtype=x.dtype).copy_(x)
 
 
 def align(modules: Iterable[nn.Module]) -> None:
-    """Give weights of linear layers that do not begin at a cache line memory of their own; the parameters stay.
+    """Copy weights of linear layers that are not aligned to a cache line; the parameter objects stay.
 
-    Parts of a larger memory are left, for whoever made them looks for them there; but not this rank's part of a weight
-    that ranks share, which transformers cut out of a mapped file.
+    Views of larger tensors are left, because their owner may rely on the sharing; except this rank's shard of a weight,
+    which transformers slices from a mapped file.
     """
     for module in modules:
         parameter = module._parameters.get("weight") if isinstance(module, nn.Linear) else None

@@ -1,4 +1,4 @@
-"""The gated MLP of a patched model: down_proj(act(gate_proj(x)) * up_proj(x)), also with gate and up in one layer."""
+"""The gated MLP of a patched model: down_proj(act(gate_proj(x)) * up_proj(x)), also with gate and up fused."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
+from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from .linear import project, project_together
-from .stand_in import HALF, LENGTHS, SIZES, WIDTH, linear, on, random, scaled, tokens, twin, with_nan
-from .swap import Call, Patched, Probe, Refusal, Rotary
+from .probe import HALF, LENGTHS, SIZES, WIDTH, call_with, linear, probe_module, random, scaled, tokens, with_nan
+from .swap import Call, Patched, Probe, Rotary, Unsupported
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
-# Activation classes, and the op that multiplies them by the other half.
+# Activation classes, and the op that computes act(gate) * up.
 GATES: dict[type[nn.Module], Callable[..., Tensor]] = {
     nn.SiLU: torch.ops.infini.swiglu.default,
     type(ACT2FN["silu"]): torch.ops.infini.swiglu.default,
@@ -24,7 +24,7 @@ GATES: dict[type[nn.Module], Callable[..., Tensor]] = {
 
 
 class MLPPlan(NamedTuple):
-    """The names of the layers before the activation (one fused, or two) and of the activation."""
+    """Names of the layers before the activation (one fused, or two) and of the activation."""
 
     inputs: tuple[str, ...]
     activation: str
@@ -39,24 +39,24 @@ class GatedMLP(Patched):
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         activation = next((name for name in ACTIVATION_NAMES if name in module._modules), None)
         if activation is None:
-            raise Refusal(f"it has no activation ({' or '.join(ACTIVATION_NAMES)})")
+            raise Unsupported(f"it has no activation ({' or '.join(ACTIVATION_NAMES)})")
         inputs = ("gate_up_proj",) if "gate_up_proj" in module._modules else ("gate_proj", "up_proj")
         wanted = {*inputs, activation, "down_proj"}
         if module._modules.keys() != wanted or any(p is not None for p in module._parameters.values()):
-            raise Refusal(
+            raise Unsupported(
                 "its submodules are not those of a gated MLP: gate_proj and up_proj (or both in one), down_proj"
             )
         if type(module._modules[activation]) not in GATES:
             kind = type(module._modules[activation]).__name__
-            raise Refusal(f"its activation is {kind}, neither SiLU nor GELU by tanh")
-        if reason := weights_refusal(module, *inputs, "down_proj"):
-            raise Refusal(reason)
+            raise Unsupported(f"its activation is {kind}, neither SiLU nor GELU by tanh")
+        if reason := unsupported_weights(module, *inputs, "down_proj"):
+            raise Unsupported(reason)
         return [MLPPlan(inputs, activation)]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
         _, activation = cls.plans(module)[0]
-        modules = {}
+        modules: dict[str, nn.Module | None] = {}
         for seed, (name, child) in enumerate(module._modules.items()):
             if name == activation:
                 modules[name] = child
@@ -64,7 +64,7 @@ class GatedMLP(Patched):
                 modules[name] = linear(WIDTH, 24, seed)
             else:
                 modules[name] = linear(48 if name == "gate_up_proj" else 24, WIDTH, seed)
-        small = twin(module, modules=modules)
+        small = probe_module(module, modules=modules)
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
@@ -72,9 +72,9 @@ class GatedMLP(Patched):
         inputs = [name for name in small._modules if name in ("gate_up_proj", "gate_proj", "up_proj")]
 
         def call(when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32) -> Call:
-            """x of this size, and gate and up of another."""
+            """Return a call with x of magnitude `size`, and gate and up of magnitude `inside`."""
             given = {name: scaled(small._modules[name], inside / size, inside) for name in inputs}
-            return Call(when, on(size * x, dtype), HALF.get(dtype, 1e-4), given, dtype=dtype)
+            return Call(when, call_with(size * x, dtype), HALF.get(dtype, 1e-4), given, dtype=dtype)
 
         few = random(2, 3, WIDTH)
         yield call("", few)
@@ -88,10 +88,10 @@ class GatedMLP(Patched):
         yield call("for hidden states with NaN", with_nan(few))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if must_step_aside(self, x) else self.compute(dense_last(x))
+        return super().forward(x) if needs_fallback(self, x) else self.compute(dense_last(x))
 
     def compute(self, x: Tensor) -> Tensor:
-        """forward, for a caller that knows that nothing asks to step aside."""
+        """Compute forward for a caller that has already ruled out a fallback."""
         plan, modules = self.__dict__["_infini_plan"], self._modules
         act = modules[plan.activation]
         gated = GATES.get(type(act))

@@ -1,4 +1,4 @@
-"""PatchReport: what patch_model replaced, what it left, and why."""
+"""PatchReport: which modules patch_model replaced, and which it left and why."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LEFT = "left"
 
 
 def pattern(name: str) -> str:
-    """A module's name with * for the numbers of layers: model.layers.*.mlp."""
+    """Replace the layer numbers in a module's name by *: model.layers.*.mlp."""
     return re.sub(r"(?<![^.])\d+(?![^.])", "*", name)
 
 
@@ -21,10 +21,10 @@ class Row:
     Attributes:
         name: Its name in the model.
         module_class: Its class.
-        op: The ops that serve it, or "left".
+        op: The ops that compute it, or "left".
         reason: Why it was left.
-        parameters: Numbers in it, without those of modules that have a row of their own.
-        bytes: What they take.
+        parameters: Parameters in it, without those of modules that have a row of their own.
+        bytes: Memory of these parameters.
     """
 
     name: str
@@ -47,9 +47,9 @@ class Verification:
         original_agreement: The share of positions at which these two have the same largest logit.
         tokens: How many positions.
         error: The root mean square of the differences between the patched model's logits and the original's.
-        explained: Up to where rounding explains it; for integer weights, up to where logits are still like logits.
-        original_nan: At how many positions the original's logits have NaN.
-        nan: At how many positions the patched model's have.
+        explained: The error that rounding explains; with quantized weights, the largest error that is not a fault.
+        original_nan: The number of positions at which the original's logits have NaN.
+        nan: The number of positions at which the patched model's have NaN.
     """
 
     difference: float
@@ -64,7 +64,7 @@ class Verification:
 
     @property
     def fault(self) -> str:
-        """What is wrong with the patched model's logits, in a sentence; empty if nothing is."""
+        """A sentence about what is wrong with the patched model's logits; empty if nothing is."""
         if self.nan or self.original_nan:
             return (
                 f"the logits have NaN at {self.nan} of {self.tokens} tokens, and those of the original at "
@@ -93,10 +93,10 @@ class PatchReport:
         model_class: The model's class.
         rows: One for each module that could have been replaced.
         already_patched: The model was patched before this call, which changed nothing.
-        reason: Why nothing was patched, where the model is none of the Llama family; else empty.
+        reason: Why nothing was patched, as for a model not of the Llama family; else empty.
         verification: What verify=True measured.
-        untried: Why the whole model was not run for two tokens before and after; empty where it was.
-        products: What computes the dense products of the model's dtype on this machine, when it was patched.
+        untried: Why the whole model was not run for two tokens before and after; empty if it was.
+        products: What computed the dense products of the model's dtype on this machine when it was patched.
     """
 
     family: str
@@ -110,7 +110,7 @@ class PatchReport:
 
     @property
     def replaced(self) -> tuple[Row, ...]:
-        """The rows of modules that infini ops serve now."""
+        """The rows of modules that infini ops compute now."""
         return tuple(row for row in self.rows if row.op != LEFT)
 
     @property
@@ -120,7 +120,7 @@ class PatchReport:
 
     @property
     def counts(self) -> dict[str, int]:
-        """How many modules each op (or group of ops) serves, and how many were left."""
+        """How many modules each op (or group of ops) computes, and how many were left."""
         return dict(Counter(row.op for row in self.rows))
 
     def __str__(self) -> str:
@@ -135,8 +135,8 @@ class PatchReport:
             kinds[pattern(row.name), row.module_class, row.op, row.reason].append(row)
         cells = [(f"{len(rows)} x", name, kind, op, *amounts(rows)) for (name, kind, op, _), rows in kinds.items()]
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        for row, (*_, reason) in zip(cells, kinds, strict=True):
-            line = "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for cell, (*_, reason) in zip(cells, kinds, strict=True):
+            line = "  ".join(text.ljust(width) for text, width in zip(cell, widths, strict=True)).rstrip()
             lines.append(f"  {line}: {reason}" if reason else f"  {line}")
         if self.products:
             lines.append(f"  dense products of {self.products}")
@@ -148,7 +148,7 @@ class PatchReport:
 
 
 def amounts(rows: list[Row]) -> tuple[str, str]:
-    """The parameters and bytes of modules, for people."""
+    """Format the parameters and bytes of modules for people."""
     parameters, size = sum(row.parameters for row in rows), sum(row.bytes for row in rows)
     if not parameters:
         return "", ""
@@ -156,7 +156,7 @@ def amounts(rows: list[Row]) -> tuple[str, str]:
 
 
 def shortened(number: int) -> str:
-    """Three digits and a unit: 1234567 is "1.23 M"."""
+    """Format a number with three digits and a unit: 1234567 is "1.23 M"."""
     for unit, factor in (("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= factor:
             return f"{number / factor:.3g} {unit}"

@@ -1,6 +1,6 @@
-"""Linear layers and embeddings that ranks share: this rank's product or rows, then one collective op.
+"""Linear layers and embeddings sharded by tensor parallelism: this rank's product or rows, then one collective op.
 
-What transformers' own forward of such a module does is read off its style (shares.py); any other style is refused.
+transformers' style object (shares.py) tells what the module's own forward does; unknown styles are not supported.
 """
 
 from __future__ import annotations
@@ -13,57 +13,60 @@ from torch import Tensor, nn
 
 from ..nn.ranks import Ranks
 from ..ops._registry import FLOATS
-from .conditions import dense_last, must_step_aside
-from .shares import DTensor, Replicate, Shard, Share, local, parts_of, ranks_of, styles
-from .swap import FORWARD, PLAN, Patched, Refusal, shared_forward
+from .conditions import dense_last, needs_fallback
+from .parallel_forward import FORWARD, closure_of, parallel_forward
+from .shares import DTensor, Replicate, Shard, Share, local, ranks_of, styles
+from .swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
 embedding = torch.ops.infini.embedding.default
 
 
 def style_of(module: nn.Module) -> tuple[Any, Ranks]:
-    """How transformers shares the module, and among whom.
+    """Return how transformers shards the module, and its tensor-parallel group.
 
     Raises:
-        Refusal: If it does not say, or its parameters are not what the ops take.
+        Unsupported: If that is unknown, or the ops do not take its parameters.
     """
-    forward = shared_forward(module)
+    forward = parallel_forward(module)
     if forward is None:
-        raise Refusal("its forward was replaced on the instance")
-    parts = parts_of(forward)
+        raise Unsupported("its forward was replaced on the instance")
+    parts = closure_of(forward)
     style, mesh = parts.get("self"), parts.get("mesh")
     if style is None or mesh is None:
-        raise Refusal(f"transformers shares it by {forward.__qualname__.partition('.')[0]}, which is not served")
+        raise Unsupported(f"transformers shards it by {forward.__qualname__.partition('.')[0]}, which is not supported")
     if mesh.device_type != "cpu":
-        raise Refusal(f"ranks share it on {mesh.device_type}, and tensor parallelism is served on the CPU")
+        raise Unsupported(f"it is sharded on {mesh.device_type}, and tensor parallelism is supported on the CPU only")
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, DTensor) or len(parameter.placements) != 1:
-            raise Refusal(f"its {name} is not shared along one dimension")
+            raise Unsupported(f"its {name} is not sharded along one dimension")
         if type(local(parameter)) is not Tensor or parameter.dtype not in FLOATS:
-            raise Refusal(f"its {name} is {str(parameter.dtype).removeprefix('torch.')} of a kind that is not served")
+            raise Unsupported(f"its {name} is {str(parameter.dtype).removeprefix('torch.')} of an unsupported kind")
     if len({parameter.dtype for parameter in module.parameters()}) > 1:
-        raise Refusal("its parameters have several dtypes")
+        raise Unsupported("its parameters have several dtypes")
     return style, ranks_of(mesh)
 
 
-def unserved(style: Any) -> Refusal:
+def unsupported_style(style: Any) -> Unsupported:
     layouts = [getattr(style, name, None) for name in ("input_layouts", "output_layouts")]
-    shown = f" with {layouts[0]} going in and {layouts[1]} coming out" if any(layouts) else ""
-    return Refusal(f"transformers shares it by {type(style).__name__}{shown}, which is not served")
+    shown = f" with input layout {layouts[0]} and output layout {layouts[1]}" if any(layouts) else ""
+    return Unsupported(f"transformers shards it by {type(style).__name__}{shown}, which is not supported")
 
 
 def share_of(module: nn.Module) -> Share:
-    """This rank's part of a linear layer.
+    """Return how this rank computes its part of a linear layer.
 
     Raises:
-        Refusal: If it is not a layer that the ops serve.
+        Unsupported: If the ops cannot compute the layer.
     """
     if type(module) is not nn.Linear:
-        forward = shared_forward(module)
+        forward = parallel_forward(module)
         kind = (
-            "" if forward is None else f", which transformers shares by {type(parts_of(forward).get('self')).__name__}"
+            ""
+            if forward is None
+            else f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
         )
-        raise Refusal(f"it is a {type(module).__name__}{kind}, not a torch.nn.Linear")
+        raise Unsupported(f"it is a {type(module).__name__}{kind}, not a torch.nn.Linear")
     style, ranks = style_of(module)
     whole, apart = Replicate(), Shard(-1)
     inputs, outputs = getattr(style, "input_layouts", None), getattr(style, "output_layouts", None)
@@ -75,27 +78,30 @@ def share_of(module: nn.Module) -> Share:
         share = Share(ranks, True, cut, 0)
         dimension = 1
     else:
-        raise unserved(style)
+        raise unsupported_style(style)
     if not style.use_local_output:
-        raise Refusal(f"transformers' {type(style).__name__} gives DTensors here, which are not served")
-    must_be_shared(module.weight, dimension, ranks)
-    if module.bias is not None and local(module.bias).shape[0] != local(module.weight).shape[0]:
-        raise Refusal(f"its bias is shared as {module.bias.placements[0]}, which is not served")
+        raise Unsupported(f"transformers' {type(style).__name__} returns DTensors here, which is not supported")
+    check_shard(module.weight, dimension, ranks)
+    bias: Any = module.bias
+    if bias is not None and local(bias).shape[0] != local(module.weight).shape[0]:
+        raise Unsupported(f"its bias is sharded as {bias.placements[0]}, which is not supported")
     return share
 
 
-def must_be_shared(weight: Any, dimension: int, ranks: Ranks) -> None:
-    """Refuse a weight whose part here is not the one that Ranks counts on, or that leaves a rank with nothing."""
+def check_shard(weight: Any, dimension: int, ranks: Ranks) -> None:
+    """Raise Unsupported if this rank's shard of the weight is not the expected one, or a rank's shard is empty."""
     count = weight.shape[dimension]
     _, number, most = ranks.share_rows(count)
     if not weight.placements[0].is_shard(dimension) or local(weight).shape[dimension] != number:
-        raise Refusal(f"its weight is shared as {weight.placements[0]}, which is not served")
+        raise Unsupported(f"its weight is sharded as {weight.placements[0]}, which is not supported")
     if most * (ranks.size - 1) >= count:
-        raise Refusal(f"its weight's dimension {dimension} of {count} leaves one of {ranks.size} ranks with nothing")
+        raise Unsupported(
+            f"its weight's dimension {dimension} of {count} leaves one of {ranks.size} ranks with an empty shard"
+        )
 
 
 class ShardedLinear(Patched):
-    """A linear layer of which each rank has some rows or columns of the weight."""
+    """A linear layer with the weight sharded by rows or columns."""
 
     infini_ops = "linear, all_reduce or all_gather"
 
@@ -108,42 +114,43 @@ class ShardedLinear(Patched):
         return [share_of(module)]
 
     def forward(self, input: Tensor) -> Tensor:
-        if must_step_aside(self, input):
+        if needs_fallback(self, input):
             return vars(self)[FORWARD](input)
         return self.product(dense_last(input))
 
     def product(self, x: Tensor) -> Tensor:
-        """What forward gives where nothing asks it to step aside."""
+        """Compute forward for a caller that has already ruled out a fallback."""
         weight, bias = self.own()
         share: Share = self.__dict__[PLAN]
         return share.apply(x, lambda x, bias: linear(x, weight, bias), bias)
 
     def own(self) -> tuple[Tensor, Tensor | None]:
-        """This rank's part of the weight and of the bias."""
+        """Return this rank's shards of weight and bias."""
         parameters = self._parameters
         return local(parameters["weight"]), local(parameters["bias"])
 
 
 class ShardedEmbedding(Patched):
-    """An embedding of which each rank has some rows: a token's vector is on one of them, and zeros on the others."""
+    """An embedding sharded by rows: one rank has the vector of a token, the others add zeros."""
 
     infini_ops = "embedding, all_reduce"
+    num_embeddings: int
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
         if type(module) is not nn.Embedding:
-            raise Refusal(f"it is a {type(module).__name__}, not a torch.nn.Embedding")
+            raise Unsupported(f"it is a {type(module).__name__}, not a torch.nn.Embedding")
         style, ranks = style_of(module)
         if type(style) is not styles.EmbeddingParallel or style.shard_dim != 0 or not style.use_local_output:
-            raise unserved(style)
+            raise unsupported_style(style)
         if module.max_norm is not None:
-            raise Refusal("its max_norm is set, which writes to the weight")
-        must_be_shared(module.weight, 0, ranks)
+            raise Unsupported("its max_norm is set, which writes to the weight")
+        check_shard(module.weight, 0, ranks)
         return [ranks]
 
     def forward(self, input: Tensor) -> Tensor:
         weight = local(self._parameters["weight"])
-        if must_step_aside(self, weight) or input.dtype not in (torch.int32, torch.int64):
+        if needs_fallback(self, weight) or input.dtype not in (torch.int32, torch.int64):
             return vars(self)[FORWARD](input)
         ranks: Ranks = self.__dict__[PLAN]
         first = ranks.share_rows(self.num_embeddings)[0]

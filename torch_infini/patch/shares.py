@@ -1,7 +1,7 @@
-"""What transformers' tensor parallelism (`tp_plan="auto"`) leaves in a model, and how ranks put their parts together.
+"""What transformers' tensor parallelism (`tp_plan="auto"`) leaves in a model, and how ranks combine their results.
 
-It gives a module that ranks share another forward, on the instance, and DTensors for parameters. The DTensors stay
-where they are; what is computed with this rank's part of them is put together by torch.ops.infini's collectives.
+transformers gives a sharded module another forward, on the instance, and DTensors for parameters. The DTensors stay in
+place; results of this rank's shards are combined by torch.ops.infini's collectives.
 """
 
 from __future__ import annotations
@@ -13,41 +13,33 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..nn.ranks import Ranks
-from .swap import shared_forward
+from .parallel_forward import closure_of, parallel_forward
+
+__all__ = ["DTensor", "Replicate", "Shard", "Share", "local", "ranks_of", "ranks_of_model", "styles"]
 
 try:
     from torch.distributed.tensor import DTensor, Replicate, Shard
     from transformers.distributed import tensor_parallel as styles
-except ImportError:  # torch without torch.distributed, or transformers before it shared models by DTensors
+except ImportError:  # torch without torch.distributed, or transformers before it sharded models by DTensors
     DTensor = Replicate = Shard = styles = None  # type: ignore[assignment, misc]
 
 
 def local(x: Any) -> Any:
-    """A parameter itself, or this rank's part of one that ranks share."""
-    # to_local() makes a new view at every call, which takes as long as a small product.
+    """Return a parameter itself, or this rank's shard of a DTensor."""
+    # to_local() creates a new view at every call, which takes as long as a small product.
     return x._local_tensor if DTensor is not None and isinstance(x, DTensor) else x
-
-
-def parts_of(forward: Any) -> dict[str, Any]:
-    """The variables that such a forward works with: `self`, its style, and `mesh`, the ranks, where it has them."""
-    return dict(zip(forward.__code__.co_freevars, (cell.cell_contents for cell in forward.__closure__), strict=True))
-
-
-def only_for_gradients(module: nn.Module) -> bool:
-    """Whether the instance's forward does nothing but add up the ranks' gradients of the module's parameters."""
-    forward = shared_forward(module)
-    return forward is not None and forward.__qualname__.startswith("ReplicatedWithGradAllReduce.")
 
 
 @dataclass(frozen=True)
 class Share:
-    """This rank's part of a linear layer's product.
+    """This rank's part of a sharded linear layer.
 
     Attributes:
-        ranks: Those that share the layer.
-        adds: Each rank has some of the weight's columns, and the results are added up; else each has some of its rows.
-        cut: The first and the number of x's columns that this rank multiplies, where it is given all of them.
-        gathered: The columns of all ranks' results, which are put side by side; 0 where each rank keeps its own.
+        ranks: The tensor-parallel group.
+        adds: Row-parallel: each rank has some of the weight's columns, and results are all-reduced. Else
+            column-parallel: each rank has some of its rows.
+        cut: (first, number) of the columns of x that this rank multiplies, if x is not sharded already.
+        gathered: The total columns of the all-gathered result; 0 where each rank keeps its own.
 
     Source: Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053.
     """
@@ -59,21 +51,21 @@ class Share:
 
     @property
     def apart(self) -> bool:
-        """Whether each rank keeps what it computes, for the next layer."""
+        """Whether each rank keeps its own result, for the next layer."""
         return not (self.adds or self.gathered)
 
     @property
     def collective(self) -> str:
-        """For reports: what follows the product."""
+        """The collective after the product, for reports."""
         return "" if self.apart else ", all_reduce" if self.adds else ", all_gather"
 
     def apply(self, x: Tensor, multiply: Callable[[Tensor, Tensor | None], Tensor], bias: Tensor | None) -> Tensor:
-        """The layer's result from this rank's: `multiply` takes x and what is added to each row of the product.
+        """Compute the layer's result by this rank's product and a collective.
 
         Args:
-            x: [..., k]; k as `cut` says.
-            multiply: Gives [..., n] in memory of its own.
-            bias: Of the columns that this rank makes; of all where ranks add up, once they have.
+            x: [..., k], see `cut`.
+            multiply: Computes the product [..., n] of x, plus a bias, in new memory.
+            bias: Of this rank's columns; if row-parallel, of all columns, added after the all-reduce.
         """
         if not self.adds:
             y = multiply(x, bias)
@@ -92,7 +84,7 @@ class Share:
 
 
 def ranks_of(mesh: Any) -> Ranks:
-    """The ranks of a mesh of transformers'. All of them must call this, at the first time."""
+    """Return the group of a mesh of transformers. All ranks must make the first call together."""
     from ..distributed import communicator
 
     group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
@@ -100,9 +92,9 @@ def ranks_of(mesh: Any) -> Ranks:
 
 
 def ranks_of_model(model: nn.Module) -> Ranks | None:
-    """The ranks that share a model on the CPU; None for one that is whole."""
+    """Return the tensor-parallel group of a model sharded on the CPU; None for a model that is not sharded."""
     for module in model.modules():
-        mesh = parts_of(forward).get("mesh") if (forward := shared_forward(module)) is not None else None
+        mesh = closure_of(forward).get("mesh") if (forward := parallel_forward(module)) is not None else None
         if mesh is not None and mesh.device_type == "cpu":
             return ranks_of(mesh)
     return None

@@ -1,7 +1,6 @@
-"""How a decoder of the Llama family is recognised, and which of its modules are asked whether they can be replaced.
+"""Lists the modules of a model that may be replaced, and by which patch.
 
-By the names of modules and attributes, not by class or import path: those change with every release. What a module
-computes is found out by its numbers (verify.py), so that a look-alike with another formula is left alone.
+What a module computes is checked numerically (verify.py), so that a similar module with another formula is left.
 """
 
 from __future__ import annotations
@@ -11,45 +10,27 @@ from collections.abc import Iterator
 from torch import nn
 
 from .attention import Attention, RotaryEmbedding
+from .decoder import Decoder
 from .layer import DecoderLayer
 from .linear import Linear
 from .mlp import GatedMLP
 from .norm import RMSNorm, eps_name
+from .parallel_forward import parallel_forward
 from .sharded import ShardedEmbedding, ShardedLinear
-from .swap import Patched, shared_forward
-
-PARTS = ("embed_tokens", "layers", "norm", "rotary_emb")
+from .swap import Patched
 
 
-def is_decoder(module: nn.Module) -> bool:
-    """Whether the module has an embedding, a list of layers with attention and MLP, a norm, a rotary embedding."""
-    modules = module._modules
-    if not hasattr(module, "config") or any(modules.get(name) is None for name in PARTS):
-        return False
-    layers = modules["layers"]
-    return (
-        isinstance(layers, nn.ModuleList)
-        and len(layers) > 0
-        and all(layer._modules.keys() >= {"self_attn", "mlp"} for layer in layers)
-    )
-
-
-def find_decoder(model: nn.Module) -> tuple[str, nn.Module] | None:
-    """(its name, the decoder) inside a model, or the model itself under the name ""; None if there is none."""
-    return next(((name, module) for name, module in model.named_modules() if is_decoder(module)), None)
-
-
-def candidates(model: nn.Module, name: str, decoder: nn.Module) -> Iterator[tuple[str, type[Patched]]]:
-    """(name, patch) of every module that may be replaced, those inside before those around them."""
+def candidates(model: nn.Module, name: str, decoder: Decoder) -> Iterator[tuple[str, type[Patched]]]:
+    """Yield (name, patch) of every module that may be replaced, children before parents."""
     prefix = f"{name}." if name else ""
     shared = {
         name: ShardedEmbedding if isinstance(module, nn.Embedding) else ShardedLinear
         for name, module in model.named_modules()
-        if shared_forward(module) is not None and not eps_name(module)
+        if parallel_forward(module) is not None and not eps_name(module)
     }
     yield from shared.items()
     yield f"{prefix}rotary_emb", RotaryEmbedding
-    for i, layer in enumerate(decoder._modules["layers"]):
+    for i, layer in enumerate(decoder.layers):
         here = f"{prefix}layers.{i}"
         for part, module in layer.named_modules():
             if eps_name(module) and part.rpartition(".")[0] in ("", "self_attn"):

@@ -1,6 +1,6 @@
-"""Two tokens through the whole model, before and after it is patched: what no trial call of a single module shows.
+"""Runs two tokens through the whole model before and after patching, to find what calls of single modules do not show.
 
-Also how a model is run without leaving traces in it, and which differences of its results rounding explains.
+Also runs a model without side effects, and bounds the differences that rounding explains.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ import torch
 from torch import Tensor, nn
 
 from .conditions import watched_globally
+from .decoder import Decoder
 from .shares import local
 
 TOKENS = 2
-# Relative errors of a branch, in units of half the dtype's epsilon, above which a difference is no rounding: sums of
-# thousands of products in another order, or in half types a dozen results that are each rounded once.
+# Largest relative rounding error of a branch, in units of half the dtype's epsilon: for sums of thousands of products
+# in another order, or in half types a dozen results that are each rounded once.
 UNITS = {torch.float32: 4096.0, torch.float64: 4096.0}
 HALF_UNITS = 16.0
-NOISE = 16.0  # size of the noise on the embeddings, in such units; 1 in half types
-AMPLIFIED = 8.0  # differences up to so many times what the noise makes are roundings, too
-SMALL = 1 << 16  # elements of a buffer or another tensor whose contents are put back
+NOISE = 16.0  # magnitude of the noise on the embeddings, in the same units; 1 in half types
+AMPLIFIED = 8.0  # rounding may also amount to this multiple of the noise's effect
+SMALL = 1 << 16  # elements up to which a tensor's contents are restored
 
 
 def labelled(label: str = "[patch_model trial] ") -> Any:
-    """A context in which lines of INFINI_LOG begin with the label."""
+    """Return a context in which lines of INFINI_LOG begin with the label."""
     logging = sys.modules.get("torch_infini._logging")  # only imported where the variable is set
     return nullcontext() if logging is None else logging.labelled(label)
 
 
 @contextmanager
-def undisturbed(model: nn.Module) -> Iterator[None]:
-    """Run the body in evaluation mode, without gradients, autocast and hooks; leave no trace in model or generators.
+def without_side_effects(model: nn.Module) -> Iterator[None]:
+    """Run the body in evaluation mode, without gradients, autocast and hooks, and restore the model's state afterwards.
 
-    Attributes, what they hold, buffers and the state of random generators are put back; a module that was compiled runs
-    eagerly.
+    That is attributes and their contents, buffers and random generators. Compiled modules run eagerly.
     """
     modules = list(model.modules())
     before = [(module, dict(vars(module))) for module in modules]
@@ -51,7 +51,7 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
         for module in modules:
             own = vars(module)
             own["training"] = False
-            for name in ("_forward_hooks", "_forward_pre_hooks"):  # patched modules ask whether there are any
+            for name in ("_forward_hooks", "_forward_pre_hooks"):  # patched modules check whether there are any
                 own[name] = OrderedDict.fromkeys(own[name], without_effect)
             own.pop("_compiled_call_impl", None)
         on_cuda = torch.autocast("cuda", enabled=False) if devices else nullcontext()
@@ -74,36 +74,36 @@ def undisturbed(model: nn.Module) -> Iterator[None]:
 
 
 def alike(a: Any, b: Any) -> bool:
-    """Whether two lists, dicts or sets hold the same objects."""
-    of = lambda x: [id(each) for each in (*x, *(x.values() if isinstance(x, dict) else ()))]
-    return of(a) == of(b)
+    """Return whether two lists, dicts or sets hold the same objects."""
+    a, b = ([id(each) for each in (*x, *(x.values() if isinstance(x, dict) else ()))] for x in (a, b))
+    return bool(a == b)
 
 
 def without_effect(*args: Any) -> None:
-    """A hook in the place of others."""
+    """A hook that replaces others and does nothing."""
 
 
 def rms(x: Tensor) -> float:
-    """The root mean square."""
+    """Return the root mean square."""
     return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
 
 
 def units(dtype: torch.dtype) -> float:
-    """Half the dtype's epsilon."""
+    """Return half the dtype's epsilon."""
     return torch.finfo(dtype).eps / 2
 
 
 class Logits:
-    """What a model gives for some tokens, and how much of it rounding may change.
+    """Logits of a model for some tokens, and how much rounding may change them.
 
     Attributes:
         values: [S, vocabulary]; of a model without a head its hidden states.
-        rounding: The root mean square of a difference that roundings explain.
+        rounding: The root mean square of a difference that rounding explains.
     """
 
-    def __init__(self, model: nn.Module, decoder: nn.Module, ids: Tensor) -> None:
+    def __init__(self, model: nn.Module, decoder: Decoder, ids: Tensor) -> None:
         self.model, self.decoder, self.ids = model, decoder, ids.expand(2, -1)
-        embedding = decoder._modules["embed_tokens"]
+        embedding = decoder.embed_tokens
         dtype = embedding.weight.dtype
         size = (NOISE if dtype in UNITS else 1.0) * units(dtype)
         generator = torch.Generator("cpu").manual_seed(0)
@@ -112,15 +112,15 @@ class Logits:
             noise = torch.randn(output.shape[1:], generator=generator, device="cpu").to(output)
             return torch.stack([output[0], output[1] * (1 + size * noise)])
 
-        # The second of two equal sequences gets the noise: both cost no more than one, as weights are read once.
-        with undisturbed(model):
+        # The second of two equal sequences gets the noise: a batch of two costs little more, as weights are read once.
+        with without_side_effects(model):
             hook = embedding.register_forward_hook(add_noise)
             try:
                 self.values, noisy = self.run()
             finally:
                 hook.remove()
         finite = self.values.isfinite() & noisy.isfinite()
-        layers = len(decoder._modules["layers"])
+        layers = len(decoder.layers)
         arithmetic = UNITS.get(self.values.dtype, HALF_UNITS) * units(self.values.dtype) * (2 * layers) ** 0.5
         noise = rms((self.values.float() - noisy.float())[finite])
         self.rounding = max(arithmetic * rms(self.values[finite]), AMPLIFIED * noise)
@@ -133,19 +133,19 @@ class Logits:
         return output.logits if "logits" in output else output.last_hidden_state
 
     def again(self) -> Tensor:
-        """The values that the model gives now."""
-        with undisturbed(self.model):
+        """Run the model again and return its current values."""
+        with without_side_effects(self.model):
             return self.run()[0]
 
 
 class Trial:
-    """The original's results for two tokens, to be compared with those of the patched model.
+    """The original's results for two tokens, to compare with those of the patched model.
 
     Attributes:
-        untried: Why there are none; empty where there are.
+        untried: Why there are none; empty if there are.
     """
 
-    def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
+    def __init__(self, model: nn.Module, decoder: Decoder) -> None:
         self.untried = ""
         self.logits: Logits | None = None
         tensors = [*model.named_parameters(), *model.named_buffers()]
@@ -156,20 +156,20 @@ class Trial:
             self.untried = "hooks are registered for all modules"
         if self.untried:
             return
-        # A decoder inside a model that needs more than tokens is run alone.
+        # A decoder inside a model that needs more inputs than tokens is run alone.
         for whole in (getattr(model, "_orig_mod", model), decoder):
             try:
-                weight = decoder._modules["embed_tokens"].weight
+                weight = decoder.embed_tokens.weight
                 count = weight.shape[0]
                 ids = torch.tensor([[count // 2, count // 3]], device=weight.device)
                 self.logits = Logits(whole, decoder, ids)
                 self.untried = ""
                 return
-            except Exception as error:  # whatever the model needs beside tokens
+            except Exception as error:  # e.g. for inputs other than tokens
                 self.untried = f"the original does not run {TOKENS} tokens: {shown(error)}"
 
     def fault(self) -> str:
-        """What is wrong with the model, now that it is patched; empty if nothing is, or if that cannot be said."""
+        """Describe what is wrong with the patched model; empty if nothing is, or if it cannot be compared."""
         if self.logits is None:
             return ""
         try:
@@ -182,7 +182,7 @@ class Trial:
         finite = before.isfinite()
         before, after = before[finite].float(), after[finite].float()
         if not after.isfinite().all():
-            # SDPA makes numbers of queries that are NaN.
+            # SDPA returns finite numbers for queries with NaN.
             broken = next((n for n, p in self.logits.model.named_parameters() if not local(p).isfinite().all()), None)
             if broken is not None:
                 self.untried = f"{broken} has NaN or infinity in it"
@@ -192,7 +192,7 @@ class Trial:
         if difference <= self.logits.rounding:
             return ""
         return (
-            f"patched, it gives something else for {TOKENS} tokens: results of about {rms(before):.3g} differ by "
+            f"patched, it gives different results for {TOKENS} tokens: results of about {rms(before):.3g} differ by "
             f"{difference:.3g} (root mean square), and rounding explains {self.logits.rounding:.3g}"
         )
 
@@ -202,5 +202,5 @@ def kind(x: Tensor) -> str:
 
 
 def shown(error: Exception) -> str:
-    """The kind of an error and the first line of what it says."""
+    """Return the class of an error and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

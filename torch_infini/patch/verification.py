@@ -1,25 +1,27 @@
-"""What patch_model(verify=True) measures: the model's logits before and after, beside what its dtype costs anyway."""
+"""patch_model(verify=True): compares the model's logits before and after, relative to the error of its own dtype."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from .decoder import Decoder
 from .report import Verification
 from .trial import Logits, labelled, rms
 
 TOKENS = 64
-HALF_ERRORS = 4.0  # a half type's differences up to so many times the original's own error are roundings
+HALF_ERRORS = 4.0  # in half types, rounding explains this multiple of the original's own error
 
 
 class Measurement:
-    """The logits of a model for random tokens, to be compared with those that it gives later."""
+    """Logits of a model for random tokens, to compare with later ones."""
 
-    def __init__(self, model: nn.Module, decoder: nn.Module) -> None:
-        embedding = model.get_input_embeddings().weight
+    def __init__(self, model: nn.Module, decoder: Decoder) -> None:
+        embedding = decoder.embed_tokens.weight
         generator = torch.Generator("cpu").manual_seed(0)
         ids = torch.randint(embedding.shape[0], (1, TOKENS), generator=generator, device="cpu")
         with labelled():
@@ -29,11 +31,11 @@ class Measurement:
                 with in_float32(model):
                     self.exact = self.logits.again()
 
-    def compare(self, quantised: bool) -> Verification:
-        """How the model's logits now differ from those before.
+    def compare(self, quantized: bool) -> Verification:
+        """Compare the model's logits now with those before.
 
         Args:
-            quantised: Whether weights became integers, whose error is wanted as long as logits are still like logits.
+            quantized: Whether weights were quantized; then errors up to the spread of the logits are no fault.
         """
         with labelled():
             after = self.logits.again()
@@ -44,7 +46,7 @@ class Measurement:
         explained = self.logits.rounding
         if self.exact is not self.before:
             explained = HALF_ERRORS * rms((before - self.exact)[finite & self.exact.isfinite()])
-        if quantised:  # as far apart as the logits of two tokens that have nothing to do with each other
+        if quantized:  # the difference between the logits of unrelated tokens
             explained = max(explained, rms((before - before.mean(-1, keepdim=True))[finite]))
         return Verification(
             difference,
@@ -60,11 +62,11 @@ class Measurement:
 
 @contextmanager
 def in_float32(model: nn.Module) -> Iterator[None]:
-    """Run the body with the model's numbers in float32. The parameters themselves are put aside, and come back.
+    """Run the body with the model's tensors in float32, and restore the original tensors afterwards.
 
-    Not a copy of the model: in one of transformers' tensor parallelism the original's modules would be called.
+    This does not copy the model: under transformers' tensor parallelism a copy calls the original's modules.
     """
-    places = [
+    places: list[tuple[dict[str, Any], str, Tensor]] = [
         (tensors, name, tensor)
         for module in model.modules()
         for tensors in (module._parameters, module._buffers)
@@ -77,15 +79,15 @@ def in_float32(model: nn.Module) -> Iterator[None]:
             if id(tensor) not in wide:
                 value = tensor.detach().float()
                 wide[id(tensor)] = nn.Parameter(value, False) if isinstance(tensor, nn.Parameter) else value
-            tensors[name] = wide[id(tensor)]  # type: ignore[assignment]
+            tensors[name] = wide[id(tensor)]
         yield
     finally:
         for tensors, name, tensor in places:
-            tensors[name] = tensor  # type: ignore[assignment]
+            tensors[name] = tensor
 
 
 def differences(a: Tensor, b: Tensor) -> tuple[float, float]:
-    """(the largest difference, the share of rows with the same largest element, which rows with NaN have not)."""
+    """Return (largest difference, share of rows with the same argmax, where rows with NaN count as different)."""
     same = (a.argmax(-1) == b.argmax(-1)) & ~(a.isnan() | b.isnan()).any(-1)
     return float((a.float() - b.float()).abs().max()), float(same.float().mean())
 

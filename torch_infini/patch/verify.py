@@ -1,6 +1,6 @@
-"""Finds out by numbers what a module computes: its patched forward, under each plan, against its own.
+"""Checks numerically what a module computes: its patched forward, under each plan, against its own.
 
-Names and shapes say that a module looks like one we know; only its numbers say that it computes the same.
+Names and shapes only tell that a module looks like a known one, not that it computes the same.
 """
 
 from __future__ import annotations
@@ -9,26 +9,26 @@ import inspect
 from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
-from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .conditions import must_step_aside
+from .conditions import needs_fallback
+from .decoder import Decoder
 from .fingerprint import Fingerprints
-from .stand_in import having
-from .swap import PLAN, Call, Patched, Probe, Refusal, patched_class
+from .probe import with_parameters
+from .swap import PLAN, Call, Patched, Probe, Unsupported, patched_class
 
-INDEX = "layer_idx"  # attribute of modules of a layer: its number
-READ = "_infini_read"  # attribute of a twin: whether its own forward read that
+INDEX = "layer_idx"  # attribute of modules of a layer: the index of the layer
+READ = "_infini_read"  # attribute of a probe module: whether its own forward read INDEX
 
 
 class Verifier:
-    """Tries plans on the modules of one decoder; one module of each fingerprint, so that many layers cost as one."""
+    """Checks plans for the modules of one decoder, one module of each fingerprint: equal layers are checked once."""
 
-    def __init__(self, decoder: nn.Module) -> None:
-        # Probes are small and run on the CPU, wherever the model is; and a forward may write to its module.
+    def __init__(self, decoder: Decoder) -> None:
+        # Probe modules run on the CPU, wherever the model is; and a forward may write to its module.
         self.original = decoder.rotary_emb
         self.embedding: nn.Module | None = None
         self.fingerprints = Fingerprints()
@@ -36,31 +36,31 @@ class Verifier:
         self.answers: dict[Hashable, Answer] = {}
 
     def rotary(self, hidden: Tensor, position_ids: Tensor) -> Any:
-        """cos and sin as the decoder makes them (some have several kinds: any of them will do)."""
+        """Return cos and sin as the decoder computes them (of the first kind, if it has several)."""
         key = (hidden.dtype, len(hidden), *position_ids.flatten().tolist())
         if key not in self.positions:
             if self.embedding is None:
                 self.embedding = deepcopy(self.original).cpu()
             embedding = self.embedding
-            original = getattr(embedding, "infini_original", type(embedding))
+            original: Any = getattr(embedding, "infini_original", type(embedding))
             kinds = getattr(embedding, "layer_types", ())
             more = [kinds[0]] if kinds and "layer_type" in inspect.signature(original.forward).parameters else []
             self.positions[key] = original.forward(embedding, hidden, position_ids, *more)
         return self.positions[key]
 
     def plan(self, module: nn.Module, patch: type[Patched]) -> Any:
-        """The plan under which the patched forward computes what the module computes.
+        """Return the plan under which the patched forward computes the same as the module.
 
         Raises:
-            Refusal: If there is none.
+            Unsupported: If there is none.
         """
         plans = patch.plans(module)
         try:
             probe = patch.probe(module, self.rotary)
             if probe is None:
                 return plans[0]
-            key = (patch, self.fingerprints.of_module(probe.twin, INDEX), self.fingerprints.of(plans))
-        except Refusal:
+            key = (patch, self.fingerprints.of_module(probe.module, INDEX), self.fingerprints.of(plans))
+        except Unsupported:
             raise
         except Exception as error:
             raise unchecked(error) from error
@@ -68,85 +68,91 @@ class Verifier:
         with one_thread():
             if answer is None:
                 answer = self.answers[key] = self.choose(probe, patch, plans)
-            answer.must_hold_for(vars(module).get(INDEX))
+            answer.check_layer(vars(module).get(INDEX))
         return answer.plan
 
     def choose(self, probe: Probe, patch: type[Patched], plans: Sequence[Any]) -> Answer:
-        """Make all calls of a probe."""
+        """Make all calls of a probe module."""
         return Answer(probe, patch, plans)
 
 
 class Answer:
-    """What was found out about modules of one fingerprint: the plan, or why there is none.
+    """The plan of modules of one fingerprint, or why there is none.
 
-    They may stand at different layers, whose number attention passes to its cache. Calls that read the number are made
-    once more for each; the others cannot depend on it.
+    Layers differ in their index, which attention passes to its cache. Calls that read the index are repeated for each
+    layer; the others cannot depend on it.
     """
 
     def __init__(self, probe: Probe, patch: type[Patched], plans: Sequence[Any]) -> None:
-        self.twin = probe.twin
-        self.patched = patched_class(patch, type(self.twin))
-        self.own = reports_index(type(self.twin))
+        self.module = probe.module
+        self.patched = patched_class(patch, type(self.module))
+        self.own = reports_index(type(self.module))
         self.plans = list(plans)
         self.repeated: list[Call] = []
-        self.layers = {vars(self.twin).get(INDEX)}
-        self.refusal: Refusal | None = None
+        self.layers = {vars(self.module).get(INDEX)}
+        self.unsupported: Unsupported | None = None
         try:
             for call in probe.calls():
-                vars(self.twin)[READ] = False
+                vars(self.module)[READ] = False
                 self.make(call)
-                if vars(self.twin)[READ]:
+                if vars(self.module)[READ]:
                     self.repeated.append(call)
-        except Refusal as reason:
-            self.refusal = reason
+        except Unsupported as reason:
+            self.unsupported = reason
 
     @property
     def plan(self) -> Any:
         return self.plans[0]
 
-    def must_hold_for(self, layer: Any) -> None:
-        """Raise Refusal if the module at this layer is not served."""
-        if self.refusal is not None:
-            raise self.refusal
+    def check_layer(self, layer: Any) -> None:
+        """Raise Unsupported if the plan does not hold at this layer."""
+        if self.unsupported is not None:
+            raise self.unsupported
         if layer in self.layers:
             return
-        vars(self.twin)[INDEX] = layer
+        vars(self.module)[INDEX] = layer
         for call in self.repeated:
             self.make(call)
         self.layers.add(layer)
 
     def make(self, call: Call) -> None:
-        """Make the call by the module's own forward and under each plan, and keep the plan that comes nearest.
+        """Make the call by the module's own forward and under each plan, and keep the plan with the smallest error.
 
         Raises:
-            Refusal: If none comes near enough.
+            Unsupported: If the smallest error exceeds the tolerance.
         """
-        small = self.twin
+        small = self.module
         vars(small).update(call.attributes)
         try:
-            with having(small, call.parameters, call.dtype):
+            with with_parameters(small, call.parameters, call.dtype):
                 small.__class__ = self.own
                 expected = first(call.run(small.forward))
                 small.__class__ = self.patched
-                if must_step_aside(small, expected):
-                    raise Refusal("hooks are registered for all modules: it cannot be checked against its own forward")
+                if needs_fallback(small, expected):
+                    raise Unsupported(
+                        "hooks are registered for all modules: it cannot be checked against its own forward"
+                    )
                 errors = []
                 for plan in self.plans:
                     vars(small)[PLAN] = plan
                     errors.append(distance(first(call.run(small.forward)), expected))
-        except Exception as error:  # whatever the original needs that the probe lacks
-            if isinstance(error, Refusal):
+        except Exception as error:  # the original needs something that the probe module lacks
+            if isinstance(error, Unsupported):
                 raise
             raise unchecked(error) from error
         best = min(range(len(errors)), key=errors.__getitem__)
         if not errors[best] <= call.tolerance:
-            raise Refusal(f"its own forward computes something else{call.when and ' ' + call.when}")
+            raise Unsupported(f"its own forward gives a different result{call.when and ' ' + call.when}")
         self.plans = [self.plans[best]]
 
 
-@cache
+_reporting: dict[type[nn.Module], type[nn.Module]] = {}
+
+
 def reports_index(own: type[nn.Module]) -> type[nn.Module]:
-    """A subclass whose instances note in READ that the number of their layer was read."""
+    """Return a subclass whose instances record in READ that INDEX was read."""
+    if own in _reporting:
+        return _reporting[own]
 
     def read(self: nn.Module) -> Any:
         if INDEX not in vars(self):
@@ -155,12 +161,13 @@ def reports_index(own: type[nn.Module]) -> type[nn.Module]:
         return vars(self)[INDEX]
 
     names = {"__module__": own.__module__, "__qualname__": own.__qualname__, "__doc__": own.__doc__}
-    return type(own.__name__, (own,), {**names, INDEX: property(read)})
+    _reporting[own] = type(own.__name__, (own,), {**names, INDEX: property(read)})
+    return _reporting[own]
 
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Run the body with one thread: what it computes is small, and threads would wait for each other."""
+    """Run the body with one thread: the work is too small to split."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -169,8 +176,8 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def unchecked(error: Exception) -> Refusal:
-    return Refusal(f"it cannot be checked against its own forward: {error}")
+def unchecked(error: Exception) -> Unsupported:
+    return Unsupported(f"it cannot be checked against its own forward: {error}")
 
 
 def first(result: Any) -> Tensor:
@@ -178,7 +185,7 @@ def first(result: Any) -> Tensor:
 
 
 def distance(actual: Tensor, expected: Tensor) -> float:
-    """The relative error; infinity for another shape or dtype, or where other numbers are NaN or infinite."""
+    """Return the relative error; infinity if shape, dtype or the positions of NaN and infinity differ."""
     if actual.shape != expected.shape or actual.dtype != expected.dtype:
         return float("inf")
     actual, expected = actual.double(), expected.double()

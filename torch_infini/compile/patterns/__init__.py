@@ -1,14 +1,24 @@
-"""The patterns that backend="infini" looks for: each module finds its sites in a graph and replaces them.
+"""The patterns that backend="infini" looks for.
 
-Every module has NAMES (what it counts in the report) and `apply(graph, report, wanted)`. The order matters: a norm is
-found while its additions are still there, attention after the rotary embeddings it reads.
+Every module of this folder that does not begin with an underscore defines one, PATTERN, and is found here: adding a
+pattern means adding a file.
 """
 
 from __future__ import annotations
 
-from . import attention, linear, rms_norm, rope, swiglu
+from importlib import import_module
+from pkgutil import iter_modules
 
-PATTERNS = (rms_norm, rope, attention, swiglu, linear)
-NAMES = tuple(name for pattern in PATTERNS for name in pattern.NAMES)
+from ._pattern import Pattern
 
-__all__ = ["NAMES", "PATTERNS"]
+__all__ = ["PATTERNS", "Pattern", "find_patterns"]
+
+
+def find_patterns() -> tuple[Pattern, ...]:
+    """Import the modules of this folder and return their patterns in the order in which they are applied."""
+    names = sorted(module.name for module in iter_modules(__path__) if not module.name.startswith("_"))
+    found: list[Pattern] = [import_module(f"{__name__}.{name}").PATTERN for name in names]
+    return tuple(sorted(found, key=lambda pattern: pattern.order))
+
+
+PATTERNS = find_patterns()

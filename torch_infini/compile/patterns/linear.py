@@ -1,17 +1,18 @@
-"""Linear layers: at few rows the kernel reads the weight at memory speed, where torch's product does not.
+"""Linear layers: with few rows the kernel is limited by memory bandwidth only, which torch's product is not.
 
-With many rows of bfloat16 the op calls the product that Inductor would have called: nothing is lost there.
+With many rows of bfloat16 the op calls the same product as Inductor.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from ..graph import FLOATS, argument, dense_rows, insert, is_, sweep, tensor
 from ..report import Report
-
-NAMES = ("linear",)
+from ._pattern import Pattern
 
 
 def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
@@ -19,17 +20,25 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         if not is_(node, "linear"):
             continue
         inputs = [argument(node, 0, "input"), argument(node, 1, "weight"), argument(node, 2, "bias")]
-        tensors = [tensor(i) for i in inputs if i is not None]
-        reason = None
-        if any(t is None for t in tensors):
-            reason = "its shapes are not known"
-        elif len({t.dtype for t in tensors} | {tensor(node).dtype}) > 1 or tensors[0].dtype not in FLOATS:  # type: ignore[union-attr]
-            reason = "its dtypes differ, or are not float32, bfloat16 or float16"
-        elif tensors[1].dim() != 2 or not (dense_rows(tensors[0]) and dense_rows(tensors[1])):  # type: ignore[union-attr,arg-type]
-            reason = "the last dimension of x or of the weight has another stride than 1"
-        if not report.settle("linear", reason, wanted):
+        reason = unsupported_reason(node, *inputs)
+        if not report.record("linear", reason, wanted):
             continue
         with graph.inserting_before(node):
             result = insert(graph, torch.ops.infini.linear.default, tuple(inputs), like=node)
         node.replace_all_uses_with(result)
         sweep(graph, [node])
+
+
+def unsupported_reason(node: Node, x: Any, weight: Any, bias: Any) -> str | None:
+    """Return why the kernel cannot compute this product; None if it can."""
+    y, a, b, c = (tensor(each) for each in (node, x, weight, bias))
+    if y is None or a is None or b is None or (bias is not None and c is None):
+        return "its shapes are not known"
+    if len({t.dtype for t in (y, a, b, c) if t is not None}) > 1 or a.dtype not in FLOATS:
+        return "its dtypes differ, or are not float32, bfloat16 or float16"
+    if b.dim() != 2 or not (dense_rows(a) and dense_rows(b)):
+        return "the last dimension of x or of the weight has another stride than 1"
+    return None
+
+
+PATTERN = Pattern(("linear",), apply, order=4)

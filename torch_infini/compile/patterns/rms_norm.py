@@ -1,6 +1,6 @@
-"""RMSNorm in all its rounding forms, written out or as torch's function, alone or behind the residual addition.
+"""RMSNorm in all rounding modes, written out or as torch's function, alone or after the residual addition.
 
-From 1 / sqrt(mean(x^2) + eps) the product with x and with the weight is followed; where the casts fall tells the form.
+The search starts at 1 / sqrt(mean(x^2) + eps) and follows the products; the positions of casts tell the rounding mode.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from ..graph import (
     is_cast,
     is_number,
     known_equal,
+    known_tensor,
     number,
     only_user,
     same,
@@ -34,17 +35,16 @@ from ..graph import (
     written_between,
 )
 from ..report import Report
-
-NAMES = ("rms_norm", "add_rms_norm")
+from ._pattern import Pattern
 
 
 @dataclass
 class Site:
-    """One norm: its input, its weight and what stands for the result."""
+    """One norm: its input, its weight and the node of its result."""
 
     x: Node
     weight: Node
-    eps: Any  # a number, or a node that stands for one
+    eps: Any  # a number, or a node whose value is one
     rounding: str
     last: Node
 
@@ -58,62 +58,60 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         if site is None:
             continue
         if isinstance(site, str):
-            report.settle("rms_norm", site, wanted)
+            report.record("rms_norm", site, wanted)
             continue
         replace(graph, site, report, wanted)
 
 
 def of_function(node: Node) -> Site | str:
-    """torch.nn.functional.rms_norm; its eps, where none is given, is that of the dtype it computes in."""
-    x, shape = node.args[0], argument(node, 1, "normalized_shape")
+    """Match torch.nn.functional.rms_norm; its default eps is that of the dtype it computes in."""
+    x, shape = argument(node, 0), argument(node, 1, "normalized_shape")
     weight, eps = argument(node, 2, "weight"), argument(node, 3, "eps")
     source = tensor(x)
     if weight is None:
         return "it has no weight"
     if source is None or len(shape) != 1:
-        return "it normalises over more than the last dimension"
+        return "it normalizes over more than the last dimension"
     if eps is None:
         if source.dtype != torch.float32:
-            return "its eps is left to torch"
+            return "its eps is not given"
         eps = torch.finfo(torch.float32).eps
     return Site(x, weight, eps, "once", node)
 
 
 def squared(node: Any) -> Any:
-    """x if the node is x^2."""
+    """Return x if the node is x^2."""
     if is_(node, "pow") and argument(node, 1, "exponent") == 2 or is_(node, "square"):
         return node.args[0]
     return node.args[0] if is_(node, "mul") and same(node.args[0], node.args[1]) else None
 
 
 def of_inverse_root(node: Node) -> Site | str | None:
-    """The norm whose 1 / sqrt(mean(x^2) + eps) the node is; None if it is none, the reason if it cannot be served."""
-    if is_(node, "rsqrt") or (is_(node, "pow") and argument(node, 1, "exponent") == -0.5):
-        total = node.args[0]
-    else:
+    """Match the norm with this node as 1 / sqrt(mean(x^2) + eps); return the reason if it cannot be replaced."""
+    if not (is_(node, "rsqrt") or (is_(node, "pow") and argument(node, 1, "exponent") == -0.5)):
         return None
+    total = argument(node, 0)
     if not is_(total, "add"):
         return None
     mean, eps = total.args if is_(total.args[0], "mean") else reversed(total.args)
     if not is_(mean, "mean") or not is_number(eps):
         return None
-    x32 = squared(mean.args[0])
+    x32 = squared(argument(mean, 0))
     dim, keepdim = argument(mean, 1, "dim"), argument(mean, 2, "keepdim", default=False)
     source = tensor(x32)
     if source is None or keepdim is not True or dim not in (-1, [-1], (-1,), source.dim() - 1):
         return None
-    x = x32.args[0] if is_cast(x32) else x32
-    normalised = only_user(node)
-    if normalised is None or not is_(normalised, "mul") or not any(same(x32, a) for a in normalised.args):
+    x = argument(x32, 0) if is_cast(x32) else x32
+    normalized = only_user(node)
+    if normalized is None or not is_(normalized, "mul") or not any(same(x32, a) for a in normalized.args):
         return "its result is not multiplied by x"
-    return form(x, normalised, eps)
+    return form(x, normalized, eps)
 
 
-def form(x: Node, normalised: Node, eps: Any) -> Site | str:
-    """Which rounding form continues from x / sqrt(mean(x^2) + eps)."""
-    source = tensor(x)
-    assert source is not None
-    at = normalised
+def form(x: Node, normalized: Node, eps: Any) -> Site | str:
+    """Match the rounding mode, starting from x / sqrt(mean(x^2) + eps)."""
+    source = known_tensor(x)
+    at = normalized
     rounded = False
     while (user := only_user(at)) is not None and is_cast(user) and user.args[0] is at:
         at, rounded = user, True
@@ -124,10 +122,11 @@ def form(x: Node, normalised: Node, eps: Any) -> Site | str:
     if not isinstance(factor, Node):
         return "it is multiplied by a number, not by a weight"
     if is_(factor, "add"):
-        one, weight = factor.args if tensor(factor.args[0]) is None else reversed(factor.args)
-        weight = weight.args[0] if is_cast(weight) else weight
+        one, weight = (argument(factor, i) for i in ((0, 1) if tensor(argument(factor, 0)) is None else (1, 0)))
+        weight = argument(weight, 0) if is_cast(weight) else weight
         last = result_in(product, source.dtype)
-        in_order = tensor(at) is not None and tensor(at).dtype == torch.float32  # type: ignore[union-attr]
+        got = tensor(at)
+        in_order = got is not None and got.dtype == torch.float32
         if not is_number(one) or number(one) != 1 or last is None or not in_order:
             return "its weight has an addend other than 1"
         return Site(x, weight, eps, "gemma", last)
@@ -137,26 +136,24 @@ def form(x: Node, normalised: Node, eps: Any) -> Site | str:
         return "its weight is not a tensor"
     if rounded and got.dtype == source.dtype or source.dtype == got.dtype == torch.float32:
         return Site(x, weight, eps, "llama", product)
-    cast_weight = weight.args[0] if is_cast(weight) else weight
+    cast_weight = argument(weight, 0) if is_cast(weight) else weight
     last = result_in(product, source.dtype)
     if got.dtype == torch.float32 and last is not None:
         return Site(x, cast_weight, eps, "once", last)
-    return f"no known rounding: x is {source.dtype}, its normalised value {got.dtype}"
+    return f"unknown rounding mode: x is {source.dtype}, its normalized value {got.dtype}"
 
 
 def result_in(node: Node, dtype: torch.dtype) -> Node | None:
-    """The node, or the cast that alone uses it, whichever has the dtype."""
+    """Return the node if it has the dtype, or else its only user if that is a cast to the dtype."""
     found = tensor(node)
     if found is not None and found.dtype == dtype:
         return node
     user = only_user(node)
-    if user is not None and is_cast(user) and tensor(user).dtype == dtype:  # type: ignore[union-attr]
-        return user
-    return None
+    return user if is_cast(user) and known_tensor(user).dtype == dtype else None
 
 
-def refusal(graph: Graph, site: Site) -> str | None:
-    """Why the kernel cannot compute this norm; None if it can."""
+def unsupported_reason(graph: Graph, site: Site) -> str | None:
+    """Return why the kernel cannot compute this norm; None if it can."""
     x, weight, last = tensor(site.x), tensor(site.weight), tensor(site.last)
     if x is None or weight is None or last is None:
         return "its shapes are not known"
@@ -171,7 +168,7 @@ def refusal(graph: Graph, site: Site) -> str | None:
         return f"the result would be {expected}, not {last.dtype}"
     between = list(inside(site.last, [site.x, site.weight]))
     if written_between([site.x, site.weight], earliest(graph, between), site.last):
-        return "x or the weight is overwritten meanwhile"
+        return "x or the weight is overwritten before the result is computed"
     return None
 
 
@@ -179,7 +176,7 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
     total = without_identity(site.x)
     joined = "add_rms_norm" in wanted and can_join(graph, total, site)
     name = "add_rms_norm" if joined else "rms_norm"
-    if not report.settle(name, refusal(graph, site), wanted):
+    if not report.record(name, unsupported_reason(graph, site), wanted):
         return
     eps, rounding = number(site.eps), ROUNDINGS[site.rounding]
     replaced = list(inside(site.last, [site.x, site.weight]))
@@ -201,10 +198,13 @@ def replace(graph: Graph, site: Site, report: Report, wanted: frozenset[str]) ->
 
 
 def can_join(graph: Graph, total: Any, site: Site) -> bool:
-    """Whether x is the sum of two tensors alike, and all that the op takes is there where they are added."""
+    """Return whether x sums two tensors of one shape and dtype, and the op's inputs exist where they are added."""
     if not is_(total, "add") or total.kwargs or len(total.args) != 2 or not alike(total, *total.args):
         return False
-    if not all(dense_rows(tensor(a)) for a in total.args):  # type: ignore[arg-type]
+    if not all(dense_rows(known_tensor(a)) for a in total.args):
         return False
     order = {node: i for i, node in enumerate(graph.nodes)}
     return order[site.weight] < order[total] and not written_between([total], total.next, site.last)
+
+
+PATTERN = Pattern(("rms_norm", "add_rms_norm"), apply, order=0)  # first: while the residual additions are still there

@@ -1,5 +1,6 @@
-"""The gated activations silu(gate) * up and gelu(gate) * up, whether gate and up come from two projections or are
-halves of one; of gelu the approximation by tanh, called as such.
+"""The gated activations silu(gate) * up and gelu(gate) * up, with gate and up from two projections or halves of one.
+
+Of gelu only the tanh approximation, as an argument of torch's function.
 """
 
 from __future__ import annotations
@@ -9,10 +10,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from ..graph import FLOATS, alike, argument, insert, is_, only_user, sweep, tensor, written_between
+from ..graph import FLOATS, alike, argument, insert, is_, node_argument, only_user, sweep, tensor, written_between
 from ..report import Report
-
-NAMES = ("swiglu", "geglu")
+from ._pattern import Pattern
 
 
 def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
@@ -34,8 +34,8 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
         elif found is None or found.dtype not in FLOATS:
             reason = "its dtype is not float32, bfloat16 or float16"
         elif written_between([gate, up], node, product):
-            reason = "gate or up is overwritten meanwhile"
-        if not report.settle(name, reason, wanted):
+            reason = "gate or up is overwritten before the result is computed"
+        if not report.record(name, reason, wanted):
             continue
         with graph.inserting_before(product):
             result = insert(graph, getattr(torch.ops.infini, name).default, (gate, up), like=product)
@@ -44,18 +44,21 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
 
 
 def gelu_of(node: Any) -> Node | None:
-    """x if the node is the tanh approximation of gelu(x)."""
+    """Return x if the node is the tanh approximation of gelu(x)."""
     if is_(node, "gelu") and argument(node, 1, "approximate", default="none") == "tanh":
-        return argument(node, 0, "input")
+        return node_argument(node, 0, "input")
     return None
 
 
 def silu_of(node: Any) -> Node | None:
-    """x if the node is silu(x), or x * sigmoid(x)."""
+    """Return x if the node is silu(x), or x * sigmoid(x)."""
     if is_(node, "silu") and argument(node, 1, "inplace", default=False) is False:
-        return node.args[0] if node.args else node.kwargs["input"]
+        return node_argument(node, 0, "input")
     if is_(node, "mul") and len(node.args) == 2:
         for x, gate in (node.args, node.args[::-1]):
             if is_(gate, "sigmoid") and gate.args[0] is x and isinstance(x, Node):
                 return x
     return None
+
+
+PATTERN = Pattern(("swiglu", "geglu"), apply, order=3)

@@ -115,7 +115,7 @@ def test_hooks_on_all_modules() -> None:
 
 
 class Adapted(nn.Module):
-    """Stands for what quantisation and adapters put in the place of a linear layer."""
+    """Replaces a linear layer, as quantization and adapters do."""
 
     def __init__(self, base: nn.Linear) -> None:
         super().__init__()
@@ -158,7 +158,7 @@ def test_compile() -> None:
 
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_compiled_graph_calls_the_ops(weights: str | None) -> None:
-    """What is asked at every call is answered for the compiler as it is without it."""
+    """The conditions of a call have the same results under the compiler as without it."""
     model, graphs = tiny(num_hidden_layers=1), []
     patch_model(model, weights=weights)
     torch._dynamo.reset()
@@ -173,12 +173,12 @@ def test_compiled_graph_calls_the_ops(weights: str | None) -> None:
 
 
 def embeddings(model: nn.Module) -> Tensor:
-    """[2, 9, 64]: what the tokens are embedded in."""
+    """Return embeddings [2, 9, 64]."""
     return model.get_input_embeddings()(tokens()).detach()
 
 
 def with_weights_of(model: nn.Module) -> nn.Module:
-    """The original model, with the weights that the patched one has, or that its integers stand for."""
+    """Return the original model with the weights of the patched one, dequantized if they are quantized."""
     original = tiny()
     for name, module in original.named_modules():
         if isinstance(module, nn.Linear):

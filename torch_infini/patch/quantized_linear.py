@@ -1,6 +1,6 @@
-"""Linear layers whose weights were replaced by integers and scales: `patch_model(model, weights="int8" | "int4")`.
+"""Linear layers with int8 or int4 weights and scales: `patch_model(model, weights="int8" | "int4")`.
 
-The full-precision weight is freed layer by layer, so that a model's memory really shrinks.
+The full-precision weights are freed layer by layer, so that peak memory does not grow.
 """
 
 from __future__ import annotations
@@ -12,39 +12,37 @@ import torch
 from torch import Tensor, nn
 
 from .. import quantize
-from ..quantize import multiplies_integers
-from .conditions import dense_last, must_step_aside, unwatched, weights_refusal
+from ..quantize import quantizes_x
+from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from .decoder import Decoder
 from .norm import version_of
 from .sharded import ShardedLinear
 from .shares import Share, local
-from .swap import PLAN, Patched, Refusal, restore, swap
+from .swap import PLAN, Patched, Unsupported, restore, swap
 
 linear_int8 = torch.ops.infini.linear_int8.default
 linear_int4 = torch.ops.infini.linear_int4.default
 
 GROUP_SIZES = (64, 32)  # of int4, in the order of preference
-JOINT = "_infini_joint"  # attribute of the first of several layers that one product serves
+FUSED = "_infini_fused"  # attribute of the first of several layers with one product: their FusedLinear
 WRITTEN = (
     "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
     "patch_model(weights=...)"
 )
-# From so many rows of x on, x is quantised too for weights of 8 bits. Below it would not be faster, and most of the
-# error is x's. Weights of 4 bits have a larger one than x adds, and integers are never slower there.
-QUANTIZE_X_ROWS = 4
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 
 
 class WeightPlan(NamedTuple):
-    """How a weight is stored: "int8", a scale a row; "int4", a scale and a zero for each group of a row."""
+    """Storage of a weight: "int8", a scale for each row; "int4", a scale and a zero for each group of a row."""
 
     format: str
     group: int
-    dtype: torch.dtype  # of the weight that was, and of what the layer takes and gives
-    share: Share | None = None  # where ranks share the layer: the integers are this rank's
+    dtype: torch.dtype  # of the original weight, and of the layer's input and output
+    share: Share | None = None  # of a sharded layer, whose integers are this rank's
 
 
 class ReadOnly(Tensor):
-    """A weight made of integers: what is written to it, as by merging an adapter, would be lost. Results are plain."""
+    """A dequantized weight. Writes, as by merging an adapter, would be lost and raise; results are plain tensors."""
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -65,10 +63,13 @@ class ReadOnly(Tensor):
         raise ValueError(WRITTEN)
 
 
-class QuantisedLinear(Patched):
-    """A linear layer with an integer weight; `weight` is what the integers stand for, computed when it is asked for."""
+class QuantizedLinear(Patched):
+    """A linear layer with a quantized weight; `weight` is dequantized at each access."""
 
     infini_ops = "linear_int8 or linear_int4"
+    in_features: int
+    out_features: int
+    bias: nn.Parameter | None
 
     @classmethod
     def ops(cls, plan: WeightPlan) -> str:
@@ -78,12 +79,13 @@ class QuantisedLinear(Patched):
     @classmethod
     def plans(cls, module: nn.Module, format: str = "int8") -> Sequence[Any]:
         if getattr(module, "infini_original", type(module)) is not nn.Linear:
-            raise Refusal(f"it is a {type(module).__name__}, not a torch.nn.Linear")
+            raise Unsupported(f"it is a {type(module).__name__}, not a torch.nn.Linear")
         share: Share | None = vars(module)[PLAN] if isinstance(module, ShardedLinear) else None
-        if share is None and (reason := weights_refusal(module)):
-            raise Refusal(reason)
+        if share is None and (reason := unsupported_weights(module)):
+            raise Unsupported(reason)
+        assert isinstance(module, nn.Linear)
         if not local(module.weight).isfinite().all():
-            raise Refusal("its weight has infinity or NaN in it, which no integer stands for")
+            raise Unsupported("its weight contains infinity or NaN, which cannot be quantized")
         dtype = module.weight.dtype
         if format == "int8":
             return [WeightPlan("int8", 0, dtype, share)]
@@ -91,7 +93,7 @@ class QuantisedLinear(Patched):
         groups = [group for group in GROUP_SIZES if module.in_features % (size * group) == 0]
         if not groups:
             ranks = f" of each of {size} ranks" if size > 1 else ""
-            raise Refusal(
+            raise Unsupported(
                 f"its rows of {module.in_features / size:g}{ranks} are no multiple of {GROUP_SIZES[-1]}, int4's "
                 "smallest group"
             )
@@ -99,9 +101,9 @@ class QuantisedLinear(Patched):
 
     @property
     def weight(self) -> Tensor:
-        """The weight that the integers stand for, [n, k] in the layer's dtype: a new tensor at each access.
+        """The dequantized weight, [n, k] in the layer's dtype: a new tensor at each access.
 
-        Of a layer that ranks share, this rank's part.
+        Of a sharded layer, this rank's shard.
         """
         plan: WeightPlan = vars(self)[PLAN]
         integers, scales = self._buffers[INTEGERS], self._buffers[SCALES]
@@ -113,19 +115,19 @@ class QuantisedLinear(Patched):
         return weight if torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
     def forward(self, input: Tensor) -> Tensor:
-        if not must_step_aside(self, input):
+        if not needs_fallback(self, input):
             return self.product(dense_last(input))
         if vars(self)[PLAN].share is None:  # to a gradient of the input
             return nn.functional.linear(input, self.weight, self.bias)
         dtype, gradients = str(input.dtype).removeprefix("torch."), "on" if torch.is_grad_enabled() else "off"
         raise RuntimeError(
-            "torch_infini: a layer of integers that ranks share must be called under torch.no_grad, in float32, "
+            "torch_infini: a sharded layer with quantized weights must be called under torch.no_grad, in float32, "
             "bfloat16 or float16, without autocast and hooks for all modules; "
             f"got {dtype} with gradients {gradients}"
         )
 
     def product(self, x: Tensor) -> Tensor:
-        """What forward gives where nothing asks it to step aside."""
+        """Compute forward for a caller that has already ruled out a fallback."""
         buffers = self._buffers
         integers, scales, zeros = buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS)
         share: Share | None = self.__dict__[PLAN].share
@@ -135,31 +137,40 @@ class QuantisedLinear(Patched):
         return share.apply(x, lambda x, bias: product(x, integers, scales, zeros, bias), bias)
 
     @property
+    def plan(self) -> WeightPlan:
+        """How the weight is stored."""
+        plan: WeightPlan = vars(self)[PLAN]
+        return plan
+
+    @property
     def numbers(self) -> int:
-        """How many weights the integers stand for."""
+        """How many weights are quantized here."""
         integers = self._buffers[INTEGERS]
         assert integers is not None
         return integers.numel() * (1 if vars(self)[PLAN].format == "int8" else 2)
 
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantisedLinear:
-        """What `to` does: scales go to another device, but keep their precision."""
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
+        """Implement `to`: scales move to another device, but keep their precision."""
         kept = {name: self._buffers[name] for name in (SCALES, ZEROS) if name in self._buffers}
         super()._apply(fn, recurse)
         for name, old in kept.items():
             new = self._buffers[name]
             if new.dtype != old.dtype:
                 self._buffers[name] = old.to(new.device, torch.float32)
-        joint: Joint | None = vars(self).get(JOINT)
-        if joint is not None and not joint.is_whole():
-            joint.forget()
+        fused: FusedLinear | None = vars(self).get(FUSED)
+        if fused is not None and not fused.is_whole():
+            fused.release()
         plan: WeightPlan = vars(self)[PLAN]
         vars(self)[PLAN] = plan._replace(dtype=fn(torch.empty(0, dtype=plan.dtype)).dtype)
         return self
 
     def __getstate__(self) -> dict[str, Any]:
-        # Of a memory that several layers share, pickle would write all for each of them.
-        own = lambda b: b if b is None or b.untyped_storage().nbytes() == b.nbytes else b.clone()
-        return {**vars(self), "_buffers": {name: own(b) for name, b in self._buffers.items()}}
+        # For a view of shared memory, pickle would write the whole memory once for each layer.
+        own = {
+            name: b if b is None or b.untyped_storage().nbytes() == b.nbytes else b.clone()
+            for name, b in self._buffers.items()
+        }
+        return {**vars(self), "_buffers": own}
 
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
@@ -169,18 +180,17 @@ class QuantisedLinear(Patched):
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
-    """x times a quantised weight; the one with zeros has 4 bits."""
+    """Multiply x by a quantized weight: int4 if there are zeros, else int8."""
     if zeros is None:
-        quantize_x = x.numel() >= QUANTIZE_X_ROWS * x.shape[-1] and multiplies_integers(x)
-        return linear_int8(x, integers, scales, bias, quantize_x)
-    return linear_int4(x, integers, scales, zeros, bias, multiplies_integers(x))
+        return linear_int8(x, integers, scales, bias, quantizes_x(x, 8))
+    return linear_int4(x, integers, scales, zeros, bias, quantizes_x(x, 4))
 
 
-class Joint:
-    """Several quantised layers with one input, their weights end to end in one memory: one product makes them all.
+class FusedLinear:
+    """Several quantized layers with one input: their weights are concatenated, and one product computes all of them.
 
-    Each layer's own buffers are its rows of that memory. Where they no longer are (loaded anew, converted, unpickled),
-    the next product puts them together again.
+    Each layer's own buffers are views of its rows. Where they no longer are (after loading, conversion, unpickling),
+    the next product concatenates them again.
     """
 
     def __init__(self, modules: Sequence[nn.Module]) -> None:
@@ -189,25 +199,25 @@ class Joint:
         self.whole: dict[str, Tensor] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"modules": self.modules, "parts": [], "whole": {}}  # pickle would write every number twice
+        return {"modules": self.modules, "parts": [], "whole": {}}  # the layers' own buffers are pickled with them
 
     def product(self, x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
-        """x times all weights, side by side; None if the layers are others now, not alike, or one is watched."""
-        for module, known in zip(modules, self.modules, strict=True):
-            if module is not known or not unwatched(module):
-                self.forget()  # accelerate's hooks, for one, put the layers' buffers elsewhere
+        """Multiply x by all weights; None if the layers were replaced, have hooks, or are not quantized alike."""
+        for module, expected in zip(modules, self.modules, strict=True):
+            if module is not expected or not unwatched(module):
+                self.release()  # accelerate's hooks, for example, move the layers' buffers
                 return None
-        if not self.is_whole() and (torch.compiler.is_compiling() or not self.put_together()):
+        if not self.is_whole() and (torch.compiler.is_compiling() or not self.concatenate()):
             return None
         whole = self.whole
         return product(x, whole[INTEGERS], whole[SCALES], whole.get(ZEROS), None)
 
-    def forget(self) -> None:
-        """Let go of the common memory; what is left of it belongs to the layers."""
+    def release(self) -> None:
+        """Drop the references to the concatenated weights; the layers keep their views."""
         self.parts, self.whole = [], {}
 
     def is_whole(self) -> bool:
-        """Whether every layer's buffers are still its rows of the common memory."""
+        """Return whether every layer's buffers are still views of the concatenated weights."""
         if not self.parts:
             return False
         for (integers, scales), module in zip(self.parts, self.modules, strict=True):
@@ -216,45 +226,46 @@ class Joint:
                 return False
         return True
 
-    def put_together(self) -> bool:
-        """Copy the layers' buffers into one memory; False if the layers are not alike."""
-        self.forget()
-        plans = {vars(m).get(PLAN) if isinstance(m, QuantisedLinear) else None for m in self.modules}
-        if len(plans) > 1 or None in plans or any(m._parameters["bias"] is not None for m in self.modules):
+    def concatenate(self) -> bool:
+        """Concatenate the layers' buffers; return False if the layers are not quantized alike."""
+        self.release()
+        modules = [module for module in self.modules if isinstance(module, QuantizedLinear)]
+        if len(modules) < len(self.modules) or any(module.bias is not None for module in modules):
             return False
-        (plan,) = plans
-        if plan.share is not None and not plan.share.apart:
+        plans = {module.plan for module in modules}
+        if len(plans) > 1 or any(plan.share is not None and not plan.share.apart for plan in plans):
             return False
-        sizes = [module._buffers[INTEGERS].shape[0] for module in self.modules]
+        sizes = [module._buffers[INTEGERS].shape[0] for module in modules]
         for name in (INTEGERS, SCALES, ZEROS):
-            if name in self.modules[0]._buffers:
-                with torch.inference_mode(False):  # whose tensors could not be loaded into later
-                    self.whole[name] = torch.cat([module._buffers[name] for module in self.modules])
+            if name in modules[0]._buffers:
+                with torch.inference_mode(False):  # inference tensors could not be loaded into later
+                    self.whole[name] = torch.cat([module._buffers[name] for module in modules])
                     parts = self.whole[name].split(sizes)
-                for module, part in zip(self.modules, parts, strict=True):
+                for module, part in zip(modules, parts, strict=True):
                     module._buffers[name] = part
-        self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in self.modules]
+        self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in modules]
         return True
 
 
-def join(modules: Sequence[nn.Module]) -> None:
-    """Let one product serve several layers with the same input, if they are quantised alike."""
-    joint = Joint(modules)
-    if len(modules) > 1 and joint.put_together():
-        vars(modules[0])[JOINT] = joint
+def fuse(modules: Sequence[nn.Module]) -> None:
+    """Compute several layers with the same input by one product, if they are quantized alike."""
+    fused = FusedLinear(modules)
+    if len(modules) > 1 and fused.concatenate():
+        vars(modules[0])[FUSED] = fused
 
 
-def quantise(module: nn.Linear, format: str) -> None:
-    """Replace the weight of a linear layer by integers.
+def quantize_layer(module: nn.Module, format: str) -> None:
+    """Quantize the weight of a linear layer.
 
     Raises:
-        Refusal: If the layer or its weight cannot be served.
+        Unsupported: If the layer or its weight cannot be quantized.
     """
-    plan: WeightPlan = QuantisedLinear.plans(module, format)[0]
-    if isinstance(module, Patched):  # another patch gives way
+    plan: WeightPlan = QuantizedLinear.plans(module, format)[0]
+    if isinstance(module, Patched):  # replaces another patch
         restore(module)
+    assert isinstance(module, nn.Linear)
     weight = local(module.weight).detach()
-    # float32 scales of int8: there is one a row. Those of int4 are an eighth of what the integers take: half precision.
+    # Scales of int8 are float32: one a row. Those of int4 take an eighth of the integers' memory: half precision.
     if format == "int8":
         integers, scales = quantize.quantize_int8(weight)
         install(module, plan, {INTEGERS: integers, SCALES: scales})
@@ -264,7 +275,7 @@ def quantise(module: nn.Linear, format: str) -> None:
 
 
 def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
-    """The buffers of a layer whose integers are still to be loaded, on the meta device."""
+    """Return the buffers of a quantized layer on the meta device, to be loaded later."""
     n, k = module.out_features, module.in_features
     if plan.format == "int8":
         shapes = {INTEGERS: ((n, k), torch.int8), SCALES: ((n,), torch.float32)}
@@ -275,23 +286,23 @@ def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
 
 
 def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> None:
-    """Make a plain linear layer a quantised one with these buffers; its weight is gone.
+    """Turn an nn.Linear into a quantized layer with these buffers, and free its weight.
 
-    In an order in which it works at any time, should this be interrupted.
+    The layer works after each step, should this be interrupted.
     """
     for name, value in buffers.items():
         module.register_buffer(name, value)
-    swap(module, QuantisedLinear, plan)
+    swap(module, QuantizedLinear, plan)
     del module._parameters["weight"]
 
 
-def layers_to_quantise(model: nn.Module, decoder: nn.Module, format: str) -> list[tuple[str, nn.Linear, str]]:
-    """(name, layer, format) of the decoder's projections and of the head, which int4 keeps in int8.
+def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Linear, str]]:
+    """Return (name, layer, format) of the decoder's projections and of the head, which stays in int8 for int4.
 
-    An error in the head goes into every logit, and it is a small part of most models.
+    An error in the head affects every logit, and the head is a small part of most models.
     """
-    inside = {id(module) for module in decoder._modules["layers"].modules()}
-    # What an adapter adds to a layer stays as it is: it is small, and may be trained.
+    inside = {id(module) for module in decoder.layers.modules()}
+    # The layers that an adapter adds are left: they are small, and may be trained.
     adapters = {
         id(part)
         for module in model.modules()
@@ -302,7 +313,7 @@ def layers_to_quantise(model: nn.Module, decoder: nn.Module, format: str) -> lis
     }
     found = []
     for name, module in model.named_modules():
-        if not isinstance(module, nn.Linear) or isinstance(module, QuantisedLinear) or id(module) in adapters:
+        if not isinstance(module, nn.Linear) or isinstance(module, QuantizedLinear) or id(module) in adapters:
             continue
         if id(module) in inside:
             found.append((name, module, format))

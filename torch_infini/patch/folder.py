@@ -1,0 +1,244 @@
+"""The folder that save_patched writes: its files, and reading and checking their descriptions and headers.
+
+Nothing is allocated by the sizes in a config before the header of the file with the tensors confirms them. Field names
+and formats are those of files on disk.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+import transformers
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from .quantized_linear import GROUP_SIZES
+
+CONFIG, TENSORS, DESCRIPTION, GENERATION = (
+    "config.json",
+    "model.safetensors",
+    "torch_infini.json",
+    "generation_config.json",
+)
+BUFFERS = "torch_infini.safetensors"  # what checkpoints of transformers leave out, such as rotary frequencies
+FORMAT = 2  # of DESCRIPTION. Format 1 had all tensors in one file, and only load_patched read it
+QUANTIZED = "quantised"  # field of the quantized layers; its spelling is part of the format
+LOAD = "torch_infini.load_patched"
+LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # the lengths of lists of modules
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+DTYPES = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
+}
+
+
+def all_tensors(model: nn.Module) -> dict[str, Tensor]:
+    """Return every parameter and buffer under all of its names, including non-persistent buffers."""
+    named = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
+    return {name: tensor.detach() for name, tensor in named}
+
+
+def shown(dtype: Any) -> str:
+    """Return the name of a dtype without "torch."."""
+    return str(dtype).removeprefix("torch.")
+
+
+def non_persistent_buffers(model: nn.Module) -> list[str]:
+    """Return the names of buffers that a state_dict leaves out."""
+    return [
+        f"{name}.{key}" if name else key
+        for name, module in model.named_modules(remove_duplicate=False)
+        for key, buffer in module._buffers.items()
+        if buffer is not None and key in module._non_persistent_buffers_set
+    ]
+
+
+class Description(NamedTuple):
+    """The contents of torch_infini.json, checked."""
+
+    format: int
+    cls: type[PreTrainedModel]
+    dtype: torch.dtype
+    quantized: dict[str, dict[str, Any]]
+    aliases: dict[str, str]  # of format 1: for names of shared tensors, the name in the file
+    converted: bool  # whether transformers stores tensors in another form than in the model
+    only: list[str] | None
+    skip: list[str]
+
+
+class Stored(NamedTuple):
+    """A tensor in the header of a file."""
+
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+
+
+def invalid(file: str, field: str, rule: str, got: object, where: str = LOAD) -> ValueError:
+    """Return the error of a field of a file that breaks a rule."""
+    text = got if isinstance(got, str) else repr(got)
+    return ValueError(f"{where}: {field} in {file} must {rule}, got {text[:200]}")
+
+
+@contextmanager
+def as_value_error(file: str, rule: str) -> Iterator[None]:
+    """Turn any error of the body into a ValueError that names the file."""
+    try:
+        yield
+    except Exception as error:
+        got = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        raise ValueError(f"{LOAD}: {file} must {rule}, got {got}") from error
+
+
+def read_object(folder: Path, file: str) -> dict[str, Any]:
+    """Read the object in a JSON file of the folder."""
+    path = folder / file
+    if not path.is_file():
+        raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
+    with as_value_error(file, "be JSON"):
+        value = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(value, dict):
+        raise ValueError(f"{LOAD}: {file} must hold a JSON object, got {type(value).__name__}")
+    return value
+
+
+def read_header(folder: Path, file: str) -> dict[str, Stored]:
+    """Read the header of a safetensors file of the folder."""
+    path = folder / file
+    if not path.is_file():
+        raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
+    header = {}
+    with as_value_error(file, "be a whole safetensors file"), safe_open(path, "pt") as source:
+        for name in source.keys():  # noqa: SIM118
+            part = source.get_slice(name)
+            header[name] = str(part.get_dtype()), tuple(part.get_shape())
+    for name, (dtype, _) in header.items():
+        if dtype not in DTYPES:
+            raise invalid(file, name, f"be of one of the dtypes {', '.join(DTYPES)}", dtype)
+    return {name: Stored(DTYPES[dtype], shape) for name, (dtype, shape) in header.items()}
+
+
+def checked_layers(value: Any, file: str, where: str = LOAD) -> dict[str, dict[str, Any]]:
+    """Check the field of the quantized layers: {name: {"format": "int8" | "int4", "group": 0 | 64 | 32}}."""
+    if not isinstance(value, dict):
+        raise invalid(file, QUANTIZED, "be an object of layers", value, where)
+    for name, layer in value.items():
+        if not isinstance(layer, dict) or layer.get("format") not in ("int8", "int4"):
+            raise invalid(file, f"{QUANTIZED}[{name!r}]", "be an object with format 'int8' or 'int4'", layer, where)
+        groups = (0,) if layer["format"] == "int8" else GROUP_SIZES
+        if type(layer.get("group")) is not int or layer["group"] not in groups:
+            rule = f"have group {' or '.join(map(str, groups))} for {layer['format']}"
+            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer.get("group"), where)
+    return value
+
+
+def checked_patterns(value: Any, file: str, field: str, where: str = LOAD) -> list[str]:
+    """Check a list of name patterns."""
+    if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
+        raise invalid(file, field, "be a list of patterns", value, where)
+    return value
+
+
+def read_description(folder: Path) -> Description:
+    """Read and check torch_infini.json.
+
+    Raises:
+        FileNotFoundError: If it is missing.
+        ValueError: For a field that is missing, or not as save_patched writes it.
+    """
+    if not (folder / DESCRIPTION).is_file():
+        raise FileNotFoundError(
+            f"{LOAD}: folder must be one that save_patched wrote, got {str(folder)!r} without {DESCRIPTION}"
+        )
+    value = read_object(folder, DESCRIPTION)
+    format = value.get("format")
+    if type(format) is not int or format not in (1, FORMAT):
+        raise invalid(DESCRIPTION, "format", f"be 1 or {FORMAT}", format)
+    for field in ("class", "dtype", QUANTIZED, "only", "skip", "aliases" if format == 1 else "converted"):
+        if field not in value:
+            raise ValueError(f"{LOAD}: {DESCRIPTION} must have the field {field}, got {', '.join(value)[:200]}")
+    dtype = getattr(torch, value["dtype"], None) if isinstance(value["dtype"], str) else None
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype not in DTYPES.values():
+        raise invalid(DESCRIPTION, "dtype", "be float32, bfloat16, float16 or float64", value["dtype"])
+    aliases = value.get("aliases", {}) if format == 1 else {}
+    if not isinstance(aliases, dict) or not all(isinstance(name, str) for name in aliases.values()):
+        raise invalid(DESCRIPTION, "aliases", "be an object of names", aliases)
+    for name, target in aliases.items():
+        if target in aliases:
+            raise invalid(DESCRIPTION, f"aliases[{name!r}]", "name a tensor that is not an alias itself", target)
+    converted = value.get("converted", False)
+    if type(converted) is not bool:
+        raise invalid(DESCRIPTION, "converted", "be true or false", converted)
+    if converted and value[QUANTIZED]:
+        raise invalid(DESCRIPTION, "converted", "be false with quantized layers", converted)
+    return Description(
+        format,
+        class_of(value["class"]),
+        dtype,
+        checked_layers(value[QUANTIZED], DESCRIPTION),
+        aliases,
+        converted,
+        None if value["only"] is None else checked_patterns(value["only"], DESCRIPTION, "only"),
+        checked_patterns(value["skip"], DESCRIPTION, "skip"),
+    )
+
+
+def class_of(name: Any) -> type[PreTrainedModel]:
+    """Return a model class of transformers by its name."""
+    cls = None
+    if isinstance(name, str):
+        with as_value_error(DESCRIPTION, f"name a class that can be imported, {name!r}"):
+            cls = getattr(transformers, name, None)
+    if not isinstance(cls, type) or not issubclass(cls, PreTrainedModel) or getattr(cls, "config_class", None) is None:
+        known = "" if cls is not None else ": a newer transformers may know it"
+        raise ValueError(f"{LOAD}: class must be one of transformers' models, got {name!r}{known}")
+    return cls
+
+
+def read_config(folder: Path, description: Description, header: Mapping[str, Stored]) -> Any:
+    """Read config.json, with its numbers of modules limited by the contents of the file with the tensors."""
+    values = read_object(folder, CONFIG)
+    config_class = description.cls.config_class
+    assert config_class is not None  # class_of has checked it
+    kind = config_class.model_type
+    if values.get("model_type") != kind:
+        raise invalid(CONFIG, "model_type", f"be {kind!r}, as of {description.cls.__name__}", values.get("model_type"))
+    if "transformers_weights" in values:
+        raise invalid(CONFIG, "transformers_weights", f"be absent, because {TENSORS} holds them", "it")
+    limits = [(LAYERS, len(header), "tensors"), (EXPERTS, sum(math.prod(t.shape) for t in header.values()), "numbers")]
+    for field, value in entries(values):
+        for fields, limit, what in limits:
+            if field in fields and isinstance(value, (int, float)) and value > limit:
+                raise invalid(CONFIG, field, f"be at most {limit}, the number of {what} in {TENSORS}", value)
+    quantization = values.pop("quantization_config", None)
+    if description.format != 1 and description.quantized:
+        expected = {QUANTIZED: description.quantized, "only": description.only, "skip": description.skip}
+        got = {name: quantization.get(name) for name in expected} if isinstance(quantization, dict) else quantization
+        if got != expected:
+            raise invalid(CONFIG, "quantization_config", f"equal {DESCRIPTION} in {', '.join(expected)}", got)
+    with as_value_error(CONFIG, f"describe a {description.cls.__name__}"):
+        config = config_class.from_dict(values)
+    config.name_or_path = str(folder)
+    return config
+
+
+def entries(value: Any) -> Iterator[tuple[str, Any]]:
+    """Yield the entries of an object and of all objects in it."""
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield name, inner
+            yield from entries(inner)

@@ -1,0 +1,242 @@
+"""load_patched: reads a folder of save_patched as a patched model.
+
+The functions that prepare and finish a model also serve from_pretrained of transformers (hugging_face.py).
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel
+
+from . import apply
+from .decoder import is_decoder
+from .folder import (
+    BUFFERS,
+    CONFIG,
+    DESCRIPTION,
+    GENERATION,
+    LOAD,
+    QUANTIZED,
+    TENSORS,
+    Description,
+    Stored,
+    all_tensors,
+    as_value_error,
+    invalid,
+    non_persistent_buffers,
+    read_config,
+    read_description,
+    read_header,
+    shown,
+)
+from .quantized_linear import WeightPlan, empty_buffers, install
+
+SMALL_BYTES = 1 << 20  # buffers up to this size are allowed without a tensor in the files
+
+
+def load(folder: Path) -> PreTrainedModel:
+    """Load a model that `save` wrote, patched."""
+    if not folder.is_dir():
+        raise FileNotFoundError(f"{LOAD}: folder must be one that save_patched wrote, got {str(folder)!r}, no folder")
+    description = read_description(folder)
+    header = read_header(folder, TENSORS)
+    config = read_config(folder, description, header)
+    model = on_meta(config, description)
+    if description.converted:
+        check_size(model, header)
+        model = load_by_transformers(folder, description)
+        finish(model, folder, {}, description.only, description.skip)
+        return model
+    extra = {} if description.format == 1 else read_header(folder, BUFFERS)
+    fill(model, folder, description, header, extra)
+    if (folder / GENERATION).exists():
+        with as_value_error(GENERATION, "be one of transformers"):
+            model.generation_config = GenerationConfig.from_pretrained(folder)
+    finish(model, None, description.quantized, description.only, description.skip)
+    return model
+
+
+def on_meta(config: Any, description: Description) -> PreTrainedModel:
+    """Return the model on the meta device, with quantized layers."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(description.dtype)
+    try:
+        with as_value_error(CONFIG, f"describe a {description.cls.__name__}"), torch.device("meta"):
+            model = description.cls(config)
+    finally:
+        torch.set_default_dtype(before)
+    install_all(model, description.quantized, description.dtype, DESCRIPTION, LOAD)
+    return model
+
+
+def install_all(
+    model: PreTrainedModel, quantized: Mapping[str, Mapping[str, Any]], dtype: torch.dtype, file: str, where: str
+) -> None:
+    """Turn linear layers into quantized layers on the meta device, to be loaded later.
+
+    Raises:
+        ValueError: For a name that is not of a linear layer, or a group that does not divide its columns.
+    """
+    modules = dict(model.named_modules())
+    for name, layer in quantized.items():
+        module = modules.get(name)
+        if type(module) is not nn.Linear:
+            got = "no such module" if module is None else f"a {type(module).__name__}"
+            raise invalid(file, f"{QUANTIZED}[{name!r}]", "name a torch.nn.Linear of the model", got, where)
+        group = layer["group"]
+        if group and module.in_features % group:
+            rule = f"have a group that divides the layer's {module.in_features} columns"
+            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, group, where)
+        plan = WeightPlan(layer["format"], group, dtype)
+        install(module, plan, empty_buffers(module, plan))
+        vars(module)["_is_hf_initialized"] = True  # else from_pretrained would initialize the weight
+    weights = {f"{name}.weight" for name in quantized}
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    for name in weights & tied.keys():
+        del tied[name]
+    ignored = model._keys_to_ignore_on_load_unexpected or ()
+    model._keys_to_ignore_on_load_unexpected = {*ignored, *(f"^{re.escape(name)}$" for name in weights)}
+
+
+def finish(
+    model: PreTrainedModel,
+    folder: Path | None,
+    quantized: Mapping[str, Any],
+    only: list[str] | None,
+    skip: list[str],
+) -> None:
+    """Patch a loaded model; non-persistent buffers are read from the folder."""
+    if folder is not None and (folder / BUFFERS).is_file():
+        header, buffers = read_header(folder, BUFFERS), dict(model.named_buffers(remove_duplicate=False))
+        for name, stored in header.items():
+            if name not in buffers or buffers[name].shape != stored.shape:
+                got = f"{list(stored.shape)}" if name in buffers else "no such buffer"
+                raise invalid(BUFFERS, name, "have the shape of the model's buffer", got)
+        with safe_open(folder / BUFFERS, "pt") as source:
+            for name in header:
+                parent, _, last = name.rpartition(".")
+                old = model.get_submodule(parent)._buffers
+                old[last] = source.get_tensor(name).to(buffers[name].device)
+    for name in quantized:
+        vars(model.get_submodule(name)).pop("_is_hf_initialized", None)
+    model.eval()
+    report = apply.apply(model, None, False, apply.Selection(only, skip))
+    if report.reason:
+        raise ValueError(f"{LOAD}: {type(model).__name__} cannot be patched: {report.reason}")
+    apply.state_of(model).quantized = list(quantized)
+    for decoder in (module for module in model.modules() if is_decoder(module)):
+        apply.fuse_projections(decoder)
+
+
+def check_size(model: nn.Module, header: Mapping[str, Stored]) -> None:
+    """Check that the file has as many elements as the model, where names and shapes in it are transformers' own."""
+    wanted = sum({id(p): p.numel() for p in model.parameters()}.values())
+    found = sum(math.prod(tensor.shape) for tensor in header.values())
+    if wanted != found:
+        raise ValueError(f"{LOAD}: {TENSORS} must hold {wanted} numbers, as the model of {CONFIG} has, got {found}")
+    check_buffers(model, header)
+
+
+def check_buffers(model: nn.Module, header: Mapping[str, Stored]) -> None:
+    """Raise for buffers that are in no file and larger than all tensors in the files."""
+    limit = max(SMALL_BYTES, sum(math.prod(t.shape) * t.dtype.itemsize for t in header.values()))
+    for name, buffer in model.named_buffers():
+        if buffer.nbytes > limit:
+            raise invalid(CONFIG, f"the size of {name}", f"be at most {limit} bytes", buffer.nbytes)
+
+
+def load_by_transformers(folder: Path, description: Description) -> PreTrainedModel:
+    with as_value_error(TENSORS, f"hold the tensors of a {description.cls.__name__}"):
+        loaded: Any = description.cls.from_pretrained(
+            folder,
+            dtype=description.dtype,
+            local_files_only=True,
+            use_safetensors=True,
+            output_loading_info=True,
+        )
+    model: PreTrainedModel = loaded[0]
+    info = loaded[1]
+    faults = [f"{name} is missing" for name in sorted(info["missing_keys"])]
+    faults += [f"{name} is not the model's" for name in sorted(info["unexpected_keys"])]
+    if faults:
+        raise mismatch(TENSORS, faults)
+    return model
+
+
+def mismatch(file: str, faults: list[str]) -> ValueError:
+    """Return the error of a file whose tensors do not match the model."""
+    return ValueError(f"{LOAD}: {file} does not fit the model: {'; '.join(faults[:5])}")
+
+
+def fill(
+    model: PreTrainedModel,
+    folder: Path,
+    description: Description,
+    header: dict[str, Stored],
+    extra: dict[str, Stored],
+) -> None:
+    """Load every parameter and buffer of the model from the files.
+
+    Raises:
+        ValueError: With the names that are missing, unexpected, or of another shape or dtype.
+    """
+    wanted = all_tensors(model)
+    empty = {f"{name}.weight" for name in description.quantized}  # written for other readers
+    header = {name: stored for name, stored in header.items() if name not in empty or stored.shape != (0,)}
+    source_of = stored_names(model, description, header)
+    where = {source_of(name): TENSORS for name in wanted}
+    if description.format != 1:
+        where |= dict.fromkeys(non_persistent_buffers(model), BUFFERS)
+    files = {TENSORS: header, BUFFERS: extra}
+    for file, have in files.items():
+        mine = [name for name in wanted if where[source_of(name)] == file]
+        names = {source_of(name) for name in mine}
+        faults = [f"{name} is missing" for name in mine if source_of(name) not in have]
+        faults += [f"{name} is not the model's" for name in sorted(have.keys() - names)]
+        for name in mine if not faults else ():
+            stored, like = have[source_of(name)], wanted[name]
+            if stored.shape != tuple(like.shape):
+                faults.append(f"{name} has shape {list(stored.shape)}, wanted {list(like.shape)}")
+            elif stored.dtype != like.dtype and not (stored.dtype.is_floating_point and like.is_floating_point()):
+                faults.append(f"{name} is {shown(stored.dtype)}, wanted {shown(like.dtype)}")
+        if faults:
+            raise mismatch(file, faults)
+    loaded: dict[str, Tensor] = {}
+    for file, have in files.items():
+        if have:
+            with as_value_error(file, "be a whole safetensors file"), safe_open(folder / file, "pt") as source:
+                loaded |= {name: source.get_tensor(name) for name in have}
+    parameters: dict[str, nn.Parameter] = {}
+    for name in wanted:
+        parent, _, last = name.rpartition(".")
+        module = model.get_submodule(parent)
+        source_name = source_of(name)
+        if last in module._parameters:
+            if source_name not in parameters:
+                parameters[source_name] = nn.Parameter(
+                    loaded[source_name], requires_grad=loaded[source_name].is_floating_point()
+                )
+            module._parameters[last] = parameters[source_name]
+        else:
+            module._buffers[last] = loaded[source_name]
+
+
+def stored_names(model: nn.Module, description: Description, header: Mapping[str, Stored]) -> Callable[[str], str]:
+    """Return a function from a tensor's name in the model to its name in the file, which has one of tied parameters."""
+    if description.format == 1:
+        return lambda name: description.aliases.get(name, name)
+    stored: dict[int, str] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if name in header:
+            stored.setdefault(id(parameter), name)
+    named = dict(model.named_parameters(remove_duplicate=False))
+    source = {name: name if name in header else stored.get(id(p), name) for name, p in named.items()}
+    return lambda name: source.get(name, name)

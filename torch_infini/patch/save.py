@@ -1,0 +1,130 @@
+"""save_patched: writes a patched model as a folder that transformers and torch_infini.LLM read as well.
+
+Without quantized layers it is a folder of transformers' own save_pretrained. Quantized weights are in the same file,
+and config.json names the quantizer (hugging_face.py).
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn import Module
+from transformers import PreTrainedModel
+
+from . import apply
+from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
+from .hugging_face import QuantizationConfig
+from .quantized_linear import QuantizedLinear
+from .shares import local
+
+TOKENIZER = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "spiece.model",
+    "chat_template.jinja",
+    "chat_template.json",
+)
+
+
+def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
+    """Write config, tensors, description and tokenizer."""
+    if not isinstance(model, PreTrainedModel) or not hasattr(transformers, type(model).__name__):
+        raise ValueError(
+            f"torch_infini.save_patched: model must be of a class of transformers, got {type(model).__name__}"
+        )
+    if any(local(parameter) is not parameter for parameter in model.parameters()):
+        raise ValueError("torch_infini.save_patched: model must not be sharded, got one under tensor parallelism")
+    everything = all_tensors(model)
+    for name, tensor in everything.items():
+        if tensor.device.type == "meta":
+            raise ValueError(f"torch_infini.save_patched: every tensor must be allocated, got {name} on meta")
+    state = apply.state_of(model)
+    quantized = {
+        name: {"format": module.plan.format, "group": module.plan.group}
+        for name, module in model.named_modules()
+        if isinstance(module, QuantizedLinear)
+    }
+    options = {
+        "dtype": shown(model.dtype),
+        QUANTIZED: quantized,
+        "only": None if state.selection.only is None else list(state.selection.only),
+        "skip": list(state.selection.skip),
+    }
+    kept = state_to_write(model)
+    folder.mkdir(parents=True, exist_ok=True)
+    if quantized:
+        write_quantized(model, folder, kept, options)
+    else:
+        model.save_pretrained(folder, state_dict=kept, max_shard_size="1000TB")
+    with safe_open(folder / TENSORS, "pt") as written:
+        converted = not set(written.keys()) <= everything.keys() | {f"{name}.weight" for name in quantized}
+    buffers = {name: everything[name].contiguous().clone() for name in non_persistent_buffers(model)}
+    save_file(buffers, folder / BUFFERS, metadata={"format": "pt"})
+    description = {"format": FORMAT, "class": type(model).__name__, "converted": converted, **options}
+    (folder / DESCRIPTION).write_text(json.dumps(description, indent=1) + "\n")
+    if tokenizer is not None:
+        tokenizer.save_pretrained(folder)
+    else:
+        copy_tokenizer(getattr(model, "name_or_path", ""), folder)
+
+
+def state_to_write(model: PreTrainedModel) -> dict[str, Tensor]:
+    """Return the state_dict; tensors that share memory are copied, except those that transformers ties itself."""
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    tied = {*tied, *tied.values()}
+    seen: set[tuple[Any, ...]] = set()
+    state = {}
+    for name, tensor in model.state_dict().items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        again = tensor.numel() > 0 and key in seen and name not in tied
+        state[name] = tensor.clone() if again else tensor
+        seen.add(key)
+    return state
+
+
+def write_quantized(model: PreTrainedModel, folder: Path, state: dict[str, Tensor], options: dict[str, Any]) -> None:
+    """Write what save_pretrained writes, and the quantizer's name in the config.
+
+    Quantized layers get an empty `weight`: transformers without torch_infini only warns of an unknown quantizer and
+    would continue with random weights, but it raises where shapes differ.
+    """
+    config = deepcopy(model.config)
+    config.architectures, config.dtype = [type(model).__name__], options["dtype"]
+    config.quantization_config = QuantizationConfig(**options).to_dict()
+    config.save_pretrained(folder)
+    if getattr(model, "generation_config", None) is not None:
+        model.generation_config.save_pretrained(folder)
+    names: dict[tuple[Any, ...], str] = {}
+    tensors = {}
+    for name, tensor in state.items():
+        key = (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype)
+        if names.setdefault(key, name) == name or not tensor.numel():  # else from_pretrained ties it
+            # save_file rejects views of shared memory.
+            whole = tensor.is_contiguous() and tensor.untyped_storage().nbytes() == tensor.nbytes
+            tensors[name] = tensor if whole else tensor.clone(memory_format=torch.contiguous_format)
+    tensors |= {f"{name}.weight": torch.empty(0, dtype=model.dtype) for name in options[QUANTIZED]}
+    save_file(tensors, folder / TENSORS, metadata={"format": "pt"})
+    (folder / "model.safetensors.index.json").unlink(missing_ok=True)
+
+
+def copy_tokenizer(source: str, folder: Path) -> None:
+    """Copy the tokenizer's files from the folder that a model was loaded from, if that is on this machine."""
+    if source and Path(source).is_dir() and Path(source).resolve() != folder.resolve():
+        for name in TOKENIZER:
+            if (Path(source) / name).is_file():
+                shutil.copyfile(Path(source) / name, folder / name)
