@@ -30,9 +30,9 @@ import numpy as np
 import plot
 from peers import protocol
 
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini._cpu import facts
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import count, counts, results_of, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama
 

@@ -21,13 +21,13 @@ import torch
 from torch import Tensor
 
 from torch_infini import _memory
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini.demo import MODEL
 from torch_infini.engine.llm import load_tokenizer
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.ops.paged_attention import cost, inputs, quantised
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import counts, medians, results_of, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama
 

@@ -20,9 +20,9 @@ import torch
 from c_abi import measure_peaks
 from torch import Tensor
 
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini.nn import Linear
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import count, counts, results_of, seconds, write_csv
 
 ROWS = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512]

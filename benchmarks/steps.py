@@ -20,8 +20,8 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 import torch_infini
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import count, counts, results_of, write_csv
 from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
 

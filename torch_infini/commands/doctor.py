@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -16,7 +17,6 @@ import torch
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
 from ..ops import REGISTRY, OpSpec, all_ops
-from ..testing import call, check_against_reference, cpu_capability_set_to, kernel_levels, moved, on_cpu
 from .errors import CommandError
 
 HELP = "check every op on every backend present, and the installation"
@@ -28,6 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_op(spec: OpSpec, device: str = "cpu") -> None:
+    from ..testing import call, check_against_reference, moved, on_cpu
+
     with torch.no_grad():
         for dtype in spec.dtypes:
             for sample in spec.samples(dtype):
@@ -35,6 +37,8 @@ def check_op(spec: OpSpec, device: str = "cpu") -> None:
 
 
 def check_op_with(spec: OpSpec, capability: str) -> None:
+    from ..testing import cpu_capability_set_to
+
     with cpu_capability_set_to(capability):
         check_op(spec)
 
@@ -79,14 +83,16 @@ def gpus() -> list[str]:
 
 
 def checks(ops: Iterable[OpSpec]) -> Iterator[tuple[str, Callable[[], None]]]:
+    from ..testing import kernel_levels
+
     for spec in ops:
         for backend in spec.backends:
             if backend == "cpu":
                 for capability in kernel_levels(spec.name):
-                    yield f"{spec.name} on cpu, {capability}", lambda s=spec, c=capability: check_op_with(s, c)
+                    yield f"{spec.name} on cpu, {capability}", partial(check_op_with, spec, capability)
             elif backend == "cuda":
                 for gpu in gpus():
-                    yield f"{spec.name} on {gpu}", lambda s=spec, g=gpu: check_op(s, g)
+                    yield f"{spec.name} on {gpu}", partial(check_op, spec, gpu)
     yield "one OpenMP runtime", check_threads
     if find_spec("transformers"):
         yield "patch_model on a small LLaMA", check_patched_model

@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from .._bandwidth import read_bandwidth
     from ..engine import SamplingParams
-    from ..testing.bandwidth import read_bandwidth
 
     try:
         params = SamplingParams(
@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
             max_tokens=arguments.max_new_tokens,
         )
         llm = load(arguments, max_sequences=1)
-        ranks = llm.engine.model.ranks
-        if ranks is not None and ranks.rank > 0:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 tells
+        tp_group = llm.engine.model.tp_group
+        if tp_group is not None and tp_group.rank > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 prints
         text = arguments.prompt
         stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
         if not arguments.chat:

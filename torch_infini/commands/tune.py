@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from .. import _products
+from .._library import emulates_cuda
 from .._products import PRODUCTS, Product
-from ..testing import emulates_cuda, threads_set_to
 from .errors import CommandError
 
 HELP = "measure which dense products ATen computes faster on this machine, and store it"
@@ -114,6 +114,8 @@ def dtypes_of(text: str) -> Iterator[torch.dtype]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..testing import threads_set_to
+
     rows, dtypes = numbers("rows", arguments.rows), list(dtypes_of(arguments.dtypes))
     for name in ("threads", "rounds"):
         if getattr(arguments, name) < 1:

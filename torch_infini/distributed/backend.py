@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import AllgatherOptions
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id
-from .work import DoneWork, InfiniWork, Worker, together
+from .work import DoneWork, InfiniWork, WorkThread, together
 
 _REDUCIBLE = frozenset(dtype for dtype in DTYPES if not dtype.is_complex)
 _MEANS = frozenset(dtype for dtype in _REDUCIBLE if dtype.is_floating_point)
@@ -78,7 +78,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 "GPU, got nccl"
             )
         self._communicator: Communicator | None = None
-        self._worker = Worker(f"infiniccl {options.group_id}")
+        self._thread = WorkThread(f"infiniccl {options.group_id}")
         if self.transport.name == "shm":
             unique = shared_unique_id(store, "infiniccl/unique", rank, self.timeout)
             self._communicator = Communicator(size, unique, rank, CPU, timeout=self.timeout.total_seconds())
@@ -157,10 +157,10 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return op
 
     def _run(self, function: Callable[[], None], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
-        if not opts.asyncOp and self._worker.idle():
+        if not opts.asyncOp and self._thread.idle():
             function()
             return _DONE
-        return self._worker.submit(function, results)
+        return self._thread.submit(function, results)
 
     # ---- on one tensor, contiguous or not ----
 
@@ -326,7 +326,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def shutdown(self) -> None:
         """End it, when what was asked for asynchronously has been done; destroy_process_group() calls this."""
         forget(self)
-        self._worker.stop()
+        self._thread.stop()
         if self._communicator is not None:
             self._communicator.destroy()
         super().shutdown()

@@ -105,7 +105,7 @@ def together(works: Iterable[Any]) -> Any:
 _PATIENCE = 2.0  # seconds, at the program's end, for what no other rank may ever come to
 
 
-class Worker:
+class WorkThread:
     """A thread that runs functions in the order in which they came in; started by the first."""
 
     def __init__(self, name: str) -> None:
@@ -139,7 +139,7 @@ class Worker:
             self._thread = None
 
 
-_started: weakref.WeakSet[Worker] = weakref.WeakSet()
+_started: weakref.WeakSet[WorkThread] = weakref.WeakSet()
 
 
 @atexit.register

@@ -38,15 +38,15 @@ class AsyncLLM:
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._llm = LLM(*args, **settings)
-        ranks = self._llm.engine.model.ranks
-        if ranks is not None and ranks.workers is None:
+        tp_group = self._llm.engine.model.tp_group
+        if tp_group is not None and tp_group.workers is None:
             raise ValueError(
                 "torch_infini.AsyncLLM: the model's ranks must be processes that this one starts, for requests that "
                 "come at any time come to one alone, got the processes of torchrun"
             )
-        self._worker = _Worker(self._llm.engine)
+        self._thread = _EngineThread(self._llm.engine)
         # The thread knows the worker alone, so that dropping this ends it.
-        self._finalizer = weakref.finalize(self, self._worker.stop)
+        self._finalizer = weakref.finalize(self, self._thread.stop)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
         """Continue a prompt; cancelling the task cancels the request.
@@ -86,11 +86,11 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
 
-        def tell(output: RequestOutput | BaseException) -> None:
+        def deliver(output: RequestOutput | BaseException) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        request = self._worker.add(prompt, params, tell)
+        request = self._thread.add(prompt, params, deliver)
         try:
             await asyncio.wrap_future(request)
             while True:
@@ -101,7 +101,7 @@ class AsyncLLM:
                 if output.is_finished:
                     return
         finally:
-            self._worker.abort(request)
+            self._thread.abort(request)
 
     def metrics(self) -> Metrics:
         """What the engine did so far."""
@@ -118,22 +118,22 @@ class AsyncLLM:
         self.close()
 
 
-Tell = Callable[[RequestOutput | BaseException], None]
+Deliver = Callable[[RequestOutput | BaseException], None]
 
 
-class _Worker:
+class _EngineThread:
     """The engine's thread, and what it is asked to do between steps."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._wake = threading.Condition()
-        self._asked: deque[Callable[[], None]] = deque()
-        self._tell: dict[str, Tell] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._deliver: dict[str, Deliver] = {}
         self._error: RuntimeError | None = None
         self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
         self._thread.start()
 
-    def add(self, prompt: Prompt, params: SamplingParams | None, tell: Tell) -> Future[str]:
+    def add(self, prompt: Prompt, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
         """Ask for a request; its outputs, or what ended the thread, go to `tell`. The future is of its id."""
         future: Future[str] = Future()
 
@@ -147,10 +147,10 @@ class _Worker:
             except Exception as error:
                 future.set_exception(error)
                 return
-            self._tell[id] = tell
+            self._deliver[id] = deliver
             future.set_result(id)
 
-        self._ask(add)
+        self._enqueue(add)
         return future
 
     def abort(self, request: Future[str]) -> None:
@@ -158,17 +158,17 @@ class _Worker:
 
         def abort() -> None:
             if not request.cancel() and request.exception() is None:
-                self._tell.pop(request.result(), None)
+                self._deliver.pop(request.result(), None)
                 self._engine.abort(request.result())
 
         with suppress(RuntimeError):  # closed meanwhile: there is nothing left to cancel
-            self._ask(abort)
+            self._enqueue(abort)
 
-    def _ask(self, what: Callable[[], None]) -> None:
+    def _enqueue(self, call: Callable[[], None]) -> None:
         with self._wake:
             if self._error is not None:
                 raise self._error
-            self._asked.append(what)
+            self._calls.append(call)
             self._wake.notify()
 
     def stop(self) -> None:
@@ -183,20 +183,20 @@ class _Worker:
         try:
             while self._error is None:
                 with self._wake:
-                    while not self._asked and self._engine.is_idle and self._error is None:
+                    while not self._calls and self._engine.is_idle and self._error is None:
                         self._wake.wait()
-                    asked, self._asked = self._asked, deque()
-                for what in asked:
-                    what()
+                    calls, self._calls = self._calls, deque()
+                for call in calls:
+                    call()
                 for output in self._engine.step():
-                    tell = self._tell.pop(output.id, None) if output.is_finished else self._tell.get(output.id)
-                    if tell is not None:
-                        tell(output)
+                    deliver = self._deliver.pop(output.id, None) if output.is_finished else self._deliver.get(output.id)
+                    if deliver is not None:
+                        deliver(output)
         except BaseException as error:
             log.exception("the engine's thread failed")
             with self._wake:
                 self._error = RuntimeError(f"torch_infini.AsyncLLM: the engine failed: {error}")
-        for what in self._asked:
-            what()
-        for tell in self._tell.values():
-            tell(self._error)
+        for call in self._calls:
+            call()
+        for deliver in self._deliver.values():
+            deliver(self._error)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..distributed.workers import share
+from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.llama import checked_config
 from ..nn import WeightFormat
 from .engine import Engine, EngineConfig, Prompt, described
 from .outputs import Metrics, RequestOutput
-from .runner import follow
+from .runner import make_worker
 from .sampling_params import SamplingParams
 from .sequence import Request
 
@@ -87,13 +87,13 @@ class LLM:
             if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
                 checked_config(folder)
             tokenizer = tokenizer or load_tokenizer(folder)
-            ranks = share(tensor_parallel, device) if tensor_parallel != 1 else None
-            read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), ranks=ranks)
-            if ranks is None or ranks.workers is None:
+            tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
+            read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), tp_group=tp_group)
+            if tp_group is None or tp_group.workers is None:
                 model = read(progress=progress)
             else:
-                ranks.workers.make(follow, folder, weights, dtype, str(device))
-                with ranks.workers.watched():
+                tp_group.workers.make(make_worker, folder, weights, dtype, str(device))
+                with tp_group.workers.relay_errors():
                     model = read(progress=progress)
         self.engine = Engine(model, tokenizer, config)
         self._lock = threading.RLock()

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..distributed.workers import share
-from ..engine.runner import Follower
+from ..distributed import TPGroup, init_tp_group
+from ..engine.decode import DecodeSteps, power_of_two
+from ..engine.runner import Worker
 from ..models import Llama, Slot, load_checkpoint
 from ..models import LlamaConfig as ModelConfig
-from ..nn import Batch, KVCache, Ranks
+from ..nn import Batch, KVCache
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from .config import LlamaConfig
 from .convert import as_device, as_dtype, as_tensor, underlying
-from .decode import Steps
 from .distributed import DistConfig
 from .hooks import HookRegistry, tapped
 from .inputs import WHERE, Input, Output, paged_batch, static_batch
@@ -86,10 +86,10 @@ class InferEngine:
         if cache_config is not None:
             cache_config = _instance("cache_config", cache_config, CacheConfig)
         arguments = config.to_model(), as_dtype(_NAME, config._dtype), device, cache_config
-        ranks = share(size) if size > 1 else None
-        if ranks is not None and ranks.workers is not None:
-            ranks.workers.make(_Rank, *arguments)
-        self._rank = _Rank(ranks, *arguments)
+        tp_group = init_tp_group(size) if size > 1 else None
+        if tp_group is not None and tp_group.workers is not None:
+            tp_group.workers.make(_Rank, *arguments)
+        self._rank = _Rank(tp_group, *arguments)
         self._distributed = distributed
 
     def load_param(self, name: str, param: Any) -> None:
@@ -109,7 +109,7 @@ class InferEngine:
     def state_dict(self) -> list[dict[str, Tensor]]:
         """The parameters by name: a dict for each device that this process serves, with the parts that are there. Those
         of this process are views of the memory that passes read, those of others copies."""
-        others = [] if self._rank.workers is None else self._rank.workers.ask("state")
+        others = [] if self._rank.workers is None else self._rank.workers.call("state")
         return [self._rank.state(), *others]
 
     def forward(self, input: Input, *, seed: int | Sequence[int] | Tensor | None = None) -> Output:
@@ -171,20 +171,20 @@ class InferEngine:
         return f"<InferEngine: {self._distributed!r}>"
 
 
-class _Rank(Follower):
+class _Rank(Worker):
     """One rank's part: the model, what is still to be loaded, and the cache. That of rank 0 tells its workers, whose
     parts they are, of what it does."""
 
     def __init__(
         self,
-        ranks: Ranks | None,
+        tp_group: TPGroup | None,
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
         cache_config: CacheConfig | None,
     ) -> None:
-        self.workers = None if ranks is None else ranks.workers
-        self.model = Llama(config, dtype=dtype, device=device, ranks=ranks)
+        self.workers = None if tp_group is None else tp_group.workers
+        self.model = Llama(config, dtype=dtype, device=device, tp_group=tp_group)
         super().__init__(self.model)
         self.device = device
         self.slots: dict[str, Slot] = self.model.slots()
@@ -192,11 +192,11 @@ class _Rank(Follower):
         self.hooks: HookRegistry | None = None
         self.cache_config: CacheConfig = cache_config or StaticKVCacheConfig()
         self.cache: KVCache | None = None
-        self.steps: Steps | None = None
+        self.steps: DecodeSteps | None = None
         self.lock = threading.RLock()
         self.cached = torch.zeros(0, dtype=torch.int64)
         if cache_config is not None:
-            self.reset(cache_config, tell=False)
+            self.reset(cache_config, send=False)
 
     def load(self, name: str, param: Any) -> None:
         where = f"{_NAME}.load_param"
@@ -214,7 +214,7 @@ class _Rank(Follower):
         if not tensor.is_floating_point():
             raise ValueError(f"{where}: {name} must be of a floating dtype, got {tensor.dtype}")
         if self.workers is not None:
-            self.workers.tell("load", name, tensor)
+            self.workers.send("load", name, tensor)
         slot.load(slot.cut(tensor), 0)
         self.missing.discard(name)
 
@@ -223,7 +223,7 @@ class _Rank(Follower):
 
     def load_folder(self, folder: str | Path) -> None:
         if self.workers is not None:
-            self.workers.tell("load_folder", folder)
+            self.workers.send("load_folder", folder)
         load_checkpoint(folder, self.slots, self.has_elsewhere)
         self.missing.clear()
 
@@ -239,17 +239,16 @@ class _Rank(Follower):
         """Whether a checkpoint's tensor follows from the config, or is another one's memory."""
         return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
 
-    def reset(self, config: CacheConfig | None, tell: bool = True) -> None:
+    def reset(self, config: CacheConfig | None, send: bool = True) -> None:
         config = config or self.cache_config
         blocks, size = self._sizes(config)
-        if tell and self.workers is not None:
-            self.workers.tell("reset", config)
+        if send and self.workers is not None:
+            self.workers.send("reset", config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
             self.cache = cache = self.steps = None  # its memory is free before the new one's is taken
             try:
                 self.cache = self.model.new_cache(blocks, size)
-                self.steps = Steps(self.model, self.cache)
             except (RuntimeError, OSError, OverflowError) as error:
                 raise MemoryError(
                     f"{_NAME}: cache_config must be one that fits into memory, got {config}: {error}"
@@ -285,7 +284,7 @@ class _Rank(Follower):
         if self.cache is None:
             self.reset(None)
         cache, c = self.cache, self.model.config
-        assert cache is not None and self.steps is not None
+        assert cache is not None
         static = isinstance(self.cache_config, StaticKVCacheConfig)
         if static:
             batch = static_batch(input, self.cached, cache.block_size, c.vocab_size, c.max_position_embeddings)
@@ -300,12 +299,12 @@ class _Rank(Follower):
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
         whole = tapped_by is not None
         if self.workers is not None:
-            self.workers.tell("compute", batch, None, whole)
-            with self.workers.watched():
+            self.workers.send("compute", batch, None, whole)
+            with self.workers.relay_errors():
                 logits = self.compute(batch, tapped_by, whole)
         else:
-            if self.model.ranks is not None and starts is not None:
-                whole = self.model.ranks.any(whole)  # under torchrun each rank has hooks of its own
+            if self.model.tp_group is not None and starts is not None:
+                whole = self.model.tp_group.any(whole)  # under torchrun each rank has hooks of its own
             logits = self.compute(batch, tapped_by, whole)
         if static:
             self.cached[:n] = lengths
@@ -316,11 +315,22 @@ class _Rank(Follower):
     def compute(self, batch: Batch, hooks: HookRegistry | None, whole: bool) -> Tensor:
         """Logits of a batch, behind the last token of each row. Hooks, this rank's or another's, need modules that
         run, and the whole of what these compute."""
-        assert self.cache is not None and self.steps is not None
+        assert self.cache is not None
         if batch.cum_seq_lens_q is None and not whole:
-            return self.steps(batch)
+            return self.decode(batch)
         with tapped(self.model, hooks):
             return self.model(_on(self.device, batch), self.cache, last=True, whole=whole)
+
+    def decode(self, batch: Batch) -> Tensor:
+        """Logits of a batch with one new token a row, by a recorded step."""
+        assert self.cache is not None
+        if self.steps is None:
+            self.steps = DecodeSteps(self.model, self.cache)
+        rows, blocks = batch.block_tables.shape
+        step = self.steps.step(rows, power_of_two(blocks))  # tables grow: not every width has a step of its own
+        step.inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
+        step.tables[:, :blocks] = batch.block_tables
+        return step.run()
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:

@@ -14,7 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, Ranks, RMSNorm, RotaryEmbedding, SwiGLU
+from ..distributed import TPGroup
+from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, RMSNorm, RotaryEmbedding, SwiGLU
 from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, floating, load_checkpoint, stored_layers
 from .config import LlamaConfig
@@ -55,18 +56,18 @@ class Llama(nn.Module):
         weights: LinearFormat = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.ranks = config, ranks
+        self.config, self.tp_group = config, tp_group
         self.dtype = dtype = floating(dtype) or config.dtype or torch.float32
         size, eps = config.hidden_size, config.rms_norm_eps
         rotary = RotaryEmbedding(**config.rope, dtype=dtype, device=device)
-        norm = partial(RMSNorm, size, eps, dtype, device, ranks)
-        one = ranks or Ranks(0, 1, 0)
-        _, heads = one.share("num_attention_heads", config.num_attention_heads)
-        _, kv_heads = one.share_or_repeat("num_key_value_heads", config.num_key_value_heads)
-        _, inner = one.share("intermediate_size", config.intermediate_size)
+        norm = partial(RMSNorm, size, eps, dtype, device, tp_group)
+        one = tp_group or TPGroup(0, 1, 0)
+        _, heads = one.shard("num_attention_heads", config.num_attention_heads)
+        _, kv_heads = one.shard_or_replicate("num_key_value_heads", config.num_key_value_heads)
+        _, inner = one.shard("intermediate_size", config.intermediate_size)
 
         def layer(window: int) -> DecoderLayer:
             attention = Attention(
@@ -86,7 +87,7 @@ class Llama(nn.Module):
             mlp = SwiGLU(size, inner, config.mlp_bias, weights, dtype, device)
             return DecoderLayer(norm(), attention, norm(), mlp)
 
-        self.embed = Embedding(config.vocab_size, size, dtype, device, ranks)
+        self.embed = Embedding(config.vocab_size, size, dtype, device, tp_group)
         self.layers = nn.ModuleList(layer(window) for window in config.windows)
         self.norm = norm()
         head_format: LinearFormat = (
@@ -136,9 +137,9 @@ class Llama(nn.Module):
         x, _ = self.norm.after(x, residual)
         if last and not early:
             x = rows_of(x, batch.ends)
-        if self.ranks is None:
+        if self.tp_group is None:
             return self.head(x, out)
-        return self.ranks.side_by_side(self.head(x), self.config.vocab_size, out)
+        return self.tp_group.all_gather(self.head(x), self.config.vocab_size, out)
 
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
         """A cache for this model, on its device; in its dtype, or in int8."""
@@ -165,14 +166,14 @@ class Llama(nn.Module):
         """
         stored = stored or {}
         of_linear = partial(_of_linear, stored)
-        c, ranks, table = self.config, self.ranks or Ranks(0, 1, 0), self.embed
+        c, tp_group, table = self.config, self.tp_group or TPGroup(0, 1, 0), self.embed
         heads, inner = c.num_attention_heads, c.intermediate_size
-        first_kv, kv_count = ranks.share_or_repeat("num_key_value_heads", c.num_key_value_heads)
-        q = _Share(heads, *ranks.share("num_attention_heads", heads)).times(c.head_dim)
-        kv = _Share(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
-        mlp = _Share(inner, *ranks.share("intermediate_size", inner))
-        vocabulary = _Share(c.vocab_size, table.first, table.here)
-        whole = _Share(c.hidden_size, 0, c.hidden_size)
+        first_kv, kv_count = tp_group.shard_or_replicate("num_key_value_heads", c.num_key_value_heads)
+        q = _Shard(heads, *tp_group.shard("num_attention_heads", heads)).times(c.head_dim)
+        kv = _Shard(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
+        mlp = _Shard(inner, *tp_group.shard("intermediate_size", inner))
+        vocabulary = _Shard(c.vocab_size, table.first, table.here)
+        whole = _Shard(c.hidden_size, 0, c.hidden_size)
         slots = {
             "model.embed_tokens.weight": _of_rows(table.weight.data[: table.here], vocabulary),
             "model.norm.weight": _whole(self.norm.weight),
@@ -203,7 +204,7 @@ class Llama(nn.Module):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         progress: bool | None = None,
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> Llama:
         """Read a Hugging Face model folder: config.json, generation_config.json, safetensors.
 
@@ -229,8 +230,8 @@ class Llama(nn.Module):
         """
         if not Path(folder).is_dir():
             raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
-        if ranks is not None:
-            ranks.must_agree("the checkpoint", digest_of(folder))
+        if tp_group is not None:
+            tp_group.must_agree("the checkpoint", digest_of(folder))
         config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
         stored = stored_layers(folder)
@@ -239,7 +240,7 @@ class Llama(nn.Module):
             kinds = {format for name, format in formats.items() if name != "lm_head"}
             # Where all layers are alike none is made twice; int4 has its head in int8.
             weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"  # type: ignore
-        model = cls(config, fastest(weights, dtype, device), dtype, device, ranks)
+        model = cls(config, fastest(weights, dtype, device), dtype, device, tp_group)
         if stored:
             model._set_formats(stored, formats, dtype, device)
         load_checkpoint(folder, model.slots(stored), partial(_is_known, config, stored), progress)
@@ -343,19 +344,19 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes if c.tie_word_embeddings else shapes | {"lm_head.weight": (c.vocab_size, size)}
 
 
-class _Share(NamedTuple):
+class _Shard(NamedTuple):
     """A rank's part of the rows or columns of a tensor."""
 
     whole: int
     first: int
     count: int
 
-    def times(self, size: int) -> _Share:
+    def times(self, size: int) -> _Shard:
         """Of things that take so many rows or columns each."""
-        return _Share(self.whole * size, self.first * size, self.count * size)
+        return _Shard(self.whole * size, self.first * size, self.count * size)
 
 
-def _of_rows(data: Tensor, rows: _Share) -> Slot:
+def _of_rows(data: Tensor, rows: _Shard) -> Slot:
     """A parameter that holds these rows of a tensor."""
 
     def load(some: Tensor, first: int) -> None:
@@ -366,7 +367,7 @@ def _of_rows(data: Tensor, rows: _Share) -> Slot:
 
 def _whole(parameter: nn.Parameter) -> Slot:
     size = parameter.shape[0]
-    return _of_rows(parameter.data, _Share(size, 0, size))
+    return _of_rows(parameter.data, _Shard(size, 0, size))
 
 
 def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
@@ -417,10 +418,10 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
 
 
 def _of_integers(
-    name: str, linear: Linear, first: int, share: _Share, columns: _Share, kind: Stored
+    name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, kind: Stored
 ) -> dict[str, Slot]:
     """The integers, scales and zeros of a projection, which are the Linear's rows from `first` on."""
-    rows = slice(first, first + share.count)
+    rows = slice(first, first + shard.count)
 
     def slot(data: Tensor, numbers: int, dtype: torch.dtype | None = None) -> Slot:
         """A tensor with an element for so many numbers of a row."""
@@ -430,14 +431,14 @@ def _of_integers(
                 f"torch_infini.models.Llama: ranks must not cut the groups of {kind.group} numbers of {name}, got "
                 f"{columns.count} columns of each: use another tensor_parallel"
             )
-        part = Part(share.first, share.count, begin, count)
-        return _of_rows(data, share)._replace(shape=(share.whole, whole), part=part, dtype=dtype)
+        part = Part(shard.first, shard.count, begin, count)
+        return _of_rows(data, shard)._replace(shape=(shard.whole, whole), part=part, dtype=dtype)
 
     assert linear.scales is not None
     if kind.format == "int8":
         return {
             f"{name}.weight_integers": slot(linear.weight.data[rows], 1, torch.int8),
-            f"{name}.weight_scales": _of_rows(linear.scales.data[rows], share),
+            f"{name}.weight_scales": _of_rows(linear.scales.data[rows], shard),
         }
     assert linear.zeros is not None
     return {
@@ -448,25 +449,25 @@ def _of_integers(
 
 
 def _of_linear(
-    stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Share], columns: _Share
+    stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Shard], columns: _Shard
 ) -> dict[str, Slot]:
     """The projections that a Linear holds one below the other: these rows and columns of each."""
     slots, first = {}, 0
-    for name, share in parts.items():
-        rows = slice(first, first + share.count)
+    for name, shard in parts.items():
+        rows = slice(first, first + shard.count)
         if f"{prefix}{name}" in stored:
-            slots |= _of_integers(f"{prefix}{name}", linear, first, share, columns, stored[f"{prefix}{name}"])
+            slots |= _of_integers(f"{prefix}{name}", linear, first, shard, columns, stored[f"{prefix}{name}"])
         else:
             slots[f"{prefix}{name}.weight"] = Slot(
-                (share.whole, columns.whole),
+                (shard.whole, columns.whole),
                 linear.weight.data[rows] if linear.format == "dense" else None,
                 lambda some, row, first=first: linear.load(some, first + row),
                 partial(linear.dense, rows),
-                Part(share.first, share.count, columns.first, columns.count),
+                Part(shard.first, shard.count, columns.first, columns.count),
             )
         if linear.bias is not None:
             # Where the columns are shared out, the sum has the bias once: the first rank's.
-            mine = share if columns.first == 0 else share._replace(count=0)
+            mine = shard if columns.first == 0 else shard._replace(count=0)
             slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.count], mine)
-        first += share.count
+        first += shard.count
     return slots

@@ -10,7 +10,6 @@ from .layer import DecoderLayer
 from .linear import Embedding, Linear, LinearFormat, WeightFormat
 from .mlp import SwiGLU
 from .norm import RMSNorm
-from .ranks import Ranks
 from .rotary import RotaryEmbedding
 
 __all__ = [
@@ -23,7 +22,6 @@ __all__ = [
     "Linear",
     "LinearFormat",
     "RMSNorm",
-    "Ranks",
     "RotaryEmbedding",
     "SwiGLU",
     "WeightFormat",

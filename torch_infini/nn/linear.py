@@ -13,10 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library, _memory, quantize
+from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..quantize import multiplies_integers
-from ..testing import emulates_cuda
-from .ranks import Ranks
 
 LinearFormat = Literal["dense", "packed", "int8", "int4"]
 WeightFormat = Literal["dense", "int8", "int4"]  # what a model is asked for, whose dense weights may be packed
@@ -172,7 +171,7 @@ def fastest(format: WeightFormat, dtype: torch.dtype, device: torch.device | str
     """
     if format not in get_args(WeightFormat):
         raise ValueError(f"torch_infini.models: weights must be 'dense', 'int8' or 'int4', got {format!r}")
-    packs = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not emulates_cuda()
+    packs = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not _library.emulates_cuda()
     return "packed" if format == "dense" and packs and _library.capability in MULTIPLIES_BFLOAT16 else format
 
 
@@ -208,18 +207,18 @@ class Embedding(nn.Module):
         size: int,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> None:
         super().__init__()
         dtype = dtype or torch.get_default_dtype()
-        self.rows, self.ranks = rows, ranks
-        self.first, self.here, most = (0, rows, rows) if ranks is None else ranks.share_rows(rows)
+        self.rows, self.tp_group = rows, tp_group
+        self.first, self.here, most = (0, rows, rows) if tp_group is None else tp_group.shard_rows(rows)
         self.weight = nn.Parameter(_memory.new(most, size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of ids [...]: [..., size]."""
         y = torch.ops.infini.embedding.default(ids, self.weight[: self.here], self.first, self.rows)
-        return y if self.ranks is None else self.ranks.add_up(y)
+        return y if self.tp_group is None else self.tp_group.all_reduce(y)
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.weight.shape[1]}"

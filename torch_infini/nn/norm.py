@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .ranks import Ranks
+from ..distributed import TPGroup
 
 ROUNDING = 1  # x is normalised and rounded before the weight multiplies it, as Hugging Face's Llama does
 
@@ -33,10 +33,10 @@ class RMSNorm(nn.Module):
         eps: float = 1e-6,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> None:
         super().__init__()
-        self.ranks = ranks
+        self.tp_group = tp_group
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
         self.eps = eps
 
@@ -49,9 +49,9 @@ class RMSNorm(nn.Module):
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
         """(norm(residual + x), residual + x), both shaped as x, in one pass over them; x is the sum of all ranks' if
         they have it in parts."""
-        if self.ranks is not None:
+        if self.tp_group is not None:
             return torch.ops.infini.all_reduce_add_rms_norm.default(
-                x, residual, self.weight, self.eps, ROUNDING, self.ranks.group
+                x, residual, self.weight, self.eps, ROUNDING, self.tp_group.group
             )
         return torch.ops.infini.add_rms_norm.default(x, residual, self.weight, self.eps, ROUNDING)
 

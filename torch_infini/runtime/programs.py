@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._library import PATH, RUNTIME
+from .._library import PATH, RUNTIME, emulates_cuda
 from ..ops import REGISTRY
-from ..testing import emulates_cuda
 
 _OP = "torch_infini.runtime.program"
 _ON_CUDA = "on CUDA use torch_infini.runtime.graph"

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
+from .._bandwidth import read_bandwidth
 from .._cpu import cpu_name, folder_name
 from .._library import cpu_capability
-from .bandwidth import read_bandwidth
 
 Call = Callable[[], Any]
 

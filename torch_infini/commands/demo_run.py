@@ -19,11 +19,11 @@ from transformers.utils import logging as transformers_logging
 
 from .. import patch_model
 from .. import patched as patched_for_a_while
+from .._bandwidth import read_bandwidth
 from .._library import cpu_capability
-from ..commands.errors import CommandError
+from ..demo import MODEL
 from ..engine.llm import names_code
-from ..testing.bandwidth import read_bandwidth
-from . import MODEL
+from .errors import CommandError
 
 NEVER_RUN = (
     "--model must be a folder that classes of transformers itself can read, for code of a model folder (auto_map) is "
