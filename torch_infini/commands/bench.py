@@ -73,8 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         writer.writeheader()
         for line in lines:
             read = line.pop("bytes_read")
-            line["share_of_bandwidth"] = read / line["seconds"] / bandwidth if bandwidth else ""
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()})
+            share = f"{read / line['seconds'] / bandwidth:.4g}" if bandwidth else ""
+            shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
+            writer.writerow({**shown, "share_of_bandwidth": share})
     return 0
 
 
@@ -92,9 +93,12 @@ def measure(llm: LLM, arguments: argparse.Namespace, requests: int) -> dict[str,
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
     seconds = time.perf_counter() - start
-    first = sorted(1e3 * output.time_to_first_token for output in outputs)
-    rest = max(arguments.output_tokens - 1, 1)
-    token = [1e3 * (output.time - output.time_to_first_token) / rest for output in outputs]
+    first, token = [], []
+    for output in outputs:
+        assert output.time is not None and output.time_to_first_token is not None
+        first.append(1e3 * output.time_to_first_token)
+        token.append(1e3 * (output.time - output.time_to_first_token) / max(arguments.output_tokens - 1, 1))
+    first.sort()
     tokens = sum(len(output.tokens) for output in outputs)
     return {
         "requests": requests,

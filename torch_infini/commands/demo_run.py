@@ -1,4 +1,4 @@
-"""Generates from one prompt with a LLaMA as it is and patched, in turns, and prints report, texts, equality, speeds.
+"""The demo command: generates from one prompt with a LLaMA, unpatched and patched, and prints texts and speeds.
 
 The share of the memory-bandwidth limit is the bytes of weights that each token must read, over the measured bandwidth.
 """
@@ -11,6 +11,7 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -35,12 +36,11 @@ NEVER_RUN = (
 class Runs:
     """What one form of the model generated, and the seconds that each timed run took."""
 
-    tokens: Tensor | None = None
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seconds: list[float] = field(default_factory=list)
 
     @property
     def per_second(self) -> float:
-        assert self.tokens is not None
         return self.tokens.numel() / statistics.median(self.seconds)
 
 
@@ -72,8 +72,8 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def generate(model: PreTrainedModel, ids: Tensor, count: int) -> Tensor:
-    """Greedy: exactly `count` new tokens, so that every run does the same work."""
+def generate(model: Any, ids: Tensor, count: int) -> Tensor:
+    """Generate exactly `count` new tokens, greedily, so that every run does the same work."""
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -86,7 +86,7 @@ def generate(model: PreTrainedModel, ids: Tensor, count: int) -> Tensor:
 
 
 def time_in_turns(
-    model: PreTrainedModel, quantised: PreTrainedModel | None, ids: Tensor, count: int, runs: int
+    model: LlamaForCausalLM, quantised: LlamaForCausalLM | None, ids: Tensor, count: int, runs: int
 ) -> tuple[Runs, Runs]:
     """(as it is, patched), measured in turns so that a busy neighbour slows both alike; the model is left unpatched.
 
@@ -107,12 +107,13 @@ def time_in_turns(
 def bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of weights that one token reads: all but the embedding table, of which it reads one row."""
     table = model.get_input_embeddings().weight
+    assert isinstance(table, Tensor)
     tied = model.get_output_embeddings()._parameters.get("weight") is table
     every = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     return every - (0 if tied else table.numel() * table.element_size())
 
 
-def divergence(model: PreTrainedModel, ids: Tensor, plain: Tensor, patched: Tensor) -> str:
+def divergence(model: LlamaForCausalLM, ids: Tensor, plain: Tensor, patched: Tensor) -> str:
     """Where two continuations part, and how close the model's two best logits are there."""
     at = int((plain != patched).nonzero()[0])
     with torch.no_grad():
@@ -148,8 +149,6 @@ def run_demo(arguments: argparse.Namespace) -> int:
         with patched_for_a_while(model, verify=True) as report:
             pass
     plain, patched = time_in_turns(model, quantised, ids, count, arguments.runs)
-    assert plain.tokens is not None
-    assert patched.tokens is not None
 
     size = sum(p.numel() for p in model.parameters())
     print(f"model      {'the small LLaMA of this package' if arguments.model is None else folder}")

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
@@ -67,7 +68,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
 
     def __init__(self, options: Any) -> None:
         store, rank, size = options.store, options.group_rank, options.group_size
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this constructor
         self._store = store
         self.timeout = options.timeout
         self.transport = choose(store, rank, size, self.timeout)
@@ -97,20 +98,21 @@ class InfiniProcessGroup(dist.ProcessGroup):
         )
 
     def _register_gloo(self, options: Any) -> None:
-        settings = dist.ProcessGroupGloo._Options()
+        ProcessGroupGloo: Any = dist.ProcessGroupGloo  # whose stub lacks _Options
+        settings = ProcessGroupGloo._Options()
         # Its ranks connect when they first need each other: where all goes by shared memory, never.
         # Its interfaces are those that torch's own Gloo takes.
-        make, interfaces = dist.ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
+        make, interfaces = ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
         settings._devices = (
             [make(interface=name, lazy_init=True) for name in interfaces.split(",")]
             if interfaces
-            else [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+            else [ProcessGroupGloo.create_default_device(lazy_init=True)]
         )
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
-        store = dist.PrefixStore("gloo/", options.store)
-        gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, settings)
+        store = PrefixStore("gloo/", options.store)
+        gloo = ProcessGroupGloo(store, options.group_rank, options.group_size, settings)
         gloo._set_sequence_number_for_group()
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -120,7 +122,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
-        store = dist.PrefixStore("nccl/", options.store)
+        store = PrefixStore("nccl/", options.store)
         nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, settings)
         nccl._set_sequence_number_for_group()
         self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
@@ -156,7 +158,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 return None
         return op
 
-    def _run(self, function: Callable[[], None], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
+    def _run(self, function: Callable[[], object], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
         if not opts.asyncOp and self._thread.idle():
             function()
             return _DONE
@@ -167,6 +169,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> None:
         dense = _dense(tensor)
         at = dense.data_ptr()
+        assert self._communicator is not None
         self._communicator.all_reduce(at, at, dense.numel(), DTYPES[dense.dtype], op)
         if dense is not tensor:
             tensor.detach().copy_(dense)
@@ -174,6 +177,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         dense = _dense(tensor)
         at = dense.data_ptr()
+        assert self._communicator is not None
         self._communicator.broadcast(at, at, *_element(dense), root)
         if dense is not tensor and self.rank() != root:
             tensor.detach().copy_(dense)
@@ -185,6 +189,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"dtype, got {list(out.shape)} {out.dtype} for {list(x.shape)} {x.dtype}"
             )
         dense, from_ = _room_for(out), _dense(x)
+        assert self._communicator is not None
         self._communicator.all_gather(from_.data_ptr(), dense.data_ptr(), *_element(from_))
         if dense is not out:
             out.detach().copy_(dense)
@@ -196,34 +201,38 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"its dtype, got {list(x.shape)} {x.dtype} for {list(out.shape)} {out.dtype}"
             )
         dense, from_ = _room_for(out), _dense(x)
+        assert self._communicator is not None
         self._communicator.reduce_scatter(from_.data_ptr(), dense.data_ptr(), dense.numel(), DTYPES[dense.dtype], op)
         if dense is not out:
             out.detach().copy_(dense)
 
     # ---- what torch.distributed, DDP and functional collectives call ----
+    # Ignored: torch's stubs give some of them overloads for callers of other types, which its own callers never use.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
         op = self._reduction(tensors, opts)
         if op is None:
             return self._delegate(tensors[0]).allreduce(tensors, opts)
-        return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
+        return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.AllreduceCoalescedOptions()
         op = self._reduction(tensors, opts)
         if op is None:
             return self._delegate(tensors[0]).allreduce_coalesced(tensors, opts)
-        return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
+        return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.BroadcastOptions)
         if not self._serves(tensors):
             return self._delegate(tensors[0]).broadcast(tensors, opts)
         root = opts.rootRank
-        return self._run(lambda: [self._broadcast(tensor, root) for tensor in tensors], tensors, opts)
+        return self._run(partial(_for_each, self._broadcast, tensors, [root] * len(tensors)), tensors, opts)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         x = inputs[0]
         parts = outputs[0]
@@ -251,9 +260,11 @@ class InfiniProcessGroup(dist.ProcessGroup):
             return together(
                 self._delegate(x)._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
             )
-        return self._run(lambda: [*map(self._all_gather, outputs, inputs)], outputs, opts)
+        return self._run(partial(_for_each, self._all_gather, outputs, inputs), outputs, opts)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> Any:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
         out, parts = outputs[0], inputs[0]
         even = len(parts) == self.size() and all(p.shape == out.shape and p.dtype == out.dtype for p in parts)
@@ -276,16 +287,16 @@ class InfiniProcessGroup(dist.ProcessGroup):
             return together(
                 self._delegate(x)._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
             )
-        return self._run(
-            lambda: [self._reduce_scatter(out, x, op) for out, x in zip(outputs, inputs, strict=True)], outputs, opts
-        )
+        return self._run(partial(_for_each, self._reduce_scatter, outputs, inputs, [op] * len(outputs)), outputs, opts)
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:  # type: ignore[override]
         opts = opts if opts is not None else dist.BarrierOptions()
         if self._communicator is None or len(self._device_types) > 1:  # on GPUs a barrier waits for streams too
             gpu = torch.device("cuda")
-            return self._get_backend(gpu if gpu in self._device_types else torch.device("cpu")).barrier(opts)
-        return self._run(lambda: self._communicator.all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
+            backend: Any = self._get_backend(gpu if gpu in self._device_types else torch.device("cpu"))
+            return backend.barrier(opts)
+        all_reduce = self._communicator.all_reduce
+        return self._run(lambda: all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
 
     # ---- what libinfiniccl has no kernel for, or not all of: tags, any source ----
 
@@ -302,11 +313,11 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return self._delegate(input).alltoall_base(output, input, output_sizes, input_sizes, opts)
 
     # The names that torch had for them before 2.13.
-    alltoall_base = all_to_all_single
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
     _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     # ---- the end ----
 
@@ -330,6 +341,12 @@ class InfiniProcessGroup(dist.ProcessGroup):
         if self._communicator is not None:
             self._communicator.destroy()
         super().shutdown()
+
+
+def _for_each(function: Callable[..., None], *columns: Sequence[Any]) -> None:
+    """Call a function with the elements of each row of some columns."""
+    for row in zip(*columns, strict=True):
+        function(*row)
 
 
 def _arguments(tensors: Any, opts: Any, options: Callable[[], Any]) -> tuple[list[Tensor], Any]:

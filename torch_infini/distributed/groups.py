@@ -65,7 +65,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
     def read(address: int | None, nbytes: int) -> Tensor:
         made = torch.empty(nbytes, dtype=torch.uint8)
         if nbytes:
-            ctypes.memmove(made.data_ptr(), address, nbytes)
+            ctypes.memmove(made.data_ptr(), address or 0, nbytes)
         return made
 
     def all_reduce(send: int | None, nbytes: int, dtype: torch.dtype, op: int) -> Tensor:
@@ -94,7 +94,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
             with torch.no_grad():
                 result = functions[kind](send, count * dtype.itemsize, dtype, parameter)
             if result.nbytes:
-                ctypes.memmove(recv, result.data_ptr(), result.nbytes)
+                ctypes.memmove(recv or 0, result.data_ptr(), result.nbytes)
         except Exception as error:  # nothing may be thrown through C
             RUNTIME.infinirtSetLastErrorMessage(str(error).encode())
             return _INTERNAL_ERROR

@@ -110,7 +110,7 @@ class WorkThread:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[], object], InfiniWork] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._last: threading.Event | None = None  # of the last work: that itself would keep its tensors
@@ -119,7 +119,7 @@ class WorkThread:
         """Whether nothing waits or runs."""
         return self._last is None or self._last.is_set()
 
-    def submit(self, function: Callable[[], None], results: list[Any]) -> InfiniWork:
+    def submit(self, function: Callable[[], object], results: list[Any]) -> InfiniWork:
         work = InfiniWork(results)
         with self._lock:
             if self._thread is None:
@@ -149,7 +149,7 @@ def _stop_all() -> None:
         worker.stop(_PATIENCE)
 
 
-def _run(queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None]) -> None:
+def _run(queue: SimpleQueue[tuple[Callable[[], object], InfiniWork] | None]) -> None:
     with torch.no_grad():
         while (item := queue.get()) is not None:
             function, work = item

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from .engine import Engine
-from .llm import LLM, Message, Prompt
+from .engine import Engine, Prompt
+from .llm import LLM, Message
 from .outputs import Metrics, RequestOutput
 from .sampling_params import SamplingParams
 
@@ -27,8 +27,7 @@ class AsyncLLM:
         *args, **settings: As torch_infini.LLM.
 
     Raises:
-        ValueError: Under torchrun, whose processes would have to get the same requests at the same steps.
-        What LLM raises.
+        ValueError: Under torchrun, whose processes would have to add the same requests at the same steps; and as LLM.
 
     Example:
         >>> async with AsyncLLM("path/to/model") as llm:
@@ -45,7 +44,7 @@ class AsyncLLM:
                 "come at any time come to one alone, got the processes of torchrun"
             )
         self._thread = _EngineThread(self._llm.engine)
-        # The thread knows the worker alone, so that dropping this ends it.
+        # The thread holds no reference to this object, so that dropping it ends the thread.
         self._finalizer = weakref.finalize(self, self._thread.stop)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
@@ -70,14 +69,14 @@ class AsyncLLM:
         return await self.generate(self._llm.chat_prompt(messages), params)
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
-        """Continue a prompt and tell of every step; leaving the loop cancels the rest.
+        """Continue a prompt, with an output for every step; leaving the loop cancels the request.
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
             params: None: SamplingParams().
 
         Yields:
-            The output as far as it has come.
+            The output so far.
 
         Raises:
             ValueError: For a prompt that cannot be served.
@@ -104,11 +103,11 @@ class AsyncLLM:
             self._thread.abort(request)
 
     def metrics(self) -> Metrics:
-        """What the engine did so far."""
+        """The engine's Metrics."""
         return self._llm.metrics()
 
     def close(self) -> None:
-        """Cancel what goes on and end the thread; called by itself when this is dropped or its `async with` ends."""
+        """Cancel all requests and end the thread; also called when the object is dropped or its `async with` ends."""
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -122,7 +121,7 @@ Deliver = Callable[[RequestOutput | BaseException], None]
 
 
 class _EngineThread:
-    """The engine's thread, and what it is asked to do between steps."""
+    """The engine's thread, and the calls that it runs between steps."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
@@ -134,7 +133,11 @@ class _EngineThread:
         self._thread.start()
 
     def add(self, prompt: Prompt, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
-        """Ask for a request; its outputs, or what ended the thread, go to `tell`. The future is of its id."""
+        """Add a request between steps; return the future of its id.
+
+        Args:
+            deliver: Called with each output of the request, or with the error that ended the thread.
+        """
         future: Future[str] = Future()
 
         def add() -> None:
@@ -154,7 +157,7 @@ class _EngineThread:
         return future
 
     def abort(self, request: Future[str]) -> None:
-        """Ask that a request be cancelled, if it goes on."""
+        """Cancel a request between steps, if it is not finished."""
 
         def abort() -> None:
             if not request.cancel() and request.exception() is None:
@@ -172,7 +175,7 @@ class _EngineThread:
             self._wake.notify()
 
     def stop(self) -> None:
-        """End the thread, after the step that it is in."""
+        """End the thread after its current step."""
         with self._wake:
             self._error = self._error or RuntimeError("torch_infini.AsyncLLM: it must not be closed, got one that is")
             self._wake.notify()

@@ -36,7 +36,11 @@ class DecodeStep:
         self.inputs, self.tables, self.logits = inputs, tables, logits
         tokens, positions, slots, lengths = inputs.unbind(0)
         batch = Batch(tokens, positions, slots, tables, lengths)
-        self._forward = lambda: model(batch, cache, out=logits)
+
+        def forward() -> Tensor:
+            return model(batch, cache, out=logits)
+
+        self._forward = forward
         self._record = record
         self._replay: Callable[[], object] | None = None
 

@@ -219,7 +219,10 @@ class Engine:
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
         text, ids = parts_of(prompt)
-        tokens = self._checked(self.encode(text) if ids is None else ids, params)
+        if ids is None:
+            assert text is not None
+            ids = self.encode(text)
+        tokens = self._checked(ids, params)
         limit = self.max_length if params.max_tokens is None else min(self.max_length, len(tokens) + params.max_tokens)
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.sequences.append(self._new_sequence(request, 0))
@@ -248,7 +251,7 @@ class Engine:
         except Exception as error:
             raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
 
-    def _checked(self, prompt: SequenceOf[int], params: SamplingParams) -> list[int]:
+    def _checked(self, prompt: Iterable[Any], params: SamplingParams) -> list[int]:
         """Return the prompt's ids as plain integers; ValueError if the request cannot be served."""
         vocabulary = self.model.config.vocab_size
         tokens: list[int] = []
@@ -435,7 +438,7 @@ class Engine:
             return
         if result.logprob is not None:
             sequence.logprobs.append((result.logprob, result.top_logprobs or []))
-        sequence.row.output.append(result.token)  # type: ignore[attr-defined]
+        sequence.row.output.append(result.token)
         sequence.tokens.append(result.token)  # after all else: Sequence.restart keeps what is in tokens
         self._metrics.generated_tokens += 1
         self._finish_if_done(sequence)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_char
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -50,13 +50,13 @@ def resolve_seeds(params: SamplingParams, generator: torch.Generator | None = No
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """What the sampler has to know of one sequence. To be kept from step to step, or made anew: tokens are the same.
+    """The sampler's view of one sequence. May be kept from step to step or made anew: the tokens are the same.
 
     Attributes:
         params: The request's settings.
         seed: One of resolve_seeds(params).
         prompt: The prompt's tokens; never changed.
-        output: The tokens generated so far, nothing else than appended to; its length is the place in the random
+        output: The tokens generated so far, which may only be appended to; its length is the offset in the random
             stream.
         eos_token_ids: The model's end-of-sequence tokens, for min_tokens.
     """
@@ -64,7 +64,7 @@ class Row:
     params: SamplingParams
     seed: int
     prompt: Sequence[int]
-    output: Sequence[int]
+    output: list[int]
     eos_token_ids: Sequence[int] = ()
     # How often each token of prompt and output is in the output, as far as that was counted.
     _counts: dict[int, int] | None = field(default=None, init=False, repr=False)
@@ -190,16 +190,16 @@ class Sampler:
         return results
 
     def _sample(self, logits: Tensor, rows: Sequence[Row], edited: Sequence[int]) -> list[Sampled]:
-        edited = set(edited)
+        edits = set(edited)
         errors: dict[int, str] = {}
         logprobs: dict[int, Tensor] = {}
         for i, row in enumerate(rows):
             try:
-                if i in edited and (error := edit(logits[i], row)):
-                    errors[i] = error
+                if i in edits and (wrong := edit(logits[i], row)):
+                    errors[i] = wrong
                 if row.params.logprobs is not None:
                     logprobs[i] = log_softmax(logits[i].float())
-                if i in edited:
+                if i in edits:
                     mask_unlikely(logits[i], row.params)
             except Exception as error:
                 errors[i] = failure(error)
@@ -208,15 +208,16 @@ class Sampler:
         for i, token in enumerate(tokens):
             if token < 0:
                 errors.setdefault(i, explain(token, logits[i]))
-        for i, row in logprobs.items():
+        for i, values in logprobs.items():
             if i in errors:
                 continue
             try:
-                results[i] = Sampled(tokens[i], row[tokens[i]].item(), most_likely(row, rows[i].params.logprobs))
+                count = rows[i].params.logprobs or 0
+                results[i] = Sampled(tokens[i], values[tokens[i]].item(), most_likely(values, count))
             except Exception as error:
                 errors[i] = failure(error)
-        for i, error in errors.items():
-            results[i] = Sampled(-1, error=error)
+        for i, wrong in errors.items():
+            results[i] = Sampled(-1, error=wrong)
         return results
 
 
@@ -259,10 +260,10 @@ def mask_unlikely(logits: Tensor, params: SamplingParams) -> None:
     if params.min_p > 0 and params.temperature > 0:
         least = logits.amax() + params.temperature * log(params.min_p)
         # threshold_ replaces what is at most its number, is several times as fast as a mask, and leaves NaN.
-        torch.nn.functional.threshold_(logits, torch.nextafter(least, least.new_tensor(-inf)).item(), -inf)
+        torch.threshold_(logits, torch.nextafter(least, least.new_tensor(-inf)).item(), -inf)
 
 
-def integers(values: Sequence[int], device: torch.device) -> Tensor:
+def integers(values: Iterable[int], device: torch.device) -> Tensor:
     """[n] int64; torch.tensor takes four times as long from many integers."""
     return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
 

@@ -1,6 +1,6 @@
-"""InferEngine: InfiniLM's engine. Its caller keeps account of sequences, and forward computes what an Input says.
+"""InferEngine: InfiniLM's engine. The caller keeps track of sequences and blocks; forward computes an Input.
 
-`_Rank` has all of its state: what a caller's subclass adds to the engine cannot get in its way.
+All state is in `_Rank`, so that attributes of a caller's subclass cannot collide with it.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -21,12 +20,13 @@ from ..engine.runner import Worker
 from ..models import Llama, Slot, load_checkpoint
 from ..models import LlamaConfig as ModelConfig
 from ..nn import Batch, KVCache
+from . import inputs
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from .config import LlamaConfig
 from .convert import as_device, as_dtype, as_tensor, underlying
 from .distributed import DistConfig
 from .hooks import HookRegistry, tapped
-from .inputs import WHERE, Input, Output, paged_batch, static_batch
+from .inputs import WHERE, paged_batch, static_batch
 from .sampling import by_fixed_number, drawn, each_seed, settings
 
 _NAME = "torch_infini.infinilm.InferEngine"
@@ -34,15 +34,15 @@ _SHOWN = 10  # names that an error gives
 
 
 class InferEngine:
-    """A model whose parameters and inputs the caller brings. Passes of several threads come one after the other.
+    """A model whose parameters and inputs come from the caller. Threads may call it at once; passes are serialised.
 
-    A pass in which each row has one new token is recorded when it first comes with so many rows, and then replayed.
+    A pass with one new token per row is recorded at the first call with its number of rows, and then replayed.
 
     Args:
         config: The model's sizes.
-        distributed_config: The devices that share the model. On NVIDIA one, by its number. On the CPU they are
-            processes: under torchrun its own, all of which make the same calls; otherwise this one, and others that it
-            starts and that share its threads.
+        distributed_config: The devices of the tensor-parallel group. On NVIDIA one, by its number. On the CPU they are
+            processes: under torchrun its processes, which all make the same calls; otherwise this process and workers
+            that it starts, which divide its threads among themselves.
         device_type: Where the model is: a device of torch's or of InfiniCore's, its name, or a number of
             infinicore.h (0: CPU, 1: NVIDIA); None: the CPU.
         cache_config: How keys and values are kept. None: as StaticKVCacheConfig(), whose memory is taken when the first
@@ -62,8 +62,8 @@ class InferEngine:
         >>> token = engine.forward(InferEngine.Input(ids, cache_lengths=lengths, top_k=1)).output_ids
     """
 
-    Input = Input
-    Output = Output
+    Input = inputs.Input
+    Output = inputs.Output
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class InferEngine:
         others = [] if self._rank.workers is None else self._rank.workers.call("state")
         return [self._rank.state(), *others]
 
-    def forward(self, input: Input, *, seed: int | Sequence[int] | Tensor | None = None) -> Output:
+    def forward(self, input: inputs.Input, *, seed: int | Sequence[int] | Tensor | None = None) -> inputs.Output:
         """Compute the new tokens of all rows, and the next token of each.
 
         Without a seed the tokens are InfiniLM's, whose random number is always 0.1: with the row's probabilities p in
@@ -132,18 +132,18 @@ class InferEngine:
             TypeError, ValueError: For an input that cannot be served; nothing is computed then.
             RuntimeError: If parameters are missing, or the logits are not finite.
         """
-        if not isinstance(input, Input):
+        if not isinstance(input, inputs.Input):
             raise TypeError(f"{WHERE}: input must be an InferEngine.Input, got {type(input).__name__}")
         with self._rank.lock:
             tokens = self._rank.forward(input, seed)
-        return Output(tokens if input.names_newer_lengths else tokens[:, None])
+        return inputs.Output(tokens if input.names_newer_lengths else tokens[:, None])
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
-        """Forget all sequences.
+        """Drop all sequences.
 
         Args:
-            cache_config: How keys and values are kept from now on; the memory is only taken anew, after that of before
-                is free, if it makes a difference. None: as before.
+            cache_config: The new config; memory is reallocated, after the old memory is freed, only if the sizes
+                differ. None: the config stays.
 
         Raises:
             ValueError, TypeError, MemoryError: As the constructor.
@@ -153,14 +153,14 @@ class InferEngine:
         self._rank.reset(cache_config)
 
     def get_cache_config(self) -> CacheConfig:
-        """The config that the cache was made by."""
+        """The cache's config."""
         return self._rank.cache_config
 
     def register_hooks(self, registry: HookRegistry | None) -> None:
-        """Let a registry's callbacks, those to come too, see the passes; None: no longer.
+        """Call a registry's callbacks, also those registered later, in every pass; None: stop.
 
         Raises:
-            ValueError: If a callback waits for a tensor that the model does not have; for those to come forward does.
+            ValueError: If a callback's tensor is not one of the model's; forward checks those registered later.
             TypeError: For another object.
         """
         if registry is not None:
@@ -172,8 +172,8 @@ class InferEngine:
 
 
 class _Rank(Worker):
-    """One rank's part: the model, what is still to be loaded, and the cache. That of rank 0 tells its workers, whose
-    parts they are, of what it does."""
+    """The state of one rank: its shard of the model, the parameters that are missing, and the cache. Rank 0 sends its
+    calls to its workers."""
 
     def __init__(
         self,
@@ -236,7 +236,7 @@ class _Rank(Worker):
             )
 
     def has_elsewhere(self, name: str) -> bool:
-        """Whether a checkpoint's tensor follows from the config, or is another one's memory."""
+        """Return whether a checkpoint's tensor follows from the config, or shares another one's memory."""
         return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
 
     def reset(self, config: CacheConfig | None, send: bool = True) -> None:
@@ -246,7 +246,7 @@ class _Rank(Worker):
             self.workers.send("reset", config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
-            self.cache = cache = self.steps = None  # its memory is free before the new one's is taken
+            self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated
             try:
                 self.cache = self.model.new_cache(blocks, size)
             except (RuntimeError, OSError, OverflowError) as error:
@@ -279,7 +279,7 @@ class _Rank(Worker):
         return blocks, size
 
     @torch.no_grad()
-    def forward(self, input: Input, seed: Any) -> Tensor:
+    def forward(self, input: inputs.Input, seed: Any) -> Tensor:
         self.check_loaded(WHERE)
         if self.cache is None:
             self.reset(None)
@@ -294,7 +294,7 @@ class _Rank(Worker):
         rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
         seeds = None if seed is None else each_seed(WHERE, n, seed)
         lengths, starts = batch.seq_lens, batch.cum_seq_lens_q
-        if static:  # a pass that does not end has overwritten what was behind
+        if static:  # if the pass fails, it may have overwritten the tokens behind
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
         whole = tapped_by is not None
@@ -313,8 +313,12 @@ class _Rank(Worker):
 
     @torch.no_grad()
     def compute(self, batch: Batch, hooks: HookRegistry | None, whole: bool) -> Tensor:
-        """Logits of a batch, behind the last token of each row. Hooks, this rank's or another's, need modules that
-        run, and the whole of what these compute."""
+        """Compute the logits behind the last token of each row.
+
+        Args:
+            hooks: This rank's, or None.
+            whole: Run the modules on all tokens, for hooks of this rank or another.
+        """
         assert self.cache is not None
         if batch.cum_seq_lens_q is None and not whole:
             return self.decode(batch)
@@ -322,24 +326,33 @@ class _Rank(Worker):
             return self.model(_on(self.device, batch), self.cache, last=True, whole=whole)
 
     def decode(self, batch: Batch) -> Tensor:
-        """Logits of a batch with one new token a row, by a recorded step."""
+        """Compute the logits of a batch with one new token per row by a recorded step."""
         assert self.cache is not None
         if self.steps is None:
             self.steps = DecodeSteps(self.model, self.cache)
         rows, blocks = batch.block_tables.shape
-        step = self.steps.step(rows, power_of_two(blocks))  # tables grow: not every width has a step of its own
+        step = self.steps.step(rows, power_of_two(blocks))  # tables grow: not every width needs a step of its own
         step.inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
         step.tables[:, :blocks] = batch.block_tables
         return step.run()
 
 
 def _on(device: torch.device, batch: Batch) -> Batch:
-    tensors = (getattr(batch, field.name) for field in fields(batch))
-    return batch if device.type == "cpu" else Batch(*(None if t is None else t.to(device) for t in tensors))
+    if device.type == "cpu":
+        return batch
+    starts = batch.cum_seq_lens_q
+    return Batch(
+        batch.tokens.to(device),
+        batch.positions.to(device),
+        batch.slot_mapping.to(device),
+        batch.block_tables.to(device),
+        batch.seq_lens.to(device),
+        None if starts is None else starts.to(device),
+    )
 
 
 def _instance(name: str, value: Any, kind: type) -> Any:
-    """The value, or what it carries, as an instance of a class; TypeError for another."""
+    """Return the value, or the object under its `_underlying`, as an instance of a class; else raise TypeError."""
     for candidate in (value, underlying(value)):
         if isinstance(candidate, kind):
             return candidate

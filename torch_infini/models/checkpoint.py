@@ -1,7 +1,7 @@
-"""Reading a model folder's safetensors into a model that is there already, piece by piece, several at a time.
+"""Read a model folder's safetensors into an existing model, in parts, several at a time.
 
-What is converted, packed or quantised is so while it is in the cache: no tensor is held in full precision beside the
-model's own. What does not fit is named in one error before any is read.
+Parts are converted, packed or quantized while they are in the CPU's cache: no tensor is held in full precision beside
+the model's own. Tensors that do not fit are named in one error before any is read.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..nn import WeightFormat
 from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
@@ -336,8 +337,11 @@ def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> No
 class Stored(NamedTuple):
     """How a checkpoint stores a linear layer: its format, and how many weights of a row int4 has a scale for."""
 
-    format: str
+    format: WeightFormat
     group: int
+
+
+_STORED = (Stored("int8", 0), Stored("int4", 32), Stored("int4", 64))
 
 
 def stored_layers(folder: str | Path) -> dict[str, Stored]:
@@ -350,24 +354,25 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
     layers = entry.get("quantised")
-    stored = {}
+    stored: dict[str, Stored] = {}
     for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
         kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else layer
-        if kind not in (("int8", 0), ("int4", 32), ("int4", 64)):
+        found = next((known for known in _STORED if known == kind), None)
+        if found is None:
             raise ValueError(
                 f"{_NAME}: quantization_config.quantised in {folder}/config.json must have format int8 and group 0, or "
                 f"int4 and 32 or 64, for each layer, got {layer!r} for {name!r}"
             )
-        stored[name] = Stored(*kind)
+        stored[name] = found
     return stored
 
 
 def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:
     """A dtype that the kernels serve, by itself or by name; ValueError for another."""
     if isinstance(dtype, str):
-        dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype  # type: ignore[assignment]
+        dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
         )
-    return dtype  # type: ignore[return-value]
+    return dtype

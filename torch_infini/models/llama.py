@@ -15,7 +15,18 @@ import torch
 from torch import Tensor, nn
 
 from ..distributed import TPGroup
-from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, RMSNorm, RotaryEmbedding, SwiGLU
+from ..nn import (
+    Attention,
+    Batch,
+    DecoderLayer,
+    DecoderLayers,
+    Embedding,
+    KVCache,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+)
 from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, floating, load_checkpoint, stored_layers
 from .config import LlamaConfig
@@ -33,11 +44,12 @@ class Llama(nn.Module):
             into every logit, and it is a small part of most models. A tied head is dense where they are "packed".
         dtype: Of activations, and of dense weights; None: the config's, or float32.
         device: Where the model is.
-        ranks: Who share the model; None: it is all here. Heads, the MLP's columns and the vocabulary are shared out;
-            ranks that are more than the key heads have the same ones.
+        tp_group: The group that shards the model; None: the whole model is here. Heads, the MLP's columns and the
+            vocabulary are sharded; key heads are replicated where there are fewer of them than ranks.
 
     Attributes:
-        config, ranks: As given.
+        config, tp_group: As given.
+        kv_heads: Key heads of a layer on this rank.
         dtype: Of activations.
         embed: Embedding.
         layers: DecoderLayers.
@@ -45,9 +57,10 @@ class Llama(nn.Module):
         head: Linear, from the last norm to logits. Tied and dense it has the embedding's parameter.
 
     Raises:
-        ValueError: If the ranks do not divide the heads or the MLP's columns.
+        ValueError: If the heads or the MLP's columns are not a multiple of the ranks.
 
-    Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971; Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053 (ranks).
+    Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971; Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053
+        (tensor parallelism).
     """
 
     def __init__(
@@ -66,14 +79,14 @@ class Llama(nn.Module):
         norm = partial(RMSNorm, size, eps, dtype, device, tp_group)
         one = tp_group or TPGroup(0, 1, 0)
         _, heads = one.shard("num_attention_heads", config.num_attention_heads)
-        _, kv_heads = one.shard_or_replicate("num_key_value_heads", config.num_key_value_heads)
+        _, self.kv_heads = one.shard_or_replicate("num_key_value_heads", config.num_key_value_heads)
         _, inner = one.shard("intermediate_size", config.intermediate_size)
 
         def layer(window: int) -> DecoderLayer:
             attention = Attention(
                 size,
                 heads,
-                kv_heads,
+                self.kv_heads,
                 config.head_dim,
                 rotary,
                 bias=config.qkv_bias,
@@ -88,7 +101,7 @@ class Llama(nn.Module):
             return DecoderLayer(norm(), attention, norm(), mlp)
 
         self.embed = Embedding(config.vocab_size, size, dtype, device, tp_group)
-        self.layers = nn.ModuleList(layer(window) for window in config.windows)
+        self.layers = DecoderLayers(layer(window) for window in config.windows)
         self.norm = norm()
         head_format: LinearFormat = (
             "int8" if weights in ("int8", "int4") else "dense" if config.tie_word_embeddings else weights
@@ -96,7 +109,7 @@ class Llama(nn.Module):
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
-        if one.rank > 0:  # the bias of a product that ranks have in parts is in that of rank 0
+        if one.rank > 0:  # partial sums have the bias once, in that of rank 0
             for layer in self.layers:
                 for bias in (layer.attention.out.bias, layer.mlp.down.bias):
                     if bias is not None:
@@ -121,19 +134,21 @@ class Llama(nn.Module):
         Args:
             batch: The tokens, and where they are.
             cache: Keys and values of the tokens before; those of the new ones are written.
-            last: Whether logits are wanted of the last new token of each of the batch's n sequences alone: of the
-                others the last layer then computes keys and values only.
-            out: Where the logits go, contiguous; None: into a new tensor.
-            whole: Compute the last layer of all tokens nevertheless, for who looks at what is within. The last bits
-                of the logits may be others.
+            last: Compute logits for the last new token of each of the batch's n sequences only; for the other tokens
+                the last layer then computes keys and values only.
+            out: Contiguous memory for the logits; None: a new tensor.
+            whole: Compute the last layer for all tokens nevertheless, for callers that inspect the submodules. The
+                last bits of the logits may differ.
 
         Returns:
-            Logits [tokens, vocab_size], or of the last [n, vocab_size], dtype of the model.
+            Logits [tokens, vocab_size], or [n, vocab_size] if `last`, in the model's dtype.
         """
-        x, residual = self.embed(batch.tokens), None
+        x: Tensor = self.embed(batch.tokens)
+        residual: Tensor | None = None
         early = last and not whole
         for i, layer in enumerate(self.layers):
             x, residual = layer(x, residual, batch, cache.layer(i), early and i + 1 == len(self.layers))
+        assert residual is not None
         x, _ = self.norm.after(x, residual)
         if last and not early:
             x = rows_of(x, batch.ends)
@@ -142,27 +157,22 @@ class Llama(nn.Module):
         return self.tp_group.all_gather(self.head(x), self.config.vocab_size, out)
 
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
-        """A cache for this model, on its device; in its dtype, or in int8."""
+        """Make a cache for this model, on its device; dtype None: the model's."""
         c = self.config
         sizes = c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim
         return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
 
     @property
-    def kv_heads(self) -> int:
-        """Key heads of a layer that are here."""
-        return self.layers[0].attention.kv_heads
-
-    @property
     def bytes_per_step(self) -> int:
-        """Bytes of weights that a step reads: all but the embedding, of which it reads a row for each token."""
+        """Bytes of weights that a step reads: all but the embedding, of which it reads one row per token."""
         table = self.embed.weight
         return sum(p.nbytes for p in self.parameters() if p is not table or self.shares_embedding)
 
     def slots(self, stored: Mapping[str, Stored] | None = None) -> dict[str, Slot]:
-        """Where the tensors of a checkpoint belong, by their Hugging Face names; of ranks, the parts that are here.
+        """Return where the tensors of a checkpoint go, by their Hugging Face names; in a group, this rank's shards.
 
         Args:
-            stored: The layers that the checkpoint has as integers, which belong into layers of the same format.
+            stored: The layers that the checkpoint stores as integers; the model's layers have the same format.
         """
         stored = stored or {}
         of_linear = partial(_of_linear, stored)
@@ -185,7 +195,7 @@ class Llama(nn.Module):
             slots[at + "post_attention_layernorm.weight"] = _whole(layer.mlp_norm.weight)
             slots |= of_linear(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
             slots |= of_linear(at + "self_attn.", attention.out, {"o_proj": whole}, q)
-            if c.qk_norm:
+            if attention.q_norm is not None and attention.k_norm is not None:
                 slots[at + "self_attn.q_norm.weight"] = _whole(attention.q_norm.weight)
                 slots[at + "self_attn.k_norm.weight"] = _whole(attention.k_norm.weight)
             slots |= of_linear(at + "mlp.", gated.gate_up, {"gate_proj": mlp, "up_proj": mlp}, whole)
@@ -218,15 +228,15 @@ class Llama(nn.Module):
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
-            ranks: Who share the model and call this together; each reads its part of the files.
+            tp_group: The group that shards the model; all ranks call this, and each reads its shard of the files.
 
         Returns:
             The model, ready for inference.
 
         Raises:
             FileNotFoundError: For a folder, config or file that is not there.
-            ValueError: For a config that is not served or that the ranks do not divide, a checkpoint that does not fit
-                it, all tensors named, or another checkpoint on another rank.
+            ValueError: For a config that is not served or that the group cannot shard, a checkpoint that does not fit
+                it (all tensors are named), or checkpoints that differ between ranks.
         """
         if not Path(folder).is_dir():
             raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
@@ -238,8 +248,8 @@ class Llama(nn.Module):
         if stored:
             formats = _formats(config, stored, weights)
             kinds = {format for name, format in formats.items() if name != "lm_head"}
-            # Where all layers are alike none is made twice; int4 has its head in int8.
-            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"  # type: ignore
+            # If all layers have one format, none is made twice; int4 models have an int8 head.
+            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"
         model = cls(config, fastest(weights, dtype, device), dtype, device, tp_group)
         if stored:
             model._set_formats(stored, formats, dtype, device)
@@ -249,14 +259,14 @@ class Llama(nn.Module):
     def _set_formats(
         self,
         stored: Mapping[str, Stored],
-        formats: Mapping[str, str],
+        formats: Mapping[str, WeightFormat],
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        """Give each linear layer the format in which the checkpoint has it.
+        """Give each linear layer the format that the checkpoint stores it in.
 
         Raises:
-            ValueError: If the ranks cut its groups.
+            ValueError: If sharding would cut int4's groups.
         """
         for i, layer in enumerate(self.layers):
             at = f"model.layers.{i}."
@@ -270,7 +280,7 @@ class Llama(nn.Module):
                 wanted = formats[parts]
                 if wanted not in ("dense", old.format):
                     sizes = old.in_features, old.out_features, old.bias is not None
-                    setattr(parent, name, Linear(*sizes, wanted, dtype, device))  # type: ignore[arg-type]
+                    setattr(parent, name, Linear(*sizes, wanted, dtype, device))
                 if wanted == "int4" and int4_group(old.in_features) != stored[parts].group:
                     raise ValueError(
                         f"torch_infini.models.Llama: groups of int4 must be those of the checkpoint, "
@@ -310,7 +320,7 @@ def checked_config(folder: str | Path) -> LlamaConfig:
 def _is_known(config: LlamaConfig, stored: Mapping[str, Stored], name: str) -> bool:
     """Whether a tensor that has no slot may be in a checkpoint all the same."""
     tied = config.tie_word_embeddings and name == "lm_head.weight"
-    # Beside integers there is an empty weight, for those that do not know of them.
+    # Beside integers there is an empty weight, for readers that do not know them.
     empty = name.endswith(".weight") and name.removesuffix(".weight") in stored
     return tied or empty or _NOT_PARAMETERS.search(name) is not None
 
@@ -345,15 +355,15 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
 
 
 class _Shard(NamedTuple):
-    """A rank's part of the rows or columns of a tensor."""
+    """A rank's shard of the rows or columns of a tensor."""
 
     whole: int
     first: int
-    count: int
+    number: int
 
     def times(self, size: int) -> _Shard:
-        """Of things that take so many rows or columns each."""
-        return _Shard(self.whole * size, self.first * size, self.count * size)
+        """The shard in rows or columns, where each item has `size` of them."""
+        return _Shard(self.whole * size, self.first * size, self.number * size)
 
 
 def _of_rows(data: Tensor, rows: _Shard) -> Slot:
@@ -362,7 +372,7 @@ def _of_rows(data: Tensor, rows: _Shard) -> Slot:
     def load(some: Tensor, first: int) -> None:
         data[first : first + some.shape[0]].copy_(some)
 
-    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Part(rows.first, rows.count))
+    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Part(rows.first, rows.number))
 
 
 def _whole(parameter: nn.Parameter) -> Slot:
@@ -380,7 +390,7 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     return slot._replace(place=None, load=load_both)
 
 
-def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightFormat) -> dict[str, str]:
+def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightFormat) -> dict[str, WeightFormat]:
     """The format of each layer of a model whose checkpoint has integers: "dense", "int8" or "int4", by its name.
 
     Raises:
@@ -391,7 +401,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         groups += [(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"), (f"{attention}o_proj",)]
         groups += [(f"{mlp}gate_proj", f"{mlp}up_proj"), (f"{mlp}down_proj",)]
-    formats = {}
+    formats: dict[str, WeightFormat] = {}
     for names in groups:
         kinds = {stored.get(name, Stored("dense", 0)) for name in names}
         if len(kinds) > 1:
@@ -421,17 +431,17 @@ def _of_integers(
     name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, kind: Stored
 ) -> dict[str, Slot]:
     """The integers, scales and zeros of a projection, which are the Linear's rows from `first` on."""
-    rows = slice(first, first + shard.count)
+    rows = slice(first, first + shard.number)
 
     def slot(data: Tensor, numbers: int, dtype: torch.dtype | None = None) -> Slot:
         """A tensor with an element for so many numbers of a row."""
         whole, begin, count = (n // numbers for n in columns)
-        if columns.first % numbers or columns.count % numbers:
+        if columns.first % numbers or columns.number % numbers:
             raise ValueError(
                 f"torch_infini.models.Llama: ranks must not cut the groups of {kind.group} numbers of {name}, got "
-                f"{columns.count} columns of each: use another tensor_parallel"
+                f"{columns.number} columns of each: use another tensor_parallel"
             )
-        part = Part(shard.first, shard.count, begin, count)
+        part = Part(shard.first, shard.number, begin, count)
         return _of_rows(data, shard)._replace(shape=(shard.whole, whole), part=part, dtype=dtype)
 
     assert linear.scales is not None
@@ -448,26 +458,32 @@ def _of_integers(
     }
 
 
+def _load_rows(linear: Linear, first: int, some: Tensor, row: int) -> None:
+    """Load rows of a projection that begins at row `first` of a Linear."""
+    linear.load(some, first + row)
+
+
 def _of_linear(
     stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Shard], columns: _Shard
 ) -> dict[str, Slot]:
-    """The projections that a Linear holds one below the other: these rows and columns of each."""
-    slots, first = {}, 0
+    """The slots of the projections that a Linear holds, one below the other: these rows and columns of each."""
+    slots: dict[str, Slot] = {}
+    first = 0
     for name, shard in parts.items():
-        rows = slice(first, first + shard.count)
+        rows = slice(first, first + shard.number)
         if f"{prefix}{name}" in stored:
             slots |= _of_integers(f"{prefix}{name}", linear, first, shard, columns, stored[f"{prefix}{name}"])
         else:
             slots[f"{prefix}{name}.weight"] = Slot(
                 (shard.whole, columns.whole),
                 linear.weight.data[rows] if linear.format == "dense" else None,
-                lambda some, row, first=first: linear.load(some, first + row),
+                partial(_load_rows, linear, first),
                 partial(linear.dense, rows),
-                Part(shard.first, shard.count, columns.first, columns.count),
+                Part(shard.first, shard.number, columns.first, columns.number),
             )
         if linear.bias is not None:
-            # Where the columns are shared out, the sum has the bias once: the first rank's.
-            mine = shard if columns.first == 0 else shard._replace(count=0)
-            slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.count], mine)
-        first += shard.count
+            # Where the columns are sharded, the sum has the bias once: rank 0's.
+            mine = shard if columns.first == 0 else shard._replace(number=0)
+            slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.number], mine)
+        first += shard.number
     return slots

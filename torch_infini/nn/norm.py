@@ -1,4 +1,4 @@
-"""RMSNorm, alone or fused with the residual addition before it, and with the sum over ranks before that.
+"""RMSNorm, alone, fused with the residual addition before it, or with an all-reduce before that.
 
 The ops are infini::rms_norm, infini::add_rms_norm and infini::all_reduce_add_rms_norm.
 """
@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
         eps: Added to the mean square.
         dtype: Of the weight.
         device: Of the weight.
-        ranks: Of whom each has a part of the sum that after() takes as x; None: x is whole.
+        tp_group: The group whose ranks hold partial sums of the x of after(); None: x is complete.
 
     Equivalent to:
         >>> y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)  # but for the order of rounding
@@ -41,14 +41,13 @@ class RMSNorm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Normalise x [..., size], into `out` where it is given; that may be x itself."""
+        """Normalise x [..., size], in `out` where it is given, which may be x itself."""
         if out is not None:
             return torch.ops.infini.rms_norm.out(x, self.weight, self.eps, ROUNDING, out=out)
         return torch.ops.infini.rms_norm.default(x, self.weight, self.eps, ROUNDING)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(residual + x), residual + x), both shaped as x, in one pass over them; x is the sum of all ranks' if
-        they have it in parts."""
+        """Return (norm(residual + x), residual + x), both shaped as x, in one pass; in a group, all-reduce x first."""
         if self.tp_group is not None:
             return torch.ops.infini.all_reduce_add_rms_norm.default(
                 x, residual, self.weight, self.eps, ROUNDING, self.tp_group.group

@@ -77,14 +77,16 @@ class Call:
         return _native.SUCCESS
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 def _run(number: int) -> int:
     return _calls[number].run()
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _release(number: int) -> None:
     del _calls[number]
+
+
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run)
+_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
 def queue(stream: int, call: Call) -> None:
@@ -92,7 +94,7 @@ def queue(stream: int, call: Call) -> None:
     number = next(_numbers)
     _calls[number] = call
     try:
-        _native.call("StreamLaunchHostFunction", stream, _run, number, _release)
+        _native.call("StreamLaunchHostFunction", stream, _RUN, number, _RELEASE)
     except BaseException:
         del _calls[number]
         raise

@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,10 +18,13 @@ from torch.utils import _pytree as pytree
 from . import _calls, _native
 from .streams import Stream
 
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
 _OP = "torch_infini.runtime.graph"
 
 
-def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: tuple[int, int] | None = None) -> Graph:
+def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: _POOL_HANDLE | None = None) -> Graph:
     """Capture fn(*args), to be replayed with other inputs of the same shapes.
 
     The graph has copies of the tensors in args; calling it copies new ones there and runs what was captured, so that a
@@ -85,7 +88,7 @@ class Graph:
         leaves: list[Any],
         spec: pytree.TreeSpec,
         warmup: int,
-        pool: tuple[int, int] | None = None,
+        pool: _POOL_HANDLE | None = None,
     ) -> None:
         self._pool = pool
         self._leaves, self._spec = leaves, spec

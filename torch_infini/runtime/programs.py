@@ -187,7 +187,7 @@ class _Notes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.calls: list[_Call] = []
         self.made: dict[int, torch.UntypedStorage] = {}
 
@@ -258,7 +258,7 @@ class _Arena:
         for storage in {_storage(tensor): tensor.untyped_storage() for tensor in _tensors(made)}.values():
             if (offset := self._offsets.get(storage._cdata)) is not None:
                 whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-                whole.new_empty(0).set_(self._storage, offset, whole.shape).copy_(whole)
+                whole.new_empty(0).set_(self._storage, offset, whole.shape, (1,)).copy_(whole)
 
     def moved(self, value: Any) -> Any:
         """A tensor that fn made, at its place in the arena; anything else as it is."""
