@@ -18,12 +18,12 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from .. import patch_model
-from .. import patched as patched_for_a_while
 from .._bandwidth import read_bandwidth
 from .._library import cpu_capability
 from ..demo import MODEL
 from ..engine.llm import names_code
+from ..patch import patch_model
+from ..patch import patched as patched_for_a_while
 from .errors import CommandError
 
 NEVER_RUN = (

@@ -57,7 +57,7 @@ def check_patched_model() -> None:
     """A small random LLaMA gives the logits it gave before."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from .. import patch_model
+    from ..patch import patch_model
 
     torch.manual_seed(0)
     config = LlamaConfig(

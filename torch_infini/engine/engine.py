@@ -19,12 +19,12 @@ from .._deprecated import renamed_fields
 from ..models import Llama
 from ..nn.cache import token_bytes
 from .blocks import BlockManager
-from .outputs import Metrics, RequestOutput, output_of
+from .outputs import Finish, Metrics, RequestOutput
 from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, resolve_seeds
 from .sampling_params import SamplingParams, is_integer
 from .scheduler import ScheduledChunk, Scheduler
-from .sequence import Finish, Request, Sequence
+from .sequence import Request, Sequence, output_of
 from .text import TextStream
 
 if TYPE_CHECKING:

@@ -3,8 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
-from .sequence import Finish, Request
+
+class Finish(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, the model's positions or the cache's blocks
+    ABORT = "abort"  # cancelled
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
@@ -74,45 +82,6 @@ class RequestOutput:
     def tokens(self) -> list[int]:
         """Tokens of the first completion."""
         return self.completions[0].tokens
-
-
-def output_of(request: Request) -> RequestOutput:
-    """Make a request's output; new text and tokens are those that request.last_output does not have."""
-    reported = (
-        {}
-        if request.last_output is None
-        else {old.index: (len(old.text), len(old.tokens)) for old in request.last_output.completions}
-    )
-    completions = []
-    for sequence in request.sequences:
-        text, tokens = sequence.text, sequence.output
-        old_text, old_tokens = reported.get(sequence.index, (0, 0))
-        completions.append(
-            Completion(
-                sequence.index,
-                text,
-                text[old_text:],
-                tokens,
-                tokens[old_tokens:],
-                list(sequence.logprobs) if request.params.logprobs is not None else None,
-                None if sequence.finish is None else sequence.finish.value,
-                sequence.stopped_by,
-                sequence.error,
-            )
-        )
-
-    def since(time: float | None) -> float | None:
-        return None if time is None else time - request.arrived
-
-    return RequestOutput(
-        request.id,
-        request.text,
-        request.prompt,
-        completions,
-        request.reused,
-        since(request.first_token),
-        since(request.finished),
-    )
 
 
 @dataclass

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._registry import FLOATS
+from ..quantize import FLOATS
 from .sampling_params import SamplingParams
 
 random_sample = torch.ops.infini.random_sample.default
