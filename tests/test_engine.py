@@ -260,7 +260,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
     engine = small_engine(tmp_path)
     rows = prompts(20, 25)
     failing = engine.add(rows[0])
-    monkeypatch.setattr(engine._runner, "run", lambda works, copies: torch.empty(1, 0).matmul(torch.empty(1, 1)))
+    monkeypatch.setattr(engine._runner, "run", lambda chunks, copies: torch.empty(1, 0).matmul(torch.empty(1, 1)))
     engine.step()
     monkeypatch.undo()
     good = engine.add(rows[1], SamplingParams(max_tokens=5))
@@ -316,6 +316,26 @@ def test_requests_that_are_refused(prompt: Any, params: dict[str, Any], rule: st
 def test_settings_that_are_refused(settings: dict[str, Any], rule: str, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=re.escape(rule)):
         small_engine(tmp_path, **settings)
+
+
+@pytest.mark.parametrize(
+    "old, new", [({"prompt_tokens": 7}, {"max_batched_tokens": 7}), ({"piece": 3}, {"chunk_size": 3})], ids=str
+)
+def test_old_names_of_settings(old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
+    """They work, with a warning that points to the caller, through LLM too."""
+    (before,), (after,) = old, new
+    rule = f"EngineConfig: {before} is deprecated and will be removed in the next release, use {after}$"
+    with pytest.warns(DeprecationWarning, match=rule) as warned:
+        config = EngineConfig(**old)
+    assert config == EngineConfig(**new)
+    with pytest.warns(DeprecationWarning, match=rule) as read:
+        assert getattr(config, before) == new[after]
+    random_model("llama").save_pretrained(tmp_path)
+    with pytest.warns(DeprecationWarning, match=rule) as passed:
+        assert LLM(tmp_path, **old).engine.config == config
+    assert {warning.filename for warning in (*warned, *read, *passed)} == {__file__}
+    with pytest.raises(TypeError, match=f"EngineConfig: {before} must be left out where {after} is given, got both"):
+        EngineConfig(**old, **new)
 
 
 def test_cache_bytes(tmp_path: Path) -> None:
