@@ -1,6 +1,6 @@
 """bench: latency and throughput of a model in the engine, as CSV: one request alone, and many at once.
 
-Prompts are random tokens, outputs have a length that is set; every line tells its share of the memory bandwidth.
+Prompts are random tokens, outputs have a fixed length; every line has its share of the memory bandwidth.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ NEVER_RUN = (
 
 @dataclass
 class Runs:
-    """What one form of the model generated, and the seconds that each timed run took."""
+    """The tokens that a form of the model generated, and the seconds of each timed run."""
 
     tokens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seconds: list[float] = field(default_factory=list)
@@ -45,7 +45,7 @@ class Runs:
 
 
 def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """The model and tokenizer of a local folder; CommandError for what is not a LLaMA's folder."""
+    """Load the model and tokenizer of a local folder; CommandError if it is not a LLaMA's."""
     if not folder.is_dir():
         raise CommandError(f"--model must be a folder, got {folder}, which does not exist")
     if not (folder / "config.json").is_file():
@@ -88,9 +88,9 @@ def generate(model: Any, ids: Tensor, count: int) -> Tensor:
 def time_in_turns(
     model: LlamaForCausalLM, quantised: LlamaForCausalLM | None, ids: Tensor, count: int, runs: int
 ) -> tuple[Runs, Runs]:
-    """(as it is, patched), measured in turns so that a busy neighbour slows both alike; the model is left unpatched.
+    """Measure (unpatched, patched) in turns, so that other load slows both alike; the model is left unpatched.
 
-    A quantised model is one of its own, for its weights cannot be taken back.
+    A quantised model is a separate one, because quantising cannot be undone.
     """
     plain, patched = Runs(), Runs()
     for turn in range(runs + 1):  # the first turn warms up
@@ -114,7 +114,7 @@ def bytes_per_token(model: PreTrainedModel) -> int:
 
 
 def divergence(model: LlamaForCausalLM, ids: Tensor, plain: Tensor, patched: Tensor) -> str:
-    """Where two continuations part, and how close the model's two best logits are there."""
+    """Describe where two continuations diverge, and how close the model's two best logits are there."""
     at = int((plain != patched).nonzero()[0])
     with torch.no_grad():
         logits = model(torch.cat([ids[0], plain[:at]])[None], logits_to_keep=1).logits[0, -1].float()

@@ -1,4 +1,4 @@
-"""doctor: does this installation work? Every op on every backend present against its float64 reference, and the rest.
+"""doctor: checks an installation: every op on every backend present against its float64 reference, and more.
 
 On the CPU with each instruction set that the machine has, on each GPU where the build has kernels for it; then threads,
 and a patched model. Exit status 1 on failure.
@@ -54,7 +54,7 @@ def check_threads() -> None:
 
 
 def check_patched_model() -> None:
-    """A small random LLaMA gives the logits it gave before."""
+    """Check that patch_model leaves the logits of a small random LLaMA as they were."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     from ..patch import patch_model
@@ -107,7 +107,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, check in checks(ops):
         try:
             check()
-        except Exception as error:  # whatever it is, it is the finding
+        except Exception as error:  # any exception is a finding
             failed += 1
             print(f"FAILED  {name}: {error}")
         else:

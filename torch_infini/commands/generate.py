@@ -9,7 +9,7 @@ import sys
 from .errors import CommandError
 from .model import add_model_arguments, load
 
-HELP = "continue a prompt with our own model and engine, and tell the speed"
+HELP = "continue a prompt with our own model and engine, and print the speed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"torch_infini generate: {completion.error}", file=sys.stderr)
         return 1
     assert output.time is not None and output.time_to_first_token is not None
-    # The prompt's pass is no step of one token: what it took is told by itself.
+    # The prompt's pass is not a step of one token: its time is printed separately.
     rest, seconds = len(completion.tokens) - 1, output.time - output.time_to_first_token
     if rest < 1:
         print(f"{len(completion.tokens)} tokens, the first after {1e3 * output.time_to_first_token:.0f} ms")

@@ -2,7 +2,7 @@
 tensor-parallel group of a model.
 
 `import torch_infini` is enough for torch.distributed.init_process_group("infiniccl"); docs/distributed.md says what it
-chooses and guarantees. What this needs of torch is loaded when the first group is made.
+chooses and guarantees. The backend is imported when the first group is made.
 """
 
 from __future__ import annotations

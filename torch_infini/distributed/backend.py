@@ -39,7 +39,7 @@ _DONE = DoneWork()
 
 
 def _element(tensor: Tensor) -> tuple[int, int]:
-    """(elements, infiniDtype_t), for what is only moved: a dtype that libinfiniccl lacks goes as bytes."""
+    """Return (elements, infiniDtype_t) of data that is only moved; dtypes that libinfiniccl lacks go as bytes."""
     code = DTYPES.get(tensor.dtype)
     return (tensor.numel(), code) if code is not None else (tensor.nbytes, DTYPES[torch.uint8])
 
@@ -48,22 +48,22 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _room_for(out: Tensor) -> Tensor:
-    """Where to compute what goes into `out`: there, if it is contiguous."""
+def _contiguous_like(out: Tensor) -> Tensor:
+    """Return contiguous memory for a result: `out` itself, if it is contiguous."""
     return out if out.is_contiguous() else out.new_empty(out.shape)
 
 
 class InfiniProcessGroup(dist.ProcessGroup):
     """One rank's place in a group. Made by torch.distributed; used through it.
 
-    A call without async_op runs on the calling thread, without the GIL, and is done on return. One with it, and those
-    of DDP and of functional collectives, runs on the group's own thread, after those before it; a call that finds the
-    thread busy queues there too. So the ranks need only make their calls on a group in the same order, and a rank that
-    waits for another, in a receive say, has its collectives run meanwhile.
+    A call without async_op runs on the calling thread, without the GIL, and is done on return. Calls with async_op, and
+    those of DDP and of functional collectives, run on the group's own thread in the order in which they came; a
+    synchronous call that finds this thread busy is queued there too. So the ranks only have to make their calls on a
+    group in the same order, and a rank that waits in a receive has its collectives run meanwhile.
 
     Attributes:
         timeout: How long a call may wait for the other ranks, a timedelta.
-        transport: What connects CPU tensors, and why.
+        transport: The transport of CPU tensors, and the reason for it.
     """
 
     def __init__(self, options: Any) -> None:
@@ -137,7 +137,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- how a call runs ----
 
     def _delegate(self, tensor: Tensor) -> Any:
-        """Gloo's group or NCCL's.
+        """Return the Gloo or NCCL backend of the tensor's device.
 
         Not super(): the trampoline of a virtual function holds the GIL when it goes on to torch's own, and Gloo's
         threads, which take the GIL to let go of tensors, hold the lock that it waits for.
@@ -149,7 +149,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return self._communicator is not None and all(t.is_cpu and t.layout is strided for t in tensors)
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
-        """The reduction, where libinfiniccl has it for these tensors."""
+        """Return the reduction, or None if libinfiniccl does not serve it for these tensors."""
         op, dtypes = _REDUCTIONS.get(hash(opts.reduceOp), (None, _REDUCIBLE))
         if self._communicator is None:
             return None
@@ -188,7 +188,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"infiniccl: the output of all_gather must have {self.size()} times the elements of the input, and its "
                 f"dtype, got {list(out.shape)} {out.dtype} for {list(x.shape)} {x.dtype}"
             )
-        dense, from_ = _room_for(out), _dense(x)
+        dense, from_ = _contiguous_like(out), _dense(x)
         assert self._communicator is not None
         self._communicator.all_gather(from_.data_ptr(), dense.data_ptr(), *_element(from_))
         if dense is not out:
@@ -200,7 +200,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"infiniccl: the input of reduce_scatter must have {self.size()} times the elements of the output, and "
                 f"its dtype, got {list(x.shape)} {x.dtype} for {list(out.shape)} {out.dtype}"
             )
-        dense, from_ = _room_for(out), _dense(x)
+        dense, from_ = _contiguous_like(out), _dense(x)
         assert self._communicator is not None
         self._communicator.reduce_scatter(from_.data_ptr(), dense.data_ptr(), dense.numel(), DTYPES[dense.dtype], op)
         if dense is not out:
@@ -298,7 +298,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         all_reduce = self._communicator.all_reduce
         return self._run(lambda: all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
 
-    # ---- what libinfiniccl has no kernel for, or not all of: tags, any source ----
+    # ---- delegated: libinfiniccl has no kernel, or lacks tags and receives from any source ----
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
         return self._delegate(tensors[0]).send(tensors, peer, tag)
@@ -322,20 +322,20 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- the end ----
 
     def set_timeout(self, timeout: Any) -> None:
-        """How long calls may wait from now on, a timedelta."""
+        """Set how long calls may wait from now on, a timedelta."""
         self.timeout = timeout
         if self._communicator is not None:
             self._communicator.set_timeout(timeout.total_seconds())
         super().set_timeout(timeout)
 
     def abort(self) -> None:
-        """Fail the group on all ranks, so that calls that wait return."""
+        """Abort the group on all ranks; calls that wait return with an error."""
         if self._communicator is not None:
             self._communicator.abort()
         super().abort()
 
     def shutdown(self) -> None:
-        """End it, when what was asked for asynchronously has been done; destroy_process_group() calls this."""
+        """Shut down after all asynchronous calls are done; destroy_process_group() calls this."""
         forget(self)
         self._thread.stop()
         if self._communicator is not None:
@@ -350,7 +350,7 @@ def _for_each(function: Callable[..., None], *columns: Sequence[Any]) -> None:
 
 
 def _arguments(tensors: Any, opts: Any, options: Callable[[], Any]) -> tuple[list[Tensor], Any]:
-    """(tensors, options) of a call in torch's short form, (tensor, reduction or root), or in the long one."""
+    """Return (tensors, options) of a call in torch's short form, (tensor, reduction or root), or its long form."""
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     if opts is None or isinstance(opts, (int, dist.ReduceOp, dist.ReduceOp.RedOpType)):

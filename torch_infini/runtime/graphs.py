@@ -67,7 +67,7 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: _POOL_HANDL
 
 
 class Graph:
-    """What graph() returns.
+    """The result of graph().
 
     Calling it with new arguments copies them to `inputs`, runs what was captured and returns `outputs`: always the same
     tensors, which the next call overwrites. Calls by several threads come one after the other, and have one set of
@@ -220,7 +220,7 @@ class _CpuGraph(Graph):
 
 
 class _Body:
-    """What the stream runs at a replay: fn, and copies of what it returns."""
+    """The function that the stream runs at a replay: fn, and copies of its results."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], outputs: list[Any], spec: pytree.TreeSpec
@@ -284,7 +284,7 @@ def _told(value: Any) -> str:
 
 
 def _tree(spec: pytree.TreeSpec) -> str:
-    """How values are nested: (*, [*, *])."""
+    """Format the nesting of values: (*, [*, *])."""
     return str(pytree.tree_unflatten([_Star()] * spec.num_leaves, spec))
 
 

@@ -72,7 +72,7 @@ def program(fn: Callable[[], Any]) -> Program:
 
 
 class Program:
-    """What program() returns.
+    """The result of program().
 
     Replays of one program by several threads come one after the other and have one set of outputs; those of different
     programs run side by side. There is no backward. Dropping the program and its outputs frees its memory; until then
@@ -115,7 +115,7 @@ class Program:
             self.outputs = pytree.tree_unflatten(map(arena.moved, results), spec)
 
     def __call__(self) -> Any:
-        """The same as replay()."""
+        """Call replay()."""
         return self.replay()
 
     def replay(self) -> Any:
@@ -165,7 +165,7 @@ def _refuse_inside() -> None:
 
 @dataclass
 class _Call:
-    """A call of an op: an out form, or one that writes into its arguments."""
+    """A call of an op that writes into its arguments: an out form or an in-place form."""
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -179,7 +179,7 @@ class _Call:
 
 
 class _Notes(TorchDispatchMode):
-    """Runs what fn calls and notes it; refuses what cannot be replayed.
+    """Runs and records the ops that fn calls; refuses those that cannot be replayed.
 
     Attributes:
         calls: In order; a functional form is noted as the out form.
@@ -236,7 +236,7 @@ class _Notes(TorchDispatchMode):
 
 
 class _Arena:
-    """The memory of all that fn made, in which tensors that are not needed at the same time may share a place."""
+    """The memory of all tensors that fn made; tensors whose lifetimes do not overlap may share addresses."""
 
     def __init__(self, notes: _Notes, results: Sequence[Any]) -> None:
         lives: dict[int, tuple[int, int]] = {}  # from the first call to the last that uses it
@@ -254,14 +254,14 @@ class _Arena:
         self._moved: dict[int, Tensor] = {}
 
     def copy(self, made: Sequence[Any]) -> None:
-        """Copy to the arena what fn left in the memory of these tensors, where it made it."""
+        """Copy the contents of those tensors that fn made to the arena."""
         for storage in {_storage(tensor): tensor.untyped_storage() for tensor in _tensors(made)}.values():
             if (offset := self._offsets.get(storage._cdata)) is not None:
                 whole = torch.empty(0, dtype=torch.uint8).set_(storage)
                 whole.new_empty(0).set_(self._storage, offset, whole.shape, (1,)).copy_(whole)
 
     def moved(self, value: Any) -> Any:
-        """A tensor that fn made, at its place in the arena; anything else as it is."""
+        """Return a tensor that fn made at its place in the arena; return any other value as it is."""
         offset = self._offsets.get(_storage(value)) if isinstance(value, Tensor) else None
         if offset is None:
             return value
@@ -273,7 +273,7 @@ class _Arena:
 
 
 def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
-    """Where pieces of memory lie, and how much they take together: none where another is during its life.
+    """Place blocks of memory so that none overlaps another during its lifetime; return offsets and the total size.
 
     The largest first, each at the lowest offset that is free.
     """
@@ -294,7 +294,7 @@ def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dic
 
 
 def _storage(tensor: Tensor) -> int:
-    """The same for all views of one piece of memory."""
+    """Return a key that all views of one storage share."""
     return tensor.untyped_storage()._cdata
 
 

@@ -53,7 +53,7 @@ def _start_reaper() -> None:
 
 
 def _begin_anew() -> None:
-    """A child of fork() has none of its parent's streams, nor the thread that ends them."""
+    """Reset after fork(): the child has neither its parent's streams nor the thread that destroys them."""
     global _abandoned, _reaper, _reaper_lock
     _abandoned, _reaper, _reaper_lock = SimpleQueue(), None, threading.Lock()
     _on_cpu.clear()
@@ -134,7 +134,7 @@ class Stream:
 
     @classmethod
     def from_torch(cls, stream: torch.cuda.Stream) -> Stream:
-        """A torch stream as libinfinirt's functions take it: the same cudaStream_t, which stays torch's.
+        """Wrap a torch stream for libinfinirt's functions: the same cudaStream_t, which torch still owns.
 
         Args:
             stream: A stream of torch, torch.cuda.current_stream() and the default stream among them.
@@ -299,7 +299,7 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream, to wait for and to measure time by.
+    """A point in a stream, to wait for or to measure time with.
 
     Args:
         device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
@@ -351,7 +351,7 @@ class Event:
         _native.call("StreamWaitEvent", used and used.handle, self.handle)
 
     def query(self) -> bool:
-        """Whether the last record is complete; an event that was never recorded is. Does not wait."""
+        """Return whether the last record is complete, without waiting; an event without a record is complete."""
         status = ctypes.c_int()
         _native.call("EventQuery", self.handle, ctypes.byref(status))
         return status.value == 0
