@@ -18,7 +18,8 @@ from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.llama import checked_config
 from ..nn import WeightFormat
-from .engine import Engine, EngineConfig, Prompt, described
+from .config import EngineConfig
+from .engine import Engine, Prompt, described
 from .outputs import Metrics, RequestOutput
 from .runner import make_worker
 from .sampling_params import SamplingParams
