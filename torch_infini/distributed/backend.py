@@ -139,8 +139,8 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def _delegate(self, tensor: Tensor) -> Any:
         """Return the Gloo or NCCL backend of the tensor's device.
 
-        Not super(): the trampoline of a virtual function holds the GIL when it goes on to torch's own, and Gloo's
-        threads, which take the GIL to let go of tensors, hold the lock that it waits for.
+        Not super(): the trampoline of a virtual function holds the GIL when it calls torch's own, and would deadlock
+        with Gloo's threads, which hold the lock that it waits for and take the GIL to release tensors.
         """
         return self._get_backend(tensor.device)
 

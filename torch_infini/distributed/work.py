@@ -102,7 +102,7 @@ def together(works: Iterable[Any]) -> Any:
     return known[0] if len(known) == 1 else Works(known)
 
 
-_PATIENCE = 2.0  # seconds, at the program's end, for what no other rank may ever come to
+_PATIENCE = 2.0  # seconds, at the program's end, for collectives that other ranks may never join
 
 
 class WorkThread:

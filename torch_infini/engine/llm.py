@@ -364,7 +364,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def names_code(folder: Path) -> bool:
-    """Whether a model folder names code of its own."""
+    """Return whether a model folder has code of its own (auto_map)."""
     for name in ("tokenizer_config.json", "config.json"):
         try:
             if json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map"):

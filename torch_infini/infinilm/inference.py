@@ -96,9 +96,9 @@ class InferEngine:
         """Set a parameter.
 
         Args:
-            name: As Hugging Face's models call it: "model.layers.0.self_attn.q_proj.weight". Where the embedding is
-                tied "lm_head.weight" is taken for granted, and nowhere needed are a checkpoint's "inv_freq".
-            param: The whole tensor, of any floating dtype, or what carries one as `_underlying`.
+            name: The Hugging Face name: "model.layers.0.self_attn.q_proj.weight". "lm_head.weight" of a tied embedding
+                and a checkpoint's "inv_freq" are accepted and ignored.
+            param: The whole tensor, of any floating dtype, or an object with one as `_underlying`.
 
         Raises:
             ValueError: For a name, shape or dtype that is not the model's.

@@ -25,17 +25,17 @@ from ..nn import WeightFormat
 from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
-# As safetensors calls what can be loaded.
+# By safetensors' names.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 INTEGERS = {"I8": torch.int8, "U8": torch.uint8}  # where a slot wants them
 _SHOWN = 10  # tensors of each kind that an error names
-# Bytes of a file. A thread reads so many before it takes others: several of the large pages that it makes meanwhile.
+# Bytes that a thread reads at a time: several of the large pages that reading allocates.
 _PIECE = 8 << 20
-# So many at a time, of what goes through memory of its own: they stay in the cache until they are converted, and are
-# too few for an op to start threads for (csrc/infiniop/quantize/quantize.h).
+# Bytes of tensors that are converted at a time: they stay in the CPU's cache in between, and are too few for an op to
+# start threads for (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
-_BEGINNING = 64  # of a tensor, to be compared among ranks
-_MOST_READERS = 8  # chosen, not tuned: two cores are what it was measured with
+_BEGINNING = 64  # bytes of each tensor that ranks compare
+_MOST_READERS = 8  # not tuned: measured with two cores only
 
 
 class Part(NamedTuple):

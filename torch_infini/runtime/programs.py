@@ -41,15 +41,15 @@ _thread = threading.local()
 
 
 def program(fn: Callable[[], Any]) -> Program:
-    """Record the calls that fn makes of ops on the CPU, to be replayed without Python, torch's dispatcher and malloc.
+    """Record fn's calls of CPU ops, to replay them without Python, torch's dispatcher and malloc.
 
     fn may call ops of torch.ops.infini, views (view, a reshape that need not copy, slices, split, transpose, ...)
-    and torch.empty; its Python runs once. What it reads (weights, caches, inputs) is read where it lies at every
-    replay, values of index tensors too: whoever wants other inputs writes them into the same tensors. All that fn makes
-    lies in one piece of memory, where tensors take turns; what fn keeps of it elsewhere is not what replays compute.
+    and torch.empty; its Python runs once. Tensors that it reads (weights, caches, inputs), index tensors included, are
+    read in place at every replay: to replay with other inputs, write them into the same tensors. All tensors that fn
+    makes share one arena, which reuses memory; tensors that fn stored elsewhere do not get the values of replays.
 
-    The calls are made once, while they are noted, with all that fn makes in memory side by side: what they computed is
-    in the program's outputs. For CUDA there is graph().
+    Recording runs the calls once, in separate memory, and leaves their results in the program's outputs. For CUDA there
+    is graph().
 
     Args:
         fn: Takes nothing; returns tensors, or tuples, lists and dicts of them.
@@ -74,15 +74,15 @@ def program(fn: Callable[[], Any]) -> Program:
 class Program:
     """The result of program().
 
-    Replays of one program by several threads come one after the other and have one set of outputs; those of different
-    programs run side by side. There is no backward. Dropping the program and its outputs frees its memory; until then
-    it keeps the tensors that it uses.
+    Replays of one program by several threads are serialised and share the outputs; different programs run concurrently.
+    There is no backward. Dropping the program and its outputs frees its memory; until then it keeps the tensors that it
+    uses alive.
 
     Attributes:
-        outputs: What fn returned, always the same tensors; at first with what its calls computed when they were noted.
-            A replay overwrites them.
+        outputs: What fn returned, always the same tensors; at first with the results of recording. A replay overwrites
+            them.
         calls: The number of kernel calls in a replay.
-        arena_bytes: The size of the memory for all that fn makes.
+        arena_bytes: The size of the memory for the tensors that fn makes.
     """
 
     outputs: Any

@@ -26,8 +26,8 @@ _spare: defaultdict[torch.device, list[int]] = defaultdict(list)
 
 _own: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # of CUDA, by address
 
-# Streams of the CPU that nobody holds go to a thread that ends them: it waits for what is queued, which neither a
-# garbage collector nor the stream's own worker may do.
+# CPU streams without references go to a thread that destroys them: it waits for queued work, which neither the garbage
+# collector nor the stream's own worker may do.
 _abandoned: SimpleQueue[int] = SimpleQueue()
 _on_cpu: set[int] = set()
 _reaper_lock = threading.Lock()
@@ -154,7 +154,7 @@ class Stream:
             return own
         self = cls.__new__(cls)
         spare = _spare[stream.device]
-        if stream.cuda_stream in spare:  # made here, and let go of by all but torch
+        if stream.cuda_stream in spare:  # made here, and since then referenced by torch only
             spare.remove(stream.cuda_stream)
             self._set(stream.cuda_stream, stream.device, spare.append)
             _own[self.handle] = self
@@ -238,10 +238,10 @@ class Stream:
         self.wait_event(other.record_event())
 
     def uses(self, *tensors: Tensor) -> None:
-        """Keep the tensors' memory from being used again until the work that is queued here now is done.
+        """Keep the tensors' memory from being reused until the work that is now queued here is done.
 
-        To be called after work on this stream that reads or writes tensors which were made on another one, before the
-        last reference to them goes. On CUDA the allocator is told (Tensor.record_stream).
+        To be called after work on this stream that reads or writes tensors of another stream, before the last reference
+        to them is dropped. On CUDA this is Tensor.record_stream.
 
         Args:
             tensors: On CUDA tensors of this stream's device.
