@@ -25,7 +25,8 @@ from op_cases import nbytes
 from torch import Tensor
 
 from torch_infini.testing.benchmark import Call, medians
-from torch_infini.testing.c_ops import COp, Descriptor, all_c_ops
+from torch_infini.testing.c_ops import COp, Descriptor
+from torch_infini.testing.ops import all_c_ops
 
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 OPS = ("Gemm", "Add", "SwiGLU", "RMSNorm", "CausalSoftmax", "LayerNorm", "RoPE", "RandomSample", "PagedAttention")

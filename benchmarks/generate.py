@@ -34,9 +34,9 @@ import plot
 from harness import HERE, MODELS, Results
 from peers import protocol
 
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini._cpu import facts
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.llama import SHAPES, saved_llama
 
 TORCH = "2.13.0"

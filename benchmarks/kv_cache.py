@@ -27,11 +27,11 @@ from op_cases import Case, Sample, info_of, paged_inputs, quantize_caches
 from torch import Tensor
 
 from torch_infini import _memory
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini.demo import MODEL
 from torch_infini.engine.llm import load_tokenizer
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import medians
 from torch_infini.testing.llama import SHAPES, saved_llama
 

@@ -20,8 +20,8 @@ from harness import Cases, Row, ratios, taken
 from limits import measure_peaks
 from torch import Tensor
 
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini.nn import Linear
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import interleaved_medians, seconds
 
 Product = Callable[[int, int, Tensor, Tensor], object]  # of the number of a layer, of a product in it, x and out

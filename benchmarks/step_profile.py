@@ -25,8 +25,8 @@ from harness import MODELS, Cases, Row, count, counts
 from steps import profiled_ms
 
 from torch_infini import LLM, SamplingParams
+from torch_infini._bandwidth import read_bandwidth
 from torch_infini.models import Llama
-from torch_infini.testing.bandwidth import read_bandwidth
 from torch_infini.testing.llama import SHAPES, saved_llama
 
 WEIGHTS = ("dense", "int8", "int4")
@@ -49,7 +49,7 @@ def ready(model: Llama, batch: int, context: int, steps: int, record: bool) -> L
         max_length=length,
         cache_blocks=batch * (length // 32 + 2),
         block_size=32,
-        prompt_tokens=batch * context,  # all begin in the first step
+        max_batched_tokens=batch * context,  # all begin in the first step
         reuse_prefixes=False,
         record=record,
     )
@@ -82,7 +82,8 @@ class Timed:
 def measure(model: Llama, batch: int, context: int, steps: int) -> Row:
     recorded, unrecorded = (ready(model, batch, context, 3 * steps, record) for record in (True, False))
     runner = recorded.engine._runner
-    replay = runner._steps[batch] = Timed(runner._steps[batch])
+    decode = runner._steps.step(batch, runner._width)
+    replay = decode._replay = Timed(decode._replay)
     sampler = recorded.engine._sampler = Timed(recorded.engine._sampler)  # type: ignore[assignment]
     step, plain = Timed(recorded.engine.step), Timed(unrecorded.engine.step)
     for _ in range(steps):

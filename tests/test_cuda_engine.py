@@ -9,7 +9,7 @@ import pytest
 import torch
 from emulated_graphs import captured_by_emulation
 
-from torch_infini.engine import Engine, EngineConfig, SamplingParams, runner
+from torch_infini.engine import Engine, EngineConfig, SamplingParams, decode
 from torch_infini.models import Llama
 from torch_infini.testing import cuda_device, emulates_cuda
 from torch_infini.testing.checkpoints import SMALL, random_model
@@ -36,7 +36,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
         out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
         want.append(out[0, len(row) :].tolist())
     model = Llama.from_pretrained(tmp_path, device=cuda_device())
-    for settings in ({}, {"block_size": 16, "piece": 16, "prompt_tokens": 16}):
+    for settings in ({}, {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16}):
         engine = Engine(model, config=EngineConfig(max_length=64, **settings))
         ids_ = [engine.add(row, SamplingParams.greedy(max_tokens=TOKENS)) for row in rows[:3]]
         outputs = finish(engine)
@@ -78,7 +78,7 @@ def test_recorded_steps(dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.
         return replay
 
     if emulates_cuda():
-        monkeypatch.setattr(runner, "recorder", lambda device: capture)
+        monkeypatch.setattr(decode, "recorder", lambda device: capture)
     results = []
     for record in (False, True):
         engine = Engine(model, config=EngineConfig(max_length=64, record=record))

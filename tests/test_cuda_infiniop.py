@@ -17,7 +17,7 @@ from torch import Tensor
 
 from torch_infini.testing import cuda_device
 from torch_infini.testing.c_checks import bits, check, clone, first_sample, memory_of, overwrite
-from torch_infini.testing.c_ops import CError, COp, CSample, Described, Descriptor, all_c_ops, c_function
+from torch_infini.testing.c_ops import CError, COp, CSample, Described, Descriptor, c_function
 from torch_infini.testing.c_runtime import (
     BAD_PARAM,
     CPU,
@@ -30,6 +30,7 @@ from torch_infini.testing.c_runtime import (
     rt,
     stream,
 )
+from torch_infini.testing.ops import all_c_ops
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")

@@ -13,9 +13,9 @@ from cuda_calls import allocations, captured, check, here
 from torch import Tensor
 
 from torch_infini.testing import cuda_device
-from torch_infini.testing.c_ops import Descriptor, all_c_ops
+from torch_infini.testing.c_ops import Descriptor
 from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
-from torch_infini.testing.ops import OP_INFOS
+from torch_infini.testing.ops import OP_INFOS, all_c_ops
 from torch_infini.testing.ops.quantised_linear import CUBLAS_ROWS_FROM, inputs_int4, inputs_int8
 from torch_infini.testing.ops.scaled_mm_int8 import inputs as inputs_mm
 

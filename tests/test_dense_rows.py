@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, sanitized
-from torch_infini.testing.c_ops import all_c_ops, call
+from torch_infini.testing.c_ops import call
+from torch_infini.testing.ops import all_c_ops
 
 OPS = {op.name: op for op in all_c_ops()}
 
@@ -90,7 +91,8 @@ def test_in_place() -> None:
 def test_no_memory_for_scratch(threads: int) -> None:
     code = f"""
 import resource, torch
-from torch_infini.testing.c_ops import CError, all_c_ops, call
+from torch_infini.testing.c_ops import CError, call
+from torch_infini.testing.ops import all_c_ops
 softmax = next(op for op in all_c_ops() if op.name == "Softmax")
 torch.set_num_threads({threads})
 x = torch.zeros(4, 1 << 25, dtype=torch.bfloat16)

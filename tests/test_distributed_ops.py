@@ -13,7 +13,7 @@ from torch import Tensor
 
 import torch_infini
 from torch_infini import nn
-from torch_infini.distributed import communicator
+from torch_infini.distributed import TPGroup, communicator
 from torch_infini.runtime import program
 from torch_infini.testing import rounding_error
 
@@ -179,16 +179,16 @@ def programs() -> None:
 
 def shared_layer() -> None:
     """What docs/distributed.md shows: the parts of two products, added up, are the products."""
-    ranks = nn.Ranks(dist.get_rank(), SIZE, communicator())
+    tp_group = TPGroup(dist.get_rank(), SIZE, communicator())
     g = torch.Generator().manual_seed(0)
     x, up_weight, down_weight = (torch.randn(n, k, generator=g) / 8 for n, k in ((5, 64), (192, 64), (64, 192)))
-    first, count = ranks.share("columns", 192)
+    first, count = tp_group.shard("columns", 192)
     rounding = rounding_error(torch.float32, terms=192, depth=2)
     for format, tolerance in (("dense", rounding), ("int8", 0.02), ("int4", 0.3)):
         up, down = nn.Linear(64, count, format=format), nn.Linear(count, 64, format=format)
         up.load(up_weight[first : first + count])
         down.load(down_weight[:, first : first + count])
-        y = ranks.add_up(down(ops.silu(up(x))))
+        y = tp_group.all_reduce(down(ops.silu(up(x))))
         want = torch.nn.functional.silu(x @ up_weight.T) @ down_weight.T
         assert (y - want).norm() <= tolerance * want.norm(), format
 

@@ -20,8 +20,7 @@ import torch.nn.functional as F
 import torch_infini
 from torch_infini.ops import all_ops
 from torch_infini.testing import as_tuple, assert_close, call, copied
-from torch_infini.testing.c_ops import all_c_ops
-from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
+from torch_infini.testing.ops import OpInfo, Sample, all_c_ops, all_op_infos
 
 ROOT = Path(__file__).resolve().parent.parent
 

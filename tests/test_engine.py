@@ -69,7 +69,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
         (
             {"max_sequences": 1},
             {"record": False, "reuse_prefixes": False},
-            {"block_size": 16, "piece": 16, "prompt_tokens": 16},
+            {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16},
             {"block_size": 8, "cache_blocks": 70},  # two of the five at a time: preemptions
             {"block_size": length, "max_sequences": 5, "reuse_prefixes": False},  # a block each: a static cache
         )
@@ -98,7 +98,7 @@ def test_sampled_tokens_do_not_depend_on_neighbours(
         SamplingParams(temperature=1.0 + i / 4, top_p=(1.0, 0.9)[i % 2], top_k=(0, 50)[i % 2], seed=i, max_tokens=60)
         for i in range(len(rows))
     ]
-    config = EngineConfig(block_size=16, piece=32, reuse_prefixes=False, kv_cache_dtype=kv_cache_dtype)
+    config = EngineConfig(block_size=16, chunk_size=32, reuse_prefixes=False, kv_cache_dtype=kv_cache_dtype)
     alone = []
     for row, params in zip(rows, settings, strict=True):
         engine = Engine(model, config=config)
@@ -135,7 +135,7 @@ def test_int8_keys_and_values(tmp_path: Path) -> None:
     for i, settings in enumerate(({"record": False}, {"block_size": 16}, {"block_size": 200, "max_sequences": 5})):
         together, _ = serve(i, kv_cache_dtype="int8", reuse_prefixes=False, **settings)
         assert together == alone, settings
-    cut, metrics = serve(3, kv_cache_dtype="int8", block_size=16, piece=16, prompt_tokens=16)
+    cut, metrics = serve(3, kv_cache_dtype="int8", block_size=16, chunk_size=16, max_batched_tokens=16)
     assert metrics.reused_tokens >= 64
     preempted, metrics = serve(4, kv_cache_dtype="int8", block_size=8, cache_blocks=25)
     assert metrics.preemptions > 0
@@ -260,7 +260,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
     engine = small_engine(tmp_path)
     rows = prompts(20, 25)
     failing = engine.add(rows[0])
-    monkeypatch.setattr(engine._runner, "run", lambda works, copies: torch.empty(1, 0).matmul(torch.empty(1, 1)))
+    monkeypatch.setattr(engine._runner, "run", lambda chunks, copies: torch.empty(1, 0).matmul(torch.empty(1, 1)))
     engine.step()
     monkeypatch.undo()
     good = engine.add(rows[1], SamplingParams(max_tokens=5))
@@ -318,6 +318,26 @@ def test_settings_that_are_refused(settings: dict[str, Any], rule: str, tmp_path
         small_engine(tmp_path, **settings)
 
 
+@pytest.mark.parametrize(
+    "old, new", [({"prompt_tokens": 7}, {"max_batched_tokens": 7}), ({"piece": 3}, {"chunk_size": 3})], ids=str
+)
+def test_old_names_of_settings(old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
+    """They work, with a warning that points to the caller, through LLM too."""
+    (before,), (after,) = old, new
+    rule = f"EngineConfig: {before} is deprecated and will be removed in the next release, use {after}$"
+    with pytest.warns(DeprecationWarning, match=rule) as warned:
+        config = EngineConfig(**old)
+    assert config == EngineConfig(**new)
+    with pytest.warns(DeprecationWarning, match=rule) as read:
+        assert getattr(config, before) == new[after]
+    random_model("llama").save_pretrained(tmp_path)
+    with pytest.warns(DeprecationWarning, match=rule) as passed:
+        assert LLM(tmp_path, **old).engine.config == config
+    assert {warning.filename for warning in (*warned, *read, *passed)} == {__file__}
+    with pytest.raises(TypeError, match=f"EngineConfig: {before} must be left out where {after} is given, got both"):
+        EngineConfig(**old, **new)
+
+
 def test_cache_bytes(tmp_path: Path) -> None:
     token = 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, columns, bytes
     engine = small_engine(tmp_path, cache_bytes=100 * token, block_size=16)
@@ -331,7 +351,7 @@ def test_cache_bytes(tmp_path: Path) -> None:
 
 def test_first_come_first_served(tmp_path: Path) -> None:
     """With room for two, requests begin in their order, and a long prompt does not stop those who generate."""
-    engine = small_engine(tmp_path, max_sequences=2, piece=32, prompt_tokens=32)
+    engine = small_engine(tmp_path, max_sequences=2, chunk_size=32, max_batched_tokens=32)
     rows = prompts(200, 5, 5, 5)
     ids = [engine.add(row, SamplingParams.greedy(max_tokens=12)) for row in rows]
     seen: list[str] = []
@@ -342,7 +362,7 @@ def test_first_come_first_served(tmp_path: Path) -> None:
                 seen.append(output.id)
             if ids[0] not in seen and output.tokens:
                 at_long_prompt += 1
-    assert at_long_prompt == 0  # it came first: its pieces fill the steps
+    assert at_long_prompt == 0  # it came first: its chunks fill the steps
     assert seen == ids
     late = engine.add(rows[1], SamplingParams.greedy(max_tokens=40))
     engine.step()
@@ -353,20 +373,21 @@ def test_first_come_first_served(tmp_path: Path) -> None:
     finish(engine)
 
 
-def test_pieces_of_one_prompt_in_a_step(tmp_path: Path) -> None:
-    """As many as prompt_tokens allow; where they are cut decides about last bits, not how many a step takes."""
+def test_chunks_of_one_prompt_in_a_step(tmp_path: Path) -> None:
+    """As many as max_batched_tokens allows; where they are cut decides about last bits, not how many a step takes."""
     (row,) = prompts(100)
     found = {}
-    for piece, prompt_tokens, steps in ((16, 16, 7), (16, 50, 2), (16, 1000, 1), (1, 40, 3), (1, 100, 1), (100, 1, 1)):
-        engine = small_engine(tmp_path, piece=piece, prompt_tokens=prompt_tokens, max_sequences=4)
+    cases = (16, 16, 7), (16, 50, 2), (16, 1000, 1), (1, 40, 3), (1, 100, 1), (100, 1, 1)
+    for chunk_size, max_batched_tokens, steps in cases:
+        engine = small_engine(tmp_path, chunk_size=chunk_size, max_batched_tokens=max_batched_tokens, max_sequences=4)
         engine.add(row, SamplingParams.greedy(max_tokens=3, logprobs=5))
         taken = 1
         while not (outputs := engine.step()):
             taken += 1
-        assert taken == steps, (piece, prompt_tokens)
+        assert taken == steps, (chunk_size, max_batched_tokens)
         while not outputs[0].is_finished:
             outputs = engine.step()
-        found[piece, prompt_tokens] = outputs[0].completions[0]
+        found[chunk_size, max_batched_tokens] = outputs[0].completions[0]
     for other in found.values():
         assert other.tokens == found[16, 16].tokens
     assert found[16, 16].logprobs == found[16, 50].logprobs == found[16, 1000].logprobs
@@ -441,8 +462,8 @@ def test_soak() -> None:
 def test_blocks_are_shared_kept_and_reused() -> None:
     blocks = BlockManager(4, 2)
     a = [blocks.allocate(), blocks.allocate()]
-    first = blocks.know(a[0], ROOT, [1, 2])
-    assert blocks.know(a[1], first, [3, 4]) != first
+    first = blocks.cache_full_blocks(a[:1], ROOT, [1, 2])
+    assert blocks.cache_full_blocks(a[1:], first, [3, 4]) != first
     assert blocks.match([1, 2, 3, 4, 5])[0] == a
     assert blocks.is_shared(a[0])
     blocks.release(a)
@@ -459,11 +480,11 @@ def test_blocks_are_shared_kept_and_reused() -> None:
 
 
 def test_blocks_with_the_same_tokens() -> None:
-    """The first to be known stays; the second's holder goes on under its name."""
+    """The first block stays cached; the second one gets its identity."""
     blocks = BlockManager(4, 1)
     a, b = blocks.allocate(), blocks.allocate()
-    identity = blocks.know(a, ROOT, [5])
-    assert blocks.know(b, ROOT, [5]) == identity
+    identity = blocks.cache_full_blocks([a], ROOT, [5])
+    assert blocks.cache_full_blocks([b], ROOT, [5]) == identity
     blocks.release([b])
     assert blocks.kept == 0
     blocks.release([a])
@@ -473,7 +494,7 @@ def test_blocks_with_the_same_tokens() -> None:
 def test_blocks_without_reuse() -> None:
     blocks = BlockManager(2, 1, reuse=False)
     a = blocks.allocate()
-    blocks.know(a, ROOT, [5])
+    blocks.cache_full_blocks([a], ROOT, [5])
     blocks.release([a])
     assert blocks.match([5, 6]) == ([], ROOT)
     assert blocks.free == 2

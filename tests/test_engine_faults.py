@@ -303,7 +303,13 @@ def test_interrupts_at_any_line_of_the_engine(seed: int, tmp_path: Path) -> None
     """No block is lost, every request has its end told once, with the tokens, texts and log-probabilities that it has
     without an interrupt.
     """
-    settings: dict[str, Any] = {"max_sequences": 6, "cache_blocks": 12, "block_size": 4, "piece": 8, "record": seed > 0}
+    settings: dict[str, Any] = {
+        "max_sequences": 6,
+        "cache_blocks": 12,
+        "block_size": 4,
+        "chunk_size": 8,
+        "record": seed > 0,
+    }
     model = small_engine(tmp_path)
 
     def engine() -> Engine:
@@ -327,7 +333,7 @@ def test_interrupts_at_any_line_of_the_engine(seed: int, tmp_path: Path) -> None
         metrics = served.metrics()
         assert (metrics.free_blocks, metrics.running, metrics.waiting) == (metrics.blocks, 0, 0), where
         assert served._blocks._references == [0] * metrics.blocks, where
-        assert len({*served._blocks._unknown, *served._blocks._kept}) == metrics.blocks, where
+        assert len({*served._blocks._uncached, *served._blocks._kept}) == metrics.blocks, where
 
 
 def test_interrupts_at_any_line_of_a_call(folder: Path) -> None:
@@ -623,10 +629,10 @@ def test_too_many_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_share_above_the_limit_comes_from_the_cache(
     bandwidth: float, cached: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("torch_infini.testing.bandwidth.read_bandwidth", lambda: bandwidth)
+    monkeypatch.setattr("torch_infini._bandwidth.read_bandwidth", lambda: bandwidth)
     assert main(["generate", "--model", str(folder), "--max-new-tokens", "8", "--ignore-eos"]) == 0
     assert ("% of the bandwidth limit (from the cache) (the first" in capsys.readouterr().out) == cached
-    monkeypatch.setattr("torch_infini.demo.run.read_bandwidth", lambda: bandwidth)
+    monkeypatch.setattr("torch_infini.commands.demo_run.read_bandwidth", lambda: bandwidth)
     assert main(["demo", "--max-new-tokens", "2", "--runs", "1"]) == 0
     assert capsys.readouterr().out.count("of the memory-bandwidth limit (from the cache)\n") == (2 if cached else 0)
 

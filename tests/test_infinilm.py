@@ -16,8 +16,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_infini.engine.decode import RECORDED
 from torch_infini.infinilm import AutoConfig, infer_engine, llm
-from torch_infini.infinilm.decode import RECORDED
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of

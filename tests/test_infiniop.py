@@ -23,10 +23,10 @@ from torch_infini.testing.c_ops import (
     Descriptor,
     Handle,
     TensorDescriptor,
-    all_c_ops,
     c_function,
     call,
 )
+from torch_infini.testing.ops import all_c_ops
 
 OPS = list(all_c_ops())
 

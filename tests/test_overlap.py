@@ -15,7 +15,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.testing.c_ops import CError, Descriptor, all_c_ops, call
+from torch_infini.testing.c_ops import CError, Descriptor, call
+from torch_infini.testing.ops import all_c_ops
 
 CSRC = Path(__file__).resolve().parent.parent / "csrc"
 SIZES = {3: 1, 12: 2, 13: 4, 14: 8, 18: 16}  # infiniDtype_t: bytes of an element

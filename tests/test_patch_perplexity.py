@@ -14,8 +14,8 @@ from torch_infini import patch_model
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
+from torch_infini.commands.demo_run import load  # noqa: E402
 from torch_infini.demo import MODEL  # noqa: E402
-from torch_infini.demo.run import load  # noqa: E402
 from torch_infini.demo.train import split_topics  # noqa: E402
 
 WINDOW, WINDOWS = 256, 24

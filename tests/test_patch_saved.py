@@ -254,9 +254,9 @@ def test_llm_errors(tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_llm_of_ranks(tmp_path: Path, weights: str) -> None:
     """Each rank's part of the integers is a rectangle of those in the file."""
+    from torch_infini.distributed import TPGroup
     from torch_infini.models import Llama, LlamaConfig
     from torch_infini.models.checkpoint import load_checkpoint, stored_layers
-    from torch_infini.nn import Ranks
 
     model = small(hidden_size=128, num_attention_heads=4, num_key_value_heads=2, intermediate_size=256)
     patch_model(model, weights=weights)
@@ -265,7 +265,7 @@ def test_llm_of_ranks(tmp_path: Path, weights: str) -> None:
     stored, config = stored_layers(tmp_path), LlamaConfig.from_pretrained(tmp_path)
     down, gate_up = [], []
     for rank in range(2):
-        part = Llama(config, weights, torch.float32, ranks=Ranks(rank, 2, 0))
+        part = Llama(config, weights, torch.float32, tp_group=TPGroup(rank, 2, 0))
         load_checkpoint(tmp_path, part.slots(stored), lambda name: True, False)
         down.append(part.layers[1].mlp.down)
         gate_up.append(part.layers[1].mlp.gate_up)

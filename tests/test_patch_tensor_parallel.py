@@ -305,8 +305,8 @@ def test_ranks_that_disagree(ranks: Ranks, tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     for sentence, patched, same in ranks.run(disagree, tmp_path):
         assert sentence == (
-            "torch_infini.nn.Ranks: what patch_model does must be the same on all ranks, got another one on rank 1 "
-            "than on rank 0"
+            "torch_infini.distributed.TPGroup: what patch_model does must be the same on all ranks, got another "
+            "one on rank 1 than on rank 0"
         )
         assert not patched and same
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
-from torch_infini.testing.c_ops import all_c_ops, call
+from torch_infini.testing.c_ops import call
+from torch_infini.testing.ops import all_c_ops
 
 STREAM_BYTES = 64 << 20
 ops = torch.ops.infini

@@ -19,13 +19,12 @@ import pytest
 import torch
 
 from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.distributed import TPGroup, init_tp_group
 from torch_infini.distributed.groups import number_of
-from torch_infini.distributed.workers import share
-from torch_infini.engine.runner import follow
+from torch_infini.engine.runner import make_worker
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.libinfiniccl import Communicator
 from torch_infini.models import Llama, checkpoint
-from torch_infini.nn import Ranks
 from torch_infini.testing import assert_clear, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 
@@ -39,7 +38,7 @@ def prompts(*lengths: int) -> list[list[int]]:
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
 
 
-def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
+def on_ranks(size: int, work: Callable[[TPGroup], Any]) -> list[Any]:
     """What each rank's thread returns, or the error that it ends with."""
     communicators = Communicator.all(size)
     for communicator in communicators:
@@ -48,7 +47,7 @@ def on_ranks(size: int, work: Callable[[Ranks], Any]) -> list[Any]:
 
     def run(rank: int) -> None:
         try:
-            results[rank] = work(Ranks(rank, size, number_of(communicators[rank], size)))
+            results[rank] = work(TPGroup(rank, size, number_of(communicators[rank], size)))
         except Exception as error:
             results[rank] = error
             if not isinstance(error, ValueError):  # which all ranks come to
@@ -76,15 +75,15 @@ def test_tokens_are_those_of_one_rank(name: str, size: int, tmp_path: Path) -> N
     rows = [[token % (VOCABULARY - 3) for token in row] for row in prompts(3, 40, 1, 90)]
     rows.append(rows[3][:64] + rows[1])
     params = SamplingParams.greedy(max_tokens=TOKENS)
-    settings = {"block_size": 8, "cache_blocks": 50, "piece": 32, "max_length": 200}
+    settings = {"block_size": 8, "cache_blocks": 50, "chunk_size": 32, "max_length": 200}
     want = tokens_of(LLM(tmp_path, **settings), rows, params)
     for row, (new,) in zip(rows, want, strict=True):  # ranks add up in another order, which must decide no token
         with torch.no_grad():
             logits = theirs(torch.tensor([row + new[:-1]]), use_cache=False).logits[0, len(row) - 1 :]
         assert_clear([logits], *sums_of(theirs.config))
 
-    def work(ranks: Ranks) -> Any:
-        llm = LLM(Llama.from_pretrained(tmp_path, ranks=ranks), **settings)
+    def work(tp_group: TPGroup) -> Any:
+        llm = LLM(Llama.from_pretrained(tmp_path, tp_group=tp_group), **settings)
         return tokens_of(llm, rows, params), llm.metrics().preemptions
 
     for result in on_ranks(size, work):
@@ -102,8 +101,10 @@ def test_all_ranks_sample_the_same(weights: Any, tmp_path: Path) -> None:
         SamplingParams(temperature=1.0, seed=3, max_tokens=30),
     ]
 
-    def work(ranks: Ranks) -> Any:
-        return tokens_of(LLM(Llama.from_pretrained(tmp_path, weights, "bfloat16", ranks=ranks)), prompts(9, 30), params)
+    def work(tp_group: TPGroup) -> Any:
+        return tokens_of(
+            LLM(Llama.from_pretrained(tmp_path, weights, "bfloat16", tp_group=tp_group)), prompts(9, 30), params
+        )
 
     first, second = on_ranks(2, work)
     assert first == second
@@ -123,7 +124,7 @@ def test_each_rank_reads_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         original(file, to, size, offset)
 
     monkeypatch.setattr(checkpoint._File, "read", counting)
-    models = on_ranks(2, lambda ranks: Llama.from_pretrained(tmp_path, ranks=ranks, progress=False))
+    models = on_ranks(2, lambda tp_group: Llama.from_pretrained(tmp_path, tp_group=tp_group, progress=False))
     whole = sum(path.stat().st_size for path in tmp_path.glob("*.safetensors"))
     assert 0.95 * whole < sum(read.values()) < 1.05 * whole
     assert sum(p.numel() for p in models[0].parameters()) < 0.55 * sum(
@@ -133,38 +134,46 @@ def test_each_rank_reads_its_part(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_ranks_that_do_not_fit(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
-    for result in on_ranks(3, lambda ranks: Llama.from_pretrained(tmp_path, ranks=ranks)):
-        assert str(result) == "torch_infini.nn.Ranks: num_attention_heads must be a multiple of the ranks, 3, got 4"
+    for result in on_ranks(3, lambda tp_group: Llama.from_pretrained(tmp_path, tp_group=tp_group)):
+        assert (
+            str(result)
+            == "torch_infini.distributed.TPGroup: num_attention_heads must be a multiple of the ranks, 3, got 4"
+        )
     random_model("llama", num_attention_heads=6, num_key_value_heads=3, hidden_size=96).save_pretrained(tmp_path / "6")
-    for result in on_ranks(2, lambda ranks: Llama.from_pretrained(tmp_path / "6", ranks=ranks)):
-        assert str(result) == "torch_infini.nn.Ranks: num_key_value_heads must be a multiple of the ranks, 2, got 3"
-    for result in on_ranks(6, lambda ranks: Llama.from_pretrained(tmp_path / "6", ranks=ranks)):
+    for result in on_ranks(2, lambda tp_group: Llama.from_pretrained(tmp_path / "6", tp_group=tp_group)):
+        assert (
+            str(result)
+            == "torch_infini.distributed.TPGroup: num_key_value_heads must be a multiple of the ranks, 2, got 3"
+        )
+    for result in on_ranks(6, lambda tp_group: Llama.from_pretrained(tmp_path / "6", tp_group=tp_group)):
         assert isinstance(result, Llama)
     random_model("llama", seed=1).save_pretrained(tmp_path / "other")
     folders = [tmp_path, tmp_path / "other", tmp_path, tmp_path]
-    for result in on_ranks(4, lambda ranks: Llama.from_pretrained(folders[ranks.rank], ranks=ranks)):
+    for result in on_ranks(4, lambda tp_group: Llama.from_pretrained(folders[tp_group.rank], tp_group=tp_group)):
         assert str(result) == (
-            "torch_infini.nn.Ranks: the checkpoint must be the same on all ranks, got another one on rank 1 than on "
-            "rank 0"
+            "torch_infini.distributed.TPGroup: the checkpoint must be the same on all ranks, got another one on rank 1 "
+            "than on rank 0"
         )
 
 
 def test_requests_come_to_all_ranks(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
-    for result in on_ranks(2, lambda ranks: AsyncLLM(Llama.from_pretrained(tmp_path, ranks=ranks))):
+    for result in on_ranks(2, lambda tp_group: AsyncLLM(Llama.from_pretrained(tmp_path, tp_group=tp_group))):
         assert isinstance(result, ValueError)
         assert str(result).endswith("come to one alone, got the processes of torchrun")
 
 
 def test_workers_are_on_the_cpu() -> None:
-    with pytest.raises(ValueError, match="share: device must be cpu where torchrun did not start the ranks, got cuda"):
-        share(2, "cuda")
+    with pytest.raises(
+        ValueError, match="init_tp_group: device must be cpu where torchrun did not start the ranks, got cuda"
+    ):
+        init_tp_group(2, "cuda")
 
 
 @pytest.mark.parametrize("size", [1, 0, "2"])
 def test_sizes_that_are_none(size: Any) -> None:
     with pytest.raises(ValueError, match=re.escape(f"size must be an integer of at least 2, got {size!r}")):
-        share(size)
+        init_tp_group(size)
 
 
 # ---- processes ----
@@ -179,7 +188,7 @@ def test_workers(tmp_path: Path) -> None:
     want = tokens_of(LLM(tmp_path, **settings), rows, params)
     before = set(os.listdir("/dev/shm"))
     llm = LLM(tmp_path, tensor_parallel=2, **settings)
-    workers = llm.engine.model.ranks.workers
+    workers = llm.engine.model.tp_group.workers
     assert tokens_of(llm, rows, params) == want
     assert {name for name in set(os.listdir("/dev/shm")) - before if name.startswith("infiniccl")} == set()
     (process,) = workers._processes
@@ -193,7 +202,7 @@ def test_a_worker_that_ends(tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)
     llm = LLM(tmp_path, tensor_parallel=2)
     assert llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error is None
-    workers = llm.engine.model.ranks.workers
+    workers = llm.engine.model.tp_group.workers
     workers._processes[0].send_signal(signal.SIGKILL)
     workers._processes[0].wait()
     for _ in range(2):
@@ -204,10 +213,10 @@ def test_a_worker_that_ends(tmp_path: Path) -> None:
 def test_a_worker_that_fails(tmp_path: Path) -> None:
     """Its sentence is what the program gets."""
     random_model("llama").save_pretrained(tmp_path)
-    ranks = share(2)
-    ranks.workers.make(follow, tmp_path / "nowhere", "dense", None, "cpu")
+    tp_group = init_tp_group(2)
+    tp_group.workers.make(make_worker, tmp_path / "nowhere", "dense", None, "cpu")
     with pytest.raises(RuntimeError, match="rank 1: .*must exist, got .*nowhere"):
-        ranks.workers.ask("anything")
+        tp_group.workers.call("anything")
 
 
 def test_async(tmp_path: Path) -> None:
@@ -267,11 +276,11 @@ def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
     random_model("llama").save_pretrained(tmp_path)
     mine = threading.local()
-    monkeypatch.setattr(inference, "share", lambda size: mine.ranks)
+    monkeypatch.setattr(inference, "init_tp_group", lambda size: mine.tp_group)
     shapes: list[tuple[int, ...]] = []
 
-    def work(ranks: Ranks) -> list[Any]:
-        mine.ranks = ranks
+    def work(tp_group: TPGroup) -> list[Any]:
+        mine.tp_group = tp_group
         torch.set_num_threads(1)
         engine = InferEngine(
             AutoConfig.from_pretrained(tmp_path), _infinilm.DistConfig(2), None, StaticKVCacheConfig(1, 64)
@@ -281,7 +290,7 @@ def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         registry.register_hook("layer", lambda name, tensor, layer: shapes.append(tuple(tensor.shape)))
         tokens = []
         for watched in (False, True):
-            engine.register_hooks(registry if watched and ranks.rank == 0 else None)
+            engine.register_hooks(registry if watched and tp_group.rank == 0 else None)
             row, past = torch.arange(10)[None], 0
             for _ in range(3):
                 given = InferEngine.Input(row, cache_lengths=torch.tensor([past]), top_k=1)

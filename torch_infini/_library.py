@@ -85,6 +85,11 @@ def cpu_tiles() -> str:
     return RUNTIME.infinirtCpuTilesRefused().decode()
 
 
+def emulates_cuda() -> bool:
+    """Whether the loaded libraries run the CUDA kernels on the host (csrc/emulation), for CPU tensors."""
+    return hasattr(RUNTIME, "infinirtEmulatesCuda")
+
+
 def set_cpu_capability(name: str) -> None:
     """Use another instruction set from now on, for tests and measurements; ValueError if the machine lacks it."""
     global capability

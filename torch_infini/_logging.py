@@ -95,7 +95,6 @@ def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any
     """A kernel that writes the line, then calls the one that lay at this dispatch key."""
     kernel = torch.library.get_kernel(op, key)
 
-    @torch.compiler.disable  # called from a region that Dynamo left to Python, it would be compiled as user code
     def log_and_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
         if LOGGER.isEnabledFor(logging.INFO):
             with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
@@ -103,7 +102,8 @@ def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any
             LOGGER.info("%s%s", _label.get(), line)
         return kernel.call_boxed(keys, *args, **kwargs)
 
-    return log_and_call
+    # Called from a region that Dynamo left to Python, it would be compiled as user code.
+    return torch.compiler.disable(log_and_call)
 
 
 @contextmanager

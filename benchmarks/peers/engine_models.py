@@ -18,8 +18,8 @@ import torch
 
 import torch_infini
 from torch_infini import LLM, SamplingParams
-from torch_infini.distributed.workers import share
-from torch_infini.engine.runner import Work, follow
+from torch_infini.distributed import init_tp_group
+from torch_infini.engine.runner import ChunkInput, make_worker
 from torch_infini.models import Llama
 
 BLOCK = 32
@@ -36,15 +36,15 @@ class EngineModels(protocol.Worker):
         self.vocabulary = protocol.vocabulary(folder)
         self.folder = Path(folder)
         self.weights: Any = {"bfloat16": "dense"}.get(dtype, dtype)
-        ranks = share(threads) if variant == "ranks" else None
-        if ranks is not None and ranks.workers is not None:
-            ranks.workers.make(follow, folder, self.weights, None, "cpu")
-        self.model = Llama.from_pretrained(folder, self.weights, progress=False, ranks=ranks)
+        tp_group = init_tp_group(threads) if variant == "ranks" else None
+        if tp_group is not None and tp_group.workers is not None:
+            tp_group.workers.make(make_worker, folder, self.weights, None, "cpu")
+        self.model = Llama.from_pretrained(folder, self.weights, progress=False, tp_group=tp_group)
         self.llms: dict[tuple[Any, ...], LLM] = {}
         self.random = random.Random(0)
         return {
             "version": f"torch_infini {torch_infini.__version__}, torch {torch.__version__}",
-            "weight_bytes": self.model.bytes_per_step * (1 if ranks is None else threads),
+            "weight_bytes": self.model.bytes_per_step * (1 if tp_group is None else threads),
         }
 
     def llm(self, sequences: int, length: int, **settings: Any) -> LLM:
@@ -61,12 +61,12 @@ class EngineModels(protocol.Worker):
         blocks = -(-len(tokens) // BLOCK)
         runner = self.llm(1, len(tokens)).engine._runner
         parts = [(0, prompt), *((i, i + 1) for i in range(prompt, len(tokens)))]
-        rows = [runner.run([Work(tokens[a:b], a, list(range(blocks)))]).clone() for a, b in parts]
+        rows = [runner.run([ChunkInput(tokens[a:b], a, list(range(blocks)))]).clone() for a, b in parts]
         torch.cat(rows).float().numpy().tofile(out)
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         # All prompts begin in the first step, so that all have their context, and end, at the same time.
-        engine = self.llm(batch, context + steps + 1, prompt_tokens=batch * context).engine
+        engine = self.llm(batch, context + steps + 1, max_batched_tokens=batch * context).engine
         for prompt in protocol.prompt(batch, context, self.vocabulary):
             engine.add(prompt, greedy(steps + 1))
         generated = engine.metrics().generated_tokens

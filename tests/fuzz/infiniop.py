@@ -29,7 +29,8 @@ from torch import Tensor
 
 from torch_infini.libinfiniop import InfiniDtype, to_torch_dtype
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.c_ops import DTYPES, CError, COp, CSample, Described, Descriptor, all_c_ops, c_function
+from torch_infini.testing.c_ops import DTYPES, CError, COp, CSample, Described, Descriptor, c_function
+from torch_infini.testing.ops import all_c_ops
 
 # Bytes of an element; torch has no C16, two bytes of float8.
 SIZES = {int(dt): 2 if dt == InfiniDtype.C16 else to_torch_dtype(dt).itemsize for dt in InfiniDtype if dt}

@@ -1,6 +1,6 @@
 """bench: latency and throughput of a model in the engine, as CSV: one request alone, and many at once.
 
-Prompts are random tokens, outputs have a length that is set; every line tells its share of the memory bandwidth.
+Prompts are random tokens, outputs have a fixed length; every line has its share of the memory bandwidth.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..testing.bandwidth import read_bandwidth
+    from .._bandwidth import read_bandwidth
 
     try:
         loads = [int(part) for part in arguments.requests.split(",")]
@@ -73,8 +73,9 @@ def run(arguments: argparse.Namespace) -> int:
         writer.writeheader()
         for line in lines:
             read = line.pop("bytes_read")
-            line["share_of_bandwidth"] = read / line["seconds"] / bandwidth if bandwidth else ""
-            writer.writerow({k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()})
+            share = f"{read / line['seconds'] / bandwidth:.4g}" if bandwidth else ""
+            shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in line.items()}
+            writer.writerow({**shown, "share_of_bandwidth": share})
     return 0
 
 
@@ -92,9 +93,12 @@ def measure(llm: LLM, arguments: argparse.Namespace, requests: int) -> dict[str,
     start = time.perf_counter()
     outputs = llm.generate(prompts, params)
     seconds = time.perf_counter() - start
-    first = sorted(1e3 * output.time_to_first_token for output in outputs)
-    rest = max(arguments.output_tokens - 1, 1)
-    token = [1e3 * (output.time - output.time_to_first_token) / rest for output in outputs]
+    first, token = [], []
+    for output in outputs:
+        assert output.time is not None and output.time_to_first_token is not None
+        first.append(1e3 * output.time_to_first_token)
+        token.append(1e3 * (output.time - output.time_to_first_token) / max(arguments.output_tokens - 1, 1))
+    first.sort()
     tokens = sum(len(output.tokens) for output in outputs)
     return {
         "requests": requests,

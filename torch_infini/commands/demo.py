@@ -23,6 +23,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from ..demo.run import run_demo  # transformers takes seconds to import: only this command pays
+    from .demo_run import run_demo  # transformers takes seconds to import: only this command pays
 
     return run_demo(arguments)

@@ -1,4 +1,4 @@
-"""doctor: does this installation work? Every op on every backend present against its float64 reference, and the rest.
+"""doctor: checks an installation: every op on every backend present against its float64 reference, and more.
 
 On the CPU with each instruction set that the machine has, on each GPU where the build has kernels for it; then threads,
 and a patched model. Exit status 1 on failure.
@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
-from ..testing import call, check_against_reference, cpu_capability_set_to, kernel_levels, moved, on_cpu
-from ..testing.ops import OP_INFOS, OpInfo, all_op_infos
 from .errors import CommandError
+
+if TYPE_CHECKING:
+    from ..testing.ops import OpInfo
 
 HELP = "check every op on every backend present, and the installation"
 
@@ -28,6 +31,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def check_op(spec: OpInfo, device: str = "cpu") -> None:
+    from ..testing import call, check_against_reference, moved, on_cpu
+
     with torch.no_grad():
         for dtype in spec.dtypes:
             for sample in spec.samples(dtype):
@@ -35,6 +40,8 @@ def check_op(spec: OpInfo, device: str = "cpu") -> None:
 
 
 def check_op_with(spec: OpInfo, capability: str) -> None:
+    from ..testing import cpu_capability_set_to
+
     with cpu_capability_set_to(capability):
         check_op(spec)
 
@@ -50,10 +57,10 @@ def check_threads() -> None:
 
 
 def check_patched_model() -> None:
-    """A small random LLaMA gives the logits it gave before."""
+    """Check that patch_model leaves the logits of a small random LLaMA as they were."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    from .. import patch_model
+    from ..patch import patch_model
 
     torch.manual_seed(0)
     config = LlamaConfig(
@@ -79,20 +86,24 @@ def gpus() -> list[str]:
 
 
 def checks(ops: Iterable[OpInfo]) -> Iterator[tuple[str, Callable[[], None]]]:
+    from ..testing import kernel_levels
+
     for spec in ops:
         for backend in spec.backends:
             if backend == "cpu":
                 for capability in kernel_levels(spec.name):
-                    yield f"{spec.name} on cpu, {capability}", lambda s=spec, c=capability: check_op_with(s, c)
+                    yield f"{spec.name} on cpu, {capability}", partial(check_op_with, spec, capability)
             elif backend == "cuda":
                 for gpu in gpus():
-                    yield f"{spec.name} on {gpu}", lambda s=spec, g=gpu: check_op(s, g)
+                    yield f"{spec.name} on {gpu}", partial(check_op, spec, gpu)
     yield "one OpenMP runtime", check_threads
     if find_spec("transformers"):
         yield "patch_model on a small LLaMA", check_patched_model
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..testing.ops import OP_INFOS, all_op_infos
+
     for name in arguments.ops.split(",") if arguments.ops else ():
         if name not in OP_INFOS:
             raise CommandError(f"there is no op {name!r}; `python -m torch_infini ops` lists them")
@@ -101,7 +112,7 @@ def run(arguments: argparse.Namespace) -> int:
     for name, check in checks(ops):
         try:
             check()
-        except Exception as error:  # whatever it is, it is the finding
+        except Exception as error:  # any exception is a finding
             failed += 1
             print(f"FAILED  {name}: {error}")
         else:

@@ -14,8 +14,7 @@ import torch
 
 from .. import __version__, _attention, _products
 from .._cpu import cpu_name
-from .._library import CPU_CAPABILITIES, PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles
-from ..testing import emulates_cuda
+from .._library import CPU_CAPABILITIES, PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles, emulates_cuda
 
 HELP = "print versions, CPU features and settings, for a bug report"
 

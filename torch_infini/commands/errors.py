@@ -1,4 +1,4 @@
-"""CommandError: bad input to a command; its text is one sentence that says how to mend it."""
+"""CommandError: bad input to a command; its message is one sentence that says how to correct it."""
 
 
 class CommandError(Exception):

@@ -9,7 +9,7 @@ import sys
 from .errors import CommandError
 from .model import add_model_arguments, load
 
-HELP = "continue a prompt with our own model and engine, and tell the speed"
+HELP = "continue a prompt with our own model and engine, and print the speed"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from .._bandwidth import read_bandwidth
     from ..engine import SamplingParams
-    from ..testing.bandwidth import read_bandwidth
 
     try:
         params = SamplingParams(
@@ -46,9 +46,9 @@ def run(arguments: argparse.Namespace) -> int:
             max_tokens=arguments.max_new_tokens,
         )
         llm = load(arguments, max_sequences=1)
-        ranks = llm.engine.model.ranks
-        if ranks is not None and ranks.rank > 0:
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 tells
+        tp_group = llm.engine.model.tp_group
+        if tp_group is not None and tp_group.rank > 0:
+            sys.stdout = open(os.devnull, "w")  # noqa: SIM115  # rank 0 prints
         text = arguments.prompt
         stream = llm.stream(llm.chat_prompt([{"role": "user", "content": text}]) if arguments.chat else text, params)
         if not arguments.chat:
@@ -65,7 +65,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"torch_infini generate: {completion.error}", file=sys.stderr)
         return 1
     assert output.time is not None and output.time_to_first_token is not None
-    # The prompt's pass is no step of one token: what it took is told by itself.
+    # The prompt's pass is not a step of one token: its time is printed separately.
     rest, seconds = len(completion.tokens) - 1, output.time - output.time_to_first_token
     if rest < 1:
         print(f"{len(completion.tokens)} tokens, the first after {1e3 * output.time_to_first_token:.0f} ms")

@@ -1,4 +1,4 @@
-"""What generate and bench share: the model's options, and loading it with errors that are sentences."""
+"""The model options of generate and bench, and loading a model with errors for the command line."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
-    """The LLM that the arguments ask for; CommandError where that cannot be."""
+    """Load the LLM of the arguments; CommandError if that fails."""
     import torch
 
     from ..engine import LLM

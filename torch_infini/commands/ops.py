@@ -5,10 +5,12 @@ from __future__ import annotations
 import argparse
 import inspect
 import json
+from typing import TYPE_CHECKING
 
 import torch
 
-from ..testing.ops import OpInfo, all_op_infos
+if TYPE_CHECKING:
+    from ..testing.ops import OpInfo
 
 HELP = "list the ops with their backends, dtypes, forms (out, in place, fake, decomposition) and schemas"
 
@@ -37,6 +39,8 @@ def cell(value: str | bool) -> str:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..testing.ops import all_op_infos
+
     rows = [describe(spec) for spec in all_op_infos()]
     if arguments.json:
         print(json.dumps(rows, indent=2))

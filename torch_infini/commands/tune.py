@@ -1,9 +1,9 @@
-"""tune: times this machine's dense products, ours against ATen's, and says from how many rows on which is faster.
+"""tune: times this machine's dense products, ours and ATen's, and prints from how many rows on ATen's is faster.
 
 Rows of conv are its output channels.
 
-Both take turns. ATen is taken only where it is faster at a size and at all larger ones; ties are ours, whose results do
-not depend on how many rows there are.
+Both take turns. ATen is chosen only where it is faster at a size and at all larger ones; ties go to our kernel, whose
+results do not depend on the number of rows.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from .. import _products
+from .._library import emulates_cuda
 from .._products import PRODUCTS, Product
-from ..testing import emulates_cuda, threads_set_to
 from .errors import CommandError
 
 HELP = "measure which dense products ATen computes faster on this machine, and store it"
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def calls(product: Product, rows: int, dtype: torch.dtype) -> tuple[Callable[[], object], Callable[[], object]]:
-    """The product by our op and by torch's."""
+    """Return the product by our op and by torch's, as functions."""
     generator = torch.Generator().manual_seed(rows)
 
     def random(*shape: int, scale: float = 1) -> torch.Tensor:
@@ -86,7 +86,7 @@ def measure(product: Product, dtype: torch.dtype, rows: int, rounds: int) -> dic
 
 
 def aten_from(lines: list[dict[str, Any]]) -> int | None:
-    """From how many rows on ATen is the faster one, of measurements in the order of their rows."""
+    """Return the least number of rows from which on ATen is faster, from measurements sorted by rows; None: never."""
     least = None
     for line in reversed(lines):
         if line["infini_us"] < MARGIN * line["aten_us"]:
@@ -114,6 +114,8 @@ def dtypes_of(text: str) -> Iterator[torch.dtype]:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from ..testing import threads_set_to
+
     rows, dtypes = numbers("rows", arguments.rows), list(dtypes_of(arguments.dtypes))
     for name in ("threads", "rounds"):
         if getattr(arguments, name) < 1:

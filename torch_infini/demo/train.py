@@ -120,7 +120,9 @@ def make_model(tokenizer: PreTrainedTokenizerFast) -> LlamaForCausalLM:
         head_dim=32,
         max_position_embeddings=1024,
         tie_word_embeddings=True,
-        **ids,
+        pad_token_id=ids["pad_token_id"],
+        bos_token_id=ids["bos_token_id"],
+        eos_token_id=ids["eos_token_id"],
     )
     model = LlamaForCausalLM(config)
     model.generation_config = GenerationConfig(do_sample=False, **ids)
@@ -132,7 +134,8 @@ def train(model: LlamaForCausalLM, stream: Stream, steps: int, minutes: float, s
     norms = [p for p in model.parameters() if p.dim() == 1]
     groups = [{"params": matrices, "weight_decay": WEIGHT_DECAY}, {"params": norms, "weight_decay": 0.0}]
     optimizer = torch.optim.AdamW(groups, lr=PEAK_LR, betas=(0.9, 0.95))
-    rng = random.Random(seed)
+    rng, bos = random.Random(seed), model.config.bos_token_id
+    assert bos is not None
     began = printed = time.monotonic()
     progress, step, losses = 0.0, 0, []
     while progress < 1:
@@ -140,7 +143,7 @@ def train(model: LlamaForCausalLM, stream: Stream, steps: int, minutes: float, s
         rate = FINAL_LR + (PEAK_LR - FINAL_LR) * 0.5 * (1 + math.cos(math.pi * progress))
         for group in optimizer.param_groups:
             group["lr"] = rate * min(1.0, (step + 1) / WARM_UP_STEPS)
-        tokens = draw_windows(stream, model.config.bos_token_id, LONG if progress > LONG_FROM else SHORT, rng)
+        tokens = draw_windows(stream, bos, LONG if progress > LONG_FROM else SHORT, rng)
         wrong = torch.rand(tokens.shape) < NOISE
         slips = stream.tokens[torch.randint(len(stream.tokens), tokens.shape)]
         # Twice as fast where the CPU multiplies bfloat16, and the weights end up in that type anyway.
@@ -190,17 +193,17 @@ def main() -> None:
     train(model, stream, arguments.steps, arguments.minutes, arguments.seed)
 
     # What is judged is what was written, read back: rounded to bfloat16, with a tokenizer that needs no network.
-    model.to(torch.bfloat16).save_pretrained(arguments.out)
+    model.bfloat16().save_pretrained(arguments.out)
     tokenizer.save_pretrained(arguments.out)
     # transformers 5 writes its new name of the class, which 4 does not know; both know the old one.
     settings = arguments.out / "tokenizer_config.json"
     settings.write_text(settings.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast"))
     model = LlamaForCausalLM.from_pretrained(arguments.out, trust_remote_code=False, dtype=torch.float32).eval()
-    tokenizer = AutoTokenizer.from_pretrained(arguments.out, trust_remote_code=False)
+    written = AutoTokenizer.from_pretrained(arguments.out, trust_remote_code=False)
     print(f"loss {mean_loss(model, stream):.4f} on the training text, {mean_loss(model, validation):.4f} held out")
     for prompt in PROMPTS:
-        output = model.generate(**tokenizer(prompt, return_tensors="pt"), max_new_tokens=60)
-        print(f"\n--- {prompt}\n{tokenizer.decode(output[0], skip_special_tokens=True)}")
+        output = model.generate(**written(prompt, return_tensors="pt"), max_new_tokens=60)
+        print(f"\n--- {prompt}\n{written.decode(output[0], skip_special_tokens=True)}")
     print()
     for path in sorted(arguments.out.iterdir()):
         print(f"{path.stat().st_size:9d} bytes  {path.name}")

@@ -1,7 +1,8 @@
-"""torch.distributed's backend "infiniccl", and the numbers by which collective ops name a process group.
+"""torch.distributed's backend "infiniccl", the numbers by which collective ops name a process group, and TPGroup, the
+tensor-parallel group of a model.
 
 `import torch_infini` is enough for torch.distributed.init_process_group("infiniccl"); docs/distributed.md says what it
-chooses and guarantees. What this needs of torch is loaded when the first group is made.
+chooses and guarantees. The backend is imported when the first group is made.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import Any
 import torch
 
 from .groups import communicator
+from .tensor_parallel import TPGroup, init_tp_group
+from .workers import Workers
 
-__all__ = ["communicator"]
+__all__ = ["TPGroup", "Workers", "communicator", "init_tp_group"]
 
 
 def _make_group(options: Any, backend_options: Any) -> Any:

@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch._C._distributed_c10d import AllgatherOptions
+from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id
-from .work import DoneWork, InfiniWork, Worker, together
+from .work import DoneWork, InfiniWork, WorkThread, together
 
 _REDUCIBLE = frozenset(dtype for dtype in DTYPES if not dtype.is_complex)
 _MEANS = frozenset(dtype for dtype in _REDUCIBLE if dtype.is_floating_point)
@@ -38,7 +39,7 @@ _DONE = DoneWork()
 
 
 def _element(tensor: Tensor) -> tuple[int, int]:
-    """(elements, infiniDtype_t), for what is only moved: a dtype that libinfiniccl lacks goes as bytes."""
+    """Return (elements, infiniDtype_t) of data that is only moved; dtypes that libinfiniccl lacks go as bytes."""
     code = DTYPES.get(tensor.dtype)
     return (tensor.numel(), code) if code is not None else (tensor.nbytes, DTYPES[torch.uint8])
 
@@ -47,27 +48,27 @@ def _dense(tensor: Tensor) -> Tensor:
     return tensor if tensor.is_contiguous() else tensor.contiguous()
 
 
-def _room_for(out: Tensor) -> Tensor:
-    """Where to compute what goes into `out`: there, if it is contiguous."""
+def _contiguous_like(out: Tensor) -> Tensor:
+    """Return contiguous memory for a result: `out` itself, if it is contiguous."""
     return out if out.is_contiguous() else out.new_empty(out.shape)
 
 
 class InfiniProcessGroup(dist.ProcessGroup):
     """One rank's place in a group. Made by torch.distributed; used through it.
 
-    A call without async_op runs on the calling thread, without the GIL, and is done on return. One with it, and those
-    of DDP and of functional collectives, runs on the group's own thread, after those before it; a call that finds the
-    thread busy queues there too. So the ranks need only make their calls on a group in the same order, and a rank that
-    waits for another, in a receive say, has its collectives run meanwhile.
+    A call without async_op runs on the calling thread, without the GIL, and is done on return. Calls with async_op, and
+    those of DDP and of functional collectives, run on the group's own thread in the order in which they came; a
+    synchronous call that finds this thread busy is queued there too. So the ranks only have to make their calls on a
+    group in the same order, and a rank that waits in a receive has its collectives run meanwhile.
 
     Attributes:
         timeout: How long a call may wait for the other ranks, a timedelta.
-        transport: What connects CPU tensors, and why.
+        transport: The transport of CPU tensors, and the reason for it.
     """
 
     def __init__(self, options: Any) -> None:
         store, rank, size = options.store, options.group_rank, options.group_size
-        super().__init__(rank, size)
+        super().__init__(rank, size)  # type: ignore[call-arg]  # torch's stub lacks this constructor
         self._store = store
         self.timeout = options.timeout
         self.transport = choose(store, rank, size, self.timeout)
@@ -78,7 +79,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 "GPU, got nccl"
             )
         self._communicator: Communicator | None = None
-        self._worker = Worker(f"infiniccl {options.group_id}")
+        self._thread = WorkThread(f"infiniccl {options.group_id}")
         if self.transport.name == "shm":
             unique = shared_unique_id(store, "infiniccl/unique", rank, self.timeout)
             self._communicator = Communicator(size, unique, rank, CPU, timeout=self.timeout.total_seconds())
@@ -97,20 +98,21 @@ class InfiniProcessGroup(dist.ProcessGroup):
         )
 
     def _register_gloo(self, options: Any) -> None:
-        settings = dist.ProcessGroupGloo._Options()
+        ProcessGroupGloo: Any = dist.ProcessGroupGloo  # whose stub lacks _Options
+        settings = ProcessGroupGloo._Options()
         # Its ranks connect when they first need each other: where all goes by shared memory, never.
         # Its interfaces are those that torch's own Gloo takes.
-        make, interfaces = dist.ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
+        make, interfaces = ProcessGroupGloo.create_device, os.environ.get("GLOO_SOCKET_IFNAME")
         settings._devices = (
             [make(interface=name, lazy_init=True) for name in interfaces.split(",")]
             if interfaces
-            else [dist.ProcessGroupGloo.create_default_device(lazy_init=True)]
+            else [ProcessGroupGloo.create_default_device(lazy_init=True)]
         )
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
-        store = dist.PrefixStore("gloo/", options.store)
-        gloo = dist.ProcessGroupGloo(store, options.group_rank, options.group_size, settings)
+        store = PrefixStore("gloo/", options.store)
+        gloo = ProcessGroupGloo(store, options.group_rank, options.group_size, settings)
         gloo._set_sequence_number_for_group()
         self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
         self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
@@ -120,7 +122,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
-        store = dist.PrefixStore("nccl/", options.store)
+        store = PrefixStore("nccl/", options.store)
         nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, settings)
         nccl._set_sequence_number_for_group()
         self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
@@ -135,10 +137,10 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- how a call runs ----
 
     def _delegate(self, tensor: Tensor) -> Any:
-        """Gloo's group or NCCL's.
+        """Return the Gloo or NCCL backend of the tensor's device.
 
-        Not super(): the trampoline of a virtual function holds the GIL when it goes on to torch's own, and Gloo's
-        threads, which take the GIL to let go of tensors, hold the lock that it waits for.
+        Not super(): the trampoline of a virtual function holds the GIL when it calls torch's own, and would deadlock
+        with Gloo's threads, which hold the lock that it waits for and take the GIL to release tensors.
         """
         return self._get_backend(tensor.device)
 
@@ -147,7 +149,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return self._communicator is not None and all(t.is_cpu and t.layout is strided for t in tensors)
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
-        """The reduction, where libinfiniccl has it for these tensors."""
+        """Return the reduction, or None if libinfiniccl does not serve it for these tensors."""
         op, dtypes = _REDUCTIONS.get(hash(opts.reduceOp), (None, _REDUCIBLE))
         if self._communicator is None:
             return None
@@ -156,17 +158,18 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 return None
         return op
 
-    def _run(self, function: Callable[[], None], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
-        if not opts.asyncOp and self._worker.idle():
+    def _run(self, function: Callable[[], object], results: list[Any], opts: Any) -> DoneWork | InfiniWork:
+        if not opts.asyncOp and self._thread.idle():
             function()
             return _DONE
-        return self._worker.submit(function, results)
+        return self._thread.submit(function, results)
 
     # ---- on one tensor, contiguous or not ----
 
     def _all_reduce(self, tensor: Tensor, op: ReduceOp) -> None:
         dense = _dense(tensor)
         at = dense.data_ptr()
+        assert self._communicator is not None
         self._communicator.all_reduce(at, at, dense.numel(), DTYPES[dense.dtype], op)
         if dense is not tensor:
             tensor.detach().copy_(dense)
@@ -174,6 +177,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def _broadcast(self, tensor: Tensor, root: int) -> None:
         dense = _dense(tensor)
         at = dense.data_ptr()
+        assert self._communicator is not None
         self._communicator.broadcast(at, at, *_element(dense), root)
         if dense is not tensor and self.rank() != root:
             tensor.detach().copy_(dense)
@@ -184,7 +188,8 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"infiniccl: the output of all_gather must have {self.size()} times the elements of the input, and its "
                 f"dtype, got {list(out.shape)} {out.dtype} for {list(x.shape)} {x.dtype}"
             )
-        dense, from_ = _room_for(out), _dense(x)
+        dense, from_ = _contiguous_like(out), _dense(x)
+        assert self._communicator is not None
         self._communicator.all_gather(from_.data_ptr(), dense.data_ptr(), *_element(from_))
         if dense is not out:
             out.detach().copy_(dense)
@@ -195,35 +200,39 @@ class InfiniProcessGroup(dist.ProcessGroup):
                 f"infiniccl: the input of reduce_scatter must have {self.size()} times the elements of the output, and "
                 f"its dtype, got {list(x.shape)} {x.dtype} for {list(out.shape)} {out.dtype}"
             )
-        dense, from_ = _room_for(out), _dense(x)
+        dense, from_ = _contiguous_like(out), _dense(x)
+        assert self._communicator is not None
         self._communicator.reduce_scatter(from_.data_ptr(), dense.data_ptr(), dense.numel(), DTYPES[dense.dtype], op)
         if dense is not out:
             out.detach().copy_(dense)
 
     # ---- what torch.distributed, DDP and functional collectives call ----
+    # Ignored: torch's stubs give some of them overloads for callers of other types, which its own callers never use.
 
     def allreduce(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
         op = self._reduction(tensors, opts)
         if op is None:
             return self._delegate(tensors[0]).allreduce(tensors, opts)
-        return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
+        return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.AllreduceCoalescedOptions()
         op = self._reduction(tensors, opts)
         if op is None:
             return self._delegate(tensors[0]).allreduce_coalesced(tensors, opts)
-        return self._run(lambda: [self._all_reduce(tensor, op) for tensor in tensors], tensors, opts)
+        return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.BroadcastOptions)
         if not self._serves(tensors):
             return self._delegate(tensors[0]).broadcast(tensors, opts)
         root = opts.rootRank
-        return self._run(lambda: [self._broadcast(tensor, root) for tensor in tensors], tensors, opts)
+        return self._run(partial(_for_each, self._broadcast, tensors, [root] * len(tensors)), tensors, opts)
 
-    def allgather(self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None) -> Any:
+    def allgather(  # type: ignore[override]
+        self, outputs: list[list[Tensor]], inputs: list[Tensor], opts: Any = None
+    ) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         x = inputs[0]
         parts = outputs[0]
@@ -251,9 +260,11 @@ class InfiniProcessGroup(dist.ProcessGroup):
             return together(
                 self._delegate(x)._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
             )
-        return self._run(lambda: [*map(self._all_gather, outputs, inputs)], outputs, opts)
+        return self._run(partial(_for_each, self._all_gather, outputs, inputs), outputs, opts)
 
-    def reduce_scatter(self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None) -> Any:
+    def reduce_scatter(  # type: ignore[override]
+        self, outputs: list[Tensor], inputs: list[list[Tensor]], opts: Any = None
+    ) -> Any:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
         out, parts = outputs[0], inputs[0]
         even = len(parts) == self.size() and all(p.shape == out.shape and p.dtype == out.dtype for p in parts)
@@ -276,18 +287,18 @@ class InfiniProcessGroup(dist.ProcessGroup):
             return together(
                 self._delegate(x)._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
             )
-        return self._run(
-            lambda: [self._reduce_scatter(out, x, op) for out, x in zip(outputs, inputs, strict=True)], outputs, opts
-        )
+        return self._run(partial(_for_each, self._reduce_scatter, outputs, inputs, [op] * len(outputs)), outputs, opts)
 
-    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:
+    def barrier(self, opts: Any = None, timeout: Any = None) -> Any:  # type: ignore[override]
         opts = opts if opts is not None else dist.BarrierOptions()
         if self._communicator is None or len(self._device_types) > 1:  # on GPUs a barrier waits for streams too
             gpu = torch.device("cuda")
-            return self._get_backend(gpu if gpu in self._device_types else torch.device("cpu")).barrier(opts)
-        return self._run(lambda: self._communicator.all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
+            backend: Any = self._get_backend(gpu if gpu in self._device_types else torch.device("cpu"))
+            return backend.barrier(opts)
+        all_reduce = self._communicator.all_reduce
+        return self._run(lambda: all_reduce(0, 0, 0, DTYPES[torch.uint8], ReduceOp.SUM), [], opts)
 
-    # ---- what libinfiniccl has no kernel for, or not all of: tags, any source ----
+    # ---- delegated: libinfiniccl has no kernel, or lacks tags and receives from any source ----
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
         return self._delegate(tensors[0]).send(tensors, peer, tag)
@@ -302,38 +313,44 @@ class InfiniProcessGroup(dist.ProcessGroup):
         return self._delegate(input).alltoall_base(output, input, output_sizes, input_sizes, opts)
 
     # The names that torch had for them before 2.13.
-    alltoall_base = all_to_all_single
+    alltoall_base = all_to_all_single  # type: ignore[assignment]
     _allgather_base = all_gather_single
-    allgather_into_tensor_coalesced = all_gather_single_coalesced
-    _reduce_scatter_base = reduce_scatter_single
-    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    allgather_into_tensor_coalesced = all_gather_single_coalesced  # type: ignore[assignment]
+    _reduce_scatter_base = reduce_scatter_single  # type: ignore[assignment]
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced  # type: ignore[assignment]
 
     # ---- the end ----
 
     def set_timeout(self, timeout: Any) -> None:
-        """How long calls may wait from now on, a timedelta."""
+        """Set how long calls may wait from now on, a timedelta."""
         self.timeout = timeout
         if self._communicator is not None:
             self._communicator.set_timeout(timeout.total_seconds())
         super().set_timeout(timeout)
 
     def abort(self) -> None:
-        """Fail the group on all ranks, so that calls that wait return."""
+        """Abort the group on all ranks; calls that wait return with an error."""
         if self._communicator is not None:
             self._communicator.abort()
         super().abort()
 
     def shutdown(self) -> None:
-        """End it, when what was asked for asynchronously has been done; destroy_process_group() calls this."""
+        """Shut down after all asynchronous calls are done; destroy_process_group() calls this."""
         forget(self)
-        self._worker.stop()
+        self._thread.stop()
         if self._communicator is not None:
             self._communicator.destroy()
         super().shutdown()
 
 
+def _for_each(function: Callable[..., None], *columns: Sequence[Any]) -> None:
+    """Call a function with the elements of each row of some columns."""
+    for row in zip(*columns, strict=True):
+        function(*row)
+
+
 def _arguments(tensors: Any, opts: Any, options: Callable[[], Any]) -> tuple[list[Tensor], Any]:
-    """(tensors, options) of a call in torch's short form, (tensor, reduction or root), or in the long one."""
+    """Return (tensors, options) of a call in torch's short form, (tensor, reduction or root), or its long form."""
     if isinstance(tensors, Tensor):
         tensors = [tensors]
     if opts is None or isinstance(opts, (int, dist.ReduceOp, dist.ReduceOp.RedOpType)):

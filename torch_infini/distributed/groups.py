@@ -1,4 +1,4 @@
-"""communicator: a number for a process group, by which torch.ops.infini.all_reduce and its kin name it.
+"""communicator: a number for a process group, which torch.ops.infini.all_reduce and the other collectives take.
 
 csrc/torch/groups.h has the table of numbers, csrc/torch/collectives_torch.cpp the ops.
 """
@@ -36,7 +36,7 @@ _remove.argtypes, _remove.restype = [ctypes.c_int64], None
 
 
 def number_of(communicator: Communicator, size: int) -> int:
-    """A number for a communicator of `size` ranks, as long as it is there."""
+    """Register a communicator of `size` ranks; its number is valid as long as the object lives."""
     number: int = _add(size, communicator.handle, _Function())
     weakref.finalize(communicator, _remove, number).atexit = False
     return number
@@ -47,10 +47,10 @@ _TORCH_DTYPES = {number: dtype for dtype, number in DTYPES.items()}
 
 
 def _by_torch(group: Any) -> Callable[..., int]:
-    """The collectives by the group's own functions, for ranks that share no memory: csrc/torch/groups.h.
+    """Make the collectives from the group's own functions, for ranks that share no memory: csrc/torch/groups.h.
 
-    What is only moved goes as bytes: Gloo does not know all dtypes. It gets tensors of their own memory, since its
-    threads may hold them after the call.
+    Data that is only moved goes as bytes, because Gloo does not know all dtypes. Gloo gets tensors with memory of their
+    own, because its threads may hold them after the call.
     """
     dist = torch.distributed
     size, me = group.size(), group.rank()
@@ -65,7 +65,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
     def read(address: int | None, nbytes: int) -> Tensor:
         made = torch.empty(nbytes, dtype=torch.uint8)
         if nbytes:
-            ctypes.memmove(made.data_ptr(), address, nbytes)
+            ctypes.memmove(made.data_ptr(), address or 0, nbytes)
         return made
 
     def all_reduce(send: int | None, nbytes: int, dtype: torch.dtype, op: int) -> Tensor:
@@ -94,7 +94,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
             with torch.no_grad():
                 result = functions[kind](send, count * dtype.itemsize, dtype, parameter)
             if result.nbytes:
-                ctypes.memmove(recv, result.data_ptr(), result.nbytes)
+                ctypes.memmove(recv or 0, result.data_ptr(), result.nbytes)
         except Exception as error:  # nothing may be thrown through C
             RUNTIME.infinirtSetLastErrorMessage(str(error).encode())
             return _INTERNAL_ERROR
@@ -104,7 +104,7 @@ def _by_torch(group: Any) -> Callable[..., int]:
 
 
 class Number:
-    """A number of the table, and the communicator or the function that it stands for."""
+    """An entry of the table of numbers, with its communicator or function."""
 
     def __init__(self, group: Any, kind: str) -> None:
         self.group = group
@@ -134,13 +134,12 @@ _numbers: dict[tuple[str, str], Number] = {}  # by the group's name and the type
 
 
 def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
-    """The number that stands for a process group in torch.ops.infini's collective ops.
+    """Return the number of a process group for torch.ops.infini's collective ops.
 
-    The first call for a group and a type of device makes a communicator of its own, beside the one that
-    torch.distributed uses, so that ops are in no order with torch.distributed's calls; all ranks of the group must make
-    it. Later calls give the same number, until the group is destroyed. On the CPU the ranks share memory, or go by the
-    group's own all_reduce and so on where they cannot (torch_infini.distributed.transport); on CUDA it is NCCL, on the
-    rank's current device.
+    The first call for a group and a type of device makes a communicator beside the one that torch.distributed uses, so
+    that ops are not ordered with torch.distributed's calls; all ranks of the group must make it. Later calls return the
+    same number until the group is destroyed. On the CPU the ranks share memory, or use the group's own collectives
+    where they cannot (torch_infini.distributed.transport); on CUDA they use NCCL, on the rank's current device.
 
     Args:
         group: A process group of any backend; None: the default one, or this process by itself where
@@ -182,7 +181,7 @@ def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
 
 
 def forget(group: Any) -> None:
-    """End the numbers of a group that is destroyed."""
+    """Remove the numbers of a group that is destroyed."""
     with _lock:
         for key in [key for key, number in _numbers.items() if number.group is group]:
             _numbers.pop(key).destroy()

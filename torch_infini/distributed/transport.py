@@ -1,6 +1,6 @@
-"""What connects the ranks of a group on the CPU: shared memory where all run on one machine, else Gloo.
+"""The transport of a group's CPU tensors: shared memory where all ranks run on one machine, else Gloo.
 
-INFINI_CCL chooses; the ranks tell each other by the group's store where they run.
+INFINI_CCL overrides the choice; the ranks exchange where they run through the group's store.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ MOST_RANKS = 64  # that share memory: csrc/include/infiniccl.h
 
 @dataclass(frozen=True)
 class Transport:
-    """What connects a group's CPU tensors, and why: "shm", "gloo", or "none" where INFINI_CCL=nccl."""
+    """The transport of a group's CPU tensors ("shm", "gloo", or "none" where INFINI_CCL=nccl) and the reason."""
 
     name: str
     reason: str
 
 
 def wanted() -> str:
-    """What INFINI_CCL says."""
+    """Read INFINI_CCL."""
     value = os.environ.get("INFINI_CCL", "auto")
     if value not in CHOICES:
         raise ValueError(
@@ -39,7 +39,7 @@ def wanted() -> str:
 
 
 def machine() -> str:
-    """The same for processes that can share memory and see each other end."""
+    """Return a string that is equal for processes that can share memory and notice each other's end."""
     boot = Path("/proc/sys/kernel/random/boot_id")
     memory = Path("/dev/shm")
     if not (boot.exists() and memory.is_dir()):
@@ -48,7 +48,7 @@ def machine() -> str:
 
 
 def gather(store: Any, key: str, rank: int, size: int, value: str, timeout: timedelta) -> list[str]:
-    """Every rank's value, by the store."""
+    """Exchange a value of every rank through the store."""
     store.set(f"{key}/{rank}", value)
     keys = [f"{key}/{other}" for other in range(size)]
     for other, name in enumerate(keys):
@@ -63,11 +63,11 @@ def gather(store: Any, key: str, rank: int, size: int, value: str, timeout: time
 
 
 def choose(store: Any, rank: int, size: int, timeout: timedelta) -> Transport:
-    """The same on all ranks.
+    """Choose the transport; all ranks choose the same.
 
     Raises:
-        ValueError: If INFINI_CCL has no meaning or another one elsewhere, or asks for what cannot be.
-        RuntimeError: If a rank does not come within the timeout.
+        ValueError: If INFINI_CCL is invalid, differs between ranks, or cannot be satisfied.
+        RuntimeError: If a rank does not answer within the timeout.
     """
     choice = wanted()
     told = gather(store, "infiniccl/machine", rank, size, f"{choice} {machine()}", timeout)
@@ -99,7 +99,7 @@ def choose(store: Any, rank: int, size: int, timeout: timedelta) -> Transport:
 
 
 def shared_unique_id(store: Any, key: str, rank: int, timeout: timedelta, device_type: int = CPU) -> bytes:
-    """A new id of libinfiniccl's, rank 0's on all ranks."""
+    """Make an id of libinfiniccl on rank 0 and share it with all ranks."""
     if rank == 0:
         store.set(key, unique_id(device_type).hex())
     store.wait([key], timeout)

@@ -1,4 +1,4 @@
-"""Work: what an asynchronous collective returns; Worker: the thread that runs a group's, in the order they came in."""
+"""InfiniWork: the result of an asynchronous collective; WorkThread: the thread that runs a group's in order."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NO_TIMEOUT = timedelta(0)  # torch's own word for it, kNoTimeout
 
 
 class InfiniWork(torch.distributed.Work):
-    """A collective that runs, or has run, on a group's thread.
+    """The result of a collective on a group's thread.
 
     wait() raises what the collective raised. The value of get_future() is the list of tensors that hold the result; it
     fails as wait() does, in C++ too, where DDP's reducer waits for it.
@@ -33,7 +33,7 @@ class InfiniWork(torch.distributed.Work):
         self._future = self._trigger.then(lambda _: self.result())
 
     def finish(self, error: BaseException | None = None) -> None:
-        """For the thread that ran the collective."""
+        """Complete the work; called by the thread that ran the collective."""
         self._error = error
         self.ended.set()
         self._trigger.set_result(None)
@@ -64,7 +64,7 @@ class InfiniWork(torch.distributed.Work):
 
 
 class DoneWork(torch.distributed.Work):
-    """What a collective returns that was done on the caller's thread: done."""
+    """The result of a collective that ran on the caller's thread: complete from the start."""
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         return True
@@ -77,7 +77,7 @@ class DoneWork(torch.distributed.Work):
 
 
 class Works(torch.distributed.Work):
-    """Several as one."""
+    """Several works as one."""
 
     def __init__(self, works: list[Any]) -> None:
         super().__init__()
@@ -97,29 +97,29 @@ class Works(torch.distributed.Work):
 
 
 def together(works: Iterable[Any]) -> Any:
-    """One work for all; the only one as it is."""
+    """Return one work for several; a single one as it is."""
     known = list(works)
     return known[0] if len(known) == 1 else Works(known)
 
 
-_PATIENCE = 2.0  # seconds, at the program's end, for what no other rank may ever come to
+_PATIENCE = 2.0  # seconds, at the program's end, for collectives that other ranks may never join
 
 
-class Worker:
-    """A thread that runs functions in the order in which they came in; started by the first."""
+class WorkThread:
+    """A thread that runs functions in the order of submit() calls; the first call starts it."""
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None] = SimpleQueue()
+        self._queue: SimpleQueue[tuple[Callable[[], object], InfiniWork] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
         self._last: threading.Event | None = None  # of the last work: that itself would keep its tensors
 
     def idle(self) -> bool:
-        """Whether nothing waits or runs."""
+        """Return whether no function waits or runs."""
         return self._last is None or self._last.is_set()
 
-    def submit(self, function: Callable[[], None], results: list[Any]) -> InfiniWork:
+    def submit(self, function: Callable[[], object], results: list[Any]) -> InfiniWork:
         work = InfiniWork(results)
         with self._lock:
             if self._thread is None:
@@ -132,24 +132,24 @@ class Worker:
         return work
 
     def stop(self, patience: float | None = None) -> None:
-        """Return when all that came in has been run, or after so many seconds."""
+        """Wait until all submitted functions have run, or for `patience` seconds, and end the thread."""
         if self._thread is not None:
             self._queue.put(None)
             self._thread.join(patience)
             self._thread = None
 
 
-_started: weakref.WeakSet[Worker] = weakref.WeakSet()
+_started: weakref.WeakSet[WorkThread] = weakref.WeakSet()
 
 
 @atexit.register
 def _stop_all() -> None:
-    """Python's end must not meet threads in C++: those that it stops there take the process down."""
+    """Stop the threads before Python ends: a thread that is stopped inside C++ would crash the process."""
     for worker in list(_started):
         worker.stop(_PATIENCE)
 
 
-def _run(queue: SimpleQueue[tuple[Callable[[], None], InfiniWork] | None]) -> None:
+def _run(queue: SimpleQueue[tuple[Callable[[], object], InfiniWork] | None]) -> None:
     with torch.no_grad():
         while (item := queue.get()) is not None:
             function, work = item

@@ -1,6 +1,6 @@
-"""share: the ranks of a model. Under torchrun they are its processes; otherwise this one and Workers, which it starts.
+"""Workers: processes that this one starts as the other ranks of a model; worker_main.py is what they run.
 
-A worker holds one object, and does the calls that it is told of, at the same time as this process's part of the object.
+Each worker holds one object and runs the calls that rank 0 sends, while rank 0 makes the same calls on its own object.
 """
 
 from __future__ import annotations
@@ -8,11 +8,9 @@ from __future__ import annotations
 import json
 import os
 import pickle
-import select
 import socket
 import subprocess
 import sys
-import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -22,61 +20,28 @@ from typing import Any
 import torch
 
 from ..libinfiniccl import Communicator, unique_id
-from ..nn import Ranks
-from .groups import communicator, number_of
-from .transport import MOST_RANKS
+from .groups import number_of
 
-AWAKE = 0.002  # seconds for which a worker looks for its next call before it sleeps
-
-_NAME = "torch_infini.distributed"
+_NAME = "torch_infini.distributed.Workers"
 _START = """
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-from torch_infini.distributed.workers import work
-work(int(sys.argv[2]))
+from torch_infini.distributed.worker_main import main
+main(int(sys.argv[2]))
 """
 
 
-def share(size: int, device: torch.device | str = "cpu") -> Ranks:
-    """The ranks that share a model.
-
-    Args:
-        size: How many.
-        device: Where this one's part is; on CUDA the ranks must be torchrun's processes.
-
-    Returns:
-        Under torchrun, with `size` processes, these, all of which make the same calls. Otherwise this process is rank
-        0, and the others are its workers, each with this process's threads divided by size, as this one then.
-
-    Raises:
-        ValueError: For a size below 2, under torchrun another one than its number of processes, or CUDA without it.
-        RuntimeError: If the ranks do not find each other.
-    """
-    if not isinstance(size, int) or size < 2:
-        raise ValueError(f"{_NAME}.share: size must be an integer of at least 2, got {size!r}")
-    if "TORCHELASTIC_RUN_ID" not in os.environ and not torch.distributed.is_initialized():
-        if torch.device(device).type != "cpu":
-            raise ValueError(f"{_NAME}.share: device must be cpu where torchrun did not start the ranks, got {device}")
-        if size > MOST_RANKS:
-            raise ValueError(f"{_NAME}.share: size must be at most {MOST_RANKS}, the ranks of one machine, got {size}")
-        workers = Workers(size)
-        return Ranks(0, size, workers.group, workers)
-    if not torch.distributed.is_initialized():
-        torch.distributed.init_process_group("infiniccl")
-    return ranks_of_world(size, device)
-
-
 class Workers:
-    """Processes that are the other ranks. They end with this object, with close(), or with this process.
+    """The processes of ranks 1 to size - 1. They end with this object, with close(), or with this process.
 
     Args:
-        size: Ranks, this one included.
+        size: The number of ranks, this process included.
 
     Attributes:
-        group: The number of the group of all ranks, of which this process is rank 0.
+        group: The number of the group of all ranks (torch_infini.distributed.communicator); this process is its rank 0.
 
     Raises:
-        RuntimeError: If one does not come up.
+        RuntimeError: If a process does not start.
     """
 
     def __init__(self, size: int) -> None:
@@ -92,46 +57,46 @@ class Workers:
             connection.send((rank, size, unique, threads))
         for rank, connection in enumerate(self._connections, 1):
             try:
-                connection.recv()  # it is there: from now on libinfiniccl sees it end
+                connection.recv()  # the process is up: from now on libinfiniccl notices if it ends
             except EOFError:
                 code = self._processes[rank - 1].wait()
-                raise RuntimeError(f"{_NAME}.Workers: rank {rank} must start, got exit status {code}") from None
+                raise RuntimeError(f"{_NAME}: rank {rank} must start, got exit status {code}") from None
         self._communicator = Communicator(size, unique, 0)
         self.group = number_of(self._communicator, size)
         torch.set_num_threads(threads)
 
     def make(self, make: Callable[..., Any], *args: Any) -> None:
-        """Let every worker make its object: make(ranks, *args). To be called first, once.
+        """Make every worker's object: make(tp_group, *args). Call this once, before send and call.
 
         Args:
-            make: A function or class of a module, as are all that the arguments consist of.
+            make: A function or class of a module; it and the arguments are pickled.
         """
-        self._send((make, args))
+        self._broadcast((make, args))
 
-    def tell(self, method: str, *args: Any) -> None:
-        """Let every worker's object do a call; what it returns is dropped."""
-        self._send((method, args, False))
+    def send(self, method: str, *args: Any) -> None:
+        """Send a method call to every worker and return at once; the results are dropped."""
+        self._broadcast((method, args, False))
 
-    def ask(self, method: str, *args: Any) -> list[Any]:
-        """What every worker's object returns of a call, by rank from 1 on."""
-        self._send((method, args, True))
+    def call(self, method: str, *args: Any) -> list[Any]:
+        """Call a method on every worker's object, wait, and return the results of ranks 1, 2, ..."""
+        self._broadcast((method, args, True))
         try:
-            return [_answer(connection, rank) for rank, connection in enumerate(self._connections, 1)]
+            return [_reply(connection, rank) for rank, connection in enumerate(self._connections, 1)]
         except (OSError, EOFError) as error:
-            raise RuntimeError(f"{_NAME}.Workers: all ranks must be there, got one that has ended") from error
+            raise RuntimeError(f"{_NAME}: all ranks must be there, got one that has ended") from error
 
-    def _send(self, message: Any) -> None:
+    def _broadcast(self, message: Any) -> None:
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
-        with self.watched():
+        with self.relay_errors():
             for connection in self._connections:
                 connection.send_bytes(data)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
-        """What a worker failed by, instead of the error that its end leads to here.
+    def relay_errors(self) -> Iterator[None]:
+        """Raise the error of a worker that failed, in place of the error that its end causes in the body.
 
         Raises:
-            RuntimeError: With the worker's sentence.
+            RuntimeError: With the worker's message.
         """
         try:
             yield
@@ -139,24 +104,24 @@ class Workers:
             for rank, connection in enumerate(self._connections, 1):
                 with suppress(OSError, EOFError):
                     if connection.poll(0.5):
-                        _answer(connection, rank)
+                        _reply(connection, rank)
             if isinstance(error, OSError):
-                raise RuntimeError(f"{_NAME}.Workers: all ranks must be there, got one that has ended") from error
+                raise RuntimeError(f"{_NAME}: all ranks must be there, got one that has ended") from error
             raise
 
 
 def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
     here, there = socket.socketpair()
     with there:
-        # Not multiprocessing, which would import the program's main module anew.
+        # Not multiprocessing, which would import the program's main module again.
         command = [sys.executable, "-c", _START, json.dumps(sys.path), str(there.fileno())]
         environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
         process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL)
     return Connection(here.detach()), process
 
 
-def _answer(connection: Connection, rank: int) -> Any:
-    """What a worker returned; RuntimeError for what it failed by."""
+def _reply(connection: Connection, rank: int) -> Any:
+    """Receive a worker's result; RuntimeError with its message if the call failed."""
     failed, value = pickle.loads(connection.recv_bytes())
     if failed:
         raise RuntimeError(f"rank {rank}: {value}")
@@ -172,53 +137,3 @@ def _close(connections: list[Connection], processes: list[subprocess.Popen[bytes
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-
-
-def work(descriptor: int) -> None:
-    """A worker's life."""
-    connection = Connection(descriptor)
-    rank, size, unique, threads = connection.recv()
-    torch.set_num_threads(threads)
-    connection.send(None)
-    try:
-        joined = Communicator(size, unique, rank)
-        _serve(connection, Ranks(rank, size, number_of(joined, size)))
-    except EOFError:
-        return  # that is the end
-    except Exception as error:
-        with suppress(OSError):  # nobody is there to hear it
-            connection.send_bytes(pickle.dumps((True, str(error) or type(error).__name__)))
-        sys.exit(1)
-
-
-def _serve(connection: Connection, ranks: Ranks) -> None:
-    make, args = pickle.loads(connection.recv_bytes())
-    served = make(ranks, *args)
-    arrived = select.poll()
-    arrived.register(connection.fileno(), select.POLLIN)
-    while True:
-        method, args, asked = pickle.loads(_next(connection, arrived))
-        value = getattr(served, method)(*args)
-        if asked:
-            connection.send_bytes(pickle.dumps((False, value), pickle.HIGHEST_PROTOCOL))
-
-
-def _next(connection: Connection, arrived: select.poll) -> bytes:
-    """The next message. Steps follow each other closely, and all ranks wait for the last: a worker goes to sleep, from
-    which it would first have to be woken, only after a while."""
-    end = time.perf_counter() + AWAKE
-    while not arrived.poll(0) and time.perf_counter() < end:
-        os.sched_yield()
-    return connection.recv_bytes()
-
-
-def ranks_of_world(size: int, device: torch.device | str) -> Ranks:
-    """This process's place among those of torch.distributed's world.
-
-    Raises:
-        ValueError: If they are not `size`.
-    """
-    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    if world != size:
-        raise ValueError(f"{_NAME}: the ranks must be the processes of torch.distributed, {world}, got {size}")
-    return Ranks(rank, size, communicator(None, device))

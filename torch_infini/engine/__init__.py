@@ -1,10 +1,11 @@
-"""The engine: many requests on one model, with a paged cache that they share. Read it in the order of sequence.py,
-blocks.py, scheduler.py, runner.py, engine.py; LLM and AsyncLLM are its front ends.
+"""The engine: serves many requests on one model, with one paged cache. Read it in the order of sequence.py, blocks.py,
+scheduler.py, decode.py, runner.py, engine.py; LLM and AsyncLLM are its front ends.
 """
 
 from .async_llm import AsyncLLM
 from .blocks import BlockManager
-from .engine import Engine, EngineConfig
+from .config import EngineConfig
+from .engine import Engine
 from .llm import LLM
 from .outputs import Completion, Metrics, RequestOutput
 from .sampler import Row, Sampled, Sampler

@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
 
-from .engine import Engine
-from .llm import LLM, Message, Prompt
+from .engine import Engine, Prompt
+from .llm import LLM, Message
 from .outputs import Metrics, RequestOutput
 from .sampling_params import SamplingParams
 
@@ -27,8 +27,7 @@ class AsyncLLM:
         *args, **settings: As torch_infini.LLM.
 
     Raises:
-        ValueError: Under torchrun, whose processes would have to get the same requests at the same steps.
-        What LLM raises.
+        ValueError: Under torchrun, whose processes would have to add the same requests at the same steps; and as LLM.
 
     Example:
         >>> async with AsyncLLM("path/to/model") as llm:
@@ -38,15 +37,15 @@ class AsyncLLM:
 
     def __init__(self, *args: Any, **settings: Any) -> None:
         self._llm = LLM(*args, **settings)
-        ranks = self._llm.engine.model.ranks
-        if ranks is not None and ranks.workers is None:
+        tp_group = self._llm.engine.model.tp_group
+        if tp_group is not None and tp_group.workers is None:
             raise ValueError(
                 "torch_infini.AsyncLLM: the model's ranks must be processes that this one starts, for requests that "
                 "come at any time come to one alone, got the processes of torchrun"
             )
-        self._worker = _Worker(self._llm.engine)
-        # The thread knows the worker alone, so that dropping this ends it.
-        self._finalizer = weakref.finalize(self, self._worker.stop)
+        self._thread = _EngineThread(self._llm.engine)
+        # The thread holds no reference to this object, so that dropping it ends the thread.
+        self._finalizer = weakref.finalize(self, self._thread.stop)
 
     async def generate(self, prompt: Prompt, params: SamplingParams | None = None) -> RequestOutput:
         """Continue a prompt; cancelling the task cancels the request.
@@ -70,14 +69,14 @@ class AsyncLLM:
         return await self.generate(self._llm.chat_prompt(messages), params)
 
     async def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> AsyncIterator[RequestOutput]:
-        """Continue a prompt and tell of every step; leaving the loop cancels the rest.
+        """Continue a prompt, with an output for every step; leaving the loop cancels the request.
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
             params: None: SamplingParams().
 
         Yields:
-            The output as far as it has come.
+            The output so far.
 
         Raises:
             ValueError: For a prompt that cannot be served.
@@ -86,11 +85,11 @@ class AsyncLLM:
         loop = asyncio.get_running_loop()
         outputs: asyncio.Queue[RequestOutput | BaseException] = asyncio.Queue()
 
-        def tell(output: RequestOutput | BaseException) -> None:
+        def deliver(output: RequestOutput | BaseException) -> None:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        request = self._worker.add(prompt, params, tell)
+        request = self._thread.add(prompt, params, deliver)
         try:
             await asyncio.wrap_future(request)
             while True:
@@ -101,14 +100,14 @@ class AsyncLLM:
                 if output.is_finished:
                     return
         finally:
-            self._worker.abort(request)
+            self._thread.abort(request)
 
     def metrics(self) -> Metrics:
-        """What the engine did so far."""
+        """The engine's Metrics."""
         return self._llm.metrics()
 
     def close(self) -> None:
-        """Cancel what goes on and end the thread; called by itself when this is dropped or its `async with` ends."""
+        """Cancel all requests and end the thread; also called when the object is dropped or its `async with` ends."""
         self._finalizer()
 
     async def __aenter__(self) -> AsyncLLM:
@@ -118,23 +117,27 @@ class AsyncLLM:
         self.close()
 
 
-Tell = Callable[[RequestOutput | BaseException], None]
+Deliver = Callable[[RequestOutput | BaseException], None]
 
 
-class _Worker:
-    """The engine's thread, and what it is asked to do between steps."""
+class _EngineThread:
+    """The engine's thread, and the calls that it runs between steps."""
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._wake = threading.Condition()
-        self._asked: deque[Callable[[], None]] = deque()
-        self._tell: dict[str, Tell] = {}
+        self._calls: deque[Callable[[], None]] = deque()
+        self._deliver: dict[str, Deliver] = {}
         self._error: RuntimeError | None = None
         self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
         self._thread.start()
 
-    def add(self, prompt: Prompt, params: SamplingParams | None, tell: Tell) -> Future[str]:
-        """Ask for a request; its outputs, or what ended the thread, go to `tell`. The future is of its id."""
+    def add(self, prompt: Prompt, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
+        """Add a request between steps; return the future of its id.
+
+        Args:
+            deliver: Called with each output of the request, or with the error that ended the thread.
+        """
         future: Future[str] = Future()
 
         def add() -> None:
@@ -147,32 +150,32 @@ class _Worker:
             except Exception as error:
                 future.set_exception(error)
                 return
-            self._tell[id] = tell
+            self._deliver[id] = deliver
             future.set_result(id)
 
-        self._ask(add)
+        self._enqueue(add)
         return future
 
     def abort(self, request: Future[str]) -> None:
-        """Ask that a request be cancelled, if it goes on."""
+        """Cancel a request between steps, if it is not finished."""
 
         def abort() -> None:
             if not request.cancel() and request.exception() is None:
-                self._tell.pop(request.result(), None)
+                self._deliver.pop(request.result(), None)
                 self._engine.abort(request.result())
 
         with suppress(RuntimeError):  # closed meanwhile: there is nothing left to cancel
-            self._ask(abort)
+            self._enqueue(abort)
 
-    def _ask(self, what: Callable[[], None]) -> None:
+    def _enqueue(self, call: Callable[[], None]) -> None:
         with self._wake:
             if self._error is not None:
                 raise self._error
-            self._asked.append(what)
+            self._calls.append(call)
             self._wake.notify()
 
     def stop(self) -> None:
-        """End the thread, after the step that it is in."""
+        """End the thread after its current step."""
         with self._wake:
             self._error = self._error or RuntimeError("torch_infini.AsyncLLM: it must not be closed, got one that is")
             self._wake.notify()
@@ -183,20 +186,20 @@ class _Worker:
         try:
             while self._error is None:
                 with self._wake:
-                    while not self._asked and self._engine.is_idle and self._error is None:
+                    while not self._calls and self._engine.is_idle and self._error is None:
                         self._wake.wait()
-                    asked, self._asked = self._asked, deque()
-                for what in asked:
-                    what()
+                    calls, self._calls = self._calls, deque()
+                for call in calls:
+                    call()
                 for output in self._engine.step():
-                    tell = self._tell.pop(output.id, None) if output.is_finished else self._tell.get(output.id)
-                    if tell is not None:
-                        tell(output)
+                    deliver = self._deliver.pop(output.id, None) if output.is_finished else self._deliver.get(output.id)
+                    if deliver is not None:
+                        deliver(output)
         except BaseException as error:
             log.exception("the engine's thread failed")
             with self._wake:
                 self._error = RuntimeError(f"torch_infini.AsyncLLM: the engine failed: {error}")
-        for what in self._asked:
-            what()
-        for tell in self._tell.values():
-            tell(self._error)
+        for call in self._calls:
+            call()
+        for deliver in self._deliver.values():
+            deliver(self._error)

@@ -1,6 +1,6 @@
-"""BlockManager: who holds which block of a KVCache. Blocks are counted, shared, and kept for reuse when they are freed.
+"""BlockManager: allocates the blocks of a KVCache. Blocks have reference counts, and full ones are cached for reuse.
 
-A full block is known by the block before it and the tokens in it: by content, so that no hash can be mistaken.
+A cached block is found by the block before it and its tokens: by content, so that no hash collision is possible.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ class OutOfBlocks(Exception):
 
 
 class BlockManager:
-    """Hands out the blocks 0 to blocks - 1.
+    """Allocates the blocks 0 to blocks - 1.
 
-    A block that nobody holds is free; if its tokens are known it keeps them until it is handed out again, the one that
-    was freed first before others.
+    A block without references is free. A cached one keeps its tokens until it is allocated again; uncached blocks are
+    allocated first, then cached ones, least recently freed first.
 
     Args:
-        blocks: How many there are.
+        blocks: The number of blocks.
         block_size: Tokens in a block.
         reuse: Whether a sequence may begin with blocks that others filled with the same tokens.
 
@@ -36,78 +36,82 @@ class BlockManager:
                 raise ValueError(f"torch_infini.engine.BlockManager: {name} must be at least 1, got {value}")
         self.blocks, self.block_size, self.reuse = blocks, block_size, reuse
         self._references = [0] * blocks
-        self._unknown = list(range(blocks - 1, -1, -1))  # free, without known tokens; the last goes first
-        self._kept: OrderedDict[int, None] = OrderedDict()  # free, with known tokens; the first goes first
+        self._uncached = list(range(blocks - 1, -1, -1))  # free blocks that are not cached; the last goes first
+        self._kept: OrderedDict[int, None] = OrderedDict()  # free blocks that are cached; the first goes first
         self._block_of: dict[tuple[int, tuple[int, ...]], tuple[int, int]] = {}  # (before, tokens) -> (block, identity)
-        self._known_as: dict[int, tuple[int, tuple[int, ...]]] = {}  # block -> its key there
+        self._key_of: dict[int, tuple[int, tuple[int, ...]]] = {}  # cached block -> its key in _block_of
         self._identities = ROOT
 
     @property
     def free(self) -> int:
-        """Blocks that nobody holds."""
-        return len(self._unknown) + len(self._kept)
+        """The number of free blocks."""
+        return len(self._uncached) + len(self._kept)
 
     @property
     def kept(self) -> int:
-        """Blocks that nobody holds, but whose tokens are known."""
+        """The number of free blocks that are cached."""
         return len(self._kept)
 
     def needed(self, tokens: int) -> int:
-        """Blocks that so many tokens take."""
+        """The number of blocks for so many tokens."""
         return -(-tokens // self.block_size)
 
     def allocate(self) -> int:
-        """A block for one holder; OutOfBlocks if there is none."""
-        if self._unknown:
-            block = self._unknown.pop()
+        """Allocate a block with one reference.
+
+        Raises:
+            OutOfBlocks: If no block is free.
+        """
+        if self._uncached:
+            block = self._uncached.pop()
         elif self._kept:
             block, _ = self._kept.popitem(last=False)
-            del self._block_of[self._known_as.pop(block)]
+            del self._block_of[self._key_of.pop(block)]
         else:
             raise OutOfBlocks
         self._references[block] = 1
         return block
 
     def share(self, blocks: Iterable[int]) -> None:
-        """Let one more hold these blocks."""
+        """Add a reference to each of these blocks."""
         for block in blocks:
             if self._references[block] == 0:
                 del self._kept[block]
             self._references[block] += 1
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of a sequence's blocks, in their order: the last are the first to be handed out again."""
+        """Drop a reference of each of a sequence's blocks, given in order: the last are allocated again first."""
         for block in reversed(blocks):
             if self._references[block] < 1:
-                raise AssertionError(f"block {block} is held by nobody")
+                raise AssertionError(f"block {block} has no reference")
             self._references[block] -= 1
             if self._references[block] == 0:
-                if block in self._known_as:
+                if block in self._key_of:
                     self._kept[block] = None
                 else:
-                    self._unknown.append(block)
+                    self._uncached.append(block)
 
     def release_all(self) -> None:
-        """Let go of every block, in whatever state an interrupted call left them; what is known stays so."""
-        known = {b: key for b, key in self._known_as.items() if key in self._block_of and self._block_of[key][0] == b}
-        oldest_first = [b for b in self._kept if b in known] + [b for b in known if b not in self._kept]
-        self._block_of = {key: self._block_of[key] for key in known.values()}
-        self._known_as = known
+        """Free every block, in whatever state an interrupted call left them; cached blocks stay cached."""
+        cached = {b: key for b, key in self._key_of.items() if key in self._block_of and self._block_of[key][0] == b}
+        oldest_first = [b for b in self._kept if b in cached] + [b for b in cached if b not in self._kept]
+        self._block_of = {key: self._block_of[key] for key in cached.values()}
+        self._key_of = cached
         self._references = [0] * self.blocks
         self._kept = OrderedDict.fromkeys(oldest_first)
-        self._unknown = [b for b in range(self.blocks - 1, -1, -1) if b not in known]
+        self._uncached = [b for b in range(self.blocks - 1, -1, -1) if b not in cached]
 
     def is_shared(self, block: int) -> bool:
-        """Whether more than one holds the block, who may then only read it."""
+        """Return whether the block has several references and so must not be written."""
         return self._references[block] > 1
 
     def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
-        """Find known blocks that a sequence of these tokens may begin with, and hold them.
+        """Find the cached blocks that a sequence of these tokens begins with, and add a reference to each.
 
-        At least one token is left to be computed, for its logits are wanted.
+        At least one token is left to compute, because its logits are needed.
 
         Returns:
-            (blocks, identity): whole blocks, maybe none, and what `know` takes for the block behind them.
+            (blocks, identity): full blocks, possibly none, and the `before` of the block that follows them.
         """
         blocks: list[int] = []
         identity, size = ROOT, self.block_size
@@ -121,24 +125,29 @@ class BlockManager:
             self.share(blocks)
         return blocks, identity
 
-    def know(self, block: int, before: int, tokens: Sequence[int]) -> int:
-        """Make a full block known, so that `match` finds it.
+    def cache_full_blocks(self, blocks: Sequence[int], before: int, tokens: Sequence[int]) -> int:
+        """Cache consecutive full blocks of a sequence, so that `match` finds them.
 
         Args:
-            block: Held, all of its tokens computed.
-            before: Identity of the block before it; ROOT for a sequence's first.
-            tokens: Those in the block.
+            blocks: Allocated blocks whose tokens are all computed.
+            before: Identity of the block in front of the first; ROOT at the beginning of a sequence.
+            tokens: The tokens of all of them, block_size each.
 
         Returns:
-            The block's identity; of several blocks with the same tokens behind the same block it is that of the first.
+            The identity of the last block. Of several blocks with the same tokens behind the same block only the first
+            is cached, and all have its identity.
         """
         if not self.reuse:
             return ROOT
-        key = (before, tuple(tokens))
-        found = self._block_of.get(key)
-        if found is not None:
-            return found[1]
-        self._identities += 1
-        self._block_of[key] = (block, self._identities)
-        self._known_as[block] = key
-        return self._identities
+        size = self.block_size
+        for i, block in enumerate(blocks):
+            key = (before, tuple(tokens[i * size : (i + 1) * size]))
+            found = self._block_of.get(key)
+            if found is not None:
+                before = found[1]
+                continue
+            self._identities += 1
+            self._block_of[key] = (block, self._identities)
+            self._key_of[block] = key
+            before = self._identities
+        return before

@@ -1,7 +1,7 @@
-"""Engine: many requests on one model, step by step. Each step runs the pieces that the scheduler chose, samples a token
-for every sequence whose tokens are all computed, and tells what came of it.
+"""Engine: many requests on one model, step by step. Each step computes the chunks that the scheduler chose, samples a
+token for every sequence whose tokens are all computed, and returns the outputs of the requests that changed.
 
-Nothing here waits: LLM calls step() until all is done, AsyncLLM does so on a thread.
+Nothing here waits: LLM calls step() until all requests are finished, AsyncLLM does so on a thread.
 """
 
 from __future__ import annotations
@@ -10,20 +10,20 @@ import operator
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from ..models import Llama
 from ..nn.cache import token_bytes
 from .blocks import BlockManager
-from .outputs import Metrics, RequestOutput, output_of
-from .runner import Runner, SharedRunner, Work
+from .config import CACHE_BYTES, EngineConfig
+from .outputs import Finish, Metrics, RequestOutput
+from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, resolve_seeds
-from .sampling_params import SamplingParams, is_integer
-from .scheduler import Piece, Scheduler
-from .sequence import Finish, Request, Sequence
+from .sampling_params import SamplingParams
+from .scheduler import ScheduledChunk, Scheduler
+from .sequence import Request, Sequence, output_of
 from .text import TextStream
 
 if TYPE_CHECKING:
@@ -32,72 +32,6 @@ if TYPE_CHECKING:
 _NAME = "torch_infini.Engine"
 _UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
 Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
-KVCacheDtype = Literal["int8"]
-CACHE_BYTES = 2 << 30  # of keys and values, where the config does not say
-
-
-@dataclass(frozen=True)
-class EngineConfig:
-    """How an engine shares a machine among requests.
-
-    Attributes:
-        max_sequences: How many are computed at a time.
-        max_length: Tokens of a sequence, prompt included; None: the model's positions.
-        cache_bytes: For keys and values; None: what max_sequences of max_length take, at most 2 GiB.
-        cache_blocks: The same in blocks; at most one of the two.
-        block_size: Tokens in a block of the cache.
-        kv_cache_dtype: "int8": keys and values are kept as int8 with a float32 scale for each token and head: 0.52 of
-            the memory of bfloat16 for heads of 128 columns; docs/engine.md says how fast and how exact that is. None:
-            in the model's dtype.
-        prompt_tokens: From so many tokens of prompts on a step takes no other piece: while a step takes longer, those
-            who generate wait.
-        piece: Long prompts are cut at multiples of so many tokens.
-        reuse_prefixes: Whether a prompt may begin with blocks that others filled with the same tokens.
-        record: Whether decode steps are recorded and replayed (torch_infini.runtime.program, on CUDA graph).
-    """
-
-    max_sequences: int = 32
-    max_length: int | None = None
-    cache_bytes: int | None = None
-    cache_blocks: int | None = None
-    block_size: int = 32
-    kv_cache_dtype: KVCacheDtype | None = None
-    prompt_tokens: int = 512
-    piece: int = 256
-    reuse_prefixes: bool = True
-    record: bool = True
-
-    def __post_init__(self) -> None:
-        for name in (
-            "max_sequences",
-            "max_length",
-            "cache_bytes",
-            "cache_blocks",
-            "block_size",
-            "prompt_tokens",
-            "piece",
-        ):
-            value = getattr(self, name)
-            if value is None and name in ("max_length", "cache_bytes", "cache_blocks"):
-                continue
-            if not is_integer(value) or value < 1:
-                raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
-            if value >= 2**63:
-                raise ValueError(f"torch_infini.EngineConfig: {name} must be at most {2**63 - 1}, got {value!r}")
-        for name in ("reuse_prefixes", "record"):
-            if not isinstance(getattr(self, name), bool):
-                raise ValueError(
-                    f"torch_infini.EngineConfig: {name} must be True or False, got {getattr(self, name)!r}"
-                )
-        if self.kv_cache_dtype not in (None, *get_args(KVCacheDtype)):
-            raise ValueError(
-                f'torch_infini.EngineConfig: kv_cache_dtype must be "int8" or None (the model\'s), got '
-                f"{self.kv_cache_dtype!r}"
-            )
-        if self.cache_bytes is not None and self.cache_blocks is not None:
-            raise ValueError(
-                "torch_infini.EngineConfig: cache_blocks must be None where cache_bytes is given, got both"
-            )
 
 
 class Engine:
@@ -105,17 +39,16 @@ class Engine:
 
     Args:
         model: On the device where it runs.
-        tokenizer: Of transformers; None: prompts come as tokens, and there are no texts or stop strings.
-        config: How the machine is shared.
+        tokenizer: Of transformers; None: prompts are token ids, and there are no texts or stop strings.
+        config: Limits; None: EngineConfig().
 
     Attributes:
         model, tokenizer, config: As given.
-        max_length: Tokens that a sequence may have.
-        outputs: What the last step returned, or did not come to return where it was interrupted.
+        max_length: The most tokens of a sequence.
+        outputs: What the last step returned, or would have returned if it had not been interrupted.
 
-    A call may be interrupted anywhere (KeyboardInterrupt): the next one finds all requests that were there, frees all
-    blocks and computes the tokens of those that go on anew, so that none is lost and each request's tokens stay what
-    they are.
+    A call may be interrupted anywhere (KeyboardInterrupt). The next call then frees all blocks and recomputes the
+    unfinished requests from their tokens: no request is lost, and no token changes.
 
     Raises:
         ValueError: If the cache is too small for a single block, or max_length beyond the model's positions.
@@ -140,26 +73,26 @@ class Engine:
         try:
             self._cache = model.new_cache(blocks, c.block_size, self._cache_dtype)
             self._blocks = BlockManager(blocks, c.block_size, c.reuse_prefixes)
-            self._runner: Runner | SharedRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
+            self._runner: Runner | TPRunner = Runner(model, self._cache, c.max_sequences, self.max_length, c.record)
         except (OSError, RuntimeError, MemoryError, OverflowError, TypeError) as error:
             raise MemoryError(
                 f"{_NAME}: cache and batch must fit into memory, got {blocks} blocks of {c.block_size} tokens and "
                 f"max_sequences {c.max_sequences} (give cache_bytes, or fewer of them): "
                 + str(error).partition("\n")[0]
             ) from error
-        self._scheduler = Scheduler(self._blocks, c.max_sequences, c.prompt_tokens, c.piece)
+        self._scheduler = Scheduler(self._blocks, c.max_sequences, c.max_batched_tokens, c.chunk_size)
         self._seeds: torch.Generator | None = None
-        if model.ranks is not None and model.ranks.workers is not None:
+        if model.tp_group is not None and model.tp_group.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_sequences, self.max_length
-            model.ranks.workers.tell("start", *sizes, c.record)
-            self._runner = SharedRunner(self._runner, model.ranks.workers)
-        elif model.ranks is not None:  # who make the same calls and so have to draw the same numbers
-            self._seeds = model.ranks.generator()
+            model.tp_group.workers.send("start", *sizes, c.record)
+            self._runner = TPRunner(self._runner, model.tp_group.workers)
+        elif model.tp_group is not None:  # all ranks make the same calls and must draw the same seeds
+            self._seeds = model.tp_group.generator()
         self._sampler = Sampler()
         self._step_bytes = model.bytes_per_step
         self._requests: dict[str, Request] = {}
-        self._touched: dict[Request, None] = {}  # since the last step: to be told by the next
-        self._broken = False  # the last call was interrupted: _repair has to follow
+        self._changed: dict[Request, None] = {}  # since the last step; the next one returns their outputs
+        self._broken = False  # the last call was interrupted: _repair must run first
         self._returned = True  # whether the caller has `outputs`
         self.outputs: list[RequestOutput] = []
         self._metrics = Metrics(blocks=blocks)
@@ -182,20 +115,20 @@ class Engine:
         return budget // block_bytes
 
     def add(self, prompt: Prompt, params: SamplingParams | None = None, id: str | None = None) -> str:
-        """Take a request in; the next steps compute it.
+        """Add a request; the next steps compute it.
 
         Args:
             prompt: Text, which needs a tokenizer, or token ids; also as {"prompt": text} or {"prompt_token_ids": ids}.
-            params: Its settings; None: SamplingParams().
-            id: A name for it; None: one is made.
+            params: None: SamplingParams().
+            id: Of the request; None: a new one.
 
         Returns:
             The id.
 
         Raises:
             ValueError: For a prompt or settings of another type, an empty prompt, one that leaves no room for a token,
-                ids outside the vocabulary, a text that the tokenizer fails on, or an id that is in use. Nothing else is
-                disturbed.
+                ids outside the vocabulary, a text that the tokenizer fails on, or an id that is in use. Other requests
+                are not affected.
         """
         request = self.new_request(prompt, params)
         if id is not None and not isinstance(id, str):
@@ -205,27 +138,30 @@ class Engine:
         return self.submit(request, self.new_id() if id is None else id)
 
     def new_id(self) -> str:
-        """An id that no request had or has."""
+        """Make an id that no request has had."""
         self._number += 1
         id = str(self._number)
-        while id in self._requests:  # someone else gave this one
+        while id in self._requests:  # the caller chose this one for another request
             id += "'"
         return id
 
     def new_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
-        """What add makes of a prompt and its settings, for submit; errors as there."""
+        """Make the request of a prompt, for submit; arguments and errors are those of add."""
         params = SamplingParams() if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
         text, ids = parts_of(prompt)
-        tokens = self._checked(self.encode(text) if ids is None else ids, params)
+        if ids is None:
+            assert text is not None
+            ids = self.encode(text)
+        tokens = self._checked(ids, params)
         limit = self.max_length if params.max_tokens is None else min(self.max_length, len(tokens) + params.max_tokens)
         request = Request("", 0, tokens, params, limit, resolve_seeds(params, self._seeds), text)
         request.sequences.append(self._new_sequence(request, 0))
         return request
 
     def submit(self, request: Request, id: str) -> str:
-        """Take a request of new_request in, by an id of new_id or one that no request has; the id."""
+        """Add a request of new_request under an id that no other request has; return the id."""
         self._repair()
         self._number += 1
         request.id, request.number, request.arrived = id, self._number, time.perf_counter()
@@ -233,13 +169,13 @@ class Engine:
             self._requests[id] = request
             self._scheduler.add(request.sequences[0])
             return id
-        except BaseException:  # interrupted: the caller does not know of it
+        except BaseException:  # interrupted: the caller does not get the id
             self._broken = True
             self._requests.pop(id, None)
             raise
 
     def encode(self, text: str) -> list[int]:
-        """The tokens of a text, special tokens as the tokenizer adds them."""
+        """Tokenize a text; the tokenizer adds its special tokens."""
         if self.tokenizer is None:
             raise ValueError(f"{_NAME}: prompt must be token ids, for the model's folder has no tokenizer, got text")
         try:
@@ -247,8 +183,8 @@ class Engine:
         except Exception as error:
             raise ValueError(f"{_NAME}: the tokenizer must encode the prompt, got {described(error)}") from error
 
-    def _checked(self, prompt: SequenceOf[int], params: SamplingParams) -> list[int]:
-        """The prompt's ids as plain integers, if it and the settings can be served."""
+    def _checked(self, prompt: Iterable[Any], params: SamplingParams) -> list[int]:
+        """Return the prompt's ids as plain integers; ValueError if the request cannot be served."""
         vocabulary = self.model.config.vocab_size
         tokens: list[int] = []
         for token in prompt:
@@ -281,28 +217,28 @@ class Engine:
         return Sequence(request, index, row, list(request.prompt))
 
     def abort(self, id: str) -> bool:
-        """Cancel a request; the next step tells its end. False if there is none that goes on."""
+        """Cancel a request; the next step returns its last output. False if it is not there or finished."""
         self._repair()
         request = self._requests.get(id) if isinstance(id, str) else None
         if request is None or request.is_finished:
             return False
         try:
-            self._touched[request] = None
+            self._changed[request] = None
             for sequence in request.sequences:
                 if sequence.finish is None:
-                    self._end(sequence, Finish.ABORT)
+                    self._finish(sequence, Finish.ABORT)
             return True
         except BaseException:
             self._broken = True
             raise
 
     def has(self, id: str) -> bool:
-        """Whether a request goes on, or its end is still to be told."""
+        """Return whether a request is unfinished, or its last output was not returned yet."""
         return id in self._requests
 
     @property
     def is_idle(self) -> bool:
-        """Whether there is nothing to do and nothing to tell."""
+        """Whether there is nothing to compute and no output to return."""
         return not self._requests
 
     @property
@@ -311,53 +247,53 @@ class Engine:
         return self._cache.bytes_per_token
 
     def metrics(self) -> Metrics:
-        """What the engine does; the object is the same at every call."""
+        """Counts of what the engine did; every call returns the same object."""
         m, s = self._metrics, self._scheduler
         m.waiting, m.running, m.preemptions = len(s.waiting), len(s.running), s.preemptions
         m.free_blocks, m.kept_blocks = self._blocks.free, self._blocks.kept
         return m
 
     def step(self) -> list[RequestOutput]:
-        """Compute once, and tell what came of it.
+        """Compute one step.
 
         Returns:
-            An output for each request that has new tokens or ended.
+            An output for each request that has new tokens or is finished.
         """
         self._repair()
         start = time.perf_counter()
         if self._returned:
             self.outputs, self._returned = [], False
         try:
-            pieces = self._scheduler.schedule()
-            if pieces:
-                self._compute(pieces)
-                self._count(pieces, time.perf_counter() - start)
-            self._tell()
+            chunks = self._scheduler.schedule()
+            if chunks:
+                self._compute(chunks)
+                self._count(chunks, time.perf_counter() - start)
+            self._collect_outputs()
             self._returned = True
             return list(self.outputs)
         except BaseException:  # the next step returns what this one did not
             self._broken, self._returned = True, False
             raise
 
-    def _tell(self) -> None:
-        """Make outputs of what changed."""
-        for request in self._touched:
+    def _collect_outputs(self) -> None:
+        """Make the outputs of the requests that changed."""
+        for request in self._changed:
             output = output_of(request)
-            if request.told is None or output.progress > request.told.progress:
+            if request.last_output is None or output.progress > request.last_output.progress:
                 self.outputs.append(output)
-                request.told = output
+                request.last_output = output
             if request.is_finished:
                 self._requests.pop(request.id, None)
-        self._touched = {}
+        self._changed = {}
 
     def _repair(self) -> None:
-        """Where the last call was interrupted: keep requests and tokens, and make all that follows from them anew."""
+        """After an interrupted call: keep the requests and their tokens, and rebuild all other state from them."""
         if not self._broken:
             return
         if not self._returned:
             for output in self.outputs:
                 if output.id in self._requests:
-                    self._requests[output.id].told = output
+                    self._requests[output.id].last_output = output
         living = []
         for request in sorted(self._requests.values(), key=lambda request: request.number):
             if len(request.sequences) < request.params.n:  # the prompt's samples were being made
@@ -371,35 +307,35 @@ class Engine:
         self._scheduler.restart(living)
         for sequence in living:
             if sequence.generated:
-                self._end_if_enough(sequence)
+                self._finish_if_done(sequence)
         for request in self._requests.values():
             if request.is_finished and request.finished is None:
                 request.finished = time.perf_counter()
             if request.first_token is None and any(sequence.generated for sequence in request.sequences):
                 request.first_token = time.perf_counter()
-        self._touched = dict.fromkeys(self._requests.values())
+        self._changed = dict.fromkeys(self._requests.values())
         self._broken = False
 
-    def _compute(self, pieces: list[Piece]) -> None:
-        """Run the pieces, and sample for the sequences whose tokens are all computed."""
+    def _compute(self, chunks: list[ScheduledChunk]) -> None:
+        """Run the chunks, and sample for the sequences whose tokens are all computed."""
         try:
-            self._run(pieces)
-        except Exception as error:  # whoever is in this step fails, all others go on
+            self._run(chunks)
+        except Exception as error:  # fails the requests of this step, and no others
             message = str(error) if isinstance(error, (RuntimeError, MemoryError)) else described(error)
-            for request in dict.fromkeys(piece.sequence.request for piece in pieces):
-                self._touched[request] = None
+            for request in dict.fromkeys(chunk.sequence.request for chunk in chunks):
+                self._changed[request] = None
                 for sequence in request.sequences:
                     if sequence.finish is None:
-                        self._end(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {message}")
+                        self._finish(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {message}")
 
-    def _run(self, pieces: list[Piece]) -> None:
-        logits = self._runner.run([work_of(piece) for piece in pieces], self._scheduler.copies)
+    def _run(self, chunks: list[ScheduledChunk]) -> None:
+        logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self._scheduler.copies)
         rows: list[int] = []
         sequences: list[Sequence] = []
-        for i, piece in enumerate(pieces):
-            self._scheduler.computed(piece)
-            if piece.sequence.remaining == 0:
-                for sequence in self._samples(piece.sequence):
+        for i, chunk in enumerate(chunks):
+            self._scheduler.computed(chunk)
+            if chunk.sequence.remaining == 0:
+                for sequence in self._samples(chunk.sequence):
                     rows.append(i)
                     sequences.append(sequence)
         if not sequences:
@@ -412,12 +348,12 @@ class Engine:
             if sequence.request.first_token is None:
                 sequence.request.first_token = now
                 self._metrics.reused_tokens += sequence.request.reused
-            self._touched[sequence.request] = None
+            self._changed[sequence.request] = None
             if sequence.finish is None:
-                self._take(sequence, result)
+                self._append(sequence, result)
 
     def _samples(self, sequence: Sequence) -> list[Sequence]:
-        """The sequence, and where it is a prompt that n samples follow, those."""
+        """Return the sequences to sample: this one, or all n of a request whose prompt was just computed."""
         request = sequence.request
         if len(request.sequences) == request.params.n:
             return [sequence]
@@ -427,48 +363,52 @@ class Engine:
             self._scheduler.fork(sequence, child)
         return list(request.sequences)
 
-    def _take(self, sequence: Sequence, result: Sampled) -> None:
-        """Append a sampled token and see whether it is the last."""
+    def _append(self, sequence: Sequence, result: Sampled) -> None:
+        """Append a sampled token, and finish the sequence if it was the last."""
         if result.error is not None:
-            self._end(sequence, Finish.ERROR, error=result.error)
+            self._finish(sequence, Finish.ERROR, error=result.error)
             return
         if result.logprob is not None:
             sequence.logprobs.append((result.logprob, result.top_logprobs or []))
-        sequence.row.output.append(result.token)  # type: ignore[attr-defined]
-        sequence.tokens.append(result.token)  # the last: what Sequence.restart keeps
+        sequence.row.output.append(result.token)
+        sequence.tokens.append(result.token)  # after all else: Sequence.restart keeps what is in tokens
         self._metrics.generated_tokens += 1
-        self._end_if_enough(sequence)
+        self._finish_if_done(sequence)
 
-    def _end_if_enough(self, sequence: Sequence) -> None:
-        """Make text of the last token, and end the sequence if that is to be its last."""
+    def _finish_if_done(self, sequence: Sequence) -> None:
+        """Decode the last token, and finish the sequence if it meets a stop condition."""
         params, token = sequence.request.params, sequence.tokens[-1]
         enough = sequence.generated >= params.min_tokens
         ends = () if params.ignore_eos else self.model.config.eos_token_ids
         is_end = enough and (token in params.stop_token_ids or token in ends)
         try:
-            stopped = self._read(sequence, sequence.generated - 1 if is_end else sequence.generated)
+            stopped = self._decode_text(sequence, sequence.generated - 1 if is_end else sequence.generated)
         except Exception as error:
-            self._end(sequence, Finish.ERROR, error=f"{_UNREADABLE}, got {described(error)} at token {token}")
+            self._finish(sequence, Finish.ERROR, error=f"{_UNREADABLE}, got {described(error)} at token {token}")
             return
         if is_end:
-            self._end(sequence, Finish.STOP, token)
+            self._finish(sequence, Finish.STOP, token)
         elif stopped is not None:
-            self._end(sequence, Finish.STOP, stopped)
+            self._finish(sequence, Finish.STOP, stopped)
         elif len(sequence.tokens) >= sequence.request.limit:
-            self._end(sequence, Finish.LENGTH)
+            self._finish(sequence, Finish.LENGTH)
 
-    def _read(self, sequence: Sequence, count: int) -> str | None:
-        """Make text of the output's first tokens, as far as that is not done; the stop string, if one ended it."""
-        if self.tokenizer is None or count == 0:
+    def _decode_text(self, sequence: Sequence, num_tokens: int) -> str | None:
+        """Decode the output's first tokens that are not decoded yet.
+
+        Returns:
+            The stop string that was found, or None.
+        """
+        if self.tokenizer is None or num_tokens == 0:
             return None
         if sequence.stream is None:
             sequence.stream = TextStream(self.tokenizer, sequence.request.params, sequence.request.prompt)
         first = len(sequence.request.prompt)
-        for token in sequence.tokens[first + sequence.stream.added : first + count]:
+        for token in sequence.tokens[first + sequence.stream.added : first + num_tokens]:
             sequence.text += sequence.stream.add(token)
         return sequence.stream.stopped
 
-    def _end(
+    def _finish(
         self, sequence: Sequence, finish: Finish, stopped_by: int | str | None = None, error: str | None = None
     ) -> None:
         if sequence.stream is not None and sequence.stream.stopped is None:
@@ -479,25 +419,25 @@ class Engine:
                     finish, stopped_by = Finish.ERROR, None
                     error = f"{_UNREADABLE}, got {described(failure)} at the end of the text"
         sequence.stopped_by, sequence.error = stopped_by, error
-        sequence.finish = finish  # from here on _repair takes it for ended
+        sequence.finish = finish  # from here on _repair treats it as finished
         self._scheduler.remove(sequence)
         if sequence.request.is_finished:
             sequence.request.finished = time.perf_counter()
         self._metrics.requests[finish.value] += 1
 
-    def _count(self, pieces: list[Piece], seconds: float) -> None:
+    def _count(self, chunks: list[ScheduledChunk], seconds: float) -> None:
         m = self._metrics
         m.steps += 1
         m.seconds += seconds
         m.bytes_read += self._step_bytes
-        for sequence, start, count in pieces:
-            m.bytes_read += (start + count) * self._cache.bytes_per_token
+        for sequence, start, num_tokens in chunks:
+            m.bytes_read += (start + num_tokens) * self._cache.bytes_per_token
             if start < len(sequence.request.prompt):
-                m.prompt_tokens += count
+                m.prompt_tokens += num_tokens
 
 
 def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
-    """A prompt's text and its token ids; at most one is None. ValueError for what is no prompt."""
+    """Return a prompt's text and its token ids, one of which may be None; ValueError for anything else."""
     text: str | None
     ids: Iterable[Any] | None
     if isinstance(prompt, Mapping):
@@ -517,10 +457,11 @@ def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
 
 
 def described(error: Exception) -> str:
-    """An exception that others raised, in a sentence."""
+    """Format an exception of other code for an error message."""
     return f"{type(error).__name__}: {error}"
 
 
-def work_of(piece: Piece) -> Work:
-    sequence, start, count = piece
-    return Work(sequence.tokens[start : start + count], start, sequence.blocks)
+def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
+    """The runner's view of a chunk."""
+    sequence, start, num_tokens = chunk
+    return ChunkInput(sequence.tokens[start : start + num_tokens], start, sequence.blocks)

@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ..distributed.workers import share
+from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.llama import checked_config
 from ..nn import WeightFormat
-from .engine import Engine, EngineConfig, Prompt, described
+from .config import EngineConfig
+from .engine import Engine, Prompt, described
 from .outputs import Metrics, RequestOutput
-from .runner import follow
+from .runner import make_worker
 from .sampling_params import SamplingParams
 from .sequence import Request
 
@@ -87,19 +88,19 @@ class LLM:
             if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
                 checked_config(folder)
             tokenizer = tokenizer or load_tokenizer(folder)
-            ranks = share(tensor_parallel, device) if tensor_parallel != 1 else None
-            read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), ranks=ranks)
-            if ranks is None or ranks.workers is None:
+            tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
+            read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), tp_group=tp_group)
+            if tp_group is None or tp_group.workers is None:
                 model = read(progress=progress)
             else:
-                ranks.workers.make(follow, folder, weights, dtype, str(device))
-                with ranks.workers.watched():
+                tp_group.workers.make(make_worker, folder, weights, dtype, str(device))
+                with tp_group.workers.relay_errors():
                     model = read(progress=progress)
         self.engine = Engine(model, tokenizer, config)
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
-        self._delivering = False  # outputs are on their way from the engine, or were when the step was interrupted
+        self._delivering = False  # the last step's outputs may not all be delivered
 
     def generate(
         self,
@@ -118,38 +119,21 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
-        if is_prompt(prompts):
-            prompts = [prompts]  # type: ignore[list-item]
-        rows = len(getattr(prompts, "shape", ())) > 1
-        if not (isinstance(prompts, SequenceOf) or rows) or isinstance(prompts, (bytes, bytearray)):
-            raise ValueError(
-                f"torch_infini.LLM.generate: prompts must be a list of texts or token ids, got {prompts!r}"
-            )
-        if params is None or isinstance(params, (SamplingParams, str, Mapping)):
-            params = [params] * len(prompts)  # of another type: refused with the first prompt
-        if not isinstance(params, SequenceOf):
-            raise ValueError(
-                "torch_infini.LLM.generate: params must be SamplingParams, None, or a list of one for each prompt, got "
-                f"{params!r}"
-            )
-        if len(params) != len(prompts):
-            raise ValueError(
-                f"torch_infini.LLM.generate: params must be one for all or one for each of {len(prompts)} prompts, "
-                f"got {len(params)}"
-            )
+        rows = prompts_of(prompts)
+        settings = params_of(params, len(rows))
         readers: list[_Reader] = []
         try:
-            for i, (prompt, one) in enumerate(zip(prompts, params, strict=True)):
+            for i, (prompt, one) in enumerate(zip(rows, settings, strict=True)):
                 try:
                     readers.append(self._add(prompt, one, keep=1))
                 except ValueError as error:
                     raise ValueError(f"{error} (prompt {i})") from None
-            return [deque(self._follow(reader), maxlen=1).pop() for reader in readers]
+            return [deque(self._outputs(reader), maxlen=1).pop() for reader in readers]
         finally:
             self._drop(readers)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[RequestOutput]:
-        """Continue one prompt, and tell of every step; leaving the loop cancels the rest.
+        """Continue one prompt, with an output for every step; leaving the loop cancels the request.
 
         The prompt is checked at once; the request begins with the first step of the loop.
 
@@ -158,7 +142,7 @@ class LLM:
             params: None: SamplingParams().
 
         Yields:
-            The output as far as it has come; its completions' new_text and new_tokens are what is new.
+            The output so far; its completions' new_text and new_tokens are what the step added.
 
         Raises:
             ValueError: For a prompt that cannot be served.
@@ -170,7 +154,7 @@ class LLM:
     def _streamed(self, request: Request) -> Iterator[RequestOutput]:
         reader = self._add(request)
         try:
-            yield from self._follow(reader)
+            yield from self._outputs(reader)
         finally:
             self._drop([reader])
 
@@ -191,15 +175,15 @@ class LLM:
         Raises:
             ValueError: If the tokenizer has no chat template, or as generate.
         """
-        if isinstance(messages, SequenceOf) and messages and isinstance(messages[0], Mapping):
-            messages = [messages]  # type: ignore[list-item]
-        if not isinstance(messages, SequenceOf) or isinstance(messages, (str, bytes)):
+        conversations: Any = messages  # checked here and by chat_prompt
+        if isinstance(conversations, SequenceOf) and conversations and isinstance(conversations[0], Mapping):
+            conversations = [conversations]
+        if not isinstance(conversations, SequenceOf) or isinstance(conversations, (str, bytes)):
             raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
-        conversations = messages
-        return self.generate([self.chat_prompt(conversation) for conversation in conversations], params)  # type: ignore[arg-type]
+        return self.generate([self.chat_prompt(conversation) for conversation in conversations], params)
 
     def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
-        """The tokens of a conversation up to where the assistant answers; ValueError if there is no chat template."""
+        """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
         is_list = isinstance(messages, SequenceOf) and len(messages) > 0
         if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
             raise ValueError(f"{_CHAT}: {_MESSAGES}, got {messages!r}")
@@ -212,17 +196,18 @@ class LLM:
             )
         assert tokenizer is not None
         try:
-            encoded = tokenizer.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=True)
+            conversation = [dict(message) for message in messages]
+            encoded: Any = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)
             return list(encoded["input_ids"])
         except Exception as error:  # a template raises whatever it likes
             raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
 
     def metrics(self) -> Metrics:
-        """What the engine did so far."""
+        """The engine's Metrics."""
         return self.engine.metrics()
 
     def _add(self, prompt: Prompt | Request, params: SamplingParams | None = None, keep: int | None = None) -> _Reader:
-        """Take a request in; of its outputs that nobody took yet the last `keep` are kept, or all."""
+        """Add a request; its reader keeps the last `keep` outputs that were not taken yet, or all of them."""
         with self._lock:
             request = prompt if isinstance(prompt, Request) else self.engine.new_request(prompt, params)
             reader = _Reader(self.engine.new_id(), keep)
@@ -234,8 +219,8 @@ class LLM:
                 reader.is_closed = True
                 raise
 
-    def _follow(self, reader: _Reader) -> Iterator[RequestOutput]:
-        """A request's outputs; steps the engine, for all requests, where none is there yet."""
+    def _outputs(self, reader: _Reader) -> Iterator[RequestOutput]:
+        """Yield a request's outputs; step the engine, for all requests, while none is there."""
         while True:
             with self._lock:
                 while not reader.outputs:
@@ -251,8 +236,8 @@ class LLM:
                 return
 
     def _step(self) -> None:
-        """Step the engine, and hand the outputs out; those of a step whose caller was interrupted meanwhile first."""
-        self._sweep()
+        """Step the engine and deliver the outputs, after those of a step that was interrupted before delivery."""
+        self._cancel_dropped()
         self._stepping = True
         try:
             interrupted, self._delivering = self._delivering, True
@@ -269,9 +254,9 @@ class LLM:
             if reader is not None:
                 reader.put(output)
 
-    def _sweep(self) -> None:
-        """Cancel the requests that nobody reads any more. Not done where reading ends: that may be in the midst of a
-        step, by the garbage collector's hand, or be interrupted.
+    def _cancel_dropped(self) -> None:
+        """Cancel the requests whose readers are gone. Not done when a reader goes: the garbage collector may do that
+        in the middle of a step, and it may be interrupted.
         """
         for id, reference in list(self._readers.items()):
             reader = reference()
@@ -280,19 +265,19 @@ class LLM:
                 self._readers.pop(id, None)
 
     def _drop(self, readers: SequenceOf[_Reader]) -> None:
-        """Forget requests; those that go on are cancelled, at once unless the engine is at work."""
+        """Close readers; unfinished requests are cancelled, at once unless the engine is in a step."""
         for reader in readers:
             reader.is_closed = True
         if self._lock.acquire(blocking=False):
             try:
-                if not self._stepping:  # by this very thread, if so
-                    self._sweep()
+                if not self._stepping:  # if it is, by this thread
+                    self._cancel_dropped()
             finally:
                 self._lock.release()
 
 
 class _Reader:
-    """A caller's side of a request: its outputs that were not taken yet. Where it is dropped, the request is too."""
+    """The caller's side of a request: the outputs that were not taken yet. Dropping it cancels the request."""
 
     def __init__(self, id: str, keep: int | None) -> None:
         self.id, self.is_closed = id, False
@@ -322,6 +307,31 @@ def device_of(device: torch.device | str) -> torch.device:
             f"torch_infini.LLM: device must be one that torch sees, got {device} of {torch.cuda.device_count()} GPUs"
         )
     return found
+
+
+def prompts_of(given: Any) -> SequenceOf[Prompt]:
+    """Return one prompt or several as a list; ValueError for what is neither."""
+    if is_prompt(given):
+        return [given]
+    rows = len(getattr(given, "shape", ())) > 1
+    if not (isinstance(given, SequenceOf) or rows) or isinstance(given, (bytes, bytearray)):
+        raise ValueError(f"torch_infini.LLM.generate: prompts must be a list of texts or token ids, got {given!r}")
+    return given
+
+
+def params_of(given: Any, count: int) -> SequenceOf[SamplingParams | None]:
+    """Return the settings of `count` prompts, from one for all or one for each; ValueError for anything else."""
+    name = "torch_infini.LLM.generate"
+    if given is None or isinstance(given, (SamplingParams, str, Mapping)):
+        alike: list[Any] = [given] * count  # of another type: refused with the first prompt
+        return alike
+    if not isinstance(given, SequenceOf):
+        raise ValueError(
+            f"{name}: params must be SamplingParams, None, or a list of one for each prompt, got {given!r}"
+        )
+    if len(given) != count:
+        raise ValueError(f"{name}: params must be one for all or one for each of {count} prompts, got {len(given)}")
+    return given
 
 
 def is_prompt(prompts: Any) -> bool:
@@ -354,7 +364,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
 
 
 def names_code(folder: Path) -> bool:
-    """Whether a model folder names code of its own."""
+    """Return whether a model folder has code of its own (auto_map)."""
     for name in ("tokenizer_config.json", "config.json"):
         try:
             if json.loads((folder / name).read_text(encoding="utf-8")).get("auto_map"):

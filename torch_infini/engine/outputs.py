@@ -1,26 +1,34 @@
-"""What the engine gives back: RequestOutput with a Completion for each sample, and Metrics."""
+"""What the engine returns: RequestOutput with a Completion for each sample, and Metrics."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from enum import Enum
 
-from .sequence import Finish, Request
+
+class Finish(str, Enum):
+    """Why a sequence ended."""
+
+    STOP = "stop"  # an end token, a stop token or a stop string
+    LENGTH = "length"  # max_tokens, the model's positions or the cache's blocks
+    ABORT = "abort"  # cancelled
+    ERROR = "error"
 
 
 @dataclass(frozen=True)
 class Completion:
-    """One continuation of a prompt, as far as it has come.
+    """One sample of a request, so far.
 
     Attributes:
-        index: Which of params.n.
-        text: Without what may still turn out to be part of a stop string; "" without a tokenizer.
-        new_text: What the last step added to text.
-        tokens: Its ids; an end or stop token is the last of them.
-        new_tokens: What the last step added to tokens.
-        logprobs: For each token (its log-probability, the most likely tokens and theirs); None if not asked for.
-        finish: "stop", "length", "abort" or "error"; None: it goes on.
+        index: Of the sample, 0 to params.n - 1.
+        text: Without a tail that may become part of a stop string; "" without a tokenizer.
+        new_text: The text that the last step added.
+        tokens: Token ids; an end or stop token is the last of them.
+        new_tokens: The tokens that the last step added.
+        logprobs: For each token (its log-probability, the most likely tokens and theirs); None if not requested.
+        finish: "stop", "length", "abort" or "error"; None: not finished.
         stopped_by: The token or string that stopped it.
-        error: What went wrong, in a sentence.
+        error: The error message, if finish is "error".
     """
 
     index: int
@@ -36,16 +44,16 @@ class Completion:
 
 @dataclass(frozen=True)
 class RequestOutput:
-    """A request, as far as it has come.
+    """The output of a request, so far.
 
     Attributes:
         id: The request's.
-        prompt: Its text; None if it came as tokens.
+        prompt: Its text; None if it came as token ids.
         prompt_tokens: Its tokens.
         completions: One for each sample; before the prompt is computed one without tokens.
-        reused: How many of the prompt's tokens were in the cache.
-        time_to_first_token: Seconds from the request's arrival; None: there is none yet.
-        time: Seconds from its arrival to its end; None: it goes on.
+        reused: The number of the prompt's tokens that were in the cache.
+        time_to_first_token: Seconds since the request was added; None: no token yet.
+        time: Seconds from when the request was added until it finished; None: not finished.
     """
 
     id: str
@@ -62,70 +70,34 @@ class RequestOutput:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Tokens of all completions, and how many of these ended: more in every output than in the one before."""
+        """(tokens of all completions, finished completions); each output of a request has more than the one before."""
         return sum(len(c.tokens) for c in self.completions), sum(c.finish is not None for c in self.completions)
 
     @property
     def text(self) -> str:
-        """Of the first completion."""
+        """Text of the first completion."""
         return self.completions[0].text
 
     @property
     def tokens(self) -> list[int]:
-        """Of the first completion."""
+        """Tokens of the first completion."""
         return self.completions[0].tokens
-
-
-def output_of(request: Request) -> RequestOutput:
-    """What is to be told of a request; new is what its last output, request.told, does not have."""
-    told = (
-        {}
-        if request.told is None
-        else {old.index: (len(old.text), len(old.tokens)) for old in request.told.completions}
-    )
-    completions = []
-    for sequence in request.sequences:
-        text, tokens = sequence.text, sequence.output
-        old_text, old_tokens = told.get(sequence.index, (0, 0))
-        completions.append(
-            Completion(
-                sequence.index,
-                text,
-                text[old_text:],
-                tokens,
-                tokens[old_tokens:],
-                list(sequence.logprobs) if request.params.logprobs is not None else None,
-                None if sequence.finish is None else sequence.finish.value,
-                sequence.stopped_by,
-                sequence.error,
-            )
-        )
-    since = lambda at: None if at is None else at - request.arrived
-    return RequestOutput(
-        request.id,
-        request.text,
-        request.prompt,
-        completions,
-        request.reused,
-        since(request.first_token),
-        since(request.finished),
-    )
 
 
 @dataclass
 class Metrics:
-    """What the engine does, now and since it began.
+    """The state of an engine and its counts since it was made.
 
     Attributes:
         waiting, running: Sequences.
-        blocks, free_blocks, kept_blocks: Of the cache; kept: free, but their tokens may be reused.
+        blocks, free_blocks, kept_blocks: Of the cache; kept blocks are free, but their tokens may be reused.
         steps: Forward passes.
-        requests: Finished, by how they finished.
-        prompt_tokens: Computed; those that were in the cache are reused_tokens.
-        generated_tokens: Sampled.
-        preemptions: Sequences that gave their blocks back and were computed anew.
-        seconds: In steps.
-        bytes_read: Weights, keys and values that the steps had to read at least.
+        requests: Finished sequences, by how they finished.
+        prompt_tokens: Computed prompt tokens; reused_tokens were in the cache.
+        generated_tokens: Sampled tokens.
+        preemptions: How often a sequence was preempted.
+        seconds: Time in steps.
+        bytes_read: The least number of bytes that the steps had to read: weights, keys and values.
     """
 
     waiting: int = 0
@@ -144,9 +116,9 @@ class Metrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Generated, over the time in steps."""
+        """Generated tokens per second of time in steps."""
         return self.generated_tokens / self.seconds if self.seconds else 0.0
 
     def share_of(self, bandwidth: float) -> float:
-        """Of a memory bandwidth in bytes a second, the share that the steps used: 1 is the limit."""
+        """Return the steps' share of a memory bandwidth in bytes per second; 1 is the limit."""
         return self.bytes_read / self.seconds / bandwidth if self.seconds else 0.0

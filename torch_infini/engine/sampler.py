@@ -1,14 +1,14 @@
-"""The next token of every sequence of a batch, each by its request's SamplingParams.
+"""Sampler: draws the next token of every sequence of a batch by its request's SamplingParams.
 
-Rows without penalties, biases, min_p or log-probabilities cost one call of random_sample together; others are edited by
-themselves first. A row's token depends on that row and its settings alone.
+One call of random_sample serves all rows; rows with penalties, biases, min_p or log-probabilities are edited one by one
+first. A row's token depends on that row and its settings only.
 """
 
 from __future__ import annotations
 
 import struct
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from ctypes import c_char
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ..ops._registry import FLOATS
+from ..quantize import FLOATS
 from .sampling_params import SamplingParams
 
 random_sample = torch.ops.infini.random_sample.default
@@ -29,7 +29,7 @@ GOLDEN = 0x9E3779B97F4A7C15  # odd, so that its multiples are all different modu
 
 
 def resolve_seeds(params: SamplingParams, generator: torch.Generator | None = None) -> list[int]:
-    """The seeds of a request's samples.
+    """Make the seeds of a request's samples.
 
     Sample i has (seed + i * 0x9E3779B97F4A7C15) modulo 2^64: the first one has the request's seed itself, and random
     streams of different seeds have nothing in common. Without a seed, one is drawn.
@@ -50,13 +50,13 @@ def resolve_seeds(params: SamplingParams, generator: torch.Generator | None = No
 
 @dataclass(slots=True, eq=False)
 class Row:
-    """What the sampler has to know of one sequence. To be kept from step to step, or made anew: tokens are the same.
+    """The sampler's view of one sequence. May be kept from step to step or made anew: the tokens are the same.
 
     Attributes:
         params: The request's settings.
         seed: One of resolve_seeds(params).
         prompt: The prompt's tokens; never changed.
-        output: The tokens generated so far, nothing else than appended to; its length is the place in the random
+        output: The tokens generated so far, which may only be appended to; its length is the offset in the random
             stream.
         eos_token_ids: The model's end-of-sequence tokens, for min_tokens.
     """
@@ -64,14 +64,14 @@ class Row:
     params: SamplingParams
     seed: int
     prompt: Sequence[int]
-    output: Sequence[int]
+    output: list[int]
     eos_token_ids: Sequence[int] = ()
     # How often each token of prompt and output is in the output, as far as that was counted.
     _counts: dict[int, int] | None = field(default=None, init=False, repr=False)
     _counted: int = field(default=0, init=False, repr=False)
 
     def counts(self) -> dict[int, int]:
-        """How often each token is in the output; 0 for the prompt's others, where repetition_penalty asks for them."""
+        """Count each token in the output; with repetition_penalty, tokens of the prompt alone have count 0."""
         if self._counts is None:
             self._counts = dict.fromkeys(self.prompt if self.params.repetition_penalty != 1 else (), 0)
         counts = self._counts
@@ -81,7 +81,7 @@ class Row:
         return counts
 
     def ends(self) -> set[int]:
-        """The tokens that min_tokens forbids."""
+        """Return the tokens that min_tokens forbids."""
         params = self.params
         return {*params.stop_token_ids, *(() if params.ignore_eos else self.eos_token_ids)}
 
@@ -141,7 +141,7 @@ class Sampler:
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:
-        """Draw one token for each row.
+        """Draw one token per row.
 
         In this order, in float32: logit_bias; repetition_penalty; presence_penalty and frequency_penalty; end tokens
         are masked while there are fewer than min_tokens; log-probabilities are those of the distribution so far; then
@@ -178,7 +178,7 @@ class Sampler:
             logits = logits.contiguous()
         if not edited or logits.dtype == torch.float32:
             return self._sample(logits, rows, edited)
-        # Half types would round what is added: those rows go on in float32, by themselves.
+        # Half types would round the edits: the edited rows are sampled separately, in float32.
         results: list[Sampled] = [Sampled(-1)] * len(rows)
         others = sorted(set(range(len(rows))) - set(edited))
         for which, part in ((edited, torch.float32), (others, logits.dtype)):
@@ -190,16 +190,16 @@ class Sampler:
         return results
 
     def _sample(self, logits: Tensor, rows: Sequence[Row], edited: Sequence[int]) -> list[Sampled]:
-        edited = set(edited)
+        edits = set(edited)
         errors: dict[int, str] = {}
         logprobs: dict[int, Tensor] = {}
         for i, row in enumerate(rows):
             try:
-                if i in edited and (error := edit(logits[i], row)):
-                    errors[i] = error
+                if i in edits and (wrong := edit(logits[i], row)):
+                    errors[i] = wrong
                 if row.params.logprobs is not None:
                     logprobs[i] = log_softmax(logits[i].float())
-                if i in edited:
+                if i in edits:
                     mask_unlikely(logits[i], row.params)
             except Exception as error:
                 errors[i] = failure(error)
@@ -208,25 +208,26 @@ class Sampler:
         for i, token in enumerate(tokens):
             if token < 0:
                 errors.setdefault(i, explain(token, logits[i]))
-        for i, row in logprobs.items():
+        for i, values in logprobs.items():
             if i in errors:
                 continue
             try:
-                results[i] = Sampled(tokens[i], row[tokens[i]].item(), most_likely(row, rows[i].params.logprobs))
+                count = rows[i].params.logprobs or 0
+                results[i] = Sampled(tokens[i], values[tokens[i]].item(), most_likely(values, count))
             except Exception as error:
                 errors[i] = failure(error)
-        for i, error in errors.items():
-            results[i] = Sampled(-1, error=error)
+        for i, wrong in errors.items():
+            results[i] = Sampled(-1, error=wrong)
         return results
 
 
 def failure(error: Exception) -> str:
-    """What a row's result says of an exception, which ends its request alone."""
+    """Format an exception for a row's result; it ends that row's request only."""
     return f"torch_infini.Sampler: the row must be one that can be sampled, got {type(error).__name__}: {error}"
 
 
 def edit(logits: Tensor, row: Row) -> str | None:
-    """Change a row's logits [vocabulary], float32, by bias, penalties and min_tokens; what is wrong with them if so."""
+    """Apply bias, penalties and min_tokens to a row's logits [vocabulary], float32; return an error message or None."""
     params, size = row.params, logits.shape[0]
     if params.logit_bias:
         if (largest := max(params.logit_bias)) >= size:
@@ -255,20 +256,20 @@ def edit(logits: Tensor, row: Row) -> str | None:
 
 
 def mask_unlikely(logits: Tensor, params: SamplingParams) -> None:
-    """min_p: p_i / p_max = exp((x_i - x_max) / temperature), so that nothing has to be divided or summed."""
+    """Apply min_p by p_i / p_max = exp((x_i - x_max) / temperature), without a division or a sum."""
     if params.min_p > 0 and params.temperature > 0:
         least = logits.amax() + params.temperature * log(params.min_p)
         # threshold_ replaces what is at most its number, is several times as fast as a mask, and leaves NaN.
-        torch.nn.functional.threshold_(logits, torch.nextafter(least, least.new_tensor(-inf)).item(), -inf)
+        torch.threshold_(logits, torch.nextafter(least, least.new_tensor(-inf)).item(), -inf)
 
 
-def integers(values: Sequence[int], device: torch.device) -> Tensor:
-    """[n] int64; torch.tensor takes four times as long from many integers."""
+def integers(values: Iterable[int], device: torch.device) -> Tensor:
+    """Make a tensor [n] int64; torch.tensor takes four times as long for many integers."""
     return torch.frombuffer(array("q", values), dtype=torch.int64).to(device)
 
 
 def most_likely(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
-    """The first possible tokens in descending order, of equals the lower ids: topk does not say which it takes."""
+    """Return the likeliest tokens in descending order, of equal ones the lower id first (topk leaves that open)."""
     size = logprobs.shape[0]
     if count == 0:
         return []
@@ -281,7 +282,7 @@ def most_likely(logprobs: Tensor, count: int) -> list[tuple[int, float]]:
 
 
 def draw(logits: Tensor, settings: tuple[Tensor, ...]) -> list[int]:
-    """random_sample's tokens; below 0 for rows that cannot be sampled, on the CPU as on CUDA."""
+    """Call random_sample; rows that cannot be sampled get a token below 0, on the CPU as on CUDA."""
     try:
         return random_sample(logits, *settings).tolist()
     except RuntimeError:
@@ -297,7 +298,7 @@ def draw(logits: Tensor, settings: tuple[Tensor, ...]) -> list[int]:
 
 
 def explain(token: int, logits: Tensor) -> str:
-    """What a token below 0 says."""
+    """Return the error message of a token below 0."""
     size = logits.shape[0]
     if token >= -size:
         value = logits[-1 - token].item()

@@ -103,7 +103,7 @@ class SamplingParams:
 
     @classmethod
     def greedy(cls, **more: Any) -> SamplingParams:
-        """The most likely token always.
+        """Make parameters of greedy sampling.
 
         Args:
             **more: Other arguments of SamplingParams.
@@ -112,7 +112,7 @@ class SamplingParams:
 
     @cached_property
     def edits_logits(self) -> bool:
-        """Whether a row of logits has to be changed before random_sample sees it (min_tokens aside)."""
+        """Whether a row of logits is edited before random_sample (min_tokens aside)."""
         return bool(
             self.logit_bias
             or self.repetition_penalty != 1

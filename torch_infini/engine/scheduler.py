@@ -1,7 +1,7 @@
-"""Scheduler: which tokens of which sequences the next step computes, and the blocks that they need.
+"""Scheduler: chooses the tokens that the next step computes, and allocates the cache blocks that they need.
 
-Sequences that generate go first, a token each; pieces of prompts fill the step up. Who came first is served first, and
-who came last gives its blocks back when there are none.
+Sequences that generate are scheduled first, one token each; chunks of prompts fill the step up. First come, first
+served; the latest sequence is preempted when no block is free.
 """
 
 from __future__ import annotations
@@ -14,53 +14,54 @@ from .blocks import ROOT, BlockManager, OutOfBlocks
 from .sequence import Sequence
 
 
-class Piece(NamedTuple):
-    """Tokens of a sequence that a step computes: `count` of them from `start` on."""
+class ScheduledChunk(NamedTuple):
+    """A chunk of a sequence scheduled in one step: `num_tokens` tokens from index `start` on."""
 
     sequence: Sequence
     start: int
-    count: int
+    num_tokens: int
 
 
 class Scheduler:
-    """Keeps the sequences that wait and those that run.
+    """Holds the waiting and the running sequences.
 
     Args:
         blocks: The cache's blocks.
-        max_sequences: How many run at a time.
-        prompt_tokens: From so many tokens of prompts on a step takes no other piece of one: more take less time each,
-            but those who generate wait for them.
-        piece: A long prompt is cut at multiples of so many tokens, wherever in the step it stands and however many
-            pieces of it a step takes: what attends together, and with it the last bits of the result, does not depend
-            on other requests.
+        max_sequences: The most sequences that run at a time.
+        max_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt. Larger steps
+            take less time per token, but sequences that generate wait for them.
+        chunk_size: Prompts are cut at multiples of this many tokens, wherever a chunk is in the step and however many
+            chunks of the prompt the step takes. So the tokens that attend together, and with them the last bits of the
+            result, do not depend on other requests.
 
     Attributes:
-        waiting: Not begun, or given back; the first goes first.
-        running: By the order of their requests.
-        copies: (from, to) of blocks to be copied before the step that was scheduled last.
-        preemptions: How often a sequence was given back.
+        waiting: Sequences that have not begun or were preempted; the first is scheduled first.
+        running: Sequences in the order of their requests.
+        copies: (from, to) of blocks to copy before the step that was scheduled last.
+        preemptions: The number of preemptions so far.
     """
 
-    def __init__(self, blocks: BlockManager, max_sequences: int, prompt_tokens: int, piece: int) -> None:
-        self.blocks, self.max_sequences, self.prompt_tokens, self.piece = blocks, max_sequences, prompt_tokens, piece
+    def __init__(self, blocks: BlockManager, max_sequences: int, max_batched_tokens: int, chunk_size: int) -> None:
+        self.blocks, self.max_sequences = blocks, max_sequences
+        self.max_batched_tokens, self.chunk_size = max_batched_tokens, chunk_size
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.copies: list[tuple[int, int]] = []
         self.preemptions = 0
 
     def add(self, sequence: Sequence) -> None:
-        """Put a new sequence behind those that wait."""
+        """Append a new sequence to the waiting ones."""
         self.waiting.append(sequence)
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
-        """Let a new sequence run beside the one whose blocks it shares."""
+        """Run a new sequence that shares the blocks of a running one."""
         child.blocks = list(parent.blocks)
-        child.computed, child.known, child.identity = parent.computed, parent.known, parent.identity
+        child.computed, child.num_cached, child.identity = parent.computed, parent.num_cached, parent.identity
         self.blocks.share(child.blocks)
         self.running.insert(self.running.index(parent) + 1, child)
 
     def remove(self, sequence: Sequence) -> None:
-        """Let go of a sequence that ended, wherever it is."""
+        """Remove a finished sequence, waiting or running, and release its blocks."""
         if sequence in self.running:
             self.running.remove(sequence)
         elif sequence in self.waiting:
@@ -68,58 +69,62 @@ class Scheduler:
         self._release(sequence)
 
     def restart(self, sequences: Iterable[Sequence]) -> None:
-        """Let these sequences, which hold no blocks, wait and all blocks be free, whatever was before."""
+        """Reset to a state in which these sequences, which hold no blocks, wait and all blocks are free."""
         self.waiting, self.running, self.copies = deque(sequences), [], []
         self.blocks.release_all()
 
-    def schedule(self) -> list[Piece]:
-        """The pieces of the next step; their blocks are allocated. Empty if nothing waits or runs."""
+    def schedule(self) -> list[ScheduledChunk]:
+        """Choose the chunks of the next step and allocate their blocks.
+
+        Returns:
+            The chunks; none if no sequence waits or runs.
+        """
         self.copies = []
         before = self.preemptions
-        pieces = [Piece(sequence, sequence.computed, 1) for sequence in self._generating()]
-        budget = self.prompt_tokens
+        chunks = [ScheduledChunk(sequence, sequence.computed, 1) for sequence in self._generating()]
+        budget = self.max_batched_tokens
         for sequence in [s for s in self.running if s.remaining > 1]:
-            if budget > 0 and sequence in self.running:  # it may have been given back meanwhile
-                budget -= self._take(sequence, pieces, budget)
+            if budget > 0 and sequence in self.running:  # it may have been preempted meanwhile
+                budget -= self._take(sequence, chunks, budget)
         while budget > 0 and self.preemptions == before and self._admit():
-            budget -= self._take(self.running[-1], pieces, budget)
-        # A piece's sequence may have given its blocks back to one that came before it.
-        return [piece for piece in pieces if piece.sequence.blocks]
+            budget -= self._take(self.running[-1], chunks, budget)
+        # A sequence may have been preempted after its chunk was chosen.
+        return [chunk for chunk in chunks if chunk.sequence.blocks]
 
     def _generating(self) -> Iterator[Sequence]:
-        """Those that generate and got the block they need."""
+        """Yield the sequences that generate and got the block they need."""
         for sequence in [s for s in self.running if s.remaining == 1]:
             if sequence in self.running and self._reserve(sequence, sequence.computed + 1):
                 yield sequence
 
-    def _take(self, sequence: Sequence, pieces: list[Piece], budget: int) -> int:
-        """Add the sequence's next pieces until they have as many tokens as the budget; how many they have."""
+    def _take(self, sequence: Sequence, chunks: list[ScheduledChunk], budget: int) -> int:
+        """Append the sequence's next chunks until they have at least `budget` tokens; return how many they have."""
         start = at = sequence.computed
         while at - start < budget and at < len(sequence.tokens):
-            end = min(len(sequence.tokens), (at // self.piece + 1) * self.piece)
+            end = min(len(sequence.tokens), (at // self.chunk_size + 1) * self.chunk_size)
             if at > start and self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free:
-                break  # nobody gives blocks back for the sake of a second piece
+                break  # no sequence is preempted for the sake of a second chunk
             if not self._reserve(sequence, end):
                 return 0
-            pieces.append(Piece(sequence, at, end - at))
+            chunks.append(ScheduledChunk(sequence, at, end - at))
             at = end
         return at - start
 
     def _admit(self) -> bool:
-        """Let the first that waits run, if blocks for all of its tokens are free."""
+        """Run the first waiting sequence if blocks for all of its tokens are free."""
         if not self.waiting:
             return False
         sequence = self.waiting[0]
         if sum(s.samples for s in self.running) + sequence.samples > self.max_sequences:
             return False
         found, identity = self.blocks.match(sequence.tokens)
-        # One block each for those that run already, lest a newcomer makes them give back at once.
+        # Leave one block for each running sequence, or they would preempt the newcomer at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)
         if wanted + len(self.running) > self.blocks.free and self.running:
             self.blocks.release(found)
             return False
         self.waiting.popleft()
-        sequence.blocks, sequence.known, sequence.identity = found, len(found), identity
+        sequence.blocks, sequence.num_cached, sequence.identity = found, len(found), identity
         sequence.computed = len(found) * self.blocks.block_size
         if sequence.generated == 0:
             sequence.request.reused = sequence.computed
@@ -127,13 +132,17 @@ class Scheduler:
         return True
 
     def _reserve(self, sequence: Sequence, tokens: int) -> bool:
-        """Give the sequence blocks for so many tokens, if need be those of who came last; False if that is itself."""
+        """Allocate blocks for the sequence's first `tokens` tokens, preempting the latest sequences if necessary.
+
+        Returns:
+            False if the sequence itself was preempted.
+        """
         blocks, size = self.blocks, self.blocks.block_size
         while True:
             try:
                 last = sequence.computed // size
                 if last < len(sequence.blocks) and blocks.is_shared(sequence.blocks[last]):
-                    new = blocks.allocate()  # it writes there, and others read it
+                    new = blocks.allocate()  # copy on write
                     self.copies.append((sequence.blocks[last], new))
                     blocks.release([sequence.blocks[last]])
                     sequence.blocks[last] = new
@@ -142,11 +151,11 @@ class Scheduler:
                 return True
             except OutOfBlocks:
                 latest = self.running[-1]
-                self._give_back(latest)
+                self._preempt(latest)
                 if latest is sequence:
                     return False
 
-    def _give_back(self, sequence: Sequence) -> None:
+    def _preempt(self, sequence: Sequence) -> None:
         self.running.remove(sequence)
         self._release(sequence)
         self.waiting.appendleft(sequence)
@@ -154,14 +163,14 @@ class Scheduler:
 
     def _release(self, sequence: Sequence) -> None:
         self.blocks.release(sequence.blocks)
-        sequence.blocks, sequence.computed, sequence.known, sequence.identity = [], 0, 0, ROOT
+        sequence.blocks, sequence.computed, sequence.num_cached, sequence.identity = [], 0, 0, ROOT
 
-    def computed(self, piece: Piece) -> None:
-        """Note that a piece was computed: full blocks become known to those who come later."""
-        sequence, size = piece.sequence, self.blocks.block_size
-        sequence.computed = piece.start + piece.count
-        while (sequence.known + 1) * size <= sequence.computed:
-            at = sequence.known * size
-            tokens = sequence.tokens[at : at + size]
-            sequence.identity = self.blocks.know(sequence.blocks[sequence.known], sequence.identity, tokens)
-            sequence.known += 1
+    def computed(self, chunk: ScheduledChunk) -> None:
+        """Record that a chunk was computed, and make the blocks that are now full available to later sequences."""
+        sequence, size = chunk.sequence, self.blocks.block_size
+        sequence.computed = chunk.start + chunk.num_tokens
+        cached, full = sequence.num_cached, sequence.computed // size
+        if full > cached:
+            tokens = sequence.tokens[cached * size : full * size]
+            sequence.identity = self.blocks.cache_full_blocks(sequence.blocks[cached:full], sequence.identity, tokens)
+            sequence.num_cached = full

@@ -1,28 +1,15 @@
-"""Request and Sequence: what was asked for, and one of its continuations on its way through the engine."""
+"""Request and Sequence: a prompt with its settings, and the state of one of its samples in the engine; their output."""
 
 from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
-from enum import Enum
-from typing import TYPE_CHECKING
 
 from .blocks import ROOT
+from .outputs import Completion, Finish, RequestOutput
 from .sampler import Row
 from .sampling_params import SamplingParams
 from .text import TextStream
-
-if TYPE_CHECKING:
-    from .outputs import RequestOutput
-
-
-class Finish(str, Enum):
-    """Why a sequence ended."""
-
-    STOP = "stop"  # an end token, a stop token or a stop string
-    LENGTH = "length"  # max_tokens, the model's positions or the cache's blocks
-    ABORT = "abort"  # cancelled
-    ERROR = "error"
 
 
 @dataclass(eq=False)
@@ -31,16 +18,16 @@ class Request:
 
     Attributes:
         id: Unique in its engine.
-        number: Requests are served in this order.
+        number: Requests are scheduled in this order.
         prompt: Its tokens.
         params: Its settings.
         text: The prompt as text, or None.
-        limit: Tokens that a sequence may have, prompt included.
+        limit: The most tokens of a sequence, prompt included.
         seeds: One for each sample.
-        sequences: One, until the prompt is computed; then params.n.
-        reused: Tokens of the prompt that were in the cache.
-        told: Its last output; None: there is none yet.
-        arrived, first_token, finished: In seconds of time.perf_counter; None: not yet.
+        sequences: One until the prompt is computed, then params.n.
+        reused: The number of the prompt's tokens that were in the cache.
+        last_output: The output that was returned last, or None.
+        arrived, first_token, finished: Times in seconds of time.perf_counter; None: not yet.
     """
 
     id: str
@@ -52,7 +39,7 @@ class Request:
     text: str | None = None
     sequences: list[Sequence] = field(default_factory=list)
     reused: int = 0
-    told: RequestOutput | None = None
+    last_output: RequestOutput | None = None
     arrived: float = field(default_factory=time.perf_counter)
     first_token: float | None = None
     finished: float | None = None
@@ -64,20 +51,21 @@ class Request:
 
 @dataclass(eq=False)
 class Sequence:
-    """A prompt and what was generated behind it.
+    """A prompt and the tokens that were generated from it.
 
     Attributes:
-        request: Whose it is.
-        index: Which of the request's samples.
-        row: Settings and tokens as the sampler takes them; row.output grows.
+        request: The request that it is a sample of.
+        index: Of the sample.
+        row: Settings and tokens for the sampler; row.output grows.
         tokens: Prompt and output.
-        computed: How many of them have keys and values in the cache.
+        computed: The number of tokens whose keys and values are in the KV cache.
         blocks: Their blocks, in order.
-        known, identity: How many of the blocks the BlockManager knows, and the identity of the last of these.
-        stream: Makes text of the output; None without a tokenizer, and before the output's first token.
-        text: Of the output, what is final.
-        logprobs: For each token of the output its log-probability and the most likely tokens', where asked for.
-        finish, stopped_by, error: Why it ended; the token or string that ended it; what went wrong.
+        num_cached, identity: The number of full blocks that the BlockManager has cached for reuse, and the identity of
+            the last of them.
+        stream: Decodes the output; None without a tokenizer, and before the output's first token.
+        text: Text of the output that no later token changes.
+        logprobs: For each token of the output its log-probability and the most likely tokens', where requested.
+        finish, stopped_by, error: Why it finished; the token or string that stopped it; the error message.
     """
 
     request: Request
@@ -87,7 +75,7 @@ class Sequence:
     stream: TextStream | None = None
     computed: int = 0
     blocks: list[int] = field(default_factory=list)
-    known: int = 0
+    num_cached: int = 0
     identity: int = ROOT
     text: str = ""
     logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
@@ -96,8 +84,8 @@ class Sequence:
     error: str | None = None
 
     def restart(self) -> None:
-        """Keep the tokens, and drop all that follows from them: an interrupt may have left it half changed."""
-        self.blocks, self.computed, self.known, self.identity = [], 0, 0, ROOT
+        """Reset all state but the tokens, after an interrupt that may have left it inconsistent."""
+        self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, ROOT
         self.row = Row(self.row.params, self.row.seed, self.row.prompt, self.output, self.row.eos_token_ids)
         del self.logprobs[self.generated :]
         self.stream, self.text = None, ""
@@ -108,16 +96,55 @@ class Sequence:
 
     @property
     def generated(self) -> int:
-        """Tokens of the output."""
+        """The number of tokens of the output."""
         return len(self.tokens) - len(self.request.prompt)
 
     @property
     def samples(self) -> int:
-        """How many sequences it is going to be: as many as samples are asked for, until its prompt is computed."""
+        """The number of sequences that this one will become: params.n until its prompt is computed, then 1."""
         request = self.request
         return request.params.n if len(request.sequences) < request.params.n else 1
 
     @property
     def remaining(self) -> int:
-        """Tokens that are still to be computed before the next can be sampled."""
+        """The number of tokens to compute before the next can be sampled."""
         return len(self.tokens) - self.computed
+
+
+def output_of(request: Request) -> RequestOutput:
+    """Make a request's output; new text and tokens are those that request.last_output does not have."""
+    reported = (
+        {}
+        if request.last_output is None
+        else {old.index: (len(old.text), len(old.tokens)) for old in request.last_output.completions}
+    )
+    completions = []
+    for sequence in request.sequences:
+        text, tokens = sequence.text, sequence.output
+        old_text, old_tokens = reported.get(sequence.index, (0, 0))
+        completions.append(
+            Completion(
+                sequence.index,
+                text,
+                text[old_text:],
+                tokens,
+                tokens[old_tokens:],
+                list(sequence.logprobs) if request.params.logprobs is not None else None,
+                None if sequence.finish is None else sequence.finish.value,
+                sequence.stopped_by,
+                sequence.error,
+            )
+        )
+
+    def since(time: float | None) -> float | None:
+        return None if time is None else time - request.arrived
+
+    return RequestOutput(
+        request.id,
+        request.text,
+        request.prompt,
+        completions,
+        request.reused,
+        since(request.first_token),
+        since(request.finished),
+    )

@@ -1,4 +1,4 @@
-"""Text of a sequence while its tokens come: only what no later token changes, up to the first stop string.
+"""TextStream: the text of a sequence while it is generated, as far as no later token changes it, up to a stop string.
 
 Each token costs a decode of a few tokens, however long the sequence is.
 """
@@ -16,7 +16,7 @@ REPLACEMENT = "\ufffd"  # what tokenizers give for bytes that are not UTF-8, or 
 
 
 class TextStream:
-    """The text of one sequence, token by token.
+    """Incremental detokenizer of one sequence.
 
     All increments together are tokenizer.decode(output, skip_special_tokens=True) up to the first stop string; with
     prompt_tokens, what decode(prompt + output) has behind decode(prompt): a sentencepiece tokenizer drops the space at
@@ -68,8 +68,8 @@ class TextStream:
         return self._search(self._final_text())
 
     def finish(self) -> str:
-        """What was held back, when no more tokens come: a character's first bytes, as U+FFFD, and the beginning of a
-        stop string. A second call gives nothing.
+        """Return the text that was held back, after the last token: a character's first bytes, as U+FFFD, and the
+        beginning of a stop string. A second call returns nothing.
         """
         if self.stopped is not None:
             return ""
@@ -86,7 +86,7 @@ class TextStream:
         return text
 
     def _end_of(self, prompt: Sequence[int]) -> list[int]:
-        """Enough of a prompt's last tokens to have a text; all of them if these have none."""
+        """Return enough of a prompt's last tokens to have text; all of them if they have none."""
         end = [token for token in prompt[-2 * CONTEXT :] if token not in self._special]
         # The first tokens may be the end of a character.
         ends = [end[begin:] for begin in range(UNDECIDED) if settled(self._text(end[begin:]))]
@@ -95,7 +95,7 @@ class TextStream:
         return [token for token in prompt if token not in self._special]
 
     def _final_text(self, last: bool = False) -> str:
-        """The text that the window has more than before."""
+        """Return the text that the window has gained."""
         text = self._text(self._window)
         if not text.startswith(self._given):
             # A byte token behind other bytes makes U+FFFD of them all until its character is complete.
@@ -123,7 +123,7 @@ class TextStream:
                 return
 
     def _search(self, new: str) -> str:
-        """What of the new text, and the text held, lies before a stop string and begins none."""
+        """Return the part of the held and the new text that is before a stop string and does not begin one."""
         if not self._params.stop or self.added < self._params.min_tokens:
             return new
         text = self._held + new
@@ -141,7 +141,7 @@ class TextStream:
 
 
 def settled(text: str) -> str:
-    """The text without what may be a character's first bytes."""
+    """Return the text without a tail that may be a character's first bytes."""
     end = len(text)
     while end > max(len(text) - UNDECIDED, 0) and text[end - 1] == REPLACEMENT:
         end -= 1
@@ -149,6 +149,6 @@ def settled(text: str) -> str:
 
 
 def special_tokens(tokenizer: Any) -> frozenset[int]:
-    """The ids that skip_special_tokens skips."""
+    """Return the ids that skip_special_tokens skips."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     return frozenset(token for token, entry in added.items() if entry.special)

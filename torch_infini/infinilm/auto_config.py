@@ -9,7 +9,7 @@ from ..models import LlamaConfig as ModelConfig
 from ..models.config import read_json
 from .config import LlamaConfig
 
-# Entries that are taken as they stand. All others are read by torch_infini.models, which knows each family's defaults.
+# Entries that are copied. torch_infini.models, which knows each family's defaults, reads all others.
 _KEPT = (
     "use_cache",
     "attention_dropout",

@@ -1,5 +1,5 @@
-"""How an InferEngine keeps keys and values: a StaticKVCacheConfig gives each row of a batch a place of its own, a
-PagedKVCacheConfig has blocks that the caller hands out.
+"""The cache configs of an InferEngine: a StaticKVCacheConfig reserves memory for each row of a batch, a
+PagedKVCacheConfig has blocks that the caller allocates.
 """
 
 from __future__ import annotations
@@ -8,10 +8,10 @@ UNLIMITED = 2**63 - 1
 
 
 class CacheConfig:
-    """What the kinds of cache configs have in common; one of them is to be used.
+    """The base class of the cache configs.
 
     Raises:
-        TypeError: If it is made itself.
+        TypeError: If it is instantiated itself.
     """
 
     def __init__(self) -> None:
@@ -53,10 +53,10 @@ class StaticKVCacheConfig(CacheConfig):
 
 
 class PagedKVCacheConfig(CacheConfig):
-    """A cache of blocks, their number given by memory or by itself.
+    """A cache of blocks, sized in bytes or in blocks.
 
-    InfiniLM's vocabularies differ in what the first number means. By position it is bytes; a number of blocks has to be
-    named. Bytes too few for one block are refused by the engine, so that a number of blocks in their place is noticed.
+    Versions of InfiniLM differ in the meaning of the first number. Here it is bytes, and a number of blocks is given by
+    name. The engine refuses fewer bytes than one block needs, so that a number of blocks in their place is noticed.
 
     Args:
         max_kv_memory_bytes: For keys and values of all layers; as many blocks as fit.
@@ -75,8 +75,8 @@ class PagedKVCacheConfig(CacheConfig):
         if (max_kv_memory_bytes is None) == (num_blocks is None):
             got = "none" if num_blocks is None else "both"
             raise ValueError(f"{name}: one of max_kv_memory_bytes and num_blocks must be given, got {got}")
-        self._bytes = _integer(name, "max_kv_memory_bytes", max_kv_memory_bytes, 1, True)
-        self._blocks = _integer(name, "num_blocks", num_blocks, 1, True)
+        self._bytes = None if num_blocks is not None else _integer(name, "max_kv_memory_bytes", max_kv_memory_bytes, 1)
+        self._blocks = None if num_blocks is None else _integer(name, "num_blocks", num_blocks, 1)
         self._block_size = _integer(name, "block_size", block_size, 1)
 
     def max_kv_memory_bytes(self) -> int | None:
@@ -96,9 +96,7 @@ class PagedKVCacheConfig(CacheConfig):
         return f"PagedKVCacheConfig({size}, block_size={self._block_size})"
 
 
-def _integer(where: str, name: str, value: int | None, least: int, optional: bool = False) -> int | None:
-    if value is None and optional:
-        return None
+def _integer(where: str, name: str, value: int | None, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{where}: {name} must be an integer of at least {least}, got {value!r}")
     return value

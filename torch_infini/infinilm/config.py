@@ -71,6 +71,33 @@ class LlamaConfig:
         TypeError: For a value whose name is none of these.
     """
 
+    model_type: str
+    vocab_size: int
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    max_position_embeddings: int
+    rms_norm_eps: float
+    hidden_act: str
+    rope_theta: float
+    rope_scaling: Mapping[str, Any] | None
+    attention_bias: bool
+    attention_output_bias: bool
+    mlp_bias: bool
+    tie_word_embeddings: bool
+    use_cache: bool
+    attention_dropout: float
+    initializer_range: float
+    pretraining_tp: int
+    name_or_path: str
+    pad_token_id: int | None
+    sliding_window: int | None
+    layer_types: Sequence[str] | None
+    _dtype: Any  # as convert.as_dtype takes it
+
     def __init__(self, **values: Any) -> None:
         unknown = values.keys() - _DEFAULTS.keys()
         if unknown:
@@ -99,7 +126,7 @@ class LlamaConfig:
         return self.num_key_value_heads * self.head_dim
 
     def validate(self) -> bool:
-        """Whether the values fit together and are served; what is wrong, InferEngine says when it is made."""
+        """Return whether the values are consistent and served; InferEngine's error says what is wrong."""
         try:
             self.to_model()
         except ValueError:
@@ -107,10 +134,10 @@ class LlamaConfig:
         return True
 
     def to_model(self) -> ModelConfig:
-        """What torch_infini.models.Llama takes, without a dtype.
+        """Convert to the config of torch_infini.models.Llama, without a dtype.
 
         Raises:
-            ValueError: For values that validate() finds wrong; all are named.
+            ValueError: For values that validate() rejects; all are named.
         """
         scaling = self.rope_scaling or {}
         if not isinstance(scaling, Mapping):
@@ -151,6 +178,6 @@ class LlamaConfig:
         return f"LlamaConfig({', '.join(changed)})"
 
 
-# What to_model() says in its own words.
+# Attributes that to_model() converts itself.
 _OWN = {"rope_theta", "rope_scaling", "sliding_window", "layer_types", "_dtype", "bos_token_id"}
 _NAME = "torch_infini.infinilm.LlamaConfig"

@@ -1,6 +1,6 @@
-"""What callers of InfiniLM hand over, as torch has it: tensors, dtypes and devices.
+"""Converts arguments of InfiniLM's callers to torch's tensors, dtypes and devices.
 
-InfiniCore's objects wrap one another by an attribute `_underlying`, at whose end there is torch's.
+InfiniCore's objects wrap one another in an attribute `_underlying`; the innermost object is torch's.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# Names by infiniDevice_t, and what torch calls those that torch_infini has kernels for.
+# Names by infiniDevice_t, and torch's names of those that torch_infini has kernels for.
 DEVICES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 TORCH_DEVICES = {"cpu": "cpu", "nvidia": "cuda", "cuda": "cuda"}
 # By infiniDtype_t, its names and torch's.
@@ -22,14 +22,14 @@ DTYPES = {
 
 
 def underlying(value: Any) -> Any:
-    """What is at the end of a chain of `_underlying`."""
+    """Return the innermost object of a chain of `_underlying`."""
     while not isinstance(value, Tensor) and getattr(value, "_underlying", None) is not None:
         value = value._underlying
     return value
 
 
 def as_tensor(where: str, name: str, value: Any) -> Tensor:
-    """The tensor that an argument is or carries; TypeError, which begins with `where`, if there is none."""
+    """Return the tensor of an argument; else raise TypeError, whose message begins with `where`."""
     found = underlying(value)
     if not isinstance(found, Tensor):
         raise TypeError(
@@ -39,7 +39,7 @@ def as_tensor(where: str, name: str, value: Any) -> Tensor:
 
 
 def as_dtype(where: str, value: Any) -> torch.dtype:
-    """A dtype by itself, its number in infinicore.h, its name, or as InfiniCore wraps it; None: float32."""
+    """Convert a dtype: torch's, a number of infinicore.h, a name, or a wrapper of InfiniCore; None: float32."""
     if value is None:
         return torch.float32
     for candidate in (value, underlying(value)):
@@ -51,10 +51,10 @@ def as_dtype(where: str, value: Any) -> torch.dtype:
 
 
 def as_device(where: str, value: Any) -> torch.device:
-    """A device by torch's or Infini's name or object, or its number in infinicore.h; None: the CPU.
+    """Convert a device: an object or name of torch or Infini, or a number of infinicore.h; None: the CPU.
 
     Raises:
-        ValueError: For one that there is not, or that torch_infini has no kernels for.
+        ValueError: For a device that is not there, or that torch_infini has no kernels for.
     """
     device = torch.device("cpu") if value is None else _device(value)
     if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
@@ -85,7 +85,7 @@ def _device(value: Any) -> torch.device | None:
 
 
 def _number(value: Any) -> Any:
-    """The number of an int or an enum; other things as they are."""
+    """Return the number of an int or an enum; any other value as it is."""
     if isinstance(value, (bool, str, torch.dtype)):
         return value
     if isinstance(value, int):

@@ -1,6 +1,6 @@
-"""HookRegistry: functions that see a model's tensors as they are computed, for debugging.
+"""HookRegistry: callbacks that get a model's tensors as they are computed, for debugging.
 
-A pass without them runs as if there were none: a model is tapped for one pass at a time.
+Hooks are attached for one pass at a time, so that passes without callbacks cost nothing.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ class HookRegistry:
       the result of the whole layer;
     * where a model has them "q_norm" and "k_norm" [tokens, heads, head_dim].
 
-    A pass that nobody looks at leaves out of its last layer what no logits come from: last bits of logits may differ.
+    A pass without callbacks skips the parts of its last layer that no logits need: last bits of logits may differ.
     """
 
     def __init__(self) -> None:
         self._callbacks: dict[str, list[Callback]] = {}
 
     def register_hook(self, name: str, callback: Callback) -> None:
-        """Let a function see a tensor in every pass from the next on.
+        """Call a function with a tensor in every pass from the next on.
 
         Args:
-            name: The tensor's; several functions may see the same.
+            name: The tensor's; it may have several callbacks.
             callback: Called as callback(name, tensor, layer_index) in the order of the computation. The tensor is a
                 copy on the engine's device. What it raises ends the pass.
 
@@ -50,15 +50,15 @@ class HookRegistry:
         self._callbacks.setdefault(name, []).append(callback)
 
     def clear(self) -> None:
-        """Forget all callbacks."""
+        """Remove all callbacks."""
         self._callbacks.clear()
 
     def has_hooks(self) -> bool:
-        """Whether there is a callback."""
+        """Return whether there is a callback."""
         return bool(self._callbacks)
 
     def check(self, model: Llama) -> None:
-        """ValueError if a callback waits for a tensor that the model does not have."""
+        """Raise ValueError if a callback's tensor is not one of the model's."""
         names = [name for name in NAMES if model.config.qk_norm or name not in ("q_norm", "k_norm")]
         for name in self._callbacks:
             if name not in names:
@@ -89,7 +89,7 @@ _NAME = "torch_infini.infinilm.HookRegistry"
 
 @contextmanager
 def tapped(model: Llama, registry: HookRegistry | None) -> Iterator[None]:
-    """While this lasts, the model's tensors go to the registry's callbacks."""
+    """Attach the registry's callbacks to the model for the body."""
     if registry is None or not registry.has_hooks():
         yield
         return
@@ -136,33 +136,33 @@ class _Tap:
         for norm in self._norms:
             vars(norm).pop("after", None)  # a callback may have run a pass of its own
 
-    def _tell(self, name: str, tensor: Tensor, layer: int) -> None:
+    def _call(self, name: str, tensor: Tensor, layer: int) -> None:
         for callback in self._callbacks.get(name, ()):
             callback(name, tensor.clone(), layer)  # memory of the pass may be written again
 
     def _result(self, module: nn.Module, layer: int, name: str) -> None:
         if name in self._callbacks:
-            self._handles.append(module.register_forward_hook(lambda _, args, y: self._tell(name, y, layer)))
+            self._handles.append(module.register_forward_hook(lambda _, args, y: self._call(name, y, layer)))
 
     def _parts(self, module: nn.Module, layer: int, parts: dict[str, int]) -> None:
-        """A product of several projections, with so many columns each."""
+        """Hook a product of several projections with these numbers of columns."""
 
-        def tell(module: nn.Module, args: object, y: Tensor) -> None:
+        def call(module: nn.Module, args: object, y: Tensor) -> None:
             for name, part in zip(parts, y.split(list(parts.values()), -1), strict=True):
-                self._tell(name, part, layer)
+                self._call(name, part, layer)
 
         if parts.keys() & self._callbacks.keys():
-            self._handles.append(module.register_forward_hook(tell))
+            self._handles.append(module.register_forward_hook(call))
 
     def _norm(self, norm: RMSNorm, layer: int, name: str, before: int = -1) -> None:
-        """A norm, whose fused form no hook of torch's sees; its sum is the result of layer `before`."""
+        """Hook a norm, also its fused form, which torch's hooks miss; its sum is the result of layer `before`."""
         self._result(norm, layer, name)
 
         def after(x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
             y, total = RMSNorm.after(norm, x, residual)
             if before >= 0:
-                self._tell("layer", total, before)
-            self._tell(name, y, layer)
+                self._call("layer", total, before)
+            self._call(name, y, layer)
             return y, total
 
         if {"layer", name} & self._callbacks.keys():

@@ -84,8 +84,8 @@ class InferEngine(_infinilm.InferEngine):
     def generate(self, input_ids: Any, generation_config: GenerationConfig | None = None) -> list[list[int]]:
         """Continue prompts.
 
-        For the time of the call it has a cache of its own, as large as cache_config says (one without a limit, and
-        None: as torch_infini.LLM's defaults); forward's stays as it is. Hooks see forward only.
+        During the call it has a cache of its own, of the size of cache_config (without a limit, or None: of
+        torch_infini.LLM's default size); forward's cache is not touched. Hooks are called in forward only.
 
         Args:
             input_ids: [rows, length], or what carries it as `_underlying`, or a list of token ids for each row, of any
@@ -103,7 +103,12 @@ class InferEngine(_infinilm.InferEngine):
         found = underlying(input_ids)
         prompts = found.tolist() if isinstance(found, Tensor) else [list(row) for row in found]
         g = generation_config or GenerationConfig()
-        common = {"temperature": g.temperature, "top_k": g.top_k, "top_p": g.top_p, "max_tokens": g.max_new_tokens}
+        common: dict[str, Any] = {
+            "temperature": g.temperature,
+            "top_k": g.top_k,
+            "top_p": g.top_p,
+            "max_tokens": g.max_new_tokens,
+        }
         if g.eos_token_id is not None or not g.stop_on_eos:  # not the model's
             common |= {"ignore_eos": True, "stop_token_ids": token_ids(g.eos_token_id) if g.stop_on_eos else ()}
         seeds = resolve_seeds(SamplingParams(n=max(len(prompts), 1), seed=g.seed))
@@ -116,12 +121,12 @@ class InferEngine(_infinilm.InferEngine):
         return [output.tokens for output in outputs]
 
 
-def _cache_settings(config: CacheConfig, positions: int) -> dict[str, int]:
-    """A cache config in the words of torch_infini.EngineConfig."""
+def _cache_settings(config: CacheConfig, positions: int) -> dict[str, Any]:
+    """Convert a cache config to arguments of torch_infini.EngineConfig."""
     if isinstance(config, PagedKVCacheConfig):
         blocks = config.num_blocks()
         size = {"cache_bytes": config.max_kv_memory_bytes()} if blocks is None else {"cache_blocks": blocks}
-        return {**size, "block_size": config.block_size()}  # type: ignore[dict-item]
+        return {**size, "block_size": config.block_size()}
     assert isinstance(config, StaticKVCacheConfig)
     rows, length = config.max_batch_size(), config.max_cache_len()
     if length in (0, UNLIMITED):

@@ -1,6 +1,6 @@
-"""InferEngine: InfiniLM's engine. Its caller keeps account of sequences, and forward computes what an Input says.
+"""InferEngine: InfiniLM's engine. The caller keeps track of sequences and blocks; forward computes an Input.
 
-`_Rank` has all of its state: what a caller's subclass adds to the engine cannot get in its way.
+All state is in `_Rank`, so that attributes of a caller's subclass cannot collide with it.
 """
 
 from __future__ import annotations
@@ -8,25 +8,25 @@ from __future__ import annotations
 import difflib
 import threading
 from collections.abc import Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..distributed.workers import share
-from ..engine.runner import Follower
+from ..distributed import TPGroup, init_tp_group
+from ..engine.decode import DecodeSteps, power_of_two
+from ..engine.runner import Worker
 from ..models import Llama, Slot, load_checkpoint
 from ..models import LlamaConfig as ModelConfig
-from ..nn import Batch, KVCache, Ranks
+from ..nn import Batch, KVCache
+from . import inputs
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
 from .config import LlamaConfig
 from .convert import as_device, as_dtype, as_tensor, underlying
-from .decode import Steps
 from .distributed import DistConfig
 from .hooks import HookRegistry, tapped
-from .inputs import WHERE, Input, Output, paged_batch, static_batch
+from .inputs import WHERE, paged_batch, static_batch
 from .sampling import by_fixed_number, drawn, each_seed, settings
 
 _NAME = "torch_infini.infinilm.InferEngine"
@@ -34,15 +34,15 @@ _SHOWN = 10  # names that an error gives
 
 
 class InferEngine:
-    """A model whose parameters and inputs the caller brings. Passes of several threads come one after the other.
+    """A model whose parameters and inputs come from the caller. Threads may call it at once; passes are serialised.
 
-    A pass in which each row has one new token is recorded when it first comes with so many rows, and then replayed.
+    A pass with one new token per row is recorded at the first call with its number of rows, and then replayed.
 
     Args:
         config: The model's sizes.
-        distributed_config: The devices that share the model. On NVIDIA one, by its number. On the CPU they are
-            processes: under torchrun its own, all of which make the same calls; otherwise this one, and others that it
-            starts and that share its threads.
+        distributed_config: The devices of the tensor-parallel group. On NVIDIA one, by its number. On the CPU they are
+            processes: under torchrun its processes, which all make the same calls; otherwise this process and workers
+            that it starts, which divide its threads among themselves.
         device_type: Where the model is: a device of torch's or of InfiniCore's, its name, or a number of
             infinicore.h (0: CPU, 1: NVIDIA); None: the CPU.
         cache_config: How keys and values are kept. None: as StaticKVCacheConfig(), whose memory is taken when the first
@@ -62,8 +62,8 @@ class InferEngine:
         >>> token = engine.forward(InferEngine.Input(ids, cache_lengths=lengths, top_k=1)).output_ids
     """
 
-    Input = Input
-    Output = Output
+    Input = inputs.Input
+    Output = inputs.Output
 
     def __init__(
         self,
@@ -86,19 +86,19 @@ class InferEngine:
         if cache_config is not None:
             cache_config = _instance("cache_config", cache_config, CacheConfig)
         arguments = config.to_model(), as_dtype(_NAME, config._dtype), device, cache_config
-        ranks = share(size) if size > 1 else None
-        if ranks is not None and ranks.workers is not None:
-            ranks.workers.make(_Rank, *arguments)
-        self._rank = _Rank(ranks, *arguments)
+        tp_group = init_tp_group(size) if size > 1 else None
+        if tp_group is not None and tp_group.workers is not None:
+            tp_group.workers.make(_Rank, *arguments)
+        self._rank = _Rank(tp_group, *arguments)
         self._distributed = distributed
 
     def load_param(self, name: str, param: Any) -> None:
         """Set a parameter.
 
         Args:
-            name: As Hugging Face's models call it: "model.layers.0.self_attn.q_proj.weight". Where the embedding is
-                tied "lm_head.weight" is taken for granted, and nowhere needed are a checkpoint's "inv_freq".
-            param: The whole tensor, of any floating dtype, or what carries one as `_underlying`.
+            name: The Hugging Face name: "model.layers.0.self_attn.q_proj.weight". "lm_head.weight" of a tied embedding
+                and a checkpoint's "inv_freq" are accepted and ignored.
+            param: The whole tensor, of any floating dtype, or an object with one as `_underlying`.
 
         Raises:
             ValueError: For a name, shape or dtype that is not the model's.
@@ -109,10 +109,10 @@ class InferEngine:
     def state_dict(self) -> list[dict[str, Tensor]]:
         """The parameters by name: a dict for each device that this process serves, with the parts that are there. Those
         of this process are views of the memory that passes read, those of others copies."""
-        others = [] if self._rank.workers is None else self._rank.workers.ask("state")
+        others = [] if self._rank.workers is None else self._rank.workers.call("state")
         return [self._rank.state(), *others]
 
-    def forward(self, input: Input, *, seed: int | Sequence[int] | Tensor | None = None) -> Output:
+    def forward(self, input: inputs.Input, *, seed: int | Sequence[int] | Tensor | None = None) -> inputs.Output:
         """Compute the new tokens of all rows, and the next token of each.
 
         Without a seed the tokens are InfiniLM's, whose random number is always 0.1: with the row's probabilities p in
@@ -132,18 +132,18 @@ class InferEngine:
             TypeError, ValueError: For an input that cannot be served; nothing is computed then.
             RuntimeError: If parameters are missing, or the logits are not finite.
         """
-        if not isinstance(input, Input):
+        if not isinstance(input, inputs.Input):
             raise TypeError(f"{WHERE}: input must be an InferEngine.Input, got {type(input).__name__}")
         with self._rank.lock:
             tokens = self._rank.forward(input, seed)
-        return Output(tokens if input.names_newer_lengths else tokens[:, None])
+        return inputs.Output(tokens if input.names_newer_lengths else tokens[:, None])
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
-        """Forget all sequences.
+        """Drop all sequences.
 
         Args:
-            cache_config: How keys and values are kept from now on; the memory is only taken anew, after that of before
-                is free, if it makes a difference. None: as before.
+            cache_config: The new config; memory is reallocated, after the old memory is freed, only if the sizes
+                differ. None: the config stays.
 
         Raises:
             ValueError, TypeError, MemoryError: As the constructor.
@@ -153,14 +153,14 @@ class InferEngine:
         self._rank.reset(cache_config)
 
     def get_cache_config(self) -> CacheConfig:
-        """The config that the cache was made by."""
+        """The cache's config."""
         return self._rank.cache_config
 
     def register_hooks(self, registry: HookRegistry | None) -> None:
-        """Let a registry's callbacks, those to come too, see the passes; None: no longer.
+        """Call a registry's callbacks, also those registered later, in every pass; None: stop.
 
         Raises:
-            ValueError: If a callback waits for a tensor that the model does not have; for those to come forward does.
+            ValueError: If a callback's tensor is not one of the model's; forward checks those registered later.
             TypeError: For another object.
         """
         if registry is not None:
@@ -171,20 +171,20 @@ class InferEngine:
         return f"<InferEngine: {self._distributed!r}>"
 
 
-class _Rank(Follower):
-    """One rank's part: the model, what is still to be loaded, and the cache. That of rank 0 tells its workers, whose
-    parts they are, of what it does."""
+class _Rank(Worker):
+    """The state of one rank: its shard of the model, the parameters that are missing, and the cache. Rank 0 sends its
+    calls to its workers."""
 
     def __init__(
         self,
-        ranks: Ranks | None,
+        tp_group: TPGroup | None,
         config: ModelConfig,
         dtype: torch.dtype,
         device: torch.device,
         cache_config: CacheConfig | None,
     ) -> None:
-        self.workers = None if ranks is None else ranks.workers
-        self.model = Llama(config, dtype=dtype, device=device, ranks=ranks)
+        self.workers = None if tp_group is None else tp_group.workers
+        self.model = Llama(config, dtype=dtype, device=device, tp_group=tp_group)
         super().__init__(self.model)
         self.device = device
         self.slots: dict[str, Slot] = self.model.slots()
@@ -192,11 +192,11 @@ class _Rank(Follower):
         self.hooks: HookRegistry | None = None
         self.cache_config: CacheConfig = cache_config or StaticKVCacheConfig()
         self.cache: KVCache | None = None
-        self.steps: Steps | None = None
+        self.steps: DecodeSteps | None = None
         self.lock = threading.RLock()
         self.cached = torch.zeros(0, dtype=torch.int64)
         if cache_config is not None:
-            self.reset(cache_config, tell=False)
+            self.reset(cache_config, send=False)
 
     def load(self, name: str, param: Any) -> None:
         where = f"{_NAME}.load_param"
@@ -214,7 +214,7 @@ class _Rank(Follower):
         if not tensor.is_floating_point():
             raise ValueError(f"{where}: {name} must be of a floating dtype, got {tensor.dtype}")
         if self.workers is not None:
-            self.workers.tell("load", name, tensor)
+            self.workers.send("load", name, tensor)
         slot.load(slot.cut(tensor), 0)
         self.missing.discard(name)
 
@@ -223,7 +223,7 @@ class _Rank(Follower):
 
     def load_folder(self, folder: str | Path) -> None:
         if self.workers is not None:
-            self.workers.tell("load_folder", folder)
+            self.workers.send("load_folder", folder)
         load_checkpoint(folder, self.slots, self.has_elsewhere)
         self.missing.clear()
 
@@ -236,20 +236,19 @@ class _Rank(Follower):
             )
 
     def has_elsewhere(self, name: str) -> bool:
-        """Whether a checkpoint's tensor follows from the config, or is another one's memory."""
+        """Return whether a checkpoint's tensor follows from the config, or shares another one's memory."""
         return name.endswith(".rotary_emb.inv_freq") or (name == "lm_head.weight" and self.model.shares_embedding)
 
-    def reset(self, config: CacheConfig | None, tell: bool = True) -> None:
+    def reset(self, config: CacheConfig | None, send: bool = True) -> None:
         config = config or self.cache_config
         blocks, size = self._sizes(config)
-        if tell and self.workers is not None:
-            self.workers.tell("reset", config)
+        if send and self.workers is not None:
+            self.workers.send("reset", config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
-            self.cache = cache = self.steps = None  # its memory is free before the new one's is taken
+            self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated
             try:
                 self.cache = self.model.new_cache(blocks, size)
-                self.steps = Steps(self.model, self.cache)
             except (RuntimeError, OSError, OverflowError) as error:
                 raise MemoryError(
                     f"{_NAME}: cache_config must be one that fits into memory, got {config}: {error}"
@@ -280,12 +279,12 @@ class _Rank(Follower):
         return blocks, size
 
     @torch.no_grad()
-    def forward(self, input: Input, seed: Any) -> Tensor:
+    def forward(self, input: inputs.Input, seed: Any) -> Tensor:
         self.check_loaded(WHERE)
         if self.cache is None:
             self.reset(None)
         cache, c = self.cache, self.model.config
-        assert cache is not None and self.steps is not None
+        assert cache is not None
         static = isinstance(self.cache_config, StaticKVCacheConfig)
         if static:
             batch = static_batch(input, self.cached, cache.block_size, c.vocab_size, c.max_position_embeddings)
@@ -295,17 +294,17 @@ class _Rank(Follower):
         rows = settings(WHERE, n, input.temperature, input.top_k, input.top_p)
         seeds = None if seed is None else each_seed(WHERE, n, seed)
         lengths, starts = batch.seq_lens, batch.cum_seq_lens_q
-        if static:  # a pass that does not end has overwritten what was behind
+        if static:  # if the pass fails, it may have overwritten the tokens behind
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
         whole = tapped_by is not None
         if self.workers is not None:
-            self.workers.tell("compute", batch, None, whole)
-            with self.workers.watched():
+            self.workers.send("compute", batch, None, whole)
+            with self.workers.relay_errors():
                 logits = self.compute(batch, tapped_by, whole)
         else:
-            if self.model.ranks is not None and starts is not None:
-                whole = self.model.ranks.any(whole)  # under torchrun each rank has hooks of its own
+            if self.model.tp_group is not None and starts is not None:
+                whole = self.model.tp_group.any(whole)  # under torchrun each rank has hooks of its own
             logits = self.compute(batch, tapped_by, whole)
         if static:
             self.cached[:n] = lengths
@@ -314,22 +313,46 @@ class _Rank(Follower):
 
     @torch.no_grad()
     def compute(self, batch: Batch, hooks: HookRegistry | None, whole: bool) -> Tensor:
-        """Logits of a batch, behind the last token of each row. Hooks, this rank's or another's, need modules that
-        run, and the whole of what these compute."""
-        assert self.cache is not None and self.steps is not None
+        """Compute the logits behind the last token of each row.
+
+        Args:
+            hooks: This rank's, or None.
+            whole: Run the modules on all tokens, for hooks of this rank or another.
+        """
+        assert self.cache is not None
         if batch.cum_seq_lens_q is None and not whole:
-            return self.steps(batch)
+            return self.decode(batch)
         with tapped(self.model, hooks):
             return self.model(_on(self.device, batch), self.cache, last=True, whole=whole)
 
+    def decode(self, batch: Batch) -> Tensor:
+        """Compute the logits of a batch with one new token per row by a recorded step."""
+        assert self.cache is not None
+        if self.steps is None:
+            self.steps = DecodeSteps(self.model, self.cache)
+        rows, blocks = batch.block_tables.shape
+        step = self.steps.step(rows, power_of_two(blocks))  # tables grow: not every width needs a step of its own
+        step.inputs.copy_(torch.stack((batch.tokens, batch.positions, batch.slot_mapping, batch.seq_lens)))
+        step.tables[:, :blocks] = batch.block_tables
+        return step.run()
+
 
 def _on(device: torch.device, batch: Batch) -> Batch:
-    tensors = (getattr(batch, field.name) for field in fields(batch))
-    return batch if device.type == "cpu" else Batch(*(None if t is None else t.to(device) for t in tensors))
+    if device.type == "cpu":
+        return batch
+    starts = batch.cum_seq_lens_q
+    return Batch(
+        batch.tokens.to(device),
+        batch.positions.to(device),
+        batch.slot_mapping.to(device),
+        batch.block_tables.to(device),
+        batch.seq_lens.to(device),
+        None if starts is None else starts.to(device),
+    )
 
 
 def _instance(name: str, value: Any, kind: type) -> Any:
-    """The value, or what it carries, as an instance of a class; TypeError for another."""
+    """Return the value, or the object under its `_underlying`, as an instance of a class; else raise TypeError."""
     for candidate in (value, underlying(value)):
         if isinstance(candidate, kind):
             return candidate

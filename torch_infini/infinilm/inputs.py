@@ -1,4 +1,4 @@
-"""InferEngine.Input in both of InfiniLM's vocabularies, and the torch_infini.nn.Batch that it stands for.
+"""InferEngine.Input, with both of InfiniLM's sets of argument names, and its conversion to a torch_infini.nn.Batch.
 
 A static cache is one with a block for each row; there rows may be of unequal length, with padding behind them.
 """
@@ -6,7 +6,7 @@ A static cache is one with a block for each row; there rows may be of unequal le
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from torch import Tensor
@@ -18,12 +18,12 @@ WHERE = "torch_infini.infinilm.InferEngine.forward"
 
 
 class Input:
-    """What a forward pass computes. All tensors are of integers; each is torch's, or carries one as `_underlying`.
+    """The input of a forward pass. All tensors hold integers; each is torch's, or an object with one as `_underlying`.
 
-    There are two vocabularies for lengths. Who names `past_sequence_lengths`, `total_sequence_lengths` or
-    `input_offsets` uses the newer one: then top_k is 1 unless set, and output_ids is [rows]. Otherwise, as in the older
-    one, top_k is 50 unless set, and output_ids is [rows, 1]. Of lengths that say the same it takes one to be given. As
-    their order differs, all behind the third argument are given by name.
+    There are two sets of names for lengths. A call with `past_sequence_lengths`, `total_sequence_lengths` or
+    `input_offsets` uses the newer set: top_k is then 1 by default, and output_ids is [rows]. In the older set top_k is
+    50 by default, and output_ids is [rows, 1]. One of several lengths that determine each other is enough. All
+    arguments behind the third are keyword-only, because the two sets differ in their order.
 
     Args:
         input_ids: Static cache: [rows, length]. Paged: [1, tokens], the new tokens of all rows, one behind the other.
@@ -75,7 +75,7 @@ class Input:
 
     @property
     def names_newer_lengths(self) -> bool:
-        """Whether the newer vocabulary is used."""
+        """Whether the newer set of names is used."""
         newer = (self.past_sequence_lengths, self.total_sequence_lengths, self.input_offsets)
         return any(lengths is not None for lengths in newer)
 
@@ -105,7 +105,7 @@ class Input:
 
 
 class Output:
-    """What a forward pass gives.
+    """The result of a forward pass.
 
     Attributes:
         output_ids: The next token of each row, int64 on the CPU: [rows, 1], or [rows], as Input says.
@@ -116,11 +116,11 @@ class Output:
 
 
 def static_batch(input: Input, cached: Tensor, length: int, vocabulary: int, positions: int) -> Batch:
-    """The batch of an input for a static cache, on the CPU.
+    """Convert an input for a static cache to a batch, on the CPU.
 
     Args:
         input: The first dimension of its tensors may be smaller than the cache's.
-        cached: [rows], how many tokens the cache has of each of its rows.
+        cached: [rows], the number of tokens in each row of the cache.
         length: Tokens of a row of the cache.
         vocabulary, positions: The model's.
 
@@ -153,7 +153,7 @@ def static_batch(input: Input, cached: Tensor, length: int, vocabulary: int, pos
 
 
 def paged_batch(input: Input, blocks: int, block_size: int, vocabulary: int, positions: int) -> Batch:
-    """The batch of an input for a paged cache of so many blocks; otherwise as static_batch."""
+    """Convert an input for a paged cache of `blocks` blocks to a batch; otherwise as static_batch."""
     ids = _tensor(input, "input_ids", None, flat=True)
     if ids is None:
         _fail("input_ids", "be given", "None")
@@ -208,14 +208,14 @@ def _lengths(
     first: Callable[[Tensor], Tensor | None],
     tokens: int | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """For each row how many tokens are cached and how many are new, from whichever lengths are given.
+    """Compute the numbers of cached and of new tokens of each row from whichever lengths are given.
 
     Args:
         input: As given.
-        rows: Of all lengths.
-        usual: New tokens where nothing is said about them.
-        first: From the new tokens of each row to the first position of each, or None.
-        tokens: The sum of new tokens, if it has to be that.
+        rows: The number of rows.
+        usual: The new tokens of each row if the input does not determine them.
+        first: Maps the new tokens of each row to the first position of each row, or to None.
+        tokens: The required sum of new tokens, or None.
     """
     past = _tensor(input, "cache_lengths", rows)
     newer = _tensor(input, "past_sequence_lengths", rows)
@@ -224,7 +224,7 @@ def _lengths(
     past = newer if past is None else past
     total = _tensor(input, "total_sequence_lengths", rows)
     offsets = _tensor(input, "input_offsets", rows + 1)
-    sources = {"input_lengths": _tensor(input, "input_lengths", rows)}
+    sources: dict[str, Tensor | None] = {"input_lengths": _tensor(input, "input_lengths", rows)}
     if offsets is not None:
         if offsets[0] != 0:
             _fail("input_offsets", "begin with 0", offsets[0].item())
@@ -251,12 +251,12 @@ def _lengths(
 
 
 def _past(input: Input) -> str:
-    """What the input's vocabulary calls cache_lengths."""
+    """The input's name for cache_lengths."""
     return "past_sequence_lengths" if input.names_newer_lengths else "cache_lengths"
 
 
 def _tensor(input: Input, name: str, *shape: int | None, flat: bool = False) -> Tensor | None:
-    """An argument as int64 on the CPU, of this shape (None: any size); flat: it may have a dimension of 1 in front."""
+    """Convert an argument to int64 on the CPU and check its shape (None: any size); flat: allow a leading 1."""
     value = getattr(input, name)
     if value is None:
         return None
@@ -273,10 +273,10 @@ def _tensor(input: Input, name: str, *shape: int | None, flat: bool = False) -> 
 
 
 def _hold(name: str, values: Tensor, right: Tensor, rule: str) -> None:
-    """ValueError with the first value that is not right."""
+    """Raise ValueError with the first value that breaks the rule."""
     if not right.all():
         _fail(name, rule, values[~right][0].item())
 
 
-def _fail(name: str, rule: str, got: object) -> Any:
+def _fail(name: str, rule: str, got: object) -> NoReturn:
     raise ValueError(f"{WHERE}: {name} must {rule}, got {got}")

@@ -47,7 +47,8 @@ def open_lib() -> InfiniLib:
     paths = [folder / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]
     for path in paths:
         assert path.is_file(), f"{path.name} is not in {path.parent}: build torch_infini, or set INFINI_ROOT"
-    lib = InfiniLib(*(ctypes.CDLL(str(path)) for path in paths), root=root)
+    runtime, operators = (ctypes.CDLL(str(path)) for path in paths)
+    lib = InfiniLib(runtime, operators, root=root)
     missing = f"{root / 'include'} has no headers of torch_infini: without them no function has a signature"
     assert lib.interface.functions, missing
     OpRegister.register_lib(lib)

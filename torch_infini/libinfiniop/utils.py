@@ -197,7 +197,7 @@ class TestTensor(CTensor):
             values = values + bias
         values = values.to(torch_dtype).to(place).expand(self.shape)
         self._torch_tensor = values.contiguous()
-        self._data_tensor = self._torch_tensor.clone() if strides is None else rearrange_tensor(values, self.strides)
+        self._data_tensor = self._torch_tensor.clone() if strides is None else rearrange_tensor(values, strides)
 
     def torch_tensor(self) -> Tensor:
         """The values, contiguous, to compute the expected result from."""
@@ -333,7 +333,10 @@ def get_sync_func(device: InfiniDeviceEnum) -> Callable[[], None] | None:
 
 
 def test_operator(
-    device: InfiniDeviceEnum, test_func: Callable[..., None], test_cases: Sequence[tuple], tensor_dtypes: Sequence[Any]
+    device: InfiniDeviceEnum,
+    test_func: Callable[..., None],
+    test_cases: Sequence[tuple[Any, ...]],
+    tensor_dtypes: Sequence[Any],
 ) -> None:
     """Call test_func(handle, device, *test_case, tensor_dtype, sync_func) for every case and dtype on the device.
 

@@ -1,7 +1,7 @@
-"""Reading a model folder's safetensors into a model that is there already, piece by piece, several at a time.
+"""Read a model folder's safetensors into an existing model, in parts, several at a time.
 
-What is converted, packed or quantised is so while it is in the cache: no tensor is held in full precision beside the
-model's own. What does not fit is named in one error before any is read.
+Parts are converted, packed or quantized while they are in the CPU's cache: no tensor is held in full precision beside
+the model's own. Tensors that do not fit are named in one error before any is read.
 """
 
 from __future__ import annotations
@@ -21,20 +21,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..nn import WeightFormat
 from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
-# As safetensors calls what can be loaded.
+# By safetensors' names.
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 INTEGERS = {"I8": torch.int8, "U8": torch.uint8}  # where a slot wants them
 _SHOWN = 10  # tensors of each kind that an error names
-# Bytes of a file. A thread reads so many before it takes others: several of the large pages that it makes meanwhile.
+# Bytes that a thread reads at a time: several of the large pages that reading allocates.
 _PIECE = 8 << 20
-# So many at a time, of what goes through memory of its own: they stay in the cache until they are converted, and are
-# too few for an op to start threads for (csrc/infiniop/quantize/quantize.h).
+# Bytes of tensors that are converted at a time: they stay in the CPU's cache in between, and are too few for an op to
+# start threads for (csrc/infiniop/quantize/quantize.h).
 _PART = 1 << 20
-_BEGINNING = 64  # of a tensor, to be compared among ranks
-_MOST_READERS = 8  # chosen, not tuned: two cores are what it was measured with
+_BEGINNING = 64  # bytes of each tensor that ranks compare
+_MOST_READERS = 8  # not tuned: measured with two cores only
 
 
 class Part(NamedTuple):
@@ -47,17 +48,17 @@ class Part(NamedTuple):
 
 
 class Slot(NamedTuple):
-    """A place of the model that a tensor of a checkpoint, or a part of one, belongs to.
+    """The destination in the model of a checkpoint's tensor, or of a part of it.
 
     Attributes:
-        shape: Of the tensor; one dimension at least.
-        place: Where its bytes belong if they are of that dtype: contiguous; None: nowhere, they are changed or moved.
-        load: Takes some of its rows (the first dimension), on the CPU or the model's device, in any floating dtype, and
-            the number of the first of them. Threads may call it at once for different rows.
-        read: Gives it back: a view of a dense parameter, a copy of another, of what integers stand for.
-        part: The rows and columns that belong here, where a rank holds a part: nothing else is read, and `place`,
-            `load` and `read` know no other. None: all.
-        dtype: Of integers that are taken as they are; None: the tensor is of a floating dtype.
+        shape: Of the tensor; at least one dimension.
+        place: Contiguous memory that bytes of its dtype are read into directly; None: `load` converts or moves them.
+        load: Takes some of the tensor's rows (the first dimension), on the CPU or the model's device, in any floating
+            dtype, and the index of the first row. Threads may call it concurrently for different rows.
+        read: Returns the tensor: a view of a dense parameter, otherwise a copy, of dequantized values for integers.
+        part: The rows and columns of this rank's shard: nothing else is read, and `place`, `load` and `read` are of the
+            shard only. None: all.
+        dtype: Of integers that are loaded as they are; None: the tensor has a floating dtype.
     """
 
     shape: tuple[int, ...]
@@ -68,7 +69,7 @@ class Slot(NamedTuple):
     dtype: torch.dtype | None = None
 
     def cut(self, tensor: Tensor) -> Tensor:
-        """Of a whole tensor what belongs here."""
+        """Return this rank's part of a whole tensor."""
         if self.part is None:
             return tensor
         first, rows, column, columns = self.part
@@ -77,7 +78,7 @@ class Slot(NamedTuple):
 
 
 def checkpoint_files(folder: Path) -> list[Path]:
-    """The safetensors files of a model folder, by its index where there is one.
+    """Return the safetensors files of a model folder, by its index if it has one.
 
     Raises:
         FileNotFoundError: If there is none, or one that the index names is missing.
@@ -101,8 +102,7 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def digest_of(folder: str | Path) -> bytes:
-    """32 bytes that tell a model folder's checkpoint from others: of its config, the files' headers, and the beginning
-    of every tensor."""
+    """Return a 32-byte digest of a model folder's config, its files' headers and the beginning of every tensor."""
     digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
     with ExitStack() as stack:
         for path in checkpoint_files(Path(folder)):
@@ -117,7 +117,7 @@ def check_sizes(
     optional: Callable[[str], bool] = lambda name: False,
     integers: Mapping[str, torch.dtype] | None = None,
 ) -> None:
-    """Compare the sizes that config.json asks for with the files' headers, before memory is taken for a model.
+    """Compare the sizes in config.json with the files' headers, before memory is allocated for a model.
 
     Args:
         folder: As load_checkpoint.
@@ -186,7 +186,7 @@ def load_checkpoint(
 
 
 def _readers() -> int:
-    """Threads that read."""
+    """Return the number of reading threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, max(torch.get_num_threads(), 2), _MOST_READERS)
 
@@ -223,7 +223,7 @@ class _File:
         return self._header[name]["dtype"]
 
     def pieces(self, name: str, slot: Slot) -> Iterator[_Piece]:
-        """The rows of a tensor that a slot takes, in parts that threads can load at the same time."""
+        """Yield a slot's rows of a tensor, in parts that threads can load concurrently."""
         begin, end = self._header[name]["data_offsets"]
         dtype, whole = (DTYPES | INTEGERS)[self.dtype(name)], slot.shape
         part = slot.part or Part(0, whole[0])
@@ -248,7 +248,7 @@ class _File:
 
 
 class _Piece(NamedTuple):
-    """Rows of a tensor of a file, and the slot that they belong to. Of each, row_bytes are wanted, pitch lie there."""
+    """Rows of a tensor in a file, and their slot: row_bytes of every pitch bytes are read."""
 
     file: _File
     slot: Slot
@@ -265,7 +265,7 @@ class _Piece(NamedTuple):
         return self.rows * self.row_bytes
 
     def load(self) -> None:
-        """Read them to where they belong, or hand them over if they must be converted."""
+        """Read the rows into the slot's memory, or pass them to its `load` if they must be converted."""
         place = self.slot.place
         if place is not None and place.is_cpu and place.dtype == self.dtype:
             self._read(place.data_ptr() + self.first * self.row_bytes, 0, self.rows)
@@ -320,7 +320,7 @@ def _check(
 
 
 def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
-    """Wait for pieces of these sizes; on stderr how many bytes were loaded, and how fast."""
+    """Wait for pieces of these sizes; show on stderr how many bytes were loaded, and how fast."""
     shown = sys.stderr.isatty() if progress is None else progress
     start, read, whole = time.perf_counter(), 0, sum(sizes)
     for i, (_, size) in enumerate(zip(done, sizes, strict=True), 1):
@@ -334,40 +334,44 @@ def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> No
 
 
 class Stored(NamedTuple):
-    """How a checkpoint stores a linear layer: its format, and how many weights of a row int4 has a scale for."""
+    """The format in which a checkpoint stores a linear layer, and int4's group size (0 for int8)."""
 
-    format: str
+    format: WeightFormat
     group: int
 
 
+_STORED = (Stored("int8", 0), Stored("int4", 32), Stored("int4", 64))
+
+
 def stored_layers(folder: str | Path) -> dict[str, Stored]:
-    """The layers that a folder of torch_infini.save_patched has as integers, by their names; none of another folder.
+    """Return the layers that torch_infini.save_patched stored as integers, by name; none for other folders.
 
     Raises:
-        ValueError: If config.json does not say it as save_patched does.
+        ValueError: If the entry in config.json is not one of save_patched.
     """
     entry = read_json(Path(folder) / "config.json").get("quantization_config")
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
     layers = entry.get("quantised")
-    stored = {}
+    stored: dict[str, Stored] = {}
     for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
         kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else layer
-        if kind not in (("int8", 0), ("int4", 32), ("int4", 64)):
+        found = next((known for known in _STORED if known == kind), None)
+        if found is None:
             raise ValueError(
                 f"{_NAME}: quantization_config.quantised in {folder}/config.json must have format int8 and group 0, or "
                 f"int4 and 32 or 64, for each layer, got {layer!r} for {name!r}"
             )
-        stored[name] = Stored(*kind)
+        stored[name] = found
     return stored
 
 
 def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """A dtype that the kernels serve, by itself or by name; ValueError for another."""
+    """Return a floating dtype, given by itself or by name; ValueError for one that the kernels do not serve."""
     if isinstance(dtype, str):
-        dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype  # type: ignore[assignment]
+        dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
         )
-    return dtype  # type: ignore[return-value]
+    return dtype

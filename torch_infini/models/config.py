@@ -1,12 +1,12 @@
-"""LlamaConfig: what a config.json says about a model of LLaMA's kind, in the spellings of transformers 4 and 5.
+"""LlamaConfig: the sizes and settings in a LLaMA-type model's config.json, in the spellings of transformers 4 and 5.
 
-The families differ in biases, in norms of q and k, in sliding windows and in what a missing entry stands for.
+The families differ in biases, in norms of q and k, in sliding windows and in the defaults of missing entries.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +31,7 @@ _COMMON = {
     "tie_word_embeddings": False,
 }
 _QWEN = {"vocab_size": 151936, "intermediate_size": 22016, "num_key_value_heads": 32, "max_position_embeddings": 32768}
-# What an entry that is missing stands for, by model_type: transformers may leave out what equals its defaults.
+# Defaults of missing entries, by model_type: transformers may leave out entries that equal its defaults.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "llama": _COMMON,
     "mistral": _COMMON
@@ -54,7 +54,7 @@ _SIZES = (
     "head_dim",
     "max_position_embeddings",
 )
-# At most, where that is less than _MOST: memory is taken by them before a file is looked at.
+# Limits lower than _MOST: these sizes decide how much memory is allocated before a file is read.
 _MOST = 2**31 - 1
 _LIMITS = {"num_hidden_layers": 2**16, "max_position_embeddings": 2**24}
 _FLAGS = ("tie_word_embeddings", "mlp_bias", "attention_bias", "use_sliding_window")
@@ -63,17 +63,17 @@ _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torc
 
 @dataclass(frozen=True)
 class LlamaConfig:
-    """The sizes and settings of a model; by the names of config.json where it has one for them.
+    """The sizes and settings of a model, under the names of config.json where it has them.
 
     Attributes:
         qkv_bias: Whether q, k and v have biases.
         out_bias: Whether attention's output projection has one.
         qk_norm: Whether the heads of q and k are normalised before they are rotated.
-        windows: For each layer, how many keys a query sees; 0: all.
+        windows: For each layer, the number of keys that a query attends to; 0: all.
         rope: The keyword arguments of torch_infini.nn.RotaryEmbedding.
         bos_token_id: None if there is none.
-        eos_token_ids: May be empty.
-        dtype: Of the checkpoint; None where config.json does not say.
+        eos_token_ids: The end-of-sequence tokens; may be empty.
+        dtype: Of the checkpoint; None if config.json has none.
     """
 
     model_type: str
@@ -198,7 +198,7 @@ _NAME = "torch_infini.models.LlamaConfig"
 
 
 def _windows(kind: str, values: Mapping[str, Any]) -> tuple[int, ...]:
-    """How many keys the queries of each layer see; 0: all."""
+    """Return the number of keys that a query of each layer attends to; 0: all."""
     layers, window = values["num_hidden_layers"], values.get("sliding_window")
     if kind == "llama" or not window or (kind != "mistral" and not values.get("use_sliding_window", False)):
         return (0,) * layers
@@ -222,7 +222,7 @@ def _windows(kind: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """RotaryEmbedding's arguments; ValueError for entries of any kind that give none."""
+    """Return RotaryEmbedding's arguments; ValueError for invalid entries."""
     try:
         return rotary_settings(values)
     except (TypeError, OverflowError, ZeroDivisionError) as error:
@@ -233,7 +233,7 @@ def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def wrong_ends(values: Mapping[str, Any]) -> list[str]:
-    """What is wrong with the entries for end tokens."""
+    """Return what is wrong with the entries for begin and end tokens."""
     wrong = []
     for name in ("bos_token_id", "eos_token_id"):
         value = values.get(name)
@@ -243,13 +243,13 @@ def wrong_ends(values: Mapping[str, Any]) -> list[str]:
     return wrong
 
 
-def token_ids(value: int | list[int] | tuple[int, ...] | None) -> tuple[int, ...]:
-    """An id, several or none, as config files write them."""
+def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
+    """Convert an id, several or none, as config files have them, to a tuple."""
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file; ValueError if there is none."""
+    """Read the object in a JSON file; ValueError if there is none."""
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:

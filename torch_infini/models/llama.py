@@ -14,7 +14,19 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..nn import Attention, Batch, DecoderLayer, Embedding, KVCache, Linear, Ranks, RMSNorm, RotaryEmbedding, SwiGLU
+from ..distributed import TPGroup
+from ..nn import (
+    Attention,
+    Batch,
+    DecoderLayer,
+    DecoderLayers,
+    Embedding,
+    KVCache,
+    Linear,
+    RMSNorm,
+    RotaryEmbedding,
+    SwiGLU,
+)
 from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, floating, load_checkpoint, stored_layers
 from .config import LlamaConfig
@@ -32,11 +44,12 @@ class Llama(nn.Module):
             into every logit, and it is a small part of most models. A tied head is dense where they are "packed".
         dtype: Of activations, and of dense weights; None: the config's, or float32.
         device: Where the model is.
-        ranks: Who share the model; None: it is all here. Heads, the MLP's columns and the vocabulary are shared out;
-            ranks that are more than the key heads have the same ones.
+        tp_group: The group that shards the model; None: the whole model is here. Heads, the MLP's columns and the
+            vocabulary are sharded; key heads are replicated where there are fewer of them than ranks.
 
     Attributes:
-        config, ranks: As given.
+        config, tp_group: As given.
+        kv_heads: Key heads of a layer on this rank.
         dtype: Of activations.
         embed: Embedding.
         layers: DecoderLayers.
@@ -44,9 +57,10 @@ class Llama(nn.Module):
         head: Linear, from the last norm to logits. Tied and dense it has the embedding's parameter.
 
     Raises:
-        ValueError: If the ranks do not divide the heads or the MLP's columns.
+        ValueError: If the heads or the MLP's columns are not a multiple of the ranks.
 
-    Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971; Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053 (ranks).
+    Source: Touvron et al., LLaMA, 2023, arXiv:2302.13971; Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053
+        (tensor parallelism).
     """
 
     def __init__(
@@ -55,24 +69,24 @@ class Llama(nn.Module):
         weights: LinearFormat = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> None:
         super().__init__()
-        self.config, self.ranks = config, ranks
+        self.config, self.tp_group = config, tp_group
         self.dtype = dtype = floating(dtype) or config.dtype or torch.float32
         size, eps = config.hidden_size, config.rms_norm_eps
         rotary = RotaryEmbedding(**config.rope, dtype=dtype, device=device)
-        norm = partial(RMSNorm, size, eps, dtype, device, ranks)
-        one = ranks or Ranks(0, 1, 0)
-        _, heads = one.share("num_attention_heads", config.num_attention_heads)
-        _, kv_heads = one.share_or_repeat("num_key_value_heads", config.num_key_value_heads)
-        _, inner = one.share("intermediate_size", config.intermediate_size)
+        norm = partial(RMSNorm, size, eps, dtype, device, tp_group)
+        one = tp_group or TPGroup(0, 1, 0)
+        _, heads = one.shard("num_attention_heads", config.num_attention_heads)
+        _, self.kv_heads = one.shard_or_replicate("num_key_value_heads", config.num_key_value_heads)
+        _, inner = one.shard("intermediate_size", config.intermediate_size)
 
         def layer(window: int) -> DecoderLayer:
             attention = Attention(
                 size,
                 heads,
-                kv_heads,
+                self.kv_heads,
                 config.head_dim,
                 rotary,
                 bias=config.qkv_bias,
@@ -86,8 +100,8 @@ class Llama(nn.Module):
             mlp = SwiGLU(size, inner, config.mlp_bias, weights, dtype, device)
             return DecoderLayer(norm(), attention, norm(), mlp)
 
-        self.embed = Embedding(config.vocab_size, size, dtype, device, ranks)
-        self.layers = nn.ModuleList(layer(window) for window in config.windows)
+        self.embed = Embedding(config.vocab_size, size, dtype, device, tp_group)
+        self.layers = DecoderLayers(layer(window) for window in config.windows)
         self.norm = norm()
         head_format: LinearFormat = (
             "int8" if weights in ("int8", "int4") else "dense" if config.tie_word_embeddings else weights
@@ -95,7 +109,7 @@ class Llama(nn.Module):
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
-        if one.rank > 0:  # the bias of a product that ranks have in parts is in that of rank 0
+        if one.rank > 0:  # partial sums have the bias once, in that of rank 0
             for layer in self.layers:
                 for bias in (layer.attention.out.bias, layer.mlp.down.bias):
                     if bias is not None:
@@ -120,59 +134,56 @@ class Llama(nn.Module):
         Args:
             batch: The tokens, and where they are.
             cache: Keys and values of the tokens before; those of the new ones are written.
-            last: Whether logits are wanted of the last new token of each of the batch's n sequences alone: of the
-                others the last layer then computes keys and values only.
-            out: Where the logits go, contiguous; None: into a new tensor.
-            whole: Compute the last layer of all tokens nevertheless, for who looks at what is within. The last bits
-                of the logits may be others.
+            last: Compute logits for the last new token of each of the batch's n sequences only; for the other tokens
+                the last layer then computes keys and values only.
+            out: Contiguous memory for the logits; None: a new tensor.
+            whole: Compute the last layer for all tokens nevertheless, for callers that inspect the submodules. The
+                last bits of the logits may differ.
 
         Returns:
-            Logits [tokens, vocab_size], or of the last [n, vocab_size], dtype of the model.
+            Logits [tokens, vocab_size], or [n, vocab_size] if `last`, in the model's dtype.
         """
-        x, residual = self.embed(batch.tokens), None
+        x: Tensor = self.embed(batch.tokens)
+        residual: Tensor | None = None
         early = last and not whole
         for i, layer in enumerate(self.layers):
             x, residual = layer(x, residual, batch, cache.layer(i), early and i + 1 == len(self.layers))
+        assert residual is not None
         x, _ = self.norm.after(x, residual)
         if last and not early:
             x = rows_of(x, batch.ends)
-        if self.ranks is None:
+        if self.tp_group is None:
             return self.head(x, out)
-        return self.ranks.side_by_side(self.head(x), self.config.vocab_size, out)
+        return self.tp_group.all_gather(self.head(x), self.config.vocab_size, out)
 
     def new_cache(self, blocks: int, block_size: int, dtype: torch.dtype | None = None) -> KVCache:
-        """A cache for this model, on its device; in its dtype, or in int8."""
+        """Make a cache for this model, on its device; dtype None: the model's."""
         c = self.config
         sizes = c.num_hidden_layers, blocks, self.kv_heads, block_size, c.head_dim
         return KVCache(*sizes, self.dtype if dtype is None else dtype, self.embed.weight.device)
 
     @property
-    def kv_heads(self) -> int:
-        """Key heads of a layer that are here."""
-        return self.layers[0].attention.kv_heads
-
-    @property
     def bytes_per_step(self) -> int:
-        """Bytes of weights that a step reads: all but the embedding, of which it reads a row for each token."""
+        """Bytes of weights that a step reads: all but the embedding, of which it reads one row per token."""
         table = self.embed.weight
         return sum(p.nbytes for p in self.parameters() if p is not table or self.shares_embedding)
 
     def slots(self, stored: Mapping[str, Stored] | None = None) -> dict[str, Slot]:
-        """Where the tensors of a checkpoint belong, by their Hugging Face names; of ranks, the parts that are here.
+        """Return where the tensors of a checkpoint go, by their Hugging Face names; in a group, this rank's shards.
 
         Args:
-            stored: The layers that the checkpoint has as integers, which belong into layers of the same format.
+            stored: The layers that the checkpoint stores as integers; the model's layers have the same format.
         """
         stored = stored or {}
         of_linear = partial(_of_linear, stored)
-        c, ranks, table = self.config, self.ranks or Ranks(0, 1, 0), self.embed
+        c, tp_group, table = self.config, self.tp_group or TPGroup(0, 1, 0), self.embed
         heads, inner = c.num_attention_heads, c.intermediate_size
-        first_kv, kv_count = ranks.share_or_repeat("num_key_value_heads", c.num_key_value_heads)
-        q = _Share(heads, *ranks.share("num_attention_heads", heads)).times(c.head_dim)
-        kv = _Share(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
-        mlp = _Share(inner, *ranks.share("intermediate_size", inner))
-        vocabulary = _Share(c.vocab_size, table.first, table.here)
-        whole = _Share(c.hidden_size, 0, c.hidden_size)
+        first_kv, kv_count = tp_group.shard_or_replicate("num_key_value_heads", c.num_key_value_heads)
+        q = _Shard(heads, *tp_group.shard("num_attention_heads", heads)).times(c.head_dim)
+        kv = _Shard(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
+        mlp = _Shard(inner, *tp_group.shard("intermediate_size", inner))
+        vocabulary = _Shard(c.vocab_size, table.first, table.here)
+        whole = _Shard(c.hidden_size, 0, c.hidden_size)
         slots = {
             "model.embed_tokens.weight": _of_rows(table.weight.data[: table.here], vocabulary),
             "model.norm.weight": _whole(self.norm.weight),
@@ -184,7 +195,7 @@ class Llama(nn.Module):
             slots[at + "post_attention_layernorm.weight"] = _whole(layer.mlp_norm.weight)
             slots |= of_linear(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
             slots |= of_linear(at + "self_attn.", attention.out, {"o_proj": whole}, q)
-            if c.qk_norm:
+            if attention.q_norm is not None and attention.k_norm is not None:
                 slots[at + "self_attn.q_norm.weight"] = _whole(attention.q_norm.weight)
                 slots[at + "self_attn.k_norm.weight"] = _whole(attention.k_norm.weight)
             slots |= of_linear(at + "mlp.", gated.gate_up, {"gate_proj": mlp, "up_proj": mlp}, whole)
@@ -203,7 +214,7 @@ class Llama(nn.Module):
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         progress: bool | None = None,
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> Llama:
         """Read a Hugging Face model folder: config.json, generation_config.json, safetensors.
 
@@ -217,29 +228,29 @@ class Llama(nn.Module):
             dtype: Of activations and dense weights; None: the checkpoint's.
             device: Where the model goes.
             progress: Whether a line with GB/s goes to stderr; None: if that is a terminal.
-            ranks: Who share the model and call this together; each reads its part of the files.
+            tp_group: The group that shards the model; all ranks call this, and each reads its shard of the files.
 
         Returns:
             The model, ready for inference.
 
         Raises:
             FileNotFoundError: For a folder, config or file that is not there.
-            ValueError: For a config that is not served or that the ranks do not divide, a checkpoint that does not fit
-                it, all tensors named, or another checkpoint on another rank.
+            ValueError: For a config that is not served or that the group cannot shard, a checkpoint that does not fit
+                it (all tensors are named), or checkpoints that differ between ranks.
         """
         if not Path(folder).is_dir():
             raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
-        if ranks is not None:
-            ranks.must_agree("the checkpoint", digest_of(folder))
+        if tp_group is not None:
+            tp_group.must_agree("the checkpoint", digest_of(folder))
         config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
         stored = stored_layers(folder)
         if stored:
             formats = _formats(config, stored, weights)
             kinds = {format for name, format in formats.items() if name != "lm_head"}
-            # Where all layers are alike none is made twice; int4 has its head in int8.
-            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"  # type: ignore
-        model = cls(config, fastest(weights, dtype, device), dtype, device, ranks)
+            # If all layers have one format, none is made twice; int4 models have an int8 head.
+            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"
+        model = cls(config, fastest(weights, dtype, device), dtype, device, tp_group)
         if stored:
             model._set_formats(stored, formats, dtype, device)
         load_checkpoint(folder, model.slots(stored), partial(_is_known, config, stored), progress)
@@ -248,14 +259,14 @@ class Llama(nn.Module):
     def _set_formats(
         self,
         stored: Mapping[str, Stored],
-        formats: Mapping[str, str],
+        formats: Mapping[str, WeightFormat],
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
-        """Give each linear layer the format in which the checkpoint has it.
+        """Give each linear layer the format that the checkpoint stores it in.
 
         Raises:
-            ValueError: If the ranks cut its groups.
+            ValueError: If sharding would cut int4's groups.
         """
         for i, layer in enumerate(self.layers):
             at = f"model.layers.{i}."
@@ -269,7 +280,7 @@ class Llama(nn.Module):
                 wanted = formats[parts]
                 if wanted not in ("dense", old.format):
                     sizes = old.in_features, old.out_features, old.bias is not None
-                    setattr(parent, name, Linear(*sizes, wanted, dtype, device))  # type: ignore[arg-type]
+                    setattr(parent, name, Linear(*sizes, wanted, dtype, device))
                 if wanted == "int4" and int4_group(old.in_features) != stored[parts].group:
                     raise ValueError(
                         f"torch_infini.models.Llama: groups of int4 must be those of the checkpoint, "
@@ -309,7 +320,7 @@ def checked_config(folder: str | Path) -> LlamaConfig:
 def _is_known(config: LlamaConfig, stored: Mapping[str, Stored], name: str) -> bool:
     """Whether a tensor that has no slot may be in a checkpoint all the same."""
     tied = config.tie_word_embeddings and name == "lm_head.weight"
-    # Beside integers there is an empty weight, for those that do not know of them.
+    # Beside integers there is an empty weight, for readers that do not know them.
     empty = name.endswith(".weight") and name.removesuffix(".weight") in stored
     return tied or empty or _NOT_PARAMETERS.search(name) is not None
 
@@ -343,30 +354,30 @@ def shapes_of(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     return shapes if c.tie_word_embeddings else shapes | {"lm_head.weight": (c.vocab_size, size)}
 
 
-class _Share(NamedTuple):
-    """A rank's part of the rows or columns of a tensor."""
+class _Shard(NamedTuple):
+    """A rank's shard of the rows or columns of a tensor."""
 
     whole: int
     first: int
-    count: int
+    number: int
 
-    def times(self, size: int) -> _Share:
-        """Of things that take so many rows or columns each."""
-        return _Share(self.whole * size, self.first * size, self.count * size)
+    def times(self, size: int) -> _Shard:
+        """The shard in rows or columns, where each item has `size` of them."""
+        return _Shard(self.whole * size, self.first * size, self.number * size)
 
 
-def _of_rows(data: Tensor, rows: _Share) -> Slot:
+def _of_rows(data: Tensor, rows: _Shard) -> Slot:
     """A parameter that holds these rows of a tensor."""
 
     def load(some: Tensor, first: int) -> None:
         data[first : first + some.shape[0]].copy_(some)
 
-    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Part(rows.first, rows.count))
+    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Part(rows.first, rows.number))
 
 
 def _whole(parameter: nn.Parameter) -> Slot:
     size = parameter.shape[0]
-    return _of_rows(parameter.data, _Share(size, 0, size))
+    return _of_rows(parameter.data, _Shard(size, 0, size))
 
 
 def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
@@ -379,7 +390,7 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     return slot._replace(place=None, load=load_both)
 
 
-def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightFormat) -> dict[str, str]:
+def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightFormat) -> dict[str, WeightFormat]:
     """The format of each layer of a model whose checkpoint has integers: "dense", "int8" or "int4", by its name.
 
     Raises:
@@ -390,7 +401,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         groups += [(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"), (f"{attention}o_proj",)]
         groups += [(f"{mlp}gate_proj", f"{mlp}up_proj"), (f"{mlp}down_proj",)]
-    formats = {}
+    formats: dict[str, WeightFormat] = {}
     for names in groups:
         kinds = {stored.get(name, Stored("dense", 0)) for name in names}
         if len(kinds) > 1:
@@ -417,27 +428,27 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
 
 
 def _of_integers(
-    name: str, linear: Linear, first: int, share: _Share, columns: _Share, kind: Stored
+    name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, kind: Stored
 ) -> dict[str, Slot]:
     """The integers, scales and zeros of a projection, which are the Linear's rows from `first` on."""
-    rows = slice(first, first + share.count)
+    rows = slice(first, first + shard.number)
 
     def slot(data: Tensor, numbers: int, dtype: torch.dtype | None = None) -> Slot:
         """A tensor with an element for so many numbers of a row."""
         whole, begin, count = (n // numbers for n in columns)
-        if columns.first % numbers or columns.count % numbers:
+        if columns.first % numbers or columns.number % numbers:
             raise ValueError(
                 f"torch_infini.models.Llama: ranks must not cut the groups of {kind.group} numbers of {name}, got "
-                f"{columns.count} columns of each: use another tensor_parallel"
+                f"{columns.number} columns of each: use another tensor_parallel"
             )
-        part = Part(share.first, share.count, begin, count)
-        return _of_rows(data, share)._replace(shape=(share.whole, whole), part=part, dtype=dtype)
+        part = Part(shard.first, shard.number, begin, count)
+        return _of_rows(data, shard)._replace(shape=(shard.whole, whole), part=part, dtype=dtype)
 
     assert linear.scales is not None
     if kind.format == "int8":
         return {
             f"{name}.weight_integers": slot(linear.weight.data[rows], 1, torch.int8),
-            f"{name}.weight_scales": _of_rows(linear.scales.data[rows], share),
+            f"{name}.weight_scales": _of_rows(linear.scales.data[rows], shard),
         }
     assert linear.zeros is not None
     return {
@@ -447,26 +458,32 @@ def _of_integers(
     }
 
 
+def _load_rows(linear: Linear, first: int, some: Tensor, row: int) -> None:
+    """Load rows of a projection that begins at row `first` of a Linear."""
+    linear.load(some, first + row)
+
+
 def _of_linear(
-    stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Share], columns: _Share
+    stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Shard], columns: _Shard
 ) -> dict[str, Slot]:
-    """The projections that a Linear holds one below the other: these rows and columns of each."""
-    slots, first = {}, 0
-    for name, share in parts.items():
-        rows = slice(first, first + share.count)
+    """The slots of the projections that a Linear holds, one below the other: these rows and columns of each."""
+    slots: dict[str, Slot] = {}
+    first = 0
+    for name, shard in parts.items():
+        rows = slice(first, first + shard.number)
         if f"{prefix}{name}" in stored:
-            slots |= _of_integers(f"{prefix}{name}", linear, first, share, columns, stored[f"{prefix}{name}"])
+            slots |= _of_integers(f"{prefix}{name}", linear, first, shard, columns, stored[f"{prefix}{name}"])
         else:
             slots[f"{prefix}{name}.weight"] = Slot(
-                (share.whole, columns.whole),
+                (shard.whole, columns.whole),
                 linear.weight.data[rows] if linear.format == "dense" else None,
-                lambda some, row, first=first: linear.load(some, first + row),
+                partial(_load_rows, linear, first),
                 partial(linear.dense, rows),
-                Part(share.first, share.count, columns.first, columns.count),
+                Part(shard.first, shard.number, columns.first, columns.number),
             )
         if linear.bias is not None:
-            # Where the columns are shared out, the sum has the bias once: the first rank's.
-            mine = share if columns.first == 0 else share._replace(count=0)
-            slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.count], mine)
-        first += share.count
+            # Where the columns are sharded, the sum has the bias once: rank 0's.
+            mine = shard if columns.first == 0 else shard._replace(number=0)
+            slots[f"{prefix}{name}.bias"] = _of_rows(linear.bias.data[first : first + mine.number], mine)
+        first += shard.number
     return slots

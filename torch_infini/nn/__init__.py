@@ -1,29 +1,28 @@
 """The layers of LLaMA-type models: modules that call the ops of torch_infini and nothing else, for inference.
 
-They work on a Batch (the new tokens of one or more sequences, one behind the other) and a KVCache, paged or static.
+They work on a Batch (the new tokens of one or more sequences, concatenated) and a KVCache, paged or static.
 """
 
 from .attention import Attention
 from .batch import Batch
 from .cache import KVCache, LayerCache
-from .layer import DecoderLayer
+from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear, LinearFormat, WeightFormat
 from .mlp import SwiGLU
 from .norm import RMSNorm
-from .ranks import Ranks
 from .rotary import RotaryEmbedding
 
 __all__ = [
     "Attention",
     "Batch",
     "DecoderLayer",
+    "DecoderLayers",
     "Embedding",
     "KVCache",
     "LayerCache",
     "Linear",
     "LinearFormat",
     "RMSNorm",
-    "Ranks",
     "RotaryEmbedding",
     "SwiGLU",
     "WeightFormat",

@@ -26,8 +26,8 @@ class Attention(nn.Module):
         rotary: The rotation of q and k by their positions; layers share one.
         bias: Whether q, k and v have one.
         out_bias: Whether the output projection has one.
-        qk_norm: The eps of RMSNorms over the heads of q and k before they are rotated, as in Qwen3; None: no norms.
-        window: How many keys a query sees, its own included; 0: all.
+        qk_norm: The eps of RMSNorms over the heads of q and k before the rotation, as in Qwen3; None: no norms.
+        window: The number of keys a query attends to, its own included; 0: all.
         format: Of the weights, as in Linear.
         dtype: Of x.
         device: Of the weights.
@@ -64,9 +64,8 @@ class Attention(nn.Module):
         self.rotary = rotary
         self.qkv = Linear(size, (heads + 2 * kv_heads) * head_dim, bias, format, dtype, device)
         self.out = Linear(heads * head_dim, size, out_bias, format, dtype, device)
-        normed = qk_norm is not None
-        self.q_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
-        self.k_norm = RMSNorm(head_dim, qk_norm, dtype, device) if normed else None
+        self.q_norm = None if qk_norm is None else RMSNorm(head_dim, qk_norm, dtype, device)
+        self.k_norm = None if qk_norm is None else RMSNorm(head_dim, qk_norm, dtype, device)
 
     def forward(self, x: Tensor, batch: Batch, cache: LayerCache, last: bool = False) -> Tensor:
         """Attend from new tokens to all of their sequences' tokens.
@@ -74,12 +73,12 @@ class Attention(nn.Module):
         Args:
             x: [tokens, size].
             batch: Where the tokens are.
-            cache: Keys and values of this layer. Those of the new tokens are written, and attended to as they are then:
-                rounded, if of int8, so that tokens see the same keys wherever a prompt is cut.
-            last: Whether the last new token of each of the batch's n sequences alone attends.
+            cache: Keys and values of this layer. Those of the new tokens are written first and then read back (rounded
+                if they are int8), so that tokens see the same keys wherever a prompt is cut.
+            last: Compute the last new token of each of the batch's n sequences only.
 
         Returns:
-            [tokens, size], or of the last [n, size].
+            [tokens, size], or [n, size] if `last`.
         """
         keys, values, *scales = cache
         heads, kv_heads = self.heads, self.kv_heads
@@ -101,8 +100,7 @@ class Attention(nn.Module):
 
 
 def attend(q: Tensor, cache: LayerCache, batch: Batch, window: int, last: bool = False) -> Tensor:
-    """Attention from rotated queries [tokens, heads, head_dim] to the cache, in q's own memory; or from those of the
-    sequences' last tokens alone."""
+    """Attend from rotated queries [tokens, heads, head_dim] to the cache, in place; `last`: of last tokens only."""
     keys, values, *scales = cache
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.cum_seq_lens_q
     if last:

@@ -1,6 +1,6 @@
-"""Batch: what one forward pass computes, the tokens of one or more sequences and where their keys and values are kept.
+"""Batch: the input of a forward pass: tokens of one or more sequences, and where their keys and values are.
 
-Prefill, chunks of it, decode and mixtures of them are one layout: tokens of all sequences one behind the other.
+Prefill, chunked prefill, decode and mixtures of them have one layout: the tokens of all sequences, concatenated.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ class Batch:
     """The inputs of a model's forward pass; all tensors are int64 on the model's device.
 
     Attributes:
-        tokens: [tokens], token ids: the new tokens of each sequence, one sequence behind the other.
-        positions: [tokens], the place of each token in its sequence, from 0.
-        slot_mapping: [tokens], where the token's keys and values are written: block * block_size + row; below 0:
-            nowhere.
-        block_tables: [n, blocks], the cache's blocks of each of n sequences in order; entries behind its last key are
-            not looked at.
-        seq_lens: [n], keys of each sequence, those of its new tokens included.
-        cum_seq_lens_q: [n + 1], from 0 to tokens: where each sequence's new tokens begin; None: one each.
+        tokens: [tokens], the ids of the new tokens of each sequence, concatenated.
+        positions: [tokens], the position of each token in its sequence, from 0.
+        slot_mapping: [tokens], the slot that each token's keys and values are written to, block * block_size + row;
+            below 0: they are not written.
+        block_tables: [n, blocks], the cache blocks of each of n sequences in order; entries behind the last key are
+            not read.
+        seq_lens: [n], the number of keys of each sequence, new tokens included.
+        cum_seq_lens_q: [n + 1], from 0 to tokens, the index of each sequence's first new token; None: one token each.
     """
 
     tokens: Tensor
@@ -34,5 +34,5 @@ class Batch:
 
     @property
     def ends(self) -> Tensor | None:
-        """[n], the last new token of each sequence; None: every token is one."""
+        """[n], the index of each sequence's last new token; None: every token is a last one."""
         return None if self.cum_seq_lens_q is None else self.cum_seq_lens_q[1:] - 1

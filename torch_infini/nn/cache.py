@@ -1,6 +1,6 @@
-"""KVCache: keys and values of all layers, in blocks of tokens that block tables name.
+"""KVCache: keys and values of all layers, in blocks of tokens that block tables refer to.
 
-A static cache is a paged one with a single block for each sequence: one kernel and one layout serve both.
+A static cache is a paged one with a single block per sequence: one kernel and one layout serve both.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .. import _memory
 
 
 class LayerCache(NamedTuple):
-    """What a layer's attention writes and reads.
+    """Keys and values of one layer.
 
     Attributes:
         keys: [blocks, kv_heads, block_size, head_dim].
         values: As keys.
-        key_scales: [blocks, kv_heads, block_size] float32, where keys and values are int8: a row stands for itself
+        key_scales: [blocks, kv_heads, block_size] float32 where keys and values are int8: a row's value is the row
             times its scale. None where they are floats.
         value_scales: As key_scales.
     """

@@ -1,9 +1,12 @@
-"""DecoderLayer: attention and MLP, each behind a norm and added to the stream between the layers.
+"""DecoderLayer: attention and MLP, each behind a norm and added to the residual stream.
 
-Every addition is fused with the norm that follows it, so a layer takes what the one before did not add yet.
+Every addition is fused with the norm that follows it, so a layer takes the sum that the one before left open.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
@@ -33,17 +36,17 @@ class DecoderLayer(nn.Module):
     def forward(
         self, x: Tensor, residual: Tensor | None, batch: Batch, cache: LayerCache, last: bool = False
     ) -> tuple[Tensor, Tensor]:
-        """Compute the layer but for its last addition.
+        """Compute the layer without its last addition.
 
         Args:
             x: [tokens, size].
-            residual: [tokens, size], to which x is still to be added; None: nothing.
+            residual: [tokens, size], which x has not been added to yet; None: there is none.
             batch: Where the tokens are.
             cache: Keys and values of this layer.
-            last: Whether the result is wanted of the last new token of each sequence alone.
+            last: Compute the result for the last new token of each sequence only.
 
         Returns:
-            (x, residual) as the next layer takes them: their sum is the layer's result.
+            (x, residual) for the next layer; their sum is the layer's result.
         """
         if residual is None:
             x, residual = self.attention_norm(x), x
@@ -54,3 +57,11 @@ class DecoderLayer(nn.Module):
             residual = rows_of(residual, batch.ends)
         x, residual = self.mlp_norm.after(x, residual)
         return self.mlp(x), residual
+
+
+class DecoderLayers(nn.ModuleList):
+    """A ModuleList of DecoderLayers."""
+
+    if TYPE_CHECKING:  # torch's ModuleList does not know the type of its modules
+
+        def __iter__(self) -> Iterator[DecoderLayer]: ...

@@ -13,16 +13,15 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library, _memory, quantize
+from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..quantize import quantizes_x
-from ..testing import emulates_cuda
-from .ranks import Ranks
 
 LinearFormat = Literal["dense", "packed", "int8", "int4"]
-WeightFormat = Literal["dense", "int8", "int4"]  # what a model is asked for, whose dense weights may be packed
+WeightFormat = Literal["dense", "int8", "int4"]  # of a whole model, whose dense weights may then be packed
 
-# Instruction sets that multiply bfloat16 in pairs, which packing is for. Tile registers take a weight as it lies, and
-# on a CPU that has them packed panels were read 11 % slower (Xeon, Sapphire Rapids).
+# Instruction sets that multiply bfloat16 in pairs, which packing serves. Tile registers read unpacked weights: on a CPU
+# that has them packed panels were read 11 % slower (Xeon, Sapphire Rapids).
 MULTIPLIES_BFLOAT16 = ("avx512_bf16", "neon_bf16")
 
 INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
@@ -37,9 +36,9 @@ class Linear(nn.Module):
         in_features: Columns of x, k.
         out_features: Columns of y, n.
         bias: Whether there is one.
-        format: "dense"; "packed", as infini::linear_packed reads bfloat16 on the CPU: the same numbers in another
-            place; "int8", with a scale for each row of the weight; "int4", with a scale and a zero for each group of 64
-            (or 32) weights of a row. Where the CPU multiplies integers, rows of x are quantised to int8 as well.
+        format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; "int8", with a scale for
+            each row of the weight; "int4", with a scale and a zero for each group of 64 (or 32) weights of a row. Where
+            the CPU multiplies integers, rows of x are quantised to int8 as well.
         dtype: Of x, y, bias and a dense weight.
         device: Of the weight.
 
@@ -87,7 +86,7 @@ class Linear(nn.Module):
             self.weight = empty(n, k)
         elif format == "packed":
             self.weight = empty(*packed_shape(n, k))
-            self.weight[-1:].zero_()  # with the rows that nothing is loaded into: equal weights are equal tensors
+            self.weight[-1:].zero_()  # including the padding rows: equal weights are equal tensors
         elif format == "int8":
             self.weight = empty(n, k, kind=torch.int8)
             self.scales = empty(n, kind=torch.float32)
@@ -97,33 +96,33 @@ class Linear(nn.Module):
         self.bias = empty(n) if bias else None
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """The product with x [..., k]: [..., n], in `out` where it is given."""
+        """Compute x [..., k] @ weight^T + bias: [..., n], in `out` where it is given."""
         ops = torch.ops.infini
         if self.format == "packed":
-            if x.shape[-1] != self.in_features:  # the op cannot tell an odd number from the even one above it
+            if x.shape[-1] != self.in_features:  # the op cannot tell an odd number of columns from the next even one
                 raise ValueError(
                     f"torch_infini.nn.Linear: x must have in_features columns, {self.in_features}, got {list(x.shape)}"
                 )
-            args = (x, self.weight, self.out_features, self.bias)
-            return ops.linear_packed.default(*args) if out is None else ops.linear_packed.out(*args, out=out)
+            packed = (x, self.weight, self.out_features, self.bias)
+            return ops.linear_packed.default(*packed) if out is None else ops.linear_packed.out(*packed, out=out)
         if self.format == "int8":
-            args = (x, self.weight, self.scales, self.bias, quantizes_x(x, 8, same_bits=True))
-            return ops.linear_int8.default(*args) if out is None else ops.linear_int8.out(*args, out=out)
+            int8 = (x, self.weight, self.scales, self.bias, quantizes_x(x, 8, same_bits=True))
+            return ops.linear_int8.default(*int8) if out is None else ops.linear_int8.out(*int8, out=out)
         if self.format == "int4":
-            args = (x, self.weight, self.scales, self.zeros, self.bias, quantizes_x(x, 4, same_bits=True))
-            return ops.linear_int4.default(*args) if out is None else ops.linear_int4.out(*args, out=out)
-        args = (x, self.weight, self.bias)
-        return ops.linear.default(*args) if out is None else ops.linear.out(*args, out=out)
+            int4 = (x, self.weight, self.scales, self.zeros, self.bias, quantizes_x(x, 4, same_bits=True))
+            return ops.linear_int4.default(*int4) if out is None else ops.linear_int4.out(*int4, out=out)
+        dense = (x, self.weight, self.bias)
+        return ops.linear.default(*dense) if out is None else ops.linear.out(*dense, out=out)
 
     def load(self, weight: Tensor, first_row: int = 0) -> None:
-        """Take `weight` [m, k], in full precision, as the m rows from first_row on; quantised if this layer is."""
+        """Copy `weight` [m, k], in full precision, to the m rows from first_row on, in this layer's format."""
         rows = slice(first_row, first_row + weight.shape[0])
         if self.format == "dense":
             self.weight[rows].copy_(weight)
             return
         weight = weight.detach().to(self.weight.device, self.dtype)
         if self.format == "packed":
-            if first_row + weight.shape[0] > self.out_features:  # there may be room in the last panel
+            if first_row + weight.shape[0] > self.out_features:  # the last panel may have padding rows
                 raise ValueError(
                     f"torch_infini.nn.Linear: load's rows must be below out_features, {self.out_features}, got "
                     f"{weight.shape[0]} from {first_row} on"
@@ -139,7 +138,7 @@ class Linear(nn.Module):
             quantize.quantize_int4(weight, int4_group(self.in_features), out=(*out, self.zeros[rows]))
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
-        """Rows of the weight in full precision: a view of a dense one, copies of others."""
+        """Return rows of the weight in full precision: a view of a dense weight, a copy of others."""
         if self.format == "dense":
             return self.weight[rows]
         if self.format == "packed":
@@ -151,32 +150,33 @@ class Linear(nn.Module):
         return quantize.dequantize_int4(self.weight[rows], self.scales[rows], self.zeros[rows], self.dtype)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
-        """What to(), cuda(), float() and the like do; weights that cannot stay packed become dense."""
+        """Implement to(), cuda(), float() and the like; packed weights become dense where they cannot stay packed."""
         if self.format == "packed":
             there = fn(self.weight.data[:0])
             if there.dtype != torch.bfloat16 or there.device.type != "cpu":
                 self.weight = nn.Parameter(self.dense(), requires_grad=False)
                 self.format = "dense"
-        return super()._apply(fn, recurse)
+        nn.Module._apply(self, fn, recurse)
+        return self
 
     def extra_repr(self) -> str:
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"
 
 
 def fastest(format: WeightFormat, dtype: torch.dtype, device: torch.device | str) -> LinearFormat:
-    """The format of the layers of a model whose weights are its own: dense ones are packed where that is faster.
+    """Return the format of a model's layers: "packed" for dense weights where that is faster, else `format`.
 
     Raises:
         ValueError: For an unknown format.
     """
     if format not in get_args(WeightFormat):
         raise ValueError(f"torch_infini.models: weights must be 'dense', 'int8' or 'int4', got {format!r}")
-    packs = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not emulates_cuda()
+    packs = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not _library.emulates_cuda()
     return "packed" if format == "dense" and packs and _library.capability in MULTIPLIES_BFLOAT16 else format
 
 
 def int4_group(columns: int) -> int:
-    """The group of int4 for rows of so many columns; ValueError if there is none."""
+    """Return int4's group size for rows of so many columns; ValueError if none divides them."""
     for group in INT4_GROUPS:
         if columns % group == 0:
             return group
@@ -194,11 +194,10 @@ class Embedding(nn.Module):
         size: Of a row.
         dtype: Of the table.
         device: Of the table.
-        ranks: Who share the table by its rows; None: it is all here.
+        tp_group: The group that shards the table by rows; None: the whole table is here.
 
     Attributes:
-        weight: [rows, size]; where ranks share it this one's rows, and behind them some that are nobody's if those of
-            other ranks are more.
+        weight: [rows, size]; in a group this rank's rows, padded to the largest number of rows of a rank.
     """
 
     def __init__(
@@ -207,18 +206,18 @@ class Embedding(nn.Module):
         size: int,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> None:
         super().__init__()
         dtype = dtype or torch.get_default_dtype()
-        self.rows, self.ranks = rows, ranks
-        self.first, self.here, most = (0, rows, rows) if ranks is None else ranks.share_rows(rows)
+        self.rows, self.tp_group = rows, tp_group
+        self.first, self.here, most = (0, rows, rows) if tp_group is None else tp_group.shard_rows(rows)
         self.weight = nn.Parameter(_memory.new(most, size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of ids [...]: [..., size]."""
         y = torch.ops.infini.embedding.default(ids, self.weight[: self.here], self.first, self.rows)
-        return y if self.ranks is None else self.ranks.add_up(y)
+        return y if self.tp_group is None else self.tp_group.all_reduce(y)
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.weight.shape[1]}"

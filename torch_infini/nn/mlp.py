@@ -20,7 +20,7 @@ class SwiGLU(nn.Module):
         device: Of the weights.
 
     Attributes:
-        gate_up: Linear whose weight is gate's and, below it, up's.
+        gate_up: Linear whose weight is gate's and up's, concatenated by rows.
         down: Linear.
 
     Equivalent to:

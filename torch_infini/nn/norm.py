@@ -1,4 +1,4 @@
-"""RMSNorm, alone or fused with the residual addition before it, and with the sum over ranks before that.
+"""RMSNorm, alone, fused with the residual addition before it, or with an all-reduce before that.
 
 The ops are infini::rms_norm, infini::add_rms_norm and infini::all_reduce_add_rms_norm.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .ranks import Ranks
+from ..distributed import TPGroup
 
 ROUNDING = 1  # x is normalised and rounded before the weight multiplies it, as Hugging Face's Llama does
 
@@ -21,7 +21,7 @@ class RMSNorm(nn.Module):
         eps: Added to the mean square.
         dtype: Of the weight.
         device: Of the weight.
-        ranks: Of whom each has a part of the sum that after() takes as x; None: x is whole.
+        tp_group: The group whose ranks hold partial sums of the x of after(); None: x is complete.
 
     Equivalent to:
         >>> y = torch.nn.functional.rms_norm(x, x.shape[-1:], norm.weight, norm.eps)  # but for the order of rounding
@@ -33,25 +33,24 @@ class RMSNorm(nn.Module):
         eps: float = 1e-6,
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
-        ranks: Ranks | None = None,
+        tp_group: TPGroup | None = None,
     ) -> None:
         super().__init__()
-        self.ranks = ranks
+        self.tp_group = tp_group
         self.weight = nn.Parameter(torch.ones(size, dtype=dtype, device=device), requires_grad=False)
         self.eps = eps
 
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Normalise x [..., size], into `out` where it is given; that may be x itself."""
+        """Normalise x [..., size], in `out` where it is given, which may be x itself."""
         if out is not None:
             return torch.ops.infini.rms_norm.out(x, self.weight, self.eps, ROUNDING, out=out)
         return torch.ops.infini.rms_norm.default(x, self.weight, self.eps, ROUNDING)
 
     def after(self, x: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
-        """(norm(residual + x), residual + x), both shaped as x, in one pass over them; x is the sum of all ranks' if
-        they have it in parts."""
-        if self.ranks is not None:
+        """Return (norm(residual + x), residual + x), both shaped as x, in one pass; in a group, all-reduce x first."""
+        if self.tp_group is not None:
             return torch.ops.infini.all_reduce_add_rms_norm.default(
-                x, residual, self.weight, self.eps, ROUNDING, self.ranks.group
+                x, residual, self.weight, self.eps, ROUNDING, self.tp_group.group
             )
         return torch.ops.infini.add_rms_norm.default(x, residual, self.weight, self.eps, ROUNDING)
 

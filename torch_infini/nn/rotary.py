@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -195,7 +195,7 @@ def rotary_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 def inverse_frequencies(
     columns: int, max_positions: int, theta: float = THETA, scaling: Mapping[str, Any] | None = None
 ) -> tuple[Tensor, float]:
-    """The angle of each pair of columns from one position to the next, and what cos and sin are multiplied by.
+    """Compute the angle of each pair of columns between two positions, and the factor of cos and sin.
 
     Args:
         columns: R, the columns that are rotated.
@@ -210,7 +210,7 @@ def inverse_frequencies(
     return SCALINGS[_kind(scaling)](columns, max_positions, theta, scaling)
 
 
-# The formulas, in the order of operations that transformers has, for the bits depend on it.
+# The formulas, in transformers' order of operations, because the bits depend on it.
 
 
 def _powers(columns: int, theta: float | Tensor) -> Tensor:
@@ -236,7 +236,7 @@ def _dynamic(columns: int, max_positions: int, theta: float, scaling: Mapping[st
 
 
 def _llama3(columns: int, max_positions: int, theta: float, scaling: Mapping[str, Any]) -> tuple[Tensor, float]:
-    """Long waves are interpolated, short ones not, and those between by a share."""
+    """Interpolate long waves, keep short ones, and blend those between."""
     factor, low, high = (scaling[name] for name in ("factor", "low_freq_factor", "high_freq_factor"))
     original = scaling["original_max_position_embeddings"]
     frequencies = 1.0 / _powers(columns, theta)
@@ -294,7 +294,7 @@ SCALINGS: dict[str, Callable[..., tuple[Tensor, float]]] = {
     "yarn": _yarn,
     "longrope": _longrope,
 }
-# Numbers that must be there, and those that may be.
+# Required and optional numbers of each scaling.
 NEEDED = {
     "default": (),
     "linear": ("factor",),
@@ -356,12 +356,12 @@ def _needed(function: str, config: Mapping[str, Any], name: str) -> Any:
     return config[name]
 
 
-def _is_number(value: object) -> bool:
+def _is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, Real) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def _first(*values: Any) -> Any:
-    """The first one that is there."""
+    """Return the first value that is not None."""
     return next(value for value in values if value is not None)
 
 

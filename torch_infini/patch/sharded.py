@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..nn.ranks import Ranks
+from ..distributed import TPGroup
 from ..ops._registry import FLOATS
 from .conditions import dense_last, needs_fallback
 from .parallel_forward import FORWARD, closure_of, parallel_forward
@@ -22,7 +22,7 @@ linear = torch.ops.infini.linear.default
 embedding = torch.ops.infini.embedding.default
 
 
-def style_of(module: nn.Module) -> tuple[Any, Ranks]:
+def style_of(module: nn.Module) -> tuple[Any, TPGroup]:
     """Return how transformers shards the module, and its tensor-parallel group.
 
     Raises:
@@ -74,7 +74,7 @@ def share_of(module: nn.Module) -> Share:
         share = Share(ranks, False, None, module.out_features if outputs == whole else 0)
         dimension = 0
     elif type(style) is styles.RowwiseParallel and inputs in (whole, apart) and outputs == whole:
-        cut = ranks.share_rows(module.in_features)[:2] if inputs == whole else None
+        cut = ranks.shard_rows(module.in_features)[:2] if inputs == whole else None
         share = Share(ranks, True, cut, 0)
         dimension = 1
     else:
@@ -88,10 +88,10 @@ def share_of(module: nn.Module) -> Share:
     return share
 
 
-def check_shard(weight: Any, dimension: int, ranks: Ranks) -> None:
+def check_shard(weight: Any, dimension: int, ranks: TPGroup) -> None:
     """Raise Unsupported if this rank's shard of the weight is not the expected one, or a rank's shard is empty."""
     count = weight.shape[dimension]
-    _, number, most = ranks.share_rows(count)
+    _, number, most = ranks.shard_rows(count)
     if not weight.placements[0].is_shard(dimension) or local(weight).shape[dimension] != number:
         raise Unsupported(f"its weight is sharded as {weight.placements[0]}, which is not supported")
     if most * (ranks.size - 1) >= count:
@@ -152,6 +152,6 @@ class ShardedEmbedding(Patched):
         weight = local(self._parameters["weight"])
         if needs_fallback(self, weight) or input.dtype not in (torch.int32, torch.int64):
             return vars(self)[FORWARD](input)
-        ranks: Ranks = self.__dict__[PLAN]
-        first = ranks.share_rows(self.num_embeddings)[0]
-        return ranks.add_up(embedding(input, weight, first, self.num_embeddings))
+        ranks: TPGroup = self.__dict__[PLAN]
+        first = ranks.shard_rows(self.num_embeddings)[0]
+        return ranks.all_reduce(embedding(input, weight, first, self.num_embeddings))

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ..nn.ranks import Ranks
+from ..distributed import TPGroup
 from .parallel_forward import closure_of, parallel_forward
 
 __all__ = ["DTensor", "Replicate", "Shard", "Share", "local", "ranks_of", "ranks_of_model", "styles"]
@@ -44,7 +44,7 @@ class Share:
     Source: Shoeybi et al., Megatron-LM, 2019, arXiv:1909.08053.
     """
 
-    ranks: Ranks
+    ranks: TPGroup
     adds: bool
     cut: tuple[int, int] | None
     gathered: int
@@ -72,26 +72,26 @@ class Share:
             return self.side_by_side(y) if self.gathered else y
         if self.cut is not None:
             x = x.narrow(-1, *self.cut)
-        y = self.ranks.add_up(multiply(x, None))
+        y = self.ranks.all_reduce(multiply(x, None))
         return y if bias is None else y.add_(bias)
 
     def side_by_side(self, y: Tensor) -> Tensor:
         rows = y.reshape(-1, y.shape[-1])
-        _, _, most = self.ranks.share_rows(self.gathered)
+        _, _, most = self.ranks.shard_rows(self.gathered)
         if rows.shape[1] < most:
             rows = nn.functional.pad(rows, (0, most - rows.shape[1]))
-        return self.ranks.side_by_side(rows, self.gathered).view(*y.shape[:-1], self.gathered)
+        return self.ranks.all_gather(rows, self.gathered).view(*y.shape[:-1], self.gathered)
 
 
-def ranks_of(mesh: Any) -> Ranks:
+def ranks_of(mesh: Any) -> TPGroup:
     """Return the group of a mesh of transformers. All ranks must make the first call together."""
     from ..distributed import communicator
 
     group = mesh.get_group() if mesh.ndim == 1 else mesh.get_group("tp")
-    return Ranks(group.rank(), group.size(), communicator(group))
+    return TPGroup(group.rank(), group.size(), communicator(group))
 
 
-def ranks_of_model(model: nn.Module) -> Ranks | None:
+def ranks_of_model(model: nn.Module) -> TPGroup | None:
     """Return the tensor-parallel group of a model sharded on the CPU; None for a model that is not sharded."""
     for module in model.modules():
         mesh = closure_of(forward).get("mesh") if (forward := parallel_forward(module)) is not None else None

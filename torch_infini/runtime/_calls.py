@@ -24,12 +24,12 @@ _thread = threading.local()
 
 
 def on_stream() -> bool:
-    """Whether the calling thread runs a function for a stream."""
+    """Return whether the calling thread runs a function for a stream."""
     return getattr(_thread, "runs", False)
 
 
 class Modes:
-    """The modes of torch that belong to a thread, as they are here: gradients, inference, autocast."""
+    """The calling thread's torch modes: gradients, inference, autocast."""
 
     def __init__(self) -> None:
         self.grad = torch.is_grad_enabled()
@@ -44,7 +44,7 @@ class Modes:
 
 
 def sentence(error: BaseException) -> bytes:
-    """An exception in the words of the C interface, short enough for it to keep them whole."""
+    """Format an exception for the C interface, short enough to be kept whole."""
     try:
         return f"{type(error).__name__}: {error}"[:500].encode(errors="replace")
     except Exception:  # of its own __str__
@@ -52,7 +52,7 @@ def sentence(error: BaseException) -> bytes:
 
 
 class Call:
-    """A function that a stream will run, in the modes of the thread that made this, and where its exception goes."""
+    """A function for a stream to run, with the modes of the thread that made this and a list for its exception."""
 
     def __init__(self, function: Callable[[], Any], errors: list[BaseException]) -> None:
         self.function = function
@@ -77,14 +77,16 @@ class Call:
         return _native.SUCCESS
 
 
-@ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 def _run(number: int) -> int:
     return _calls[number].run()
 
 
-@ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 def _release(number: int) -> None:
     del _calls[number]
+
+
+_RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run)
+_RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
 def queue(stream: int, call: Call) -> None:
@@ -92,7 +94,7 @@ def queue(stream: int, call: Call) -> None:
     number = next(_numbers)
     _calls[number] = call
     try:
-        _native.call("StreamLaunchHostFunction", stream, _run, number, _release)
+        _native.call("StreamLaunchHostFunction", stream, _RUN, number, _RELEASE)
     except BaseException:
         del _calls[number]
         raise

@@ -39,7 +39,7 @@ def call(name: str, *arguments: Any) -> None:
 
 
 def made(name: str, *arguments: Any, last: bool = False) -> int:
-    """The handle that infinirt<name> writes through its first argument, or its last."""
+    """Call infinirt<name> and return the handle that it writes through its first argument, or its last."""
     handle = ctypes.c_void_p()
     pointer = ctypes.byref(handle)
     call(name, *((*arguments, pointer) if last else (pointer, *arguments)))
@@ -48,7 +48,7 @@ def made(name: str, *arguments: Any, last: bool = False) -> int:
 
 
 def device_of(device: torch.device | str | int | None) -> torch.device:
-    """A device with its index; None: CUDA's current one where there is CUDA, else the CPU."""
+    """Return a device with its index; None: the current CUDA device, or the CPU without CUDA."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
     device = torch.device(device)

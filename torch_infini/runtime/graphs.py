@@ -9,7 +9,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -18,24 +18,27 @@ from torch.utils import _pytree as pytree
 from . import _calls, _native
 from .streams import Stream
 
+if TYPE_CHECKING:
+    from torch.cuda import _POOL_HANDLE
+
 _OP = "torch_infini.runtime.graph"
 
 
-def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: tuple[int, int] | None = None) -> Graph:
+def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: _POOL_HANDLE | None = None) -> Graph:
     """Capture fn(*args), to be replayed with other inputs of the same shapes.
 
-    The graph has copies of the tensors in args; calling it copies new ones there and runs what was captured, so that a
-    step costs one launch instead of one for each kernel. What else fn uses (weights, caches) it uses where it lies, at
-    every replay, and may write to; args it may only read. On CUDA fn's Python runs at capture alone, and whatever reads
-    tensors' values on the host is refused there; on the CPU it runs at every replay.
+    The graph holds copies of the tensors in args; calling it copies new values there and replays, so that a step costs
+    one launch instead of one per kernel. Other tensors that fn uses (weights, caches) are read and written in place at
+    every replay; args may only be read. On CUDA fn's Python runs at capture only, and must not read tensors' values on
+    the host; on the CPU it runs at every replay.
 
     Args:
         fn: Returns tensors, or tuples, lists and dicts of them; what else these hold is returned as it was at capture.
         args: Tensors on one device, the CPU or a CUDA device; tuples, lists and dicts of them; other values, which
             stay.
         warmup: How often fn is called before it is captured, at least once.
-        pool: What torch.cuda.graph_pool_handle() gave: CUDA graphs made with the same one share the memory of what fn
-            makes and does not return, so only one of them may run at a time. None: this one has memory of its own.
+        pool: Of torch.cuda.graph_pool_handle(): CUDA graphs of one pool share the memory of tensors that fn makes and
+            does not return, so only one of them may run at a time. None: the graph's own memory.
 
     Returns:
         A Graph, to be called as fn is.
@@ -64,14 +67,13 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: tuple[int, 
 
 
 class Graph:
-    """What graph() returns.
+    """The result of graph().
 
-    Calling it with new arguments copies them to `inputs`, runs what was captured and returns `outputs`: always the same
-    tensors, which the next call overwrites. Calls by several threads come one after the other, and have one set of
-    outputs too. There is no backward.
+    Calling it with new arguments copies them to `inputs`, replays and returns `outputs`: always the same tensors, which
+    the next call overwrites. Calls of several threads are serialised and share the outputs. There is no backward.
 
     Attributes:
-        inputs: The captured arguments. Who writes to these tensors and passes them, or calls replay(), saves the copy.
+        inputs: The captured arguments. Writing to these tensors and passing them, or calling replay(), saves the copy.
         outputs: What fn returned, overwritten at every replay.
     """
 
@@ -85,7 +87,7 @@ class Graph:
         leaves: list[Any],
         spec: pytree.TreeSpec,
         warmup: int,
-        pool: tuple[int, int] | None = None,
+        pool: _POOL_HANDLE | None = None,
     ) -> None:
         self._pool = pool
         self._leaves, self._spec = leaves, spec
@@ -217,7 +219,7 @@ class _CpuGraph(Graph):
 
 
 class _Body:
-    """What the stream runs at a replay: fn, and copies of what it returns."""
+    """The function that the stream runs at a replay: fn, and copies of its results."""
 
     def __init__(
         self, fn: Callable[..., Any], args: tuple[Any, ...], outputs: list[Any], spec: pytree.TreeSpec
@@ -281,7 +283,7 @@ def _told(value: Any) -> str:
 
 
 def _tree(spec: pytree.TreeSpec) -> str:
-    """How values are nested: (*, [*, *])."""
+    """Format the nesting of values: (*, [*, *])."""
     return str(pytree.tree_unflatten([_Star()] * spec.num_leaves, spec))
 
 

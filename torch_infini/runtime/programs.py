@@ -19,9 +19,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._library import PATH, RUNTIME
+from .._library import PATH, RUNTIME, emulates_cuda
 from ..ops import REGISTRY
-from ..testing import emulates_cuda
 
 _OP = "torch_infini.runtime.program"
 _ON_CUDA = "on CUDA use torch_infini.runtime.graph"
@@ -42,15 +41,15 @@ _thread = threading.local()
 
 
 def program(fn: Callable[[], Any]) -> Program:
-    """Record the calls that fn makes of ops on the CPU, to be replayed without Python, torch's dispatcher and malloc.
+    """Record fn's calls of CPU ops, to replay them without Python, torch's dispatcher and malloc.
 
     fn may call ops of torch.ops.infini, views (view, a reshape that need not copy, slices, split, transpose, ...)
-    and torch.empty; its Python runs once. What it reads (weights, caches, inputs) is read where it lies at every
-    replay, values of index tensors too: whoever wants other inputs writes them into the same tensors. All that fn makes
-    lies in one piece of memory, where tensors take turns; what fn keeps of it elsewhere is not what replays compute.
+    and torch.empty; its Python runs once. Tensors that it reads (weights, caches, inputs), index tensors included, are
+    read in place at every replay: to replay with other inputs, write them into the same tensors. All tensors that fn
+    makes share one arena, which reuses memory; tensors that fn stored elsewhere do not get the values of replays.
 
-    The calls are made once, while they are noted, with all that fn makes in memory side by side: what they computed is
-    in the program's outputs. For CUDA there is graph().
+    Recording runs the calls once, in separate memory, and leaves their results in the program's outputs. For CUDA there
+    is graph().
 
     Args:
         fn: Takes nothing; returns tensors, or tuples, lists and dicts of them.
@@ -73,17 +72,17 @@ def program(fn: Callable[[], Any]) -> Program:
 
 
 class Program:
-    """What program() returns.
+    """The result of program().
 
-    Replays of one program by several threads come one after the other and have one set of outputs; those of different
-    programs run side by side. There is no backward. Dropping the program and its outputs frees its memory; until then
-    it keeps the tensors that it uses.
+    Replays of one program by several threads are serialised and share the outputs; different programs run concurrently.
+    There is no backward. Dropping the program and its outputs frees its memory; until then it keeps the tensors that it
+    uses alive.
 
     Attributes:
-        outputs: What fn returned, always the same tensors; at first with what its calls computed when they were noted.
-            A replay overwrites them.
+        outputs: What fn returned, always the same tensors; at first with the results of recording. A replay overwrites
+            them.
         calls: The number of kernel calls in a replay.
-        arena_bytes: The size of the memory for all that fn makes.
+        arena_bytes: The size of the memory for the tensors that fn makes.
     """
 
     outputs: Any
@@ -116,7 +115,7 @@ class Program:
             self.outputs = pytree.tree_unflatten(map(arena.moved, results), spec)
 
     def __call__(self) -> Any:
-        """The same as replay()."""
+        """Call replay()."""
         return self.replay()
 
     def replay(self) -> Any:
@@ -166,7 +165,7 @@ def _refuse_inside() -> None:
 
 @dataclass
 class _Call:
-    """A call of an op: an out form, or one that writes into its arguments."""
+    """A call of an op that writes into its arguments: an out form or an in-place form."""
 
     func: torch._ops.OpOverload
     args: tuple[Any, ...]
@@ -180,7 +179,7 @@ class _Call:
 
 
 class _Notes(TorchDispatchMode):
-    """Runs what fn calls and notes it; refuses what cannot be replayed.
+    """Runs and records the ops that fn calls; refuses those that cannot be replayed.
 
     Attributes:
         calls: In order; a functional form is noted as the out form.
@@ -188,7 +187,7 @@ class _Notes(TorchDispatchMode):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self.calls: list[_Call] = []
         self.made: dict[int, torch.UntypedStorage] = {}
 
@@ -237,7 +236,7 @@ class _Notes(TorchDispatchMode):
 
 
 class _Arena:
-    """The memory of all that fn made, in which tensors that are not needed at the same time may share a place."""
+    """The memory of all tensors that fn made; tensors whose lifetimes do not overlap may share addresses."""
 
     def __init__(self, notes: _Notes, results: Sequence[Any]) -> None:
         lives: dict[int, tuple[int, int]] = {}  # from the first call to the last that uses it
@@ -255,14 +254,14 @@ class _Arena:
         self._moved: dict[int, Tensor] = {}
 
     def copy(self, made: Sequence[Any]) -> None:
-        """Copy to the arena what fn left in the memory of these tensors, where it made it."""
+        """Copy the contents of those tensors that fn made to the arena."""
         for storage in {_storage(tensor): tensor.untyped_storage() for tensor in _tensors(made)}.values():
             if (offset := self._offsets.get(storage._cdata)) is not None:
                 whole = torch.empty(0, dtype=torch.uint8).set_(storage)
-                whole.new_empty(0).set_(self._storage, offset, whole.shape).copy_(whole)
+                whole.new_empty(0).set_(self._storage, offset, whole.shape, (1,)).copy_(whole)
 
     def moved(self, value: Any) -> Any:
-        """A tensor that fn made, at its place in the arena; anything else as it is."""
+        """Return a tensor that fn made at its place in the arena; return any other value as it is."""
         offset = self._offsets.get(_storage(value)) if isinstance(value, Tensor) else None
         if offset is None:
             return value
@@ -274,7 +273,7 @@ class _Arena:
 
 
 def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
-    """Where pieces of memory lie, and how much they take together: none where another is during its life.
+    """Place blocks of memory so that none overlaps another during its lifetime; return offsets and the total size.
 
     The largest first, each at the lowest offset that is free.
     """
@@ -295,7 +294,7 @@ def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dic
 
 
 def _storage(tensor: Tensor) -> int:
-    """The same for all views of one piece of memory."""
+    """Return a key that all views of one storage share."""
     return tensor.untyped_storage()._cdata
 
 

@@ -26,8 +26,8 @@ _spare: defaultdict[torch.device, list[int]] = defaultdict(list)
 
 _own: weakref.WeakValueDictionary[int, Stream] = weakref.WeakValueDictionary()  # of CUDA, by address
 
-# Streams of the CPU that nobody holds go to a thread that ends them: it waits for what is queued, which neither a
-# garbage collector nor the stream's own worker may do.
+# CPU streams without references go to a thread that destroys them: it waits for queued work, which neither the garbage
+# collector nor the stream's own worker may do.
 _abandoned: SimpleQueue[int] = SimpleQueue()
 _on_cpu: set[int] = set()
 _reaper_lock = threading.Lock()
@@ -53,7 +53,7 @@ def _start_reaper() -> None:
 
 
 def _begin_anew() -> None:
-    """A child of fork() has none of its parent's streams, nor the thread that ends them."""
+    """Reset after fork(): the child has neither its parent's streams nor the thread that destroys them."""
     global _abandoned, _reaper, _reaper_lock
     _abandoned, _reaper, _reaper_lock = SimpleQueue(), None, threading.Lock()
     _on_cpu.clear()
@@ -134,7 +134,7 @@ class Stream:
 
     @classmethod
     def from_torch(cls, stream: torch.cuda.Stream) -> Stream:
-        """A torch stream as libinfinirt's functions take it: the same cudaStream_t, which stays torch's.
+        """Wrap a torch stream for libinfinirt's functions: the same cudaStream_t, which torch still owns.
 
         Args:
             stream: A stream of torch, torch.cuda.current_stream() and the default stream among them.
@@ -154,7 +154,7 @@ class Stream:
             return own
         self = cls.__new__(cls)
         spare = _spare[stream.device]
-        if stream.cuda_stream in spare:  # made here, and let go of by all but torch
+        if stream.cuda_stream in spare:  # made here, and since then referenced by torch only
             spare.remove(stream.cuda_stream)
             self._set(stream.cuda_stream, stream.device, spare.append)
             _own[self.handle] = self
@@ -238,10 +238,10 @@ class Stream:
         self.wait_event(other.record_event())
 
     def uses(self, *tensors: Tensor) -> None:
-        """Keep the tensors' memory from being used again until the work that is queued here now is done.
+        """Keep the tensors' memory from being reused until the work that is now queued here is done.
 
-        To be called after work on this stream that reads or writes tensors which were made on another one, before the
-        last reference to them goes. On CUDA the allocator is told (Tensor.record_stream).
+        To be called after work on this stream that reads or writes tensors of another stream, before the last reference
+        to them is dropped. On CUDA this is Tensor.record_stream.
 
         Args:
             tensors: On CUDA tensors of this stream's device.
@@ -299,7 +299,7 @@ class Stream:
 
 
 class Event:
-    """A mark in a stream, to wait for and to measure time by.
+    """A point in a stream, to wait for or to measure time with.
 
     Args:
         device: cpu or cuda, with an index or without; None: CUDA's current device where there is CUDA, else the CPU.
@@ -351,7 +351,7 @@ class Event:
         _native.call("StreamWaitEvent", used and used.handle, self.handle)
 
     def query(self) -> bool:
-        """Whether the last record is complete; an event that was never recorded is. Does not wait."""
+        """Return whether the last record is complete, without waiting; an event without a record is complete."""
         status = ctypes.c_int()
         _native.call("EventQuery", self.handle, ctypes.byref(status))
         return status.value == 0

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -284,10 +284,3 @@ def call(op: COp, args: Mapping[str, Any], stream: ctypes.c_void_p | None = None
     """Create, run, destroy. With a stream, keep what is returned until the work is done."""
     with Descriptor(op, args) as descriptor:
         return descriptor.run(args, stream)
-
-
-def all_c_ops() -> Iterator[COp]:
-    """Every op of the C ABI, as testing/ops describes it."""
-    from .ops import C_OPS
-
-    return iter(C_OPS)

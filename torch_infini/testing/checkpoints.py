@@ -13,12 +13,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+
+from .llama import SHAPES, random_llama
+from .new_model import draw_weights, new_model
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-SMALL = {
+SMALL: dict[str, Any] = {
     "vocab_size": 320,
     "hidden_size": 64,
     "intermediate_size": 96,
@@ -55,36 +57,6 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def new_model(classes: str, config: dict[str, Any], seed: int | None = None, head: str = "ForCausalLM") -> Any:
-    """A model of transformers in evaluation mode, with the weights that transformers itself draws.
-
-    Args:
-        classes: The beginning of the names of its classes: "Llama" for LlamaConfig and LlamaForCausalLM.
-        config: What its config is made of.
-        seed: Of torch's generator, set before the weights are drawn; None: it is left as it is.
-        head: The end of the name of the model's class.
-    """
-    import transformers
-
-    if seed is not None:
-        torch.manual_seed(seed)
-    config_class = "Gemma3Text" if classes == "Gemma3" else classes
-    made = getattr(transformers, f"{config_class}Config")(**config)
-    return getattr(transformers, f"{classes}{head}")(made).eval()
-
-
-def draw_weights(model: nn.Module, seed: int = 0) -> None:
-    """Weights that make tokens depend on all of the model; the same at every call."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            noise = torch.randn(parameter.shape, generator=generator)
-            if parameter.dim() == 1:  # norms and biases: around what they are made with
-                parameter.add_(noise / 5)
-            else:
-                parameter.copy_(noise / parameter.shape[-1] ** 0.5)
-
-
 def random_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any) -> PreTrainedModel:
     """A small model of transformers, the same weights at every call.
 
@@ -98,7 +70,8 @@ def random_model(name: str, dtype: torch.dtype = torch.float32, seed: int = 0, *
     model: PreTrainedModel = new_model(classes, {**SMALL, **more, **changes})
     draw_weights(model, seed)
     with torch.no_grad():
-        model.get_input_embeddings().weight.mul_(4.0)  # so that the next token depends on the last ones
+        embedding: Any = model.get_input_embeddings()
+        embedding.weight.mul_(4.0)  # so that the next token depends on the last ones
     return cast(model, dtype)
 
 
@@ -127,8 +100,6 @@ def save_tokenizer(folder: Path, vocabulary: int) -> None:
 
 
 def main() -> None:
-    from .llama import SHAPES, random_llama
-
     parser = argparse.ArgumentParser(description="Write a LLaMA with random weights in bfloat16.")
     parser.add_argument("shape", choices=tuple(SHAPES))
     parser.add_argument("folder", type=Path)

@@ -79,7 +79,9 @@ def soak(requests: int, seed: int = 0) -> dict[str, Any]:
     chance = random.Random(seed)
     start = time.perf_counter()
     with TemporaryDirectory() as folder:
-        engine = small_engine(Path(folder), max_sequences=12, cache_blocks=40, block_size=8, piece=16, prompt_tokens=48)
+        engine = small_engine(
+            Path(folder), max_sequences=12, cache_blocks=40, block_size=8, chunk_size=16, max_batched_tokens=48
+        )
     prefixes = [[chance.randrange(SMALL["vocab_size"]) for _ in range(40)] for _ in range(4)]
     waiting: set[str] = set()
     finishes: Counter[str] = Counter()

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoints import new_model
+from .new_model import new_model
 
 LAYERS = 2
 VOCABULARY = 128
@@ -84,5 +84,7 @@ class Errors:
 
 
 def errors_of(compiled: Tensor, eager: Tensor, exact: Tensor) -> Errors:
-    distance = lambda a, b: float((a.double() - b.double()).pow(2).mean().sqrt())
+    def distance(a: Tensor, b: Tensor) -> float:
+        return float((a.double() - b.double()).pow(2).mean().sqrt())
+
     return Errors(distance(compiled, exact), distance(eager, exact), distance(compiled, eager))

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
 
-from .checkpoints import new_model
+from .new_model import new_model
 
 if TYPE_CHECKING:
     from transformers import LlamaForCausalLM
@@ -60,7 +59,7 @@ def random_llama(shape: str, layers: int | None = None) -> LlamaForCausalLM:
     fewer = {} if layers is None else {"num_hidden_layers": layers}
     ids = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
     more = {"max_position_embeddings": 4096, "tie_word_embeddings": False, "dtype": torch.bfloat16}
-    model: LlamaForCausalLM = new_model("Llama", {**SHAPES[shape], **fewer, **ids, **more}, seed=0)
+    model: Any = new_model("Llama", {**SHAPES[shape], **fewer, **ids, **more}, seed=0)
     return model.to(torch.bfloat16)
 
 
@@ -73,8 +72,9 @@ def saved_llama(shape: str, folder: Path) -> Path:
     return path
 
 
-def weight_bytes(model: nn.Module) -> int:
+def weight_bytes(model: Any) -> int:
     """Bytes of weights that a step reads: all parameters and buffers (integers are buffers) but for the embedding."""
-    modules = (module for module in model.modules() if module is not model.get_input_embeddings())
+    embedding = model.get_input_embeddings()
+    modules = (module for module in model.modules() if module is not embedding)
     tensors = (t for module in modules for t in (*module.parameters(False), *module.buffers(False)))
     return sum(t.numel() * t.element_size() for t in tensors)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import torch
 
-from .._library import RUNTIME, cpu_capabilities, cpu_capability, set_cpu_capability
+from .._library import cpu_capabilities, cpu_capability, set_cpu_capability
+from .._library import emulates_cuda as emulates_cuda
 
 INT8_PRODUCTS = ("linear_int8", "linear_int4", "scaled_mm_int8", "Int8Gemm")  # ops with kernels in *_dot_cpu.cpp files
 
@@ -20,11 +21,6 @@ def sanitized() -> bool:
     """Whether this process runs under AddressSanitizer or ThreadSanitizer, which keep memory that was freed."""
     maps = Path("/proc/self/maps")
     return maps.exists() and any(name in maps.read_text() for name in ("libasan", "libtsan"))
-
-
-def emulates_cuda() -> bool:
-    """Whether the loaded libraries run the CUDA kernels on the host (csrc/emulation), for CPU tensors."""
-    return hasattr(RUNTIME, "infinirtEmulatesCuda")
 
 
 def cuda_device() -> str | None:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .checkpoints import draw_weights, new_model
 from .families import SIZES, VOCABULARY
+from .new_model import draw_weights, new_model
 
 LAYERS = 2
 PROMPTS, LENGTH = 16, 24
@@ -62,7 +62,7 @@ class Family:
 
 HEAD = {"head_dim": 16}
 WINDOW = {"sliding_window": 16}
-SANDWICH = {"norms": 4}
+SANDWICH: dict[str, Any] = {"norms": 4}
 
 FAMILIES = (
     Family("Llama"),
@@ -129,7 +129,7 @@ class Errors:
 
 def exact_logits(family: Family, dtype: torch.dtype, ids: Tensor) -> Tensor:
     """The logits in float64 of the model whose weights are rounded to the dtype."""
-    model = family.build(dtype).double()
+    model: Any = family.build(dtype).double()
     if family.experts:
         model.set_experts_implementation("eager")  # the only one in float64
     return logits(model, ids)

@@ -12,7 +12,7 @@ from ...ops import REGISTRY
 from ..c_ops import COp
 from ..op_info import Cost, ErrorCase, OpInfo, Sample
 
-__all__ = ["C_OPS", "OP_INFOS", "Cost", "ErrorCase", "OpInfo", "Sample", "all_op_infos"]
+__all__ = ["C_OPS", "OP_INFOS", "Cost", "ErrorCase", "OpInfo", "Sample", "all_c_ops", "all_op_infos"]
 
 OP_INFOS: dict[str, OpInfo] = {}
 C_OPS: list[COp] = []
@@ -21,6 +21,11 @@ C_OPS: list[COp] = []
 def all_op_infos() -> Iterator[OpInfo]:
     """What proves every op, by name."""
     return iter(sorted(OP_INFOS.values(), key=lambda info: info.name))
+
+
+def all_c_ops() -> Iterator[COp]:
+    """Every operator of the C ABI."""
+    return iter(C_OPS)
 
 
 for _module in iter_modules(__path__):

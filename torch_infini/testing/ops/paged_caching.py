@@ -28,9 +28,7 @@ def reference(
     if k_scales is not None and v_scales is not None:
         written += [k_scales.double(), v_scales.double()]
         (k, k_new), (v, v_new) = quantise(k), quantise(v)
-        rows = [k, v, k_new, v_new]
-    else:
-        rows = [k, v]
+        rows = (k, v, k_new, v_new)
     for t, slot in enumerate(slot_mapping.tolist()):
         for cache, new in zip(written, rows, strict=True):
             if slot >= 0 and k.numel():

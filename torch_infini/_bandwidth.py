@@ -1,4 +1,4 @@
-"""The machine's memory bandwidth, measured: the limit that decode, norms and copies are compared with."""
+"""Measures the machine's memory bandwidth: the limit of decode, norms and copies."""
 
 from __future__ import annotations
 

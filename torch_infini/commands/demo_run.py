@@ -1,4 +1,4 @@
-"""Generates from one prompt with a LLaMA as it is and patched, in turns, and prints report, texts, equality, speeds.
+"""The demo command: generates from one prompt with a LLaMA, unpatched and patched, and prints texts and speeds.
 
 The share of the memory-bandwidth limit is the bytes of weights that each token must read, over the measured bandwidth.
 """
@@ -11,19 +11,20 @@ import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from .. import patch_model
-from .. import patched as patched_for_a_while
+from .._bandwidth import read_bandwidth
 from .._library import cpu_capability
-from ..commands.errors import CommandError
+from ..demo import MODEL
 from ..engine.llm import names_code
-from ..testing.bandwidth import read_bandwidth
-from . import MODEL
+from ..patch import patch_model
+from ..patch import patched as patched_for_a_while
+from .errors import CommandError
 
 NEVER_RUN = (
     "--model must be a folder that classes of transformers itself can read, for code of a model folder (auto_map) is "
@@ -33,19 +34,18 @@ NEVER_RUN = (
 
 @dataclass
 class Runs:
-    """What one form of the model generated, and the seconds that each timed run took."""
+    """The tokens that a form of the model generated, and the seconds of each timed run."""
 
-    tokens: Tensor | None = None
+    tokens: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     seconds: list[float] = field(default_factory=list)
 
     @property
     def per_second(self) -> float:
-        assert self.tokens is not None
         return self.tokens.numel() / statistics.median(self.seconds)
 
 
 def load(folder: Path, dtype: torch.dtype) -> tuple[LlamaForCausalLM, PreTrainedTokenizerBase]:
-    """The model and tokenizer of a local folder; CommandError for what is not a LLaMA's folder."""
+    """Load the model and tokenizer of a local folder; CommandError if it is not a LLaMA's."""
     if not folder.is_dir():
         raise CommandError(f"--model must be a folder, got {folder}, which does not exist")
     if not (folder / "config.json").is_file():
@@ -72,8 +72,8 @@ def first_line(error: Exception) -> str:
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
-def generate(model: PreTrainedModel, ids: Tensor, count: int) -> Tensor:
-    """Greedy: exactly `count` new tokens, so that every run does the same work."""
+def generate(model: Any, ids: Tensor, count: int) -> Tensor:
+    """Generate exactly `count` new tokens, greedily, so that every run does the same work."""
     out = model.generate(
         ids,
         attention_mask=torch.ones_like(ids),
@@ -86,11 +86,11 @@ def generate(model: PreTrainedModel, ids: Tensor, count: int) -> Tensor:
 
 
 def time_in_turns(
-    model: PreTrainedModel, quantised: PreTrainedModel | None, ids: Tensor, count: int, runs: int
+    model: LlamaForCausalLM, quantised: LlamaForCausalLM | None, ids: Tensor, count: int, runs: int
 ) -> tuple[Runs, Runs]:
-    """(as it is, patched), measured in turns so that a busy neighbour slows both alike; the model is left unpatched.
+    """Measure (unpatched, patched) in turns, so that other load slows both alike; the model is left unpatched.
 
-    A quantised model is one of its own, for its weights cannot be taken back.
+    A quantised model is a separate one, because quantising cannot be undone.
     """
     plain, patched = Runs(), Runs()
     for turn in range(runs + 1):  # the first turn warms up
@@ -107,13 +107,14 @@ def time_in_turns(
 def bytes_per_token(model: PreTrainedModel) -> int:
     """Bytes of weights that one token reads: all but the embedding table, of which it reads one row."""
     table = model.get_input_embeddings().weight
+    assert isinstance(table, Tensor)
     tied = model.get_output_embeddings()._parameters.get("weight") is table
     every = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
     return every - (0 if tied else table.numel() * table.element_size())
 
 
-def divergence(model: PreTrainedModel, ids: Tensor, plain: Tensor, patched: Tensor) -> str:
-    """Where two continuations part, and how close the model's two best logits are there."""
+def divergence(model: LlamaForCausalLM, ids: Tensor, plain: Tensor, patched: Tensor) -> str:
+    """Describe where two continuations diverge, and how close the model's two best logits are there."""
     at = int((plain != patched).nonzero()[0])
     with torch.no_grad():
         logits = model(torch.cat([ids[0], plain[:at]])[None], logits_to_keep=1).logits[0, -1].float()
@@ -148,8 +149,6 @@ def run_demo(arguments: argparse.Namespace) -> int:
         with patched_for_a_while(model, verify=True) as report:
             pass
     plain, patched = time_in_turns(model, quantised, ids, count, arguments.runs)
-    assert plain.tokens is not None
-    assert patched.tokens is not None
 
     size = sum(p.numel() for p in model.parameters())
     print(f"model      {'the small LLaMA of this package' if arguments.model is None else folder}")

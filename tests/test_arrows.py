@@ -1,0 +1,235 @@
+"""Imports inside torch_infini: which package may import which, no cycles, no private modules of another package.
+
+Every import counts, inside functions and under TYPE_CHECKING too. docs and CONTRIBUTING.md describe the packages.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = "torch_infini"
+
+# The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
+BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated"}  # imports nothing, or one another
+ALLOWED: dict[str, set[str]] = {
+    "_library": set(),
+    "_memory": set(),
+    "_headers": set(),
+    "_cpu": set(),
+    "_bandwidth": set(),
+    "_deprecated": set(),
+    "_attention": {"_library"},
+    "_products": {"_library", "_cpu"},
+    "quantize": {"_library"},
+    "libinfiniccl": {"_library", "_headers"},
+    "libinfiniop": {"_library", "_headers"},
+    "ops": BASE | {"quantize"},
+    "_logging": BASE | {"ops"},
+    "runtime": BASE | {"ops"},
+    "distributed": BASE | {"libinfiniccl"},
+    "nn": BASE | {"quantize", "ops", "distributed"},
+    "models": BASE | {"quantize", "ops", "distributed", "nn"},
+    "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models"},
+    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine"},
+    "patch": BASE | {"_products", "quantize", "ops", "distributed"},
+    "compile": BASE | {"ops"},
+    "demo": set(),
+    "commands": BASE | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "patch", "demo", PACKAGE},
+    "__main__": {"commands"},
+    # What proves the product, which the product never imports but for EXCEPTIONS.
+    "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "patch"},
+    # The package itself.
+    PACKAGE: BASE
+    | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
+    | {"patch", "compile", "demo"},
+}
+# (importing module, room): the reason. Imports inside functions and for type checkers only.
+EXCEPTIONS = {
+    ("commands.doctor", "testing"): "checks every op against its reference, loaded when the command runs",
+    ("commands.ops", "testing"): "the dtypes that each op is proved with, loaded when the command runs",
+    ("commands.tune", "testing"): "times as the benchmarks do, loaded when the command runs",
+}
+# (importing module, imported private module of another package).
+PRIVATE = {
+    ("nn.linear", "ops._packed"),
+    ("patch.conditions", "ops._registry"),
+    ("patch.sharded", "ops._registry"),
+    ("testing.ops.linear_packed", "ops._packed"),
+    ("testing.ops.pack_linear", "ops._packed"),
+}
+# Cycles between modules of a package that are there today: the modules of each.
+CYCLES = [
+    {"ops._autograd", "ops._registry"},  # for a type
+]
+
+
+class Import(NamedTuple):
+    """`name` is imported from `target` by `module`; both without "torch_infini."."""
+
+    module: str
+    target: str
+    name: str
+    line: int
+    deferred: bool
+
+    @property
+    def rooms(self) -> tuple[str, str]:
+        return self.module.partition(".")[0], self.target.partition(".")[0]
+
+    def __str__(self) -> str:
+        return f"{self.module}, line {self.line}, imports {self.target}" + (f" ({self.name})" if self.name else "")
+
+
+def read_sources() -> dict[str, str]:
+    """The source of every file of torch_infini, by its path in it."""
+    return {path.relative_to(ROOT / PACKAGE).as_posix(): path.read_text() for path in (ROOT / PACKAGE).rglob("*.py")}
+
+
+def read_imports(sources: Mapping[str, str]) -> list[Import]:
+    """All imports of torch_infini's modules in these files; the package itself is called torch_infini."""
+    files = {}
+    for file in sorted(sources):
+        parts = (PACKAGE, *file.removesuffix(".py").split("/"))
+        files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
+    short = lambda module: module.removeprefix(f"{PACKAGE}.")
+    found = []
+    for module, file in files.items():
+        package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
+        for node in import_nodes(sources[file]):
+            for target, name in targets_of(node.statement, package, files):
+                if target.partition(".")[0] == PACKAGE and target != module:
+                    line = node.statement.lineno
+                    assert target in files, f"{file}, line {line}: there is no module {target}"
+                    found.append(Import(short(module), short(target), name, line, node.deferred))
+    return found
+
+
+def targets_of(node: ast.Import | ast.ImportFrom, package: str, files: Mapping[str, str]) -> list[tuple[str, str]]:
+    """(module, name in it) of everything that a statement imports."""
+    if isinstance(node, ast.Import):
+        return [(alias.name, "") for alias in node.names]
+    above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+    base = ".".join([*above, *([node.module] if node.module else [])])
+    # What is imported from a package may be a module of it.
+    names = [(f"{base}.{alias.name}", alias.name) for alias in node.names]
+    return [(whole, "") if whole in files else (base, name) for whole, name in names]
+
+
+class ImportNode(NamedTuple):
+    statement: ast.Import | ast.ImportFrom
+    deferred: bool
+
+
+@cache
+def import_nodes(source: str) -> list[ImportNode]:
+    return [
+        ImportNode(n, inside) for n, inside in nodes(ast.parse(source)) if isinstance(n, (ast.Import, ast.ImportFrom))
+    ]
+
+
+def nodes(tree: ast.AST, deferred: bool = False) -> Iterator[tuple[ast.AST, bool]]:
+    for node in ast.iter_child_nodes(tree):
+        yield node, deferred
+        is_later = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)) or (
+            isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        )
+        yield from nodes(node, deferred or is_later)
+
+
+def cycles(arrows: Iterable[tuple[str, str]]) -> list[set[str]]:
+    """The sets of two or more that reach one another, by what each reaches."""
+    targets: dict[str, set[str]] = {}
+    for start, end in arrows:
+        targets.setdefault(start, set()).add(end)
+    reached = {start: reachable(start, targets) for start in targets}
+    found: list[set[str]] = []
+    for start in sorted(targets):
+        cycle = {end for end in reached[start] if start in reached.get(end, ())}
+        if len(cycle) > 1 and cycle not in found:
+            found.append(cycle)
+    return found
+
+
+def reachable(start: str, targets: Mapping[str, set[str]]) -> set[str]:
+    found: set[str] = set()
+    waiting = [start]
+    while waiting:
+        for end in targets.get(waiting.pop(), set()) - found:
+            found.add(end)
+            waiting.append(end)
+    return found
+
+
+def is_private(module: str) -> bool:
+    """Whether the module is one that another package must not import: the modules of torch_infini itself are ours."""
+    return any(part.startswith("_") for part in module.split(".")[1:])
+
+
+def faults(sources: Mapping[str, str]) -> list[str]:
+    """What breaks the rules in these files."""
+    imports = read_imports(sources)
+    outside = [i for i in imports if i.rooms[0] != i.rooms[1]]
+    rooms = {i.rooms[0] for i in imports} | {i.rooms[1] for i in imports}
+    wrong = [f"no rule for {room}" for room in sorted(rooms - ALLOWED.keys())]
+    used = set()
+    for i in outside:
+        if i.rooms[1] in ALLOWED.get(i.rooms[0], ()):
+            pass
+        elif (i.module, i.rooms[1]) in EXCEPTIONS and i.deferred:
+            used.add((i.module, i.rooms[1]))
+        else:
+            wrong.append(f"{i.rooms[0]} must not import {i.rooms[1]}: {i}")
+    wrong += [f"exception that nothing needs: {pair}" for pair in sorted(EXCEPTIONS.keys() - used)]
+    private = {(i.module, i.target): i for i in outside if is_private(i.target)}
+    private |= {(i.module, f"{i.target}.{i.name}"): i for i in outside if i.name[:1] == "_" and i.name[:2] != "__"}
+    wrong += [f"private to another package: {i}" for pair, i in private.items() if pair not in PRIVATE]
+    wrong += [f"private import that nothing needs: {pair}" for pair in sorted(PRIVATE - private.keys())]
+    rooms_of = [i.rooms for i in outside if (i.module, i.rooms[1]) not in EXCEPTIONS]
+    # torch_infini/__init__.py runs before any of its modules: what imports a name of it is no cycle, if it may.
+    wrong += [f"packages in a cycle: {sorted(c)}" for c in cycles(r for r in rooms_of if PACKAGE not in r)]
+    found = cycles((i.module, i.target) for i in imports if PACKAGE not in (i.module, i.target))
+    wrong += [f"modules in a cycle: {sorted(cycle)}" for cycle in found if cycle not in CYCLES]
+    wrong += [f"cycle that is there no more: {sorted(cycle)}" for cycle in CYCLES if cycle not in found]
+    return wrong
+
+
+def test_arrows() -> None:
+    assert faults(read_sources()) == []
+
+
+def test_allowed_arrows_have_no_cycle() -> None:
+    arrows = [(room, other) for room, others in ALLOWED.items() for other in others if PACKAGE not in (room, other)]
+    assert cycles(arrows) == []
+
+
+@pytest.mark.parametrize(
+    "file, line, fault",
+    [
+        ("nn/norm.py", "from ..engine import LLM", "nn must not import engine"),
+        ("distributed/groups.py", "from ..nn import Linear", "packages in a cycle: ['distributed', 'nn']"),
+        ("ops/rope.py", "def f():\n    import torch_infini.nn.cache", "ops must not import nn"),
+        ("patch/linear.py", "from .. import compile", "patch must not import compile"),
+        ("engine/runner.py", "def f():\n    from ..testing import moved", "engine must not import testing"),
+        ("commands/doctor.py", "from ..testing import moved", "commands must not import testing"),
+        ("models/llama.py", "from ..ops._registry import FLOATS", "private to another package: models.llama"),
+        ("models/llama.py", "from ..nn.linear import _x", "private to another package: models.llama"),
+        ("engine/blocks.py", "from .scheduler import Scheduler", "modules in a cycle: ['engine.blocks', "),
+        (
+            "engine/outputs.py",
+            "if TYPE_CHECKING:\n    from .sequence import Request",
+            "modules in a cycle: ['engine.outputs', 'engine.sequence']",
+        ),
+        ("utils.py", "from . import ops", "no rule for utils"),
+    ],
+)
+def test_broken_arrows_are_found(file: str, line: str, fault: str) -> None:
+    sources = read_sources()
+    found = faults({**sources, file: f"{sources.get(file, '')}\n\n{line}\n"})
+    assert any(fault in one for one in found), found

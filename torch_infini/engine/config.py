@@ -1,0 +1,77 @@
+"""EngineConfig: the limits of an engine, checked when they are set."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from .._deprecated import renamed_fields
+from .sampling_params import is_integer
+
+KVCacheDtype = Literal["int8"]
+CACHE_BYTES = 2 << 30  # the default size of keys and values, at most
+
+
+@renamed_fields(prompt_tokens="max_batched_tokens", piece="chunk_size")
+@dataclass(frozen=True)
+class EngineConfig:
+    """Limits of an engine: how many requests it serves at a time, in how much memory.
+
+    Attributes:
+        max_sequences: The most sequences in a step.
+        max_length: The most tokens of a sequence, prompt included; None: the model's positions.
+        cache_bytes: Bytes for keys and values; None: enough for max_sequences of max_length, at most 2 GiB.
+        cache_blocks: The same in blocks; at most one of the two.
+        block_size: Tokens in a block of the cache.
+        kv_cache_dtype: "int8": keys and values are kept as int8 with a float32 scale for each token and head: 0.52 of
+            the memory of bfloat16 for heads of 128 columns; docs/engine.md says how fast and how exact that is. None:
+            in the model's dtype.
+        max_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt: sequences that
+            generate wait while a step takes longer.
+        chunk_size: Prompts are cut at multiples of this many tokens.
+        reuse_prefixes: Whether a prompt may begin with blocks that others filled with the same tokens.
+        record: Whether decode steps are recorded and replayed (torch_infini.runtime.program, on CUDA graph).
+    """
+
+    max_sequences: int = 32
+    max_length: int | None = None
+    cache_bytes: int | None = None
+    cache_blocks: int | None = None
+    block_size: int = 32
+    kv_cache_dtype: KVCacheDtype | None = None
+    max_batched_tokens: int = 512
+    chunk_size: int = 256
+    reuse_prefixes: bool = True
+    record: bool = True
+
+    def __post_init__(self) -> None:
+        for name in (
+            "max_sequences",
+            "max_length",
+            "cache_bytes",
+            "cache_blocks",
+            "block_size",
+            "max_batched_tokens",
+            "chunk_size",
+        ):
+            value = getattr(self, name)
+            if value is None and name in ("max_length", "cache_bytes", "cache_blocks"):
+                continue
+            if not is_integer(value) or value < 1:
+                raise ValueError(f"torch_infini.EngineConfig: {name} must be an integer of at least 1, got {value!r}")
+            if value >= 2**63:
+                raise ValueError(f"torch_infini.EngineConfig: {name} must be at most {2**63 - 1}, got {value!r}")
+        for name in ("reuse_prefixes", "record"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(
+                    f"torch_infini.EngineConfig: {name} must be True or False, got {getattr(self, name)!r}"
+                )
+        if self.kv_cache_dtype not in (None, *get_args(KVCacheDtype)):
+            raise ValueError(
+                f'torch_infini.EngineConfig: kv_cache_dtype must be "int8" or None (the model\'s), got '
+                f"{self.kv_cache_dtype!r}"
+            )
+        if self.cache_bytes is not None and self.cache_blocks is not None:
+            raise ValueError(
+                "torch_infini.EngineConfig: cache_blocks must be None where cache_bytes is given, got both"
+            )

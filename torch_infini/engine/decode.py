@@ -1,0 +1,117 @@
+"""DecodeSteps: forward passes with one new token per sequence, recorded once per batch size and then replayed.
+
+On the CPU a recorded step is a program of kernel calls, on CUDA a graph. The engine and infinilm both decode with it.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from .. import runtime
+from .._library import emulates_cuda
+from ..models import Llama
+from ..nn import Batch, KVCache
+
+RECORDED = 64  # steps that are kept; the least recently used goes first
+
+Record = Callable[[Callable[[], Tensor]], Callable[[], object]]
+
+
+class DecodeStep:
+    """A forward pass of a fixed batch size that reads and writes fixed memory.
+
+    Attributes:
+        inputs: [4, rows] int64: token, position, slot and number of keys of each row. To be filled before run().
+        tables: [rows, blocks] int64, the block table of each row. To be filled before run().
+        logits: [rows, vocab_size], the result.
+    """
+
+    def __init__(
+        self, model: Llama, cache: KVCache, inputs: Tensor, tables: Tensor, logits: Tensor, record: Record | None
+    ) -> None:
+        self.inputs, self.tables, self.logits = inputs, tables, logits
+        tokens, positions, slots, lengths = inputs.unbind(0)
+        batch = Batch(tokens, positions, slots, tables, lengths)
+
+        def forward() -> Tensor:
+            return model(batch, cache, out=logits)
+
+        self._forward = forward
+        self._record = record
+        self._replay: Callable[[], object] | None = None
+
+    def run(self) -> Tensor:
+        """Compute the logits, whose memory the next run of any step of the model overwrites; the first run records."""
+        if self._replay is not None:
+            self._replay()
+        elif self._record is not None:
+            self._replay = self._record(self._forward)
+        else:
+            self._forward()
+        return self.logits
+
+
+class DecodeSteps:
+    """The decode steps of a model with one cache. All share their memory, which is replaced by larger memory on demand.
+
+    Args:
+        model: On the device where it runs.
+        cache: On the same device.
+        max_rows: The largest batch size that is expected.
+        max_blocks: The most blocks of a sequence that are expected.
+        record: Whether steps are recorded; otherwise every step is computed op by op.
+    """
+
+    def __init__(
+        self, model: Llama, cache: KVCache, max_rows: int = 0, max_blocks: int = 0, record: bool = True
+    ) -> None:
+        self._model, self._cache = model, cache
+        self._record = recorder(model.embed.weight.device) if record else None
+        self._steps: OrderedDict[tuple[int, int], DecodeStep] = OrderedDict()
+        self._allocate(max_rows, max_blocks)
+
+    def _allocate(self, rows: int, blocks: int) -> None:
+        model = self._model
+        device = model.embed.weight.device
+        self._inputs = torch.zeros(4, rows, dtype=torch.int64, device=device)
+        self._tables = torch.zeros(rows, blocks, dtype=torch.int64, device=device)
+        self._logits = torch.empty(rows, model.config.vocab_size, dtype=model.dtype, device=device)
+
+    def step(self, rows: int, blocks: int) -> DecodeStep:
+        """Return the step for `rows` sequences with block tables of `blocks` columns."""
+        key = rows, blocks
+        found = self._steps.get(key)
+        if found is not None:
+            self._steps.move_to_end(key)
+            return found
+        most, widest = self._tables.shape
+        if rows > most or blocks > widest:  # recorded steps keep the memory that they were recorded with
+            self._allocate(max(most, power_of_two(rows)), max(widest, power_of_two(blocks)))
+        memory = self._inputs[:, :rows], self._tables[:rows, :blocks], self._logits[:rows]
+        found = self._steps[key] = DecodeStep(self._model, self._cache, *memory, self._record)
+        while len(self._steps) > RECORDED:
+            self._steps.popitem(last=False)
+        return found
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is at least `size`."""
+    return 1 << max(size - 1, 0).bit_length()
+
+
+def recorder(device: torch.device) -> Record | None:
+    """Return a function that computes a step and returns its replay; None where steps cannot be recorded."""
+    if device.type == "cpu":
+        return None if emulates_cuda() else lambda step: runtime.program(step).replay  # making it computes it
+    pool = torch.cuda.graph_pool_handle()  # steps run one at a time and can share the memory between inputs and logits
+
+    def graph(step: Callable[[], Tensor]) -> Callable[[], object]:
+        replay = runtime.graph(lambda _: step(), torch.zeros(1, device=device), pool=pool).replay
+        replay()
+        return replay
+
+    return graph
