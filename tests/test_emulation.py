@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="fibers switch stacks on x86-64")
 
 CODE = r"""
-#include "cuda/async_copy.h"
-#include "cuda/launch.h"
-#include "cuda/mma.h"
-#include "cuda/vectors.h"
-#include "cuda/words.h"
+#include "cuda/async_copy.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/vectors.cuh"
+#include "cuda/words.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -297,4 +297,4 @@ def test_all_static_shared_memory_is_known() -> None:
     """__shared__ itself would be memory that the emulation cannot poison."""
     sources = [path for suffix in ("*.cu", "*.cuh", "*.h") for path in (ROOT / "csrc").rglob(suffix)]
     uses = [str(path.relative_to(ROOT)) for path in sources if "__shared__" in path.read_text()]
-    assert uses == ["csrc/common/cuda/launch.h"]
+    assert uses == ["csrc/common/cuda/launch.cuh"]

@@ -7,7 +7,7 @@
 
 #include "guard.h"
 #include "infiniop.h"
-#include "live.h"
+#include "handle_table.h"
 #include "place.h"
 #include "tensor_view.h"
 
@@ -29,7 +29,7 @@ InfiniopHandle checked_handle(const Function &function, infiniopHandle_t handle)
 TensorView checked_view(const Function &function, const char *argument, infiniopTensorDescriptor_t desc);
 std::shared_ptr<Descriptor> checked_descriptor(const Function &function, const void *desc);
 
-Live<Descriptor> &descriptors();
+HandleTable<Descriptor> &descriptors();
 
 // What `fill` of COp::create takes: the views of tensor descriptors.
 class Tensors {

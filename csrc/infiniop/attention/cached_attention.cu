@@ -2,8 +2,8 @@
 // Limit: memory bandwidth, though a few rows (decode) take no longer than the launch.
 // SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cached_attention.h"
-#include "cuda/launch.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows.cuh"
 
 namespace infini::cached_attention {
 namespace {

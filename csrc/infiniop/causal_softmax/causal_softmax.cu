@@ -2,7 +2,7 @@
 // for each bf16 of a square.
 // SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
 #include "causal_softmax.h"
-#include "softmax/softmax_lines.h"
+#include "softmax/softmax_lines.cuh"
 
 void infini::causal_softmax::nvidia::cuda_kernel(const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto v) {

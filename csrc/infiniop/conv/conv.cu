@@ -2,7 +2,7 @@
 // are gathered from wherever they lie; so no workspace, any strides, and one order of sums for all layouts and batches.
 // Limit: float arithmetic outside of the tensor cores. For patches and audio towers; nothing that decodes needs it.
 #include "conv.h"
-#include "cuda/elements.h"
+#include "cuda/elements.cuh"
 
 namespace infini::conv {
 namespace {

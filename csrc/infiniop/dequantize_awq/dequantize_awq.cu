@@ -2,8 +2,8 @@
 // of a group, whose scales and zeros it keeps in registers. Limit: memory bandwidth, 2 bytes written for each half byte
 // read. The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
 // SASS: dequantize: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/words.h"
+#include "cuda/launch.cuh"
+#include "cuda/words.cuh"
 #include "dequantize_awq.h"
 
 namespace infini::dequantize_awq {

@@ -1,7 +1,7 @@
 // The CUDA kernels of the elementwise ops: one for each number of inputs and dtype, in which the op is a branch that all
 // threads take alike. Limit: memory bandwidth, each input read once and the output written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
-#include "cuda/elements.h"
+#include "cuda/elements.cuh"
 #include "elementwise.h"
 #include "one_lane.cuh"
 

@@ -2,9 +2,9 @@
 // a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN, that of
 // another part of the table zeros.
 // SASS: copy_rows: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/rows.h"
-#include "cuda/words.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows.cuh"
+#include "cuda/words.cuh"
 #include "embedding.h"
 
 namespace infini::embedding {

@@ -1,7 +1,7 @@
 // The way to cuBLAS: its functions by dlopen, a handle for each thread and device, and matrices as it sees them.
 // The declarations are those of its documentation; the emulation has its own functions of these names.
 #include "cublas.h"
-#include "cuda/launch.h"
+#include "cuda/launch.cuh"
 
 #ifndef INFINI_EMULATION
 #include <dlfcn.h>

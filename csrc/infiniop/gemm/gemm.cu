@@ -2,8 +2,8 @@
 // rows), weight_stream.cuh; and a plain tiled kernel for what cuBLAS does not take: matrices whose rows overlap or run
 // backwards, and k = 0. Limit: the tensor units, memory bandwidth at few rows; the plain kernel is far from either.
 #include "cublas.h"
-#include "cuda/launch.h"
-#include "cuda/numbers.h"
+#include "cuda/launch.cuh"
+#include "cuda/numbers.cuh"
 #include "linear/weight_stream.cuh"
 
 namespace infini::gemm {

@@ -4,8 +4,8 @@
 // SASS: scale_rows: LDG.E.128 STG.E.64 STG.E.128
 #include "scale_sums.h"
 
-#include "cuda/launch.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows.cuh"
 #include "linear/weight_stream.cuh"
 
 namespace infini::gemm {

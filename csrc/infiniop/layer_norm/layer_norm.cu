@@ -2,8 +2,8 @@
 // that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
 // Limit: memory bandwidth, one line read and one or two written: 4 or 6 bytes for each bf16.
 // SASS: norm_lines: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/lines.h"
+#include "cuda/launch.cuh"
+#include "cuda/lines.cuh"
 #include "layer_norm.h"
 
 namespace infini::layer_norm {

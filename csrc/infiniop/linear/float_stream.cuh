@@ -3,8 +3,8 @@
 // Limit: memory bandwidth of the weight's bytes for one row of x; from four rows on the multiply-adds.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
 #include "weight_stream_problem.cuh"
 
 namespace infini::weight_stream {

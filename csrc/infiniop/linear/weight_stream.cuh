@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "cuda/launch.h"
+#include "cuda/launch.cuh"
 #include "float_stream.cuh"
 #include "streamed_rows.h"
 #include "weight_formats.cuh"

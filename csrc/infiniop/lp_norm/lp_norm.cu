@@ -2,8 +2,8 @@
 // (16384 halves) and lines side by side are read twice, the second time from the level-2 cache.
 // Limit: memory bandwidth, 4 bytes for each bf16; for p above 2 arithmetic, a multiplication or two for each bit of p.
 // SASS: norm_lines: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/lines.h"
+#include "cuda/launch.cuh"
+#include "cuda/lines.cuh"
 #include "lp_norm.h"
 
 namespace infini::lp_norm {

@@ -2,10 +2,10 @@
 // block's tile. Limit: memory bandwidth, each element read and written once (8192 tokens x 8 heads x 128 bf16 at
 // 4.3 TB/s: 16 us); a few tokens take the latency of slot and row.
 // SASS: write_heads: LDG.E.128 STG.E.128
-#include "cuda/heads.h"
+#include "cuda/heads.cuh"
 #include "paged_caching.h"
-#include "quantised_cuda.h"
-#include "slots_cuda.h"
+#include "quantised.cuh"
+#include "slots.cuh"
 
 namespace infini::paged_caching {
 namespace {

@@ -3,11 +3,11 @@
 // read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of
 // position, angles, result.
 // SASS: write_heads: LDG.E.128 STG.E.128
-#include "cuda/heads.h"
-#include "paged_caching/quantised_cuda.h"
-#include "paged_caching/slots_cuda.h"
+#include "cuda/heads.cuh"
+#include "paged_caching/quantised.cuh"
+#include "paged_caching/slots.cuh"
 #include "qkv_rope_cache.h"
-#include "rope/rotation_cuda.h"
+#include "rope/rotation.cuh"
 
 namespace infini::qkv_rope_cache {
 namespace {

@@ -4,9 +4,9 @@
 // SASS: unpack_rows: LDG.E.64 STG.E.128
 #include "unpack.h"
 
-#include "cuda/launch.h"
-#include "cuda/pairs.h"
-#include "cuda/words.h"
+#include "cuda/launch.cuh"
+#include "cuda/pairs.cuh"
+#include "cuda/words.cuh"
 
 namespace infini::unpack {
 namespace {

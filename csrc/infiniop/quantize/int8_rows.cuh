@@ -2,10 +2,10 @@
 // Limit: memory bandwidth; a row is read a second time from the cache.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/quantise.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/quantise.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 
 namespace infini::quantize {
 namespace {

@@ -14,9 +14,9 @@
 // SASS: sample_rows: LDG.E.128 ATOMS.ADD MUFU.EX2
 #include <limits>
 
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 #include "philox.h"
 #include "random_sample.h"
 

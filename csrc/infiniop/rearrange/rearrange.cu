@@ -3,8 +3,8 @@
 // dense in both. Limit: memory bandwidth, each element read once and written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
 #include "check.h"
-#include "cuda/elements.h"
-#include "cuda/rows.h"
+#include "cuda/elements.cuh"
+#include "cuda/rows.cuh"
 #include "rearrange.h"
 
 #include <algorithm>

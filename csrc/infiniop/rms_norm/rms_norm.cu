@@ -1,9 +1,9 @@
 // The CUDA kernel of rms_norm and add_rms_norm: one pass, the row in the registers of the threads that share it.
 // Limit: memory bandwidth, as on the CPU. Rows too long for registers (16384 halves) are read a second time.
 // SASS: norm_rows: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 #include "rms_norm.h"
 
 namespace infini::rms_norm {

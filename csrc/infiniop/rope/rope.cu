@@ -2,9 +2,9 @@
 // Limit: memory bandwidth, each element read and written once (8192 x 32 heads x 128 bf16 at 4.3 TB/s: 31 us); a few
 // tokens take the latency of position, angles, result.
 // SASS: turn_heads: LDG.E.128 STG.E.128
-#include "cuda/heads.h"
+#include "cuda/heads.cuh"
 #include "rope.h"
-#include "rotation_cuda.h"
+#include "rotation.cuh"
 
 namespace infini::rope {
 namespace {

@@ -2,7 +2,7 @@
 // exponential and about 30 other instructions.
 // SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
 #include "softmax.h"
-#include "softmax_lines.h"
+#include "softmax_lines.cuh"
 
 void infini::softmax::nvidia::cuda_kernel(const Args &args) {
     const int axis = args.axis < 0 ? args.x.ndim + args.axis : args.axis;

@@ -5,9 +5,9 @@
 // SASS: softmax_rows: LDG.E.128
 // SASS: router_rows: LDG.E.128
 #include "candidate.h"
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 #include "topk.h"
 
 namespace infini::topk {

@@ -3,10 +3,10 @@
 // ops that fuse it.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/quantise.h"
-#include "cuda/reduce.h"
-#include "slots_cuda.h"
+#include "cuda/launch.cuh"
+#include "cuda/quantise.cuh"
+#include "cuda/reduce.cuh"
+#include "slots.cuh"
 
 namespace infini::paged_caching {
 

@@ -4,8 +4,8 @@
 // cache.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/lines.h"
+#include "cuda/launch.cuh"
+#include "cuda/lines.cuh"
 
 namespace infini::softmax {
 namespace {

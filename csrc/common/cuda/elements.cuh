@@ -4,9 +4,9 @@
 #pragma once
 
 #include "../layout.h"
-#include "divider.h"
-#include "launch.h"
-#include "words.h"
+#include "divider.cuh"
+#include "launch.cuh"
+#include "words.cuh"
 
 namespace infini::cuda {
 

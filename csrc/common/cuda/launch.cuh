@@ -25,7 +25,7 @@
 
 #include "../place.h"
 #include "../setting.h"
-#include "error.h"
+#include "error.cuh"
 
 namespace infini::cuda {
 
