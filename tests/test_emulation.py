@@ -153,7 +153,7 @@ static void wanted(float value, int count = 32) {
 }
 
 template <typename... P> static void run(void (*kernel)(P...), int threads, const std::common_type_t<P> &...args) {
-    cuda::launch(kernel, dim3(1), dim3(threads), 8192, args...);
+    cuda::launch(ExecutionContext{}, kernel, dim3(1), dim3(threads), 8192, args...);
 }
 
 int main(int, char **arguments) {
@@ -181,7 +181,7 @@ int main(int, char **arguments) {
         if (name == "wait in some threads") { run(wait_in_some_threads, 32); }
         if (name == "wait twice") { run(wait_twice, 32); }
         if (name == "shared memory") {
-            cuda::launch(read_what_nothing_wrote, dim3(2), dim3(32), 0);
+            cuda::launch(ExecutionContext{}, read_what_nothing_wrote, dim3(2), dim3(32), 0);
             wanted(1, 32);
             wanted(1, 64);
         }

@@ -36,7 +36,7 @@ std::string backend_names() {
     std::string names;
     for (int type = 0; type < INFINI_DEVICE_TYPE_COUNT; ++type) {
         if (backend_of(static_cast<infiniDevice_t>(type)) != nullptr) {
-            names += (names.empty() ? "" : ", ") + name_of(static_cast<infiniDevice_t>(type));
+            names += message(names.empty() ? "" : ", ", name_of(static_cast<infiniDevice_t>(type)));
         }
     }
     return names;

@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_
     });
 }
 
-template <typename T> void launch(const Args &args) {
+template <typename T> void launch(const ExecutionContext &context, const Args &args) {
     const bool with_statistics = args.standardization.dtype != INFINI_DTYPE_INVALID;
     TensorView deviation = args.deviation; // [..., 1]
     deviation.shape[deviation.ndim] = deviation.strides[deviation.ndim] = 1;
@@ -101,18 +101,19 @@ template <typename T> void launch(const Args &args) {
         }
     }
     cuda::with_line<T>(job.lines, [&](auto line, dim3 grid, dim3 block) {
-        cuda::launch(norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
+        cuda::launch(context, norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
     });
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.input.dtype, [&](auto x) {
         if constexpr (!std::is_same_v<decltype(x), double>) {
-            launch<decltype(x)>(args);
+            launch<decltype(x)>(context, args);
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::layer_norm

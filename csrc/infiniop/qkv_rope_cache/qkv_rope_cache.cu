@@ -105,9 +105,7 @@ template <typename T, typename A> struct Rows {
     }
 };
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     rope::with_types(args.qkv.dtype, args.cos.dtype, [&](auto x, auto angle) {
         using T = decltype(x);
         using A = decltype(angle);
@@ -130,7 +128,7 @@ void nvidia::cuda_kernel(const Args &args) {
                                             rotation,
                                             plan,
                                             cuda::vectors_fit(rows, args.q, args.k_cache, args.v_cache)};
-                cuda::launch(write_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+                cuda::launch(context, write_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
             };
             if (args.k_scales.dtype == INFINI_DTYPE_INVALID) {
                 write(rows.shape[1]);
@@ -142,11 +140,14 @@ void nvidia::cuda_kernel(const Args &args) {
             }
             if (kv_heads > 0) {
                 paged_caching::launch_quantise<T>(
-                    {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, tokens, 0},
+                    context, {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, tokens, 0},
                     Rows<T, A>{rows, heads, kv_heads, rotation, cuda::vectors_fit(rows)});
             }
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::qkv_rope_cache

@@ -50,9 +50,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) turn_heads(const __grid_co
     }
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     with_types(args.x.dtype, args.cos.dtype, [&](auto x, auto angle) {
         using T = decltype(x);
         using A = decltype(angle);
@@ -64,8 +62,11 @@ void nvidia::cuda_kernel(const Args &args) {
         }
         const HeadPlan plan(args.x.shape[0] * args.x.shape[1], args.x.shape[2], slices, 1);
         const Problem<T, A> problem{args.x, args.y, rotation, plan, cuda::vectors_fit(args.x, args.y)};
-        cuda::launch(turn_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+        cuda::launch(context, turn_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::rope
