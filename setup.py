@@ -46,7 +46,7 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; docs/instal
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The runtime, which has all state; the ops' C interface; collectives; the ops in torch, with a copy of the kernels.
+# The runtime, which has all state; the kernels and the ops' C interface; collectives; the ops in torch.
 LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libtorch_infini")
 X86_LEVELS = {
     "baseline": "",
@@ -289,17 +289,22 @@ class Progress:
 
 def libraries_of(path: Path) -> tuple[str, ...]:
     """The libraries that a source (relative to csrc/) is linked into."""
-    if path.parts[0] == "common" or path.stem == "emulator":  # without state, so that each has its own copy
+    if path.stem == "emulator":
         return LIBRARIES
+    if path.parts[0] == "common":  # libtorch_infini uses the copy of libinfiniop
+        return ("libinfinirt", "libinfiniop", "libinfiniccl")
     if path.parts[0] in ("infinirt", "emulation"):
         return ("libinfinirt",)
     if path.parts[0] == "infiniccl":
         return ("libinfiniccl",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
         return ("libtorch_infini",)
-    if path.stem.endswith("_c"):
-        return ("libinfiniop",)
-    return ("libinfiniop", "libtorch_infini")
+    return ("libinfiniop",)
+
+
+def is_exported(path: Path) -> bool:
+    """Whether other libraries call the C++ functions of a source: an op's rules and table, and what they share."""
+    return path.parts[0] in ("common", "infiniop") and not path.stem.endswith(("_c", "_cpu", "_tiles", "_torch"))
 
 
 def ninja_file(torch: Path | None, nvcc: str | None) -> str:
@@ -365,7 +370,8 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
             for level, flags in tiles.items():
                 compile_("cxx", source, f".{level}", flags)
         elif not source.stem.endswith("_torch"):
-            compile_("cxx", source)
+            exported = is_exported(source.relative_to(ROOT / "csrc"))
+            compile_("cxx", source, flags="-fvisibility=default" if exported else "")
         elif torch:
             compile_("cxx", source, flags=torch_flags, header=headers["torch"])
     kernels = sorted({name for library in LIBRARIES for name in objects[library] if not name.endswith("_torch.o")})
@@ -380,21 +386,23 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     cudart = cudart_flags(nvcc) if nvcc else ""
     uses = {
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
-        "libinfiniop": "-L. -linfinirt",
+        "libinfiniop": "-L. -linfinirt -Wl,-Bsymbolic-functions",
         "libinfiniccl": "-L. -linfinirt -ldl -pthread",
-        "libtorch_infini": f"-L. -linfiniccl -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10 -ldl",
+        "libtorch_infini": "-L. -linfiniop -linfiniccl -linfinirt"
+        f" -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10 -ldl",
     }
-    stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfinirt.so", "libinfiniccl.so")}
+    stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfiniop.so", "libinfiniccl.so", "libinfinirt.so")}
+    exports = {"libinfiniop": f"\n  exports = {CSRC}/infiniop/exports.map"}
 
     def needs_of(library: str, folder: str = "") -> str:
         needed = stands_on.get(library, ("libinfinirt.so",))
         return " |" + "".join(f" {folder}{name}" for name in needed) if needed else ""
 
     for library in LIBRARIES:
-        libs = uses[library] if library == "libinfiniccl" else f"{uses[library]} {cudart}"
+        libs = f"{uses[library]} {cudart}" if library in ("libinfinirt", "libinfiniop") else uses[library]
         lines.append(
             f"build {library}.so: link {' '.join(objects[library])}{needs_of(library)}\n"
-            f"  libs = {libs}\n  soname = {library}.so"
+            f"  libs = {libs}\n  soname = {library}.so{exports.get(library, '')}"
         )
     lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
 
@@ -407,8 +415,8 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     for library in LIBRARIES:
         lines.append(
             f"build emulated/{library}.so: link {' '.join(objects[library])}{needs_of(library, 'emulated/')}\n"
-            f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so\n"
-            f"  exports = {CSRC}/emulation/exports.map"
+            f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so"
+            + exports.get(library, f"\n  exports = {CSRC}/emulation/exports.map")
         )
     if os.environ.get("INFINI_EMULATION") == "1":
         lines.append(f"default {' '.join(f'emulated/{library}.so' for library in LIBRARIES)}")

@@ -3,7 +3,7 @@
 The torch binding goes through the C++ compiler as for a torch with CUDA. Prints registers and shared memory of each
 kernel, and fails on errors and warnings, and where a kernel spills registers. In the code for sm_90 it looks for the
 instructions that a source promises of a kernel, in a line `// SASS: <kernel>: LDG.E.128`, and no kernel may reach
-global memory, or its end, before it has waited for those ahead of it (csrc/common/cuda/launch.h).
+global memory, or its end, before it has waited for those ahead of it (csrc/common/cuda/launch.cuh).
 """
 
 from __future__ import annotations

@@ -36,9 +36,33 @@ def shell(*command: str, **environment: str) -> str:
 
 @pytest.mark.parametrize("library", ["libinfinirt", "libinfiniop", "libinfiniccl"])
 def test_exports_what_the_headers_declare(library: str) -> None:
+    """And what a vendor's library is built against: the runtime's Backend, the ops' tables and their functions."""
     lines = shell("nm", "-D", "--defined-only", str(ROOT / "lib" / f"{library}.so")).splitlines()
+    exported = {line.split()[-1] for line in lines}
     declared = {function.name for function in INTERFACE.functions.values() if function.library == library}
-    assert {line.split()[-1] for line in lines} == declared
+    cxx = {name for name in exported if name.startswith("_Z")}
+    assert exported - cxx == declared
+    names = set(shell("c++filt", *sorted(cxx)).splitlines()) if cxx else set()
+    if library == "libinfinirt":
+        assert {name for name in names if "infini::runtime::Backend" not in name} == set()
+        assert any(name.startswith("infini::runtime::register_backend(") for name in names)
+    elif library == "libinfiniop":
+        assert {name for name in names if not name.startswith("infini::")} == set()
+        tables = set(re.findall(r"^infini::(\w+)::(\w*kernels)$", "\n".join(names), re.MULTILINE))
+        assert tables == declared_tables()
+    else:
+        assert not names
+
+
+def declared_tables() -> set[tuple[str, str]]:
+    """(op, name) of the kernel tables in the ops' headers."""
+    found = set()
+    for header in (CSRC / "infiniop").glob("*/*.h"):
+        text = header.read_text()
+        for line in re.findall(r"^extern KernelTable<\w+> (.*?);", text, re.MULTILINE):
+            (op,) = re.findall(r"^namespace infini::(\w+) {$", text, re.MULTILINE)
+            found |= {(op, name) for name in line.split(", ")}
+    return found
 
 
 @pytest.mark.parametrize("library", ["libinfinirt", "libinfiniop", "libinfiniccl"])

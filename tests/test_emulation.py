@@ -19,11 +19,11 @@ ROOT = Path(__file__).resolve().parent.parent
 pytestmark = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="fibers switch stacks on x86-64")
 
 CODE = r"""
-#include "cuda/async_copy.h"
-#include "cuda/launch.h"
-#include "cuda/mma.h"
-#include "cuda/vectors.h"
-#include "cuda/words.h"
+#include "cuda/async_copy.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/vectors.cuh"
+#include "cuda/words.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -153,7 +153,7 @@ static void wanted(float value, int count = 32) {
 }
 
 template <typename... P> static void run(void (*kernel)(P...), int threads, const std::common_type_t<P> &...args) {
-    cuda::launch(kernel, dim3(1), dim3(threads), 8192, args...);
+    cuda::launch(ExecutionContext{}, kernel, dim3(1), dim3(threads), 8192, args...);
 }
 
 int main(int, char **arguments) {
@@ -181,7 +181,7 @@ int main(int, char **arguments) {
         if (name == "wait in some threads") { run(wait_in_some_threads, 32); }
         if (name == "wait twice") { run(wait_twice, 32); }
         if (name == "shared memory") {
-            cuda::launch(read_what_nothing_wrote, dim3(2), dim3(32), 0);
+            cuda::launch(ExecutionContext{}, read_what_nothing_wrote, dim3(2), dim3(32), 0);
             wanted(1, 32);
             wanted(1, 64);
         }
@@ -297,4 +297,4 @@ def test_all_static_shared_memory_is_known() -> None:
     """__shared__ itself would be memory that the emulation cannot poison."""
     sources = [path for suffix in ("*.cu", "*.cuh", "*.h") for path in (ROOT / "csrc").rglob(suffix)]
     uses = [str(path.relative_to(ROOT)) for path in sources if "__shared__" in path.read_text()]
-    assert uses == ["csrc/common/cuda/launch.h"]
+    assert uses == ["csrc/common/cuda/launch.cuh"]

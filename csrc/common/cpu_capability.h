@@ -2,12 +2,13 @@
 // CpuCapability but those of VNNI alone, which only a *_dot_cpu.cpp file has; a *_tiles.cpp file once for the tile
 // registers of AMX and once for their emulation. The level is chosen once from cpuid or AArch64's auxiliary vector, and
 // the environment variable INFINI_CPU_CAPABILITY can only lower it.
-// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel and the function that picks one;
-// INFINI_DOT_KERNEL(name, Args) does so for *_dot_cpu.cpp files, INFINI_TILE_KERNEL(name, Args) for tiles.
+// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel, name(args), and the function that picks one,
+// name(context, args), as a KernelTable wants it. INFINI_DOT_KERNEL(name, Args) does so for *_dot_cpu.cpp files,
+// INFINI_TILE_KERNEL(name, Args) for tiles.
 #pragma once
 
+#include "execution_context.h"
 #include "infinirt.h"
-#include "place.h"
 #include "status.h"
 
 namespace infini {
@@ -47,13 +48,6 @@ inline Tiles cpu_tiles() {
     return static_cast<Tiles>(infinirtCpuTiles());
 }
 
-// What stands between a CPU kernel and the memory of another device.
-inline void must_be_on_cpu() {
-    if (current_place.type != INFINI_DEVICE_CPU) {
-        throw Error(INFINI_STATUS_NOT_IMPLEMENTED, "infini: this op has a kernel for the CPU only");
-    }
-}
-
 } // namespace infini
 
 #if defined(__x86_64__)
@@ -69,10 +63,9 @@ inline void must_be_on_cpu() {
     INFINI_KERNEL_OF(avx512, name, __VA_ARGS__)                                                                        \
     INFINI_KERNEL_OF(at_avx512_vnni, name, __VA_ARGS__)                                                                \
     INFINI_KERNEL_OF(avx512_bf16, name, __VA_ARGS__)                                                                   \
-    inline void name(const __VA_ARGS__ &args) {                                                                        \
+    inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name,           at_avx2_vnni::name,   \
                                                            avx512::name,   at_avx512_vnni::name, avx512_bf16::name};   \
-        must_be_on_cpu();                                                                                              \
         levels[cpu_capability()](args);                                                                                \
     }
 #define INFINI_CPU_KERNEL(name, ...) INFINI_X86_KERNEL(avx2, avx512, name, __VA_ARGS__)
@@ -88,9 +81,8 @@ inline void must_be_on_cpu() {
     namespace neon_bf16 {                                                                                              \
     void name(const __VA_ARGS__ &);                                                                                    \
     }                                                                                                                  \
-    inline void name(const __VA_ARGS__ &args) {                                                                        \
+    inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         constexpr void (*levels[])(const __VA_ARGS__ &) = {neon::name, neon_dotprod::name, neon_bf16::name};           \
-        must_be_on_cpu();                                                                                              \
         levels[cpu_capability()](args);                                                                                \
     }
 #else
@@ -98,8 +90,7 @@ inline void must_be_on_cpu() {
     namespace baseline {                                                                                               \
     void name(const __VA_ARGS__ &);                                                                                    \
     }                                                                                                                  \
-    inline void name(const __VA_ARGS__ &args) {                                                                        \
-        must_be_on_cpu();                                                                                              \
+    inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         baseline::name(args);                                                                                          \
     }
 #endif
@@ -116,8 +107,7 @@ inline void must_be_on_cpu() {
     namespace emulated_amx {                                                                                           \
     void name(const __VA_ARGS__ &);                                                                                    \
     }                                                                                                                  \
-    inline void name(const __VA_ARGS__ &args) {                                                                        \
-        must_be_on_cpu();                                                                                              \
+    inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         cpu_tiles() == Tiles::kAmx ? avx512_amx::name(args) : emulated_amx::name(args);                                \
     }
 #else
@@ -125,8 +115,7 @@ inline void must_be_on_cpu() {
     namespace emulated_amx {                                                                                           \
     void name(const __VA_ARGS__ &);                                                                                    \
     }                                                                                                                  \
-    inline void name(const __VA_ARGS__ &args) {                                                                        \
-        must_be_on_cpu();                                                                                              \
+    inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         emulated_amx::name(args);                                                                                      \
     }
 #endif

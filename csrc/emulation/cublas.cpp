@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../common/cuda/numbers.h"
+#include "../common/cuda/numbers.cuh"
 #include "emulator.h"
 #include "tensor_cores.h"
 

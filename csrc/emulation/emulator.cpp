@@ -14,7 +14,8 @@
 #include <utility>
 #include <vector>
 
-#include "../common/cuda/kernel.h"
+#include "../common/cuda/emulated.h"
+#include "../common/status.h"
 
 bool infini::emulates_cuda() {
     return true;

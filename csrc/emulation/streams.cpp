@@ -11,7 +11,7 @@
 #include <thread>
 #include <vector>
 
-#include "../common/cuda/error.h"
+#include "../common/cuda/error.cuh"
 #include "emulator.h"
 
 namespace infini::emulation {

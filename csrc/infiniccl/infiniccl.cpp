@@ -8,7 +8,7 @@
 #include "backend.h"
 #include "dtype.h"
 #include "guard.h"
-#include "live.h"
+#include "handle_table.h"
 
 namespace infini::ccl {
 
@@ -17,7 +17,7 @@ namespace {
 Backend *backends[INFINI_DEVICE_TYPE_COUNT]; // zero before any constructor runs, so that the order of sources is free
 
 // Never destroyed: threads may still be at work while the process exits.
-Live<Communicator> &communicators = *new Live<Communicator>;
+HandleTable<Communicator> &communicators = *new HandleTable<Communicator>;
 
 template <typename... Parts>
 [[noreturn]] void refuse(infiniStatus_t status, const char *function, const Parts &...parts) {

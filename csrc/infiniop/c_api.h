@@ -7,8 +7,8 @@
 
 #include "guard.h"
 #include "infiniop.h"
-#include "live.h"
-#include "place.h"
+#include "kernel_table.h"
+#include "handle_table.h"
 #include "tensor_view.h"
 
 namespace infini::c_api {
@@ -29,12 +29,12 @@ InfiniopHandle checked_handle(const Function &function, infiniopHandle_t handle)
 TensorView checked_view(const Function &function, const char *argument, infiniopTensorDescriptor_t desc);
 std::shared_ptr<Descriptor> checked_descriptor(const Function &function, const void *desc);
 
-Live<Descriptor> &descriptors();
+HandleTable<Descriptor> &descriptors();
 
 // What `fill` of COp::create takes: the views of tensor descriptors.
 class Tensors {
 public:
-    explicit Tensors(const Function &function) : function_(function) {}
+    Tensors(const Function &function, const ExecutionContext &context) : function_(function), context_(context) {}
     TensorView operator()(const char *argument, infiniopTensorDescriptor_t desc) const {
         return checked_view(function_, argument, desc);
     }
@@ -43,9 +43,11 @@ public:
         return desc == nullptr ? TensorView{} : checked_view(function_, argument, desc);
     }
     const Function &function() const { return function_; }
+    const ExecutionContext &context() const { return context_; } // of the handle's device, without a stream
 
 private:
     const Function &function_;
+    const ExecutionContext &context_;
 };
 
 // What `bind` of COp::launch takes: gives a view its memory.
@@ -62,12 +64,15 @@ private:
 
 template <typename Args> class COp {
 public:
-    // `name` as in infiniopCreate<name>Descriptor. check: all rules that do not depend on memory, for views that may
-    // have none yet. run: checks again, with the memory, and computes. workspace: the bytes that run needs at
-    // args.workspace.
-    constexpr COp(const char *name, void (*check)(const Args &), void (*run)(const Args &),
-                  size_t (*workspace)(const Args &) = nullptr)
-        : name_(name), check_(check), run_(run), workspace_(workspace) {}
+    using Run = void (*)(const ExecutionContext &, const Args &);
+    using Workspace = size_t (*)(const ExecutionContext &, const Args &);
+
+    // `name` as in infiniopCreate<name>Descriptor. kernels: the op's table, which says on what devices it is. check:
+    // all rules that do not depend on memory, for views that may have none yet. run: checks again, with the memory, and
+    // computes. workspace: the bytes that run needs at args.workspace.
+    constexpr COp(const char *name, const KernelDevices &kernels, void (*check)(const Args &), Run run,
+                  Workspace workspace = nullptr)
+        : name_(name), kernels_(kernels), check_(check), run_(run), workspace_(workspace) {}
 
     // fill(Args &, const Tensors &) states which tensor is which.
     template <typename Fill>
@@ -76,20 +81,20 @@ public:
         return guarded(function, [&] {
             not_null(function, "desc_ptr", desc_ptr);
             const InfiniopHandle device = checked_handle(function, handle);
-            if (device.device != INFINI_DEVICE_CPU && device.device != INFINI_DEVICE_NVIDIA) {
-                throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
-                            message(function, ": handle must be of a device that has kernels (INFINI_DEVICE_CPU, ",
-                                    "INFINI_DEVICE_NVIDIA), got one of device type ", static_cast<int>(device.device)));
+            if (!kernels_.has(device.device)) {
+                throw Error(INFINI_STATUS_NOT_IMPLEMENTED,
+                            message(function, ": handle must be of a device that this op has a kernel for (",
+                                    kernels_.names(), "), got one of ", infini::name_of(device.device)));
             }
-            const PlaceScope place({device.device, device.device_id, nullptr});
+            const ExecutionContext context{device.device, device.device_id};
             auto made = std::make_shared<ArgsDescriptor<Args>>();
             made->device_type = device.device;
             made->device_id = device.device_id;
             made->op = this;
             made->name = name_;
-            fill(made->args, Tensors(function));
+            fill(made->args, Tensors(function, context));
             check_(made->args);
-            made->workspace_size = workspace_ == nullptr ? 0 : workspace_(made->args);
+            made->workspace_size = workspace_ == nullptr ? 0 : workspace_(context, made->args);
             InfiniopDescriptor *const address = made.get();
             descriptors().insert(std::move(made));
             *desc_ptr = address;
@@ -124,13 +129,14 @@ public:
             if constexpr (has_workspace<Args>(0)) {
                 args.workspace = workspace;
             }
-            if (found->device_type == INFINI_DEVICE_NVIDIA) {
-                launch_on_cuda(*found, args, stream);
+            const ExecutionContext context{found->device_type, found->device_id};
+            if (!context.is_cpu()) {
+                enqueue(context, args, stream);
             } else if (stream == nullptr) {
-                run_(args);
+                run_(context, args);
             } else {
                 check_(args);
-                queue(args, stream);
+                queue(context, args, stream);
             }
         });
     }
@@ -156,22 +162,20 @@ private:
         return found;
     }
 
-    // The kernels are queued on the cudaStream_t, with the descriptor's device current; NULL: done on return.
-    void launch_on_cuda(const Descriptor &desc, const Args &args, void *stream) const {
+    // The kernels go to the driver's stream, with the descriptor's device current; NULL: done on return.
+    void enqueue(const ExecutionContext &context, const Args &args, void *stream) const {
         struct Launch {
             const Args &args;
-            void (*run)(const Args &);
-            Place place;
-        } launch{args, run_, {desc.device_type, desc.device_id, nullptr}};
-        const auto enqueue = [](void *native, void *data) {
+            Run run;
+            ExecutionContext context;
+        } launch{args, run_, context};
+        const auto run = [](void *native, void *data) {
             auto &launched = *static_cast<Launch *>(data);
-            launched.place.stream = native;
-            return guarded([&] {
-                const PlaceScope place(launched.place);
-                launched.run(launched.args);
-            });
+            launched.context.stream = native;
+            return guarded([&] { launched.run(launched.context, launched.args); });
         };
-        const infiniStatus_t status = infinirtStreamEnqueue(desc.device_type, desc.device_id, stream, enqueue, &launch);
+        const infiniStatus_t status =
+            infinirtStreamEnqueue(context.device_type, context.device_id, stream, run, &launch);
         if (status != INFINI_STATUS_SUCCESS) {
             throw Error(status, infiniGetLastErrorMessage());
         }
@@ -179,16 +183,18 @@ private:
 
     struct Queued {
         Args args;
-        void (*run)(const Args &);
+        Run run;
+        ExecutionContext context;
     };
 
-    void queue(const Args &args, void *stream) const {
-        auto queued = std::make_unique<Queued>(Queued{args, run_});
+    // A stream of the CPU takes the whole call: at once, when its turn comes, or in each replay of a graph.
+    void queue(const ExecutionContext &context, const Args &args, void *stream) const {
+        auto queued = std::make_unique<Queued>(Queued{args, run_, context});
         const infiniStatus_t status = infinirtStreamLaunchHostFunction(
             stream,
             [](void *data) {
                 const auto *work = static_cast<const Queued *>(data);
-                return guarded([&] { work->run(work->args); });
+                return guarded([&] { work->run(work->context, work->args); });
             },
             queued.get(), [](void *data) { delete static_cast<Queued *>(data); });
         if (status != INFINI_STATUS_SUCCESS) {
@@ -198,9 +204,10 @@ private:
     }
 
     const char *name_;
+    const KernelDevices &kernels_;
     void (*check_)(const Args &);
-    void (*run_)(const Args &);
-    size_t (*workspace_)(const Args &);
+    Run run_;
+    Workspace workspace_;
 };
 
 } // namespace infini::c_api

@@ -13,14 +13,14 @@ namespace infini::c_api {
 
 namespace {
 
-Live<InfiniopHandle> &handles() {
-    static auto *const live = new Live<InfiniopHandle>;
-    return *live;
+HandleTable<InfiniopHandle> &handles() {
+    static auto *const table = new HandleTable<InfiniopHandle>;
+    return *table;
 }
 
-Live<InfiniopTensorDescriptor> &tensors() {
-    static auto *const live = new Live<InfiniopTensorDescriptor>;
-    return *live;
+HandleTable<InfiniopTensorDescriptor> &tensors() {
+    static auto *const table = new HandleTable<InfiniopTensorDescriptor>;
+    return *table;
 }
 
 [[noreturn]] void not_live(const Function &function, const char *argument, const char *what, const char *maker,
@@ -30,10 +30,10 @@ Live<InfiniopTensorDescriptor> &tensors() {
 }
 
 template <typename Value>
-std::shared_ptr<Value> checked(Live<Value> &live, const Function &function, const char *argument, const char *what,
-                               const char *maker, const void *address) {
+std::shared_ptr<Value> checked(HandleTable<Value> &table, const Function &function, const char *argument,
+                               const char *what, const char *maker, const void *address) {
     not_null(function, argument, address);
-    std::shared_ptr<Value> value = live.find(address);
+    std::shared_ptr<Value> value = table.find(address);
     if (value == nullptr) {
         not_live(function, argument, what, maker, address);
     }
@@ -97,9 +97,9 @@ TensorView described(size_t ndim, const size_t *shape, const ptrdiff_t *strides,
 
 } // namespace
 
-Live<Descriptor> &descriptors() {
-    static auto *const live = new Live<Descriptor>;
-    return *live;
+HandleTable<Descriptor> &descriptors() {
+    static auto *const table = new HandleTable<Descriptor>;
+    return *table;
 }
 
 InfiniopHandle checked_handle(const Function &function, infiniopHandle_t handle) {

@@ -18,12 +18,6 @@ Backend *backend_of(infiniDevice_t type) {
     return backends[type];
 }
 
-std::string name_of(infiniDevice_t type) {
-    static const char *const names[INFINI_DEVICE_TYPE_COUNT] = {"cpu",   "nvidia",   "cambricon", "ascend", "metax",
-                                                                "moore", "iluvatar", "kunlun",    "hygon",  "qy"};
-    return names[type];
-}
-
 void Backend::not_implemented(const char *function) const {
     throw Error(INFINI_STATUS_NOT_IMPLEMENTED,
                 message(function, ": the backend of ", name_of(type), " does not implement this function"));

@@ -1,6 +1,7 @@
-// Backend: what one type of device offers to infinirt. A class derived from it, in a folder of its own, adds a device
-// to the build; no other file changes. infinirt.cpp stands in front: it has checked every argument and handle, so that
-// a backend only translates to its driver and throws an Error where that fails. CONTRIBUTING.md, "Bring up a device".
+// Backend: what one type of device offers to infinirt. A class derived from it adds a device, in a folder of its own to
+// the build or in a vendor's library to a process; no other file changes. infinirt.cpp stands in
+// front: it has checked every argument and handle, so that a backend only translates to its driver and throws an Error
+// where that fails. CONTRIBUTING.md, "Bring up a device".
 #pragma once
 
 #include <cstddef>
@@ -9,6 +10,7 @@
 #include <memory>
 #include <string>
 
+#include "execution_context.h" // name_of
 #include "infinirt.h"
 #include "status.h"
 
@@ -40,7 +42,7 @@ struct GraphExec : Object {};
 
 // Functions are named after those of infinirt.h, whose comments say what they do. They are called from any thread, at
 // the same time; device_id is in range. What waits must not hold a lock that other functions need.
-class Backend {
+class INFINI_API Backend {
 public:
     virtual ~Backend() = default;
     infiniDevice_t type = INFINI_DEVICE_CPU; // set when it is registered
@@ -100,13 +102,10 @@ private:
     [[noreturn]] void not_implemented(const char *function) const;
 };
 
-// "cpu", "nvidia", ...
-std::string name_of(infiniDevice_t type);
-
 // nullptr: this build has none for that type.
 Backend *backend_of(infiniDevice_t type);
 
-void register_backend(infiniDevice_t type, Backend *backend);
+INFINI_API void register_backend(infiniDevice_t type, Backend *backend);
 
 // Adds a backend to the build, by a constant in its own source:
 //     const Registered<CpuBackend> registered{INFINI_DEVICE_CPU};

@@ -8,7 +8,7 @@
 #include "allocations.h"
 #include "backend.h"
 #include "guard.h"
-#include "live.h"
+#include "handle_table.h"
 
 namespace infini::runtime {
 
@@ -17,10 +17,10 @@ namespace {
 thread_local Device current;
 
 // Never destroyed: threads may still be at work while the process exits.
-Live<Stream> &streams = *new Live<Stream>;
-Live<Event> &events = *new Live<Event>;
-Live<Graph> &graphs = *new Live<Graph>;
-Live<GraphExec> &graph_execs = *new Live<GraphExec>;
+HandleTable<Stream> &streams = *new HandleTable<Stream>;
+HandleTable<Event> &events = *new HandleTable<Event>;
+HandleTable<Graph> &graphs = *new HandleTable<Graph>;
+HandleTable<GraphExec> &graph_execs = *new HandleTable<GraphExec>;
 Allocations &allocations = *new Allocations;
 std::mutex foreign_streams; // held while one is registered or forgotten
 
@@ -36,7 +36,7 @@ std::string backend_names() {
     std::string names;
     for (int type = 0; type < INFINI_DEVICE_TYPE_COUNT; ++type) {
         if (backend_of(static_cast<infiniDevice_t>(type)) != nullptr) {
-            names += (names.empty() ? "" : ", ") + name_of(static_cast<infiniDevice_t>(type));
+            names += message(names.empty() ? "" : ", ", name_of(static_cast<infiniDevice_t>(type)));
         }
     }
     return names;
@@ -92,7 +92,7 @@ public:
     std::shared_ptr<Stream> stream_or_null(void *handle) const { return handle == nullptr ? nullptr : stream(handle); }
 
     // Takes the object away from its handle.
-    template <typename T> std::shared_ptr<T> take(Live<T> &live, const char *argument, void *handle) const {
+    template <typename T> std::shared_ptr<T> take(HandleTable<T> &live, const char *argument, void *handle) const {
         not_null(argument, handle);
         return found(live.erase(handle), argument, handle);
     }
@@ -149,7 +149,7 @@ public:
     }
 
 private:
-    template <typename T> std::shared_ptr<T> object(Live<T> &live, const char *argument, void *handle) const {
+    template <typename T> std::shared_ptr<T> object(HandleTable<T> &live, const char *argument, void *handle) const {
         not_null(argument, handle);
         return found(live.find(handle), argument, handle);
     }
@@ -188,7 +188,7 @@ void *keep(std::shared_ptr<Stream> stream) {
 }
 
 // Gives an object that a backend made its place, and the caller its handle.
-template <typename T> void *hand_out(Live<T> &live, std::shared_ptr<T> object, Device device) {
+template <typename T> void *hand_out(HandleTable<T> &live, std::shared_ptr<T> object, Device device) {
     object->backend = backend_of(device.type);
     object->device_id = device.id;
     if constexpr (std::is_same_v<T, Stream>) {

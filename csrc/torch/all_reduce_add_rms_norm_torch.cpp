@@ -13,37 +13,39 @@ namespace {
 constexpr const char *kOp = "all_reduce_add_rms_norm";
 constexpr Checker kRule(kOp);
 
-std::tuple<Tensor, Tensor> all_reduce_add_rms_norm_out(const Tensor &x, const Tensor &residual, const Tensor &weight,
-                                                       double eps, int64_t rounding, int64_t group, Tensor out0,
-                                                       Tensor out1) {
+std::tuple<Tensor, Tensor> all_reduce_add_rms_norm_out(const ExecutionContext &context, const Tensor &x,
+                                                       const Tensor &residual, const Tensor &weight, double eps,
+                                                       int64_t rounding, int64_t group, Tensor out0, Tensor out1) {
     rms_norm::Args args;
-    args.x = view(kRule, "x", x);
-    args.residual = view(kRule, "residual", residual);
-    args.weight = view(kRule, "weight", weight);
+    args.x = view(context, kRule, "x", x);
+    args.residual = view(context, kRule, "residual", residual);
+    args.weight = view(context, kRule, "weight", weight);
     args.eps = eps;
     args.rounding = static_cast<rms_norm::Rounding>(rounding);
-    args.y = view(kRule, "out0", out0);
-    args.h = view(kRule, "out1", out1);
+    args.y = view(context, kRule, "out0", out0);
+    args.h = view(context, kRule, "out1", out1);
     rms_norm::check(kOp, args); // before the others wait for this rank
     const std::shared_ptr<const Group> ranks = group_of(kRule, group);
     std::optional<Tensor> between;
     if (ranks->size > 1) {
         // The sum lies in h until it is added, unless that is where the residual is.
-        const TensorView sum =
-            overlap(args.h, args.residual) ? view(kRule, "x", between.emplace(empty_like(args.x))) : args.h;
-        run(*ranks, {Collective::all_reduce, sum.numel(), INFINICCL_SUM}, args.x, sum);
+        const TensorView sum = overlap(args.h, args.residual)
+                                   ? view(context, kRule, "x", between.emplace(empty_like(context, args.x)))
+                                   : args.h;
+        run(context, *ranks, {Collective::all_reduce, sum.numel(), INFINICCL_SUM}, args.x, sum);
         args.x = sum;
     }
-    rms_norm::run(kOp, args);
+    rms_norm::run(context, kOp, args);
     return {out0, out1};
 }
 
-std::tuple<Tensor, Tensor> all_reduce_add_rms_norm(const Tensor &x, const Tensor &residual, const Tensor &weight,
-                                                   double eps, int64_t rounding, int64_t group) {
-    const TensorView from = view(kRule, "x", x), by = view(kRule, "weight", weight);
+std::tuple<Tensor, Tensor> all_reduce_add_rms_norm(const ExecutionContext &context, const Tensor &x,
+                                                   const Tensor &residual, const Tensor &weight, double eps,
+                                                   int64_t rounding, int64_t group) {
+    const TensorView from = view(context, kRule, "x", x), by = view(context, kRule, "weight", weight);
     const infiniDtype_t dtype = rms_norm::output_dtype(from.dtype, by.dtype, static_cast<rms_norm::Rounding>(rounding));
-    return all_reduce_add_rms_norm_out(x, residual, weight, eps, rounding, group, empty_like(from, dtype),
-                                       empty_like(from));
+    return all_reduce_add_rms_norm_out(context, x, residual, weight, eps, rounding, group,
+                                       empty_like(context, from, dtype), empty_like(context, from));
 }
 
 } // namespace

@@ -20,6 +20,7 @@ struct Call {
 std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number);
 
 // out = the collective of x; both checked, shapes too. On CUDA it is queued.
-void run(const Group &group, const Call &call, const TensorView &x, const TensorView &out);
+void run(const ExecutionContext &context, const Group &group, const Call &call, const TensorView &x,
+         const TensorView &out);
 
 } // namespace infini::collectives

@@ -24,12 +24,12 @@ bool is_contiguous(const TensorView &view) {
 // torch's stream on the GPU as one of infinirt's, for the length of one call; NULL on the CPU.
 class Stream {
 public:
-    Stream() {
-        if (on_cuda()) {
+    explicit Stream(const ExecutionContext &context) {
+        if (!context.is_cpu()) {
             must(infinirtGetDevice(&type_, &id_));
-            must(infinirtSetDevice(current_place.type, current_place.id));
+            must(infinirtSetDevice(context.device_type, context.device_id));
             void *const legacy = reinterpret_cast<void *>(1); // cudaStreamLegacy: what torch's default stream is
-            must(infinirtStreamFromNative(&stream_, current_place.stream != nullptr ? current_place.stream : legacy));
+            must(infinirtStreamFromNative(&stream_, context.stream != nullptr ? context.stream : legacy));
         }
     }
     ~Stream() {
@@ -54,12 +54,13 @@ private:
     infinirtStream_t stream_ = nullptr;
 };
 
-void communicate(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
+void communicate(const ExecutionContext &context, const Group &group, const Call &call, const TensorView &x,
+                 const TensorView &out) {
     const auto count = static_cast<size_t>(call.count);
     if (group.function != nullptr) {
         return Stream::must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
     }
-    const Stream stream;
+    const Stream stream(context);
     const auto op = static_cast<infinicclReduceOp_t>(call.parameter);
     switch (call.kind) {
     case Collective::all_reduce:
@@ -74,8 +75,8 @@ void communicate(const Group &group, const Call &call, const TensorView &x, cons
     }
 }
 
-void copy(const TensorView &to, const TensorView &from) {
-    rearrange::run({to, from}, {{"out", "x"}, 1});
+void copy(const ExecutionContext &context, const TensorView &to, const TensorView &from) {
+    rearrange::run(context, {to, from}, {{"out", "x"}, 1});
 }
 
 } // namespace
@@ -92,23 +93,24 @@ std::shared_ptr<const Group> group_of(const Checker &rule, int64_t number) {
     return group;
 }
 
-void run(const Group &group, const Call &call, const TensorView &x, const TensorView &out) {
+void run(const ExecutionContext &context, const Group &group, const Call &call, const TensorView &x,
+         const TensorView &out) {
     if (group.size == 1) { // every collective is a copy then
-        return copy(out, x);
+        return copy(context, out, x);
     }
     const Checker rule("collectives"); // of what is made here, none is broken
     std::optional<Tensor> dense_x, dense_out;
     TensorView from = x, to = out;
     if (!is_contiguous(x)) {
-        from = view(rule, "x", dense_x.emplace(empty_like(x)));
-        copy(from, x);
+        from = view(context, rule, "x", dense_x.emplace(empty_like(context, x)));
+        copy(context, from, x);
     }
     if (!is_contiguous(out)) {
-        to = view(rule, "out", dense_out.emplace(empty_like(out)));
+        to = view(context, rule, "out", dense_out.emplace(empty_like(context, out)));
     }
-    communicate(group, call, from, to);
+    communicate(context, group, call, from, to);
     if (dense_out) {
-        copy(out, to);
+        copy(context, out, to);
     }
 }
 
@@ -158,8 +160,9 @@ TensorView scattered(const Checker &rule, const TensorView &x, int64_t divisor) 
 }
 
 // The view of `out`, which is to have the shape of `result`.
-TensorView out_view(const Checker &rule, const Tensor &out, const TensorView &result, const TensorView &x) {
-    const TensorView written = view(rule, "out", out);
+TensorView out_view(const ExecutionContext &context, const Checker &rule, const Tensor &out, const TensorView &result,
+                    const TensorView &x) {
+    const TensorView written = view(context, rule, "out", out);
     rule.same_dtype("out", written, "x", x);
     rule.same_shape("out", written, "the result", result);
     rule.writable("out", written);
@@ -175,16 +178,16 @@ struct Plan {
     Call call;
 };
 
-Plan plan_all_reduce(const Tensor &x, int64_t group, int64_t op) {
-    const TensorView from = view(kAllReduce, "x", x);
+Plan plan_all_reduce(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t op) {
+    const TensorView from = view(context, kAllReduce, "x", x);
     return {group_of(kAllReduce, group),
             from,
             from,
             {Collective::all_reduce, from.numel(), reduction(kAllReduce, op, from)}};
 }
 
-Plan plan_broadcast(const Tensor &x, int64_t group, int64_t root) {
-    const TensorView from = view(kBroadcast, "x", x);
+Plan plan_broadcast(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t root) {
+    const TensorView from = view(context, kBroadcast, "x", x);
     const auto ranks = group_of(kBroadcast, group);
     if (root < 0 || root >= ranks->size) {
         kBroadcast.fail(INFINI_STATUS_BAD_PARAM, "root", message("be a rank of the group, 0 to ", ranks->size - 1),
@@ -193,15 +196,16 @@ Plan plan_broadcast(const Tensor &x, int64_t group, int64_t root) {
     return {ranks, from, from, {Collective::broadcast, from.numel(), static_cast<int32_t>(root)}};
 }
 
-Plan plan_all_gather(const Tensor &x, int64_t group, int64_t group_size) {
-    const TensorView from = view(kAllGather, "x", x);
+Plan plan_all_gather(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size) {
+    const TensorView from = view(context, kAllGather, "x", x);
     const auto ranks = group_of(kAllGather, group);
     check_size(kAllGather, *ranks, group_size);
     return {ranks, from, gathered(kAllGather, from, group_size), {Collective::all_gather, from.numel(), 0}};
 }
 
-Plan plan_reduce_scatter(const Tensor &x, int64_t group, int64_t group_size, int64_t op) {
-    const TensorView from = view(kReduceScatter, "x", x);
+Plan plan_reduce_scatter(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size,
+                         int64_t op) {
+    const TensorView from = view(context, kReduceScatter, "x", x);
     const auto ranks = group_of(kReduceScatter, group);
     check_size(kReduceScatter, *ranks, group_size);
     const TensorView result = scattered(kReduceScatter, from, group_size);
@@ -209,58 +213,59 @@ Plan plan_reduce_scatter(const Tensor &x, int64_t group, int64_t group_size, int
 }
 
 // x and out may be the same elements where they have one shape.
-void run(const Checker &rule, const Plan &plan, const TensorView &out) {
+void run(const ExecutionContext &context, const Checker &rule, const Plan &plan, const TensorView &out) {
     if (plan.call.kind == Collective::all_reduce || plan.call.kind == Collective::broadcast) {
         rule.no_partial_overlap("out", out, "x", plan.x);
     } else {
         rule.no_overlap("out", out, "x", plan.x);
     }
-    run(*plan.group, plan.call, plan.x, out);
+    run(context, *plan.group, plan.call, plan.x, out);
 }
 
-Tensor functional(const Checker &rule, const Plan &plan) {
-    Tensor out = empty_like(plan.result);
-    run(*plan.group, plan.call, plan.x, view(rule, "out", out));
+Tensor functional(const ExecutionContext &context, const Checker &rule, const Plan &plan) {
+    Tensor out = empty_like(context, plan.result);
+    run(context, *plan.group, plan.call, plan.x, view(context, rule, "out", out));
     return out;
 }
 
-Tensor into(const Checker &rule, const Plan &plan, Tensor out) {
-    run(rule, plan, out_view(rule, out, plan.result, plan.x));
+Tensor into(const ExecutionContext &context, const Checker &rule, const Plan &plan, Tensor out) {
+    run(context, rule, plan, out_view(context, rule, out, plan.result, plan.x));
     return out;
 }
 
-Tensor all_reduce(const Tensor &x, int64_t group, int64_t op) {
-    return functional(kAllReduce, plan_all_reduce(x, group, op));
+Tensor all_reduce(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t op) {
+    return functional(context, kAllReduce, plan_all_reduce(context, x, group, op));
 }
-Tensor all_reduce_out(const Tensor &x, int64_t group, int64_t op, Tensor out) {
-    return into(kAllReduce, plan_all_reduce(x, group, op), std::move(out));
+Tensor all_reduce_out(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t op, Tensor out) {
+    return into(context, kAllReduce, plan_all_reduce(context, x, group, op), std::move(out));
 }
-void all_reduce_(Tensor x, int64_t group, int64_t op) {
-    all_reduce_out(x, group, op, x);
-}
-
-Tensor broadcast(const Tensor &x, int64_t group, int64_t root) {
-    return functional(kBroadcast, plan_broadcast(x, group, root));
-}
-Tensor broadcast_out(const Tensor &x, int64_t group, int64_t root, Tensor out) {
-    return into(kBroadcast, plan_broadcast(x, group, root), std::move(out));
-}
-void broadcast_(Tensor x, int64_t group, int64_t root) {
-    broadcast_out(x, group, root, x);
+void all_reduce_(const ExecutionContext &context, Tensor x, int64_t group, int64_t op) {
+    all_reduce_out(context, x, group, op, x);
 }
 
-Tensor all_gather(const Tensor &x, int64_t group, int64_t group_size) {
-    return functional(kAllGather, plan_all_gather(x, group, group_size));
+Tensor broadcast(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t root) {
+    return functional(context, kBroadcast, plan_broadcast(context, x, group, root));
 }
-Tensor all_gather_out(const Tensor &x, int64_t group, int64_t group_size, Tensor out) {
-    return into(kAllGather, plan_all_gather(x, group, group_size), std::move(out));
+Tensor broadcast_out(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t root, Tensor out) {
+    return into(context, kBroadcast, plan_broadcast(context, x, group, root), std::move(out));
+}
+void broadcast_(const ExecutionContext &context, Tensor x, int64_t group, int64_t root) {
+    broadcast_out(context, x, group, root, x);
 }
 
-Tensor reduce_scatter(const Tensor &x, int64_t group, int64_t group_size, int64_t op) {
-    return functional(kReduceScatter, plan_reduce_scatter(x, group, group_size, op));
+Tensor all_gather(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size) {
+    return functional(context, kAllGather, plan_all_gather(context, x, group, group_size));
 }
-Tensor reduce_scatter_out(const Tensor &x, int64_t group, int64_t group_size, int64_t op, Tensor out) {
-    return into(kReduceScatter, plan_reduce_scatter(x, group, group_size, op), std::move(out));
+Tensor all_gather_out(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size, Tensor out) {
+    return into(context, kAllGather, plan_all_gather(context, x, group, group_size), std::move(out));
+}
+
+Tensor reduce_scatter(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size, int64_t op) {
+    return functional(context, kReduceScatter, plan_reduce_scatter(context, x, group, group_size, op));
+}
+Tensor reduce_scatter_out(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size,
+                          int64_t op, Tensor out) {
+    return into(context, kReduceScatter, plan_reduce_scatter(context, x, group, group_size, op), std::move(out));
 }
 
 } // namespace

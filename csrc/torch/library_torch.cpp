@@ -23,7 +23,7 @@ Tensor matrices_of(TensorView view, int64_t size) {
         view.shape[0] = size;
         view.strides[0] = 0;
     }
-    return tensor_of(view);
+    return tensor_of(ExecutionContext{}, view);
 }
 
 // Calls an operator that writes its last argument.
@@ -38,17 +38,21 @@ void multiply(const gemm::Args &args, const TensorView &bias) {
         TensorView weight = args.b; // transposed
         std::swap(weight.shape[0], weight.shape[1]);
         std::swap(weight.strides[0], weight.strides[1]);
-        return call("aten::linear", tensor_of(args.a), tensor_of(weight), std::optional(tensor_of(bias)),
-                    tensor_of(args.c));
+        return call("aten::linear", tensor_of(ExecutionContext{}, args.a), tensor_of(ExecutionContext{}, weight),
+                    std::optional(tensor_of(ExecutionContext{}, bias)), tensor_of(ExecutionContext{}, args.c));
     }
     const int64_t size = args.c.ndim == 3 ? args.c.shape[0] : 1;
     call(size > 1 ? "aten::bmm" : "aten::mm", matrices_of(args.a, size), matrices_of(args.b, size),
          matrices_of(args.c, size));
 }
 
-[[maybe_unused]] const bool offered = (gemm::set_library(multiply), true);
-
 } // namespace
+
+ExecutionContext cpu_context() {
+    ExecutionContext context;
+    context.library = multiply;
+    return context;
+}
 
 } // namespace infini
 

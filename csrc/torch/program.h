@@ -9,7 +9,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "infinicore.h"
+#include "execution_context.h"
 
 namespace infini {
 
@@ -23,19 +23,23 @@ template <typename Result> constexpr size_t result_count = 1;
 template <> inline constexpr size_t result_count<void> = 0;
 template <typename... Results> constexpr size_t result_count<std::tuple<Results...>> = sizeof...(Results);
 
-// What is registered for CPU tensors: the function, or where calls are noted, a note of this one and what it would
-// return. Only forms that return nothing, or the last of their arguments, which they write, are noted.
+// The context of a call with CPU tensors, which brings ATen's products; library_torch.cpp has both.
+ExecutionContext cpu_context();
+
+// What is registered for CPU tensors: the function, with that context, or where calls are noted, a note of this one and
+// what it would return. Only forms that return nothing, or the last of their arguments, which they write, are noted.
 template <auto function> struct OnCpu;
 
-template <typename Result, typename... Arguments, Result (*function)(Arguments...)> struct OnCpu<function> {
+template <typename Result, typename... Arguments, Result (*function)(const ExecutionContext &, Arguments...)>
+struct OnCpu<function> {
     static Result call(Arguments... arguments) {
         if constexpr (returns_last(kLast)) {
             if (recording != nullptr) {
-                recording->push_back([=] { function(arguments...); });
+                recording->push_back([=] { function(cpu_context(), arguments...); });
                 return last(std::tie(arguments...), kLast);
             }
         }
-        return function(static_cast<Arguments &&>(arguments)...);
+        return function(cpu_context(), static_cast<Arguments &&>(arguments)...);
     }
 
 private:

@@ -11,33 +11,36 @@
 
 #include "autograd.h"
 #include "check.h"
-#include "cuda/kernel.h"
-#include "place.h"
+#include "cuda/emulated.h"
+#include "execution_context.h"
 #include "program.h"
 #include "tensor_view.h"
 
 namespace infini {
 
-// The view of a tensor on current_place's device. Throws where the device, the layout or the number of dimensions cannot be served.
-TensorView view(const Checker &rule, const char *argument, const Tensor &tensor);
+// The view of a tensor on the context's device. Throws where the device, the layout or the number of dimensions cannot
+// be served.
+TensorView view(const ExecutionContext &context, const Checker &rule, const char *argument, const Tensor &tensor);
 
 // The same, or no view (dtype 0) of a tensor that is not given.
-inline TensorView optional_view(const Checker &rule, const char *argument, const std::optional<Tensor> &tensor) {
-    return tensor ? view(rule, argument, *tensor) : TensorView{};
+inline TensorView optional_view(const ExecutionContext &context, const Checker &rule, const char *argument,
+                                const std::optional<Tensor> &tensor) {
+    return tensor ? view(context, rule, argument, *tensor) : TensorView{};
 }
 
-// A new contiguous tensor on current_place's device, uninitialised: of a given shape, or of the shape and dtype of `like`.
-Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype);
-Tensor empty_like(const TensorView &like);
-Tensor empty_like(const TensorView &like, infiniDtype_t dtype);
+// A new contiguous tensor on the context's device, uninitialised: of a given shape, or of the shape and dtype of
+// `like`.
+Tensor empty(const ExecutionContext &context, std::initializer_list<int64_t> shape, infiniDtype_t dtype);
+Tensor empty_like(const ExecutionContext &context, const TensorView &like);
+Tensor empty_like(const ExecutionContext &context, const TensorView &like, infiniDtype_t dtype);
 
 // A tensor of the memory of a view, of float32, bfloat16 or float16; autograd knows nothing of it.
-Tensor tensor_of(const TensorView &view);
+Tensor tensor_of(const ExecutionContext &context, const TensorView &view);
 
 // Whether the CUDA kernels are registered: this build has them, and the torch that is loaded has CUDA.
 bool has_cuda();
 
-// current_place for a call with CUDA tensors: the device of the first one, made current, and torch's stream there.
+// The context of a call with CUDA tensors: the device of the first one, current meanwhile, and torch's stream there.
 class CudaCall {
 public:
     template <typename... Arguments> explicit CudaCall(const Arguments &...arguments) : CudaCall(first(arguments...)) {}
@@ -45,6 +48,8 @@ public:
     ~CudaCall();
     CudaCall(const CudaCall &) = delete;
     CudaCall &operator=(const CudaCall &) = delete;
+
+    const ExecutionContext &context() const { return context_; }
 
 private:
     static const Tensor *first() { return nullptr; }
@@ -63,15 +68,16 @@ private:
     }
 
     DeviceGuardHandle guard_ = nullptr;
-    std::optional<PlaceScope> place_;
+    ExecutionContext context_;
 };
 
 template <auto function> struct OnCuda;
 
-template <typename Result, typename... Arguments, Result (*function)(Arguments...)> struct OnCuda<function> {
+template <typename Result, typename... Arguments, Result (*function)(const ExecutionContext &, Arguments...)>
+struct OnCuda<function> {
     static Result call(Arguments... arguments) {
-        const CudaCall place(arguments...);
-        return function(arguments...);
+        const CudaCall call(arguments...);
+        return function(call.context(), arguments...);
     }
 };
 
@@ -92,8 +98,9 @@ private:
 
 } // namespace infini
 
-// What Registrar::impl takes after the name: where to note it, the function for CPU tensors, and the same around which
-// current_place is the GPU's. Both behind Watched; a program repeats the function without it.
+// What Registrar::impl takes after the name: where to note it, the function for CPU tensors, and the same with the
+// context of a GPU. The function's first parameter is the context; the others are the schema's. Both behind
+// Watched; a program repeats the function without it.
 #define INFINI_BOX(function)                                                                                           \
     &::infini::registered_name<&function>,                                                                             \
         TORCH_BOX((&::infini::Watched<&function, &::infini::OnCpu<&function>::call>::call)),                           \

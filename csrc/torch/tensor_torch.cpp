@@ -38,28 +38,27 @@ CurrentStream torch_current_stream() {
 } // namespace
 
 bool has_cuda() {
-    // The kernels of a build without CUDA are null. Emulated ones compute on the host's memory, not on a GPU's.
-    return rms_norm::nvidia::cuda_kernel != nullptr && !cuda_is_emulated() && torch_current_stream() != nullptr;
+    // A build without CUDA has registered none. Emulated ones compute on the host's memory, not on a GPU's.
+    return rms_norm::kernels.has(INFINI_DEVICE_NVIDIA) && !cuda_is_emulated() && torch_current_stream() != nullptr;
 }
 
 CudaCall::CudaCall(const Tensor *first) {
-    Place place{INFINI_DEVICE_NVIDIA, 0, nullptr};
+    context_.device_type = INFINI_DEVICE_NVIDIA;
     if (cuda_is_emulated()) {
-        place.stream = infinirtEmulatedTorchStream();
+        context_.stream = infinirtEmulatedTorchStream();
     } else {
         if (first == nullptr) { // an op without tensor arguments, or with lists of them
             throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
                         "infini: one argument of a call on CUDA must be a CUDA tensor, got none");
         }
-        TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(first->get(), &place.id));
+        TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_index(first->get(), &context_.device_id));
         int32_t current = -1;
         TORCH_ERROR_CODE_CHECK(aoti_torch_get_current_device_index(&current));
-        if (current != place.id) {
-            TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(place.id, &guard_));
+        if (current != context_.device_id) {
+            TORCH_ERROR_CODE_CHECK(aoti_torch_create_device_guard(context_.device_id, &guard_));
         }
-        TORCH_ERROR_CODE_CHECK(torch_current_stream()(place.id, &place.stream));
+        TORCH_ERROR_CODE_CHECK(torch_current_stream()(context_.device_id, &context_.stream));
     }
-    place_.emplace(place);
 }
 
 CudaCall::~CudaCall() {
@@ -148,23 +147,23 @@ std::string device_name(const Tensor &tensor) {
                                                    : "another";
 }
 
-bool uses_cuda_memory() {
-    return on_cuda() && !cuda_is_emulated();
+bool uses_cuda_memory(const ExecutionContext &context) {
+    return context.device_type == INFINI_DEVICE_NVIDIA && !cuda_is_emulated();
 }
 
-bool is_here(const Tensor &tensor) {
-    return uses_cuda_memory() ? tensor.is_cuda() && device_index(tensor) == current_place.id : tensor.is_cpu();
+bool is_here(const ExecutionContext &context, const Tensor &tensor) {
+    return uses_cuda_memory(context) ? tensor.is_cuda() && device_index(tensor) == context.device_id : tensor.is_cpu();
 }
 
 } // namespace
 
-TensorView view(const Checker &rule, const char *argument, const Tensor &tensor) {
+TensorView view(const ExecutionContext &context, const Checker &rule, const char *argument, const Tensor &tensor) {
     TensorView view;
     if (!tensor.defined()) {
         rule.fail(INFINI_STATUS_NULL_POINTER, argument, "be a tensor", "None");
     }
-    if (!is_here(tensor)) {
-        const std::string here = uses_cuda_memory() ? message("cuda:", current_place.id) : "cpu";
+    if (!is_here(context, tensor)) {
+        const std::string here = uses_cuda_memory(context) ? message("cuda:", context.device_id) : "cpu";
         rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument,
                   message("be on the device of the other arguments, ", here), device_name(tensor));
     }
@@ -218,7 +217,7 @@ int32_t torch_number_of(infiniDtype_t dtype) {
     }
 }
 
-Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
+Tensor contiguous(const ExecutionContext &context, const int64_t *shape, int ndim, infiniDtype_t dtype) {
     int64_t strides[kMaxDims];
     int64_t step = 1;
     for (int i = ndim - 1; i >= 0; --i) {
@@ -226,8 +225,8 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
         step *= shape[i] > 1 ? shape[i] : 1; // torch's own rule for dimensions of size 0
     }
     AtenTensorHandle handle = nullptr;
-    const int32_t device = uses_cuda_memory() ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
-    if (aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device, current_place.id, &handle)) {
+    const int32_t device = uses_cuda_memory(context) ? aoti_torch_device_type_cuda() : aoti_torch_device_type_cpu();
+    if (aoti_torch_empty_strided(ndim, shape, strides, torch_number_of(dtype), device, context.device_id, &handle)) {
         TensorView wanted;
         wanted.ndim = ndim;
         wanted.dtype = dtype;
@@ -252,28 +251,29 @@ Tensor contiguous(const int64_t *shape, int ndim, infiniDtype_t dtype) {
 
 } // namespace
 
-Tensor tensor_of(const TensorView &view) {
+Tensor tensor_of(const ExecutionContext &context, const TensorView &view) {
     using torch::headeronly::DeviceType;
     using torch::headeronly::ScalarType;
     const ScalarType type = view.dtype == INFINI_DTYPE_F32    ? ScalarType::Float
                             : view.dtype == INFINI_DTYPE_BF16 ? ScalarType::BFloat16
                                                               : ScalarType::Half;
-    const torch::stable::Device device = uses_cuda_memory() ? torch::stable::Device(DeviceType::CUDA, current_place.id)
-                                                            : torch::stable::Device(DeviceType::CPU);
+    const torch::stable::Device device = uses_cuda_memory(context)
+                                             ? torch::stable::Device(DeviceType::CUDA, context.device_id)
+                                             : torch::stable::Device(DeviceType::CPU);
     const auto dims = static_cast<size_t>(view.ndim);
     return torch::stable::from_blob(view.data, {view.shape, dims}, {view.strides, dims}, device, type);
 }
 
-Tensor empty(std::initializer_list<int64_t> shape, infiniDtype_t dtype) {
-    return contiguous(shape.begin(), static_cast<int>(shape.size()), dtype);
+Tensor empty(const ExecutionContext &context, std::initializer_list<int64_t> shape, infiniDtype_t dtype) {
+    return contiguous(context, shape.begin(), static_cast<int>(shape.size()), dtype);
 }
 
-Tensor empty_like(const TensorView &like) {
-    return contiguous(like.shape, like.ndim, like.dtype);
+Tensor empty_like(const ExecutionContext &context, const TensorView &like) {
+    return contiguous(context, like.shape, like.ndim, like.dtype);
 }
 
-Tensor empty_like(const TensorView &like, infiniDtype_t dtype) {
-    return contiguous(like.shape, like.ndim, dtype);
+Tensor empty_like(const ExecutionContext &context, const TensorView &like, infiniDtype_t dtype) {
+    return contiguous(context, like.shape, like.ndim, dtype);
 }
 
 } // namespace infini

@@ -242,7 +242,7 @@ private:
         for (int other = 0; other < ranks; ++other) {
             in[other] = other == rank ? mine : slot_of(other) + offset;
         }
-        reduce({out, in, ranks, static_cast<int64_t>(count), call.dtype, call.op});
+        reduce(ExecutionContext{}, {out, in, ranks, static_cast<int64_t>(count), call.dtype, call.op});
     }
 
     void all_reduce_at_once(const Call &call) {

@@ -10,7 +10,11 @@
 
 namespace infini::attention {
 
+KernelTable<Args> kernels{"attention"};
+
 namespace {
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
 
 // Sizes 1 are broadcast: their stride is never used.
 void check_mask(const Checker &rule, const Args &args) {
@@ -33,11 +37,11 @@ void check_mask(const Checker &rule, const Args &args) {
     }
 }
 
-void check_kv_lens(const Checker &rule, const Args &args) {
+void check_kv_lens(const ExecutionContext &context, const Checker &rule, const Args &args) {
     const TensorView &lens = args.kv_lens;
     rule.shape("kv_lens", lens, {args.q.size(0)}, "to match the batch size of q");
     rule.dtype("kv_lens", lens, {INFINI_DTYPE_I32, INFINI_DTYPE_I64});
-    for (int64_t b = 0; b < lens.size(0) && !on_cuda(); ++b) { // there the kernel judges them
+    for (int64_t b = 0; b < lens.size(0) && context.is_cpu(); ++b) { // elsewhere the kernel judges them
         const int64_t at = b * lens.stride(0);
         const int64_t length =
             lens.dtype == INFINI_DTYPE_I32 ? lens.as<const int32_t>()[at] : lens.as<const int64_t>()[at];
@@ -51,7 +55,7 @@ void check_kv_lens(const Checker &rule, const Args &args) {
 
 } // namespace
 
-void check(const char *op, const Args &args) {
+void check(const ExecutionContext &context, const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &q = args.q, &k = args.k, &v = args.v, &out = args.out;
     rule.rank("q", q, 4);
@@ -73,7 +77,7 @@ void check(const char *op, const Args &args) {
         check_mask(rule, args);
     }
     if (args.kv_lens.dtype) {
-        check_kv_lens(rule, args);
+        check_kv_lens(context, rule, args);
     }
     constexpr double limit = std::numeric_limits<float>::max();
     rule.range("scale", args.scale, -limit, limit, "be finite in float32");
@@ -93,16 +97,16 @@ void check(const char *op, const Args &args) {
     }
 }
 
-void compute(const Args &args) {
+void compute(const ExecutionContext &context, const Args &args) {
     if (args.out.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 
 const TileProducts *tile_products() {
     const TileProducts *products = nullptr;
     if (cpu_tiles() != Tiles::kNone) {
-        find_tile_products(products);
+        find_tile_products(ExecutionContext{}, products);
     }
     return products;
 }

@@ -10,10 +10,10 @@
 namespace infini::attention::nvidia {
 namespace {
 
-int64_t multiprocessors() {
+int64_t multiprocessors(const ExecutionContext &context) {
     int count = 0;
     cuda::must("cudaDeviceGetAttribute",
-               cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, current_place.id));
+               cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context.device_id));
     return count;
 }
 
@@ -28,7 +28,7 @@ struct Sizes {
     int64_t row_limit; // rows of a sequence whose keys may be split; 0: none is split
     Splits splits;     // of the keys that a sequence's rows see
 
-    explicit Sizes(const Args &a) {
+    Sizes(const ExecutionContext &context, const Args &a) {
         many = a.q_starts.dtype != INFINI_DTYPE_INVALID;
         batch = many ? a.q_starts.size(0) - 1 : a.q.size(0);
         queries = a.q.size(1);
@@ -40,7 +40,7 @@ struct Sizes {
         window = a.window > 0 ? a.window : INT64_MAX;
         splits = {1, 1};
         if (row_limit > 0) {
-            splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors());
+            splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors(context));
             // All rows of a sequence may see some keys more than one: fewer than a split has, for it has few rows.
             static_assert(kSplitRows <= kLeastSplitKeys && kSplitRowsOfMany <= kLeastSplitKeys);
             const int64_t most_queries = many ? kSplitRowsOfMany : queries;
@@ -110,14 +110,14 @@ template <typename T, typename E> Kernels<T, E> kernels_for(int64_t size) {
     return {all, all, all, all, ceil_div(size, kCoreColumns)};
 }
 
-template <typename T, typename E> void launch(const Args &args) {
-    const Sizes sizes(args);
+template <typename T, typename E> void launch(const ExecutionContext &context, const Args &args) {
+    const Sizes sizes(context, args);
     Problem<T, E> p = problem_of<T, E>(args, sizes);
     const Kernels<T, E> kernels = kernels_for<T, E>(p.size);
     const auto &many = is_exact() ? kernels.exact : kernels.many;
     const auto start = [&](const auto &choice, int64_t blocks) {
         const dim3 grid(cuda::grid_x(blocks), static_cast<unsigned>(kernels.column_blocks));
-        cuda::launch(choice.kernel, grid, dim3(kThreads), choice.shared, p);
+        cuda::launch(context, choice.kernel, grid, dim3(kThreads), choice.shared, p);
     };
     const int64_t lines = sizes.batch * sizes.kv_heads;
     const auto start_split = [&](const auto &choice, int64_t rows) {
@@ -127,7 +127,7 @@ template <typename T, typename E> void launch(const Args &args) {
         p.row_limit = sizes.row_limit;
         start(choice, lines * p.splits.count * p.row_tiles);
         if (p.splits.count > 1) {
-            cuda::launch(combine<T, E>, cuda::grid_x(lines * p.row_limit), dim3(kThreads), 0, p);
+            cuda::launch(context, combine<T, E>, cuda::grid_x(lines * p.row_limit), dim3(kThreads), 0, p);
         }
     };
     if (!sizes.many) {
@@ -148,21 +148,22 @@ template <typename T, typename E> void launch(const Args &args) {
     start(many, tiles * sizes.kv_heads);
 }
 
-} // namespace
-
-size_t workspace_bytes(const Args &args) {
-    const Sizes sizes(args);
+size_t workspace_on_cuda(const ExecutionContext &context, const Args &args) {
+    const Sizes sizes(context, args);
     const int64_t rows = sizes.partial_rows();
     return static_cast<size_t>(((2 * rows + 3) / 4 * 4 + rows * args.q.size(3)) * 4);
 }
 
-void cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.q.dtype, [&](auto q) {
         using T = decltype(q);
         if constexpr (!std::is_same_v<T, double>) { // the rules know none
-            args.k_scales.dtype ? launch<T, int8_t>(args) : launch<T, T>(args);
+            args.k_scales.dtype ? launch<T, int8_t>(context, args) : launch<T, T>(context, args);
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda, workspace_on_cuda};
+
+} // namespace
 } // namespace infini::attention::nvidia

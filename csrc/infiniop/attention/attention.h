@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::attention {
@@ -33,10 +33,10 @@ struct Args {
 };
 
 // Checks the arguments against the rules above. `op` names the op in sentences.
-void check(const char *op, const Args &args);
+void check(const ExecutionContext &context, const char *op, const Args &args);
 
 // Computes out of arguments that were checked. A query that sees no key gets zeros.
-void compute(const Args &args);
+void compute(const ExecutionContext &context, const Args &args);
 
 // The setting INFINI_EXACT_ATTENTION=1, of CUDA: prefill of half types rounds nothing but its result, at half the speed.
 bool is_exact();
@@ -45,14 +45,11 @@ bool is_exact();
 float cap_factor(const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
-namespace nvidia {
-__attribute__((weak)) size_t workspace_bytes(const Args &);
-}
 // The bytes that compute() needs at args.workspace, by the shapes of arguments that were checked.
-inline size_t workspace_bytes(const Args &args) {
-    return on_cuda() && nvidia::workspace_bytes != nullptr && args.out.numel() > 0 ? nvidia::workspace_bytes(args) : 0;
+inline size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
+    return args.out.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
 }
 
 } // namespace infini::attention

@@ -18,17 +18,18 @@ using torch::stable::detail::to;
 
 constexpr Checker kRule("attention");
 
-Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
-            const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap) {
+Args inputs(const ExecutionContext &context, const Tensor &q, const Tensor &k, const Tensor &v,
+            const std::optional<Tensor> &mask, const std::optional<Tensor> &kv_lens, bool causal,
+            std::optional<double> scale, double softcap) {
     Args args;
-    args.q = view(kRule, "q", q);
-    args.k = view(kRule, "k", k);
-    args.v = view(kRule, "v", v);
+    args.q = view(context, kRule, "q", q);
+    args.k = view(context, kRule, "k", k);
+    args.v = view(context, kRule, "v", v);
     if (mask) {
-        args.mask = view(kRule, "mask", *mask);
+        args.mask = view(context, kRule, "mask", *mask);
     }
     if (kv_lens) {
-        args.kv_lens = view(kRule, "kv_lens", *kv_lens);
+        args.kv_lens = view(context, kRule, "kv_lens", *kv_lens);
     }
     args.causal = causal;
     const int64_t head_size = args.q.ndim > 0 && args.q.size(-1) > 0 ? args.q.size(-1) : 1;
@@ -38,10 +39,10 @@ Args inputs(const Tensor &q, const Tensor &k, const Tensor &v, const std::option
 }
 
 // [B, T, heads, D] as torch's attention takes it, [B, heads, T, D]: a tensor of the same memory.
-Tensor heads_first(TensorView x) {
+Tensor heads_first(const ExecutionContext &context, TensorView x) {
     std::swap(x.shape[1], x.shape[2]);
     std::swap(x.strides[1], x.strides[2]);
-    return tensor_of(x);
+    return tensor_of(context, x);
 }
 
 // What torch's scaled_dot_product_attention would compute by. Its context sdpa_kernel has a say in it.
@@ -50,8 +51,8 @@ enum class Backend : int64_t { kFlash = 1, kCudnn = 3 };
 // [B, S, H, D] of a call that library_takes() takes; none where torch would take neither of its two fast ways, or where
 // autocast is to another type: then it is ours. The flash and cuDNN operators themselves cannot be called from here:
 // torch_call_dispatcher mistakes the types of results that are not all tensors.
-std::optional<Tensor> attend_by_torch(const Args &args) {
-    const Tensor q = heads_first(args.q), k = heads_first(args.k), v = heads_first(args.v);
+std::optional<Tensor> attend_by_torch(const ExecutionContext &context, const Args &args) {
+    const Tensor q = heads_first(context, args.q), k = heads_first(context, args.k), v = heads_first(context, args.v);
     const auto call = [&](const char *name) {
         std::array stack{from(q),
                          from(k),
@@ -77,39 +78,40 @@ std::optional<Tensor> attend_by_torch(const Args &args) {
 
 // Checked and computed, with memory for partial results where it is needed. is_new: out is nobody's yet, and a result of
 // torch's may take its place.
-Tensor run(Args args, Tensor out, bool is_new) {
-    args.out = view(kRule, "out", out);
-    check("attention", args);
-    if (library_takes(args)) {
-        if (const std::optional<Tensor> y = attend_by_torch(args)) {
+Tensor run(const ExecutionContext &context, Args args, Tensor out, bool is_new) {
+    args.out = view(context, kRule, "out", out);
+    check(context, "attention", args);
+    if (library_takes(context, args)) {
+        if (const std::optional<Tensor> y = attend_by_torch(context, args)) {
             if (is_new && y->is_contiguous()) {
                 return *y;
             }
-            Tensor to = tensor_of(args.out);
+            Tensor to = tensor_of(context, args.out);
             torch::stable::copy_(to, *y);
             return out;
         }
     }
-    const size_t bytes = workspace_bytes(args);
+    const size_t bytes = workspace_bytes(context, args);
     std::optional<Tensor> workspace;
     if (bytes > 0) {
-        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+        workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
         args.workspace = workspace->data_ptr();
     }
-    compute(args);
+    compute(context, args);
     return out;
 }
 
-Tensor attention(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
-                 const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap) {
-    const Args args = inputs(q, k, v, mask, kv_lens, causal, scale, softcap);
-    return run(args, empty_like(args.q), true);
+Tensor attention(const ExecutionContext &context, const Tensor &q, const Tensor &k, const Tensor &v,
+                 const std::optional<Tensor> &mask, const std::optional<Tensor> &kv_lens, bool causal,
+                 std::optional<double> scale, double softcap) {
+    const Args args = inputs(context, q, k, v, mask, kv_lens, causal, scale, softcap);
+    return run(context, args, empty_like(context, args.q), true);
 }
 
-Tensor attention_out(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
-                     const std::optional<Tensor> &kv_lens, bool causal, std::optional<double> scale, double softcap,
-                     Tensor out) {
-    return run(inputs(q, k, v, mask, kv_lens, causal, scale, softcap), out, false);
+Tensor attention_out(const ExecutionContext &context, const Tensor &q, const Tensor &k, const Tensor &v,
+                     const std::optional<Tensor> &mask, const std::optional<Tensor> &kv_lens, bool causal,
+                     std::optional<double> scale, double softcap, Tensor out) {
+    return run(context, inputs(context, q, k, v, mask, kv_lens, causal, scale, softcap), out, false);
 }
 
 } // namespace

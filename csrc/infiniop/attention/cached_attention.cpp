@@ -9,6 +9,8 @@
 
 namespace infini::cached_attention {
 
+KernelTable<Copy> copy_kernels{"attention"};
+
 namespace {
 
 // The rows of a cache that k or v goes to.
@@ -44,14 +46,8 @@ TensorView with_batch(const TensorView &view) {
     return result;
 }
 
-void copy(const TensorView &to, const TensorView &from) {
-    if (to.data == from.data) { // it is there already, say the rules
-        return;
-    }
-    if (on_cuda()) {
-        copy_kernel({to, from});
-        return;
-    }
+void copy_on_cpu(const ExecutionContext &, const Copy &copy) {
+    const TensorView &to = copy.to, &from = copy.from;
     const auto size = static_cast<int64_t>(size_of(to.dtype));
     for (int64_t head = 0; head < to.shape[0]; ++head) {
         for (int64_t row = 0; row < to.shape[1]; ++row) {
@@ -59,6 +55,14 @@ void copy(const TensorView &to, const TensorView &from) {
                         from.as<const char>() + (head * from.strides[0] + row * from.strides[1]) * size,
                         static_cast<size_t>(to.shape[2] * size));
         }
+    }
+}
+
+const RegisteredKernel<Copy> registered{copy_kernels, INFINI_DEVICE_CPU, copy_on_cpu};
+
+void copy(const ExecutionContext &context, const TensorView &to, const TensorView &from) {
+    if (to.data != from.data) { // else it is there already, say the rules
+        copy_kernels.run(context, {to, from});
     }
 }
 
@@ -135,18 +139,18 @@ void check(const Args &args) {
     }
 }
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     check(args);
     if (args.k.numel() == 0) {
         return;
     }
-    copy(new_rows(args.k_cache, args), args.k);
-    copy(new_rows(args.v_cache, args), args.v);
-    attention::compute(attend(args));
+    copy(context, new_rows(args.k_cache, args), args.k);
+    copy(context, new_rows(args.v_cache, args), args.v);
+    attention::compute(context, attend(args));
 }
 
-size_t workspace_bytes(const Args &args) {
-    return attention::workspace_bytes(attend(args));
+size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
+    return attention::workspace_bytes(context, attend(args));
 }
 
 } // namespace infini::cached_attention

@@ -2,8 +2,8 @@
 // Limit: memory bandwidth, though a few rows (decode) take no longer than the launch.
 // SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cached_attention.h"
-#include "cuda/launch.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows.cuh"
 
 namespace infini::cached_attention {
 namespace {
@@ -36,9 +36,7 @@ __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ CopyRow
     }
 }
 
-} // namespace
-
-void nvidia::copy_kernel(const Copy &copy) {
+void copy_on_cuda(const ExecutionContext &context, const Copy &copy) {
     const TensorView *const views[] = {&copy.to, &copy.from};
     const Rows<2> rows(views);
     const auto element = static_cast<int64_t>(size_of(copy.to.dtype));
@@ -49,7 +47,11 @@ void nvidia::copy_kernel(const Copy &copy) {
                         element,
                         cuda::vectors_fit(copy.to, copy.from)};
     constexpr unsigned kRows = 8; // a block, each copied by a warp
-    infini::cuda::launch(copy_rows, infini::cuda::grid_x((rows.count + kRows - 1) / kRows), dim3(32, kRows), 0, args);
+    infini::cuda::launch(context, copy_rows, infini::cuda::grid_x((rows.count + kRows - 1) / kRows), dim3(32, kRows), 0,
+                         args);
 }
 
+const RegisteredKernel<Copy> registered{copy_kernels, INFINI_DEVICE_NVIDIA, copy_on_cuda};
+
+} // namespace
 } // namespace infini::cached_attention

@@ -2,7 +2,7 @@
 // out = softmax(q k^T / sqrt(D) + causal mask) v over all that the cache holds up to there. The kernel is attention's.
 #pragma once
 
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::cached_attention {
@@ -18,17 +18,17 @@ struct Args {
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// What copies rows on CUDA: `to` and `from` are [heads, tokens, D].
+// What copies rows into the cache: `to` and `from` are [heads, tokens, D].
 struct Copy {
     TensorView to, from;
 };
-INFINI_CUDA_KERNEL(copy_kernel, Copy)
+extern KernelTable<Copy> copy_kernels;
 
 void check(const Args &args);
 
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 // The bytes that run() needs at args.workspace, by the shapes of arguments that were checked.
-size_t workspace_bytes(const Args &args);
+size_t workspace_bytes(const ExecutionContext &context, const Args &args);
 
 } // namespace infini::cached_attention

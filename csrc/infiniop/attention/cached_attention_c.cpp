@@ -1,4 +1,5 @@
 // infiniopAttention.
+#include "attention.h"
 #include "c_api.h"
 #include "cached_attention.h"
 
@@ -7,7 +8,7 @@ namespace {
 using namespace infini;
 using cached_attention::Args;
 
-constexpr c_api::COp<Args> kOp("Attention", cached_attention::check, cached_attention::run,
+constexpr c_api::COp<Args> kOp("Attention", attention::kernels, cached_attention::check, cached_attention::run,
                                cached_attention::workspace_bytes);
 
 } // namespace

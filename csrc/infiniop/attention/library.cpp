@@ -34,9 +34,9 @@ void set_library_from(int64_t queries) {
     from.store(queries, std::memory_order_relaxed);
 }
 
-bool library_takes(const Args &args) {
+bool library_takes(const ExecutionContext &context, const Args &args) {
     const TensorView &q = args.q, &k = args.k;
-    if (!on_cuda() || q.size(1) < library_from() || is_exact()) {
+    if (context.device_type != INFINI_DEVICE_NVIDIA || q.size(1) < library_from() || is_exact()) {
         return false;
     }
     // A plain call: one that says no more than "causal, of as many queries as keys" or "all keys".

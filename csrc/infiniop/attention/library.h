@@ -13,6 +13,6 @@ int64_t library_from();
 void set_library_from(int64_t queries);
 
 // Whether torch is to compute a call of arguments that were checked.
-bool library_takes(const Args &args);
+bool library_takes(const ExecutionContext &context, const Args &args);
 
 } // namespace infini::attention

@@ -4,11 +4,11 @@
 #pragma once
 
 #include "attention.h"
-#include "cuda/divider.h"
-#include "cuda/exp2.h"
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/vectors.h"
+#include "cuda/divider.cuh"
+#include "cuda/exp2.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/vectors.cuh"
 #include "splits.h"
 
 namespace infini::attention::nvidia {

@@ -6,10 +6,10 @@
 // the range of a float, and are multiplied in bfloat16.
 #pragma once
 
-#include "cuda/async_copy.h"
-#include "cuda/mma.h"
-#include "cuda/pairs.h"
-#include "cuda/words.h"
+#include "cuda/async_copy.cuh"
+#include "cuda/mma.cuh"
+#include "cuda/pairs.cuh"
+#include "cuda/words.cuh"
 #include "kernels.cuh"
 
 namespace infini::attention::nvidia {

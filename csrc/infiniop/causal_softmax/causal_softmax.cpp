@@ -5,6 +5,12 @@
 
 namespace infini::causal_softmax {
 
+KernelTable<Args> kernels{"causal_softmax"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args) {
     constexpr Checker rule("causal_softmax");
     const TensorView &x = args.x, &y = args.y;
@@ -20,10 +26,10 @@ void check(const Args &args) {
     rule.no_partial_overlap("out", y, "x", x);
 }
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     check(args);
     if (args.x.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

@@ -2,12 +2,20 @@
 // for each bf16 of a square.
 // SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
 #include "causal_softmax.h"
-#include "softmax/softmax_lines.h"
+#include "softmax/softmax_lines.cuh"
 
-void infini::causal_softmax::nvidia::cuda_kernel(const Args &args) {
+namespace infini::causal_softmax {
+namespace {
+
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto v) {
         if constexpr (!std::is_same_v<decltype(v), double>) {
-            softmax::launch<decltype(v), false>(args.x, args.y, false, args.x.size(-2));
+            softmax::launch<decltype(v), false>(context, args.x, args.y, false, args.x.size(-2));
         }
     });
 }
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
+} // namespace infini::causal_softmax

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::causal_softmax {
@@ -17,9 +17,9 @@ struct Args {
 void check(const Args &args);
 
 // Checks them, then computes y.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::causal_softmax

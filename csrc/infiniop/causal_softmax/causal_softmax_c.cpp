@@ -7,7 +7,7 @@ namespace {
 using namespace infini;
 using causal_softmax::Args;
 
-constexpr c_api::COp<Args> kOp("CausalSoftmax", causal_softmax::check, causal_softmax::run);
+constexpr c_api::COp<Args> kOp("CausalSoftmax", causal_softmax::kernels, causal_softmax::check, causal_softmax::run);
 
 } // namespace
 

@@ -7,21 +7,21 @@ namespace {
 
 constexpr Checker kSoftmax("causal_softmax");
 
-Tensor causal_softmax_out(const Tensor &x, Tensor out) {
+Tensor causal_softmax_out(const ExecutionContext &context, const Tensor &x, Tensor out) {
     Args args;
-    args.x = view(kSoftmax, "x", x);
-    args.y = view(kSoftmax, "out", out);
-    run(args);
+    args.x = view(context, kSoftmax, "x", x);
+    args.y = view(context, kSoftmax, "out", out);
+    run(context, args);
     return out;
 }
 
-Tensor causal_softmax(const Tensor &x) {
-    return causal_softmax_out(x, empty_like(view(kSoftmax, "x", x)));
+Tensor causal_softmax(const ExecutionContext &context, const Tensor &x) {
+    return causal_softmax_out(context, x, empty_like(context, view(context, kSoftmax, "x", x)));
 }
 
-void causal_softmax_(Tensor x) {
-    kSoftmax.writable("x", view(kSoftmax, "x", x));
-    causal_softmax_out(x, x);
+void causal_softmax_(const ExecutionContext &context, Tensor x) {
+    kSoftmax.writable("x", view(context, kSoftmax, "x", x));
+    causal_softmax_out(context, x, x);
 }
 
 } // namespace

@@ -7,6 +7,8 @@
 
 namespace infini::conv {
 
+KernelTable<Args> kernels{"conv"};
+
 namespace {
 
 constexpr Checker kRule("conv");
@@ -93,7 +95,7 @@ TensorView contiguous(const TensorView &like, void *data) {
 }
 
 // y, where w and y are matrices.
-void multiply(const Args &args) {
+void multiply(const ExecutionContext &context, const Args &args) {
     const int64_t k = depth(args), all = positions(args), wide = tile_columns(args), channels = args.w.shape[0];
     const auto matrix = [&](void *data, int64_t rows, int64_t columns, int64_t row_stride) {
         TensorView view;
@@ -109,7 +111,7 @@ void multiply(const Args &args) {
     for (int64_t image = 0; image < args.x.shape[0]; ++image) {
         for (int64_t first = 0; first < all; first += wide) {
             const int64_t columns = all - first < wide ? all - first : wide;
-            cpu_kernel(Tile{&args, image, first, columns});
+            cpu_kernel(context, Tile{&args, image, first, columns});
             gemm::Args product;
             char *const y =
                 args.y.as<char>() + (image * args.y.strides[0] + first) * static_cast<int64_t>(size_of(args.y.dtype));
@@ -117,7 +119,7 @@ void multiply(const Args &args) {
             product.a = matrix(args.w.data, channels, k, args.w.strides[0]);
             product.b = matrix(args.workspace, k, columns, columns);
             product.beta = args.bias.dtype == INFINI_DTYPE_INVALID ? 0.0f : 1.0f;
-            gemm::run(product);
+            gemm::run(context, product);
         }
     }
 }
@@ -183,38 +185,44 @@ void check(const Args &args) {
     }
 }
 
-size_t workspace_size(const Args &args) {
-    if (args.y.numel() == 0 || on_cuda()) {
-        return 0;
+size_t workspace_size(const ExecutionContext &context, const Args &args) {
+    return args.y.numel() == 0 ? 0 : kernels.workspace_bytes(context, args);
+}
+
+void run(const ExecutionContext &context, const Args &args) {
+    check(args);
+    if (args.y.numel() > 0) {
+        kernels.run(context, args);
     }
+}
+
+namespace {
+
+size_t workspace_on_cpu(const ExecutionContext &, const Args &args) {
     int64_t bytes = tile_bytes(args);
     bytes += w_is_matrix(args) ? 0 : whole_lines(args.w.numel(), args.w.dtype);
     bytes += y_is_matrix(args) ? 0 : whole_lines(args.y.numel(), args.y.dtype);
     return static_cast<size_t>(bytes);
 }
 
-void run(const Args &args) {
-    check(args);
-    if (args.y.numel() == 0) {
-        return;
-    }
-    if (on_cuda()) {
-        return cuda_kernel(args);
-    }
+void run_on_cpu(const ExecutionContext &context, const Args &args) {
     Args matrices = args;
     char *workspace = static_cast<char *>(args.workspace) + tile_bytes(args);
     if (!w_is_matrix(args)) {
         matrices.w = contiguous(args.w, workspace);
-        rearrange::run({matrices.w, args.w});
+        rearrange::run(context, {matrices.w, args.w});
         workspace += whole_lines(args.w.numel(), args.w.dtype);
     }
     if (y_is_matrix(args)) {
-        multiply(matrices);
+        multiply(context, matrices);
     } else {
         matrices.y = contiguous(args.y, workspace);
-        multiply(matrices);
-        rearrange::run({args.y, matrices.y});
+        multiply(context, matrices);
+        rearrange::run(context, {args.y, matrices.y});
     }
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu, workspace_on_cpu};
+
+} // namespace
 } // namespace infini::conv

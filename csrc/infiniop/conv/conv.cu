@@ -2,7 +2,7 @@
 // are gathered from wherever they lie; so no workspace, any strides, and one order of sums for all layouts and batches.
 // Limit: float arithmetic outside of the tensor cores. For patches and audio towers; nothing that decodes needs it.
 #include "conv.h"
-#include "cuda/elements.h"
+#include "cuda/elements.cuh"
 
 namespace infini::conv {
 namespace {
@@ -142,9 +142,7 @@ template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const
     }
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto value) {
         using T = decltype(value);
         if constexpr (!std::is_same_v<T, double>) { // which the check has refused
@@ -175,9 +173,12 @@ void nvidia::cuda_kernel(const Args &args) {
             const int64_t channel_tiles = (channels + kTile - 1) / kTile;
             const int64_t blocks = (a.positions + kTile - 1) / kTile * channel_tiles;
             a.channel_tiles = static_cast<unsigned>(channel_tiles);
-            infini::cuda::launch(convolve<T>, infini::cuda::grid_x(blocks), kThreads, 0, a);
+            infini::cuda::launch(context, convolve<T>, infini::cuda::grid_x(blocks), kThreads, 0, a);
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::conv

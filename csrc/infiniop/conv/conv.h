@@ -5,7 +5,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::conv {
@@ -29,11 +29,11 @@ TensorView output_of(const Args &args);
 // Checks all arguments against the rules above.
 void check(const Args &args);
 
-// The bytes that run needs at args.workspace: none on CUDA.
-size_t workspace_size(const Args &args);
+// The bytes that run needs at args.workspace.
+size_t workspace_size(const ExecutionContext &context, const Args &args);
 
 // Checks the arguments, then computes y.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 // One tile of the product: columns `first` to `first + columns` of image `image`.
 struct Tile {
@@ -45,7 +45,7 @@ struct Tile {
 // to y there.
 INFINI_CPU_KERNEL(cpu_kernel, Tile)
 
-// Computes y.
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+// Of arguments that were checked, y not empty.
+extern KernelTable<Args> kernels;
 
 } // namespace infini::conv

@@ -7,7 +7,7 @@ namespace {
 using namespace infini;
 using conv::Args;
 
-constexpr c_api::COp<Args> kOp("Conv", conv::check, conv::run, conv::workspace_size);
+constexpr c_api::COp<Args> kOp("Conv", conv::kernels, conv::check, conv::run, conv::workspace_size);
 
 // An array of the caller's, of n values; NULL stands for `otherwise` in each place.
 void copy_parameters(int64_t *to, const void *from, int n, int64_t otherwise) {

@@ -39,28 +39,28 @@ void insert_batch(TensorView &image) {
 using Ints = std::vector<int64_t>;
 
 // All but the output.
-Args conv_args(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Ints &stride,
-               const Ints &padding, const Ints &dilation) {
+Args conv_args(const ExecutionContext &context, const Tensor &x, const Tensor &weight,
+               const std::optional<Tensor> &bias, const Ints &stride, const Ints &padding, const Ints &dilation) {
     Args args;
-    args.w = view(kRule, "weight", weight);
+    args.w = view(context, kRule, "weight", weight);
     kRule.rank("weight", args.w, 3, kMaxDims);
     args.spatial = args.w.ndim - 2;
     copy_parameter("stride", args.strides, stride, args.spatial);
     copy_parameter("padding", args.pads, padding, args.spatial);
     copy_parameter("dilation", args.dilations, dilation, args.spatial);
-    args.x = view(kRule, "x", x);
+    args.x = view(context, kRule, "x", x);
     if (args.x.ndim == args.spatial + 1) {
         insert_batch(args.x);
     }
     if (bias) {
-        args.bias = view(kRule, "bias", *bias);
+        args.bias = view(context, kRule, "bias", *bias);
     }
     return args;
 }
 
 // Of checked arguments; the size is the channels of y, or the positions of an image if these are fewer.
-bool aten_takes(const Args &args) {
-    if (on_cuda() || args.spatial > 3 || args.y.numel() == 0) {
+bool aten_takes(const ExecutionContext &context, const Args &args) {
+    if (!context.is_cpu() || args.spatial > 3 || args.y.numel() == 0) {
         return false;
     }
     int64_t positions = 1, depth = args.w.shape[1];
@@ -80,14 +80,14 @@ Ints listed(const int64_t *values, int spatial) {
     return {values, values + spatial};
 }
 
-Tensor convolve_by_aten(const Args &args) {
+Tensor convolve_by_aten(const ExecutionContext &context, const Args &args) {
     using torch::stable::detail::from;
     using torch::stable::detail::to;
     const Ints none(static_cast<size_t>(args.spatial), 0);
     const bool has_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
-    std::array stack{from(tensor_of(args.x)),
-                     from(tensor_of(args.w)),
-                     from(has_bias ? std::optional(tensor_of(args.bias)) : std::nullopt),
+    std::array stack{from(tensor_of(context, args.x)),
+                     from(tensor_of(context, args.w)),
+                     from(has_bias ? std::optional(tensor_of(context, args.bias)) : std::nullopt),
                      from(listed(args.strides, args.spatial)),
                      from(listed(args.pads, args.spatial)),
                      from(listed(args.dilations, args.spatial)),
@@ -99,37 +99,38 @@ Tensor convolve_by_aten(const Args &args) {
 }
 
 // is_new: out is nobody's yet, and ATen's result may take its place.
-Tensor run_with(Args args, bool one_image, Tensor out, bool is_new) {
-    args.y = view(kRule, "out", out);
+Tensor run_with(const ExecutionContext &context, Args args, bool one_image, Tensor out, bool is_new) {
+    args.y = view(context, kRule, "out", out);
     if (one_image) {
         kRule.rank("out", args.y, args.spatial + 1);
         insert_batch(args.y);
     }
     check(args);
-    if (aten_takes(args)) {
-        const Tensor y = convolve_by_aten(args);
+    if (aten_takes(context, args)) {
+        const Tensor y = convolve_by_aten(context, args);
         if (is_new && !one_image && y.is_contiguous()) {
             return y;
         }
-        Tensor to = tensor_of(args.y);
+        Tensor to = tensor_of(context, args.y);
         torch::stable::copy_(to, y);
         return out;
     }
-    const Tensor workspace = empty({static_cast<int64_t>(workspace_size(args))}, INFINI_DTYPE_U8);
+    const Tensor workspace = empty(context, {static_cast<int64_t>(workspace_size(context, args))}, INFINI_DTYPE_U8);
     args.workspace = workspace.data_ptr();
-    run(args);
+    run(context, args);
     return out;
 }
 
-Tensor conv_out(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Ints &stride,
-                const Ints &padding, const Ints &dilation, Tensor out) {
-    const Args args = conv_args(x, weight, bias, stride, padding, dilation);
-    return run_with(args, x.dim() < args.x.ndim, out, false);
+Tensor conv_out(const ExecutionContext &context, const Tensor &x, const Tensor &weight,
+                const std::optional<Tensor> &bias, const Ints &stride, const Ints &padding, const Ints &dilation,
+                Tensor out) {
+    const Args args = conv_args(context, x, weight, bias, stride, padding, dilation);
+    return run_with(context, args, x.dim() < args.x.ndim, out, false);
 }
 
-Tensor conv(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, const Ints &stride,
-            const Ints &padding, const Ints &dilation) {
-    const Args args = conv_args(x, weight, bias, stride, padding, dilation);
+Tensor conv(const ExecutionContext &context, const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias,
+            const Ints &stride, const Ints &padding, const Ints &dilation) {
+    const Args args = conv_args(context, x, weight, bias, stride, padding, dilation);
     TensorView y = output_of(args);
     const bool one_image = x.dim() < args.x.ndim;
     if (one_image) {
@@ -138,7 +139,7 @@ Tensor conv(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &
             y.shape[i] = y.shape[i + 1];
         }
     }
-    return run_with(args, one_image, empty_like(y), true);
+    return run_with(context, args, one_image, empty_like(context, y), true);
 }
 
 } // namespace

@@ -5,6 +5,12 @@
 
 namespace infini::dequantize_awq {
 
+KernelTable<Args> kernels{"dequantize_awq"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args) {
     constexpr Checker rule("dequantize_awq");
     const TensorView &out = args.out, &qweight = args.qweight, &scales = args.scales, &zeros = args.zeros;
@@ -37,10 +43,10 @@ void check(const Args &args) {
     rule.no_overlap("out", out, "zeros", zeros);
 }
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     check(args);
     if (args.out.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

@@ -2,8 +2,8 @@
 // of a group, whose scales and zeros it keeps in registers. Limit: memory bandwidth, 2 bytes written for each half byte
 // read. The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
 // SASS: dequantize: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/words.h"
+#include "cuda/launch.cuh"
+#include "cuda/words.cuh"
 #include "dequantize_awq.h"
 
 namespace infini::dequantize_awq {
@@ -60,9 +60,7 @@ __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ W
     }
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     Weights a{args.out.as<f16>(),
               args.qweight.as<const uint32_t>(),
               args.zeros.as<const uint32_t>(),
@@ -81,7 +79,10 @@ void nvidia::cuda_kernel(const Args &args) {
     a.column_blocks = (a.words + kThreads - 1) / kThreads;
     a.row_blocks = (a.group_size + kRows - 1) / kRows;
     const int64_t blocks = a.column_blocks * a.row_blocks * args.scales.shape[0];
-    infini::cuda::launch(dequantize, infini::cuda::grid_x(blocks), kThreads, 0, a);
+    infini::cuda::launch(context, dequantize, infini::cuda::grid_x(blocks), kThreads, 0, a);
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::dequantize_awq

@@ -7,7 +7,7 @@ namespace {
 using namespace infini;
 using dequantize_awq::Args;
 
-constexpr c_api::COp<Args> kOp("DequantizeAWQ", dequantize_awq::check, dequantize_awq::run);
+constexpr c_api::COp<Args> kOp("DequantizeAWQ", dequantize_awq::kernels, dequantize_awq::check, dequantize_awq::run);
 
 } // namespace
 

@@ -7,22 +7,25 @@ namespace {
 
 constexpr Checker kRule("dequantize_awq");
 
-Tensor dequantize_awq_out(const Tensor &qweight, const Tensor &scales, const Tensor &zeros, Tensor out) {
+Tensor dequantize_awq_out(const ExecutionContext &context, const Tensor &qweight, const Tensor &scales,
+                          const Tensor &zeros, Tensor out) {
     Args args;
-    args.out = view(kRule, "out", out);
-    args.qweight = view(kRule, "qweight", qweight);
-    args.scales = view(kRule, "scales", scales);
-    args.zeros = view(kRule, "zeros", zeros);
-    run(args);
+    args.out = view(context, kRule, "out", out);
+    args.qweight = view(context, kRule, "qweight", qweight);
+    args.scales = view(context, kRule, "scales", scales);
+    args.zeros = view(context, kRule, "zeros", zeros);
+    run(context, args);
     return out;
 }
 
-Tensor dequantize_awq(const Tensor &qweight, const Tensor &scales, const Tensor &zeros) {
-    const TensorView words = view(kRule, "qweight", qweight);
+Tensor dequantize_awq(const ExecutionContext &context, const Tensor &qweight, const Tensor &scales,
+                      const Tensor &zeros) {
+    const TensorView words = view(context, kRule, "qweight", qweight);
     // What the shape of out is made of.
     kRule.rank("qweight", words, 2);
     kRule.dense_last("qweight", words);
-    return dequantize_awq_out(qweight, scales, zeros, empty({words.size(0), 8 * words.size(1)}, INFINI_DTYPE_F16));
+    return dequantize_awq_out(context, qweight, scales, zeros,
+                              empty(context, {words.size(0), 8 * words.size(1)}, INFINI_DTYPE_F16));
 }
 
 } // namespace

@@ -5,6 +5,12 @@
 
 namespace infini::elementwise {
 
+KernelTable<Args> kernels{"elementwise"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args, const Names &names) {
     const Checker rule(names.op);
     const Description &op = describe(args.op);
@@ -38,10 +44,10 @@ void check(const Args &args, const Names &names) {
     }
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     if (args.tensors[0].numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

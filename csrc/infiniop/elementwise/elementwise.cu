@@ -1,7 +1,7 @@
 // The CUDA kernels of the elementwise ops: one for each number of inputs and dtype, in which the op is a branch that all
 // threads take alike. Limit: memory bandwidth, each input read once and the output written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
-#include "cuda/elements.h"
+#include "cuda/elements.cuh"
 #include "elementwise.h"
 #include "one_lane.cuh"
 
@@ -49,15 +49,15 @@ template <typename T, int kInputs> struct Formulas {
     }
 };
 
-template <typename T, int kInputs> void run(const Args &args) {
+template <typename T, int kInputs> void run(const ExecutionContext &context, const Args &args) {
     TensorView views[kInputs + 1];
     for (int t = 0; t <= kInputs; ++t) {
         views[t] = args.tensors[t];
     }
-    cuda::map<T, kInputs>(views, args.numbers, Formulas<T, kInputs>{args.op});
+    cuda::map<T, kInputs>(context, views, args.numbers, Formulas<T, kInputs>{args.op});
 }
 
-template <typename T> void fill(const Args &args) {
+template <typename T> void fill(const ExecutionContext &context, const Args &args) {
     auto bits = static_cast<T>(args.op == Op::ones ? elementwise::bits_of_one(args.tensors[0].dtype) : 0);
     TensorView number = args.tensors[0];
     number.data = &bits;
@@ -65,41 +65,49 @@ template <typename T> void fill(const Args &args) {
         stride = 0;
     }
     TensorView views[] = {args.tensors[0], number};
-    cuda::map<T, 1>(views, 1, Formulas<T, 1>{args.op});
+    cuda::map<T, 1>(context, views, 1, Formulas<T, 1>{args.op});
 }
 
-void fill(const Args &args) {
+void fill(const ExecutionContext &context, const Args &args) {
     switch (size_of(args.tensors[0].dtype)) {
     case 1:
-        return fill<uint8_t>(args);
+        return fill<uint8_t>(context, args);
     case 2:
-        return fill<uint16_t>(args);
+        return fill<uint16_t>(context, args);
     case 4:
-        return fill<uint32_t>(args);
+        return fill<uint32_t>(context, args);
     default:
-        return fill<uint64_t>(args);
+        return fill<uint64_t>(context, args);
     }
 }
 
 } // namespace
 } // namespace infini::nvidia
 
-void infini::elementwise::nvidia::cuda_kernel(const Args &args) {
+namespace infini::elementwise {
+namespace {
+
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     using namespace infini::nvidia;
     if (is_fill(args.op)) {
-        return fill(args);
+        return fill(context, args);
     }
     const int inputs = describe(args.op).inputs;
     if (args.tensors[0].dtype == INFINI_DTYPE_I32) { // add, as the next
-        return infini::nvidia::run<uint32_t, 2>(args);
+        return infini::nvidia::run<uint32_t, 2>(context, args);
     }
     if (args.tensors[0].dtype == INFINI_DTYPE_I64) {
-        return infini::nvidia::run<uint64_t, 2>(args);
+        return infini::nvidia::run<uint64_t, 2>(context, args);
     }
     cuda::with_float_type(args.tensors[0].dtype, [&](auto value) {
         using T = decltype(value);
-        inputs == 1   ? infini::nvidia::run<T, 1>(args)
-        : inputs == 2 ? infini::nvidia::run<T, 2>(args)
-                      : infini::nvidia::run<T, 3>(args);
+        inputs == 1   ? infini::nvidia::run<T, 1>(context, args)
+        : inputs == 2 ? infini::nvidia::run<T, 2>(context, args)
+                      : infini::nvidia::run<T, 3>(context, args);
     });
 }
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
+} // namespace infini::elementwise

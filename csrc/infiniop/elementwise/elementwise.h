@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 // The ops of the C ABI. One line an op: its name there, its name, how many inputs it has, its dtypes, and its tensors'
@@ -101,9 +101,9 @@ struct Args {
 void check(const Args &args, const Names &names);
 
 // Checks them, then computes the output.
-void run(const Args &args, const Names &names);
+void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::elementwise

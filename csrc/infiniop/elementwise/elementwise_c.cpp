@@ -12,8 +12,10 @@ using elementwise::Op;
 
 constexpr c_api::COp<Args> c_op(const char *name) {
     return c_api::COp<Args>(
-        name, [](const Args &args) { elementwise::check(args, describe(args.op).names); },
-        [](const Args &args) { elementwise::run(args, describe(args.op).names); });
+        name, elementwise::kernels, [](const Args &args) { elementwise::check(args, describe(args.op).names); },
+        [](const ExecutionContext &context, const Args &args) {
+            elementwise::run(context, args, describe(args.op).names);
+        });
 }
 
 // Each op's own COp: its address says whose descriptor one is.

@@ -23,19 +23,23 @@ constexpr const char *name_of(Op op) {
 template <Op op> struct Unary {
     static constexpr Checker kRule{name_of(op)};
 
-    static Tensor write(const TensorView &x, const char *out_name, const Tensor &out) {
-        run({op, {view(kRule, out_name, out), x}}, {name_of(op), {out_name, "x"}, 1});
+    static Tensor write(const ExecutionContext &context, const TensorView &x, const char *out_name, const Tensor &out) {
+        run(context, {op, {view(context, kRule, out_name, out), x}}, {name_of(op), {out_name, "x"}, 1});
         return out;
     }
 
-    static Tensor functional(const Tensor &x) {
-        const TensorView in = view(kRule, "x", x);
-        return write(in, "out", empty_like(in));
+    static Tensor functional(const ExecutionContext &context, const Tensor &x) {
+        const TensorView in = view(context, kRule, "x", x);
+        return write(context, in, "out", empty_like(context, in));
     }
 
-    static Tensor out(const Tensor &x, Tensor out) { return write(view(kRule, "x", x), "out", out); }
+    static Tensor out(const ExecutionContext &context, const Tensor &x, Tensor out) {
+        return write(context, view(context, kRule, "x", x), "out", out);
+    }
 
-    static void in_place(Tensor x) { write(view(kRule, "x", x), "x", x); }
+    static void in_place(const ExecutionContext &context, Tensor x) {
+        write(context, view(context, kRule, "x", x), "x", x);
+    }
 };
 
 struct Pair {
@@ -55,8 +59,9 @@ TensorView stretch(const TensorView &view, const TensorView &shape) {
 }
 
 // Both inputs, in the shape to which torch broadcasts them.
-Pair broadcast(const Checker &rule, const Tensor &x_tensor, const Tensor &other_tensor) {
-    const TensorView x = view(rule, "x", x_tensor), other = view(rule, "other", other_tensor);
+Pair broadcast(const ExecutionContext &context, const Checker &rule, const Tensor &x_tensor,
+               const Tensor &other_tensor) {
+    const TensorView x = view(context, rule, "x", x_tensor), other = view(context, rule, "other", other_tensor);
     TensorView shape;
     shape.ndim = x.ndim > other.ndim ? x.ndim : other.ndim;
     for (int i = 1; i <= shape.ndim; ++i) {
@@ -74,23 +79,25 @@ Pair broadcast(const Checker &rule, const Tensor &x_tensor, const Tensor &other_
 template <Op op> struct Binary {
     static constexpr Checker kRule{name_of(op)};
 
-    static Tensor write(const Pair &in, const char *out_name, const Tensor &out) {
-        const TensorView y = view(kRule, out_name, out);
+    static Tensor write(const ExecutionContext &context, const Pair &in, const char *out_name, const Tensor &out) {
+        const TensorView y = view(context, kRule, out_name, out);
         kRule.same_shape(out_name, y, "x and other broadcast together", in.x);
-        run({op, {y, in.x, in.other}}, {name_of(op), {out_name, "x", "other"}, 1});
+        run(context, {op, {y, in.x, in.other}}, {name_of(op), {out_name, "x", "other"}, 1});
         return out;
     }
 
-    static Tensor functional(const Tensor &x, const Tensor &other) {
-        const Pair in = broadcast(kRule, x, other);
-        return write(in, "out", empty_like(in.x));
+    static Tensor functional(const ExecutionContext &context, const Tensor &x, const Tensor &other) {
+        const Pair in = broadcast(context, kRule, x, other);
+        return write(context, in, "out", empty_like(context, in.x));
     }
 
-    static Tensor out(const Tensor &x, const Tensor &other, Tensor out) {
-        return write(broadcast(kRule, x, other), "out", out);
+    static Tensor out(const ExecutionContext &context, const Tensor &x, const Tensor &other, Tensor out) {
+        return write(context, broadcast(context, kRule, x, other), "out", out);
     }
 
-    static void in_place(Tensor x, const Tensor &other) { write(broadcast(kRule, x, other), "x", x); }
+    static void in_place(const ExecutionContext &context, Tensor x, const Tensor &other) {
+        write(context, broadcast(context, kRule, x, other), "x", x);
+    }
 };
 
 // The forms of clip, whose bounds are numbers here; torch.clip's rules where there is none, where one is a NaN and
@@ -119,29 +126,33 @@ struct Clip {
         return view;
     }
 
-    static Tensor write(const TensorView &x, Bound min, Bound max, const char *out_name, const Tensor &out) {
+    static Tensor write(const ExecutionContext &context, const TensorView &x, Bound min, Bound max,
+                        const char *out_name, const Tensor &out) {
         constexpr double infinity = std::numeric_limits<double>::infinity();
         const double low = min.value_or(-infinity), high = max.value_or(infinity);
         const bool nan = std::isnan(low) || std::isnan(high);
         uint64_t memory[3] = {};
-        run({Op::clip,
-             {view(kRule, out_name, out), nan ? number(x, std::nan(""), memory[0]) : x,
+        run(context,
+            {Op::clip,
+             {view(context, kRule, out_name, out), nan ? number(x, std::nan(""), memory[0]) : x,
               number(x, low < high ? low : high, memory[1]), number(x, high, memory[2])},
              nan ? 3 : 2},
             {name_of(Op::clip), {out_name, "x", "min", "max"}, 1});
         return out;
     }
 
-    static Tensor functional(const Tensor &x, Bound min, Bound max) {
-        const TensorView in = view(kRule, "x", x);
-        return write(in, min, max, "out", empty_like(in));
+    static Tensor functional(const ExecutionContext &context, const Tensor &x, Bound min, Bound max) {
+        const TensorView in = view(context, kRule, "x", x);
+        return write(context, in, min, max, "out", empty_like(context, in));
     }
 
-    static Tensor out(const Tensor &x, Bound min, Bound max, Tensor out) {
-        return write(view(kRule, "x", x), min, max, "out", out);
+    static Tensor out(const ExecutionContext &context, const Tensor &x, Bound min, Bound max, Tensor out) {
+        return write(context, view(context, kRule, "x", x), min, max, "out", out);
     }
 
-    static void in_place(Tensor x, Bound min, Bound max) { write(view(kRule, "x", x), min, max, "x", x); }
+    static void in_place(const ExecutionContext &context, Tensor x, Bound min, Bound max) {
+        write(context, view(context, kRule, "x", x), min, max, "x", x);
+    }
 };
 
 constexpr bool is_gated(Op op) {
@@ -172,23 +183,24 @@ template <Op op> struct Gated {
         return {gate, up};
     }
 
-    static Inputs inputs(const Tensor &gate, const std::optional<Tensor> &up) {
-        const TensorView first = view(kRule, "gate", gate);
-        return up ? Inputs{first, view(kRule, "up", *up)} : split(first);
+    static Inputs inputs(const ExecutionContext &context, const Tensor &gate, const std::optional<Tensor> &up) {
+        const TensorView first = view(context, kRule, "gate", gate);
+        return up ? Inputs{first, view(context, kRule, "up", *up)} : split(first);
     }
 
-    static Tensor write(const Inputs &in, const Tensor &out) {
-        run({op, {view(kRule, "out", out), in.up, in.gate}}, {name_of(op), {"out", "up", "gate"}, 2});
+    static Tensor write(const ExecutionContext &context, const Inputs &in, const Tensor &out) {
+        run(context, {op, {view(context, kRule, "out", out), in.up, in.gate}}, {name_of(op), {"out", "up", "gate"}, 2});
         return out;
     }
 
-    static Tensor functional(const Tensor &gate, const std::optional<Tensor> &up) {
-        const Inputs in = inputs(gate, up);
-        return write(in, empty_like(in.gate));
+    static Tensor functional(const ExecutionContext &context, const Tensor &gate, const std::optional<Tensor> &up) {
+        const Inputs in = inputs(context, gate, up);
+        return write(context, in, empty_like(context, in.gate));
     }
 
-    static Tensor out(const Tensor &gate, const std::optional<Tensor> &up, Tensor out) {
-        return write(inputs(gate, up), out);
+    static Tensor out(const ExecutionContext &context, const Tensor &gate, const std::optional<Tensor> &up,
+                      Tensor out) {
+        return write(context, inputs(context, gate, up), out);
     }
 };
 

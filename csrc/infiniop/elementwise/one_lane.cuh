@@ -5,8 +5,8 @@
 #include <cmath>
 #include <type_traits>
 
-#include "cuda/exp2.h"
-#include "cuda/quotient.h"
+#include "cuda/exp2.cuh"
+#include "cuda/quotient.cuh"
 
 #define INFINI_LEVEL nvidia
 #define INFINI_FORMULA __device__ __forceinline__

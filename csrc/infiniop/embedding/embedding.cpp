@@ -6,6 +6,12 @@
 
 namespace infini::embedding {
 
+KernelTable<Args> kernels{"embedding"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 namespace {
 
 constexpr Checker kRule("embedding");
@@ -37,7 +43,7 @@ template <typename Id> void check_ids(const TensorView &ids, int64_t rows, const
 
 } // namespace
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     const TensorView &out = args.out, &ids = args.ids, &weight = args.weight;
     kRule.rank("ids", ids, 0, kMaxDims - 1);
     kRule.dtype("ids", ids, {INFINI_DTYPE_I64, INFINI_DTYPE_I32});
@@ -73,7 +79,7 @@ void run(const Args &args) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "out", "share no memory with weight", "weight itself");
     }
 
-    if (on_cuda()) {
+    if (!context.is_cpu()) {
         // the kernel looks at each id by itself
     } else if (ids.dtype == INFINI_DTYPE_I64) {
         check_ids<int64_t>(ids, args.total, is_part ? ", the total" : ", the number of rows of weight");
@@ -81,7 +87,7 @@ void run(const Args &args) {
         check_ids<int32_t>(ids, args.total, is_part ? ", the total" : ", the number of rows of weight");
     }
     if (out.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

@@ -2,9 +2,9 @@
 // a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN, that of
 // another part of the table zeros.
 // SASS: copy_rows: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/rows.h"
-#include "cuda/words.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows.cuh"
+#include "cuda/words.cuh"
 #include "embedding.h"
 
 namespace infini::embedding {
@@ -58,7 +58,7 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
     }
 }
 
-template <typename Bits, typename Id> void copy(const Args &args) {
+template <typename Bits, typename Id> void copy(const ExecutionContext &context, const Args &args) {
     // The ids with a last dimension of stride 0, so that both walk the same rows.
     TensorView ids = args.ids;
     ids.shape[ids.ndim] = args.out.size(-1);
@@ -75,17 +75,18 @@ template <typename Bits, typename Id> void copy(const Args &args) {
                            cuda::Rows<2>(views),
                            cuda::vectors_fit(args.out, args.weight)};
     const cuda::RowPlan plan(a.rows.count, (a.n + kLoads - 1) / kLoads, cuda::kWidth<Bits>);
-    cuda::launch(copy_rows<Bits, Id>, cuda::grid_x(plan.blocks), plan.block(), 0, a);
+    cuda::launch(context, copy_rows<Bits, Id>, cuda::grid_x(plan.blocks), plan.block(), 0, a);
 }
 
-template <typename Bits> void copy(const Args &args) {
-    args.ids.dtype == INFINI_DTYPE_I64 ? copy<Bits, int64_t>(args) : copy<Bits, int32_t>(args);
+template <typename Bits> void copy(const ExecutionContext &context, const Args &args) {
+    args.ids.dtype == INFINI_DTYPE_I64 ? copy<Bits, int64_t>(context, args) : copy<Bits, int32_t>(context, args);
 }
+
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
+    size_of(args.weight.dtype) == 2 ? copy<uint16_t>(context, args) : copy<uint32_t>(context, args);
+}
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
 
 } // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
-    size_of(args.weight.dtype) == 2 ? copy<uint16_t>(args) : copy<uint32_t>(args);
-}
-
 } // namespace infini::embedding

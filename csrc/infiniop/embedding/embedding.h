@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::embedding {
@@ -19,9 +19,9 @@ struct Args {
 };
 
 // Checks the arguments against the rules above, then copies. out shares no memory with the others.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::embedding

@@ -10,31 +10,34 @@ namespace {
 
 constexpr Checker kRule("embedding");
 
-Args embedding_args(const Tensor &ids, const Tensor &weight, int64_t first, std::optional<int64_t> total) {
+Args embedding_args(const ExecutionContext &context, const Tensor &ids, const Tensor &weight, int64_t first,
+                    std::optional<int64_t> total) {
     Args args;
-    args.ids = view(kRule, "ids", ids);
-    args.weight = view(kRule, "weight", weight);
+    args.ids = view(context, kRule, "ids", ids);
+    args.weight = view(context, kRule, "weight", weight);
     args.first = first;
     args.total = total.value_or(args.weight.ndim > 0 ? args.weight.shape[0] : 0);
     return args;
 }
 
-Tensor embedding(const Tensor &ids, const Tensor &weight, int64_t first, std::optional<int64_t> total) {
-    Args args = embedding_args(ids, weight, first, total);
+Tensor embedding(const ExecutionContext &context, const Tensor &ids, const Tensor &weight, int64_t first,
+                 std::optional<int64_t> total) {
+    Args args = embedding_args(context, ids, weight, first, total);
     kRule.rank("ids", args.ids, 0, kMaxDims - 1);
     kRule.rank("weight", args.weight, 2);
     TensorView like = args.ids;
     like.shape[like.ndim++] = args.weight.shape[1];
-    Tensor out = empty_like(like, args.weight.dtype);
-    args.out = view(kRule, "out", out);
-    run(args);
+    Tensor out = empty_like(context, like, args.weight.dtype);
+    args.out = view(context, kRule, "out", out);
+    run(context, args);
     return out;
 }
 
-Tensor embedding_out(const Tensor &ids, const Tensor &weight, int64_t first, std::optional<int64_t> total, Tensor out) {
-    Args args = embedding_args(ids, weight, first, total);
-    args.out = view(kRule, "out", out);
-    run(args);
+Tensor embedding_out(const ExecutionContext &context, const Tensor &ids, const Tensor &weight, int64_t first,
+                     std::optional<int64_t> total, Tensor out) {
+    Args args = embedding_args(context, ids, weight, first, total);
+    args.out = view(context, kRule, "out", out);
+    run(context, args);
     return out;
 }
 

@@ -1,7 +1,7 @@
 // The way to cuBLAS: its functions by dlopen, a handle for each thread and device, and matrices as it sees them.
 // The declarations are those of its documentation; the emulation has its own functions of these names.
 #include "cublas.h"
-#include "cuda/launch.h"
+#include "cuda/launch.cuh"
 
 #ifndef INFINI_EMULATION
 #include <dlfcn.h>
@@ -199,7 +199,7 @@ bool cublas_takes(const Args &args) {
     return takes(args.a) && takes(args.b) && takes(args.c);
 }
 
-void multiply_by_cublas(const Args &args) {
+void multiply_by_cublas(const ExecutionContext &context, const Args &args) {
     // Matrices lie by columns to cuBLAS. By rows, c^T = b^T @ a^T is what lies there; if c lies by columns, transpose.
     const bool by_rows = lies_by_rows(args.c);
     const TensorView c = by_rows ? args.c : transposed(args.c);
@@ -209,7 +209,8 @@ void multiply_by_cublas(const Args &args) {
     const int32_t alpha = static_cast<int32_t>(args.alpha), beta = static_cast<int32_t>(args.beta);
     const Functions &cublas = functions();
     cublasContext *const own = handle();
-    must("cublasSetStream", cublas.set_stream(own, cuda::stream())); // takes the workspace of the last call away
+    must("cublasSetStream",
+         cublas.set_stream(own, cuda::stream_of(context))); // takes the workspace of the last call away
     if (args.workspace != nullptr) {
         const uintptr_t aligned = (reinterpret_cast<uintptr_t>(args.workspace) + 255) / 256 * 256;
         must("cublasSetWorkspace", cublas.set_workspace(own, reinterpret_cast<void *>(aligned), kWorkspaceBytes - 256));

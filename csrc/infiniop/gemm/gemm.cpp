@@ -6,6 +6,8 @@
 
 namespace infini::gemm {
 
+KernelTable<Args> kernels{"gemm"};
+
 namespace {
 
 constexpr Checker kRule("gemm");
@@ -49,23 +51,31 @@ void check(const Args &args) {
     }
 }
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     check(args);
     if (args.c.numel() > 0) {
-        compute(args);
+        compute(context, args);
     }
 }
 
-void compute(const Args &args) {
-    if (on_cuda()) {
-        return cuda_kernel(args);
-    }
+void compute(const ExecutionContext &context, const Args &args) {
+    kernels.run(context, args);
+}
+
+namespace {
+
+void compute_on_cpu(const ExecutionContext &context, const Args &args) {
     const TensorView &b = args.b;
     const bool batched = b.ndim == 3 && b.shape[0] > 1 && b.strides[0] != 0;
-    if (library_takes(batched ? Products::kBatched : Products::kMatmul, args)) {
-        return multiply_by_library(args);
+    if (library_takes(context, batched ? Products::kBatched : Products::kMatmul, args)) {
+        return multiply_by_library(context, args);
     }
-    args.c.dtype == INFINI_DTYPE_BF16 &&cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
+    args.c.dtype == INFINI_DTYPE_BF16 &&cpu_tiles() != Tiles::kNone ? tile_kernel(context, args)
+                                                                    : cpu_kernel(context, args);
 }
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, compute_on_cpu};
+
+} // namespace
 
 } // namespace infini::gemm

@@ -2,8 +2,8 @@
 // rows), weight_stream.cuh; and a plain tiled kernel for what cuBLAS does not take: matrices whose rows overlap or run
 // backwards, and k = 0. Limit: the tensor units, memory bandwidth at few rows; the plain kernel is far from either.
 #include "cublas.h"
-#include "cuda/launch.h"
-#include "cuda/numbers.h"
+#include "cuda/launch.cuh"
+#include "cuda/numbers.cuh"
 #include "linear/weight_stream.cuh"
 
 namespace infini::gemm {
@@ -57,11 +57,11 @@ __global__ void __launch_bounds__(kTile *kTile) multiply_plain(const __grid_cons
     }
 }
 
-template <typename T> void launch_plain(const Args &args) {
+template <typename T> void launch_plain(const ExecutionContext &context, const Args &args) {
     const TensorView &a = args.a, &b = args.b, &c = args.c;
     const int64_t m = c.size(-2), n = c.size(-1), batch = c.ndim == 3 ? c.shape[0] : 1;
     const int64_t row_tiles = (m + kTile - 1) / kTile, column_tiles = (n + kTile - 1) / kTile;
-    cuda::launch(multiply_plain<T>, cuda::grid_x(batch * row_tiles * column_tiles), dim3(kTile, kTile), 0,
+    cuda::launch(context, multiply_plain<T>, cuda::grid_x(batch * row_tiles * column_tiles), dim3(kTile, kTile), 0,
                  Plain<T>{a.as<const T>(), b.as<const T>(), c.as<T>(), Matrix(a), Matrix(b), Matrix(c), m, n,
                           a.size(-1), row_tiles, column_tiles, args.alpha, args.beta});
 }
@@ -117,12 +117,12 @@ Args turned(Args args) {
     return args;
 }
 
-template <typename T> void stream(const Args &args) {
+template <typename T> void stream(const ExecutionContext &context, const Args &args) {
     weight_stream::Problem<T> problem(args.c, args.a);
     problem.add(transposed(args.b));
     problem.alpha = args.alpha;
     problem.beta = args.beta;
-    weight_stream::multiply_dense(problem);
+    weight_stream::multiply_dense(context, problem);
 }
 
 enum class Way { kStream, kStreamTurned, kCublas, kPlain };
@@ -141,29 +141,30 @@ Way way_of(const Args &args) {
     return args.a.size(-1) > 0 && cublas_takes(args) ? Way::kCublas : Way::kPlain;
 }
 
-} // namespace
-
-size_t nvidia::workspace_bytes(const Args &given) {
+size_t workspace_on_cuda(const ExecutionContext &, const Args &given) {
     return way_of(merged(given)) == Way::kCublas ? kWorkspaceBytes : 0;
 }
 
-void nvidia::cuda_kernel(const Args &given) {
+void run_on_cuda(const ExecutionContext &context, const Args &given) {
     const Args args = merged(given);
     cuda::with_float_type(args.c.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
             switch (way_of(args)) {
             case Way::kStream:
-                return stream<T>(args);
+                return stream<T>(context, args);
             case Way::kStreamTurned:
-                return stream<T>(turned(args));
+                return stream<T>(context, turned(args));
             case Way::kCublas:
-                return multiply_by_cublas(args);
+                return multiply_by_cublas(context, args);
             case Way::kPlain:
-                return launch_plain<T>(args);
+                return launch_plain<T>(context, args);
             }
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda, workspace_on_cuda};
+
+} // namespace
 } // namespace infini::gemm

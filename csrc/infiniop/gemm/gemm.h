@@ -6,7 +6,7 @@
 #include <cstddef>
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini {
@@ -40,21 +40,18 @@ void check_layout(const Checker &rule, const char *name, const TensorView &x);
 void check(const Args &args);
 
 // Checks the arguments, then computes c.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 // Computes c of arguments that were checked, with c not empty.
-void compute(const Args &args);
+void compute(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // of bfloat16
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
-namespace nvidia {
-__attribute__((weak)) size_t workspace_bytes(const Args &);
-}
 // The bytes that run needs at args.workspace, by the layouts of arguments that were checked: none without cuBLAS.
-inline size_t workspace_bytes(const Args &args) {
-    return on_cuda() && nvidia::workspace_bytes != nullptr && args.c.numel() > 0 ? nvidia::workspace_bytes(args) : 0;
+inline size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
+    return args.c.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
 }
 
 } // namespace infini::gemm

@@ -7,7 +7,7 @@ namespace {
 using namespace infini;
 using gemm::Args;
 
-constexpr c_api::COp<Args> kOp("Gemm", gemm::check, gemm::run, gemm::workspace_bytes);
+constexpr c_api::COp<Args> kOp("Gemm", gemm::kernels, gemm::check, gemm::run, gemm::workspace_bytes);
 
 } // namespace
 

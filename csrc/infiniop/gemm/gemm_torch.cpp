@@ -7,55 +7,56 @@
 namespace infini::matmul {
 namespace {
 
-Args factors(const Checker &rule, const Tensor &a, const Tensor &b) {
+Args factors(const ExecutionContext &context, const Checker &rule, const Tensor &a, const Tensor &b) {
     Args args;
-    args.a = view(rule, "a", a);
-    args.b = view(rule, "b", b);
+    args.a = view(context, rule, "a", a);
+    args.b = view(context, rule, "b", b);
     return args;
 }
 
 // Checked and computed, with memory for cuBLAS where it is called: a CUDA graph would keep what a streamed product
 // does not use.
-void run(const char *op, const Args &args) {
+void run(const ExecutionContext &context, const char *op, const Args &args) {
     gemm::Args product = product_of(op, args);
     std::optional<Tensor> workspace;
-    if (const size_t bytes = matmul::workspace_bytes(product); bytes > 0) {
-        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+    if (const size_t bytes = matmul::workspace_bytes(context, product); bytes > 0) {
+        workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
         product.workspace = workspace->data_ptr();
     }
-    compute(args, product);
+    compute(context, args, product);
 }
 
 constexpr Checker kGemm("gemm"), kMatmul("matmul");
 
-Tensor gemm_out(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, double alpha, double beta,
-                Tensor out) {
-    Args args = factors(kGemm, a, b);
+Tensor gemm_out(const ExecutionContext &context, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
+                double alpha, double beta, Tensor out) {
+    Args args = factors(context, kGemm, a, b);
     if (c) {
-        args.c = view(kGemm, "c", *c);
+        args.c = view(context, kGemm, "c", *c);
     }
     args.alpha = alpha;
     args.beta = beta;
-    args.out = view(kGemm, "out", out);
-    run("gemm", args);
+    args.out = view(context, kGemm, "out", out);
+    run(context, "gemm", args);
     return out;
 }
 
-Tensor gemm(const Tensor &a, const Tensor &b, const std::optional<Tensor> &c, double alpha, double beta) {
-    const Args args = factors(kGemm, a, b);
-    return gemm_out(a, b, c, alpha, beta, empty_like(output_of("gemm", args.a, args.b)));
+Tensor gemm(const ExecutionContext &context, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
+            double alpha, double beta) {
+    const Args args = factors(context, kGemm, a, b);
+    return gemm_out(context, a, b, c, alpha, beta, empty_like(context, output_of("gemm", args.a, args.b)));
 }
 
-Tensor matmul_out(const Tensor &a, const Tensor &b, Tensor out) {
-    Args args = factors(kMatmul, a, b);
-    args.out = view(kMatmul, "out", out);
-    run("matmul", args);
+Tensor matmul_out(const ExecutionContext &context, const Tensor &a, const Tensor &b, Tensor out) {
+    Args args = factors(context, kMatmul, a, b);
+    args.out = view(context, kMatmul, "out", out);
+    run(context, "matmul", args);
     return out;
 }
 
-Tensor matmul(const Tensor &a, const Tensor &b) {
-    const Args args = factors(kMatmul, a, b);
-    return matmul_out(a, b, empty_like(output_of("matmul", args.a, args.b)));
+Tensor matmul(const ExecutionContext &context, const Tensor &a, const Tensor &b) {
+    const Args args = factors(context, kMatmul, a, b);
+    return matmul_out(context, a, b, empty_like(context, output_of("matmul", args.a, args.b)));
 }
 
 } // namespace

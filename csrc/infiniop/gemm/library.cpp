@@ -49,7 +49,6 @@ constexpr Entry kTable[] = {
 constexpr std::array<Entry, 0> kTable{}; // AArch64: not compared yet
 #endif
 
-std::atomic<Library> library{nullptr};
 std::array<std::array<std::atomic<int64_t>, kTypes>, kProducts> chosen{}; // 0: as the table says
 
 int index_of(infiniDtype_t dtype) {
@@ -78,10 +77,6 @@ Entry built_in(Products products, infiniDtype_t dtype) {
 
 } // namespace
 
-void set_library(Library offered) {
-    library.store(offered, std::memory_order_release);
-}
-
 int64_t library_from(Products products, infiniDtype_t dtype) {
     const auto row = static_cast<size_t>(products);
     const auto type = static_cast<size_t>(index_of(dtype));
@@ -102,8 +97,8 @@ void set_library_from(Products products, infiniDtype_t dtype, int64_t size) {
     chosen[static_cast<size_t>(products)][static_cast<size_t>(index_of(dtype))].store(size, std::memory_order_relaxed);
 }
 
-bool library_takes(Products products, const Args &args) {
-    if (library.load(std::memory_order_acquire) == nullptr || args.alpha != 1 || args.beta != 0) {
+bool library_takes(const ExecutionContext &context, Products products, const Args &args) {
+    if (context.library == nullptr || args.alpha != 1 || args.beta != 0) {
         return false;
     }
     const int64_t rows = args.c.size(-2), columns = args.c.size(-1), k = args.a.size(-1);
@@ -111,8 +106,8 @@ bool library_takes(Products products, const Args &args) {
     return work >= kLeastProducts && library_takes_size(products, args.c.dtype, rows < columns ? rows : columns);
 }
 
-void multiply_by_library(const Args &args, const TensorView &bias) {
-    library.load(std::memory_order_acquire)(args, bias);
+void multiply_by_library(const ExecutionContext &context, const Args &args, const TensorView &bias) {
+    context.library(args, bias);
 }
 
 } // namespace infini::gemm

@@ -18,10 +18,8 @@ enum class Products : int {
 
 // c = a @ b for float32, bfloat16 and float16, in 2 or 3 dimensions; or c = a @ b + bias in 2, with a number for each
 // column, unless its dtype is INFINI_DTYPE_INVALID.
-using Library = void (*)(const Args &, const TensorView &bias);
-
-// Offers a library; for the whole process.
-void set_library(Library library);
+// A caller that has such a library brings it in the call's context.
+using Library = decltype(ExecutionContext::library);
 
 // Multiply-adds from which on a call of a library (some microseconds) can pay.
 constexpr double kLeastProducts = 1 << 20;
@@ -41,10 +39,10 @@ inline bool library_takes_size(Products products, infiniDtype_t dtype, int64_t s
     return size >= library_from(products, dtype) && size < library_below(products, dtype);
 }
 
-// Whether the library computes c = a @ b: never with alpha, beta, an empty k or little to do.
-bool library_takes(Products products, const Args &args);
+// Whether the context's library computes c = a @ b: never with alpha, beta, an empty k or little to do.
+bool library_takes(const ExecutionContext &context, Products products, const Args &args);
 
 // Computes c of arguments that it takes.
-void multiply_by_library(const Args &args, const TensorView &bias = {});
+void multiply_by_library(const ExecutionContext &context, const Args &args, const TensorView &bias = {});
 
 } // namespace infini::gemm

@@ -82,9 +82,9 @@ void merge_batches(gemm::Args &args) {
 }
 
 // The kernel takes one leading dimension: those before it are walked.
-void multiply(const gemm::Args &args) {
+void multiply(const ExecutionContext &context, const gemm::Args &args) {
     if (args.c.ndim <= 3) {
-        gemm::compute(args);
+        gemm::compute(context, args);
         return;
     }
     gemm::Args entry = args;
@@ -98,7 +98,7 @@ void multiply(const gemm::Args &args) {
         entry.c = at(args.c);
         entry.a = at(args.a);
         entry.b = at(args.b);
-        multiply(entry);
+        multiply(context, entry);
     }
 }
 
@@ -190,29 +190,29 @@ gemm::Args product_of(const char *op, const Args &args) {
     return product;
 }
 
-size_t workspace_bytes(gemm::Args product) {
+size_t workspace_bytes(const ExecutionContext &context, gemm::Args product) {
     while (product.c.ndim > 3) { // every entry has one layout
         for (TensorView *view : {&product.c, &product.a, &product.b}) {
             drop_first_dim(*view);
         }
     }
-    return gemm::workspace_bytes(product);
+    return gemm::workspace_bytes(context, product);
 }
 
-void compute(const Args &args, const gemm::Args &product) {
+void compute(const ExecutionContext &context, const Args &args, const gemm::Args &product) {
     if (args.out.numel() == 0) {
         return;
     }
     if (args.beta != 0) {
         // The kernel adds to what is in out; nothing to do where that is c.
-        rearrange::run({args.out, expand(args.c, args.out, 0)});
+        rearrange::run(context, {args.out, expand(args.c, args.out, 0)});
     }
-    multiply(product);
+    multiply(context, product);
 }
 
-void multiply_batches(gemm::Args args) {
+void multiply_batches(const ExecutionContext &context, gemm::Args args) {
     merge_batches(args);
-    multiply(args);
+    multiply(context, args);
 }
 
 } // namespace infini::matmul

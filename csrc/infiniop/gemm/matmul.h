@@ -20,15 +20,15 @@ TensorView output_of(const char *op, const TensorView &a, const TensorView &b);
 
 // gemm's kernel for any number of leading dimensions, the same in all three: those of a and b by stride 0 where they
 // broadcast. The arguments were checked.
-void multiply_batches(gemm::Args args);
+void multiply_batches(const ExecutionContext &context, gemm::Args args);
 
 // Checks all arguments; the product that compute() computes of them, its leading dimensions merged.
 gemm::Args product_of(const char *op, const Args &args);
 
 // The bytes that compute() needs at product.workspace.
-size_t workspace_bytes(gemm::Args product);
+size_t workspace_bytes(const ExecutionContext &context, gemm::Args product);
 
 // Computes out. With beta == 0, c is not read.
-void compute(const Args &args, const gemm::Args &product);
+void compute(const ExecutionContext &context, const Args &args, const gemm::Args &product);
 
 } // namespace infini::matmul

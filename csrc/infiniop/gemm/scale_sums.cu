@@ -4,8 +4,8 @@
 // SASS: scale_rows: LDG.E.128 STG.E.64 STG.E.128
 #include "scale_sums.h"
 
-#include "cuda/launch.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/rows.cuh"
 #include "linear/weight_stream.cuh"
 
 namespace infini::gemm {
@@ -95,7 +95,7 @@ Numbers numbers(const TensorView &vector) {
     return Numbers(vector, vector.ndim > 0 ? vector.stride(0) : 0);
 }
 
-template <typename Sum, typename T> void launch(const ScaledSums &args) {
+template <typename Sum, typename T> void launch(const ExecutionContext &context, const ScaledSums &args) {
     const TensorView *const views[] = {&args.y};
     Problem<Sum, T> problem{args.sums.as<const Sum>(),
                             args.sums.size(0) > 1 ? args.sums.stride(0) : args.sums.size(1),
@@ -111,17 +111,17 @@ template <typename Sum, typename T> void launch(const ScaledSums &args) {
     constexpr int64_t kBlockColumns = kThreads * kColumns;
     const int64_t columns = (problem.n + kBlockColumns - 1) / kBlockColumns;
     problem.column_blocks = cuda::grid_x(columns);
-    cuda::launch(scale_rows<Sum, T>, cuda::grid_x(columns * ((problem.rows.count + kRows - 1) / kRows)), dim3(kThreads),
-                 0, problem);
+    cuda::launch(context, scale_rows<Sum, T>, cuda::grid_x(columns * ((problem.rows.count + kRows - 1) / kRows)),
+                 dim3(kThreads), 0, problem);
 }
 
 } // namespace
 
-void scale_sums(const ScaledSums &args) {
+void scale_sums(const ExecutionContext &context, const ScaledSums &args) {
     cuda::with_float_type(args.y.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            args.sums.dtype == INFINI_DTYPE_I32 ? launch<int32_t, T>(args) : launch<float, T>(args);
+            args.sums.dtype == INFINI_DTYPE_I32 ? launch<int32_t, T>(context, args) : launch<float, T>(context, args);
         }
     });
 }

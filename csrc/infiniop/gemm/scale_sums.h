@@ -1,6 +1,7 @@
 // What becomes of the sums of a product on CUDA that cuBLAS has left in float32 or int32: scales, a bias, one rounding.
 #pragma once
 
+#include "execution_context.h"
 #include "tensor_view.h"
 
 namespace infini::gemm {
@@ -14,6 +15,6 @@ struct ScaledSums {
     TensorView bias;          // [n]
 };
 
-void scale_sums(const ScaledSums &args);
+void scale_sums(const ExecutionContext &context, const ScaledSums &args);
 
 } // namespace infini::gemm

@@ -5,7 +5,17 @@
 
 namespace infini::int8_gemm {
 
+KernelTable<Args> kernels{"int8_gemm"};
+
 namespace {
+
+void run_on_cpu(const ExecutionContext &context, const Args &args) {
+    const bool columns = args.weights.stride(0) == 1 || args.weights.size(0) <= 1;
+    const bool tiles = columns && args.x.size(0) >= kTileRowsFrom && cpu_tiles() != Tiles::kNone;
+    tiles ? tile_kernel(context, args) : cpu_kernel(context, args);
+}
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu};
 
 void drop(TensorView &view, int dim) {
     for (int i = dim; i + 1 < view.ndim; ++i) {
@@ -67,15 +77,10 @@ void check(const Args &args, const Names &names) {
     }
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     if (args.out.numel() > 0) {
-        if (on_cuda()) {
-            return cuda_kernel(args);
-        }
-        const bool columns = args.weights.stride(0) == 1 || args.weights.size(0) <= 1;
-        const bool tiles = columns && args.x.size(0) >= kTileRowsFrom && cpu_tiles() != Tiles::kNone;
-        tiles ? tile_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 
@@ -96,12 +101,8 @@ many_rows::Problem many_rows_problem(const Args &args) {
     return problem;
 }
 
-size_t workspace_size(const Args &args) {
-    if (!on_cuda() || args.out.numel() == 0) {
-        return 0;
-    }
-    const many_rows::Problem problem = many_rows_problem(args);
-    return many_rows::takes(problem) ? many_rows::workspace_size(problem) : 0;
+size_t workspace_size(const ExecutionContext &context, const Args &args) {
+    return args.out.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
 }
 
 } // namespace infini::int8_gemm

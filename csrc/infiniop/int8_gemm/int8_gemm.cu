@@ -7,17 +7,27 @@
 
 namespace infini::int8_gemm {
 
-void nvidia::cuda_kernel(const Args &args) {
+namespace {
+
+size_t workspace_on_cuda(const ExecutionContext &, const Args &args) {
+    const many_rows::Problem many = many_rows_problem(args);
+    return many_rows::takes(many) ? many_rows::workspace_size(many) : 0;
+}
+
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     const many_rows::Problem many = many_rows_problem(args);
     if (many_rows::takes(many)) {
-        return many_rows::run(many);
+        return many_rows::run(context, many);
     }
     weight_stream::Problem<int8_t> problem(args.out, args.x);
     problem.add(many.weight);
     problem.weight[0].scales = weight_stream::Numbers(args.weights_scale, args.weights_scale.stride(0));
     problem.weight[0].bias = weight_stream::Numbers(args.bias, args.bias.ndim > 0 ? args.bias.stride(0) : 0);
     problem.row_scales = weight_stream::Numbers(args.x_scale, args.x_scale.stride(0));
-    weight_stream::multiply<weight_stream::Int8ByInt8, weight_stream::kInt8Tiles>(problem);
+    weight_stream::multiply<weight_stream::Int8ByInt8, weight_stream::kInt8Tiles>(context, problem);
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda, workspace_on_cuda};
+
+} // namespace
 } // namespace infini::int8_gemm

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "quantised_linear/many_rows.h"
 #include "tensor_view.h"
 
@@ -40,16 +40,16 @@ constexpr int64_t kTileRowsFrom = 10;
 
 // Checks the (squeezed) arguments against the rules above; run then computes out.
 void check(const Args &args, const Names &names);
-void run(const Args &args, const Names &names);
+void run(const ExecutionContext &context, const Args &args, const Names &names);
 
-// The bytes that run needs at args.workspace on current_place's device.
-size_t workspace_size(const Args &args);
+// The bytes that run needs at args.workspace on the context's device.
+size_t workspace_size(const ExecutionContext &context, const Args &args);
 
 // The call as a product that cuBLAS may take.
 many_rows::Problem many_rows_problem(const Args &args);
 
 INFINI_DOT_KERNEL(cpu_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // of column-major weights
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::int8_gemm

@@ -8,8 +8,9 @@ using namespace infini;
 using int8_gemm::Args;
 
 constexpr c_api::COp<Args> kOp(
-    "I8Gemm", [](const Args &args) { int8_gemm::check(args, int8_gemm::kNames); },
-    [](const Args &args) { int8_gemm::run(args, int8_gemm::kNames); }, int8_gemm::workspace_size);
+    "I8Gemm", int8_gemm::kernels, [](const Args &args) { int8_gemm::check(args, int8_gemm::kNames); },
+    [](const ExecutionContext &context, const Args &args) { int8_gemm::run(context, args, int8_gemm::kNames); },
+    int8_gemm::workspace_size);
 
 } // namespace
 
@@ -27,7 +28,7 @@ infiniStatus_t infiniopCreateI8GemmDescriptor(infiniopHandle_t handle, infiniopI
         args.weights = tensor("weights_desc", weights_desc);
         args.weights_scale = tensor("weights_scale_desc", weights_scale_desc);
         int8_gemm::squeeze(args);
-        if (on_cuda()) {
+        if (!tensor.context().is_cpu()) {
             args.slice_bytes = many_rows::slice_bytes(); // what the workspace's size is made for
         }
     });

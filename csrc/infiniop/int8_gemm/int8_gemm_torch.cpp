@@ -13,17 +13,17 @@ constexpr Checker kRule("scaled_mm_int8");
 constexpr Names kTorchNames{"scaled_mm_int8", "a", "a_scale", "b", "b_scale"};
 
 // All but the output.
-Args scaled_args(const Tensor &a, const Tensor &b, const Tensor &a_scale, const Tensor &b_scale,
-                 const std::optional<Tensor> &bias) {
+Args scaled_args(const ExecutionContext &context, const Tensor &a, const Tensor &b, const Tensor &a_scale,
+                 const Tensor &b_scale, const std::optional<Tensor> &bias) {
     Args args;
-    args.x = view(kRule, "a", a);
-    args.weights = view(kRule, "b", b);
-    args.x_scale = view(kRule, "a_scale", a_scale);
-    args.weights_scale = view(kRule, "b_scale", b_scale);
+    args.x = view(context, kRule, "a", a);
+    args.weights = view(context, kRule, "b", b);
+    args.x_scale = view(context, kRule, "a_scale", a_scale);
+    args.weights_scale = view(context, kRule, "b_scale", b_scale);
     kRule.rank("a", args.x, 2);
     kRule.rank("b", args.weights, 2);
     if (bias) {
-        args.bias = view(kRule, "bias", *bias);
+        args.bias = view(context, kRule, "bias", *bias);
     }
     return args;
 }
@@ -49,38 +49,40 @@ infiniDtype_t output_dtype(std::optional<ScalarType> dtype, const Args &args) {
     }
 }
 
-Tensor run_with(Args args, Tensor out) {
-    args.out = view(kRule, "out", out);
+Tensor run_with(const ExecutionContext &context, Args args, Tensor out) {
+    args.out = view(context, kRule, "out", out);
     kRule.rank("out", args.out, 2);
     squeeze(args); // of the scales
-    if (!on_cuda()) {
-        run(args, kTorchNames);
+    if (context.is_cpu()) {
+        run(context, args, kTorchNames);
         return out;
     }
     check(args, kTorchNames);
     Tensor workspace;
-    if (const size_t bytes = workspace_size(args)) {
-        workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+    if (const size_t bytes = workspace_size(context, args)) {
+        workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
         args.workspace = workspace.data_ptr();
     }
-    run(args, kTorchNames);
+    run(context, args, kTorchNames);
     return out;
 }
 
-Tensor scaled_mm_int8_out(const Tensor &a, const Tensor &b, const Tensor &a_scale, const Tensor &b_scale,
-                          const std::optional<Tensor> &bias, std::optional<ScalarType> out_dtype, Tensor out) {
-    const Args args = scaled_args(a, b, a_scale, b_scale, bias);
+Tensor scaled_mm_int8_out(const ExecutionContext &context, const Tensor &a, const Tensor &b, const Tensor &a_scale,
+                          const Tensor &b_scale, const std::optional<Tensor> &bias, std::optional<ScalarType> out_dtype,
+                          Tensor out) {
+    const Args args = scaled_args(context, a, b, a_scale, b_scale, bias);
     if (out_dtype) {
         const infiniDtype_t wanted = output_dtype(out_dtype, args);
-        kRule.dtype("out", view(kRule, "out", out), {wanted});
+        kRule.dtype("out", view(context, kRule, "out", out), {wanted});
     }
-    return run_with(args, out);
+    return run_with(context, args, out);
 }
 
-Tensor scaled_mm_int8(const Tensor &a, const Tensor &b, const Tensor &a_scale, const Tensor &b_scale,
-                      const std::optional<Tensor> &bias, std::optional<ScalarType> out_dtype) {
-    const Args args = scaled_args(a, b, a_scale, b_scale, bias);
-    return run_with(args, empty({args.x.size(0), args.weights.size(1)}, output_dtype(out_dtype, args)));
+Tensor scaled_mm_int8(const ExecutionContext &context, const Tensor &a, const Tensor &b, const Tensor &a_scale,
+                      const Tensor &b_scale, const std::optional<Tensor> &bias, std::optional<ScalarType> out_dtype) {
+    const Args args = scaled_args(context, a, b, a_scale, b_scale, bias);
+    return run_with(context, args,
+                    empty(context, {args.x.size(0), args.weights.size(1)}, output_dtype(out_dtype, args)));
 }
 
 } // namespace

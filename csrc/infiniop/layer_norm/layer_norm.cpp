@@ -7,6 +7,12 @@
 
 namespace infini::layer_norm {
 
+KernelTable<Args> kernels{"layer_norm"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args, const Names &names) {
     constexpr Checker rule("layer_norm");
     const TensorView &input = args.input;
@@ -55,11 +61,11 @@ void check(const Args &args, const Names &names) {
     rule.no_overlap("input_std_deviation", args.deviation, "input_standardization", args.standardization);
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     // A row without elements has a deviation.
     if (args.output.numel() > 0 || (args.deviation.dtype != INFINI_DTYPE_INVALID && args.deviation.numel() > 0)) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

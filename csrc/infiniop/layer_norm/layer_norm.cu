@@ -2,8 +2,8 @@
 // that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
 // Limit: memory bandwidth, one line read and one or two written: 4 or 6 bytes for each bf16.
 // SASS: norm_lines: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/lines.h"
+#include "cuda/launch.cuh"
+#include "cuda/lines.cuh"
 #include "layer_norm.h"
 
 namespace infini::layer_norm {
@@ -78,7 +78,7 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_
     });
 }
 
-template <typename T> void launch(const Args &args) {
+template <typename T> void launch(const ExecutionContext &context, const Args &args) {
     const bool with_statistics = args.standardization.dtype != INFINI_DTYPE_INVALID;
     TensorView deviation = args.deviation; // [..., 1]
     deviation.shape[deviation.ndim] = deviation.strides[deviation.ndim] = 1;
@@ -101,18 +101,19 @@ template <typename T> void launch(const Args &args) {
         }
     }
     cuda::with_line<T>(job.lines, [&](auto line, dim3 grid, dim3 block) {
-        cuda::launch(norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
+        cuda::launch(context, norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
     });
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.input.dtype, [&](auto x) {
         if constexpr (!std::is_same_v<decltype(x), double>) {
-            launch<decltype(x)>(args);
+            launch<decltype(x)>(context, args);
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::layer_norm

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::layer_norm {
@@ -30,9 +30,9 @@ struct Names {
 void check(const Args &args, const Names &names);
 
 // Checks them, then computes the outputs.
-void run(const Args &args, const Names &names);
+void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::layer_norm

@@ -10,8 +10,8 @@ using layer_norm::Args;
 constexpr layer_norm::Names kNames{"output", "input", "to match the last dimension of input"};
 
 constexpr c_api::COp<Args> kOp(
-    "LayerNorm", [](const Args &args) { layer_norm::check(args, kNames); },
-    [](const Args &args) { layer_norm::run(args, kNames); });
+    "LayerNorm", layer_norm::kernels, [](const Args &args) { layer_norm::check(args, kNames); },
+    [](const ExecutionContext &context, const Args &args) { layer_norm::run(context, args, kNames); });
 
 } // namespace
 

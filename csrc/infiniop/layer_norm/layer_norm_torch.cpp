@@ -10,29 +10,31 @@ namespace {
 constexpr Checker kRule("layer_norm");
 constexpr Names kNames{"out", "x", "to match the last dimension of x"};
 
-Tensor layer_norm_out(const Tensor &x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias,
-                      double eps, Tensor out) {
+Tensor layer_norm_out(const ExecutionContext &context, const Tensor &x, const std::optional<Tensor> &weight,
+                      const std::optional<Tensor> &bias, double eps, Tensor out) {
     Args args;
-    args.input = view(kRule, "x", x);
-    args.output = view(kRule, "out", out);
+    args.input = view(context, kRule, "x", x);
+    args.output = view(context, kRule, "out", out);
     if (weight) {
-        args.weight = view(kRule, "weight", *weight);
+        args.weight = view(context, kRule, "weight", *weight);
     }
     if (bias) {
-        args.bias = view(kRule, "bias", *bias);
+        args.bias = view(context, kRule, "bias", *bias);
     }
     args.eps = eps;
-    run(args, kNames);
+    run(context, args, kNames);
     return out;
 }
 
-Tensor layer_norm(const Tensor &x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias, double eps) {
-    return layer_norm_out(x, weight, bias, eps, empty_like(view(kRule, "x", x)));
+Tensor layer_norm(const ExecutionContext &context, const Tensor &x, const std::optional<Tensor> &weight,
+                  const std::optional<Tensor> &bias, double eps) {
+    return layer_norm_out(context, x, weight, bias, eps, empty_like(context, view(context, kRule, "x", x)));
 }
 
-void layer_norm_(Tensor x, const std::optional<Tensor> &weight, const std::optional<Tensor> &bias, double eps) {
-    kRule.writable("x", view(kRule, "x", x));
-    layer_norm_out(x, weight, bias, eps, x);
+void layer_norm_(const ExecutionContext &context, Tensor x, const std::optional<Tensor> &weight,
+                 const std::optional<Tensor> &bias, double eps) {
+    kRule.writable("x", view(context, kRule, "x", x));
+    layer_norm_out(context, x, weight, bias, eps, x);
 }
 
 } // namespace

@@ -3,8 +3,8 @@
 // Limit: memory bandwidth of the weight's bytes for one row of x; from four rows on the multiply-adds.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
 #include "weight_stream_problem.cuh"
 
 namespace infini::weight_stream {
@@ -111,12 +111,12 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, 2) stream_floats(const __
     }
 }
 
-template <int kBits> void multiply_floats(Problem<float> a) {
+template <int kBits> void multiply_floats(const ExecutionContext &context, Problem<float> a) {
     const bool one = a.m == 1;
     const int64_t rows = one ? 1 : kFloatRows;
     const unsigned grid = a.share((a.m + rows - 1) / rows);
-    cuda::launch(one ? stream_floats<kBits, 1> : stream_floats<kBits, kFloatRows>, grid, dim3(cuda::kWarp, kWarps), 0,
-                 a);
+    cuda::launch(context, one ? stream_floats<kBits, 1> : stream_floats<kBits, kFloatRows>, grid,
+                 dim3(cuda::kWarp, kWarps), 0, a);
 }
 
 } // namespace infini::weight_stream

@@ -8,6 +8,8 @@
 
 namespace infini::linear {
 
+KernelTable<Args> kernels{"linear"};
+
 namespace {
 
 // Up to how many rows of bfloat16 the kernel for few rows is the faster one. Measured on one Zen 5 core with weights of
@@ -52,7 +54,10 @@ bool as_matrix(const TensorView &x, TensorView &matrix) {
 }
 
 // Computes y by a library, if that takes it.
-bool run_by_library(const Args &args) {
+bool run_by_library(const ExecutionContext &context, const Args &args) {
+    if (context.library == nullptr) {
+        return false;
+    }
     const int64_t least = gemm::library_from(gemm::Products::kLinear, args.x.dtype);
     gemm::Args product;
     TensorView y;
@@ -64,7 +69,7 @@ bool run_by_library(const Args &args) {
     product.b = product.a;
     product.b.shape[0] = args.x.size(-1);
     product.b.shape[1] = columns(args);
-    if (!gemm::library_takes(gemm::Products::kLinear, product)) {
+    if (!gemm::library_takes(context, gemm::Products::kLinear, product)) {
         return false;
     }
     int64_t first = 0;
@@ -78,7 +83,7 @@ bool run_by_library(const Args &args) {
         product.b.strides[1] = weight.stride(0);
         first += weight.size(0);
         if (weight.size(0) > 0) {
-            gemm::multiply_by_library(product, args.bias[i]);
+            gemm::multiply_by_library(context, product, args.bias[i]);
         }
     }
     return true;
@@ -124,20 +129,26 @@ void check_output(const Op &op, const Args &args) {
     }
 }
 
-void run(const Args &args) {
-    if (args.y.numel() == 0) {
-        return;
+void run(const ExecutionContext &context, const Args &args) {
+    if (args.y.numel() > 0) {
+        kernels.run(context, args);
     }
-    if (on_cuda()) {
-        return cuda_kernel(args);
-    }
-    if (run_by_library(args)) {
+}
+
+namespace {
+
+void run_on_cpu(const ExecutionContext &context, const Args &args) {
+    if (run_by_library(context, args)) {
         return;
     }
     if (args.x.dtype == INFINI_DTYPE_BF16 && cpu_tiles() != Tiles::kNone) {
-        return tile_kernel(args);
+        return tile_kernel(context, args);
     }
-    has_few_rows(args) ? few_rows_kernel(args) : many_rows_kernel(args);
+    has_few_rows(args) ? few_rows_kernel(context, args) : many_rows_kernel(context, args);
 }
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu};
+
+} // namespace
 
 } // namespace infini::linear

@@ -27,13 +27,13 @@ template <typename T> __global__ void __launch_bounds__(256) fill_rows(const __g
     }
 }
 
-template <typename T> void stream(const Args &args) {
+template <typename T> void stream(const ExecutionContext &context, const Args &args) {
     weight_stream::Problem<T> problem(args.y, args.x);
     for (int i = 0; i < args.weights; ++i) {
         problem.add(args.weight[i]);
         problem.weight[i].bias = weight_stream::Numbers(args.bias[i], 1);
     }
-    weight_stream::multiply_dense(problem);
+    weight_stream::multiply_dense(context, problem);
 }
 
 // A view of a matrix, or of several, with a dimension of 1 in front where there was but one.
@@ -48,7 +48,7 @@ TensorView with_rows(TensorView x) {
     return x;
 }
 
-template <typename T> void multiply(const Args &args) {
+template <typename T> void multiply(const ExecutionContext &context, const Args &args) {
     gemm::Args product;
     product.a = with_rows(args.x);
     product.c = with_rows(args.y);
@@ -72,24 +72,26 @@ template <typename T> void multiply(const Args &args) {
         if (bias.dtype != INFINI_DTYPE_INVALID) {
             const TensorView *const views[] = {&product.c};
             const Fill<T> fill{product.c.as<T>(), bias.as<const T>(), n, cuda::Rows<1>(views)};
-            cuda::launch(fill_rows<T>, cuda::grid_x(fill.rows.count), dim3(256), 0, fill);
+            cuda::launch(context, fill_rows<T>, cuda::grid_x(fill.rows.count), dim3(256), 0, fill);
             product.beta = 1;
         }
-        matmul::multiply_batches(product);
+        matmul::multiply_batches(context, product);
         product.c.data = product.c.as<T>() + n;
     }
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
             const int64_t rows = args.y.numel() / columns(args);
-            rows <= weight_stream::kStreamedRows<T> || args.x.size(-1) == 0 ? stream<T>(args) : multiply<T>(args);
+            rows <= weight_stream::kStreamedRows<T> || args.x.size(-1) == 0 ? stream<T>(context, args)
+                                                                            : multiply<T>(context, args);
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::linear

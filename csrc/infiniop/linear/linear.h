@@ -5,7 +5,7 @@
 
 #include "check.h"
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::linear {
@@ -43,12 +43,12 @@ void check_inputs(const Op &op, const Args &args);
 void check_output(const Op &op, const Args &args);
 
 // Computes y of arguments that were checked; any number of rows.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 // On the CPU: weights are read as they lie, once for every 32 rows of x; or both are packed, for many rows of bfloat16.
 INFINI_CPU_KERNEL(few_rows_kernel, Args)
 INFINI_CPU_KERNEL(many_rows_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // any number of rows of bfloat16
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::linear

@@ -16,31 +16,33 @@ namespace {
 
 using torch::headeronly::DeviceType;
 
-void add_weight(const Op &op, Args &args, int i, const Tensor &weight, const std::optional<Tensor> &bias) {
-    args.weight[i] = view(op.rule, op.weight[i], weight);
+void add_weight(const ExecutionContext &context, const Op &op, Args &args, int i, const Tensor &weight,
+                const std::optional<Tensor> &bias) {
+    args.weight[i] = view(context, op.rule, op.weight[i], weight);
     if (bias) {
-        args.bias[i] = view(op.rule, op.bias[i], *bias);
+        args.bias[i] = view(context, op.rule, op.bias[i], *bias);
     }
 }
 
-Args linear_args(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias) {
+Args linear_args(const ExecutionContext &context, const Tensor &x, const Tensor &weight,
+                 const std::optional<Tensor> &bias) {
     Args args;
-    args.x = view(kLinear.rule, "x", x);
-    add_weight(kLinear, args, 0, weight, bias);
+    args.x = view(context, kLinear.rule, "x", x);
+    add_weight(context, kLinear, args, 0, weight, bias);
     check_inputs(kLinear, args);
     return args;
 }
 
-Args fused_args(const Tensor &x, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
-                const std::optional<Tensor> &bias_a, const std::optional<Tensor> &bias_b,
-                const std::optional<Tensor> &bias_c) {
+Args fused_args(const ExecutionContext &context, const Tensor &x, const Tensor &a, const Tensor &b,
+                const std::optional<Tensor> &c, const std::optional<Tensor> &bias_a,
+                const std::optional<Tensor> &bias_b, const std::optional<Tensor> &bias_c) {
     Args args;
-    args.x = view(kFusedLinear.rule, "x", x);
-    add_weight(kFusedLinear, args, 0, a, bias_a);
-    add_weight(kFusedLinear, args, 1, b, bias_b);
+    args.x = view(context, kFusedLinear.rule, "x", x);
+    add_weight(context, kFusedLinear, args, 0, a, bias_a);
+    add_weight(context, kFusedLinear, args, 1, b, bias_b);
     args.weights = c ? 3 : 2;
     if (c) {
-        add_weight(kFusedLinear, args, 2, *c, bias_c);
+        add_weight(context, kFusedLinear, args, 2, *c, bias_c);
     } else if (bias_c) {
         kFusedLinear.rule.fail(INFINI_STATUS_NULL_POINTER, "bias_c", "be None where c is", "a tensor");
     }
@@ -48,51 +50,53 @@ Args fused_args(const Tensor &x, const Tensor &a, const Tensor &b, const std::op
     return args;
 }
 
-void compute(Args args) {
+void compute(const ExecutionContext &context, Args args) {
     Tensor workspace;
     // Not for streamed rows: a CUDA graph would keep it.
     const int64_t rows = args.y.numel() / std::max<int64_t>(columns(args), 1);
-    if (on_cuda() && args.x.size(-1) > 0 && rows > weight_stream::streamed_rows(size_of(args.x.dtype))) {
-        workspace = empty({static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
+    if (!context.is_cpu() && args.x.size(-1) > 0 && rows > weight_stream::streamed_rows(size_of(args.x.dtype))) {
+        workspace = empty(context, {static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
         args.workspace = workspace.data_ptr();
     }
-    run(args);
+    run(context, args);
 }
 
-Tensor result(const Op &op, Args args) {
+Tensor result(const ExecutionContext &context, const Op &op, Args args) {
     args.y = args.x;
     args.y.shape[args.x.ndim - 1] = columns(args);
-    Tensor y = empty_like(args.y);
-    args.y = view(op.rule, "out", y);
-    compute(args);
+    Tensor y = empty_like(context, args.y);
+    args.y = view(context, op.rule, "out", y);
+    compute(context, args);
     return y;
 }
 
-Tensor result(const Op &op, Args args, Tensor out) {
-    args.y = view(op.rule, "out", out);
+Tensor result(const ExecutionContext &context, const Op &op, Args args, Tensor out) {
+    args.y = view(context, op.rule, "out", out);
     check_output(op, args);
-    compute(args);
+    compute(context, args);
     return out;
 }
 
-Tensor linear(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias) {
-    return result(kLinear, linear_args(x, weight, bias));
+Tensor linear(const ExecutionContext &context, const Tensor &x, const Tensor &weight,
+              const std::optional<Tensor> &bias) {
+    return result(context, kLinear, linear_args(context, x, weight, bias));
 }
 
-Tensor linear_out(const Tensor &x, const Tensor &weight, const std::optional<Tensor> &bias, Tensor out) {
-    return result(kLinear, linear_args(x, weight, bias), out);
+Tensor linear_out(const ExecutionContext &context, const Tensor &x, const Tensor &weight,
+                  const std::optional<Tensor> &bias, Tensor out) {
+    return result(context, kLinear, linear_args(context, x, weight, bias), out);
 }
 
-Tensor fused_linear(const Tensor &x, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
-                    const std::optional<Tensor> &bias_a, const std::optional<Tensor> &bias_b,
-                    const std::optional<Tensor> &bias_c) {
-    return result(kFusedLinear, fused_args(x, a, b, c, bias_a, bias_b, bias_c));
+Tensor fused_linear(const ExecutionContext &context, const Tensor &x, const Tensor &a, const Tensor &b,
+                    const std::optional<Tensor> &c, const std::optional<Tensor> &bias_a,
+                    const std::optional<Tensor> &bias_b, const std::optional<Tensor> &bias_c) {
+    return result(context, kFusedLinear, fused_args(context, x, a, b, c, bias_a, bias_b, bias_c));
 }
 
-Tensor fused_linear_out(const Tensor &x, const Tensor &a, const Tensor &b, const std::optional<Tensor> &c,
-                        const std::optional<Tensor> &bias_a, const std::optional<Tensor> &bias_b,
-                        const std::optional<Tensor> &bias_c, Tensor out) {
-    return result(kFusedLinear, fused_args(x, a, b, c, bias_a, bias_b, bias_c), out);
+Tensor fused_linear_out(const ExecutionContext &context, const Tensor &x, const Tensor &a, const Tensor &b,
+                        const std::optional<Tensor> &c, const std::optional<Tensor> &bias_a,
+                        const std::optional<Tensor> &bias_b, const std::optional<Tensor> &bias_c, Tensor out) {
+    return result(context, kFusedLinear, fused_args(context, x, a, b, c, bias_a, bias_b, bias_c), out);
 }
 
 } // namespace

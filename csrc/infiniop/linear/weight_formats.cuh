@@ -4,10 +4,10 @@
 // A format takes a stage in steps, of which a lane has kLane elements of a row, read kReadBytes at a time.
 #pragma once
 
-#include "cuda/mma.h"
-#include "cuda/mma_int8.h"
-#include "cuda/pairs.h"
-#include "cuda/vectors.h"
+#include "cuda/mma.cuh"
+#include "cuda/mma_int8.cuh"
+#include "cuda/pairs.cuh"
+#include "cuda/vectors.cuh"
 #include "weight_stages.cuh"
 
 namespace infini::weight_stream {

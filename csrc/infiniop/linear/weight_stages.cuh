@@ -3,9 +3,9 @@
 // Where addresses are aligned and a stage is whole nothing is checked.
 #pragma once
 
-#include "cuda/async_copy.h"
-#include "cuda/keep.h"
-#include "cuda/vectors.h"
+#include "cuda/async_copy.cuh"
+#include "cuda/keep.cuh"
+#include "cuda/vectors.cuh"
 #include "weight_stream_problem.cuh"
 
 namespace infini::weight_stream {

@@ -6,9 +6,9 @@
 
 namespace infini::weight_stream {
 
-template void multiply<Dense<bf16>, 2>(const Problem<bf16> &);
-template void multiply<Dense<f16>, 2>(const Problem<f16> &);
-template void multiply<Int8ByInt8, kInt8Tiles>(const Problem<int8_t> &);
-template void multiply_floats<32>(Problem<float>);
+template void multiply<Dense<bf16>, 2>(const ExecutionContext &, const Problem<bf16> &);
+template void multiply<Dense<f16>, 2>(const ExecutionContext &, const Problem<f16> &);
+template void multiply<Int8ByInt8, kInt8Tiles>(const ExecutionContext &, const Problem<int8_t> &);
+template void multiply_floats<32>(const ExecutionContext &, Problem<float>);
 
 } // namespace infini::weight_stream

@@ -12,7 +12,7 @@
 
 #include <algorithm>
 
-#include "cuda/launch.h"
+#include "cuda/launch.cuh"
 #include "float_stream.cuh"
 #include "streamed_rows.h"
 #include "weight_formats.cuh"
@@ -188,7 +188,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
     }
 }
 
-template <typename F, int kTiles> void launch(Problem<typename F::X> a) {
+template <typename F, int kTiles> void launch(const ExecutionContext &context, Problem<typename F::X> a) {
     using S = Stage<F>;
     constexpr int kRows = kTiles * kTileRows, kPartBytes = kWarps * kRows * (kBlockRows + 4) * 4;
     const unsigned grid = a.share((a.m + kRows - 1) / kRows);
@@ -198,25 +198,25 @@ template <typename F, int kTiles> void launch(Problem<typename F::X> a) {
     const int64_t stages = (a.k + S::kElements * kWarps - 1) / (S::kElements * kWarps); // of the first warp
     ring.warp_bytes = ring.slot_bytes * static_cast<int>(stages < kStages ? stages : kStages);
     const int ring_bytes = kWarps * ring.warp_bytes;
-    cuda::launch(stream<F, kTiles>, grid, dim3(cuda::kWarp, kWarps),
+    cuda::launch(context, stream<F, kTiles>, grid, dim3(cuda::kWarp, kWarps),
                  static_cast<size_t>(ring_bytes > kPartBytes ? ring_bytes : kPartBytes), a, ring);
 }
 
 // At most kMaxTiles * 8 rows of x for each reading of the weight: 1, 2 or 4.
-template <typename F, int kMaxTiles> void multiply(const Problem<typename F::X> &a) {
+template <typename F, int kMaxTiles> void multiply(const ExecutionContext &context, const Problem<typename F::X> &a) {
     if constexpr (F::kGrouped) {
         if constexpr (F::kZeros) {
             if (a.zeros.data == nullptr) {
-                return multiply<typename F::WithoutZeros, kMaxTiles>(a);
+                return multiply<typename F::WithoutZeros, kMaxTiles>(context, a);
             }
         }
     }
     if (a.m <= kTileRows) {
-        launch<F, 1>(a);
+        launch<F, 1>(context, a);
     } else if (kMaxTiles <= 2 || a.m <= 2 * kTileRows) {
-        launch<F, 2>(a);
+        launch<F, 2>(context, a);
     } else {
-        launch<F, kMaxTiles>(a);
+        launch<F, kMaxTiles>(context, a);
     }
 }
 
@@ -225,19 +225,19 @@ template <typename F, int kMaxTiles> void multiply(const Problem<typename F::X> 
 template <typename T> constexpr int64_t kStreamedRows = streamed_rows(sizeof(T));
 constexpr int kInt8Tiles = 4;
 
-extern template void multiply<Dense<bf16>, 2>(const Problem<bf16> &);
-extern template void multiply<Dense<f16>, 2>(const Problem<f16> &);
-extern template void multiply<Int8ByInt8, kInt8Tiles>(const Problem<int8_t> &);
-extern template void multiply_floats<32>(Problem<float>);
+extern template void multiply<Dense<bf16>, 2>(const ExecutionContext &, const Problem<bf16> &);
+extern template void multiply<Dense<f16>, 2>(const ExecutionContext &, const Problem<f16> &);
+extern template void multiply<Int8ByInt8, kInt8Tiles>(const ExecutionContext &, const Problem<int8_t> &);
+extern template void multiply_floats<32>(const ExecutionContext &, Problem<float>);
 
-inline void multiply_dense(const Problem<bf16> &a) {
-    multiply<Dense<bf16>, 2>(a);
+inline void multiply_dense(const ExecutionContext &context, const Problem<bf16> &a) {
+    multiply<Dense<bf16>, 2>(context, a);
 }
-inline void multiply_dense(const Problem<f16> &a) {
-    multiply<Dense<f16>, 2>(a);
+inline void multiply_dense(const ExecutionContext &context, const Problem<f16> &a) {
+    multiply<Dense<f16>, 2>(context, a);
 }
-inline void multiply_dense(const Problem<float> &a) {
-    multiply_floats<32>(a);
+inline void multiply_dense(const ExecutionContext &context, const Problem<float> &a) {
+    multiply_floats<32>(context, a);
 }
 
 } // namespace infini::weight_stream

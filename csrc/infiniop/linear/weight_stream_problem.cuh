@@ -3,10 +3,10 @@
 // Both kernels give a block of threads 16 rows of a weight.
 #pragma once
 
-#include "cuda/divider.h"
-#include "cuda/launch.h"
-#include "cuda/numbers.h"
-#include "cuda/rows.h"
+#include "cuda/divider.cuh"
+#include "cuda/launch.cuh"
+#include "cuda/numbers.cuh"
+#include "cuda/rows.cuh"
 
 namespace infini::weight_stream {
 

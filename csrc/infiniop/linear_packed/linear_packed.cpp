@@ -6,7 +6,18 @@
 #include "check.h"
 
 namespace infini::linear_packed {
+
+KernelTable<Args> kernels{"linear_packed"};
+KernelTable<PackArgs> pack_kernels{"pack_linear"};
+
 namespace {
+
+void run_on_cpu(const ExecutionContext &context, const Args &args) {
+    cpu_tiles() != Tiles::kNone ? tile_kernel(context, args) : cpu_kernel(context, args);
+}
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, run_on_cpu};
+const RegisteredKernel<PackArgs> pack_registered{pack_kernels, INFINI_DEVICE_CPU, pack_kernel};
 
 constexpr Checker kLinear("linear_packed"), kPack("pack_linear");
 
@@ -50,13 +61,13 @@ void check_output(const Args &args) {
     }
 }
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     if (args.y.numel() > 0) {
-        cpu_tiles() != Tiles::kNone ? tile_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 
-void run_pack(const PackArgs &args) {
+void run_pack(const ExecutionContext &context, const PackArgs &args) {
     const TensorView &packed = args.packed, &weight = args.weight;
     kPack.rank("weight", weight, 2);
     kPack.dtype("weight", weight, {INFINI_DTYPE_BF16});
@@ -70,7 +81,7 @@ void run_pack(const PackArgs &args) {
     }
     kPack.no_overlap("packed", packed, "weight", weight);
     if (weight.numel() > 0) {
-        pack_kernel(args);
+        pack_kernels.run(context, args);
     }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "cpu_capability.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::linear_packed {
@@ -25,7 +26,7 @@ void check_inputs(const Args &args);
 void check_output(const Args &args);
 
 // Computes y of arguments that were checked.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 // Of pack_linear: rows of a weight, which become those of a packed one from first_row on.
 struct PackArgs {
@@ -35,10 +36,12 @@ struct PackArgs {
 };
 
 // Checks the arguments, then packs.
-void run_pack(const PackArgs &args);
+void run_pack(const ExecutionContext &context, const PackArgs &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args)
 INFINI_CPU_KERNEL(pack_kernel, PackArgs)
+extern KernelTable<Args> kernels;
+extern KernelTable<PackArgs> pack_kernels;
 
 } // namespace infini::linear_packed

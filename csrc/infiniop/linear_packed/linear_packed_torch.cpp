@@ -11,41 +11,43 @@ namespace {
 
 constexpr Checker kLinear("linear_packed"), kPack("pack_linear");
 
-Args linear_args(const Tensor &x, const Tensor &weight, int64_t n, const std::optional<Tensor> &bias) {
+Args linear_args(const ExecutionContext &context, const Tensor &x, const Tensor &weight, int64_t n,
+                 const std::optional<Tensor> &bias) {
     Args args;
-    args.x = view(kLinear, "x", x);
-    args.weight = view(kLinear, "weight", weight);
-    args.bias = optional_view(kLinear, "bias", bias);
+    args.x = view(context, kLinear, "x", x);
+    args.weight = view(context, kLinear, "weight", weight);
+    args.bias = optional_view(context, kLinear, "bias", bias);
     args.n = n;
     check_inputs(args);
     return args;
 }
 
-Tensor linear_packed(const Tensor &x, const Tensor &weight, int64_t n, const std::optional<Tensor> &bias) {
-    Args args = linear_args(x, weight, n, bias);
+Tensor linear_packed(const ExecutionContext &context, const Tensor &x, const Tensor &weight, int64_t n,
+                     const std::optional<Tensor> &bias) {
+    Args args = linear_args(context, x, weight, n, bias);
     args.y = args.x;
     args.y.shape[args.x.ndim - 1] = n;
-    Tensor y = empty_like(args.y);
-    args.y = view(kLinear, "out", y);
-    run(args);
+    Tensor y = empty_like(context, args.y);
+    args.y = view(context, kLinear, "out", y);
+    run(context, args);
     return y;
 }
 
-Tensor linear_packed_out(const Tensor &x, const Tensor &weight, int64_t n, const std::optional<Tensor> &bias,
-                         Tensor out) {
-    Args args = linear_args(x, weight, n, bias);
-    args.y = view(kLinear, "out", out);
+Tensor linear_packed_out(const ExecutionContext &context, const Tensor &x, const Tensor &weight, int64_t n,
+                         const std::optional<Tensor> &bias, Tensor out) {
+    Args args = linear_args(context, x, weight, n, bias);
+    args.y = view(context, kLinear, "out", out);
     check_output(args);
-    run(args);
+    run(context, args);
     return out;
 }
 
-void pack_linear(Tensor packed, const Tensor &weight, int64_t first_row) {
+void pack_linear(const ExecutionContext &context, Tensor packed, const Tensor &weight, int64_t first_row) {
     PackArgs args;
-    args.packed = view(kPack, "packed", packed);
-    args.weight = view(kPack, "weight", weight);
+    args.packed = view(context, kPack, "packed", packed);
+    args.weight = view(context, kPack, "weight", weight);
     args.first_row = first_row;
-    run_pack(args);
+    run_pack(context, args);
 }
 
 } // namespace

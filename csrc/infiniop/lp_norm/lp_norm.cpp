@@ -7,6 +7,12 @@
 
 namespace infini::lp_norm {
 
+KernelTable<Args> kernels{"lp_norm"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args, const Names &names) {
     constexpr Checker rule("lp_norm");
     const TensorView &x = args.x, &y = args.y;
@@ -23,10 +29,10 @@ void check(const Args &args, const Names &names) {
     rule.no_partial_overlap(names.y, y, names.x, x);
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     if (args.x.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

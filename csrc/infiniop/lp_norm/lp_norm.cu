@@ -2,8 +2,8 @@
 // (16384 halves) and lines side by side are read twice, the second time from the level-2 cache.
 // Limit: memory bandwidth, 4 bytes for each bf16; for p above 2 arithmetic, a multiplication or two for each bit of p.
 // SASS: norm_lines: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/lines.h"
+#include "cuda/launch.cuh"
+#include "cuda/lines.cuh"
 #include "lp_norm.h"
 
 namespace infini::lp_norm {
@@ -92,25 +92,26 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_
     });
 }
 
-template <typename T> void launch(const Args &args) {
+template <typename T> void launch(const ExecutionContext &context, const Args &args) {
     const int axis = args.axis < 0 ? args.x.ndim + args.axis : args.axis;
     const TensorView x = moved_last(args.x, axis), y = moved_last(args.y, axis);
     const TensorView *const views[] = {&x, &y};
     const Job<T> job{x.as<const T>(), y.as<T>(), cuda::Lines<2>(views, cuda::kWidth<T>), args.p,
                      static_cast<float>(args.eps)};
     cuda::with_line<T>(job.lines, [&](auto line, dim3 grid, dim3 block) {
-        cuda::launch(norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
+        cuda::launch(context, norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
     });
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto x) {
         if constexpr (!std::is_same_v<decltype(x), double>) {
-            launch<decltype(x)>(args);
+            launch<decltype(x)>(context, args);
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::lp_norm

@@ -10,8 +10,8 @@ using lp_norm::Args;
 constexpr lp_norm::Names kNames{"output", "input", "axis"};
 
 constexpr c_api::COp<Args> kOp(
-    "LPNorm", [](const Args &args) { lp_norm::check(args, kNames); },
-    [](const Args &args) { lp_norm::run(args, kNames); });
+    "LPNorm", lp_norm::kernels, [](const Args &args) { lp_norm::check(args, kNames); },
+    [](const ExecutionContext &context, const Args &args) { lp_norm::run(context, args, kNames); });
 
 } // namespace
 

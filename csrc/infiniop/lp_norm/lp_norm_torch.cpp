@@ -8,27 +8,27 @@ namespace {
 constexpr Checker kRule("lp_norm");
 constexpr Names kNames{"out", "x", "dim"};
 
-Tensor lp_norm_out(const Tensor &x, int64_t p, int64_t dim, double eps, Tensor out) {
+Tensor lp_norm_out(const ExecutionContext &context, const Tensor &x, int64_t p, int64_t dim, double eps, Tensor out) {
     Args args;
-    args.x = view(kRule, "x", x);
-    args.y = view(kRule, "out", out);
+    args.x = view(context, kRule, "x", x);
+    args.y = view(context, kRule, "out", out);
     args.axis = static_cast<int>(dim);
     if (args.axis != dim) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "dim", "be a dimension of x", std::to_string(dim));
     }
     args.p = p;
     args.eps = eps;
-    run(args, kNames);
+    run(context, args, kNames);
     return out;
 }
 
-Tensor lp_norm(const Tensor &x, int64_t p, int64_t dim, double eps) {
-    return lp_norm_out(x, p, dim, eps, empty_like(view(kRule, "x", x)));
+Tensor lp_norm(const ExecutionContext &context, const Tensor &x, int64_t p, int64_t dim, double eps) {
+    return lp_norm_out(context, x, p, dim, eps, empty_like(context, view(context, kRule, "x", x)));
 }
 
-void lp_norm_(Tensor x, int64_t p, int64_t dim, double eps) {
-    kRule.writable("x", view(kRule, "x", x));
-    lp_norm_out(x, p, dim, eps, x);
+void lp_norm_(const ExecutionContext &context, Tensor x, int64_t p, int64_t dim, double eps) {
+    kRule.writable("x", view(context, kRule, "x", x));
+    lp_norm_out(context, x, p, dim, eps, x);
 }
 
 } // namespace

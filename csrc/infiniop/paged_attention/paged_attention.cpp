@@ -197,24 +197,24 @@ void check(const char *op, const Args &args) {
     }
 }
 
-void run(const char *op, const Args &args) {
+void run(const ExecutionContext &context, const char *op, const Args &args) {
     check(op, args);
-    compute(op, args);
+    compute(context, op, args);
 }
 
-void compute(const char *op, const Args &args) {
+void compute(const ExecutionContext &context, const char *op, const Args &args) {
     const Checker rule(op);
-    if (!on_cuda()) {
+    if (context.is_cpu()) {
         if (args.cum_seq_lens_q.dtype) {
             check_queries(rule, args);
         }
         check_sequences(rule, args);
     }
-    attention::compute(attend(args));
+    attention::compute(context, attend(args));
 }
 
-size_t workspace_bytes(const Args &args) {
-    return attention::workspace_bytes(attend(args));
+size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
+    return attention::workspace_bytes(context, attend(args));
 }
 
 } // namespace infini::paged_attention

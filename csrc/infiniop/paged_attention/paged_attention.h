@@ -5,6 +5,7 @@
 // K and V lie in the blocks of a paged cache, which a table for each sequence lists. The kernel is that of attention.
 #pragma once
 
+#include "execution_context.h"
 #include "tensor_view.h"
 
 namespace infini::paged_attention {
@@ -34,12 +35,12 @@ struct Args {
 void check(const char *op, const Args &args);
 
 // Checks that and, on the CPU, the lengths and blocks, then computes out. On CUDA the kernel judges these.
-void run(const char *op, const Args &args);
+void run(const ExecutionContext &context, const char *op, const Args &args);
 
 // The same for arguments that check() has passed.
-void compute(const char *op, const Args &args);
+void compute(const ExecutionContext &context, const char *op, const Args &args);
 
 // The bytes that run() and compute() need at args.workspace, by the shapes of arguments that were checked.
-size_t workspace_bytes(const Args &args);
+size_t workspace_bytes(const ExecutionContext &context, const Args &args);
 
 } // namespace infini::paged_attention

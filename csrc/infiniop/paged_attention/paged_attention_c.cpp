@@ -1,4 +1,5 @@
 // infiniopPagedAttention and infiniopPagedAttentionPrefill.
+#include "attention/attention.h"
 #include "c_api.h"
 #include "paged_attention.h"
 
@@ -8,12 +9,17 @@ using namespace infini;
 using paged_attention::Args;
 
 constexpr c_api::COp<Args> kDecode(
-    "PagedAttention", [](const Args &args) { paged_attention::check("paged_attention", args); },
-    [](const Args &args) { paged_attention::run("paged_attention", args); }, paged_attention::workspace_bytes);
+    "PagedAttention", attention::kernels, [](const Args &args) { paged_attention::check("paged_attention", args); },
+    [](const ExecutionContext &context, const Args &args) { paged_attention::run(context, "paged_attention", args); },
+    paged_attention::workspace_bytes);
 
 constexpr c_api::COp<Args> kPrefill(
-    "PagedAttentionPrefill", [](const Args &args) { paged_attention::check("paged_attention_prefill", args); },
-    [](const Args &args) { paged_attention::run("paged_attention_prefill", args); }, paged_attention::workspace_bytes);
+    "PagedAttentionPrefill", attention::kernels,
+    [](const Args &args) { paged_attention::check("paged_attention_prefill", args); },
+    [](const ExecutionContext &context, const Args &args) {
+        paged_attention::run(context, "paged_attention_prefill", args);
+    },
+    paged_attention::workspace_bytes);
 
 } // namespace
 

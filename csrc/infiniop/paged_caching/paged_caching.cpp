@@ -7,6 +7,12 @@
 
 namespace infini::paged_caching {
 
+KernelTable<Args> kernels{"paged_caching"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check_scales(const Checker &rule, const TensorView &k_cache, const TensorView &k_scales,
                   const TensorView &v_scales) {
     const TensorView *const scales[] = {&k_scales, &v_scales};
@@ -73,13 +79,13 @@ bool in_caches(const Args &args, const TensorView &rows) {
 }
 
 // The rows [tokens, Hkv, D], copied to `memory`.
-TensorView copy(const TensorView &rows, void *memory) {
+TensorView copy(const ExecutionContext &context, const TensorView &rows, void *memory) {
     TensorView copied = rows;
     copied.data = memory;
     copied.strides[0] = rows.shape[1] * rows.shape[2];
     copied.strides[1] = rows.shape[2];
     copied.strides[2] = 1;
-    rearrange::run({copied, rows});
+    rearrange::run(context, {copied, rows});
     return copied;
 }
 
@@ -87,8 +93,8 @@ constexpr Checker kRule("paged_caching");
 
 } // namespace
 
-bool needs_copies(const Args &args) {
-    return on_cuda() && args.k.numel() > 0 && (in_caches(args, args.k) || in_caches(args, args.v));
+bool needs_copies(const ExecutionContext &context, const Args &args) {
+    return !context.is_cpu() && args.k.numel() > 0 && (in_caches(args, args.k) || in_caches(args, args.v));
 }
 
 void check(const Args &args) {
@@ -119,9 +125,9 @@ void check(const Args &args) {
     }
 }
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     check(args);
-    if (!on_cuda()) {
+    if (context.is_cpu()) {
         check_slots(kRule, args.slot_mapping, args.k_cache);
     }
     if (args.k.numel() == 0) {
@@ -132,15 +138,15 @@ void run(const Args &args) {
     if (copies_k || copies_v) {
         const auto bytes = args.k.numel() * static_cast<int64_t>(size_of(args.k.dtype));
         auto *const scratch =
-            static_cast<char *>(on_cuda() ? args.copies : cpu::scratch(static_cast<size_t>(2 * bytes)));
+            static_cast<char *>(context.is_cpu() ? cpu::scratch(static_cast<size_t>(2 * bytes)) : args.copies);
         if (scratch == nullptr) {
             kRule.fail(INFINI_STATUS_BAD_PARAM, copies_k ? "k" : "v", "share no memory with the caches",
                        "one whose span of memory overlaps theirs");
         }
-        apart.k = copies_k ? copy(args.k, scratch) : args.k;
-        apart.v = copies_v ? copy(args.v, scratch + bytes) : args.v;
+        apart.k = copies_k ? copy(context, args.k, scratch) : args.k;
+        apart.v = copies_v ? copy(context, args.v, scratch + bytes) : args.v;
     }
-    on_cuda() ? cuda_kernel(apart) : cpu_kernel(apart);
+    kernels.run(context, apart);
 }
 
 } // namespace infini::paged_caching

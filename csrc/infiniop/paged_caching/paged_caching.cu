@@ -2,10 +2,10 @@
 // block's tile. Limit: memory bandwidth, each element read and written once (8192 tokens x 8 heads x 128 bf16 at
 // 4.3 TB/s: 16 us); a few tokens take the latency of slot and row.
 // SASS: write_heads: LDG.E.128 STG.E.128
-#include "cuda/heads.h"
+#include "cuda/heads.cuh"
 #include "paged_caching.h"
-#include "quantised_cuda.h"
-#include "slots_cuda.h"
+#include "quantised.cuh"
+#include "slots.cuh"
 
 namespace infini::paged_caching {
 namespace {
@@ -65,12 +65,12 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) write_heads(const __grid_c
     }
 }
 
-template <typename T> void launch(const Args &args) {
+template <typename T> void launch(const ExecutionContext &context, const Args &args) {
     const int64_t tokens = args.k.shape[0];
     const HeadPlan plan(tokens, 2 * args.k.shape[1],
                         cuda::slices_of(cuda::checked_columns(args.k.shape[2]), cuda::kWidth<T>), tile_of(tokens));
     const Problem problem{args, plan, cuda::vectors_fit(args.k, args.v, args.k_cache, args.v_cache)};
-    cuda::launch(write_heads<T>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+    cuda::launch(context, write_heads<T>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
 }
 
 // Rows for caches of int8.
@@ -89,21 +89,23 @@ template <typename T> struct Rows {
     }
 };
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     if (args.k_scales.dtype) {
         cuda::with_float_type(args.k.dtype, [&](auto x) {
             using T = decltype(x);
             if constexpr (!std::is_same_v<T, double>) {
                 launch_quantise<T>(
+                    context,
                     {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, args.k.shape[0], 0},
                     Rows<T>{args.k, args.v, cuda::checked_columns(args.k.shape[2]), cuda::vectors_fit(args.k, args.v)});
             }
         });
         return;
     }
-    size_of(args.k.dtype) == 2 ? launch<uint16_t>(args) : launch<uint32_t>(args);
+    size_of(args.k.dtype) == 2 ? launch<uint16_t>(context, args) : launch<uint32_t>(context, args);
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::paged_caching

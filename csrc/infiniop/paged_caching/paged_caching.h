@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini {
@@ -48,13 +48,13 @@ void check_slots(const Checker &rule, const TensorView &slots, const TensorView 
 void check(const Args &args);
 
 // Whether run needs args.copies: twice the bytes of k.
-bool needs_copies(const Args &args);
+bool needs_copies(const ExecutionContext &context, const Args &args);
 
 // Checks that and the slots, then writes. Of k and v what lies in the caches is read before anything is written. On
 // CUDA it is the kernel that looks at slots: a token whose slot is outside the caches is skipped.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::paged_caching

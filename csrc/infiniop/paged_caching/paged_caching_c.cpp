@@ -7,7 +7,7 @@ namespace {
 using namespace infini;
 using paged_caching::Args;
 
-constexpr c_api::COp<Args> kOp("PagedCaching", paged_caching::check, paged_caching::run);
+constexpr c_api::COp<Args> kOp("PagedCaching", paged_caching::kernels, paged_caching::check, paged_caching::run);
 
 } // namespace
 

@@ -9,22 +9,23 @@ namespace {
 
 constexpr Checker kRule("paged_caching");
 
-void paged_caching(Tensor k_cache, Tensor v_cache, const Tensor &k, const Tensor &v, const Tensor &slot_mapping,
-                   const std::optional<Tensor> &k_scales, const std::optional<Tensor> &v_scales) {
+void paged_caching(const ExecutionContext &context, Tensor k_cache, Tensor v_cache, const Tensor &k, const Tensor &v,
+                   const Tensor &slot_mapping, const std::optional<Tensor> &k_scales,
+                   const std::optional<Tensor> &v_scales) {
     Args args;
-    args.k_cache = view(kRule, "k_cache", k_cache);
-    args.v_cache = view(kRule, "v_cache", v_cache);
-    args.k = view(kRule, "k", k);
-    args.v = view(kRule, "v", v);
-    args.slot_mapping = view(kRule, "slot_mapping", slot_mapping);
-    args.k_scales = optional_view(kRule, "k_scales", k_scales);
-    args.v_scales = optional_view(kRule, "v_scales", v_scales);
+    args.k_cache = view(context, kRule, "k_cache", k_cache);
+    args.v_cache = view(context, kRule, "v_cache", v_cache);
+    args.k = view(context, kRule, "k", k);
+    args.v = view(context, kRule, "v", v);
+    args.slot_mapping = view(context, kRule, "slot_mapping", slot_mapping);
+    args.k_scales = optional_view(context, kRule, "k_scales", k_scales);
+    args.v_scales = optional_view(context, kRule, "v_scales", v_scales);
     Tensor copies;
-    if (needs_copies(args)) {
-        copies = empty({2, args.k.numel()}, args.k.dtype);
+    if (needs_copies(context, args)) {
+        copies = empty(context, {2, args.k.numel()}, args.k.dtype);
         args.copies = copies.data_ptr();
     }
-    run(args);
+    run(context, args);
 }
 
 } // namespace

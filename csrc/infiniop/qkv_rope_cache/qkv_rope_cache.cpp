@@ -7,6 +7,12 @@
 
 namespace infini::qkv_rope_cache {
 
+KernelTable<Args> kernels{"qkv_rope_cache"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 namespace {
 
 constexpr Checker kRule("qkv_rope_cache");
@@ -62,16 +68,16 @@ void check(const Args &args) {
 
 } // namespace
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     check(args);
-    if (!on_cuda()) {
+    if (context.is_cpu()) {
         rope::check_positions(kRule, args.positions, args.cos.shape[0]);
         paged_caching::check_slots(kRule, args.slot_mapping, args.k_cache);
     }
     if (args.qkv.numel() > 0) {
         Args batched = args;
         batched.positions = rope::with_batch(args.positions, 1, 2);
-        on_cuda() ? cuda_kernel(batched) : cpu_kernel(batched);
+        kernels.run(context, batched);
     }
 }
 

@@ -3,11 +3,11 @@
 // read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of
 // position, angles, result.
 // SASS: write_heads: LDG.E.128 STG.E.128
-#include "cuda/heads.h"
-#include "paged_caching/quantised_cuda.h"
-#include "paged_caching/slots_cuda.h"
+#include "cuda/heads.cuh"
+#include "paged_caching/quantised.cuh"
+#include "paged_caching/slots.cuh"
 #include "qkv_rope_cache.h"
-#include "rope/rotation_cuda.h"
+#include "rope/rotation.cuh"
 
 namespace infini::qkv_rope_cache {
 namespace {
@@ -105,9 +105,7 @@ template <typename T, typename A> struct Rows {
     }
 };
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     rope::with_types(args.qkv.dtype, args.cos.dtype, [&](auto x, auto angle) {
         using T = decltype(x);
         using A = decltype(angle);
@@ -130,7 +128,7 @@ void nvidia::cuda_kernel(const Args &args) {
                                             rotation,
                                             plan,
                                             cuda::vectors_fit(rows, args.q, args.k_cache, args.v_cache)};
-                cuda::launch(write_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+                cuda::launch(context, write_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
             };
             if (args.k_scales.dtype == INFINI_DTYPE_INVALID) {
                 write(rows.shape[1]);
@@ -142,11 +140,14 @@ void nvidia::cuda_kernel(const Args &args) {
             }
             if (kv_heads > 0) {
                 paged_caching::launch_quantise<T>(
-                    {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, tokens, 0},
+                    context, {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, tokens, 0},
                     Rows<T, A>{rows, heads, kv_heads, rotation, cuda::vectors_fit(rows)});
             }
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::qkv_rope_cache

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::qkv_rope_cache {
@@ -24,10 +24,10 @@ struct Args {
 
 // Checks the arguments, then writes q and the caches. On CUDA it is the kernel that looks at positions and slots: a
 // position outside the tables gives NaN, a slot outside the caches is skipped.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 // Here positions are [1, tokens].
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::qkv_rope_cache

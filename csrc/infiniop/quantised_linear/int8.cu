@@ -7,19 +7,24 @@
 
 namespace infini::quantised_linear {
 
-void nvidia::int8_cuda_kernel(const Args &args) {
+namespace {
+
+void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {
     const many_rows::Problem many = many_rows_problem(args);
     if (many_rows::takes(many)) {
-        return many_rows::run(many);
+        return many_rows::run(context, many);
     }
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) == 2) {
-            weight_stream::multiply<weight_stream::Int8<T>, kMaxTiles>(problem_of<T>(args, args.x));
+            weight_stream::multiply<weight_stream::Int8<T>, kMaxTiles>(context, problem_of<T>(args, args.x));
         } else if constexpr (sizeof(T) == 4) {
-            weight_stream::multiply_floats<8>(problem_of<T>(args, args.x));
+            weight_stream::multiply_floats<8>(context, problem_of<T>(args, args.x));
         }
     });
 }
 
+const RegisteredKernel<Args> registered{int8_kernels, INFINI_DEVICE_NVIDIA, run_int8_on_cuda, cuda_workspace_bytes};
+
+} // namespace
 } // namespace infini::quantised_linear

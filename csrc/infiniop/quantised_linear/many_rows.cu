@@ -32,19 +32,19 @@ TensorView part(TensorView view, int dim, int64_t first, int64_t count) {
 }
 
 // x, its rows `step` apart.
-void copy_rows(const TensorView &x, void *to, int64_t step) {
+void copy_rows(const ExecutionContext &context, const TensorView &x, void *to, int64_t step) {
     TensorView copy = x;
     copy.data = to;
     for (int dim = x.ndim - 2; dim >= 0; --dim) {
         copy.strides[dim] = step;
         step *= x.shape[dim];
     }
-    rearrange::run({copy, x});
+    rearrange::run(context, {copy, x});
 }
 
 } // namespace
 
-void run(const Problem &problem) {
+void run(const ExecutionContext &context, const Problem &problem) {
     const Plan plan(problem);
     const uintptr_t aligned =
         (reinterpret_cast<uintptr_t>(problem.workspace) + kAlignment - 1) / kAlignment * kAlignment;
@@ -56,7 +56,7 @@ void run(const Problem &problem) {
     if (plan.x_step > 0) {
         product.a = matrix(problem.x.data, dtype, plan.m, plan.k, plan.x_step);
     } else {
-        copy_rows(problem.x, room + plan.copied_x_at, pitch);
+        copy_rows(context, problem.x, room + plan.copied_x_at, pitch);
         product.a = matrix(room + plan.copied_x_at, dtype, plan.m, plan.k, pitch);
     }
     const int columns = problem.y.ndim - 1;
@@ -67,8 +67,8 @@ void run(const Problem &problem) {
         TensorView weight = part(problem.weight, 0, first, count);
         if (plan.unpacks) {
             const TensorView rows = matrix(room + plan.weight_at, dtype, count, plan.k, pitch);
-            unpack::run({rows, weight, part(problem.group_scales, 0, first, count),
-                         part(problem.group_zeros, 0, first, count)});
+            unpack::run(context, {rows, weight, part(problem.group_scales, 0, first, count),
+                                  part(problem.group_zeros, 0, first, count)});
             weight = rows;
         }
         product.b = matrix(weight.data, dtype, plan.k, count, 1);
@@ -76,14 +76,14 @@ void run(const Problem &problem) {
         const TensorView y = part(problem.y, columns, first, count);
         if (plan.y_step > 0) {
             product.c = matrix(y.data, y.dtype, plan.m, count, plan.y_step);
-            gemm::multiply_by_cublas(product);
+            gemm::multiply_by_cublas(context, product);
             continue;
         }
         product.c = matrix(room + plan.sums_at, plan.unpacks ? INFINI_DTYPE_F32 : INFINI_DTYPE_I32, plan.m, count,
                            padded_columns(count));
-        gemm::multiply_by_cublas(product);
-        gemm::scale_sums({product.c, y, problem.row_scales, part(problem.column_scales, 0, first, count),
-                          part(problem.bias, 0, first, count)});
+        gemm::multiply_by_cublas(context, product);
+        gemm::scale_sums(context, {product.c, y, problem.row_scales, part(problem.column_scales, 0, first, count),
+                                   part(problem.bias, 0, first, count)});
     }
 }
 

@@ -17,6 +17,7 @@
 
 #include <cstddef>
 
+#include "execution_context.h"
 #include "tensor_view.h"
 
 namespace infini::many_rows {
@@ -77,6 +78,6 @@ struct Plan {
 size_t workspace_size(const Problem &problem);
 
 // Computes y, if this is the way. In many_rows.cu.
-void run(const Problem &problem);
+void run(const ExecutionContext &context, const Problem &problem);
 
 } // namespace infini::many_rows

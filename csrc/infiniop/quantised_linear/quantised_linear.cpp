@@ -6,6 +6,9 @@
 
 namespace infini::quantised_linear {
 
+KernelTable<Args> int8_kernels{"linear_int8"}, int4_kernels{"linear_int4"};
+KernelTable<Args> int8_quantised_x_kernels{"linear_int8"}, int4_quantised_x_kernels{"linear_int4"};
+
 namespace {
 
 constexpr Checker rule_of(Format format) {
@@ -105,28 +108,40 @@ void check_output(Format format, const Args &args) {
     }
 }
 
-void run(Format format, const Args &args) {
-    if (args.y.numel() == 0) {
-        return;
-    }
+namespace {
+
+const KernelTable<Args> &kernels_of(Format format, const Args &args) {
     const bool int8 = format == Format::kInt8;
-    if (on_cuda()) {
-        if (args.quantize_x) {
-            int8 ? int8_quantised_x_cuda_kernel(args) : int4_quantised_x_cuda_kernel(args);
-        } else {
-            int8 ? int8_cuda_kernel(args) : int4_cuda_kernel(args);
-        }
-    } else if (in_tiles(format, args)) {
-        if (args.quantize_x) {
-            int8 ? int8_quantised_x_tile_kernel(args) : int4_quantised_x_tile_kernel(args);
-        } else {
-            int8 ? int8_tile_kernel(args) : int4_tile_kernel(args);
-        }
-    } else if (args.quantize_x) {
-        int8 ? int8_quantised_x_kernel(args) : int4_quantised_x_kernel(args);
-    } else {
-        int8 ? int8_kernel(args) : int4_kernel(args);
+    return args.quantize_x ? (int8 ? int8_quantised_x_kernels : int4_quantised_x_kernels)
+                           : (int8 ? int8_kernels : int4_kernels);
+}
+
+// The CPU's: the kernel for tiles where that is the faster one.
+using Run = KernelTable<Args>::Run;
+template <Format format, Run tile_kernel, Run kernel>
+void run_on_cpu(const ExecutionContext &context, const Args &args) {
+    in_tiles(format, args) ? tile_kernel(context, args) : kernel(context, args);
+}
+
+const RegisteredKernel<Args> registered[] = {
+    {int8_kernels, INFINI_DEVICE_CPU, run_on_cpu<Format::kInt8, int8_tile_kernel, int8_kernel>},
+    {int4_kernels, INFINI_DEVICE_CPU, run_on_cpu<Format::kInt4, int4_tile_kernel, int4_kernel>},
+    {int8_quantised_x_kernels, INFINI_DEVICE_CPU,
+     run_on_cpu<Format::kInt8, int8_quantised_x_tile_kernel, int8_quantised_x_kernel>},
+    {int4_quantised_x_kernels, INFINI_DEVICE_CPU,
+     run_on_cpu<Format::kInt4, int4_quantised_x_tile_kernel, int4_quantised_x_kernel>},
+};
+
+} // namespace
+
+void run(const ExecutionContext &context, Format format, const Args &args) {
+    if (args.y.numel() > 0) {
+        kernels_of(format, args).run(context, args);
     }
+}
+
+size_t workspace_size(const ExecutionContext &context, Format format, const Args &args) {
+    return args.y.numel() > 0 ? kernels_of(format, args).workspace_bytes(context, args) : 0;
 }
 
 many_rows::Problem many_rows_problem(const Args &args) {
@@ -161,10 +176,7 @@ many_rows::Problem many_rows_problem(const Args &args) {
     return problem;
 }
 
-size_t workspace_size(const Args &args) {
-    if (!on_cuda() || args.y.numel() == 0) {
-        return 0;
-    }
+size_t cuda_workspace_bytes(const ExecutionContext &, const Args &args) {
     const many_rows::Problem problem = many_rows_problem(args);
     return (args.quantize_x ? static_cast<size_t>(QuantisedX(args.x).bytes()) : 0) +
            (many_rows::takes(problem) ? many_rows::workspace_size(problem) : 0);

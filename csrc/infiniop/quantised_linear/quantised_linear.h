@@ -7,7 +7,7 @@
 #include <cstddef>
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "many_rows.h"
 #include "tensor_view.h"
 
@@ -40,23 +40,24 @@ struct QuantisedX {
     int64_t bytes() const { return scales_at() + (rows * static_cast<int64_t>(sizeof(float)) + 15) / 16 * 16; }
 };
 
-// The bytes that run needs at args.workspace, aligned to 16, on current_place's device. y is known.
-size_t workspace_size(const Args &args);
+enum class Format { kInt8, kInt4 };
 
-// The call as a product that cuBLAS may take; with quantize_x, of the x in the workspace.
+// The bytes that run needs at args.workspace, aligned to 16, on the context's device. y is known.
+size_t workspace_size(const ExecutionContext &context, Format format, const Args &args);
+
+// Of CUDA: the call as a product that cuBLAS may take, with quantize_x of the x in the workspace; and the bytes there.
 many_rows::Problem many_rows_problem(const Args &args);
+size_t cuda_workspace_bytes(const ExecutionContext &context, const Args &args);
 
 // Of more int8 products a sum might not fit into int32: 127 * 128 * 132105 > 2^31.
 constexpr int64_t kMaxDepth = 131071;
-
-enum class Format { kInt8, kInt4 };
 
 // Check the arguments against the rules above: first all but y, whose shape follows from them, then y.
 void check_inputs(Format format, const Args &args);
 void check_output(Format format, const Args &args);
 
 // Computes y of arguments that were checked.
-void run(Format format, const Args &args);
+void run(const ExecutionContext &context, Format format, const Args &args);
 
 INFINI_CPU_KERNEL(int8_kernel, Args)
 INFINI_CPU_KERNEL(int4_kernel, Args)
@@ -69,9 +70,7 @@ INFINI_TILE_KERNEL(int4_tile_kernel, Args)
 INFINI_TILE_KERNEL(int8_quantised_x_tile_kernel, Args)
 INFINI_TILE_KERNEL(int4_quantised_x_tile_kernel, Args)
 
-INFINI_CUDA_KERNEL(int8_cuda_kernel, Args)
-INFINI_CUDA_KERNEL(int4_cuda_kernel, Args)
-INFINI_CUDA_KERNEL(int8_quantised_x_cuda_kernel, Args)
-INFINI_CUDA_KERNEL(int4_quantised_x_cuda_kernel, Args)
+extern KernelTable<Args> int8_kernels, int4_kernels;
+extern KernelTable<Args> int8_quantised_x_kernels, int4_quantised_x_kernels; // with quantize_x
 
 } // namespace infini::quantised_linear

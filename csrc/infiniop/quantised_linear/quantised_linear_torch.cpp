@@ -10,18 +10,18 @@ namespace {
 constexpr Checker kInt8Rule("linear_int8"), kInt4Rule("linear_int4");
 
 // The views of the inputs, checked.
-Args inputs(Format format, const Tensor &x, const Tensor &weight, const Tensor &scales,
+Args inputs(const ExecutionContext &context, Format format, const Tensor &x, const Tensor &weight, const Tensor &scales,
             const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias, bool quantize_x) {
     const Checker &rule = format == Format::kInt8 ? kInt8Rule : kInt4Rule;
     Args args;
-    args.x = view(rule, "x", x);
-    args.weight = view(rule, "weight", weight);
-    args.scales = view(rule, "scales", scales);
+    args.x = view(context, rule, "x", x);
+    args.weight = view(context, rule, "weight", weight);
+    args.scales = view(context, rule, "scales", scales);
     if (zeros) {
-        args.zeros = view(rule, "zeros", *zeros);
+        args.zeros = view(context, rule, "zeros", *zeros);
     }
     if (bias) {
-        args.bias = view(rule, "bias", *bias);
+        args.bias = view(context, rule, "bias", *bias);
     }
     args.quantize_x = quantize_x;
     check_inputs(format, args);
@@ -29,50 +29,53 @@ Args inputs(Format format, const Tensor &x, const Tensor &weight, const Tensor &
 }
 
 // Computes with the workspace that this needs.
-void run_with_workspace(Format format, Args args) {
-    const size_t bytes = workspace_size(args);
+void run_with_workspace(const ExecutionContext &context, Format format, Args args) {
+    const size_t bytes = workspace_size(context, format, args);
     if (bytes == 0) {
-        return run(format, args);
+        return run(context, format, args);
     }
-    const Tensor workspace = empty({static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+    const Tensor workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
     args.workspace = workspace.data_ptr();
-    run(format, args);
+    run(context, format, args);
 }
 
-Tensor compute(Format format, Args args) {
+Tensor compute(const ExecutionContext &context, Format format, Args args) {
     args.y = args.x;
     args.y.shape[args.x.ndim - 1] = args.weight.size(0);
-    Tensor y = empty_like(args.y);
-    args.y = view(kInt8Rule, "out", y);
-    run_with_workspace(format, args);
+    Tensor y = empty_like(context, args.y);
+    args.y = view(context, kInt8Rule, "out", y);
+    run_with_workspace(context, format, args);
     return y;
 }
 
-Tensor compute(Format format, Args args, Tensor out) {
-    args.y = view(format == Format::kInt8 ? kInt8Rule : kInt4Rule, "out", out);
+Tensor compute(const ExecutionContext &context, Format format, Args args, Tensor out) {
+    args.y = view(context, format == Format::kInt8 ? kInt8Rule : kInt4Rule, "out", out);
     check_output(format, args);
-    run_with_workspace(format, args);
+    run_with_workspace(context, format, args);
     return out;
 }
 
-Tensor linear_int8(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias,
-                   bool quantize_x) {
-    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias, quantize_x));
-}
-
-Tensor linear_int8_out(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &bias,
-                       bool quantize_x, Tensor out) {
-    return compute(Format::kInt8, inputs(Format::kInt8, x, weight, scales, {}, bias, quantize_x), out);
-}
-
-Tensor linear_int4(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &zeros,
+Tensor linear_int8(const ExecutionContext &context, const Tensor &x, const Tensor &weight, const Tensor &scales,
                    const std::optional<Tensor> &bias, bool quantize_x) {
-    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias, quantize_x));
+    return compute(context, Format::kInt8, inputs(context, Format::kInt8, x, weight, scales, {}, bias, quantize_x));
 }
 
-Tensor linear_int4_out(const Tensor &x, const Tensor &weight, const Tensor &scales, const std::optional<Tensor> &zeros,
+Tensor linear_int8_out(const ExecutionContext &context, const Tensor &x, const Tensor &weight, const Tensor &scales,
                        const std::optional<Tensor> &bias, bool quantize_x, Tensor out) {
-    return compute(Format::kInt4, inputs(Format::kInt4, x, weight, scales, zeros, bias, quantize_x), out);
+    return compute(context, Format::kInt8, inputs(context, Format::kInt8, x, weight, scales, {}, bias, quantize_x),
+                   out);
+}
+
+Tensor linear_int4(const ExecutionContext &context, const Tensor &x, const Tensor &weight, const Tensor &scales,
+                   const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias, bool quantize_x) {
+    return compute(context, Format::kInt4, inputs(context, Format::kInt4, x, weight, scales, zeros, bias, quantize_x));
+}
+
+Tensor linear_int4_out(const ExecutionContext &context, const Tensor &x, const Tensor &weight, const Tensor &scales,
+                       const std::optional<Tensor> &zeros, const std::optional<Tensor> &bias, bool quantize_x,
+                       Tensor out) {
+    return compute(context, Format::kInt4, inputs(context, Format::kInt4, x, weight, scales, zeros, bias, quantize_x),
+                   out);
 }
 
 } // namespace

@@ -7,19 +7,19 @@
 namespace infini::quantised_linear {
 namespace {
 
-template <typename Format> void multiply(const Args &args) {
+template <typename Format> void multiply(const ExecutionContext &context, const Args &args) {
     const QuantisedX layout(args.x);
     auto *const q = static_cast<int8_t *>(args.workspace);
     auto *const scales = reinterpret_cast<float *>(q + layout.scales_at());
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            quantize::quantise_rows<T>(args.x, q, layout.pitch, layout.pitch, scales);
+            quantize::quantise_rows<T>(context, args.x, q, layout.pitch, layout.pitch, scales);
         }
     });
     const many_rows::Problem many = many_rows_problem(args);
     if (many_rows::takes(many)) {
-        return many_rows::run(many);
+        return many_rows::run(context, many);
     }
     TensorView x = args.x; // the integers
     x.data = q;
@@ -32,17 +32,21 @@ template <typename Format> void multiply(const Args &args) {
     weight_stream::Problem<int8_t> problem = problem_of<int8_t>(args, x);
     problem.row_scales.data = scales;
     problem.row_scales.dtype = INFINI_DTYPE_F32;
-    weight_stream::multiply<Format, kMaxTiles>(problem);
+    weight_stream::multiply<Format, kMaxTiles>(context, problem);
 }
+
+void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {
+    multiply<weight_stream::Int8ByInt8>(context, args);
+}
+
+void run_int4_on_cuda(const ExecutionContext &context, const Args &args) {
+    multiply<weight_stream::Int4ByInt8>(context, args);
+}
+
+const RegisteredKernel<Args> int8_registered{int8_quantised_x_kernels, INFINI_DEVICE_NVIDIA, run_int8_on_cuda,
+                                             cuda_workspace_bytes};
+const RegisteredKernel<Args> int4_registered{int4_quantised_x_kernels, INFINI_DEVICE_NVIDIA, run_int4_on_cuda,
+                                             cuda_workspace_bytes};
 
 } // namespace
-
-void nvidia::int8_quantised_x_cuda_kernel(const Args &args) {
-    multiply<weight_stream::Int8ByInt8>(args);
-}
-
-void nvidia::int4_quantised_x_cuda_kernel(const Args &args) {
-    multiply<weight_stream::Int4ByInt8>(args);
-}
-
 } // namespace infini::quantised_linear

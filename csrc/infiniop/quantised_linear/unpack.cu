@@ -4,9 +4,9 @@
 // SASS: unpack_rows: LDG.E.64 STG.E.128
 #include "unpack.h"
 
-#include "cuda/launch.h"
-#include "cuda/pairs.h"
-#include "cuda/words.h"
+#include "cuda/launch.cuh"
+#include "cuda/pairs.cuh"
+#include "cuda/words.cuh"
 
 namespace infini::unpack {
 namespace {
@@ -129,7 +129,7 @@ template <typename F> __global__ void __launch_bounds__(kThreads) unpack_rows(co
     }
 }
 
-template <typename F> void launch(const Args &args, const F &format) {
+template <typename F> void launch(const ExecutionContext &context, const Args &args, const F &format) {
     const TensorView &from = args.from, &to = args.to;
     const auto size = static_cast<int64_t>(size_of(to.dtype));
     const auto fits = [](int64_t value) { return value % F::kVectorBytes == 0; };
@@ -146,7 +146,7 @@ template <typename F> void launch(const Args &args, const F &format) {
     int64_t threads = (rows.vectors + kAhead - 1) / kAhead;
     threads = threads < kThreads ? (threads + 31) / 32 * 32 : kThreads;
     const int64_t in_block = kThreads / threads;
-    cuda::launch(unpack_rows<F>, cuda::grid_x((rows.rows + in_block - 1) / in_block),
+    cuda::launch(context, unpack_rows<F>, cuda::grid_x((rows.rows + in_block - 1) / in_block),
                  dim3(static_cast<unsigned>(threads), static_cast<unsigned>(in_block)), 0, rows);
 }
 
@@ -162,16 +162,16 @@ template <typename T, typename S> Nibbles<T, S> nibbles(const Args &args) {
 
 } // namespace
 
-void run(const Args &args) {
+void run(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.to.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
             if (args.from.dtype == INFINI_DTYPE_I8) {
-                launch(args, Bytes<T>{});
+                launch(context, args, Bytes<T>{});
             } else if (args.scales.dtype == INFINI_DTYPE_F32) {
-                launch(args, nibbles<T, float>(args));
+                launch(context, args, nibbles<T, float>(args));
             } else {
-                launch(args, nibbles<T, T>(args));
+                launch(context, args, nibbles<T, T>(args));
             }
         }
     });

@@ -1,6 +1,7 @@
 // Rows of int8 or int4 as dense rows of a floating dtype, on CUDA: what a product by cuBLAS takes.
 #pragma once
 
+#include "execution_context.h"
 #include "tensor_view.h"
 
 namespace infini::unpack {
@@ -18,6 +19,6 @@ constexpr int64_t padded(int64_t k) {
 }
 
 // int8 exactly, without scales; (q - 8) * scale + zero, in float32, rounded once.
-void run(const Args &args);
+void run(const ExecutionContext &context, const Args &args);
 
 } // namespace infini::unpack

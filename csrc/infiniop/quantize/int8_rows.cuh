@@ -2,10 +2,10 @@
 // Limit: memory bandwidth; a row is read a second time from the cache.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/quantise.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/quantise.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 
 namespace infini::quantize {
 namespace {
@@ -66,12 +66,14 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
 }
 
 // q [rows of x, width], rows `pitch` apart, width at least that of x; scales, one a row.
-template <typename T> void quantise_rows(const TensorView &x, int8_t *q, int64_t width, int64_t pitch, float *scales) {
+template <typename T>
+void quantise_rows(const ExecutionContext &context, const TensorView &x, int8_t *q, int64_t width, int64_t pitch,
+                   float *scales) {
     const TensorView *const views[] = {&x};
     const cuda::Rows<1> rows(views);
     const bool q_whole = reinterpret_cast<uintptr_t>(q) % kVector == 0 && pitch % kVector == 0;
     const cuda::RowPlan plan(rows.count, width, kVector);
-    cuda::launch(int8_rows<T>, cuda::grid_x(plan.blocks), plan.block(), 0,
+    cuda::launch(context, int8_rows<T>, cuda::grid_x(plan.blocks), plan.block(), 0,
                  Rows<T>{x.as<const T>(), q, scales, x.size(-1), width, pitch, rows, cuda::vectors_fit(x), q_whole});
 }
 

@@ -4,7 +4,12 @@
 #include "check.h"
 
 namespace infini::quantize {
+
+KernelTable<Args> int8_kernels{"quantize_int8"}, int4_kernels{"quantize_int4"};
 namespace {
+
+const RegisteredKernel<Args> int8_registered{int8_kernels, INFINI_DEVICE_CPU, int8_kernel};
+const RegisteredKernel<Args> int4_registered{int4_kernels, INFINI_DEVICE_CPU, int4_kernel};
 
 void check_weight(const Checker &rule, const TensorView &weight) {
     rule.rank("weight", weight, 2);
@@ -37,7 +42,7 @@ void check_int4(const Args &args) {
     }
 }
 
-void run_int8(const Args &args) {
+void run_int8(const ExecutionContext &context, const Args &args) {
     constexpr Checker rule("quantize_int8");
     check_int8(args);
     const TensorView &q = args.q, &scales = args.scales;
@@ -49,11 +54,11 @@ void run_int8(const Args &args) {
     check_output(rule, "out1", scales, args);
     rule.no_overlap("out1", scales, "out0", q);
     if (scales.numel() > 0) {
-        on_cuda() ? int8_cuda_kernel(args) : int8_kernel(args);
+        int8_kernels.run(context, args);
     }
 }
 
-void run_int4(const Args &args) {
+void run_int4(const ExecutionContext &context, const Args &args) {
     constexpr Checker rule("quantize_int4");
     check_int4(args);
     const int64_t n = args.weight.size(0), k = args.weight.size(1);
@@ -71,7 +76,7 @@ void run_int4(const Args &args) {
     check_groups("out2", zeros);
     rule.no_overlap("out2", zeros, "out1", scales);
     if (scales.numel() > 0) {
-        on_cuda() ? int4_cuda_kernel(args) : int4_kernel(args);
+        int4_kernels.run(context, args);
     }
 }
 

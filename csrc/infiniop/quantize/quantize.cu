@@ -61,25 +61,23 @@ __global__ void __launch_bounds__(kThreads) int4_groups(const __grid_constant__ 
     }
 }
 
-template <typename T, int kGroup> void launch_groups(const Groups<T> &groups) {
+template <typename T, int kGroup> void launch_groups(const ExecutionContext &context, const Groups<T> &groups) {
     constexpr int64_t kInBlock = kThreads / (kGroup < 64 ? 16 : 32);
-    cuda::launch(int4_groups<T, kGroup>, cuda::grid_x((groups.count + kInBlock - 1) / kInBlock), dim3(kThreads), 0,
-                 groups);
+    cuda::launch(context, int4_groups<T, kGroup>, cuda::grid_x((groups.count + kInBlock - 1) / kInBlock),
+                 dim3(kThreads), 0, groups);
 }
 
-} // namespace
-
-void nvidia::int8_cuda_kernel(const Args &args) {
+void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.weight.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) { // the rules refuse double
-            quantise_rows<T>(args.weight, args.q.as<int8_t>(), args.q.size(1), args.q.stride(0),
+            quantise_rows<T>(context, args.weight, args.q.as<int8_t>(), args.q.size(1), args.q.stride(0),
                              args.scales.as<float>());
         }
     });
 }
 
-void nvidia::int4_cuda_kernel(const Args &args) {
+void run_int4_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.weight.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
@@ -90,14 +88,18 @@ void nvidia::int4_cuda_kernel(const Args &args) {
                                    args.scales.numel(),       cuda::vectors_fit(args.weight), q_whole};
             switch (args.group_size) {
             case 32:
-                return launch_groups<T, 32>(groups);
+                return launch_groups<T, 32>(context, groups);
             case 64:
-                return launch_groups<T, 64>(groups);
+                return launch_groups<T, 64>(context, groups);
             default:
-                return launch_groups<T, 128>(groups);
+                return launch_groups<T, 128>(context, groups);
             }
         }
     });
 }
 
+const RegisteredKernel<Args> int8_registered{int8_kernels, INFINI_DEVICE_NVIDIA, run_int8_on_cuda};
+const RegisteredKernel<Args> int4_registered{int4_kernels, INFINI_DEVICE_NVIDIA, run_int4_on_cuda};
+
+} // namespace
 } // namespace infini::quantize

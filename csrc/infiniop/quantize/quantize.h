@@ -6,7 +6,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::quantize {
@@ -27,12 +27,11 @@ void check_int8(const Args &args);
 void check_int4(const Args &args);
 
 // Check the arguments, then compute the outputs.
-void run_int8(const Args &args);
-void run_int4(const Args &args);
+void run_int8(const ExecutionContext &context, const Args &args);
+void run_int4(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(int8_kernel, Args)
 INFINI_CPU_KERNEL(int4_kernel, Args)
-INFINI_CUDA_KERNEL(int8_cuda_kernel, Args)
-INFINI_CUDA_KERNEL(int4_cuda_kernel, Args)
+extern KernelTable<Args> int8_kernels, int4_kernels;
 
 } // namespace infini::quantize

@@ -7,7 +7,11 @@
 
 namespace infini::random_sample {
 
+KernelTable<Args> kernels{"random_sample"};
+
 namespace {
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
 
 // Calls check(value) for each row's value until it returns false; then fails with the value and the row.
 template <typename T, typename Check>
@@ -33,7 +37,7 @@ bool is_nan(const TensorView &logits, int64_t row, int64_t column) {
 
 } // namespace
 
-void run(const char *op, const Args &args) {
+void run(const ExecutionContext &context, const char *op, const Args &args) {
     const Checker rule(op);
     const TensorView &logits = args.logits, &out = args.out;
     rule.rank("logits", logits, 1, 2);
@@ -67,15 +71,13 @@ void run(const char *op, const Args &args) {
     rule.no_partial_overlap("out", out, "top_p", args.top_p);
     rule.no_partial_overlap("out", out, "seed", args.seed);
     rule.no_partial_overlap("out", out, "offset", args.offset);
-    if (on_cuda()) {
-        return cuda_kernel(args);
+    if (context.is_cpu()) {
+        each_row<float>(rule, "temperature", args.temperature, rows, "be a finite number of at least 0",
+                        [](float t) { return t >= 0 && std::isfinite(t); });
+        each_row<float>(rule, "top_p", args.top_p, rows, "be a number of at least 0", [](float p) { return p >= 0; });
     }
-    each_row<float>(rule, "temperature", args.temperature, rows, "be a finite number of at least 0",
-                    [](float t) { return t >= 0 && std::isfinite(t); });
-    each_row<float>(rule, "top_p", args.top_p, rows, "be a number of at least 0", [](float p) { return p >= 0; });
-
-    cpu_kernel(args);
-    for (int64_t row = 0; row < rows; ++row) {
+    kernels.run(context, args);
+    for (int64_t row = 0; row < rows && context.is_cpu(); ++row) {
         const int64_t token = out.as<const int64_t>()[row * out.strides[0]];
         if (token >= 0) {
             continue;

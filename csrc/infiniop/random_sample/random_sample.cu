@@ -14,9 +14,9 @@
 // SASS: sample_rows: LDG.E.128 ATOMS.ADD MUFU.EX2
 #include <limits>
 
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 #include "philox.h"
 #include "random_sample.h"
 
@@ -487,17 +487,15 @@ template <typename T> Compute<T> unit_for(int64_t n) {
     return static_cast<Compute<T>>(uint64_t{1} << (62 - bits));
 }
 
-template <typename T> void launch(const Job<T> &job, int64_t rows) {
+template <typename T> void launch(const ExecutionContext &context, const Job<T> &job, int64_t rows) {
     unsigned threads = 128; // a power of two; 32 columns for each of 1024 threads
     while (threads < 1024 && threads * 32 < job.n) {
         threads *= 2;
     }
-    cuda::launch(sample_rows<T>, cuda::grid_x(rows), dim3(threads), sizeof(Shared<T>), job);
+    cuda::launch(context, sample_rows<T>, cuda::grid_x(rows), dim3(threads), sizeof(Shared<T>), job);
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     const TensorView &logits = args.logits, &out = args.out;
     const bool one_row = logits.ndim == 1;
     const int64_t rows = one_row ? 1 : logits.size(0), n = logits.size(-1);
@@ -507,7 +505,8 @@ void nvidia::cuda_kernel(const Args &args) {
     infini::cuda::with_float_type(logits.dtype, [&](auto x) {
         using T = decltype(x);
         if constexpr (!std::is_same_v<T, double>) {
-            launch<T>({logits.as<const T>(), n, one_row ? 0 : logits.stride(0), cuda::vectors_fit(logits),
+            launch<T>(context,
+                      {logits.as<const T>(), n, one_row ? 0 : logits.stride(0), cuda::vectors_fit(logits),
                        unit_for<T>(n), out.data, one_row ? 0 : out.stride(0), 8, PerRow<float>(args.temperature),
                        PerRow<int64_t>(args.top_k), PerRow<float>(args.top_p), false, PerRow<int64_t>(args.seed),
                        PerRow<int64_t>(args.offset), 0},
@@ -516,11 +515,12 @@ void nvidia::cuda_kernel(const Args &args) {
     });
 }
 
-void nvidia::cuda_kernel_given(const GivenArgs &args) {
+void run_given_on_cuda(const ExecutionContext &context, const GivenArgs &args) {
     const int64_t n = args.probs.size(0);
     infini::cuda::with_float_type(args.probs.dtype, [&](auto x) {
         using T = decltype(x);
-        launch<T>({args.probs.as<const T>(), n, 0, cuda::vectors_fit(args.probs), unit_for<T>(n), args.result.data, 0,
+        launch<T>(context,
+                  {args.probs.as<const T>(), n, 0, cuda::vectors_fit(args.probs), unit_for<T>(n), args.result.data, 0,
                    static_cast<int>(size_of(args.result.dtype)), PerRow<float>(args.temperature),
                    PerRow<int64_t>(args.random_val == 0 ? 1 : args.topk), PerRow<float>(args.topp), true,
                    PerRow<int64_t>(0), PerRow<int64_t>(0), args.random_val},
@@ -528,4 +528,8 @@ void nvidia::cuda_kernel_given(const GivenArgs &args) {
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+const RegisteredKernel<GivenArgs> given_registered{given_kernels, INFINI_DEVICE_NVIDIA, run_given_on_cuda};
+
+} // namespace
 } // namespace infini::random_sample

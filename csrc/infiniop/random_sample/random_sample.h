@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::random_sample {
@@ -24,7 +24,7 @@ struct Args {
 
 // Checks the arguments against the rules above, then draws the tokens. `out` may be top_k, seed or offset itself.
 // On CUDA values cannot be checked: a row that cannot be sampled gets a token below 0, as the kernels below write it.
-void run(const char *op, const Args &args);
+void run(const ExecutionContext &context, const char *op, const Args &args);
 
 // The same for one row with a given u: what the C ABI calls RandomSample.
 struct GivenArgs {
@@ -37,13 +37,13 @@ struct GivenArgs {
 };
 
 void check(const GivenArgs &args);
-void run(const GivenArgs &args);
+void run(const ExecutionContext &context, const GivenArgs &args);
 
 // A row that cannot be sampled gets -1 - c as its token: c is the first column with a NaN or +infinity, or n where
 // every logit is -infinity. `run` makes a sentence of it (threads cannot throw). On CUDA c is n + 1 where the
 // temperature or top_p is out of range, and in integers of less than 4 bytes the token is -1, all bits set.
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 struct Given {
     const GivenArgs &args; // not float64
@@ -51,6 +51,6 @@ struct Given {
 };
 
 INFINI_CPU_KERNEL(cpu_kernel_given, Given)
-INFINI_CUDA_KERNEL(cuda_kernel_given, GivenArgs) // float64 too
+extern KernelTable<GivenArgs> given_kernels; // float64 too
 
 } // namespace infini::random_sample

@@ -7,7 +7,8 @@ namespace {
 using namespace infini;
 using random_sample::GivenArgs;
 
-constexpr c_api::COp<GivenArgs> kOp("RandomSample", random_sample::check, random_sample::run);
+constexpr c_api::COp<GivenArgs> kOp("RandomSample", random_sample::given_kernels, random_sample::check,
+                                    random_sample::run);
 
 infiniStatus_t not_there(const char *function) {
     return guarded([&] {

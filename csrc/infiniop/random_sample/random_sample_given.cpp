@@ -11,6 +11,8 @@
 
 namespace infini::random_sample {
 
+KernelTable<GivenArgs> given_kernels{"random_sample"};
+
 namespace {
 
 constexpr Checker kRule("random_sample");
@@ -123,16 +125,19 @@ void check(const GivenArgs &args) {
     kRule.range("temperature", args.temperature, 0, limit, "be a finite number of at least 0");
 }
 
-void run(const GivenArgs &args) {
+void run(const ExecutionContext &context, const GivenArgs &args) {
     check(args);
-    if (on_cuda()) {
-        return cuda_kernel_given(args);
-    }
+    given_kernels.run(context, args);
+}
+
+namespace {
+
+void run_on_cpu(const ExecutionContext &context, const GivenArgs &args) {
     int64_t token;
     if (args.probs.dtype == INFINI_DTYPE_F64) {
         token = sample_double(args);
     } else {
-        cpu_kernel_given({args, token});
+        cpu_kernel_given(context, {args, token});
     }
     if (token < 0) {
         const int64_t column = -1 - token;
@@ -144,5 +149,9 @@ void run(const GivenArgs &args) {
     }
     write(args.result, token);
 }
+
+const RegisteredKernel<GivenArgs> registered{given_kernels, INFINI_DEVICE_CPU, run_on_cpu};
+
+} // namespace
 
 } // namespace infini::random_sample

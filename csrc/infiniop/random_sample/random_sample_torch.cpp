@@ -7,26 +7,28 @@ namespace {
 
 constexpr Checker kRule("random_sample");
 
-Tensor random_sample_out(const Tensor &logits, const Tensor &temperature, const Tensor &top_k, const Tensor &top_p,
-                         const Tensor &seed, const Tensor &offset, Tensor out) {
+Tensor random_sample_out(const ExecutionContext &context, const Tensor &logits, const Tensor &temperature,
+                         const Tensor &top_k, const Tensor &top_p, const Tensor &seed, const Tensor &offset,
+                         Tensor out) {
     Args args;
-    args.logits = view(kRule, "logits", logits);
-    args.temperature = view(kRule, "temperature", temperature);
-    args.top_k = view(kRule, "top_k", top_k);
-    args.top_p = view(kRule, "top_p", top_p);
-    args.seed = view(kRule, "seed", seed);
-    args.offset = view(kRule, "offset", offset);
-    args.out = view(kRule, "out", out);
-    run("random_sample", args);
+    args.logits = view(context, kRule, "logits", logits);
+    args.temperature = view(context, kRule, "temperature", temperature);
+    args.top_k = view(context, kRule, "top_k", top_k);
+    args.top_p = view(context, kRule, "top_p", top_p);
+    args.seed = view(context, kRule, "seed", seed);
+    args.offset = view(context, kRule, "offset", offset);
+    args.out = view(context, kRule, "out", out);
+    run(context, "random_sample", args);
     return out;
 }
 
-Tensor random_sample(const Tensor &logits, const Tensor &temperature, const Tensor &top_k, const Tensor &top_p,
-                     const Tensor &seed, const Tensor &offset) {
-    TensorView rows = view(kRule, "logits", logits); // less its last dimension: the shape of the result
+Tensor random_sample(const ExecutionContext &context, const Tensor &logits, const Tensor &temperature,
+                     const Tensor &top_k, const Tensor &top_p, const Tensor &seed, const Tensor &offset) {
+    TensorView rows = view(context, kRule, "logits", logits); // less its last dimension: the shape of the result
     kRule.rank("logits", rows, 1, 2);
     --rows.ndim;
-    return random_sample_out(logits, temperature, top_k, top_p, seed, offset, empty_like(rows, INFINI_DTYPE_I64));
+    return random_sample_out(context, logits, temperature, top_k, top_p, seed, offset,
+                             empty_like(context, rows, INFINI_DTYPE_I64));
 }
 
 } // namespace

@@ -5,6 +5,12 @@
 
 namespace infini::rearrange {
 
+KernelTable<Args> kernels{"rearrange"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args, const Names &names) {
     constexpr Checker rule("rearrange");
     const TensorView *const views[] = {&args.dst, &args.src};
@@ -16,10 +22,10 @@ void check(const Args &args, const Names &names) {
     rule.no_partial_overlap(dst, args.dst, src, args.src);
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     if (args.dst.numel() > 0 && args.dst.data != args.src.data) { // of one address they are the same elements
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

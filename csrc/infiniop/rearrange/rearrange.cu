@@ -3,8 +3,8 @@
 // dense in both. Limit: memory bandwidth, each element read once and written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
 #include "check.h"
-#include "cuda/elements.h"
-#include "cuda/rows.h"
+#include "cuda/elements.cuh"
+#include "cuda/rows.cuh"
 #include "rearrange.h"
 
 #include <algorithm>
@@ -73,14 +73,15 @@ __global__ void __launch_bounds__(kLanes *kLines) transpose_tiles(const __grid_c
     }
 }
 
-template <typename T> void transpose(const TensorView (&views)[2]) {
+template <typename T> void transpose(const ExecutionContext &context, const TensorView (&views)[2]) {
     const TensorView *const walked[] = {&views[0], &views[1]};
     const TensorView &dst = views[0], &src = views[1];
     const auto tiles = [](int64_t size) { return (size + kSide<T> - 1) / kSide<T>; };
     const Transposition<T> a{dst.as<T>(),    src.as<const T>(),   cuda::Rows<2>(walked, 2), dst.size(-2),
                              dst.size(-1),   dst.stride(-2),      dst.stride(-1),           src.stride(-2),
                              src.stride(-1), tiles(dst.size(-2)), tiles(dst.size(-1))};
-    cuda::launch(transpose_tiles<T>, cuda::grid_x(a.others.count * a.down * a.across), dim3(kLanes, kLines), 0, a);
+    cuda::launch(context, transpose_tiles<T>, cuda::grid_x(a.others.count * a.down * a.across), dim3(kLanes, kLines), 0,
+                 a);
 }
 
 struct Copy {
@@ -100,7 +101,7 @@ int densest(const TensorView &src) {
 }
 
 // The views, with strides in bytes, as views of elements of type T.
-template <typename T> void copy(TensorView (&views)[2], infiniDtype_t dtype) {
+template <typename T> void copy(const ExecutionContext &context, TensorView (&views)[2], infiniDtype_t dtype) {
     for (TensorView &view : views) {
         view.dtype = dtype;
         for (int dim = 0; dim < view.ndim; ++dim) {
@@ -109,10 +110,10 @@ template <typename T> void copy(TensorView (&views)[2], infiniDtype_t dtype) {
     }
     const int last = views[0].ndim - 1, dense = densest(views[1]);
     if (dense == last || views[0].shape[dense] < kLeastSide || views[0].shape[last] < kLeastSide) {
-        return cuda::map<T, 1>(views, 0, Copy{});
+        return cuda::map<T, 1>(context, views, 0, Copy{});
     }
     move_dim(views, dense, last - 1);
-    transpose<T>(views);
+    transpose<T>(context, views);
 }
 
 // The largest power of two, up to 16, that divides the number.
@@ -134,9 +135,7 @@ void split_elements(TensorView (&views)[2], int64_t parts, int64_t bytes) {
     }
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     auto size = static_cast<int64_t>(size_of(args.dst.dtype));
     // Strides count bytes until it is known what is copied at a time: a run of small elements goes as larger ones.
     TensorView views[] = {args.dst, args.src};
@@ -176,16 +175,19 @@ void nvidia::cuda_kernel(const Args &args) {
     }
     switch (size) {
     case 1:
-        return copy<uint8_t>(views, INFINI_DTYPE_U8);
+        return copy<uint8_t>(context, views, INFINI_DTYPE_U8);
     case 2:
-        return copy<uint16_t>(views, INFINI_DTYPE_U16);
+        return copy<uint16_t>(context, views, INFINI_DTYPE_U16);
     case 4:
-        return copy<uint32_t>(views, INFINI_DTYPE_U32);
+        return copy<uint32_t>(context, views, INFINI_DTYPE_U32);
     case 8:
-        return copy<uint64_t>(views, INFINI_DTYPE_U64);
+        return copy<uint64_t>(context, views, INFINI_DTYPE_U64);
     default:
-        return copy<Bits128>(views, INFINI_DTYPE_C128);
+        return copy<Bits128>(context, views, INFINI_DTYPE_C128);
     }
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::rearrange

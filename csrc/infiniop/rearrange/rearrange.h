@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::rearrange {
@@ -25,9 +25,9 @@ constexpr Names kNames{{"dst", "src"}, 0};
 void check(const Args &args, const Names &names = kNames);
 
 // Checks them, then copies.
-void run(const Args &args, const Names &names = kNames);
+void run(const ExecutionContext &context, const Args &args, const Names &names = kNames);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::rearrange

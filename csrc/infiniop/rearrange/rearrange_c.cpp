@@ -8,7 +8,8 @@ using namespace infini;
 using rearrange::Args;
 
 constexpr c_api::COp<Args> kRearrange(
-    "Rearrange", [](const Args &args) { rearrange::check(args); }, [](const Args &args) { rearrange::run(args); });
+    "Rearrange", rearrange::kernels, [](const Args &args) { rearrange::check(args); },
+    [](const ExecutionContext &context, const Args &args) { rearrange::run(context, args); });
 
 } // namespace
 

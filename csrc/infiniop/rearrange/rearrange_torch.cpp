@@ -7,13 +7,13 @@ namespace {
 
 constexpr Checker kRearrange("rearrange");
 
-Tensor rearrange_out(const Tensor &x, Tensor out) {
-    run({view(kRearrange, "out", out), view(kRearrange, "x", x)}, {{"out", "x"}, 1});
+Tensor rearrange_out(const ExecutionContext &context, const Tensor &x, Tensor out) {
+    run(context, {view(context, kRearrange, "out", out), view(context, kRearrange, "x", x)}, {{"out", "x"}, 1});
     return out;
 }
 
-Tensor rearrange(const Tensor &x) {
-    return rearrange_out(x, empty_like(view(kRearrange, "x", x)));
+Tensor rearrange(const ExecutionContext &context, const Tensor &x) {
+    return rearrange_out(context, x, empty_like(context, view(context, kRearrange, "x", x)));
 }
 
 } // namespace

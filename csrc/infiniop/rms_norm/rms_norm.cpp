@@ -7,6 +7,12 @@
 
 namespace infini::rms_norm {
 
+KernelTable<Args> kernels{"rms_norm"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding rounding) {
     return rounding == Rounding::kLlama && weight == INFINI_DTYPE_F32 ? INFINI_DTYPE_F32 : x;
 }
@@ -53,10 +59,10 @@ void check(const char *op, const Args &args) {
     }
 }
 
-void run(const char *op, const Args &args) {
+void run(const ExecutionContext &context, const char *op, const Args &args) {
     check(op, args);
     if (args.x.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

@@ -1,9 +1,9 @@
 // The CUDA kernel of rms_norm and add_rms_norm: one pass, the row in the registers of the threads that share it.
 // Limit: memory bandwidth, as on the CPU. Rows too long for registers (16384 halves) are read a second time.
 // SASS: norm_rows: LDG.E.128 STG.E.128
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 #include "rms_norm.h"
 
 namespace infini::rms_norm {
@@ -117,7 +117,7 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
     }
 }
 
-template <typename T, typename W> void launch(const Args &args) {
+template <typename T, typename W> void launch(const ExecutionContext &context, const Args &args) {
     const bool with_residual = args.h.dtype != INFINI_DTYPE_INVALID;
     const TensorView &h = with_residual ? args.h : args.x, &residual = with_residual ? args.residual : args.x;
     const TensorView *const views[] = {&args.x, &args.y, &h, &residual};
@@ -128,25 +128,26 @@ template <typename T, typename W> void launch(const Args &args) {
                      args.rounding,        cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
     const RowPlan plan(row.rows.count, row.n, cuda::kWidth<T>);
     cuda::with_vectors(plan.vectors, [&](auto vectors) {
-        cuda::launch(norm_rows<T, W, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, row);
+        cuda::launch(context, norm_rows<T, W, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, row);
     });
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto x) {
         using T = decltype(x);
         if (args.weight.dtype == args.x.dtype) {
-            launch<T, T>(args);
+            launch<T, T>(context, args);
         } else if constexpr (sizeof(T) == 2) {
             if (args.weight.dtype == INFINI_DTYPE_F32) {
-                launch<T, float>(args);
+                launch<T, float>(context, args);
             } else {
-                launch<T, std::conditional_t<std::is_same_v<T, bf16>, f16, bf16>>(args);
+                launch<T, std::conditional_t<std::is_same_v<T, bf16>, f16, bf16>>(context, args);
             }
         }
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::rms_norm

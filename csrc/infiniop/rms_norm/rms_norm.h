@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::rms_norm {
@@ -34,9 +34,9 @@ infiniDtype_t output_dtype(infiniDtype_t x, infiniDtype_t weight, Rounding round
 void check(const char *op, const Args &args);
 
 // Checks them, then computes y (and h).
-void run(const char *op, const Args &args);
+void run(const ExecutionContext &context, const char *op, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::rms_norm

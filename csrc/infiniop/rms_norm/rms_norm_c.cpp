@@ -8,12 +8,12 @@ using namespace infini;
 using rms_norm::Args;
 
 constexpr c_api::COp<Args> kNorm(
-    "RMSNorm", [](const Args &args) { rms_norm::check("rms_norm", args); },
-    [](const Args &args) { rms_norm::run("rms_norm", args); });
+    "RMSNorm", rms_norm::kernels, [](const Args &args) { rms_norm::check("rms_norm", args); },
+    [](const ExecutionContext &context, const Args &args) { rms_norm::run(context, "rms_norm", args); });
 
 constexpr c_api::COp<Args> kAddNorm(
-    "AddRMSNorm", [](const Args &args) { rms_norm::check("add_rms_norm", args); },
-    [](const Args &args) { rms_norm::run("add_rms_norm", args); });
+    "AddRMSNorm", rms_norm::kernels, [](const Args &args) { rms_norm::check("add_rms_norm", args); },
+    [](const ExecutionContext &context, const Args &args) { rms_norm::run(context, "add_rms_norm", args); });
 
 } // namespace
 

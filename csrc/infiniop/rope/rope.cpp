@@ -6,6 +6,12 @@
 
 namespace infini::rope {
 
+KernelTable<Args> kernels{"rope"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 TensorView with_batch(const TensorView &view, int64_t batch, int ndim) {
     TensorView batched = view;
     const int added = ndim - view.ndim;
@@ -107,7 +113,7 @@ void check(const char *op, const Args &args) {
     }
 }
 
-void run(const char *op, const Args &args) {
+void run(const ExecutionContext &context, const char *op, const Args &args) {
     check(op, args);
     const Checker rule(op);
     const TensorView &x = args.x, &cos = args.cos, &positions = args.positions;
@@ -116,7 +122,7 @@ void run(const char *op, const Args &args) {
     batched.x = with_batch(x, batch, 4);
     batched.y = with_batch(args.y, batch, 4);
     if (positions.dtype != INFINI_DTYPE_INVALID) {
-        if (!on_cuda()) {
+        if (context.is_cpu()) {
             check_positions(rule, positions, cos.shape[0]);
         }
         batched.positions = with_batch(positions, batch, 2);
@@ -125,7 +131,7 @@ void run(const char *op, const Args &args) {
         batched.sin = with_batch(args.sin, batch, 3);
     }
     if (x.numel() > 0) {
-        on_cuda() ? cuda_kernel(batched) : cpu_kernel(batched);
+        kernels.run(context, batched);
     }
 }
 

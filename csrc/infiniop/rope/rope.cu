@@ -2,9 +2,9 @@
 // Limit: memory bandwidth, each element read and written once (8192 x 32 heads x 128 bf16 at 4.3 TB/s: 31 us); a few
 // tokens take the latency of position, angles, result.
 // SASS: turn_heads: LDG.E.128 STG.E.128
-#include "cuda/heads.h"
+#include "cuda/heads.cuh"
 #include "rope.h"
-#include "rotation_cuda.h"
+#include "rotation.cuh"
 
 namespace infini::rope {
 namespace {
@@ -50,9 +50,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) turn_heads(const __grid_co
     }
 }
 
-} // namespace
-
-void nvidia::cuda_kernel(const Args &args) {
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     with_types(args.x.dtype, args.cos.dtype, [&](auto x, auto angle) {
         using T = decltype(x);
         using A = decltype(angle);
@@ -64,8 +62,11 @@ void nvidia::cuda_kernel(const Args &args) {
         }
         const HeadPlan plan(args.x.shape[0] * args.x.shape[1], args.x.shape[2], slices, 1);
         const Problem<T, A> problem{args.x, args.y, rotation, plan, cuda::vectors_fit(args.x, args.y)};
-        cuda::launch(turn_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+        cuda::launch(context, turn_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
     });
 }
 
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
 } // namespace infini::rope

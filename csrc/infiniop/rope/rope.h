@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini {
@@ -58,11 +58,11 @@ void check(const char *op, const Args &args);
 
 // Checks them all, then computes y. On CUDA it is the kernel that looks at positions: one outside the table gives NaN
 // in the columns that are turned.
-void run(const char *op, const Args &args);
+void run(const ExecutionContext &context, const char *op, const Args &args);
 
 // Here every view has its batch dimension, of stride 0 where one entry serves all: x and y [B, S, H, D], cos and sin
 // [B, S, R/2] or [P, R/2], positions [B, S].
 INFINI_CPU_KERNEL(cpu_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_kernel, Args)
+extern KernelTable<Args> kernels;
 
 } // namespace infini::rope

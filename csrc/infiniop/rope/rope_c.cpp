@@ -23,7 +23,9 @@ void check(const Args &args) {
     }
 }
 
-constexpr c_api::COp<Args> kOp("RoPE", check, [](const Args &args) { rope::run("rope", args); });
+constexpr c_api::COp<Args> kOp("RoPE", rope::kernels, check, [](const ExecutionContext &context, const Args &args) {
+    rope::run(context, "rope", args);
+});
 
 } // namespace
 

@@ -7,39 +7,40 @@ namespace {
 
 constexpr Checker kRope("rope");
 
-Args rope_args(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::optional<Tensor> &positions,
-               bool interleaved) {
+Args rope_args(const ExecutionContext &context, const Tensor &x, const Tensor &cos, const Tensor &sin,
+               const std::optional<Tensor> &positions, bool interleaved) {
     Args args;
-    args.x = view(kRope, "x", x);
-    args.cos = view(kRope, "cos", cos);
-    args.sin = view(kRope, "sin", sin);
+    args.x = view(context, kRope, "x", x);
+    args.cos = view(context, kRope, "cos", cos);
+    args.sin = view(context, kRope, "sin", sin);
     if (positions) {
-        args.positions = view(kRope, "positions", *positions);
+        args.positions = view(context, kRope, "positions", *positions);
     }
     args.interleaved = interleaved;
     return args;
 }
 
-Tensor rope_out(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::optional<Tensor> &positions,
-                bool interleaved, Tensor out) {
-    Args args = rope_args(x, cos, sin, positions, interleaved);
-    args.y = view(kRope, "out", out);
-    run("rope", args);
+Tensor rope_out(const ExecutionContext &context, const Tensor &x, const Tensor &cos, const Tensor &sin,
+                const std::optional<Tensor> &positions, bool interleaved, Tensor out) {
+    Args args = rope_args(context, x, cos, sin, positions, interleaved);
+    args.y = view(context, kRope, "out", out);
+    run(context, "rope", args);
     return out;
 }
 
-Tensor rope(const Tensor &x, const Tensor &cos, const Tensor &sin, const std::optional<Tensor> &positions,
-            bool interleaved) {
-    Args args = rope_args(x, cos, sin, positions, interleaved);
-    Tensor y = empty_like(args.x);
-    args.y = view(kRope, "out", y);
-    run("rope", args);
+Tensor rope(const ExecutionContext &context, const Tensor &x, const Tensor &cos, const Tensor &sin,
+            const std::optional<Tensor> &positions, bool interleaved) {
+    Args args = rope_args(context, x, cos, sin, positions, interleaved);
+    Tensor y = empty_like(context, args.x);
+    args.y = view(context, kRope, "out", y);
+    run(context, "rope", args);
     return y;
 }
 
-void rope_(Tensor x, const Tensor &cos, const Tensor &sin, const std::optional<Tensor> &positions, bool interleaved) {
-    kRope.writable("x", view(kRope, "x", x));
-    rope_out(x, cos, sin, positions, interleaved, x);
+void rope_(const ExecutionContext &context, Tensor x, const Tensor &cos, const Tensor &sin,
+           const std::optional<Tensor> &positions, bool interleaved) {
+    kRope.writable("x", view(context, kRope, "x", x));
+    rope_out(context, x, cos, sin, positions, interleaved, x);
 }
 
 } // namespace

@@ -5,6 +5,12 @@
 
 namespace infini::softmax {
 
+KernelTable<Args> kernels{"softmax"};
+
+namespace {
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_CPU, cpu_kernel};
+}
+
 void check(const Args &args, const Names &names) {
     const Checker rule(args.log ? "log_softmax" : "softmax");
     const TensorView &x = args.x, &y = args.y;
@@ -21,10 +27,10 @@ void check(const Args &args, const Names &names) {
     rule.no_partial_overlap(names.y, y, "x", x);
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     if (args.x.numel() > 0) {
-        on_cuda() ? cuda_kernel(args) : cpu_kernel(args);
+        kernels.run(context, args);
     }
 }
 

@@ -2,14 +2,22 @@
 // exponential and about 30 other instructions.
 // SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
 #include "softmax.h"
-#include "softmax_lines.h"
+#include "softmax_lines.cuh"
 
-void infini::softmax::nvidia::cuda_kernel(const Args &args) {
+namespace infini::softmax {
+namespace {
+
+void run_on_cuda(const ExecutionContext &context, const Args &args) {
     const int axis = args.axis < 0 ? args.x.ndim + args.axis : args.axis;
     const TensorView x = moved_last(args.x, axis), y = moved_last(args.y, axis);
     cuda::with_float_type(x.dtype, [&](auto v) {
         if constexpr (!std::is_same_v<decltype(v), double>) {
-            launch<decltype(v), true>(x, y, args.log, 0);
+            launch<decltype(v), true>(context, x, y, args.log, 0);
         }
     });
 }
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+
+} // namespace
+} // namespace infini::softmax

@@ -13,12 +13,12 @@ void check(const Args &args) {
     softmax::check(args, kNames);
 }
 
-void run(const Args &args) {
-    softmax::run(args, kNames);
+void run(const ExecutionContext &context, const Args &args) {
+    softmax::run(context, args, kNames);
 }
 
-constexpr c_api::COp<Args> kSoftmax("Softmax", check, run);
-constexpr c_api::COp<Args> kLogSoftmax("LogSoftmax", check, run);
+constexpr c_api::COp<Args> kSoftmax("Softmax", softmax::kernels, check, run);
+constexpr c_api::COp<Args> kLogSoftmax("LogSoftmax", softmax::kernels, check, run);
 
 } // namespace
 

@@ -8,27 +8,27 @@ namespace {
 template <bool kLog> constexpr Checker kRule(kLog ? "log_softmax" : "softmax");
 constexpr Names kNames{"out", "dim"};
 
-template <bool kLog> Tensor softmax_out(const Tensor &x, int64_t dim, Tensor out) {
+template <bool kLog> Tensor softmax_out(const ExecutionContext &context, const Tensor &x, int64_t dim, Tensor out) {
     constexpr const Checker &rule = kRule<kLog>;
     Args args;
-    args.x = view(rule, "x", x);
-    args.y = view(rule, "out", out);
+    args.x = view(context, rule, "x", x);
+    args.y = view(context, rule, "out", out);
     args.axis = static_cast<int>(dim);
     if (args.axis != dim) {
         rule.fail(INFINI_STATUS_BAD_PARAM, "dim", "be a dimension of x", std::to_string(dim));
     }
     args.log = kLog;
-    run(args, kNames);
+    run(context, args, kNames);
     return out;
 }
 
-template <bool kLog> Tensor softmax(const Tensor &x, int64_t dim) {
-    return softmax_out<kLog>(x, dim, empty_like(view(kRule<kLog>, "x", x)));
+template <bool kLog> Tensor softmax(const ExecutionContext &context, const Tensor &x, int64_t dim) {
+    return softmax_out<kLog>(context, x, dim, empty_like(context, view(context, kRule<kLog>, "x", x)));
 }
 
-template <bool kLog> void softmax_(Tensor x, int64_t dim) {
-    kRule<kLog>.writable("x", view(kRule<kLog>, "x", x));
-    softmax_out<kLog>(x, dim, x);
+template <bool kLog> void softmax_(const ExecutionContext &context, Tensor x, int64_t dim) {
+    kRule<kLog>.writable("x", view(context, kRule<kLog>, "x", x));
+    softmax_out<kLog>(context, x, dim, x);
 }
 
 } // namespace

@@ -5,6 +5,13 @@
 
 namespace infini::topk {
 
+KernelTable<Args> softmax_kernels{"topksoftmax"}, router_kernels{"topkrouter"};
+
+namespace {
+const RegisteredKernel<Args> softmax_registered{softmax_kernels, INFINI_DEVICE_CPU, softmax_kernel};
+const RegisteredKernel<Args> router_registered{router_kernels, INFINI_DEVICE_CPU, router_kernel};
+} // namespace
+
 void set_topk(Args &args, size_t topk) {
     const int64_t rows = args.x.size(0), width = args.x.size(1);
     const auto describe = [&](TensorView &output, infiniDtype_t dtype) {
@@ -57,15 +64,15 @@ void check(const Args &args, const Names &names) {
     rule.no_overlap(names.indices, args.indices, names.values, args.values);
 }
 
-void run(const Args &args, const Names &names) {
+void run(const ExecutionContext &context, const Args &args, const Names &names) {
     check(args, names);
     if (args.x.numel() == 0) {
         return;
     }
     if (args.bias.dtype == INFINI_DTYPE_INVALID) {
-        on_cuda() ? cuda_softmax_kernel(args) : softmax_kernel(args);
+        softmax_kernels.run(context, args);
     } else {
-        on_cuda() ? cuda_router_kernel(args) : router_kernel(args);
+        router_kernels.run(context, args);
     }
 }
 

@@ -5,9 +5,9 @@
 // SASS: softmax_rows: LDG.E.128
 // SASS: router_rows: LDG.E.128
 #include "candidate.h"
-#include "cuda/launch.h"
-#include "cuda/reduce.h"
-#include "cuda/rows.h"
+#include "cuda/launch.cuh"
+#include "cuda/reduce.cuh"
+#include "cuda/rows.cuh"
 #include "topk.h"
 
 namespace infini::topk {
@@ -189,24 +189,26 @@ template <typename Launch> void with_type(const Args &args, const Launch &launch
     });
 }
 
-} // namespace
-
-void nvidia::cuda_softmax_kernel(const Args &args) {
-    with_type(args, [](const auto &job) {
+void run_softmax_on_cuda(const ExecutionContext &context, const Args &args) {
+    with_type(args, [&](const auto &job) {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(job.x)>>;
         const cuda::RowPlan plan(job.rows, job.n, cuda::kWidth<T>);
         cuda::with_vectors(plan.vectors, [&](auto vectors) {
-            cuda::launch(softmax_rows<T, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, job);
+            cuda::launch(context, softmax_rows<T, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, job);
         });
     });
 }
 
-void nvidia::cuda_router_kernel(const Args &args) {
-    with_type(args, [](const auto &job) {
+void run_router_on_cuda(const ExecutionContext &context, const Args &args) {
+    with_type(args, [&](const auto &job) {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(job.x)>>;
-        cuda::launch(router_rows<T>, cuda::grid_x((job.rows + kRouterRows - 1) / kRouterRows), dim3(kWarp, kRouterRows),
-                     0, job);
+        cuda::launch(context, router_rows<T>, cuda::grid_x((job.rows + kRouterRows - 1) / kRouterRows),
+                     dim3(kWarp, kRouterRows), 0, job);
     });
 }
 
+const RegisteredKernel<Args> softmax_registered{softmax_kernels, INFINI_DEVICE_NVIDIA, run_softmax_on_cuda};
+const RegisteredKernel<Args> router_registered{router_kernels, INFINI_DEVICE_NVIDIA, run_router_on_cuda};
+
+} // namespace
 } // namespace infini::topk

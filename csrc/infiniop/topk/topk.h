@@ -4,7 +4,7 @@
 #pragma once
 
 #include "cpu_capability.h"
-#include "cuda/kernel.h"
+#include "kernel_table.h"
 #include "tensor_view.h"
 
 namespace infini::topk {
@@ -33,11 +33,10 @@ void set_topk(Args &args, size_t topk);
 void check(const Args &args, const Names &names);
 
 // Checks them, then computes the outputs.
-void run(const Args &args, const Names &names);
+void run(const ExecutionContext &context, const Args &args, const Names &names);
 
 INFINI_CPU_KERNEL(softmax_kernel, Args)
 INFINI_CPU_KERNEL(router_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_softmax_kernel, Args)
-INFINI_CUDA_KERNEL(cuda_router_kernel, Args)
+extern KernelTable<Args> softmax_kernels, router_kernels;
 
 } // namespace infini::topk

@@ -13,12 +13,12 @@ void check(const Args &args) {
     topk::check(args, kNames);
 }
 
-void run(const Args &args) {
-    topk::run(args, kNames);
+void run(const ExecutionContext &context, const Args &args) {
+    topk::run(context, args, kNames);
 }
 
-constexpr c_api::COp<Args> kSoftmax("Topksoftmax", check, run);
-constexpr c_api::COp<Args> kRouter("Topkrouter", check, run);
+constexpr c_api::COp<Args> kSoftmax("Topksoftmax", topk::softmax_kernels, check, run);
+constexpr c_api::COp<Args> kRouter("Topkrouter", topk::router_kernels, check, run);
 
 } // namespace
 

@@ -10,17 +10,18 @@ using Outputs = std::tuple<Tensor, Tensor>;
 constexpr Checker kSoftmax("topksoftmax"), kRouter("topkrouter");
 constexpr Names kNames{"out0", "out1", "k"};
 
-Args softmax_args(const Tensor &x, bool normalize) {
+Args softmax_args(const ExecutionContext &context, const Tensor &x, bool normalize) {
     Args args;
-    args.x = view(kSoftmax, "x", x);
+    args.x = view(context, kSoftmax, "x", x);
     args.normalize = normalize;
     return args;
 }
 
-Args router_args(const Tensor &x, const Tensor &correction_bias, double routed_scaling_factor) {
+Args router_args(const ExecutionContext &context, const Tensor &x, const Tensor &correction_bias,
+                 double routed_scaling_factor) {
     Args args;
-    args.x = view(kRouter, "x", x);
-    args.bias = view(kRouter, "correction_bias", correction_bias);
+    args.x = view(context, kRouter, "x", x);
+    args.bias = view(context, kRouter, "correction_bias", correction_bias);
     args.scale = static_cast<float>(routed_scaling_factor);
     return args;
 }
@@ -32,35 +33,38 @@ size_t at_least_one(const Checker &rule, int64_t k) {
     return static_cast<size_t>(k);
 }
 
-Outputs run_into(const Checker &rule, Args args, int64_t k, Tensor values, Tensor indices) {
+Outputs run_into(const ExecutionContext &context, const Checker &rule, Args args, int64_t k, Tensor values,
+                 Tensor indices) {
     args.topk = at_least_one(rule, k);
-    args.values = view(rule, "out0", values);
-    args.indices = view(rule, "out1", indices);
-    run(args, kNames);
+    args.values = view(context, rule, "out0", values);
+    args.indices = view(context, rule, "out1", indices);
+    run(context, args, kNames);
     return {values, indices};
 }
 
-Outputs run_new(const Checker &rule, Args args, int64_t k) {
+Outputs run_new(const ExecutionContext &context, const Checker &rule, Args args, int64_t k) {
     check(args, kNames); // of x alone, whose shape the outputs' are made of
     set_topk(args, at_least_one(rule, k));
-    return run_into(rule, args, k, empty_like(args.values), empty_like(args.indices));
+    return run_into(context, rule, args, k, empty_like(context, args.values), empty_like(context, args.indices));
 }
 
-Outputs topksoftmax(const Tensor &x, int64_t k, bool normalize) {
-    return run_new(kSoftmax, softmax_args(x, normalize), k);
+Outputs topksoftmax(const ExecutionContext &context, const Tensor &x, int64_t k, bool normalize) {
+    return run_new(context, kSoftmax, softmax_args(context, x, normalize), k);
 }
 
-Outputs topksoftmax_out(const Tensor &x, int64_t k, bool normalize, Tensor out0, Tensor out1) {
-    return run_into(kSoftmax, softmax_args(x, normalize), k, out0, out1);
+Outputs topksoftmax_out(const ExecutionContext &context, const Tensor &x, int64_t k, bool normalize, Tensor out0,
+                        Tensor out1) {
+    return run_into(context, kSoftmax, softmax_args(context, x, normalize), k, out0, out1);
 }
 
-Outputs topkrouter(const Tensor &x, const Tensor &correction_bias, int64_t k, double routed_scaling_factor) {
-    return run_new(kRouter, router_args(x, correction_bias, routed_scaling_factor), k);
+Outputs topkrouter(const ExecutionContext &context, const Tensor &x, const Tensor &correction_bias, int64_t k,
+                   double routed_scaling_factor) {
+    return run_new(context, kRouter, router_args(context, x, correction_bias, routed_scaling_factor), k);
 }
 
-Outputs topkrouter_out(const Tensor &x, const Tensor &correction_bias, int64_t k, double routed_scaling_factor,
-                       Tensor out0, Tensor out1) {
-    return run_into(kRouter, router_args(x, correction_bias, routed_scaling_factor), k, out0, out1);
+Outputs topkrouter_out(const ExecutionContext &context, const Tensor &x, const Tensor &correction_bias, int64_t k,
+                       double routed_scaling_factor, Tensor out0, Tensor out1) {
+    return run_into(context, kRouter, router_args(context, x, correction_bias, routed_scaling_factor), k, out0, out1);
 }
 
 } // namespace

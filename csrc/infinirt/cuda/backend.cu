@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "cuda/error.h"
+#include "cuda/error.cuh"
 
 namespace infini::runtime {
 

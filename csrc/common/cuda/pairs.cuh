@@ -1,7 +1,7 @@
 // Two numbers of a half type in one register, and small integers put there by their bits.
 #pragma once
 
-#include "numbers.h"
+#include "numbers.cuh"
 
 #ifdef INFINI_EMULATION
 #include <cmath>

@@ -3,10 +3,10 @@
 // ops that fuse it.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/quantise.h"
-#include "cuda/reduce.h"
-#include "slots_cuda.h"
+#include "cuda/launch.cuh"
+#include "cuda/quantise.cuh"
+#include "cuda/reduce.cuh"
+#include "slots.cuh"
 
 namespace infini::paged_caching {
 
@@ -71,11 +71,13 @@ __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
     }
 }
 
-template <typename T, typename Source> void launch_quantise(QuantisedCaches caches, const Source &source) {
+template <typename T, typename Source>
+void launch_quantise(const ExecutionContext &context, QuantisedCaches caches, const Source &source) {
     const int64_t wanted = tile_of(caches.tokens);
     caches.tile = static_cast<int>(wanted < 1 ? 1 : wanted < cuda::kTileTokens ? wanted : cuda::kTileTokens);
     const int64_t blocks = (caches.tokens + caches.tile - 1) / caches.tile;
-    cuda::launch(quantise_heads<T, Source>, cuda::grid_x(blocks), dim3(cuda::kWarp, kQuantiseWarps), 0, caches, source);
+    cuda::launch(context, quantise_heads<T, Source>, cuda::grid_x(blocks), dim3(cuda::kWarp, kQuantiseWarps), 0, caches,
+                 source);
 }
 
 } // namespace infini::paged_caching

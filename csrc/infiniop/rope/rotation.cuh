@@ -2,7 +2,7 @@
 // the formulas of rotation.h with the same roundings. For the .cu files of rope and of the ops that fuse it.
 #pragma once
 
-#include "cuda/heads.h"
+#include "cuda/heads.cuh"
 #include "rope.h"
 
 namespace infini::rope {

@@ -3,8 +3,8 @@
 // side by side have lines of their own: for lines whose elements lie further apart than neighbouring lines do.
 #pragma once
 
-#include "reduce.h"
-#include "rows.h"
+#include "reduce.cuh"
+#include "rows.cuh"
 
 namespace infini::cuda {
 

@@ -3,7 +3,7 @@
 // For the .cu files of paged_caching and of the ops that fuse it.
 #pragma once
 
-#include "cuda/heads.h"
+#include "cuda/heads.cuh"
 #include "paged_caching.h"
 
 namespace infini::paged_caching {

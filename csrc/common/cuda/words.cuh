@@ -5,7 +5,7 @@
 
 #include <cstring>
 
-#include "vectors.h"
+#include "vectors.cuh"
 
 namespace infini::cuda {
 

@@ -3,7 +3,7 @@
 #pragma once
 
 #include "../tensor_view.h"
-#include "words.h"
+#include "words.cuh"
 
 namespace infini::cuda {
 

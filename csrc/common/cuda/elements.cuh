@@ -4,9 +4,9 @@
 #pragma once
 
 #include "../layout.h"
-#include "divider.h"
-#include "launch.h"
-#include "words.h"
+#include "divider.cuh"
+#include "launch.cuh"
+#include "words.cuh"
 
 namespace infini::cuda {
 
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kElementThreads)
 // y = f(x...) for views {y, x...} of one shape, none empty; all of T. The last `numbers` of the x are one number each,
 // in host memory. function(each) calls each(formula), where formula(x...) is one element; it is copied to the GPU.
 template <typename T, int kInputs, typename Function>
-void map(TensorView (&views)[kInputs + 1], int numbers, const Function &function) {
+void map(const ExecutionContext &context, TensorView (&views)[kInputs + 1], int numbers, const Function &function) {
     normalise(views);
     for_each_part(views, kMostElements - 1, [&](const TensorView(&part)[kInputs + 1]) {
         Elements<T, kInputs> a{part[0].template as<T>(), {}, {}, {}, {}, part[0].size(-1), {part, 1}};
@@ -173,7 +173,8 @@ void map(TensorView (&views)[kInputs + 1], int numbers, const Function &function
             constexpr int kPerBlock = kUnits<kInputs, width.value> * kElementThreads;
             a.walk = Walk<kInputs + 1>(part, width.value);
             const int64_t blocks = (static_cast<int64_t>(a.walk.units) + kPerBlock - 1) / kPerBlock;
-            launch(map_elements<width.value, T, kInputs, Function>, grid_x(blocks), kElementThreads, 0, a, function);
+            launch(context, map_elements<width.value, T, kInputs, Function>, grid_x(blocks), kElementThreads, 0, a,
+                   function);
         };
         vectors ? run(std::integral_constant<int, kWidth<T>>{}) : run(std::integral_constant<int, 1>{});
     });

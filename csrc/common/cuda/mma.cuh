@@ -3,7 +3,7 @@
 // Lane l has of c rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next: c[0], c[1] of the first row, c[2], c[3].
 #pragma once
 
-#include "numbers.h"
+#include "numbers.cuh"
 
 namespace infini::cuda {
 

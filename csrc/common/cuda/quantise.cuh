@@ -1,7 +1,7 @@
 // A row as int8 with a scale, on CUDA: the numbers of common/quantise.h, from a row's largest magnitude on.
 #pragma once
 
-#include "numbers.h"
+#include "numbers.cuh"
 
 namespace infini::cuda {
 

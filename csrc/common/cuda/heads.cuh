@@ -3,8 +3,8 @@
 // for many. Included by *.cu files only.
 #pragma once
 
-#include "launch.h"
-#include "vectors.h"
+#include "launch.cuh"
+#include "vectors.cuh"
 
 namespace infini::cuda {
 

@@ -1,4 +1,4 @@
-// Launching CUDA kernels: on the stream of current_place, every error an Error. Included by *.cu files only.
+// Launching CUDA kernels: on the stream of a call's context, every error an Error. Included by *.cu files only.
 // Kernels are called through launch(), never through <<< >>>, so that the emulation (csrc/emulation) can run them.
 //
 // On sm_90 and later a kernel may be launched while the one before it in the stream still runs (programmatic dependent
@@ -23,14 +23,14 @@
 #include <type_traits>
 #include <utility>
 
-#include "../place.h"
+#include "../execution_context.h"
 #include "../setting.h"
-#include "error.h"
+#include "error.cuh"
 
 namespace infini::cuda {
 
-inline cudaStream_t stream() {
-    return static_cast<cudaStream_t>(current_place.stream);
+inline cudaStream_t stream_of(const ExecutionContext &context) {
+    return static_cast<cudaStream_t>(context.stream);
 }
 
 // Blocks are counted in grid.x, which may have 2^31 - 1 of them.
@@ -68,13 +68,14 @@ struct Prepared {
     bool asked = false;
 };
 
-// Prepares a kernel for launches on the current device with so much dynamic shared memory; whether it waits for the
-// kernels before it. The driver is asked once for each kernel and device, and again where a launch wants more memory.
-inline bool prepare(const void *kernel, size_t shared) {
+// Prepares a kernel for launches on the device, which is current, with so much dynamic shared memory; whether it waits
+// for the kernels before it. The driver is asked once for each kernel and device, and again where a launch wants more
+// memory.
+inline bool prepare(const void *kernel, int device_id, size_t shared) {
     static std::mutex mutex;
     static std::map<std::pair<const void *, int>, Prepared> all;
     const std::lock_guard<std::mutex> lock(mutex);
-    Prepared &prepared = all[{kernel, current_place.id}];
+    Prepared &prepared = all[{kernel, device_id}];
     if (!prepared.asked) {
         // Not the device's capability: it may run code for sm_80, which the driver compiled from PTX.
         cudaFuncAttributes attributes;
@@ -93,12 +94,12 @@ inline bool prepare(const void *kernel, size_t shared) {
 
 // Runs kernel(args...) with `shared` bytes of dynamic shared memory, at most 227 KiB on sm_90 and 163 on sm_80.
 template <typename... Parameters>
-void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
+void launch(const ExecutionContext &context, void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
             const std::common_type_t<Parameters> &...args) {
     const bool early = launches_early();
 #ifdef INFINI_EMULATION
     static_cast<void>(early);
-    emulation::launch(kernel, grid, block, shared, stream(), args...);
+    emulation::launch(kernel, grid, block, shared, stream_of(context), args...);
 #else
     const auto function = reinterpret_cast<const void *>(kernel);
     void *pointers[] = {const_cast<void *>(static_cast<const void *>(&args))...};
@@ -109,9 +110,9 @@ void launch(void (*kernel)(Parameters...), dim3 grid, dim3 block, size_t shared,
     config.gridDim = grid;
     config.blockDim = block;
     config.dynamicSmemBytes = shared;
-    config.stream = stream();
+    config.stream = stream_of(context);
     config.attrs = &attribute;
-    config.numAttrs = prepare(function, shared) && early ? 1 : 0;
+    config.numAttrs = prepare(function, context.device_id, shared) && early ? 1 : 0;
     must("a kernel launch", cudaLaunchKernelExC(&config, function, pointers));
 #endif
 }

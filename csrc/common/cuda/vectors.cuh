@@ -3,7 +3,7 @@
 // who owns which element, and with it the order of sums, never depends on alignment.
 #pragma once
 
-#include "numbers.h"
+#include "numbers.cuh"
 #include "../tensor_view.h"
 
 namespace infini::cuda {

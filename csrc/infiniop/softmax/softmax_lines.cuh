@@ -4,8 +4,8 @@
 // cache.
 #pragma once
 
-#include "cuda/launch.h"
-#include "cuda/lines.h"
+#include "cuda/launch.cuh"
+#include "cuda/lines.cuh"
 
 namespace infini::softmax {
 namespace {
@@ -89,11 +89,12 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) softmax_lines(const __gr
 }
 
 // Along the last dimension of the views.
-template <typename T, bool kAnyOutput> void launch(const TensorView &x, const TensorView &y, bool log, int64_t q) {
+template <typename T, bool kAnyOutput>
+void launch(const ExecutionContext &context, const TensorView &x, const TensorView &y, bool log, int64_t q) {
     const TensorView *const views[] = {&x, &y};
     const Job<T> job{x.as<const T>(), y.data, y.dtype, cuda::Lines<2>(views, cuda::kWidth<T>), log, q};
     cuda::with_line<T, float>(job.lines, [&](auto line, dim3 grid, dim3 block) {
-        cuda::launch(softmax_lines<T, kAnyOutput, typename decltype(line)::type>, grid, block, 0, job);
+        cuda::launch(context, softmax_lines<T, kAnyOutput, typename decltype(line)::type>, grid, block, 0, job);
     });
 }
 

@@ -1,4 +1,4 @@
-// Live: the objects of one kind that the C ABI has handed out and not yet taken back, by address.
+// HandleTable: the objects of one kind that the C ABI has handed out and not yet taken back, by address.
 // A pointer that comes in is looked up before it is followed, so one that is foreign, or was destroyed, is refused
 // instead of read. A lookup costs a lock that is hardly ever contended: addresses are spread over shards.
 #pragma once
@@ -11,7 +11,7 @@
 namespace infini {
 
 // Value is held by shared_ptr: what was looked up stays valid while in use, even if it is destroyed meanwhile.
-template <typename Value> class Live {
+template <typename Value> class HandleTable {
 public:
     // The address that stands for the value from now on: its own, or another that no live value has.
     void *insert(std::shared_ptr<Value> value) {

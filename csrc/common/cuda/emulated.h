@@ -1,0 +1,12 @@
+// Whether the CUDA kernels of this process are emulated: compiled for the host, for tests (csrc/emulation).
+#pragma once
+
+namespace infini {
+
+__attribute__((weak)) bool emulates_cuda(); // linked in or not
+
+inline bool cuda_is_emulated() {
+    return emulates_cuda != nullptr;
+}
+
+} // namespace infini

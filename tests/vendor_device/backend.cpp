@@ -1,0 +1,41 @@
+// A made-up vendor's runtime backend, of two devices whose memory is the host's and whose streams do everything at once.
+// A real one calls its driver in each function. Built outside of the tree's own build: tests/test_vendor_device.py.
+#include "backend.h"
+
+#include <cstdlib>
+#include <cstring>
+
+namespace infini::runtime {
+namespace {
+
+struct QyStream : Stream {};
+
+class QyBackend : public Backend {
+public:
+    int device_count() override { return 2; }
+    void set_device(int) override {}
+    void device_synchronize(int) override {}
+
+    std::shared_ptr<Stream> stream_create(int) override { return std::make_shared<QyStream>(); }
+    void stream_destroy(Stream &) override {}
+    void stream_synchronize(Stream &) override {}
+
+    void *malloc(int, size_t size) override { return std::malloc(size); }
+    void *malloc_host(int, size_t size) override { return std::malloc(size); }
+    void free(int, void *ptr) override { std::free(ptr); }
+    void free_host(int, void *ptr) override { std::free(ptr); }
+    void memcpy(int, void *dst, const void *src, size_t size, infinirtMemcpyKind_t) override {
+        std::memcpy(dst, src, size);
+    }
+    void memcpy_async(void *dst, const void *src, size_t size, infinirtMemcpyKind_t, Stream &) override {
+        std::memcpy(dst, src, size);
+    }
+
+    // What ops' kernels go out by: `native` is the stream that the caller named, NULL: done on return.
+    void stream_enqueue(int, void *native, const std::function<void(void *)> &body) override { body(native); }
+};
+
+const Registered<QyBackend> registered{INFINI_DEVICE_QY};
+
+} // namespace
+} // namespace infini::runtime
