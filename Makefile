@@ -11,7 +11,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-emulated test-tiles test-aarch64 build build-emulated bench sanitize fuzz soak format check-format \
+.PHONY: demo test test-emulated test-levels test-tiles test-aarch64 build build-emulated bench sanitize fuzz soak format check-format \
   check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
@@ -24,6 +24,7 @@ PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 test: build-emulated
 	$(PYTEST) --ignore-glob='tests/test_cuda*'
 	$(MAKE) --no-print-directory test-tiles
+	$(MAKE) --no-print-directory test-levels
 	$(MAKE) --no-print-directory test-emulated
 
 # The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
@@ -110,6 +111,12 @@ docs: build
 
 check-docs: build
 	@$(PY) -W ignore .ci/docs.py --check
+
+# What a CPU without AVX-512, and one with SSE2 alone, get: whole models and the engine. The ops' tests take every level.
+LEVELED := tests/test_models.py tests/test_decode.py tests/test_patch_generation.py
+test-levels: build
+	INFINI_CPU_CAPABILITY=avx2 $(PYTEST) $(LEVELED)
+	INFINI_CPU_CAPABILITY=baseline $(PYTEST) $(LEVELED)
 
 # cuobjdump and nvdisasm show the instructions; without them the rest is checked.
 $(VENV)/.sass: $(VENV)/.ready

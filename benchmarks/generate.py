@@ -92,7 +92,7 @@ class Environment:
 def llama_cpp(amx: bool) -> Environment:
     """llama.cpp from source, compiled for this machine's instruction set; without AMX where the CPU has it.
 
-    With AMX its quantised weights crash on more than one token (llama-cpp-python 0.3.36, Sapphire Rapids).
+    With AMX its quantized weights crash on more than one token (llama-cpp-python 0.3.36, Sapphire Rapids).
     """
     pip = (("install", "--no-binary", "llama-cpp-python", "llama-cpp-python==0.3.36", "gguf==0.19.0"),)
     check = "import llama_cpp, gguf"

@@ -156,7 +156,7 @@ def dense(quick: bool) -> Iterator[Case]:
         yield op_case("linear", f"{rows}x{k}x{n}", make, **goal)
 
 
-def quantised(quick: bool) -> Iterator[Case]:
+def quantized(quick: bool) -> Iterator[Case]:
     """Against torch on the weight in bfloat16 (eager), and against torch's own op for weights of so many bits."""
     k, n, group = (256, 512, 64) if quick else (4096, 14336, 64)
     linear = torch.nn.functional.linear
@@ -219,7 +219,7 @@ CASES: dict[str, Callable[[bool], Iterator[Case]]] = {
     "rope": rope,
     "attention": decode_attention,
     "sampling": sampling,
-    "quantised": quantised,
+    "quantized": quantized,
     "linear": dense,
     "prefill": prefill_attention,
     "model": models,

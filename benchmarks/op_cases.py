@@ -15,9 +15,9 @@ from torch_infini.testing import as_tuple
 from torch_infini.testing.benchmark import Call
 from torch_infini.testing.op_info import nbytes
 from torch_infini.testing.ops import OP_INFOS, Cost, OpInfo, Sample
-from torch_infini.testing.ops._int8_cache import quantise as quantize_rows
+from torch_infini.testing.ops._int8_cache import quantize as quantize_rows
 from torch_infini.testing.ops.paged_attention import inputs as paged_inputs
-from torch_infini.testing.ops.paged_attention import quantised as quantize_caches
+from torch_infini.testing.ops.paged_attention import quantized as quantize_caches
 
 __all__ = [
     "Case",

@@ -2,7 +2,7 @@
 
     python benchmarks/run.py --ops rms_norm,random_sample --dtypes bfloat16 --threads 1,2
     python benchmarks/run.py --c-abi        # the C libraries: see c_abi.py
-    python benchmarks/run.py --quantised    # products with quantized weights: see quantised.py
+    python benchmarks/run.py --quantized    # products with quantized weights: see quantized.py
 
 Each op runs on its own bench samples; ratios are the rival's time over the op's, so above 1 the op is faster. The share
 is of the memory bandwidth or the matrix product rate that the same run measured, whichever bounds the op's least work.
@@ -19,7 +19,7 @@ from functools import partial
 
 import c_abi
 import harness
-import quantised
+import quantized
 import torch
 from harness import Cases, Row, dtype_name, first_line, ratios, taken
 from limits import Limits, measure_limits
@@ -29,7 +29,7 @@ from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians
 
 TIE = 0.03  # what shared machines scatter by from one median to the next
-INSTEAD = {"--c-abi": c_abi.main, "--quantised": quantised.main}
+INSTEAD = {"--c-abi": c_abi.main, "--quantized": quantized.main}
 
 
 def rivals(case: Case, with_compile: bool) -> tuple[dict[str, Call], list[str]]:

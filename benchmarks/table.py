@@ -158,7 +158,7 @@ def compiled(rows: Rows) -> Cells:
 
 
 @table(
-    "quantised.csv",
+    "quantized.csv",
     "op, bfloat16 x, one thread | us | torch's own takes | dense bfloat16 takes | share of the limit",
     "lrrrl",
 )

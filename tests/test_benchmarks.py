@@ -89,9 +89,9 @@ def test_c_abi(harness: Any, tmp_path: Path) -> None:
     assert gemm["compile_us"] == "" and float(norm["compile_us"]) > 0
 
 
-def test_quantised(harness: Any, tmp_path: Path) -> None:
+def test_quantized(harness: Any, tmp_path: Path) -> None:
     positive = "infini_us torch_us dense_us ratio_to_torch ratio_to_dense read_gb_per_s share"
-    rows = measured(harness, tmp_path / "q.csv", "run.py --quantised --quick --dtypes bfloat16", positive)
+    rows = measured(harness, tmp_path / "q.csv", "run.py --quantized --quick --dtypes bfloat16", positive)
     assert values(rows, "op", "rows", "dtype", "quantize_x") == [
         (op, *case)
         for op in ("linear_int8", "linear_int4")
@@ -265,7 +265,7 @@ def test_generate_tells_why_there_is_no_number(generate: Any, tmp_path: Path) ->
 
 
 def test_llama_cpp_where_there_is_amx(generate: Any) -> None:
-    """Its quantised weights crash there: it is built without, in an environment of its own, and results say so."""
+    """Its quantized weights crash there: it is built without, in an environment of its own, and results say so."""
     plain, without = generate.llama_cpp(amx=False), generate.llama_cpp(amx=True)
     assert (plain.variables, plain.note) == ({}, "") and plain.name != without.name
     assert "-mno-amx-int8" in without.variables["CMAKE_ARGS"] and "without AMX" in without.note

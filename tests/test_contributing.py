@@ -26,13 +26,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def test_add_an_op(tmp_path: Path) -> None:
     # With the objects built so far (times kept), so that only the new op is compiled.
-    for folder in ("csrc", "torch_infini", "tests", "build"):
+    for folder in ("csrc", "torch_infini", "tests", "build", "docs", "benchmarks", ".ci"):
         shutil.copytree(
             ROOT / folder,
             tmp_path / folder,
             ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized", "peers", "gpu"),
         )
-    for file in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for file in ("setup.py", "pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
         shutil.copy2(ROOT / file, tmp_path / file)
     files = blocks("docs/new-op.md")
     assert len(files) == 7
@@ -48,7 +48,21 @@ def test_add_an_op(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
 
     run("setup.py", "-q", "build_ext", "--inplace", INFINI_EMULATION="1")
-    run("-m", "pytest", "-q", "tests/test_ops.py", "tests/test_docs.py", "-k", "scale")
+    run(".ci/docs.py")
+    assert "`scale`" in (tmp_path / "docs" / "ops.md").read_text()
+    assert "import scale as scale" in (tmp_path / "torch_infini" / "ops" / "__init__.pyi").read_text()
+    run("-m", "pytest", "-q", "tests/test_ops.py", "-k", "scale")
+    # All that looks at the pages, files and the registry as a whole, but for the pages' programs, which know no new op.
+    run(
+        "-m",
+        "pytest",
+        "-q",
+        "tests/test_docs.py",
+        "tests/test_arrows.py",
+        "tests/test_cli.py",
+        "-k",
+        "not of_pages and not torchrun",
+    )
     run(
         "-m",
         "pytest",

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from torch_infini.testing import call, check_against_reference, cuda_device, moved
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
-from torch_infini.testing.ops.paged_attention import inputs, quantised, slopes
+from torch_infini.testing.ops.paged_attention import inputs, quantized, slopes
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -48,7 +48,7 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 @pytest.mark.parametrize("size", [64, 128, 256, 16, 37, 40, 72, 112, 200, 300])
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_decode(dtype: torch.dtype, size: int, group: int) -> None:
-    args, scales = quantised(inputs(dtype, LENGTHS, 2 * group, 2, size))
+    args, scales = quantized(inputs(dtype, LENGTHS, 2 * group, 2, size))
     check(DECODE, args, **scales)
     check(DECODE, args, **scales, window=16, scale=-0.05)
     check(DECODE, args, **scales, alibi_slopes=slopes(2 * group))
@@ -59,7 +59,7 @@ def test_decode(dtype: torch.dtype, size: int, group: int) -> None:
 @pytest.mark.parametrize(("heads", "kv_heads"), [(12, 1), (16, 1), (17, 1), (80, 1)], ids=str)
 def test_many_heads_of_a_key_head(dtype: torch.dtype, size: int, heads: int, kv_heads: int) -> None:
     """Two tiles of 8 rows, and more rows than decode's kernel takes."""
-    args, scales = quantised(inputs(dtype, LENGTHS, heads, kv_heads, size))
+    args, scales = quantized(inputs(dtype, LENGTHS, heads, kv_heads, size))
     check(DECODE, args, **scales)
     check(DECODE, args, **scales, window=17)
 
@@ -69,7 +69,7 @@ def test_many_heads_of_a_key_head(dtype: torch.dtype, size: int, heads: int, kv_
 @pytest.mark.parametrize("group", [1, 4, 8])
 def test_prefill(dtype: torch.dtype, size: int, group: int) -> None:
     queries = [0, 1, 15, 2, 17, 90]
-    args, scales = quantised(inputs(dtype, LENGTHS, 2 * group, 2, size, 16, queries))
+    args, scales = quantized(inputs(dtype, LENGTHS, 2 * group, 2, size, 16, queries))
     check(PREFILL, args, **scales)
     check(PREFILL, args, **scales, window=16, alibi_slopes=slopes(2 * group))
 
@@ -79,10 +79,10 @@ def test_prefill(dtype: torch.dtype, size: int, group: int) -> None:
 @pytest.mark.parametrize("block", [1, 5, 16, 64])
 def test_many_splits(dtype: torch.dtype, size: int, block: int) -> None:
     lengths = [1900, 3, 257, 512]
-    args, scales = quantised(inputs(dtype, lengths, 4, 1, size, block))
+    args, scales = quantized(inputs(dtype, lengths, 4, 1, size, block))
     check(DECODE, args, **scales)
     check(DECODE, args, **scales, window=700)
-    args, scales = quantised(inputs(dtype, lengths, 4, 1, size, block, [3, 1, 40, 4]))
+    args, scales = quantized(inputs(dtype, lengths, 4, 1, size, block, [3, 1, 40, 4]))
     check(PREFILL, args, **scales)
 
 
@@ -93,7 +93,7 @@ def test_exact_prefill(dtype: torch.dtype, size: int, monkeypatch: pytest.Monkey
 
     float16 then has them in two parts of bfloat16, which is more than it can show.
     """
-    args, scales = quantised(inputs(dtype, [300], 4, 2, size, 16, [70]))
+    args, scales = quantized(inputs(dtype, [300], 4, 2, size, 16, [70]))
     rounded = check(PREFILL, args, **scales)
     monkeypatch.setenv("INFINI_EXACT_ATTENTION", "1")
     best = check(PREFILL, args, **scales)
@@ -141,7 +141,7 @@ def test_every_value_of_k_counts(dtype: torch.dtype, queries: int) -> None:
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_scales_of_any_size(dtype: torch.dtype, queries: int, size: int) -> None:
     """Beyond what float16 can tell: keys of small values that count much, beside keys of large values."""
-    args, scales = quantised(inputs(dtype, [200], 4, 2, size, 16, [queries]))
+    args, scales = quantized(inputs(dtype, [200], 4, 2, size, 16, [queries]))
     for of_v, of_k in ((1e-30, 1.0), (200.0, 1.0), (1.0, 1e-30), (1.0, 20.0)):
         changed = {"k_scales": scales["k_scales"] * of_k, "v_scales": scales["v_scales"] * of_v}
         if dtype == torch.float16:
@@ -158,7 +158,7 @@ def test_scales_of_any_size(dtype: torch.dtype, queries: int, size: int) -> None
 def test_scales_of_nan(dtype: torch.dtype, size: int, which: str) -> None:
     """Rows that see the key become NaN; those that do not keep their bits."""
     lengths, queries = [100, 40, 700, 30], [60, 3, 1, 0]
-    args, scales = quantised(inputs(dtype, lengths, 4, 2, size, 16, queries))
+    args, scales = quantized(inputs(dtype, lengths, 4, 2, size, 16, queries))
     tables = args[3]
     for window in (0, 20):
         good = run(PREFILL, args, **scales, window=window)
@@ -183,7 +183,7 @@ def test_scales_of_nan(dtype: torch.dtype, size: int, which: str) -> None:
 @pytest.mark.parametrize("size", [64, 128, 256])
 def test_blocks_outside_become_nan(dtype: torch.dtype, size: int) -> None:
     lengths, queries = [40, 700, 40], [40, 1, 1]
-    args, scales = quantised(inputs(dtype, lengths, 4, 2, size, 16, queries))
+    args, scales = quantized(inputs(dtype, lengths, 4, 2, size, 16, queries))
     good = run(PREFILL, args, **scales)
     for wrong in (-1, 2**40, -(2**62)):
         tables = args[3].clone()
@@ -202,7 +202,7 @@ def test_blocks_outside_become_nan(dtype: torch.dtype, size: int) -> None:
 def test_neighbours_change_no_bit(dtype: torch.dtype, size: int, window: int) -> None:
     """Decode and prefill in one call, each alone, and decode by its own op, which has a kernel for fewer rows."""
     lengths, queries = [700, 33, 90, 300], [1, 33, 3, 20]
-    args, scales = quantised(inputs(dtype, lengths, 8, 2, size, 16, queries, window))
+    args, scales = quantized(inputs(dtype, lengths, 8, 2, size, 16, queries, window))
     q, k, v, tables, lens, starts = args
     together = run(PREFILL, args, **scales, window=window)
     for b, count in enumerate(queries):
@@ -217,7 +217,7 @@ def test_neighbours_change_no_bit(dtype: torch.dtype, size: int, window: int) ->
 @pytest.mark.parametrize("size", [64, 128, 256])
 @pytest.mark.parametrize("queries", [1, 40])
 def test_layout_and_capacity_change_no_bit(dtype: torch.dtype, size: int, queries: int) -> None:
-    args, scales = quantised(inputs(dtype, [410 if queries == 1 else 100, 60], 8, 2, size, 16, [queries] * 2))
+    args, scales = quantized(inputs(dtype, [410 if queries == 1 else 100, 60], 8, 2, size, 16, [queries] * 2))
     q, k, v, tables, lens, starts = args
     expected = check(PREFILL, args, **scales)
 
@@ -243,7 +243,7 @@ def test_layout_and_capacity_change_no_bit(dtype: torch.dtype, size: int, querie
 
 @pytest.mark.parametrize("dtype", HALVES)
 def test_what_is_allowed_notices_a_lost_key_or_scale(dtype: torch.dtype) -> None:
-    args, scales = quantised(inputs(dtype, [300], 4, 2, 128))
+    args, scales = quantized(inputs(dtype, [300], 4, 2, 128))
     right = run(DECODE, args, **scales)
     for name in ("k_scales", "v_scales"):
         changed = {**scales, name: scales[name].clone()}

@@ -16,7 +16,7 @@ from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.linear import inputs
 from torch_infini.testing.ops.matmul import factors
-from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
+from torch_infini.testing.ops.quantized_linear import inputs_int4, inputs_int8
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
@@ -43,10 +43,10 @@ def test_a_streamed_row_has_the_same_bits_beside_any_others(dtype: torch.dtype, 
             assert torch.equal(matmul(weight, x[:rows].t()), product.t()), rows
 
 
-@pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantised"])
+@pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantized"])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("name", "make"), [("linear_int8", inputs_int8), ("linear_int4", inputs_int4)])
-def test_a_row_of_quantised_products_has_the_same_bits_beside_any_others(
+def test_a_row_of_quantized_products_has_the_same_bits_beside_any_others(
     name: str, make: Callable[..., Any], dtype: torch.dtype, quantize_x: bool
 ) -> None:
     x, *rest = here(*make(dtype, 40, k=640, n=35, bias=True))

@@ -1,4 +1,4 @@
-"""Quantised products of many rows on CUDA or its emulation, which cuBLAS multiplies slice by slice: around the number
+"""Quantized products of many rows on CUDA or its emulation, which cuBLAS multiplies slice by slice: around the number
 of rows from which it does, cut into slices, in every layout, and captured.
 """
 
@@ -16,7 +16,7 @@ from torch_infini.testing import cuda_device
 from torch_infini.testing.c_ops import Descriptor
 from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
 from torch_infini.testing.ops import OP_INFOS, all_c_ops
-from torch_infini.testing.ops.quantised_linear import CUBLAS_ROWS_FROM, inputs_int4, inputs_int8
+from torch_infini.testing.ops.quantized_linear import CUBLAS_ROWS_FROM, inputs_int4, inputs_int8
 from torch_infini.testing.ops.scaled_mm_int8 import inputs as inputs_mm
 
 DEVICE = cuda_device()
@@ -35,7 +35,7 @@ def workspace_of(call: Callable[[], Any]) -> int:
     return max(allocations(call))
 
 
-@pytest.mark.parametrize("name", ["linear_int8", "linear_int4", "x quantised", "scaled_mm_int8", "int4, x quantised"])
+@pytest.mark.parametrize("name", ["linear_int8", "linear_int4", "x quantized", "scaled_mm_int8", "int4, x quantized"])
 def test_where_cublas_begins(name: str) -> None:
     """A workspace for it is taken from that number of rows on, and only where it multiplies."""
     if name == "scaled_mm_int8":
@@ -46,10 +46,10 @@ def test_where_cublas_begins(name: str) -> None:
         make = inputs_int4 if "int4" in name else inputs_int8
         x, *given = here(*make(torch.bfloat16, CUBLAS_ROWS_FROM, k=64, n=48))
         op = OP_INFOS["linear_int4" if "int4" in name else "linear_int8"].op
-        call = lambda rows: op(x[:rows], *given, quantize_x="x quantised" in name)  # noqa: E731
+        call = lambda rows: op(x[:rows], *given, quantize_x="x quantized" in name)  # noqa: E731
     assert workspace_of(lambda: call(CUBLAS_ROWS_FROM - 1)) < 2**20
     most = workspace_of(lambda: call(CUBLAS_ROWS_FROM))
-    if name == "int4, x quantised":
+    if name == "int4, x quantized":
         assert most < 2**20
     else:
         assert CUBLAS_BYTES < most < CUBLAS_BYTES + 2**20
@@ -237,7 +237,7 @@ def test_scales_beyond_float16() -> None:
 
 
 @by_op
-@pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantised"])
+@pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantized"])
 def test_replay_on_other_weights(
     name: str, make: Callable[..., Any], quantize_x: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -13,13 +13,13 @@ from torch import Tensor
 
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import OP_INFOS, Sample
-from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
+from torch_infini.testing.ops.quantized_linear import inputs_int4, inputs_int8
 
 DEVICE = cuda_device()
 pytestmark = pytest.mark.skipif(DEVICE is None, reason="no GPU, and the libraries are not the emulated ones")
 
 HALVES = (torch.bfloat16, torch.float16)
-QUANTIZE_X = pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantised"])
+QUANTIZE_X = pytest.mark.parametrize("quantize_x", [False, True], ids=["", "x quantized"])
 FORMATS = pytest.mark.parametrize(("name", "make"), [("linear_int8", inputs_int8), ("linear_int4", inputs_int4)])
 
 

@@ -41,6 +41,14 @@ def test_import_again_after_a_failure(variable: str, tmp_path: Path) -> None:
     assert results == ["[2.0, 2.0]", "[[0.0, 0.0]]"]
 
 
+def test_import_loads_no_test_material() -> None:
+    """What proves the ops is loaded by doctor, tests and benchmarks on demand."""
+    done = python(
+        "-c", "import sys, torch_infini; print([m for m in sys.modules if m.startswith('torch_infini.testing')])"
+    )
+    assert done.stdout.strip() == "[]", done.stdout + done.stderr
+
+
 def test_readme_serves_the_demo_model_from_another_folder(tmp_path: Path) -> None:
     """The README's block about LLM runs as it stands where there is no clone; transformers takes the same path."""
     blocks = (ROOT / "README.md").read_text().split("```python\n")[1:]

@@ -148,7 +148,7 @@ def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: p
         theirs.lm_head.weight = torch.nn.Parameter(model.head.dense())
     row = prompts(LENGTH)
     near(run(model, row, [])[0], their_logits(theirs, row[0]), theirs)
-    monkeypatch.undo()  # x quantised too: close
+    monkeypatch.undo()  # x quantized too: close
     assert float((run(model, row, [])[0] - their_logits(theirs, row[0])).square().mean().sqrt()) < 0.1
 
 
@@ -226,7 +226,7 @@ def test_bits_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_
 
 
 def test_linear_parts_of_a_weight() -> None:
-    """Projections that are loaded one by one, quantised, are those of the whole."""
+    """Projections that are loaded one by one, quantized, are those of the whole."""
     weight = torch.randn(300, 128)
     for format in ("int8", "int4"):
         whole, parts = (Linear(128, 300, format=format) for _ in range(2))

@@ -10,7 +10,7 @@ import torch
 import torch_infini
 from torch_infini import _library, quantize
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
-from torch_infini.testing.ops.quantised_linear import inputs_int4, inputs_int8
+from torch_infini.testing.ops.quantized_linear import inputs_int4, inputs_int8
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MODULE = "torch_infini.quantize."

@@ -257,7 +257,7 @@ for m, k, n in ((200, 4100, 20), (193, 85000, 33), (1040, 2700, 40)):
     for first in (0, 7, 1023) if m > 1024 else range(0, m, 32):
         alone = ops.linear(x[first : first + 32], w)
         assert torch.equal(y[first : first + 32], alone) and torch.equal(z[first : first + 32], alone), (m, first)
-# Quantised weights: rows in passes, in batches of any size and on any number of threads.
+# Quantized weights: rows in passes, in batches of any size and on any number of threads.
 q8 = (torch.randint(-127, 128, (70, 192), dtype=torch.int8, generator=g), torch.rand(70, generator=g))
 q4 = [
     (torch.randint(0, 256, (70, 96), dtype=torch.uint8, generator=g), *torch.rand(2, 70, 192 // group, generator=g))
@@ -269,7 +269,7 @@ for op, weight in ((ops.linear_int8, q8), (ops.linear_int4, q4[0]), (ops.linear_
         for threads in (1, 2):
             with threads_set_to(threads):
                 y = op(x, *weight, quantize_x=quantize_x)
-                # Rows that are not quantised are multiplied in tiles from 5 on, in an order of their own.
+                # Rows that are not quantized are multiplied in tiles from 5 on, in an order of their own.
                 for first, last in ((0, 5), (1024, 1033), (1060, 1100), (3, 100), *((7, 8), (9, 22)) * quantize_x):
                     alone = op(x[first:last], *weight, quantize_x=quantize_x)
                     assert torch.equal(alone, y[first:last]), (op, quantize_x, threads, first, last)
@@ -421,11 +421,11 @@ static TensorView row(void *data, infiniDtype_t dtype, int64_t n) {
 
 # linear_int8 and linear_int4 in emulated tiles of integers, which float sums exactly, against sums of integers:
 # strided, misaligned, several pieces of k, an end of k within a step.
-QUANTISED = (
+QUANTIZED = (
     SHARED
     + r"""
-#include "quantised_linear/quantised_linear_tiles.cpp"
-#include "quantised_linear/quantised_x_tiles.cpp"
+#include "quantized_linear/quantized_linear_tiles.cpp"
+#include "quantized_linear/quantized_x_tiles.cpp"
 
 // A float of few bits as T.
 static void put(float *to, double value) { *to = static_cast<float>(value); }
@@ -461,7 +461,7 @@ template <typename T> bool right(int64_t m, int64_t n, int64_t k, int64_t group,
     for (int64_t i = 0; i < n; ++i) {
         put(&bias[i], next(-9, 9));
     }
-    quantised_linear::Args a;
+    quantized_linear::Args a;
     a.y = matrix(y.data(), dtype, m, n, y_pitch);
     a.x = matrix(x.data(), dtype, m, k, x_pitch);
     a.weight = matrix(w.data() + 1, group > 0 ? INFINI_DTYPE_U8 : INFINI_DTYPE_I8, n, bytes, w_pitch);
@@ -472,9 +472,9 @@ template <typename T> bool right(int64_t m, int64_t n, int64_t k, int64_t group,
     if (zeros) {
         a.zeros = matrix(zero.data(), INFINI_DTYPE_F32, n, groups, groups);
     }
-    namespace tiles = quantised_linear::emulated_amx;
+    namespace tiles = quantized_linear::emulated_amx;
     if (quantize) {
-        group > 0 ? tiles::int4_quantised_x_tile_kernel(a) : tiles::int8_quantised_x_tile_kernel(a);
+        group > 0 ? tiles::int4_quantized_x_tile_kernel(a) : tiles::int8_quantized_x_tile_kernel(a);
     } else {
         group > 0 ? tiles::int4_tile_kernel(a) : tiles::int8_tile_kernel(a);
     }
@@ -496,7 +496,7 @@ template <typename T> bool right(int64_t m, int64_t n, int64_t k, int64_t group,
         return true;
     }
     std::printf("%d rows, %d -> %d, groups of %d%s: wrong\n", (int)m, (int)k, (int)n, (int)group,
-                quantize ? ", x quantised" : "");
+                quantize ? ", x quantized" : "");
     return false;
 }
 
@@ -532,8 +532,8 @@ PLANTED = [
     ("nibble_tiles.h", "step / steps * x_pitch", "(planted == 3 ? in_piece : step) / steps * x_pitch"),
     ("tile_loops.h", "std::memset(sums, 0, kPairSums * 4)", "std::memset(sums, 0, planted == 4 ? 0 : kPairSums * 4)"),
     ("tile_loops.h", "groups.part(of_groups()), true", "groups.part(of_groups()), planted != 5 || step == 0"),
-    ("quantised_x_tiles.cpp", "q + g * padded + group, 0,", "q + g * padded + group, planted == 6,"),
-    ("quantised_linear_tiles.cpp", "widen(from, left, at)", "widen(from, left - (planted == 7), at)"),  # the end of k
+    ("quantized_x_tiles.cpp", "q + g * padded + group, 0,", "q + g * padded + group, planted == 6,"),
+    ("quantized_linear_tiles.cpp", "widen(from, left, at)", "widen(from, left - (planted == 7), at)"),  # the end of k
     (
         "tile_loops.h",
         "first == 0, Ahead{}",
@@ -575,8 +575,8 @@ def plant(
 
 
 def test_planted_faults(tmp_path: Path) -> None:
-    """Quantised weights in tiles, right to the bit; and each of several faults is found."""
-    plant(tmp_path, QUANTISED, PLANTED, ("gemm", "int8_gemm", "quantised_linear"))
+    """Quantized weights in tiles, right to the bit; and each of several faults is found."""
+    plant(tmp_path, QUANTIZED, PLANTED, ("gemm", "int8_gemm", "quantized_linear"))
 
 
 # linear, linear_packed and gemm with bfloat16: a row or two alone, in vector registers, has the bits that it has among

@@ -19,7 +19,7 @@ MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", 
 
 
 # With int8 weights, x is quantized from this many rows on. One row of bfloat16, 4096 -> 14336, takes 1700 us with x as
-# is, and 1835 us with x quantized (benchmarks/results/zen-5/quantised.csv).
+# is, and 1835 us with x quantized (benchmarks/results/zen-5/quantized.csv).
 QUANTIZE_X_ROWS = 4
 
 

@@ -1,6 +1,6 @@
 """Worker for llama.cpp, through the C interface that llama-cpp-python has: BF16, Q8_0, Q4_0 and Q4_K_M.
 
-The checkpoint is written as GGUF with the gguf package, and quantised by llama.cpp itself with its default mixtures.
+The checkpoint is written as GGUF with the gguf package, and quantized by llama.cpp itself with its default mixtures.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ import protocol
 import torch
 from optimum.intel import OVModelForCausalLM, OVWeightQuantizationConfig
 
-# Weights alone are quantised, without data: these are optimum-intel's own choices for 8 and 4 bits.
-QUANTISED = {"int8": OVWeightQuantizationConfig(bits=8), "int4": OVWeightQuantizationConfig(bits=4)}
+# Weights alone are quantized, without data: these are optimum-intel's own choices for 8 and 4 bits.
+QUANTIZED = {"int8": OVWeightQuantizationConfig(bits=8), "int4": OVWeightQuantizationConfig(bits=4)}
 
 BATCHED_TOKENS = 2048  # in a step of the pipeline, at most, as llama.cpp's worker has it
 
@@ -37,7 +37,7 @@ def converted(folder: Path, dtype: str) -> Path:
             export=True,
             compile=False,
             load_in_8bit=False,
-            quantization_config=QUANTISED.get(dtype),
+            quantization_config=QUANTIZED.get(dtype),
         )
         model.save_pretrained(part)
         part.rename(path)

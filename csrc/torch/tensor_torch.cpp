@@ -98,7 +98,7 @@ const char *torch_name_of(torch::headeronly::ScalarType type) {
     case ScalarType::Float4_e2m1fn_x2:
         return "float4_e2m1fn_x2";
     default:
-        return torch::headeronly::toString(type); // the quantised and the sub-byte types
+        return torch::headeronly::toString(type); // the quantized and the sub-byte types
     }
 }
 

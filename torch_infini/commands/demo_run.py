@@ -86,16 +86,16 @@ def generate(model: Any, ids: Tensor, count: int) -> Tensor:
 
 
 def time_in_turns(
-    model: LlamaForCausalLM, quantised: LlamaForCausalLM | None, ids: Tensor, count: int, runs: int
+    model: LlamaForCausalLM, quantized: LlamaForCausalLM | None, ids: Tensor, count: int, runs: int
 ) -> tuple[Runs, Runs]:
     """Measure (unpatched, patched) in turns, so that other load slows both alike; the model is left unpatched.
 
-    A quantised model is a separate one, because quantising cannot be undone.
+    A quantized model is a separate one, because quantizing cannot be undone.
     """
     plain, patched = Runs(), Runs()
     for turn in range(runs + 1):  # the first turn warms up
         for form in (plain, patched):
-            subject = quantised if form is patched and quantised is not None else model
+            subject = quantized if form is patched and quantized is not None else model
             with patched_for_a_while(model) if form is patched and subject is model else nullcontext():
                 start = time.perf_counter()
                 form.tokens = generate(subject, ids, count)
@@ -123,7 +123,7 @@ def divergence(model: LlamaForCausalLM, ids: Tensor, plain: Tensor, patched: Ten
 
 
 def run_demo(arguments: argparse.Namespace) -> int:
-    """Print the comparison; 0 if the tokens are equal or the weights quantised, else 1."""
+    """Print the comparison; 0 if the tokens are equal or the weights quantized, else 1."""
     count = arguments.max_new_tokens
     if not arguments.prompt.strip():
         raise CommandError("--prompt must not be empty")
@@ -141,14 +141,14 @@ def run_demo(arguments: argparse.Namespace) -> int:
             f"--max-new-tokens must be at most {room} (the model has {model.config.max_position_embeddings} positions, "
             f"the prompt takes {ids.shape[1]}), got {count}"
         )
-    quantised = None
+    quantized = None
     if arguments.weights:
-        quantised, _ = load(folder, model.dtype)
-        report = patch_model(quantised, weights=arguments.weights, verify=True)
+        quantized, _ = load(folder, model.dtype)
+        report = patch_model(quantized, weights=arguments.weights, verify=True)
     else:
         with patched_for_a_while(model, verify=True) as report:
             pass
-    plain, patched = time_in_turns(model, quantised, ids, count, arguments.runs)
+    plain, patched = time_in_turns(model, quantized, ids, count, arguments.runs)
 
     size = sum(p.numel() for p in model.parameters())
     print(f"model      {'the small LLaMA of this package' if arguments.model is None else folder}")
@@ -160,18 +160,18 @@ def run_demo(arguments: argparse.Namespace) -> int:
     equal = torch.equal(plain.tokens, patched.tokens)
     print(f"\ntokens equal   {'yes' if equal else divergence(model, ids, plain.tokens, patched.tokens)}")
     bandwidth = read_bandwidth()
-    weights = {"unpatched": bytes_per_token(model), "patched": bytes_per_token(quantised or model)}
+    weights = {"unpatched": bytes_per_token(model), "patched": bytes_per_token(quantized or model)}
     for name, form in (("unpatched", plain), ("patched", patched)):
         share = form.per_second * weights[name] / bandwidth
         cached = " (from the cache)" if share > 1 else ""
         print(f"{name:14} {form.per_second:8.1f} tokens/s, {share:6.1%} of the memory-bandwidth limit{cached}")
     print(f"ratio          {patched.per_second / plain.per_second:8.2f}")
     reads = f"{weights['unpatched'] / 1e6:.1f} MB of weights" + (
-        f" ({weights['patched'] / 1e6:.1f} MB with {arguments.weights})" if quantised else ""
+        f" ({weights['patched'] / 1e6:.1f} MB with {arguments.weights})" if quantized else ""
     )
     print(
         f"(medians of {arguments.runs} runs in turns; each token reads {reads}, this machine reads "
         f"{bandwidth / 1e9:.1f} GB/s: at most {bandwidth / weights['patched']:.0f} tokens/s from memory)"
     )
     # Integers are other weights: their tokens may be others.
-    return 0 if equal or quantised else 1
+    return 0 if equal or quantized else 1

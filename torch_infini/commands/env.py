@@ -29,7 +29,7 @@ VARIABLES = {
     "INFINI_EMULATE": "amx: the level avx512_amx in plain C++, on any machine, for tests",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
     "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table; ours: never ATen",
-    "INFINI_SLICE_BYTES": "bytes of unpacked quantised weight that CUDA holds at a time",
+    "INFINI_SLICE_BYTES": "bytes of unpacked quantized weight that CUDA holds at a time",
 }
 
 

@@ -20,7 +20,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         help="a Hugging Face folder: llama, mistral, qwen2, qwen3 (default: the small one here)",
     )
-    parser.add_argument("--weights", choices=("int8", "int4"), help="quantise the linear layers while reading")
+    parser.add_argument("--weights", choices=("int8", "int4"), help="quantize the linear layers while reading")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")

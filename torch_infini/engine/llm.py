@@ -39,7 +39,7 @@ class LLM:
 
     Args:
         model: A Hugging Face folder of a llama, mistral, qwen2 or qwen3 model on this machine, or a Llama.
-        weights: "dense", or "int8" or "int4", to which the linear layers are quantised while they are read; not for a
+        weights: "dense", or "int8" or "int4", to which the linear layers are quantized while they are read; not for a
             folder in which torch_infini.save_patched has left integers, which are taken as they are.
         dtype: Of activations and dense weights; None: the checkpoint's.
         device: Where the model runs.

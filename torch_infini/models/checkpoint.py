@@ -156,7 +156,7 @@ def load_checkpoint(
 ) -> None:
     """Fill a model's slots from a folder.
 
-    As many threads read, convert and quantise as torch computes with: 2 to 8, as far as there are cores.
+    As many threads read, convert and quantize as torch computes with: 2 to 8, as far as there are cores.
 
     Args:
         folder: With model.safetensors, several *.safetensors, or shards and their index.
@@ -352,14 +352,14 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
     entry = read_json(Path(folder) / "config.json").get("quantization_config")
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
-    layers = entry.get("quantised")
+    layers = entry.get("quantised")  # the spelling of the format
     stored: dict[str, Stored] = {}
     for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
         kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else layer
         found = next((known for known in _STORED if known == kind), None)
         if found is None:
             raise ValueError(
-                f"{_NAME}: quantization_config.quantised in {folder}/config.json must have format int8 and group 0, or "
+                f"{_NAME}: quantization_config.quantized in {folder}/config.json must have format int8 and group 0, or "
                 f"int4 and 32 or 64, for each layer, got {layer!r} for {name!r}"
             )
         stored[name] = found

@@ -38,7 +38,7 @@ class Linear(nn.Module):
         bias: Whether there is one.
         format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; "int8", with a scale for
             each row of the weight; "int4", with a scale and a zero for each group of 64 (or 32) weights of a row. Where
-            the CPU multiplies integers, rows of x are quantised to int8 as well.
+            the CPU multiplies integers, rows of x are quantized to int8 as well.
         dtype: Of x, y, bias and a dense weight.
         device: Of the weight.
 

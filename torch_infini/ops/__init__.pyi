@@ -39,10 +39,10 @@ from .paged_attention import paged_attention as paged_attention
 from .paged_attention import paged_attention_prefill as paged_attention_prefill
 from .paged_caching import paged_caching as paged_caching
 from .qkv_rope_cache import qkv_rope_cache as qkv_rope_cache
-from .quantised_linear import linear_int4 as linear_int4
-from .quantised_linear import linear_int8 as linear_int8
 from .quantize import quantize_int4 as quantize_int4
 from .quantize import quantize_int8 as quantize_int8
+from .quantized_linear import linear_int4 as linear_int4
+from .quantized_linear import linear_int8 as linear_int8
 from .random_sample import random_sample as random_sample
 from .rearrange import rearrange as rearrange
 from .rms_norm import rms_norm as rms_norm

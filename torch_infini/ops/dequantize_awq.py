@@ -12,7 +12,7 @@ from ._registry import OpSpec
 
 
 def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor, *, out: Tensor | None = None) -> Tensor:
-    """Unpack a weight matrix that AWQ has quantised to 4 bits in groups of rows.
+    """Unpack a weight matrix that AWQ has quantized to 4 bits in groups of rows.
 
     weight = (q - zero) * scale, the zero and the scale being those of the row's group: row i belongs to group
     i / (k / groups). Column 8c + j of q and of the zeros is in bits 4b to 4b + 3 of integer c, with

@@ -12,7 +12,7 @@ from ._registry import OpSpec
 
 
 def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -> tuple[Tensor, Tensor]:
-    """Quantise a weight to int8 with one scale for each row, symmetrically.
+    """Quantize a weight to int8 with one scale for each row, symmetrically.
 
     scale = max |row| / 127 and q = round(row / scale), from -127 to 127, in float32, ties to even; a row of zeros has
     scale 0. A row with infinity or NaN in it has the scale NaN and integers 0.
@@ -44,7 +44,7 @@ def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -
 def quantize_int4(
     weight: Tensor, group_size: int = 64, *, out: tuple[Tensor, Tensor, Tensor] | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Quantise a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
+    """Quantize a weight to 4 bits with a scale and a zero for each group of group_size elements along a row.
 
     The range of a group is cut into 15 steps: scale = largest / 15 - least / 15 and zero = least + 8 * scale, both
     rounded to the weight's dtype; q = round((w - zero) / scale) + 8, from 0 to 15, in float32, ties to even; a scale of

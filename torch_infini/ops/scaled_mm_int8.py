@@ -1,4 +1,4 @@
-"""scaled_mm_int8: the product of int8 matrices with scales for rows and columns, as in W8A8 quantised layers.
+"""scaled_mm_int8: the product of int8 matrices with scales for rows and columns, as in W8A8 quantized layers.
 
 The kernel is csrc/infiniop/int8_gemm.
 """

@@ -84,7 +84,7 @@ private:
     }
 };
 
-// A sum goes over all of k. Otherwise: quantised_linear/nibble_tiles.h.
+// A sum goes over all of k. Otherwise: quantized_linear/nibble_tiles.h.
 struct WholeSums {
     static constexpr int64_t scratch_bytes() { return 0; }
 };

@@ -1,5 +1,5 @@
 // Rows of x times blocks of weights in tile registers: what drives the kernels of linear, linear_packed, int8_gemm and the
-// quantised linear layers. Rows of x are packed for a pass, each thread a share of them; then each thread takes blocks.
+// quantized linear layers. Rows of x are packed for a pass, each thread a share of them; then each thread takes blocks.
 // Limit: gemm/tile_product.h.
 #pragma once
 

@@ -79,7 +79,7 @@ public:
         padded_groups_ = (groups + kLanes - 1) / kLanes * kLanes;
     }
 
-    // Elements of a quantised row, zeros beyond k.
+    // Elements of a quantized row, zeros beyond k.
     int64_t padded() const { return turns_ * kTurn * kVectorBytes * F::kPieces; }
     // Memory for x, and for each thread.
     int64_t x_bytes() const { return m_ * x_row_bytes(); }

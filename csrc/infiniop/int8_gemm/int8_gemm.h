@@ -1,11 +1,11 @@
 // int8_gemm: out = (x @ weights) * x_scale * weights_scale + bias; x [m, k] and weights [k, n] int8, a scale for each
-// row of x and each column of weights (W8A8 quantised layers). The product is exact, in int32; then float, rounded
+// row of x and each column of weights (W8A8 quantized layers). The product is exact, in int32; then float, rounded
 // once. Column-major weights, stride (1, k), are read as they lie; others are transposed on the way, at some cost.
 #pragma once
 
 #include "cpu_capability.h"
 #include "kernel_table.h"
-#include "quantised_linear/many_rows.h"
+#include "quantized_linear/many_rows.h"
 #include "tensor_view.h"
 
 namespace infini::int8_gemm {

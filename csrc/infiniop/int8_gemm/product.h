@@ -1,5 +1,5 @@
 // Product<F>: rows of int8 x against rows of integer weights (F: bytes, or nibbles in groups), summed exactly in int32;
-// what int8_gemm and the quantised linear layers have in common. Weights are brought into panels, word by word of a
+// what int8_gemm and the quantized linear layers have in common. Weights are brought into panels, word by word of a
 // few rows, as VNNI's instruction wants them; a panel's words then meet those of up to kTileRows rows of x.
 #pragma once
 
@@ -38,7 +38,7 @@ public:
         panels_ = tiles_ > 1 && panel_bytes_ > 0 && kBlockBytes / panel_bytes_ > 1 ? kBlockBytes / panel_bytes_ : 1;
     }
 
-    // Elements of a quantised row, zeros beyond k.
+    // Elements of a quantized row, zeros beyond k.
     int64_t padded() const { return up(few_.padded()); }
     // Memory for x, aligned to 64; and for each thread that multiplies.
     int64_t x_bytes() const { return is_few_ ? up(few_.x_bytes()) : up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }

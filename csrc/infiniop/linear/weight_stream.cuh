@@ -1,5 +1,5 @@
 // Products of rows of x with weights that are read once from memory: y = x @ weight^T, for linear, fused_linear and
-// gemm at few rows, and for the quantised formats. Half types and int8 x on the tensor cores; float x: float_stream.cuh.
+// gemm at few rows, and for the quantized formats. Half types and int8 x on the tensor cores; float x: float_stream.cuh.
 //
 // A block takes 16 rows of the weight, and its 8 warps share k: stages of 128 bytes a row in turns, copied to shared
 // memory some stages ahead (weight_stages.cuh) and multiplied as their format says (weight_formats.cuh). Warps add up in

@@ -4,7 +4,7 @@
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.cuh"
 #include "paged_caching.h"
-#include "quantised.cuh"
+#include "quantized.cuh"
 #include "slots.cuh"
 
 namespace infini::paged_caching {
@@ -94,7 +94,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         cuda::with_float_type(args.k.dtype, [&](auto x) {
             using T = decltype(x);
             if constexpr (!std::is_same_v<T, double>) {
-                launch_quantise<T>(
+                launch_quantize<T>(
                     context,
                     {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, args.k.shape[0], 0},
                     Rows<T>{args.k, args.v, cuda::checked_columns(args.k.shape[2]), cuda::vectors_fit(args.k, args.v)});

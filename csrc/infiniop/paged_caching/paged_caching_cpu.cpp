@@ -1,9 +1,9 @@
-// The CPU kernel of paged_caching: a row of a head at a time, as bytes or quantised; the slots have been checked.
+// The CPU kernel of paged_caching: a row of a head at a time, as bytes or quantized; the slots have been checked.
 // Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
 // slot are written in their order.
 #include "paged_caching.h"
 #include "parallel.h"
-#include "quantise.h"
+#include "quantize_row.h"
 
 #include <cstring>
 
@@ -28,13 +28,13 @@ void write_head(const TensorView &cache, const TensorView &rows, const TensorVie
 
 // The same for a cache of int8.
 template <typename T>
-void quantise_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
+void quantize_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
                    int64_t head) {
     for (int64_t t = 0; t < rows.shape[0]; ++t) {
         const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
         if (slot >= 0) {
             *paged_caching::scale_of(scales, slot, head) =
-                quantise_row(rows.as<const T>() + t * rows.strides[0] + head * rows.strides[1], rows.shape[2],
+                quantize_row(rows.as<const T>() + t * rows.strides[0] + head * rows.strides[1], rows.shape[2],
                              cache.as<int8_t>() + paged_caching::row_of(cache, slot, head));
         }
     }
@@ -43,7 +43,7 @@ void quantise_head(const TensorView &cache, const TensorView &scales, const Tens
 void write_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
                 int64_t head) {
     if (scales.dtype) {
-        with_float_type(rows.dtype, [&](auto x) { quantise_head<decltype(x)>(cache, scales, rows, slots, head); });
+        with_float_type(rows.dtype, [&](auto x) { quantize_head<decltype(x)>(cache, scales, rows, slots, head); });
     } else {
         write_head(cache, rows, slots, head);
     }

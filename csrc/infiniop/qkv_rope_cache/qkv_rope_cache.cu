@@ -4,7 +4,7 @@
 // position, angles, result.
 // SASS: write_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.cuh"
-#include "paged_caching/quantised.cuh"
+#include "paged_caching/quantized.cuh"
 #include "paged_caching/slots.cuh"
 #include "qkv_rope_cache.h"
 #include "rope/rotation.cuh"
@@ -139,7 +139,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
                 write(heads);
             }
             if (kv_heads > 0) {
-                paged_caching::launch_quantise<T>(
+                paged_caching::launch_quantize<T>(
                     context, {args.k_cache, args.v_cache, args.k_scales, args.v_scales, args.slot_mapping, tokens, 0},
                     Rows<T, A>{rows, heads, kv_heads, rotation, cuda::vectors_fit(rows)});
             }

@@ -1,5 +1,5 @@
 // The CPU kernel of qkv_rope_cache: row by row of qkv, one token's angles serving all its heads. What goes into caches
-// of int8 is rotated beside them and then quantised.
+// of int8 is rotated beside them and then quantized.
 // Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
 // slot are written in their order.
 #include "own_types.h"
@@ -7,7 +7,7 @@
 
 #include "paged_caching/paged_caching.h"
 #include "parallel.h"
-#include "quantise.h"
+#include "quantize_row.h"
 #include "rope/rope.h"
 #include "rope/rotation.h"
 
@@ -21,7 +21,7 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end, T *r
     const int64_t heads = a.q.shape[1], size = a.q.shape[2], rotated = heads + a.k_cache.shape[1];
     const int64_t half = a.cos.shape[1], passed = size - 2 * half;
     const int64_t rotated_end = end < rotated ? end : rotated, first_k = begin < heads ? heads : begin;
-    const bool quantises = a.k_scales.dtype != INFINI_DTYPE_INVALID;
+    const bool quantizes = a.k_scales.dtype != INFINI_DTYPE_INVALID;
     Tile tile;
     for (int64_t t = 0; t < a.qkv.shape[0]; ++t) {
         const T *const row = a.qkv.as<const T>() + t * a.qkv.strides[0];
@@ -30,7 +30,7 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end, T *r
         const int64_t last = slot < 0 && heads < rotated_end ? heads : rotated_end;
         const auto to = [&](int64_t head) {
             return head < heads ? a.q.as<T>() + t * a.q.strides[0] + head * a.q.strides[1]
-                   : quantises  ? room + (head - first_k) * size
+                   : quantizes  ? room + (head - first_k) * size
                                 : a.k_cache.as<T>() + paged_caching::row_of(a.k_cache, slot, head - heads);
         };
         const C *const cos = a.cos.as<const C>() + position * a.cos.strides[0];
@@ -49,10 +49,10 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end, T *r
             std::memcpy(to(head) + 2 * half, row + head * size + 2 * half, static_cast<size_t>(passed) * sizeof(T));
         }
         const int64_t first_v = begin < rotated ? rotated : begin;
-        if (quantises && slot >= 0) {
+        if (quantizes && slot >= 0) {
             const auto put = [&](const TensorView &cache, const TensorView &scales, int64_t head, const T *from) {
                 *paged_caching::scale_of(scales, slot, head) =
-                    quantise_row(from, size, cache.as<int8_t>() + paged_caching::row_of(cache, slot, head));
+                    quantize_row(from, size, cache.as<int8_t>() + paged_caching::row_of(cache, slot, head));
             };
             for (int64_t head = first_k; head < last; ++head) {
                 put(a.k_cache, a.k_scales, head - heads, to(head));

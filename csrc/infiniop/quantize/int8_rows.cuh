@@ -3,7 +3,7 @@
 #pragma once
 
 #include "cuda/launch.cuh"
-#include "cuda/quantise.cuh"
+#include "cuda/quantize_row.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/rows.cuh"
 
@@ -54,7 +54,7 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
         cuda::Vector<int8_t, kVector> q;
 #pragma unroll
         for (int e = 0; e < kVector; ++e) {
-            q.values[e] = i + e < a.k ? scale.quantise(values[e]) : int8_t{0};
+            q.values[e] = i + e < a.k ? scale.quantize(values[e]) : int8_t{0};
         }
         const int64_t left = a.width - i;
         cuda::store(a.q + row * a.pitch + i, q, a.q_whole && left >= kVector,
@@ -67,7 +67,7 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
 
 // q [rows of x, width], rows `pitch` apart, width at least that of x; scales, one a row.
 template <typename T>
-void quantise_rows(const ExecutionContext &context, const TensorView &x, int8_t *q, int64_t width, int64_t pitch,
+void quantize_rows(const ExecutionContext &context, const TensorView &x, int8_t *q, int64_t width, int64_t pitch,
                    float *scales) {
     const TensorView *const views[] = {&x};
     const cuda::Rows<1> rows(views);

@@ -71,7 +71,7 @@ void run_int8_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.weight.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) { // the rules refuse double
-            quantise_rows<T>(context, args.weight, args.q.as<int8_t>(), args.q.size(1), args.q.stride(0),
+            quantize_rows<T>(context, args.weight, args.q.as<int8_t>(), args.q.size(1), args.q.stride(0),
                              args.scales.as<float>());
         }
     });

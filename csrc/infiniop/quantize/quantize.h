@@ -11,7 +11,7 @@
 
 namespace infini::quantize {
 
-// Less is quantised by the calling thread alone, that a loader's threads can do a piece of a weight each.
+// Less is quantized by the calling thread alone, that a loader's threads can do a piece of a weight each.
 constexpr int64_t kParallelBytes = 2 << 20;
 
 struct Args {

@@ -4,7 +4,7 @@
 #include "quantize.h"
 
 #include "parallel.h"
-#include "quantise.h"
+#include "quantize_row.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
@@ -43,15 +43,15 @@ template <typename T> class Int4Row {
 public:
     explicit Int4Row(int64_t group_size) : group_size_(group_size) {}
 
-    void quantise(const T *w, int64_t groups, uint8_t *q, T *scales, T *zeros) const {
+    void quantize(const T *w, int64_t groups, uint8_t *q, T *scales, T *zeros) const {
         for (int64_t g = 0; g < groups; g += kLanes) {
             const int count = groups - g < kLanes ? static_cast<int>(groups - g) : kLanes;
-            quantise_some(w + g * group_size_, count, q + g * group_size_ / 2, scales + g, zeros + g);
+            quantize_some(w + g * group_size_, count, q + g * group_size_ / 2, scales + g, zeros + g);
         }
     }
 
 private:
-    void quantise_some(const T *w, int count, uint8_t *q, T *scales, T *zeros) const {
+    void quantize_some(const T *w, int count, uint8_t *q, T *scales, T *zeros) const {
         float lows[kLanes] = {}, highs[kLanes] = {};
         for (int g = 0; g < count; ++g) {
             find_extremes(w + g * group_size_, lows[g], highs[g]);
@@ -101,7 +101,7 @@ void infini::quantize::INFINI_LEVEL::int8_kernel(const Args &args) {
             n, bytes,
             [&](int64_t begin, int64_t end) {
                 for (int64_t row = begin; row < end; ++row) {
-                    args.scales.as<float>()[row * args.scales.stride(0)] = quantise_row(
+                    args.scales.as<float>()[row * args.scales.stride(0)] = quantize_row(
                         weight.as<const T>() + row * weight.stride(0), k, q.as<int8_t>() + row * q.stride(0));
                 }
             },
@@ -115,13 +115,13 @@ void infini::quantize::INFINI_LEVEL::int4_kernel(const Args &args) {
     const int64_t n = weight.size(0), k = weight.size(1);
     with_float_type(weight.dtype, [&](auto type) {
         using T = decltype(type);
-        const Int4Row<T> quantiser(args.group_size);
+        const Int4Row<T> quantizer(args.group_size);
         const int64_t bytes = n * k * static_cast<int64_t>(sizeof(T)) + n * k / 2;
         parallel_for(
             n, bytes,
             [&](int64_t begin, int64_t end) {
                 for (int64_t row = begin; row < end; ++row) {
-                    quantiser.quantise(weight.as<const T>() + row * weight.stride(0), scales.size(1),
+                    quantizer.quantize(weight.as<const T>() + row * weight.stride(0), scales.size(1),
                                        q.as<uint8_t>() + row * q.stride(0), scales.as<T>() + row * scales.stride(0),
                                        zeros.as<T>() + row * zeros.stride(0));
                 }

@@ -11,7 +11,7 @@ from torch import Tensor
 from ..op_info import TOLERANCES, ErrorCase, Sample
 
 
-def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
+def quantize(rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows [..., D] as int8, and their scales [...]: max |row| / 127.
 
     In float32, as the kernels do it: a row's bits follow from nothing else.
@@ -26,7 +26,7 @@ def quantise(rows: Tensor) -> tuple[Tensor, Tensor]:
     return steps.nan_to_num(0.0).where(scales.isfinite().unsqueeze(-1), 0.0).to(torch.int8), scales
 
 
-def dequantised(cache: Tensor, scales: Tensor | None) -> Tensor:
+def dequantized(cache: Tensor, scales: Tensor | None) -> Tensor:
     """A cache as the numbers that it stands for, in float64; without scales it is one of floats."""
     return cache if scales is None else cache.double() * scales.double().unsqueeze(-1)
 
@@ -58,7 +58,7 @@ def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample
         scales = sample.kwargs.get("v_scales")
         relative, absolute = TOLERANCES[q.dtype]
         if scales is not None and q.dtype == torch.bfloat16 and v_cache.numel():
-            absolute += 2**-15 * float(dequantised(v_cache, scales).abs().max())
+            absolute += 2**-15 * float(dequantized(v_cache, scales).abs().max())
         want = reference(*sample.args, **sample.kwargs)
         torch.testing.assert_close(actual.double(), want, rtol=relative, atol=absolute, equal_nan=True)
 

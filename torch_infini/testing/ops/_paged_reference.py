@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ._int8_cache import dequantised
+from ._int8_cache import dequantized
 
 
 def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
@@ -53,7 +53,7 @@ def prefill_reference(
     v_scales: Tensor | None = None,
 ) -> Tensor:
     scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-    k_cache, v_cache = dequantised(k_cache, k_scales), dequantised(v_cache, v_scales)
+    k_cache, v_cache = dequantized(k_cache, k_scales), dequantized(v_cache, v_scales)
     result = torch.zeros_like(q, dtype=torch.float64)
     starts = cum_seq_lens_q.tolist()
     for b, length in enumerate(seq_lens.tolist()):
@@ -95,7 +95,7 @@ def peer(
     v_scales: Tensor | None = None,
 ) -> Tensor:
     """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
-    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
+    k_cache, v_cache = dequantized(k_cache, k_scales).to(q.dtype), dequantized(v_cache, v_scales).to(q.dtype)
     k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
     distance = (torch.arange(k.shape[2]) - seq_lens[:, None] + 1)[:, None, None]
     mask = (distance <= 0) & (distance > -(window or k.shape[2]))
@@ -118,7 +118,7 @@ def prefill_peer(
     v_scales: Tensor | None = None,
 ) -> Tensor:
     """One sequence after the other, gathered, through torch's SDPA."""
-    k_cache, v_cache = dequantised(k_cache, k_scales).to(q.dtype), dequantised(v_cache, v_scales).to(q.dtype)
+    k_cache, v_cache = dequantized(k_cache, k_scales).to(q.dtype), dequantized(v_cache, v_scales).to(q.dtype)
     outs = [q[:0]]
     starts = cum_seq_lens_q.tolist()
     for b, keys in enumerate(seq_lens.tolist()):

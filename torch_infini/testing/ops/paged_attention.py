@@ -13,7 +13,7 @@ from ..c_door import Arguments, c_op, renamed, unwritten
 from ..c_ops import CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import attention_error
-from ._int8_cache import attention_comparison, quantise, scale_errors
+from ._int8_cache import attention_comparison, quantize, scale_errors
 from ._paged_reference import first_seen, peer, prefill_peer, prefill_reference, reference
 
 
@@ -70,16 +70,16 @@ def windowed(
     return Sample(f"window of {window}, lengths {lengths}" + ", ALiBi" * alibi, args, {"window": window, **more})
 
 
-def quantised(args: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
+def quantized(args: tuple[Tensor, ...]) -> tuple[tuple[Tensor, ...], dict[str, Tensor]]:
     """The arguments with caches of int8, and their scales by name."""
     q, k_cache, v_cache, *rest = args
-    (k_cache, k_scales), (v_cache, v_scales) = quantise(k_cache), quantise(v_cache)
+    (k_cache, k_scales), (v_cache, v_scales) = quantize(k_cache), quantize(v_cache)
     return (q, k_cache, v_cache, *rest), {"k_scales": k_scales, "v_scales": v_scales}
 
 
 def with_int8(sample: Sample) -> Sample:
     """The sample with caches of int8."""
-    args, scales = quantised(sample.args)
+    args, scales = quantized(sample.args)
     return Sample(f"int8, {sample.name}", args, {**sample.kwargs, **scales})
 
 
@@ -119,7 +119,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64)))
     yield with_int8(windowed(70, dtype, [300, 64], 24, 1, 32, alibi=True))
     yield with_int8(windowed(600, dtype, [1400, 3, 600, 601], 4, 1, 64))
-    args, scales = quantised(inputs(dtype, [7, 50, 20], 4, 2, 32))
+    args, scales = quantized(inputs(dtype, [7, 50, 20], 4, 2, 32))
     args = (args[0], *torch.stack(args[1:3], 1).unbind(1), *args[3:])
     apart = torch.stack((scales["k_scales"], scales["v_scales"]), -1).unbind(-1)
     yield Sample("int8, interleaved", args, dict(zip(scales, apart, strict=True)))
@@ -248,7 +248,7 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
     )
     yield ErrorCase("scale", (*args, None, float("nan")), op + "scale must be finite in float32, got nan")
     yield ErrorCase("window", (*args, None, None, -1), op + "window must be 0 (no limit) or positive, got -1")
-    of_int8, scales = quantised(args)
+    of_int8, scales = quantized(args)
     yield from scale_errors(name, (*of_int8, None, None, 0, *scales.values()), (k, v))
     at = scales["k_scales"].new_zeros(q.numel())
     scale_view = at[: scales["k_scales"].numel()].view_as(scales["k_scales"])

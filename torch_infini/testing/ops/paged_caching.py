@@ -10,7 +10,7 @@ from torch import Tensor
 from ...ops.paged_caching import SPEC
 from ..c_door import c_op
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
-from ._int8_cache import comparison, quantise, scale_errors
+from ._int8_cache import comparison, quantize, scale_errors
 
 
 def reference(
@@ -27,7 +27,7 @@ def reference(
     rows: tuple[Tensor, ...] = (k, v)
     if k_scales is not None and v_scales is not None:
         written += [k_scales.double(), v_scales.double()]
-        (k, k_new), (v, v_new) = quantise(k), quantise(v)
+        (k, k_new), (v, v_new) = quantize(k), quantize(v)
         rows = (k, v, k_new, v_new)
     for t, slot in enumerate(slot_mapping.tolist()):
         for cache, new in zip(written, rows, strict=True):
@@ -53,7 +53,7 @@ def peer(
     caches, scales = (k_cache, v_cache), (k_scales, v_scales)
     for cache, cache_scales, rows in zip(caches, scales, (k[written], v[written]), strict=True):
         if cache_scales is not None:
-            rows, cache_scales[block, :, row] = quantise(rows)
+            rows, cache_scales[block, :, row] = quantize(rows)
         cache[block, :, row] = rows
 
 
@@ -67,16 +67,16 @@ def inputs(
     return (*(c.clone() for c in caches), *(t.clone() for t in new), torch.tensor(slots, dtype=torch.int64))
 
 
-def quantised(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+def quantized(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     """Arguments for caches of int8, with scales, in place of the caches of floats that `args` begins with."""
-    (k_cache, k_scales), (v_cache, v_scales) = quantise(args[0]), quantise(args[1])
+    (k_cache, k_scales), (v_cache, v_scales) = quantize(args[0]), quantize(args[1])
     return (k_cache, v_cache, *args[2:], k_scales, v_scales)
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("some skipped", inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37))
     yield Sample("one token", inputs(dtype, [33], 4, 64))
-    yield Sample("int8", quantised(inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37)))
+    yield Sample("int8", quantized(inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37)))
     yield Sample("no tokens", inputs(dtype, [], 2, 8))
     yield Sample("one slot twice", inputs(dtype, [5, 6, 5], 3, 8, 5))
     yield Sample("one of each", inputs(dtype, [0], 1, 1, 1, 1))
@@ -92,10 +92,10 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     qkv = torch.cat((k, k, v), 1)
     yield Sample("parts of a fused product", (k_cache, v_cache, qkv[:, 2:4], qkv[:, 4:], slots))
     yield Sample("strided slots", (k_cache, v_cache, k, v, slots.repeat_interleave(2)[1::2]))
-    yield Sample("int8, no tokens", quantised(inputs(dtype, [], 2, 8)))
-    yield Sample("int8, no columns", quantised(inputs(dtype, [3], 2, 0)))
-    yield Sample("int8, one slot twice", quantised(inputs(dtype, [5, 6, 5], 3, 64, 5)))
-    k_cache, v_cache, k, v, slots, k_scales, v_scales = quantised(inputs(dtype, [30, 2, -1, 17], 2, 24))
+    yield Sample("int8, no tokens", quantized(inputs(dtype, [], 2, 8)))
+    yield Sample("int8, no columns", quantized(inputs(dtype, [3], 2, 0)))
+    yield Sample("int8, one slot twice", quantized(inputs(dtype, [5, 6, 5], 3, 64, 5)))
+    k_cache, v_cache, k, v, slots, k_scales, v_scales = quantized(inputs(dtype, [30, 2, -1, 17], 2, 24))
     k[0] = 0
     k[1, 0, 3], k[1, 1, 23], v[0, 0, 0], v[1, 1] = torch.inf, torch.nan, -torch.inf, 1e-7
     yield Sample("int8, zeros, infinity and NaN", (k_cache, v_cache, k, v, slots, k_scales, v_scales))
@@ -107,7 +107,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     )
     order = torch.randperm(1500, generator=torch.Generator().manual_seed(0))[:1400].tolist()
     yield Sample("large", inputs(dtype, [*order, order[0], order[700]], 2, 128, 16, 94))
-    yield Sample("int8, large", quantised(inputs(dtype, [*order, order[0], order[700]], 2, 128, 16, 94)))
+    yield Sample("int8, large", quantized(inputs(dtype, [*order, order[0], order[700]], 2, 128, 16, 94)))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -174,8 +174,8 @@ def errors() -> Iterator[ErrorCase]:
         op + "v_cache must share no memory with slot_mapping, got one whose span of memory overlaps it",
     )
 
-    yield from scale_errors("paged_caching", quantised((k_cache, v_cache, k, v, slots)), (k_cache, v_cache))
-    k_cache, v_cache, *rest, k_scales, v_scales = quantised((k_cache, v_cache, k, v, slots))
+    yield from scale_errors("paged_caching", quantized((k_cache, v_cache, k, v, slots)), (k_cache, v_cache))
+    k_cache, v_cache, *rest, k_scales, v_scales = quantized((k_cache, v_cache, k, v, slots))
     yield ErrorCase(
         "k of int8",
         (k_cache, v_cache, k.to(torch.int8), *rest[1:], k_scales, v_scales),
@@ -216,7 +216,7 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
     for tokens in (1, 8, 512):
         slots = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[:tokens].tolist()
         yield Sample(f"{tokens} tokens, 8x128", inputs(dtype, slots, 8, 128, 16, 128))
-    yield Sample("512 tokens to int8, 8x128", quantised(inputs(dtype, slots, 8, 128, 16, 128)))
+    yield Sample("512 tokens to int8, 8x128", quantized(inputs(dtype, slots, 8, 128, 16, 128)))
 
 
 INFO = OpInfo(

@@ -13,7 +13,7 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._int8_cache import comparison, scale_errors
 from .paged_caching import inputs as caching_inputs
 from .paged_caching import peer as caching_peer
-from .paged_caching import quantised as caching_quantised
+from .paged_caching import quantized as caching_quantized
 from .paged_caching import reference as caching_reference
 from .rope import angles
 from .rope import peer as rope_peer
@@ -86,17 +86,17 @@ def inputs(
     return (q, k_cache, v_cache, qkv, *tables, positions, slot_mapping)
 
 
-def quantised(args: tuple[Tensor, ...], interleaved: bool = False) -> tuple[Any, ...]:
+def quantized(args: tuple[Tensor, ...], interleaved: bool = False) -> tuple[Any, ...]:
     """Arguments for caches of int8, with scales, in place of the caches of floats in `args`."""
     q, *caches_and_rest = args
-    *of_int8, k_scales, v_scales = caching_quantised(tuple(caches_and_rest))
+    *of_int8, k_scales, v_scales = caching_quantized(tuple(caches_and_rest))
     return (q, *of_int8, interleaved, k_scales, v_scales)
 
 
 def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("llama", inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64))
     yield Sample("gpt-j", (*inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64), True))
-    yield Sample("int8", quantised(inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64)))
+    yield Sample("int8", quantized(inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64)))
     yield Sample("one token", inputs(dtype, [33], 4, 1, 128))
     yield Sample("no tokens", inputs(dtype, [], 2, 1, 8))
     yield Sample("one slot twice", inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5))
@@ -110,12 +110,12 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         q, k_cache, v_cache, qkv, _, _, positions, slots = inputs(dtype, [7, 0, -1], 2, 1, 20, 4, 2)
         tables = angles(50, 10, torch.float32)
         yield Sample(f"{layout}, float32 cos", (q, k_cache, v_cache, qkv, *tables, positions.int(), slots, interleaved))
-    yield Sample("int8, gpt-j, some columns pass", quantised(inputs(dtype, [7, 0, -1], 2, 1, 19, 4, 2, half=7), True))
-    yield Sample("int8, 513 pairs", quantised(inputs(dtype, [7, 0, -1], 2, 1, 1026, 4, 2)))
-    yield Sample("int8, one slot twice", quantised(inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5)))
-    yield Sample("int8, no heads of q", quantised(inputs(dtype, [7, 0, -1], 0, 1, 8)))
-    yield Sample("int8, no heads of k", quantised(inputs(dtype, [7, 0, -1], 2, 0, 8)))
-    yield Sample("int8, no tokens", quantised(inputs(dtype, [], 2, 1, 8)))
+    yield Sample("int8, gpt-j, some columns pass", quantized(inputs(dtype, [7, 0, -1], 2, 1, 19, 4, 2, half=7), True))
+    yield Sample("int8, 513 pairs", quantized(inputs(dtype, [7, 0, -1], 2, 1, 1026, 4, 2)))
+    yield Sample("int8, one slot twice", quantized(inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5)))
+    yield Sample("int8, no heads of q", quantized(inputs(dtype, [7, 0, -1], 0, 1, 8)))
+    yield Sample("int8, no heads of k", quantized(inputs(dtype, [7, 0, -1], 2, 0, 8)))
+    yield Sample("int8, no tokens", quantized(inputs(dtype, [], 2, 1, 8)))
     yield Sample("no pairs", inputs(dtype, [7, 0, -1], 2, 1, 8, 4, 2, half=0))
     yield Sample("no heads of q", inputs(dtype, [7, 0, -1], 0, 1, 8))
     yield Sample("no heads of k", inputs(dtype, [7, 0, -1], 2, 0, 8))
@@ -128,7 +128,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     order = torch.randperm(320, generator=torch.Generator().manual_seed(0))[:270].tolist()
     # One of three threads begins within the heads of v.
     yield Sample("large", inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20))
-    yield Sample("int8, large", quantised(inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20)))
+    yield Sample("int8, large", quantized(inputs(dtype, [*order, order[0], -1, order[100]], 1, 4, 128, 16, 20)))
 
 
 def errors() -> Iterator[ErrorCase]:
@@ -210,10 +210,10 @@ def errors() -> Iterator[ErrorCase]:
     yield case("meta cos", "cos must be on the device of q, cpu, got meta", cos=cos.to("meta"))
     yield case("q in qkv", f"q must {overlap}", q=qkv[:, :32].view(3, 4, 8))
     yield case("the cache in qkv", f"k_cache must {overlap}", qkv=k_cache.view(-1)[:192].view(3, 64))
-    yield from scale_errors("qkv_rope_cache", quantised(args), (k_cache, v_cache))
+    yield from scale_errors("qkv_rope_cache", quantized(args), (k_cache, v_cache))
     yield ErrorCase(
         "scales in q",
-        (*quantised(args)[:-2], q.view(-1)[:96].view(3, 2, 16), quantised(args)[-1]),
+        (*quantized(args)[:-2], q.view(-1)[:96].view(3, 2, 16), quantized(args)[-1]),
         "infini::qkv_rope_cache: q must share no memory with k_scales, got one whose span of memory overlaps it",
     )
 
@@ -250,7 +250,7 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
         slots = torch.randperm(2048, generator=torch.Generator().manual_seed(0))[:tokens].tolist()
         yield Sample(f"{tokens} tokens, 32/8x128", inputs(dtype, slots, 32, 8, 128, 16, 128, rows=8192))
     args = inputs(dtype, slots, 32, 8, 128, 16, 128, rows=8192)
-    yield Sample("512 tokens to int8, 32/8x128", quantised(args))
+    yield Sample("512 tokens to int8, 32/8x128", quantized(args))
 
 
 INFO = OpInfo(

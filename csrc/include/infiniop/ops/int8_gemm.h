@@ -1,5 +1,5 @@
 /* I8Gemm: out = (x @ weights) * x_scale * weights_scale + bias: a product of bytes, exact in int32, with a scale for
- * each row of x and each column of weights (W8A8 quantised layers); scaled in float, one rounding.
+ * each row of x and each column of weights (W8A8 quantized layers); scaled in float, one rounding.
  *
  *   out            [m, n]  F16, BF16 or F32; stride 1 in the last dimension
  *   bias           [n]     the dtype of out; NULL, at creation or when run: none

@@ -1,10 +1,10 @@
-// torch.ops.infini.linear_int8 and linear_int4, functional and out; declared in torch_infini/ops/quantised_linear.py.
+// torch.ops.infini.linear_int8 and linear_int4, functional and out; declared in torch_infini/ops/quantized_linear.py.
 #include "../../torch/tensor.h"
-#include "quantised_linear.h"
+#include "quantized_linear.h"
 
 #include <optional>
 
-namespace infini::quantised_linear {
+namespace infini::quantized_linear {
 namespace {
 
 constexpr Checker kInt8Rule("linear_int8"), kInt4Rule("linear_int4");
@@ -87,4 +87,4 @@ INFINI_TORCH_LIBRARY(m) {
     m.impl("linear_int4.out", INFINI_BOX(linear_int4_out));
 }
 
-} // namespace infini::quantised_linear
+} // namespace infini::quantized_linear

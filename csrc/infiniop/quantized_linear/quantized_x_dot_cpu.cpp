@@ -1,20 +1,20 @@
-// The CPU kernel of linear_int8 and linear_int4 where x is quantised too: a scale and int8 values for each row of x,
+// The CPU kernel of linear_int8 and linear_int4 where x is quantized too: a scale and int8 values for each row of x,
 // then exact products of integers (int8_gemm/product.h).
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
 #include "group_scales.h"
 #include "int8_gemm/product.h"
 #include "output.h"
 #include "parallel.h"
-#include "quantise.h"
-#include "quantised_linear.h"
+#include "quantize_row.h"
+#include "quantized_linear.h"
 #include "rows.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using quantised_linear::Args;
+using quantized_linear::Args;
 
-constexpr int64_t kMaxRows = 1024; // rows of x that are quantised at once; the weights are packed again for the next
+constexpr int64_t kMaxRows = 1024; // rows of x that are quantized at once; the weights are packed again for the next
 
 template <typename F, typename Scales> void multiply(const Args &a, int64_t groups, const Scales &scales) {
     const int64_t k = a.x.size(-1), n = a.weight.size(0);
@@ -43,7 +43,7 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
             rows.visit(begin + first, begin + last, [&](const int64_t *at) {
                 offsets[row] = at[1];
                 with_float_type(a.x.dtype, [&](auto type) {
-                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + at[0], k, q);
+                    x_scales[row] = quantize_row(a.x.as<const decltype(type)>() + at[0], k, q);
                 });
                 std::memset(q + k, 0, static_cast<size_t>(product.padded() - k));
                 product.set_row(row++, q);
@@ -62,12 +62,12 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
-void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int8_quantized_x_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     multiply<ByteWeights>(args, 1, NoScales{});
 }
 
-void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int4_quantized_x_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     multiply<NibbleWeights>(args, args.scales.size(1), GroupScales{args.scales, args.zeros});
 }

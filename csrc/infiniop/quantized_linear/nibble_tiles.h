@@ -11,12 +11,12 @@
 #include "gemm/tile_rows.h"
 #include "group_scales.h"
 #include "int8_gemm/bytes.h"
-#include "quantised_linear.h"
+#include "quantized_linear.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using quantised_linear::Args;
+using quantized_linear::Args;
 
 // ---- unpacking ----
 

@@ -17,7 +17,7 @@ from ._cuda_sums import accumulation_error, rounding_error
 # ---- what the two share ----
 
 
-def quantised(x: Tensor, quantize_x: bool) -> Tensor:
+def quantized(x: Tensor, quantize_x: bool) -> Tensor:
     """In float64, what the products are made of."""
     if not quantize_x:
         return x.double()
@@ -44,7 +44,7 @@ TOLERANCES = {
 }
 
 
-# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantised_linear/many_rows.h. That
+# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantized_linear/many_rows.h. That
 # file says what is rounded.
 CUBLAS_ROWS_FROM = 64
 
@@ -65,7 +65,7 @@ def size_of_sums(x: Tensor, weight: Tensor) -> Tensor:
 def reference_int8(
     x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
 ) -> Tensor:
-    y = quantised(x, quantize_x) @ dequantize_int8(weight, scales, torch.float64).t()
+    y = quantized(x, quantize_x) @ dequantize_int8(weight, scales, torch.float64).t()
     return y if bias is None else y + bias.double()
 
 
@@ -107,17 +107,17 @@ def samples_int8(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("no columns, bias", inputs_int8(dtype, 4, k=0, n=20, bias=True))
     yield Sample("several threads", inputs_int8(dtype, 2, k=1024, n=1100, bias=True))
     yield Sample("many rows", inputs_int8(dtype, 3, 30, k=256, n=200, bias=True))
-    yield from quantised_x_samples(inputs_int8, dtype, 77)
+    yield from quantized_x_samples(inputs_int8, dtype, 77)
     for k in (1, 3, 64, 255, 1028):
-        yield Sample(f"x quantised, {k} columns", inputs_int8(dtype, 15, k=k, n=35), {"quantize_x": True})
+        yield Sample(f"x quantized, {k} columns", inputs_int8(dtype, 15, k=k, n=35), {"quantize_x": True})
     x, weight, scales, bias = inputs_int8(dtype, 2, k=131071, n=5, bias=True)
     x.fill_(1)
     weight[:3] = torch.tensor([-128, 127, 1], dtype=torch.int8)[:, None]
-    yield Sample("x quantised, largest sums", (x, weight, scales / 64, bias), {"quantize_x": True})
+    yield Sample("x quantized, largest sums", (x, weight, scales / 64, bias), {"quantize_x": True})
 
 
-def quantised_x_samples(
-    args: Callable[..., tuple[Any, ...]], dtype: torch.dtype, step: int, prefix: str = "x quantised"
+def quantized_x_samples(
+    args: Callable[..., tuple[Any, ...]], dtype: torch.dtype, step: int, prefix: str = "x quantized"
 ) -> Iterator[Sample]:
     """Samples with quantize_x; args makes inputs of k columns, k a multiple of step."""
     on = {"quantize_x": True}
@@ -293,7 +293,7 @@ def reference_int4(
     bias: Tensor | None = None,
     quantize_x: bool = False,
 ) -> Tensor:
-    y = quantised(x, quantize_x) @ dequantize_int4(weight, scales, zeros, torch.float64).t()
+    y = quantized(x, quantize_x) @ dequantize_int4(weight, scales, zeros, torch.float64).t()
     return y if bias is None else y + bias.double()
 
 
@@ -305,7 +305,7 @@ def peer_int4(
     bias: Tensor | None = None,
     quantize_x: bool = False,
 ) -> Tensor:
-    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantised.py compares with it.)"""
+    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantized.py compares with it.)"""
     return torch.nn.functional.linear(x, dequantize_int4(weight, scales, zeros, x.dtype), bias)
 
 
@@ -355,12 +355,12 @@ def samples_int4(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("several threads", inputs_int4(dtype, 2, k=1024, n=1100, bias=True))
     yield Sample("many rows", inputs_int4(dtype, 3, 30, k=256, n=200, bias=True))
     for group in (32, 64, 128):
-        yield from quantised_x_samples(
-            functools.partial(inputs_int4, group=group), dtype, group, f"x quantised, groups of {group}"
+        yield from quantized_x_samples(
+            functools.partial(inputs_int4, group=group), dtype, group, f"x quantized, groups of {group}"
         )
     for rows in (3, 15):
         args = inputs_int4(dtype, rows, k=384, n=35, zeros=False)
-        yield Sample(f"x quantised, {rows} rows, no zeros", args, {"quantize_x": True})
+        yield Sample(f"x quantized, {rows} rows, no zeros", args, {"quantize_x": True})
 
 
 def errors_int4() -> Iterator[ErrorCase]:

@@ -1,4 +1,4 @@
-// The CPU kernel of linear_int8 and linear_int4: rows of the quantised weight are streamed once from memory, become
+// The CPU kernel of linear_int8 and linear_int4: rows of the quantized weight are streamed once from memory, become
 // factors in registers, and meet up to kMaxRows rows of x.
 // Limit: memory bandwidth of the weight's bytes up to about 4 rows, the conversion and multiply-add units beyond.
 #include "formats.h"
@@ -9,7 +9,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using quantised_linear::Args;
+using quantized_linear::Args;
 
 constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
@@ -312,7 +312,7 @@ template <typename F, typename T> void multiply(const Args &a) {
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
-void infini::quantised_linear::INFINI_LEVEL::int8_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int8_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int8_kernel, [&](auto x) {
         using T = decltype(x);
@@ -320,7 +320,7 @@ void infini::quantised_linear::INFINI_LEVEL::int8_kernel(const Args &args) {
     });
 }
 
-void infini::quantised_linear::INFINI_LEVEL::int4_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int4_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int4_kernel, [&](auto x) {
         using T = decltype(x);

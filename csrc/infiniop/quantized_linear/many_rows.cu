@@ -1,4 +1,4 @@
-// Many rows of x by quantised weights, each slice unpacked, multiplied by cuBLAS and scaled: see many_rows.h.
+// Many rows of x by quantized weights, each slice unpacked, multiplied by cuBLAS and scaled: see many_rows.h.
 // Limit: cuBLAS, and the memory bandwidth of what goes through the workspace.
 #include "many_rows.h"
 

@@ -1,20 +1,20 @@
-// What becomes of sums of linear_int8 and linear_int4, of integers with quantised x and of tiles: scales, the bias, one
+// What becomes of sums of linear_int8 and linear_int4, of integers with quantized x and of tiles: scales, the bias, one
 // rounding.
 #pragma once
 
-#include "quantised_linear.h"
+#include "quantized_linear.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using quantised_linear::Args;
+using quantized_linear::Args;
 
 // Of kLanes results at a time; rarely enough for a call and a choice of types each.
 struct Output {
     const Args &args;
     const int64_t *offsets; // of each row of y
-    const float *x_scales;  // null: x is not quantised
+    const float *x_scales;  // null: x is not quantized
     bool scales_rows;       // by a scale for each row of the weight; groups have theirs in the sums
 
     template <typename Lanes>

@@ -1,11 +1,11 @@
 // The arguments of linear_int8 and linear_int4 as weight_stream.cuh wants them.
-// x apart, for it may be the quantised one; of that, scales and zeros of int4 are those of the weight still.
+// x apart, for it may be the quantized one; of that, scales and zeros of int4 are those of the weight still.
 #pragma once
 
 #include "linear/weight_stream.cuh"
-#include "quantised_linear.h"
+#include "quantized_linear.h"
 
-namespace infini::quantised_linear {
+namespace infini::quantized_linear {
 
 constexpr int kMaxTiles = weight_stream::kInt8Tiles; // of 8 rows of x, that share one reading of the weight
 
@@ -27,4 +27,4 @@ template <typename X> weight_stream::Problem<X> problem_of(const Args &args, con
     return problem;
 }
 
-} // namespace infini::quantised_linear
+} // namespace infini::quantized_linear

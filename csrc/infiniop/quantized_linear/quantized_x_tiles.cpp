@@ -1,17 +1,17 @@
-// The kernels of linear_int8 and linear_int4 in tile registers where x is quantised too: a scale and int8 values for each
+// The kernels of linear_int8 and linear_int4 in tile registers where x is quantized too: a scale and int8 values for each
 // row of x, then int8_gemm/tile_bytes.h, or nibble_tiles.h.
 // Limit: theirs.
 #include "int8_gemm/tile_bytes.h"
 #include "nibble_tiles.h"
 #include "output.h"
-#include "quantise.h"
-#include "quantised_linear.h"
+#include "quantize_row.h"
+#include "quantized_linear.h"
 #include "rows.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Calls body(m, quantise, output) for all rows of x, m at a time: quantise(row, q) is row `row` of these as int8.
+// Calls body(m, quantize, output) for all rows of x, m at a time: quantize(row, q) is row `row` of these as int8.
 template <typename Body> void for_each_pass(const Args &a, int64_t k, Weights weights, const Body &body) {
     const TensorView *const views[] = {&a.x, &a.y};
     const Rows<2> rows(views);
@@ -28,7 +28,7 @@ template <typename Body> void for_each_pass(const Args &a, int64_t k, Weights we
             m,
             [&](int64_t row, int8_t *q) {
                 with_float_type(a.x.dtype, [&](auto type) {
-                    x_scales[row] = quantise_row(a.x.as<const decltype(type)>() + x_offsets[row], a.x.size(-1), q);
+                    x_scales[row] = quantize_row(a.x.as<const decltype(type)>() + x_offsets[row], a.x.size(-1), q);
                 });
             },
             Output{a, y_offsets, x_scales, weights == Weights::kInPlace});
@@ -37,12 +37,12 @@ template <typename Body> void for_each_pass(const Args &a, int64_t k, Weights we
 
 void multiply_int8_by_bytes(const Args &a) {
     const int64_t k = a.x.size(-1);
-    for_each_pass(a, k, Weights::kInPlace, [&](int64_t m, const auto &quantise, const Output &output) {
+    for_each_pass(a, k, Weights::kInPlace, [&](int64_t m, const auto &quantize, const Output &output) {
         multiply_bytes(
             m, a.weight.size(0), k, a.weight.as<const int8_t>(), a.weight.stride(0),
             [&](int64_t row, char *room) {
                 auto *const q = reinterpret_cast<int8_t *>(room);
-                quantise(row, q);
+                quantize(row, q);
                 return static_cast<const int8_t *>(q);
             },
             output);
@@ -53,12 +53,12 @@ void multiply_int4_by_bytes(const Args &a) {
     const NibbleWeight<int8_t> weight{a};
     const GroupScales scales{a.scales, a.zeros};
     const int64_t group = weight.group, padded = weight.steps * kTileStep<int8_t>;
-    for_each_pass(a, weight.k, Weights::kGrouped, [&](int64_t m, const auto &quantise, const Output &output) {
+    for_each_pass(a, weight.k, Weights::kGrouped, [&](int64_t m, const auto &quantize, const Output &output) {
         multiply_tiles<int8_t>(
             m, weight.k, weight.blocks(), byte_room(weight.k),
             [&](int64_t row, char *room) {
                 auto *const q = reinterpret_cast<int8_t *>(room);
-                quantise(row, q);
+                quantize(row, q);
                 for (int64_t g = weight.groups - 1; padded > group && g >= 0; --g) {
                     std::memmove(q + g * padded, q + g * group, static_cast<size_t>(group));
                     std::memset(q + g * padded + group, 0, static_cast<size_t>(padded - group));
@@ -76,10 +76,10 @@ void multiply_int4_by_bytes(const Args &a) {
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
-void infini::quantised_linear::INFINI_LEVEL::int8_quantised_x_tile_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int8_quantized_x_tile_kernel(const Args &args) {
     infini::INFINI_LEVEL::multiply_int8_by_bytes(args);
 }
 
-void infini::quantised_linear::INFINI_LEVEL::int4_quantised_x_tile_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int4_quantized_x_tile_kernel(const Args &args) {
     infini::INFINI_LEVEL::multiply_int4_by_bytes(args);
 }

@@ -86,10 +86,10 @@ void multiply_int4(const Args &a) {
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
-void infini::quantised_linear::INFINI_LEVEL::int8_tile_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int8_tile_kernel(const Args &args) {
     infini::INFINI_LEVEL::multiply_int8(args);
 }
 
-void infini::quantised_linear::INFINI_LEVEL::int4_tile_kernel(const Args &args) {
+void infini::quantized_linear::INFINI_LEVEL::int4_tile_kernel(const Args &args) {
     infini::INFINI_LEVEL::multiply_int4(args);
 }

@@ -1,4 +1,4 @@
-// A row as int8 with a scale, on CUDA: the numbers of common/quantise.h, from a row's largest magnitude on.
+// A row as int8 with a scale, on CUDA: the numbers of common/quantize_row.h, from a row's largest magnitude on.
 #pragma once
 
 #include "numbers.cuh"
@@ -17,7 +17,7 @@ public:
     }
 
     __device__ __forceinline__ float scale() const { return scale_; }
-    __device__ __forceinline__ int8_t quantise(float x) const {
+    __device__ __forceinline__ int8_t quantize(float x) const {
         const float value = min(127.0f, max(-127.0f, x / (scale_ > 0 ? scale_ : 1)));
         return static_cast<int8_t>(finite_ ? __float2int_rn(value) : 0);
     }

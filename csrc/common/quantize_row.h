@@ -1,4 +1,4 @@
-// A row as int8 with a scale: what weights, cached keys and values and the x of quantised products become.
+// A row as int8 with a scale: what weights, cached keys and values and the x of quantized products become.
 // Included only by *_cpu.cpp files, like vec.h.
 #pragma once
 
@@ -30,7 +30,7 @@ inline void store_bytes(int8_t *p, VecI value, int n) {
 
 // x[i] = q[i] * scale nearly, with the returned scale = max |x| / 127: q[i] is x[i] / scale rounded to nearest even. A
 // row with infinity or NaN in it has the scale NaN and q of zeros, a row of zeros the scale 0.
-template <typename T> float quantise_row(const T *x, int64_t n, int8_t *q) {
+template <typename T> float quantize_row(const T *x, int64_t n, int8_t *q) {
     VecI magnitudes{}; // as integers, NaN lies above infinity, and this above all finite values
     for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecI bits = (VecI)load_at(x, i, lanes) & 0x7fffffff;

@@ -11,7 +11,7 @@
 #include "many_rows.h"
 #include "tensor_view.h"
 
-namespace infini::quantised_linear {
+namespace infini::quantized_linear {
 
 // linear_int8: weight [n, k] int8, scales [n]; the weight is q * scale.
 // linear_int4: weight [n, k / 2] uint8, element 2i of a row in the lower half of byte i, 2i + 1 in the upper; scales and
@@ -29,9 +29,9 @@ struct Args {
 };
 
 // Where x as int8 lies in the workspace on CUDA: rows, padded for vectors of 16 bytes, then their scales.
-struct QuantisedX {
+struct QuantizedX {
     int64_t rows, pitch;
-    explicit QuantisedX(const TensorView &x) : rows(1), pitch((x.size(-1) + 15) / 16 * 16) {
+    explicit QuantizedX(const TensorView &x) : rows(1), pitch((x.size(-1) + 15) / 16 * 16) {
         for (int dim = 0; dim + 1 < x.ndim; ++dim) {
             rows *= x.shape[dim];
         }
@@ -62,15 +62,15 @@ void run(const ExecutionContext &context, Format format, const Args &args);
 INFINI_CPU_KERNEL(int8_kernel, Args)
 INFINI_CPU_KERNEL(int4_kernel, Args)
 // With quantize_x.
-INFINI_DOT_KERNEL(int8_quantised_x_kernel, Args)
-INFINI_DOT_KERNEL(int4_quantised_x_kernel, Args)
+INFINI_DOT_KERNEL(int8_quantized_x_kernel, Args)
+INFINI_DOT_KERNEL(int4_quantized_x_kernel, Args)
 // Of bfloat16 x, and with quantize_x of any.
 INFINI_TILE_KERNEL(int8_tile_kernel, Args)
 INFINI_TILE_KERNEL(int4_tile_kernel, Args)
-INFINI_TILE_KERNEL(int8_quantised_x_tile_kernel, Args)
-INFINI_TILE_KERNEL(int4_quantised_x_tile_kernel, Args)
+INFINI_TILE_KERNEL(int8_quantized_x_tile_kernel, Args)
+INFINI_TILE_KERNEL(int4_quantized_x_tile_kernel, Args)
 
 extern KernelTable<Args> int8_kernels, int4_kernels;
-extern KernelTable<Args> int8_quantised_x_kernels, int4_quantised_x_kernels; // with quantize_x
+extern KernelTable<Args> int8_quantized_x_kernels, int4_quantized_x_kernels; // with quantize_x
 
-} // namespace infini::quantised_linear
+} // namespace infini::quantized_linear

@@ -4,15 +4,15 @@
 #pragma once
 
 #include "cuda/launch.cuh"
-#include "cuda/quantise.cuh"
+#include "cuda/quantize_row.cuh"
 #include "cuda/reduce.cuh"
 #include "slots.cuh"
 
 namespace infini::paged_caching {
 
-constexpr int kQuantiseWarps = 4;
+constexpr int kQuantizeWarps = 4;
 
-struct QuantisedCaches {
+struct QuantizedCaches {
     TensorView k_cache, v_cache, k_scales, v_scales, slot_mapping;
     int64_t tokens;
     int tile; // tokens of a block
@@ -21,8 +21,8 @@ struct QuantisedCaches {
 // Source: slices(is_k), how many slices a row has; and read(is_k, head, token, i, vectors), which reads number i of them
 // and returns the Slice.
 template <typename T, typename Source>
-__global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
-    quantise_heads(const __grid_constant__ QuantisedCaches a, const __grid_constant__ Source source) {
+__global__ void __launch_bounds__(kQuantizeWarps *cuda::kWarp)
+    quantize_heads(const __grid_constant__ QuantizedCaches a, const __grid_constant__ Source source) {
     cuda::grid_dependency_sync();
     INFINI_SHARED(tile, Tile);
     const int64_t heads = a.k_cache.shape[1], first = static_cast<int64_t>(blockIdx.x) * a.tile;
@@ -30,13 +30,13 @@ __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
     tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.tokens);
     const int lane = threadIdx.x;
     // The rows of K's heads and then V's, dealt out to the warps from token to token, without a division: it takes calls.
-    static_assert((kQuantiseWarps & (kQuantiseWarps - 1)) == 0);
+    static_assert((kQuantizeWarps & (kQuantizeWarps - 1)) == 0);
     for (int j = 0; j < static_cast<int>(end - first); ++j) {
         if (!tile.writes(j)) {
             continue;
         }
         const int64_t before = j * 2 * heads;
-        for (int64_t i = (threadIdx.y - before) & (kQuantiseWarps - 1); i < 2 * heads; i += kQuantiseWarps) {
+        for (int64_t i = (threadIdx.y - before) & (kQuantizeWarps - 1); i < 2 * heads; i += kQuantizeWarps) {
             const bool is_k = i < heads;
             const int64_t head = is_k ? i : i - heads;
             cuda::Vector<T> vectors[2];
@@ -60,7 +60,7 @@ __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
                 for (int e = 0; e < 2 * cuda::kWidth<T>; ++e) {
                     const int k = e / cuda::kWidth<T>, of_vector = e % cuda::kWidth<T>;
                     if (of_vector < at.count[k]) {
-                        row[at.at[k] + of_vector] = scale.quantise(cuda::widen(vectors[k].values[of_vector]));
+                        row[at.at[k] + of_vector] = scale.quantize(cuda::widen(vectors[k].values[of_vector]));
                     }
                 }
             }
@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(kQuantiseWarps *cuda::kWarp)
 }
 
 template <typename T, typename Source>
-void launch_quantise(const ExecutionContext &context, QuantisedCaches caches, const Source &source) {
+void launch_quantize(const ExecutionContext &context, QuantizedCaches caches, const Source &source) {
     const int64_t wanted = tile_of(caches.tokens);
     caches.tile = static_cast<int>(wanted < 1 ? 1 : wanted < cuda::kTileTokens ? wanted : cuda::kTileTokens);
     const int64_t blocks = (caches.tokens + caches.tile - 1) / caches.tile;
-    cuda::launch(context, quantise_heads<T, Source>, cuda::grid_x(blocks), dim3(cuda::kWarp, kQuantiseWarps), 0, caches,
+    cuda::launch(context, quantize_heads<T, Source>, cuda::grid_x(blocks), dim3(cuda::kWarp, kQuantizeWarps), 0, caches,
                  source);
 }
 

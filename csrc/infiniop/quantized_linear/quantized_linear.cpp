@@ -1,13 +1,13 @@
 // The rules of linear_int8 and linear_int4, and the way to their kernels.
-#include "quantised_linear.h"
+#include "quantized_linear.h"
 
 #include "check.h"
 #include "int8_gemm/int8_gemm.h"
 
-namespace infini::quantised_linear {
+namespace infini::quantized_linear {
 
 KernelTable<Args> int8_kernels{"linear_int8"}, int4_kernels{"linear_int4"};
-KernelTable<Args> int8_quantised_x_kernels{"linear_int8"}, int4_quantised_x_kernels{"linear_int4"};
+KernelTable<Args> int8_quantized_x_kernels{"linear_int8"}, int4_quantized_x_kernels{"linear_int4"};
 
 namespace {
 
@@ -36,7 +36,7 @@ void check_groups(const Checker &rule, const TensorView &scales, int64_t n, int6
 }
 
 // Rows of x from which on tiles are faster than vectors: measured on an Intel Xeon (Sapphire Rapids), one thread,
-// 2048 -> 5632. Where x is quantised both give the same bits; where it is not, tiles add in an order of their own.
+// 2048 -> 5632. Where x is quantized both give the same bits; where it is not, tiles add in an order of their own.
 constexpr int64_t kInt4TileRowsFrom = 14, kFloatTileRowsFrom = 5;
 
 bool in_tiles(Format format, const Args &args) {
@@ -112,7 +112,7 @@ namespace {
 
 const KernelTable<Args> &kernels_of(Format format, const Args &args) {
     const bool int8 = format == Format::kInt8;
-    return args.quantize_x ? (int8 ? int8_quantised_x_kernels : int4_quantised_x_kernels)
+    return args.quantize_x ? (int8 ? int8_quantized_x_kernels : int4_quantized_x_kernels)
                            : (int8 ? int8_kernels : int4_kernels);
 }
 
@@ -126,10 +126,10 @@ void run_on_cpu(const ExecutionContext &context, const Args &args) {
 const RegisteredKernel<Args> registered[] = {
     {int8_kernels, INFINI_DEVICE_CPU, run_on_cpu<Format::kInt8, int8_tile_kernel, int8_kernel>},
     {int4_kernels, INFINI_DEVICE_CPU, run_on_cpu<Format::kInt4, int4_tile_kernel, int4_kernel>},
-    {int8_quantised_x_kernels, INFINI_DEVICE_CPU,
-     run_on_cpu<Format::kInt8, int8_quantised_x_tile_kernel, int8_quantised_x_kernel>},
-    {int4_quantised_x_kernels, INFINI_DEVICE_CPU,
-     run_on_cpu<Format::kInt4, int4_quantised_x_tile_kernel, int4_quantised_x_kernel>},
+    {int8_quantized_x_kernels, INFINI_DEVICE_CPU,
+     run_on_cpu<Format::kInt8, int8_quantized_x_tile_kernel, int8_quantized_x_kernel>},
+    {int4_quantized_x_kernels, INFINI_DEVICE_CPU,
+     run_on_cpu<Format::kInt4, int4_quantized_x_tile_kernel, int4_quantized_x_kernel>},
 };
 
 } // namespace
@@ -154,7 +154,7 @@ many_rows::Problem many_rows_problem(const Args &args) {
     problem.bias = args.bias;
     problem.workspace = args.workspace;
     if (args.quantize_x) {
-        const QuantisedX layout(args.x);
+        const QuantizedX layout(args.x);
         const auto at = [&](int64_t byte) -> void * { // of no workspace while its size is asked for
             return args.workspace == nullptr ? nullptr : static_cast<char *>(args.workspace) + byte;
         };
@@ -178,8 +178,8 @@ many_rows::Problem many_rows_problem(const Args &args) {
 
 size_t cuda_workspace_bytes(const ExecutionContext &, const Args &args) {
     const many_rows::Problem problem = many_rows_problem(args);
-    return (args.quantize_x ? static_cast<size_t>(QuantisedX(args.x).bytes()) : 0) +
+    return (args.quantize_x ? static_cast<size_t>(QuantizedX(args.x).bytes()) : 0) +
            (many_rows::takes(problem) ? many_rows::workspace_size(problem) : 0);
 }
 
-} // namespace infini::quantised_linear
+} // namespace infini::quantized_linear

@@ -1,4 +1,4 @@
-// When products of many rows by quantised weights go to cuBLAS, in which slices, and what workspace they take.
+// When products of many rows by quantized weights go to cuBLAS, in which slices, and what workspace they take.
 #include "many_rows.h"
 
 #include <charconv>

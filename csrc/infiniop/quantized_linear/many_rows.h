@@ -1,4 +1,4 @@
-// Many rows of x by quantised weights on CUDA, for linear_int8, linear_int4 and int8_gemm: the weight becomes dense in a
+// Many rows of x by quantized weights on CUDA, for linear_int8, linear_int4 and int8_gemm: the weight becomes dense in a
 // workspace, slice by slice of its rows, and cuBLAS multiplies. Fewer rows stream it (linear/weight_stream.cuh).
 //
 // What is rounded:

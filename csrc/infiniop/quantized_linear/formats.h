@@ -1,8 +1,8 @@
-// How quantised weights become factors of a product. For each format: the registers that hold a step along k, and x
+// How quantized weights become factors of a product. For each format: the registers that hold a step along k, and x
 // packed in the same order, which may be any within a step.
 #pragma once
 
-#include "quantised_linear.h"
+#include "quantized_linear.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
@@ -90,10 +90,10 @@ template <typename X_> struct Int8 {
     static constexpr int64_t run_bytes(int) { return 128; } // for this many rows of x
 
     struct Pattern { // none: the scale of a row is applied to its sum
-        explicit Pattern(const quantised_linear::Args &) {}
+        explicit Pattern(const quantized_linear::Args &) {}
     };
     struct Scales {
-        void fill(const quantised_linear::Args &, const Pattern &, int64_t, int64_t, int64_t) {}
+        void fill(const quantized_linear::Args &, const Pattern &, int64_t, int64_t, int64_t) {}
     };
 
     static Weights load_step(const uint8_t *p, const Pattern &, const Scales &, int64_t) {
@@ -214,7 +214,7 @@ template <typename X_> struct Int4 {
         int shift = 0; // group = 1 << shift
         VecI group_of_lane{};
 
-        explicit Pattern(const quantised_linear::Args &a) {
+        explicit Pattern(const quantized_linear::Args &a) {
             const int64_t groups = a.scales.size(1), group = groups > 0 ? a.x.size(-1) / groups : 128;
             shift = group == 32 ? 5 : group == 64 ? 6 : 7;
             for (int lane = 0; lane < kLanes; ++lane) {
@@ -238,7 +238,7 @@ template <typename X_> struct Int4 {
     struct Scales {
         float values[kLongest / 32 + kLanes];
 
-        void fill(const quantised_linear::Args &a, const Pattern &pattern, int64_t row, int64_t first_k, int64_t k) {
+        void fill(const quantized_linear::Args &a, const Pattern &pattern, int64_t row, int64_t first_k, int64_t k) {
             with_float_type(a.scales.dtype, [&](auto type) {
                 const auto *from =
                     a.scales.as<const decltype(type)>() + row * a.scales.stride(0) + (first_k >> pattern.shift);

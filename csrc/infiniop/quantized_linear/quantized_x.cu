@@ -1,20 +1,20 @@
-// The CUDA kernels of linear_int8 and linear_int4 where x is quantised too: a kernel that writes x as int8 with a scale
+// The CUDA kernels of linear_int8 and linear_int4 where x is quantized too: a kernel that writes x as int8 with a scale
 // for each row to the workspace, then exact products of integers: weight_stream.cuh, and many rows by cuBLAS with int8.
 // Limit: memory bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32. Then many_rows.h.
 #include "problem.cuh"
 #include "quantize/int8_rows.cuh"
 
-namespace infini::quantised_linear {
+namespace infini::quantized_linear {
 namespace {
 
 template <typename Format> void multiply(const ExecutionContext &context, const Args &args) {
-    const QuantisedX layout(args.x);
+    const QuantizedX layout(args.x);
     auto *const q = static_cast<int8_t *>(args.workspace);
     auto *const scales = reinterpret_cast<float *>(q + layout.scales_at());
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            quantize::quantise_rows<T>(context, args.x, q, layout.pitch, layout.pitch, scales);
+            quantize::quantize_rows<T>(context, args.x, q, layout.pitch, layout.pitch, scales);
         }
     });
     const many_rows::Problem many = many_rows_problem(args);
@@ -43,10 +43,10 @@ void run_int4_on_cuda(const ExecutionContext &context, const Args &args) {
     multiply<weight_stream::Int4ByInt8>(context, args);
 }
 
-const RegisteredKernel<Args> int8_registered{int8_quantised_x_kernels, INFINI_DEVICE_NVIDIA, run_int8_on_cuda,
+const RegisteredKernel<Args> int8_registered{int8_quantized_x_kernels, INFINI_DEVICE_NVIDIA, run_int8_on_cuda,
                                              cuda_workspace_bytes};
-const RegisteredKernel<Args> int4_registered{int4_quantised_x_kernels, INFINI_DEVICE_NVIDIA, run_int4_on_cuda,
+const RegisteredKernel<Args> int4_registered{int4_quantized_x_kernels, INFINI_DEVICE_NVIDIA, run_int4_on_cuda,
                                              cuda_workspace_bytes};
 
 } // namespace
-} // namespace infini::quantised_linear
+} // namespace infini::quantized_linear

@@ -1,6 +1,6 @@
 """linear_int8 and linear_int4: products with weights that are stored as small integers.
 
-The kernels are in csrc/infiniop/quantised_linear; torch_infini/quantize.py makes the weights.
+The kernels are in csrc/infiniop/quantized_linear; torch_infini/quantize.py makes the weights.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def linear_int8(
     for bfloat16 x on AVX-512 BF16 and in AMX tiles, exactly), products are summed in float32, and the result is rounded
     once. The order of the sum depends on k alone.
 
-    With quantize_x (W8A8), each row of x is quantised as `torch_infini.quantize.quantize_int8` does it, symmetrically
+    With quantize_x (W8A8), each row of x is quantized as `torch_infini.quantize.quantize_int8` does it, symmetrically
     with scale_x = max |row| / 127 and ties to even: an error of up to scale_x / 2 in each element. The products of
     integers are summed exactly, and y = sum * (scale_x * scales) + bias, in float32, is rounded once. A row with
     infinity or NaN in it gives NaN throughout; a row of zeros gives the bias.
@@ -50,7 +50,7 @@ def linear_int8(
             `torch_infini.quantize.quantize_int8` makes it and the scales from a float weight.
         scales: [n] float32, or the dtype of x; stride 1.
         bias: [n], dtype of x, or None.
-        quantize_x: Whether x is quantised too. Then k is at most 131071, for int32 to hold the sum.
+        quantize_x: Whether x is quantized too. Then k is at most 131071, for int32 to hold the sum.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
 
     Returns:
@@ -89,7 +89,7 @@ def linear_int4(
     within a group the products with q - 8 are summed in float32 and multiplied by the scale, and zero times the group's
     sum of x is added. The result is rounded once. The order of the sum depends on k and the group alone.
 
-    With quantize_x (W4A8), each row of x is quantised as in linear_int8. Within a group the products of integers, and x
+    With quantize_x (W4A8), each row of x is quantized as in linear_int8. Within a group the products of integers, and x
     itself, are summed exactly; scale times the one and zero times the other are added up over the groups in float32,
     in order; the total times scale_x, plus bias, is rounded once. A row with infinity or NaN in it gives NaN
     throughout; a row of zeros gives the bias.
@@ -111,11 +111,11 @@ def linear_int4(
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [n, k / 2] uint8: element 2i of a row in the lower half of byte i, 2i + 1 in the upper. Stride 1 in the
             last dimension, rows at any distance. `torch_infini.quantize.quantize_int4` makes it, the scales and zeros
-            from a float weight; `pack_int4` there packs integers that were quantised elsewhere.
+            from a float weight; `pack_int4` there packs integers that were quantized elsewhere.
         scales: [n, k / group] float32, or the dtype of x; group is 32, 64 or 128. Rows of stride 1.
         zeros: The shape and dtype of scales, or None for 0.
         bias: [n], dtype of x, or None.
-        quantize_x: Whether x is quantised too.
+        quantize_x: Whether x is quantized too.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
 
     Returns:

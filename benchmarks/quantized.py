@@ -1,6 +1,6 @@
-"""Times linear_int8 and linear_int4 against torch's own weight-only products: results/CPU/quantised.csv.
+"""Times linear_int8 and linear_int4 against torch's own weight-only products: results/CPU/quantized.csv.
 
-    python benchmarks/run.py --quantised --threads 1,2
+    python benchmarks/run.py --quantized --threads 1,2
 
 All contestants multiply x by weights of the same shape. Each is called once a round, after 256 MiB were read, so that
 it finds its weight in memory and not in a cache, as a layer of a model does; medians over the rounds. Ratios are the
@@ -107,7 +107,7 @@ def cases(options: argparse.Namespace) -> Cases:
 
 def main(argv: Sequence[str] | None = None) -> None:
     quick = "one dtype, two small shapes, short measurements"
-    parser = harness.new_parser(__doc__, "quantised.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True)
+    parser = harness.new_parser(__doc__, "quantized.csv", threads=[1], quick=quick, ops=OPS, with_dtypes=True)
     options = parser.parse_args(argv)
     harness.run(options, cases(options))
 

@@ -5,7 +5,7 @@
 #include "linear/weight_stream.cuh"
 #include "problem.cuh"
 
-namespace infini::quantised_linear {
+namespace infini::quantized_linear {
 
 namespace {
 
@@ -27,4 +27,4 @@ void run_int4_on_cuda(const ExecutionContext &context, const Args &args) {
 const RegisteredKernel<Args> registered{int4_kernels, INFINI_DEVICE_NVIDIA, run_int4_on_cuda, cuda_workspace_bytes};
 
 } // namespace
-} // namespace infini::quantised_linear
+} // namespace infini::quantized_linear
