@@ -59,7 +59,6 @@ def test_add_an_op(tmp_path: Path) -> None:
         "-q",
         "tests/test_docs.py",
         "tests/test_arrows.py",
-        "tests/test_cli.py",
         "-k",
         "not of_pages and not torchrun",
     )

@@ -182,7 +182,7 @@ def test_avx_vnni_in_the_encoding_of_avx512(tmp_path: Path) -> None:
     if "avx2_vnni" not in torch_infini.cpu_capabilities():
         build = tmp_path / "build"
         build.mkdir()
-        for folder, name in ((tmp_path, "infinirt"), (NATIVE, "infiniccl"), (NATIVE, "torch_infini")):
+        for folder, name in ((tmp_path, "infinirt"), *((NATIVE, n) for n in ("infiniop", "infiniccl", "torch_infini"))):
             shutil.copy(folder / f"lib{name}.so", build)
         ended = python("-c", SIGNALS, INFINI_LIBRARIES=str(build))
         assert ended.stdout.split() == ["0"] * 3 + [str(int(signal.SIGILL))] * 3, (ended.stdout, ended.stderr)

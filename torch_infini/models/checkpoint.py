@@ -359,7 +359,7 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
         found = next((known for known in _STORED if known == kind), None)
         if found is None:
             raise ValueError(
-                f"{_NAME}: quantization_config.quantized in {folder}/config.json must have format int8 and group 0, or "
+                f"{_NAME}: quantization_config.quantised in {folder}/config.json must have format int8 and group 0, or "
                 f"int4 and 32 or 64, for each layer, got {layer!r} for {name!r}"
             )
         stored[name] = found

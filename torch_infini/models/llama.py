@@ -413,7 +413,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
         formats |= dict.fromkeys(names, kinds.pop().format)
     if unknown := sorted(stored.keys() - formats.keys()):
         raise ValueError(
-            "torch_infini.models.Llama: quantization_config.quantized must name linear layers of the model, got "
+            "torch_infini.models.Llama: quantization_config.quantised must name linear layers of the model, got "
             f"{', '.join(unknown[:5])}"
         )
     of_layers = {format for name, format in formats.items() if name != "lm_head"}

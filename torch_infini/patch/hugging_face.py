@@ -27,7 +27,7 @@ class QuantizationConfig(QuantizationConfigMixin):
     """The entry `quantization_config` of a config.json; its arguments are the fields there.
 
     Args:
-        quantized: Format and group of each quantized layer, by its name.
+        quantised: Format and group of each quantized layer, by its name.
         dtype: Of activations and of all other weights.
         only: As for patch_model.
         skip: As for patch_model.
@@ -37,7 +37,7 @@ class QuantizationConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        quantized: dict[str, dict[str, Any]] | None = None,
+        quantised: dict[str, dict[str, Any]] | None = None,
         dtype: str = "",
         only: list[str] | None = None,
         skip: list[str] | None = None,
@@ -45,7 +45,7 @@ class QuantizationConfig(QuantizationConfigMixin):
         **more: Any,
     ) -> None:
         self.quant_method = quant_method  # the others are checked when a model is read
-        self.quantized, self.dtype, self.only, self.skip = quantized, dtype, only, [] if skip is None else skip
+        self.quantised, self.dtype, self.only, self.skip = quantised, dtype, only, [] if skip is None else skip
 
 
 @register_quantizer(METHOD)
@@ -71,7 +71,7 @@ class Quantizer(HfQuantizer):
         stored = getattr(torch, str(config.dtype), None)
         if not isinstance(stored, torch.dtype) or stored not in folder.DTYPES.values():
             raise folder.invalid(folder.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
-        layers = folder.checked_layers(config.quantized, folder.CONFIG, WHERE)
+        layers = folder.checked_layers(config.quantised, folder.CONFIG, WHERE)
         for field in ("only", "skip") if config.only is not None else ("skip",):
             folder.checked_patterns(getattr(config, field), folder.CONFIG, field, WHERE)
         self.stored = stored
@@ -87,7 +87,7 @@ class Quantizer(HfQuantizer):
         for module in model.modules():
             if hasattr(module, "config"):
                 vars(module.config).pop("_is_quantized", None)
-        load.finish(model, self.folder, config.quantized or {}, config.only, config.skip)
+        load.finish(model, self.folder, config.quantised or {}, config.only, config.skip)
         if self.wanted != self.stored:
             whole: nn.Module = model  # transformers' own `to` has no usable type
             whole.to(self.wanted)

@@ -15,7 +15,19 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 # Those between ranks are in tests/test_distributed_ops.py.
 
 
-def reference(x: Tensor, *numbers: int) -> Tensor:
+def all_reduce_reference(x: Tensor, group: int = 0, op: int = 0) -> Tensor:
+    return x.double()
+
+
+def broadcast_reference(x: Tensor, group: int = 0, root: int = 0) -> Tensor:
+    return x.double()
+
+
+def all_gather_reference(x: Tensor, group: int = 0, group_size: int = 1) -> Tensor:
+    return x.double()
+
+
+def reduce_scatter_reference(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0) -> Tensor:
     return x.double()
 
 
@@ -78,7 +90,7 @@ def bench(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("512x4096", (values(dtype, 512, 4096),))
 
 
-def info(name: str, *cases: tuple[str, dict[str, Any], str]) -> OpInfo:
+def info(name: str, reference: Callable[..., Tensor], *cases: tuple[str, dict[str, Any], str]) -> OpInfo:
     return OpInfo(
         **vars(REGISTRY[name]),
         reference=reference,
@@ -91,8 +103,8 @@ def info(name: str, *cases: tuple[str, dict[str, Any], str]) -> OpInfo:
 
 
 INFOS = (
-    info("all_reduce", REDUCTION),
-    info("broadcast", ROOT),
-    info("all_gather", SIZE),
-    info("reduce_scatter", SIZE, REDUCTION),
+    info("all_reduce", all_reduce_reference, REDUCTION),
+    info("broadcast", broadcast_reference, ROOT),
+    info("all_gather", all_gather_reference, SIZE),
+    info("reduce_scatter", reduce_scatter_reference, SIZE, REDUCTION),
 )
