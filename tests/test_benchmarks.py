@@ -115,8 +115,9 @@ def test_bad_arguments(command: str, text: str) -> None:
     assert result.returncode == 2 and text in result.stderr
 
 
-def test_decompose_starts() -> None:
-    result = start("decompose.py", "--help")  # all of it takes minutes
+@pytest.mark.parametrize("script", ["decompose.py", "compile.py"])
+def test_long_ones_start(script: str) -> None:
+    result = start(script, "--help")  # all of it takes minutes, or half a minute of Inductor
     assert result.returncode == 0 and "--out" in result.stdout, result.stderr
 
 
@@ -129,13 +130,6 @@ def test_decode(harness: Any, tmp_path: Path) -> None:
         (phase, variant, "2") for phase in phases for variant in ("unpatched", "patched")
     ]
     assert all(bool(row["weights_gb_per_s"]) == (row["phase"] != "prefill") for row in rows)
-
-
-def test_compile(harness: Any, tmp_path: Path) -> None:
-    pytest.importorskip("transformers")
-    command = "compile.py --shapes tiny --layers 1 --steps 2 --rounds 1"
-    rows = measured(harness, tmp_path / "compile.csv", command, "inductor_ms infini_ms ratio")
-    assert values(rows, "shape", "phase", "layers") == [("tiny", "prefill", "1"), ("tiny", "decode", "1")]
 
 
 def test_families(harness: Any, tmp_path: Path) -> None:

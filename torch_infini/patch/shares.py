@@ -69,13 +69,13 @@ class Share:
         """
         if not self.adds:
             y = multiply(x, bias)
-            return self.side_by_side(y) if self.gathered else y
+            return self.all_gather(y) if self.gathered else y
         if self.cut is not None:
             x = x.narrow(-1, *self.cut)
         y = self.ranks.all_reduce(multiply(x, None))
         return y if bias is None else y.add_(bias)
 
-    def side_by_side(self, y: Tensor) -> Tensor:
+    def all_gather(self, y: Tensor) -> Tensor:
         rows = y.reshape(-1, y.shape[-1])
         _, _, most = self.ranks.shard_rows(self.gathered)
         if rows.shape[1] < most:

@@ -5,6 +5,7 @@
 // SASS: softmax_rows: LDG.E.128
 // SASS: router_rows: LDG.E.128
 #include "candidate.h"
+#include "cuda/keep.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/rows.cuh"
@@ -67,8 +68,10 @@ __global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ J
     const auto best_up_to = [&](uint64_t limit) {
         uint64_t best = kNone;
         part.visit([&](int64_t i, int count, float (&v)[kWidth]) {
+            int first = static_cast<int>(i); // kept, or all candidates would be made once and spilled
+            cuda::keep(first);
             for (int e = 0; e < kWidth; ++e) {
-                const uint64_t next = candidate(v[e], i + e);
+                const uint64_t next = candidate(v[e], first + e);
                 best = e < count && next <= limit ? larger(best, next) : best;
             }
         });
