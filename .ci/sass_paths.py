@@ -309,6 +309,8 @@ def main() -> int:
     if sass.find_cuobjdump() is None:
         sys.exit("sass_paths: no cuobjdump: see .ci/sass.py")
     cases = [case for case in CASES if re.search(arguments.pattern, case.name)]
+    if not cases:
+        sys.exit(f"sass_paths: pattern must match the name of a case of .ci/sass_cases.py, got {arguments.pattern!r}")
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
 
         def functions_of(source: str) -> list[sass.Function]:

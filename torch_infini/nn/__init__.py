@@ -10,6 +10,7 @@ from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear, LinearFormat, WeightFormat
 from .mlp import SwiGLU
 from .norm import RMSNorm
+from .ranks import Ranks
 from .rotary import RotaryEmbedding
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Linear",
     "LinearFormat",
     "RMSNorm",
+    "Ranks",
     "RotaryEmbedding",
     "SwiGLU",
     "WeightFormat",
