@@ -24,7 +24,7 @@ Embedding::Embedding(size_t num_embeddings, size_t embedding_dim, std::optional<
 }
 
 Tensor Embedding::forward(const Tensor &indices) const {
-    return op::embedding(indices->to(weight_->device()), weight_);
+    return op::embedding(indices, weight_);
 }
 
 std::string Embedding::extra_repr() const {
