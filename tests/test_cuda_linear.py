@@ -13,8 +13,10 @@ from cuda_calls import allocations, check, here
 
 from torch_infini.ops.matmul import values
 from torch_infini.testing import check_against_reference, cuda_device
+from torch_infini.testing.c_ops import Descriptor
+from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
 from torch_infini.testing.ops import OP_INFOS, Sample
-from torch_infini.testing.ops.linear import inputs
+from torch_infini.testing.ops.linear import C_OPS, inputs
 from torch_infini.testing.ops.matmul import factors
 from torch_infini.testing.ops.quantized_linear import inputs_int4, inputs_int8
 
@@ -154,3 +156,23 @@ def test_streamed_rows_take_no_workspace(dtype: torch.dtype) -> None:
     # Two batches that do not merge: of three rows each, and of three matrices.
     assert largest(matmul, x[:6].view(3, 2, 1, 64).transpose(0, 1), weight.t()) < 2**20
     assert largest(matmul, x[:24].view(3, 2, 4, 64).transpose(0, 1), weight.t()) > 2**25
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_the_c_operator_asks_for_workspace_where_cublas_is_called(dtype: torch.dtype) -> None:
+    streamed = 4 if dtype == torch.float32 else 16
+    for device, rows, k, wanted in (
+        (NVIDIA, streamed, 64, False),
+        (NVIDIA, streamed + 1, 64, True),
+        (NVIDIA, streamed + 1, 0, False),
+        (NVIDIA, 0, 64, False),
+        (CPU, streamed + 1, 64, False),
+    ):
+        x, weight, bias = inputs(dtype, rows, k=k, n=48, bias=True)
+        ok("SetDevice", device, 0)
+        try:
+            with Descriptor(C_OPS[0], {"out": x.new_empty(rows, 48), "x": x, "weight": weight, "bias": bias}) as made:
+                size = made.workspace_size()
+        finally:
+            ok("SetDevice", CPU, 0)
+        assert 2**25 < size < 2**26 if wanted else size == 0, (device, rows, k, size)

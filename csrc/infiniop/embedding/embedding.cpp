@@ -43,7 +43,7 @@ template <typename Id> void check_ids(const TensorView &ids, int64_t rows, const
 
 } // namespace
 
-void run(const ExecutionContext &context, const Args &args) {
+void check(const Args &args) {
     const TensorView &out = args.out, &ids = args.ids, &weight = args.weight;
     kRule.rank("ids", ids, 0, kMaxDims - 1);
     kRule.dtype("ids", ids, {INFINI_DTYPE_I64, INFINI_DTYPE_I32});
@@ -53,7 +53,6 @@ void run(const ExecutionContext &context, const Args &args) {
     if (args.first < 0) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "first", "be at least 0", message(args.first));
     }
-    const bool is_part = args.first != 0 || args.total != weight.shape[0];
     if (args.total - args.first < weight.shape[0]) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "total",
                    message("be at least first and the rows of weight, ", args.first, " + ", weight.shape[0]),
@@ -75,10 +74,15 @@ void run(const ExecutionContext &context, const Args &args) {
     kRule.writable("out", out);
     kRule.no_partial_overlap("out", out, "ids", ids);
     kRule.no_partial_overlap("out", out, "weight", weight);
-    if (out.numel() > 0 && out.data == weight.data) {
+    if (out.data != nullptr && out.numel() > 0 && out.data == weight.data) {
         kRule.fail(INFINI_STATUS_BAD_PARAM, "out", "share no memory with weight", "weight itself");
     }
+}
 
+void run(const ExecutionContext &context, const Args &args) {
+    check(args);
+    const TensorView &ids = args.ids;
+    const bool is_part = args.first != 0 || args.total != args.weight.shape[0];
     if (!context.is_cpu()) {
         // the kernel looks at each id by itself
     } else if (ids.dtype == INFINI_DTYPE_I64) {
@@ -86,7 +90,7 @@ void run(const ExecutionContext &context, const Args &args) {
     } else {
         check_ids<int32_t>(ids, args.total, is_part ? ", the total" : ", the number of rows of weight");
     }
-    if (out.numel() > 0) {
+    if (args.out.numel() > 0) {
         kernels.run(context, args);
     }
 }

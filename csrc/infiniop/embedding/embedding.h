@@ -18,7 +18,11 @@ struct Args {
     int64_t first = 0, total = 0;
 };
 
-// Checks the arguments against the rules above, then copies. out shares no memory with the others.
+// Checks the arguments against the rules above, all but the values of ids; memory only where there is some (data ==
+// nullptr: not yet). out shares no memory with the others.
+void check(const Args &args);
+
+// Checks the arguments, then copies.
 void run(const ExecutionContext &context, const Args &args);
 
 INFINI_CPU_KERNEL(cpu_kernel, Args)

@@ -80,18 +80,26 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
     }
 }
 
+bool streams(const Args &args) {
+    const int64_t rows = args.y.numel() / columns(args);
+    return rows <= weight_stream::streamed_rows(size_of(args.x.dtype)) || args.x.size(-1) == 0;
+}
+
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            const int64_t rows = args.y.numel() / columns(args);
-            rows <= weight_stream::kStreamedRows<T> || args.x.size(-1) == 0 ? stream<T>(context, args)
-                                                                            : multiply<T>(context, args);
+            streams(args) ? stream<T>(context, args) : multiply<T>(context, args);
         }
     });
 }
 
-const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda};
+// Not for streamed rows: a CUDA graph would keep it.
+size_t workspace_on_cuda(const ExecutionContext &, const Args &args) {
+    return streams(args) ? 0 : gemm::kWorkspaceBytes;
+}
+
+const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda, workspace_on_cuda};
 
 } // namespace
 } // namespace infini::linear

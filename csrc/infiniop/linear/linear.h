@@ -18,7 +18,7 @@ struct Args {
     int weights = 1;
     TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
     TensorView bias[kMaxWeights];   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
-    void *workspace = nullptr;      // CUDA: gemm::kWorkspaceBytes; nullptr: cuBLAS uses memory of its own
+    void *workspace = nullptr;      // workspace_bytes() for cuBLAS; nullptr: it uses memory of its own
 };
 
 // An op, what it calls its arguments, and what its errors say of their sizes.
@@ -50,5 +50,10 @@ INFINI_CPU_KERNEL(few_rows_kernel, Args)
 INFINI_CPU_KERNEL(many_rows_kernel, Args)
 INFINI_TILE_KERNEL(tile_kernel, Args) // any number of rows of bfloat16
 extern KernelTable<Args> kernels;
+
+// The bytes that run uses at args.workspace, for arguments that were checked: none without cuBLAS.
+inline size_t workspace_bytes(const ExecutionContext &context, const Args &args) {
+    return args.y.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
+}
 
 } // namespace infini::linear

@@ -1,13 +1,10 @@
 // torch.ops.infini.linear and fused_linear, functional and out; declared in torch_infini/ops/linear.py and
 // fused_linear.py.
 #include "../../torch/tensor.h"
-#include "gemm/gemm.h"
 #include "linear.h"
-#include "streamed_rows.h"
 
 #include <torch/csrc/stable/ops.h>
 
-#include <algorithm>
 #include <array>
 #include <optional>
 
@@ -52,10 +49,8 @@ Args fused_args(const ExecutionContext &context, const Tensor &x, const Tensor &
 
 void compute(const ExecutionContext &context, Args args) {
     Tensor workspace;
-    // Not for streamed rows: a CUDA graph would keep it.
-    const int64_t rows = args.y.numel() / std::max<int64_t>(columns(args), 1);
-    if (!context.is_cpu() && args.x.size(-1) > 0 && rows > weight_stream::streamed_rows(size_of(args.x.dtype))) {
-        workspace = empty(context, {static_cast<int64_t>(gemm::kWorkspaceBytes)}, INFINI_DTYPE_U8);
+    if (const size_t bytes = workspace_bytes(context, args); bytes > 0) {
+        workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
         args.workspace = workspace.data_ptr();
     }
     run(context, args);

@@ -222,7 +222,6 @@ template <typename F, int kMaxTiles> void multiply(const ExecutionContext &conte
 
 // ---- compiled once, in weight_stream.cu: what several ops use ----
 
-template <typename T> constexpr int64_t kStreamedRows = streamed_rows(sizeof(T));
 constexpr int kInt8Tiles = 4;
 
 extern template void multiply<Dense<bf16>, 2>(const ExecutionContext &, const Problem<bf16> &);

@@ -9,6 +9,8 @@ from torch import Tensor
 
 from ...ops import FLOATS
 from ...ops.embedding import SPEC
+from ..c_door import c_op
+from ..c_ops import CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -130,3 +132,24 @@ INFO = OpInfo(
     peer=peer,
     tolerances=dict.fromkeys(FLOATS, (0.0, 0.0)),
 )
+
+
+def c_samples() -> Iterator[CSample]:
+    """Strides that torch lacks: rows and ids from the last to the first, and a table of one row, repeated."""
+    for dtype in FLOATS:
+        kind = str(dtype).removeprefix("torch.")
+        ids, weight = inputs(dtype, (3, 5), 11, 40)
+        out = torch.full((3, 5, 40), 77.0, dtype=dtype)
+        turned = {
+            "out": Described(out, (3, 5, 40), (-200, -40, 1), 14 * 40),
+            "ids": Described(ids, (3, 5), (-5, -1), 14),
+            "weight": Described(weight, (11, 40), (-40, 1), 400),
+        }
+        yield CSample(f"{kind} all backwards", turned)
+        repeated = {"out": out.clone(), "ids": ids, "weight": Described(weight, (11, 40), (0, 1), 80)}
+        yield CSample(f"{kind} one row for all", repeated)
+        single = {"out": out[:, :, :1].clone(), "ids": ids, "weight": Described(weight, (11, 1), (40, 7))}
+        yield CSample(f"{kind} one column of any stride", single)
+
+
+C_OPS = [c_op(INFO, "Embedding", ["out"], fixed={"first": 0, "total": None}, samples=c_samples)]

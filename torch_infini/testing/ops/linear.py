@@ -7,7 +7,10 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from ...ops import FLOATS
 from ...ops.linear import SPEC
+from ..c_door import backwards, c_op, unwritten
+from ..c_ops import CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import accumulation_error
 
@@ -166,3 +169,20 @@ INFO = OpInfo(
     same_bits_on_cuda=False,
     cuda_slack=cuda_slack,
 )
+
+
+def c_samples() -> Iterator[CSample]:
+    """Every tensor's rows from the last to the first, and rows apart; for each kernel: few rows and many."""
+    for dtype in FLOATS:
+        for rows in (3, 50):
+            x, weight, bias = inputs(dtype, rows, k=130, n=70, bias=True)
+            out, label = unwritten((rows, 70), dtype), f"{str(dtype).removeprefix('torch.')} {rows} rows"
+            turned = {"out": backwards(out), "x": backwards(x), "weight": backwards(weight), "bias": bias}
+            yield CSample(f"{label} backwards", turned)
+            wide = {name: torch.cat((t, t), -1)[:, : t.shape[1]] for name, t in (("x", x), ("weight", weight))}
+            yield CSample(f"{label} apart", {"out": unwritten((rows, 75), dtype)[:, 3:73], **wide, "bias": bias})
+            one = {"x": x[:1].expand(rows, 130), "weight": weight[:1].expand(70, 130), "bias": None}
+            yield CSample(f"{label}, one row for all", {"out": out.clone(), **one})
+
+
+C_OPS = [c_op(INFO, "Linear", ["out"], samples=c_samples)]
