@@ -46,8 +46,9 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; docs/instal
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The runtime, which has all state; the kernels and the ops' C interface; collectives; the ops in torch.
-LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libtorch_infini")
+# The runtime, which has all state; the kernels and the ops' C interface; collectives; InfiniCore's C++ layer on these; the
+# ops in torch.
+LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libinfinicore_cpp_api", "libtorch_infini")
 X86_LEVELS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -297,14 +298,16 @@ def libraries_of(path: Path) -> tuple[str, ...]:
         return ("libinfinirt",)
     if path.parts[0] == "infiniccl":
         return ("libinfiniccl",)
+    if path.parts[0] == "infinicore":
+        return ("libinfinicore_cpp_api",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
         return ("libtorch_infini",)
     return ("libinfiniop",)
 
 
 def is_exported(path: Path) -> bool:
-    """Whether other libraries call the C++ functions of a source: an op's rules and table, and what they share."""
-    return path.parts[0] in ("common", "infiniop") and not path.stem.endswith(("_c", "_cpu", "_tiles", "_torch"))
+    """Whether others call the C++ functions of a source: InfiniCore's; an op's rules and table, and what they share."""
+    return path.parts[0] in ("common", "infiniop", "infinicore") and not path.stem.endswith(("_c", "_cpu", "_tiles", "_torch"))
 
 
 def ninja_file(torch: Path | None, nvcc: str | None) -> str:
@@ -388,11 +391,16 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         "libinfinirt": "-pthread -Wl,-z,nodelete",  # stays after dlclose(): its streams' threads run in it
         "libinfiniop": "-L. -linfinirt -Wl,-Bsymbolic-functions",
         "libinfiniccl": "-L. -linfinirt -ldl -pthread",
+        "libinfinicore_cpp_api": "-L. -linfiniop -linfiniccl -linfinirt -pthread",
         "libtorch_infini": "-L. -linfiniop -linfiniccl -linfinirt"
         f" -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10 -ldl",
     }
-    stands_on = {"libinfinirt": (), "libtorch_infini": ("libinfiniop.so", "libinfiniccl.so", "libinfinirt.so")}
-    exports = {"libinfiniop": f"\n  exports = {CSRC}/infiniop/exports.map"}
+    all_below = ("libinfiniop.so", "libinfiniccl.so", "libinfinirt.so")
+    stands_on = {"libinfinirt": (), "libinfinicore_cpp_api": all_below, "libtorch_infini": all_below}
+    exports = {
+        library: f"\n  exports = {CSRC}/{folder}/exports.map"
+        for library, folder in (("libinfiniop", "infiniop"), ("libinfinicore_cpp_api", "infinicore"))
+    }
 
     def needs_of(library: str, folder: str = "") -> str:
         needed = stands_on.get(library, ("libinfinirt.so",))

@@ -1,0 +1,82 @@
+// context: the calling thread's device and streams, memory and copies, events, and the recording of graphs.
+// The current device and its stream belong to the calling thread. Errors are std::runtime_error with the C library's sentence.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "../../infiniop/handle.h"
+#include "../../infinirt.h"
+#include "../device.hpp"
+#include "../graph/graph.hpp"
+#include "../memory.hpp"
+
+namespace infinicore::context {
+
+void setDevice(Device device);
+Device getDevice();
+size_t getDeviceCount(Device::Type type); // 0 where this build or this machine has none
+
+// This thread's stream of its current device, made when it is first asked for. On the CPU work is done when a call
+// returns, unless INFINI_CPU_STREAMS=queued.
+infinirtStream_t getStream();
+// One for each device of the process; never destroyed.
+infiniopHandle_t getInfiniopHandle(Device device);
+
+void syncStream();
+void syncDevice();
+
+// Memory of the current device, of the host, and of the host where the device copies fast. It comes from a cache: freed
+// memory is used again by what the same stream does later, without waiting; another stream waits on the device for what
+// the stream before had queued. Freed on another thread it is used again after what that thread's stream has queued. A
+// stream of the caller's own must be done with it before it is freed. Where the system has no more, the caches of the
+// device are given back to it and it is asked again. 0 bytes have no address.
+std::shared_ptr<Memory> allocateMemory(size_t size);
+std::shared_ptr<Memory> allocateHostMemory(size_t size);
+std::shared_ptr<Memory> allocatePinnedHostMemory(size_t size);
+
+// What is in use and cached of a device (of the host: Device::cpu()), and giving what is cached back to the system.
+// (Additions to InfiniCore's interface.)
+MemoryStats memoryStats(Device device);
+void trimMemory(Device device);
+
+// Asynchronous copies are queued on this thread's stream: both ranges must stay valid until it got there.
+void memcpyH2D(void *dst, const void *src, size_t size, bool async = true);
+void memcpyD2H(void *dst, const void *src, size_t size);
+void memcpyD2D(void *dst, const void *src, size_t size, bool async = true);
+void memcpyH2H(void *dst, const void *src, size_t size);
+
+// Of the current device; to be destroyed by the caller. A NULL stream means this thread's.
+infinirtEvent_t createEvent();
+infinirtEvent_t createEventWithFlags(uint32_t flags);
+void recordEvent(infinirtEvent_t event, infinirtStream_t stream = nullptr);
+bool queryEvent(infinirtEvent_t event);
+void synchronizeEvent(infinirtEvent_t event);
+void destroyEvent(infinirtEvent_t event);
+float elapsedTime(infinirtEvent_t start, infinirtEvent_t end); // ms
+void streamWaitEvent(infinirtStream_t stream, infinirtEvent_t event);
+
+// Between start and stop this thread's ops on the current device are noted, and none is run. A start while recording
+// drops what was recorded; a stop without a start returns null; both warn on stderr. GraphRecording does both, also where
+// an exception is thrown between.
+bool isGraphRecording();
+void startGraphRecording();
+void addGraphOperator(std::shared_ptr<graph::GraphOperator> op);
+std::shared_ptr<graph::Graph> stopGraphRecording();
+
+// Starts a recording, and drops it at the end of its scope unless stop() was called. Throws where this thread records
+// already. (An addition to InfiniCore's interface.)
+class GraphRecording {
+public:
+    GraphRecording();
+    ~GraphRecording();
+    GraphRecording(const GraphRecording &) = delete;
+    GraphRecording &operator=(const GraphRecording &) = delete;
+    std::shared_ptr<graph::Graph> stop();
+
+private:
+    bool stopped_ = false;
+};
+
+} // namespace infinicore::context

@@ -1,0 +1,58 @@
+// OpDispatcher: an op's functions by device type. Others register theirs in it, be it in place of ours.
+// Registering is for the start of a program: it must not run while another thread calls the op.
+#pragma once
+
+#include <array>
+#include <initializer_list>
+#include <stdexcept>
+#include <string>
+
+#include "../../device.hpp"
+
+namespace infinicore::op::common {
+
+template <typename Fn> class OpDispatcher {
+public:
+    // The name is what lookup() calls the op when it has no function.
+    explicit OpDispatcher(const char *name = "op", Fn all = nullptr) : name_(name) {
+        if (all != nullptr) {
+            registerAll(all);
+        }
+    }
+
+    // A function that is there already stays unless override_existing.
+    void registerDevice(Device::Type device_type, Fn fn, bool override_existing = true) {
+        Fn &entry = table_.at(static_cast<std::size_t>(device_type));
+        if (entry == nullptr || override_existing) {
+            entry = fn;
+        }
+    }
+
+    void registerDevice(std::initializer_list<Device::Type> device_types, Fn fn, bool override_existing = true) {
+        for (const Device::Type type : device_types) {
+            registerDevice(type, fn, override_existing);
+        }
+    }
+
+    void registerAll(Fn fn, bool override_existing = true) {
+        for (std::size_t type = 0; type < table_.size(); ++type) {
+            registerDevice(static_cast<Device::Type>(type), fn, override_existing);
+        }
+    }
+
+    // Throws where nothing is registered for the type.
+    Fn lookup(Device::Type device_type) const {
+        const auto type = static_cast<std::size_t>(device_type);
+        if (type >= table_.size() || table_[type] == nullptr) {
+            throw std::runtime_error("infinicore::" + std::string(name_) + ": no implementation is registered for " +
+                                     (type < table_.size() ? Device::toString(device_type) : "this device type"));
+        }
+        return table_[type];
+    }
+
+private:
+    const char *name_;
+    std::array<Fn, static_cast<std::size_t>(Device::Type::COUNT)> table_{};
+};
+
+} // namespace infinicore::op::common

@@ -1,0 +1,218 @@
+// The caches: which free block an allocation gets, and what has to be waited for before it is used.
+#include "allocator.h"
+
+#include <algorithm>
+
+#include "error.h"
+#include "thread_state.h"
+
+namespace infinicore {
+
+namespace {
+
+constexpr size_t kSmallest = 512;
+constexpr size_t kPage = size_t{2} << 20;
+
+// Up to 2 MiB a block is at most an eighth larger than asked for, so that sizes near one another share blocks; beyond,
+// whole pages of 2 MiB.
+size_t rounded_size(size_t size) {
+    if (size <= kSmallest) {
+        return kSmallest;
+    }
+    size_t step = kPage;
+    if (size < kPage) {
+        step = (size_t{1} << (63 - __builtin_clzll(size - 1))) / 8;
+    }
+    if (size > SIZE_MAX - step) {
+        return SIZE_MAX;
+    }
+    return (size + step - 1) / step * step;
+}
+
+std::string bytes(size_t count) {
+    std::string text = std::to_string(count) + " bytes";
+    if (count >= kPage) {
+        text += " (" + std::to_string(count >> 20) + " MiB)";
+    }
+    return text;
+}
+
+} // namespace
+
+CachingAllocator &CachingAllocator::of(Device device, Kind kind) {
+    // Without a lock once it is made: two pointers for each device.
+    constexpr size_t kMaxIndex = 64;
+    static std::atomic<CachingAllocator *> made[static_cast<size_t>(Device::Type::COUNT)][kMaxIndex][2];
+    const auto type = static_cast<size_t>(device.getType());
+    if (type >= static_cast<size_t>(Device::Type::COUNT) || device.getIndex() >= kMaxIndex) {
+        fail("infinicore: device must be one of the types CPU to QY with an index below ", kMaxIndex, ", got type ",
+             type, ", index ", device.getIndex());
+    }
+    std::atomic<CachingAllocator *> &entry = made[type][device.getIndex()][static_cast<size_t>(kind)];
+    CachingAllocator *found = entry.load(std::memory_order_acquire);
+    if (found == nullptr) {
+        auto *const fresh = new CachingAllocator(device, kind);
+        if (entry.compare_exchange_strong(found, fresh, std::memory_order_acq_rel)) {
+            return *fresh;
+        }
+        delete fresh;
+    }
+    return *found;
+}
+
+void *CachingAllocator::malloc_or_null(size_t size) {
+    void *data = nullptr;
+    const infiniStatus_t status = kind_ == Kind::Device ? infinirtMalloc(&data, size) : infinirtMallocHost(&data, size);
+    return status == INFINI_STATUS_SUCCESS ? data : nullptr;
+}
+
+Block *CachingAllocator::take_cached(size_t rounded, const StreamId &stream) {
+    auto entry = free_.lower_bound(rounded);
+    if (entry == free_.end() || entry->first - rounded > rounded / 8) {
+        return nullptr;
+    }
+    std::vector<Block *> &blocks = entry->second;
+    // One that is free for this stream at once, of the last few; else the oldest, whose wait is most likely over.
+    size_t index = 0;
+    for (size_t back = blocks.size(); back-- > 0 && back + 16 >= blocks.size();) {
+        if (blocks[back]->freed == nullptr &&
+            (blocks[back]->home.id == stream.id || alive_.count(blocks[back]->home.id) == 0)) {
+            index = back;
+            break;
+        }
+    }
+    Block *const block = blocks[index];
+    blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(index));
+    if (blocks.empty()) {
+        free_.erase(entry);
+    }
+    if (block->freed != nullptr) {
+        check(infinirtStreamWaitEvent(stream.stream, block->freed));
+        infinirtEventDestroy(block->freed);
+        block->freed = nullptr;
+    }
+    if (block->home.id != stream.id && alive_.count(block->home.id) != 0) {
+        infinirtEvent_t done = nullptr;
+        check(infinirtEventCreateWithFlags(&done, INFINIRT_EVENT_DISABLE_TIMING));
+        check(infinirtEventRecord(done, block->home.stream));
+        check(infinirtStreamWaitEvent(stream.stream, done));
+        infinirtEventDestroy(done);
+    }
+    return block;
+}
+
+Block *CachingAllocator::allocate(size_t size, const StreamId &stream) {
+    const size_t rounded = rounded_size(size);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    ++stats_.allocations;
+    alive_.emplace(stream.id, stream.stream);
+    Block *block = take_cached(rounded, stream);
+    if (block != nullptr) {
+        ++stats_.cache_hits;
+        stats_.cached -= block->size;
+    } else {
+        void *data = malloc_or_null(rounded);
+        if (data == nullptr) {
+            trim_locked();
+            data = malloc_or_null(rounded);
+        }
+        if (data == nullptr) {
+            const std::string reason = infiniGetLastErrorMessage();
+            const char *const what = kind_ == Kind::Pinned ? " of pinned host memory for " : " of memory of ";
+            throw infini::Error(INFINI_STATUS_INTERNAL_ERROR,
+                                message("infinicore::context: ", bytes(size), what, device_.toString(),
+                                        " cannot be had: ", bytes(stats_.in_use), " are in use, ", bytes(stats_.cached),
+                                        " are cached after the cache was trimmed (", reason, ")"));
+        }
+        block = new Block{static_cast<std::byte *>(data), rounded, {}, nullptr};
+    }
+    block->home = stream;
+    stats_.in_use += block->size;
+    stats_.peak_in_use = std::max(stats_.peak_in_use, stats_.in_use);
+    return block;
+}
+
+void CachingAllocator::free(Block *block, const StreamId &stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (stream.id != 0 && stream.id != block->home.id) {
+        infinirtEvent_t freed = nullptr;
+        if (infinirtEventCreateWithFlags(&freed, INFINIRT_EVENT_DISABLE_TIMING) == INFINI_STATUS_SUCCESS) {
+            if (infinirtEventRecord(freed, stream.stream) == INFINI_STATUS_SUCCESS) {
+                block->freed = freed;
+            } else {
+                infinirtEventDestroy(freed);
+            }
+        }
+    }
+    stats_.in_use -= block->size;
+    stats_.cached += block->size;
+    free_[block->size].push_back(block);
+}
+
+void CachingAllocator::retire(const StreamId &stream) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    alive_.erase(stream.id);
+}
+
+MemoryStats CachingAllocator::stats() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return stats_;
+}
+
+void CachingAllocator::trim() {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    trim_locked();
+}
+
+void CachingAllocator::trim_locked() {
+    for (auto &entry : free_) {
+        for (Block *block : entry.second) {
+            if (block->freed != nullptr) {
+                infinirtEventSynchronize(block->freed);
+                infinirtEventDestroy(block->freed);
+            }
+            // Both wait for what the device has queued.
+            check(kind_ == Kind::Device ? infinirtFree(block->data) : infinirtFreeHost(block->data));
+            stats_.cached -= block->size;
+            delete block;
+        }
+        entry.second.clear();
+    }
+    free_.clear();
+}
+
+std::shared_ptr<Memory> GraphPool::allocate(CachingAllocator &allocator, size_t size, Device device, bool pinned) {
+    const size_t rounded = rounded_size(size);
+    Block *block = nullptr;
+    {
+        const std::lock_guard<std::mutex> lock(mutex_);
+        const auto entry = free_.find({&allocator, rounded});
+        if (entry != free_.end() && !entry->second.empty()) {
+            block = entry->second.back();
+            entry->second.pop_back();
+        }
+    }
+    if (block == nullptr) {
+        block = allocator.allocate(rounded, ThreadState::current()->stream(allocator.device()));
+        const std::lock_guard<std::mutex> lock(mutex_);
+        blocks_.emplace_back(&allocator, block);
+    }
+    auto memory = std::make_shared<Memory>(
+        block->data, size, device,
+        [pool = shared_from_this(), block, of = std::pair{&allocator, rounded}](std::byte *) {
+            const std::lock_guard<std::mutex> lock(pool->mutex_);
+            pool->free_[of].push_back(block);
+        },
+        pinned);
+    memory->set_graph(ran);
+    return memory;
+}
+
+GraphPool::~GraphPool() {
+    ThreadState *const state = ThreadState::current();
+    for (const auto &[allocator, block] : blocks_) {
+        allocator->free(block, state == nullptr ? StreamId{} : state->stream(allocator->device(), false));
+    }
+}
+
+} // namespace infinicore

@@ -1,0 +1,29 @@
+// How this library reports what went wrong: one sentence in a std::runtime_error, made of parts or taken from a C library.
+// warn() is for what is no error and must not pass unseen.
+#pragma once
+
+#include <cstdio>
+
+#include "infinirt.h"
+#include "status.h"
+
+namespace infinicore {
+
+using infini::message;
+
+template <typename... Parts> [[noreturn]] void fail(const Parts &...parts) {
+    throw infini::Error(INFINI_STATUS_BAD_PARAM, message(parts...));
+}
+
+// The status of a call of a C library, whose sentence is the last error's.
+inline void check(infiniStatus_t status) {
+    if (status != INFINI_STATUS_SUCCESS) {
+        throw infini::Error(status, infiniGetLastErrorMessage());
+    }
+}
+
+template <typename... Parts> void warn(const Parts &...parts) {
+    std::fprintf(stderr, "infinicore: warning: %s\n", message(parts...).c_str());
+}
+
+} // namespace infinicore

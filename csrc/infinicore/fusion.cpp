@@ -1,0 +1,135 @@
+// Fusion of what was recorded: two calls, one behind the other, become one that computes the same bits in one pass.
+// A rule is a function of two calls; it gives the fused call, or nothing.
+#include <algorithm>
+#include <cstdint>
+
+#include "infinicore/ops/add_rms_norm.hpp"
+#include "infinicore/ops/swiglu.hpp"
+#include "ops/call.h"
+#include "recording.h"
+
+namespace infinicore::graph {
+
+namespace {
+
+using op::Argument;
+using op::RecordedCall;
+using Tensors = RecordedCall::Tensors;
+using Operators = std::vector<std::shared_ptr<GraphOperator>>;
+
+// The bytes from a tensor's first element to its last; strides are at least 0.
+struct Range {
+    explicit Range(const Tensor &tensor) : begin(reinterpret_cast<uintptr_t>(tensor->data())), end(begin) {
+        if (tensor->numel() > 0) {
+            size_t last = 0;
+            for (size_t dim = 0; dim < tensor->ndim(); ++dim) {
+                last += (tensor->size(dim) - 1) * static_cast<size_t>(tensor->stride(dim));
+            }
+            end = begin + (last + 1) * tensor->element_size();
+        }
+    }
+    bool overlaps(const Range &other) const { return begin < other.end && other.begin < end; }
+    bool covers(const Range &other) const { return begin <= other.begin && other.end <= end; }
+    uintptr_t begin, end;
+};
+
+bool is_same(const Tensor &a, const Tensor &b) {
+    return a->data() == b->data() && a->dtype() == b->dtype() && a->shape() == b->shape() &&
+           a->strides() == b->strides();
+}
+
+// What an op that computes in one pass allows an output to be to an input: the same elements, or apart.
+bool is_in_place_or_apart(const Tensor &out, const Tensor &in) {
+    return is_same(out, in) || !Range(out).overlaps(Range(in));
+}
+
+// Whether nobody reads what `written` holds after the call at `index`: it is the graph's own, no handle of it is left, and
+// what comes later writes it before it reads it.
+bool is_dead(const Tensors &written, const Operators &ops, size_t index) {
+    if (!written.is_of_pool || !written.memory.expired()) {
+        return false;
+    }
+    const Range range(written.blob);
+    for (size_t i = index + 1; i < ops.size(); ++i) {
+        const auto *const call = dynamic_cast<const RecordedCall *>(ops[i].get());
+        if (call == nullptr) {
+            return false; // what it reads is not known
+        }
+        bool is_covered = false;
+        for (const Tensors &tensor : call->tensors) {
+            if (tensor.access != Argument::Write && Range(tensor.blob).overlaps(range)) {
+                return false;
+            }
+            is_covered |=
+                tensor.access == Argument::Write && tensor.blob->is_contiguous() && Range(tensor.blob).covers(range);
+        }
+        if (is_covered) {
+            return true;
+        }
+    }
+    return true; // also at the next run, which writes it first, as this one did
+}
+
+// add(c, a, b), rms_norm(y, c, weight, epsilon) -> add_rms_norm(y, c, a, b, weight, epsilon).
+std::shared_ptr<GraphOperator> add_rms_norm(const Recording &recording, const RecordedCall &add,
+                                            const RecordedCall &norm) {
+    const Tensor &c = add.tensors[0].blob, &a = add.tensors[1].blob, &b = add.tensors[2].blob;
+    const Tensor &y = norm.tensors[0].blob, &x = norm.tensors[1].blob, &weight = norm.tensors[2].blob;
+    if (!is_same(x, c) || Range(y).overlaps(Range(c)) || Range(y).overlaps(Range(weight)) ||
+        Range(c).overlaps(Range(weight)) || !is_in_place_or_apart(y, a) || !is_in_place_or_apart(y, b)) {
+        return nullptr;
+    }
+    return Recorder::note_apart(recording,
+                                [&] { op::add_rms_norm_(y, c, a, b, weight, static_cast<float>(norm.numbers[0])); });
+}
+
+// silu(s, gate), mul(c, s, up) -> swiglu(c, up, gate), where s is not needed any more. Half types round s: they stay.
+std::shared_ptr<GraphOperator> swiglu(const Recording &recording, const RecordedCall &silu, const RecordedCall &mul) {
+    const Tensor &s = silu.tensors[0].blob, &gate = silu.tensors[1].blob;
+    const Tensor &c = mul.tensors[0].blob;
+    const bool first = is_same(mul.tensors[1].blob, s), second = is_same(mul.tensors[2].blob, s);
+    if (first == second || (s->dtype() != DataType::F32 && s->dtype() != DataType::F64)) {
+        return nullptr;
+    }
+    const Tensor &up = mul.tensors[first ? 2 : 1].blob;
+    if (Range(up).overlaps(Range(s)) || !is_in_place_or_apart(c, up) || !is_in_place_or_apart(c, gate)) {
+        return nullptr;
+    }
+    return Recorder::note_apart(recording, [&] { op::swiglu_(c, up, gate); });
+}
+
+bool is_call(const GraphOperator &op, const char *name) {
+    const auto *const call = dynamic_cast<const RecordedCall *>(&op);
+    return call != nullptr && std::strcmp(call->op, name) == 0;
+}
+
+} // namespace
+
+std::vector<std::string> fuse(Operators &ops, const Recording &recording) {
+    std::vector<std::string> report;
+    for (size_t i = 0; i + 1 < ops.size(); ++i) {
+        std::shared_ptr<GraphOperator> fused;
+        std::string line;
+        if (is_call(*ops[i], "add") && is_call(*ops[i + 1], "rms_norm")) {
+            line = "add + rms_norm -> add_rms_norm";
+            fused = add_rms_norm(recording, static_cast<const RecordedCall &>(*ops[i]),
+                                 static_cast<const RecordedCall &>(*ops[i + 1]));
+        } else if (is_call(*ops[i], "silu") && is_call(*ops[i + 1], "mul")) {
+            const auto &silu = static_cast<const RecordedCall &>(*ops[i]);
+            const auto &mul = static_cast<const RecordedCall &>(*ops[i + 1]);
+            line = "silu + mul -> swiglu";
+            const bool in_place = is_same(mul.tensors[0].blob, silu.tensors[0].blob);
+            if (in_place || is_dead(silu.tensors[0], ops, i + 1)) {
+                fused = swiglu(recording, silu, mul);
+            }
+        }
+        if (fused != nullptr) {
+            ops[i] = std::move(fused);
+            ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+            report.push_back(std::move(line));
+        }
+    }
+    return report;
+}
+
+} // namespace infinicore::graph

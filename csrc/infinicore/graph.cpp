@@ -1,0 +1,264 @@
+// Recording: what a thread notes between start and stop, and how it runs again.
+// On the CPU the planned ops run one after another; on other devices they are captured once, and replayed as one graph.
+#include "infinicore/graph/graph.hpp"
+
+#include <cxxabi.h>
+#include <typeinfo>
+
+#include "allocator.h"
+#include "error.h"
+#include "infinicore/context/context.hpp"
+#include "recording.h"
+#include "thread_state.h"
+
+namespace infinicore {
+
+namespace graph {
+
+struct Resources {
+    Device device;
+    std::shared_ptr<GraphPool> pool;
+    std::vector<std::shared_ptr<GraphPool>> pools; // of fused ops
+    std::vector<std::shared_ptr<Memory>> memory;   // what recorded ops name, beside the pool's
+    std::vector<std::string> fused;
+    infinirtGraphExec_t exec = nullptr;
+    std::string not_captured; // why not
+};
+
+GraphTensor::GraphTensor(const Tensor &tensor) : Tensor(tensor) {
+    resume_from_blob_();
+    Recording *const recording = current_recording();
+    if (recording != nullptr) {
+        Recorder::keep(*recording, tensor);
+        impl_ = nullptr;
+        *static_cast<Tensor *>(this) = tensor->to_blob();
+    }
+}
+
+void GraphTensor::resume() const {
+    resume_from_blob_();
+}
+
+GraphOperator::~GraphOperator() {
+    if (deleter_ != nullptr && planned_meta_ != nullptr) {
+        deleter_(&planned_meta_);
+    }
+}
+
+void GraphOperator::run() const {
+    if (runner_ == nullptr) {
+        fail("infinicore::graph::GraphOperator: an op without a runner was recorded");
+    }
+    runner_(planned_meta_);
+}
+
+std::string GraphOperator::name() const {
+    int status = 0;
+    char *const text = abi::__cxa_demangle(typeid(*this).name(), nullptr, nullptr, &status);
+    std::string name = status == 0 ? text : typeid(*this).name();
+    std::free(text);
+    return name.substr(name.rfind(':') == std::string::npos ? 0 : name.rfind(':') + 1);
+}
+
+Graph::Graph() : resources_(std::make_unique<Resources>()) {}
+
+Graph::~Graph() {
+    if (resources_->exec != nullptr) {
+        // Runs that other threads queued may still be under way, on memory that goes back to the cache now.
+        const DeviceScope scope(resources_->device);
+        infinirtDeviceSynchronize();
+        infinirtGraphExecDestroy(resources_->exec);
+    }
+}
+
+void Graph::add_operator(std::shared_ptr<GraphOperator> op) {
+    op_list_.push_back(std::move(op));
+}
+
+void Graph::run() const {
+    if (current_recording() != nullptr) {
+        fail("infinicore::graph::Graph::run: a graph cannot be run while another one is recorded");
+    }
+    const std::lock_guard<std::mutex> lock(mutex_);
+    context::setDevice(resources_->device);
+    if (resources_->exec != nullptr) {
+        check(infinirtGraphLuanch(resources_->exec, context::getStream()));
+    } else {
+        for (const std::shared_ptr<GraphOperator> &op : op_list_) {
+            op->run();
+        }
+    }
+    if (resources_->pool != nullptr) {
+        resources_->pool->ran->store(true, std::memory_order_release);
+    }
+}
+
+// Ends the recording: from now on the graph can run.
+void Graph::instantiate() {
+    if (resources_->device.getType() == Device::Type::CPU || op_list_.empty()) {
+        return;
+    }
+    const infinirtStream_t stream = context::getStream();
+    check(infinirtStreamBeginCapture(stream, INFINIRT_STREAM_CAPTURE_MODE_RELAXED));
+    try {
+        for (const std::shared_ptr<GraphOperator> &op : op_list_) {
+            op->run();
+        }
+    } catch (const std::exception &error) {
+        resources_->not_captured = error.what();
+    }
+    infinirtGraph_t captured = nullptr;
+    const infiniStatus_t ended = infinirtStreamEndCapture(stream, &captured);
+    if (ended == INFINI_STATUS_SUCCESS && resources_->not_captured.empty()) {
+        char log[512] = "";
+        if (infinirtGraphInstantiate(&resources_->exec, captured, nullptr, log, sizeof log) != INFINI_STATUS_SUCCESS) {
+            resources_->not_captured = log;
+        }
+    } else if (resources_->not_captured.empty()) {
+        resources_->not_captured = infiniGetLastErrorMessage();
+    }
+    if (captured != nullptr) {
+        infinirtGraphDestroy(captured);
+    }
+    if (resources_->exec == nullptr) {
+        warn("a graph of ", op_list_.size(), " ops on ", resources_->device.toString(),
+             " runs op by op, because it could not be captured: ", resources_->not_captured);
+    }
+}
+
+std::string Graph::report() const {
+    std::string text = message("graph of ", op_list_.size(), " ops on ", resources_->device.toString(), ", ");
+    if (resources_->exec != nullptr) {
+        text += "captured";
+    } else if (resources_->not_captured.empty()) {
+        text += "run op by op";
+    } else {
+        text += "run op by op, because it could not be captured: " + resources_->not_captured;
+    }
+    for (const std::string &fused : resources_->fused) {
+        text += "\nfused: " + fused;
+    }
+    for (const std::shared_ptr<GraphOperator> &op : op_list_) {
+        text += "\n  " + op->name();
+    }
+    return text;
+}
+
+} // namespace graph
+
+void Recorder::keep(Recording &recording, const Tensor &tensor) {
+    const std::shared_ptr<Memory> &memory = tensor->memory();
+    graph::Resources &resources = *recording.graph->resources_;
+    // The pool's blocks live as long as the graph anyway, and are used again while it is recorded.
+    const bool of_pool = memory->is_of(recording.pool->ran);
+    if (!of_pool && (resources.memory.empty() || resources.memory.back() != memory)) {
+        resources.memory.push_back(memory);
+    }
+}
+
+void Recorder::start() {
+    ThreadState *const state = ThreadState::current();
+    if (state->recording != nullptr) {
+        warn("startGraphRecording: a recording of ", state->recording->graph->size(),
+             " ops was under way, which is dropped");
+        state->recording.reset();
+    }
+    auto recording = std::make_unique<Recording>();
+    recording->device = context::getDevice();
+    recording->graph = std::make_shared<graph::Graph>();
+    recording->pool = std::make_shared<GraphPool>();
+    recording->graph->resources_->device = recording->device;
+    recording->graph->resources_->pool = recording->pool;
+    state->recording = std::move(recording);
+}
+
+void Recorder::add(std::shared_ptr<graph::GraphOperator> op) {
+    Recording *const recording = current_recording();
+    if (recording == nullptr) {
+        fail("infinicore::context::addGraphOperator: no graph is recorded on this thread");
+    }
+    if (op == nullptr) {
+        fail("infinicore::context::addGraphOperator: op must not be null");
+    }
+    if (context::getDevice() != recording->device) {
+        fail("infinicore::context::addGraphOperator: an op of a graph must be on its device, ",
+             recording->device.toString(), ", got one on ", context::getDevice().toString());
+    }
+    recording->graph->add_operator(std::move(op));
+}
+
+std::shared_ptr<graph::Graph> Recorder::stop() {
+    ThreadState *const state = ThreadState::current();
+    if (state->recording == nullptr) {
+        warn("stopGraphRecording: no graph is recorded on this thread");
+        return nullptr;
+    }
+    const std::unique_ptr<Recording> recording = std::move(state->recording);
+    context::setDevice(recording->device);
+    graph::Graph &graph = *recording->graph;
+    graph.resources_->fused = graph::fuse(graph.op_list_, *recording);
+    graph.instantiate();
+    return recording->graph;
+}
+
+std::shared_ptr<graph::GraphOperator> Recorder::note_apart(const Recording &ended,
+                                                           const std::function<void()> &function) {
+    ThreadState *const state = ThreadState::current();
+    auto apart = std::make_unique<Recording>();
+    apart->device = ended.device;
+    apart->graph = std::make_shared<graph::Graph>();
+    apart->pool = std::make_shared<GraphPool>();
+    state->recording = std::move(apart);
+    try {
+        function();
+    } catch (const std::exception &) {
+        state->recording.reset(); // the two ops stay as they are
+        return nullptr;
+    }
+    apart = std::move(state->recording);
+    if (apart->graph->op_list_.size() != 1) {
+        return nullptr;
+    }
+    ended.graph->resources_->pools.push_back(apart->pool);
+    return apart->graph->op_list_.front();
+}
+
+namespace context {
+
+bool isGraphRecording() {
+    return current_recording() != nullptr;
+}
+
+void startGraphRecording() {
+    Recorder::start();
+}
+
+void addGraphOperator(std::shared_ptr<graph::GraphOperator> op) {
+    Recorder::add(std::move(op));
+}
+
+std::shared_ptr<graph::Graph> stopGraphRecording() {
+    return Recorder::stop();
+}
+
+GraphRecording::GraphRecording() {
+    if (isGraphRecording()) {
+        fail("infinicore::context::GraphRecording: this thread records a graph already");
+    }
+    startGraphRecording();
+}
+
+GraphRecording::~GraphRecording() {
+    if (!stopped_ && ThreadState::current() != nullptr) {
+        ThreadState::current()->recording.reset();
+    }
+}
+
+std::shared_ptr<graph::Graph> GraphRecording::stop() {
+    stopped_ = true;
+    return stopGraphRecording();
+}
+
+} // namespace context
+
+} // namespace infinicore

@@ -1,0 +1,55 @@
+// What every op checks before it computes, and how a call becomes part of a recording.
+#include "call.h"
+
+namespace infinicore::op {
+
+Device enter(const char *op, const Argument *arguments, size_t count) {
+    const Tensor *first = nullptr;
+    const char *first_name = "";
+    Recording *const recording = current_recording();
+    for (size_t i = 0; i < count; ++i) {
+        const Argument &argument = arguments[i];
+        if (!argument.tensor) {
+            if (argument.is_optional) {
+                continue;
+            }
+            fail("infinicore::", op, ": ", argument.name, " must be a tensor, got an empty one");
+        }
+        if (first == nullptr) {
+            first = &argument.tensor;
+            first_name = argument.name;
+        } else if (argument.tensor->device() != (*first)->device()) {
+            fail("infinicore::", op, ": ", argument.name, " must be on ", (*first)->device().toString(), " as ",
+                 first_name, " is, got ", argument.tensor->device().toString());
+        }
+        if (argument.access != Argument::Write && argument.tensor->memory()->is_recorded_only() &&
+            (recording == nullptr || !argument.tensor->memory()->is_of(recording->pool->ran))) {
+            fail("infinicore::", op, ": ", argument.name,
+                 " must have values, got a tensor that is only recorded: call Graph::run() first");
+        }
+    }
+    const Device device = (*first)->device();
+    context::setDevice(device);
+    if (recording != nullptr && recording->device != device) {
+        fail("infinicore::", op, ": ", first_name, " must be on ", recording->device.toString(),
+             ", whose graph is recorded, got ", device.toString());
+    }
+    return device;
+}
+
+void note(Recording &recording, std::shared_ptr<RecordedCall> call, const Argument *arguments, size_t count) {
+    for (size_t i = 0; i < count; ++i) {
+        const Tensor &tensor = arguments[i].tensor;
+        if (!tensor) {
+            call->set_address(i, nullptr);
+            continue;
+        }
+        Recorder::keep(recording, tensor);
+        call->set_address(i, const_cast<std::byte *>(tensor->data()));
+        call->tensors.push_back({arguments[i].name, tensor->to_blob(), arguments[i].access,
+                                 tensor->memory()->is_of(recording.pool->ran), tensor->memory()});
+    }
+    Recorder::add(std::move(call));
+}
+
+} // namespace infinicore::op

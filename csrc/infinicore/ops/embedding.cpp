@@ -1,0 +1,31 @@
+// embedding, by libinfiniop's Embedding.
+#include "infinicore/ops/embedding.hpp"
+
+#include "call.h"
+
+namespace infinicore::op {
+
+namespace {
+
+using Operator = COperator<infiniopCreateEmbeddingDescriptor, infiniopGetEmbeddingWorkspaceSize, infiniopEmbedding,
+                           infiniopDestroyEmbeddingDescriptor>;
+
+} // namespace
+
+void embedding_(Tensor out, Tensor input, Tensor weight) {
+    const Tensor ids = input->to(weight->device());
+    Operator::call("embedding", {{"out", out, Argument::Write}, {"input", ids}, {"weight", weight}});
+}
+
+Tensor embedding(Tensor input, Tensor weight) {
+    if (weight->ndim() != 2) {
+        fail("infinicore::embedding: weight must have 2 dimensions, got ", weight->info());
+    }
+    Shape shape = input->shape();
+    shape.push_back(weight->size(1));
+    Tensor out = Tensor::empty(shape, weight->dtype(), weight->device());
+    embedding_(out, std::move(input), std::move(weight));
+    return out;
+}
+
+} // namespace infinicore::op

@@ -1,0 +1,91 @@
+// gemm and matmul, by libinfiniop's Gemm: an op of the graph kind, planned once and run many times.
+#include "infinicore/ops/gemm.hpp"
+
+#include "call.h"
+#include "infinicore/ops/matmul.hpp"
+#include "zeros.h"
+
+namespace infinicore::op {
+
+namespace {
+
+using Operator =
+    COperator<infiniopCreateGemmDescriptor, infiniopGetGemmWorkspaceSize, infiniopGemm, infiniopDestroyGemmDescriptor>;
+
+struct Plan {
+    graph::GraphTensor c, a, b;
+    float alpha, beta;
+};
+
+void compute(const Tensor &c, const Tensor &a, const Tensor &b, float alpha, float beta) {
+    Operator::call("gemm", {{"c", c, beta == 0 ? Argument::Write : Argument::ReadWrite}, {"a", a}, {"b", b}},
+                   std::tuple{}, std::tuple{alpha, beta});
+}
+
+void *plan(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
+    return new Plan{c, a, b, alpha, beta};
+}
+
+void run_plan(void *planned_meta) {
+    const Plan &plan = *static_cast<const Plan *>(planned_meta);
+    compute(plan.c, plan.a, plan.b, plan.alpha, plan.beta);
+}
+
+void cleanup(void **planned_meta) {
+    delete static_cast<Plan *>(*planned_meta);
+    *planned_meta = nullptr;
+}
+
+// [..., m, k] and [..., k, n] to [..., m, n].
+Tensor product(const char *op, const Tensor &a, const Tensor &b) {
+    if (a->ndim() < 2 || b->ndim() < 2) {
+        fail("infinicore::", op, ": a and b must have at least 2 dimensions, got ", a->info(), " and ", b->info());
+    }
+    Shape shape = a->shape();
+    shape.back() = b->size(b->ndim() - 1);
+    return Tensor::empty(shape, a->dtype(), a->device());
+}
+
+} // namespace
+
+INFINICORE_GRAPH_OP_DISPATCHERS_IMPL(Gemm);
+INFINICORE_GRAPH_OP_REGISTER_ALLDEVICE(Gemm, plan, run_plan, cleanup);
+
+Gemm::Gemm(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
+    INFINICORE_GRAPH_OP_DISPATCH(c->device().getType(), c, a, b, alpha, beta);
+}
+
+void Gemm::execute(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
+    // Ours needs no plan of this kind: its operators are prepared once for each shape anyway.
+    if (run_dispatcher().lookup(c->device().getType()) == &run_plan) {
+        compute(c, a, b, alpha, beta);
+    } else {
+        context::setDevice(c->device());
+        INFINICORE_GRAPH_OP_RECORD_OR_RUN(Gemm, c, a, b, alpha, beta);
+    }
+}
+
+void gemm_(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
+    Gemm::execute(std::move(c), std::move(a), std::move(b), alpha, beta);
+}
+
+Tensor gemm(Tensor a, Tensor b, float alpha, float beta) {
+    Tensor c = product("gemm", a, b);
+    if (beta != 0) {
+        zeros_(c);
+    }
+    gemm_(c, std::move(a), std::move(b), alpha, beta);
+    return c;
+}
+
+void matmul_(Tensor c, Tensor a, Tensor b, float alpha) {
+    gemm_(std::move(c), std::move(a), std::move(b), alpha, 0.0f);
+}
+
+Tensor matmul(Tensor a, Tensor b, float alpha) {
+    Tensor c = product("matmul", a, b);
+    matmul_(c, std::move(a), std::move(b), alpha);
+    return c;
+}
+
+} // namespace infinicore::op

@@ -1,0 +1,55 @@
+// What a thread has of its own: a stream for each device that it used, and the graph that it records.
+// Streams are made at first use and destroyed with the thread.
+#pragma once
+
+#include <array>
+#include <memory>
+#include <vector>
+
+#include "allocator.h"
+#include "infinicore/context/context.hpp"
+#include "infinicore/graph/graph.hpp"
+
+namespace infinicore {
+
+// A graph while it is recorded.
+struct Recording {
+    Device device;
+    std::shared_ptr<graph::Graph> graph;
+    std::shared_ptr<GraphPool> pool;
+};
+
+class ThreadState {
+public:
+    ~ThreadState();
+
+    // This thread's; nullptr where the thread is ending and has none any more.
+    static ThreadState *current();
+
+    // The thread's stream of the device; made there if `make`, else none where it has none.
+    StreamId stream(const Device &device, bool make = true);
+
+    std::unique_ptr<Recording> recording;
+
+private:
+    std::array<std::vector<StreamId>, static_cast<size_t>(Device::Type::COUNT)> streams_;
+};
+
+inline Recording *current_recording() {
+    ThreadState *const state = ThreadState::current();
+    return state == nullptr ? nullptr : state->recording.get();
+}
+
+// Makes a device current for a scope.
+class DeviceScope {
+public:
+    explicit DeviceScope(const Device &device) : before_(context::getDevice()) { context::setDevice(device); }
+    ~DeviceScope();
+    DeviceScope(const DeviceScope &) = delete;
+    DeviceScope &operator=(const DeviceScope &) = delete;
+
+private:
+    const Device before_;
+};
+
+} // namespace infinicore
