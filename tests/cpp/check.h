@@ -1,12 +1,13 @@
 // What the C++ tests check with: CHECK and THROWS print the place of what failed; failures() is a program's result.
 #pragma once
 
+#include <atomic>
 #include <cstdio>
 #include <exception>
 #include <string>
 
-inline int &failures() {
-    static int count = 0;
+inline std::atomic<int> &failures() {
+    static std::atomic<int> count = 0;
     return count;
 }
 
@@ -17,6 +18,15 @@ inline int &failures() {
             ++failures();                                                                                              \
         }                                                                                                              \
     } while (false)
+
+// The statement throws nothing.
+#define CHECK_RUNS(name, statement)                                                                                    \
+    try {                                                                                                              \
+        statement;                                                                                                     \
+    } catch (const std::exception &error) {                                                                            \
+        std::printf("%s:%d: %s: %s\n", __FILE__, __LINE__, name, error.what());                                        \
+        ++failures();                                                                                                  \
+    }
 
 // The expression throws a std::exception with exactly this sentence.
 #define THROWS(expression, sentence)                                                                                   \

@@ -349,30 +349,32 @@ void test_row_parallel() {
     std::vector<std::vector<Floats>> results(ranks);
     std::vector<std::thread> threads;
     const std::vector<Floats> inputs{whole_numbers(2 * in, 3), whole_numbers(2 * in, 4), whole_numbers(2 * in, 5)};
+    const auto of_rank = [&](size_t rank) {
+        const size_t part = in / ranks;
+        nn::RowParallelLinear linear(in, out, true, DataType::F32, device, rank, ranks, communicators[rank]);
+        linear.load_state_dict({{"weight", floats(w, {out, in})}, {"bias", floats(b, {out})}});
+        Tensor whole = floats(inputs[0], {2, in}), residual = floats(Floats(2 * out, 50), {2, out});
+        Tensor x = whole->narrow({{1, rank * part, part}});
+        // The residual is added once.
+        std::vector<Floats> made{values_of(linear.forward(x)), values_of(linear.forward(x, residual))};
+        context::setDevice(device);
+        context::startGraphRecording();
+        const Tensor sum = linear.forward(x);
+        const auto graph = context::stopGraphRecording();
+        for (const Floats &input : inputs) {
+            whole->copy_from(floats(input, {2, in}));
+            graph->run();
+            made.push_back(values_of(sum));
+        }
+        return made;
+    };
     for (size_t rank = 0; rank < ranks; ++rank) {
-        threads.emplace_back([&, rank] {
-            const size_t part = in / ranks;
-            nn::RowParallelLinear linear(in, out, true, DataType::F32, device, rank, ranks, communicators[rank]);
-            linear.load_state_dict({{"weight", floats(w, {out, in})}, {"bias", floats(b, {out})}});
-            Tensor whole = floats(inputs[0], {2, in}), residual = floats(Floats(2 * out, 50), {2, out});
-            Tensor x = whole->narrow({{1, rank * part, part}});
-            results[rank].push_back(values_of(linear.forward(x)));
-            results[rank].push_back(values_of(linear.forward(x, residual))); // the residual is added once
-            context::setDevice(device);
-            context::startGraphRecording();
-            const Tensor sum = linear.forward(x);
-            const auto graph = context::stopGraphRecording();
-            for (const Floats &input : inputs) {
-                whole->copy_from(floats(input, {2, in}));
-                graph->run();
-                results[rank].push_back(values_of(sum));
-            }
-        });
+        threads.emplace_back([&, rank] { CHECK_RUNS("a rank", results[rank] = of_rank(rank)); });
     }
     for (std::thread &thread : threads) {
         thread.join();
     }
-    for (size_t rank = 0; rank < ranks; ++rank) {
+    for (size_t rank = 0; rank < ranks && failures() == 0; ++rank) {
         Floats plus_50 = product(inputs[0], w, b, in, out, 0, in);
         CHECK(results[rank][0] == plus_50);
         std::for_each(plus_50.begin(), plus_50.end(), [](float &value) { value += 50; });
@@ -606,13 +608,8 @@ int main(int argc, char **argv) {
         {"long rope", test_long_rope},
     };
     for (const auto &[name, test] : tests) {
-        try {
-            test();
-        } catch (const std::exception &error) {
-            std::printf("%s: %s\n", name, error.what());
-            ++failures();
-        }
+        CHECK_RUNS(name, test());
     }
-    std::printf("%d failures\n", failures());
+    std::printf("%d failures\n", failures().load());
     return failures() != 0;
 }
