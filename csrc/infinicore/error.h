@@ -3,6 +3,8 @@
 #pragma once
 
 #include <cstdio>
+#include <string>
+#include <vector>
 
 #include "infinirt.h"
 #include "status.h"
@@ -20,6 +22,15 @@ inline void check(infiniStatus_t status) {
     if (status != INFINI_STATUS_SUCCESS) {
         throw infini::Error(status, infiniGetLastErrorMessage());
     }
+}
+
+// A shape or strides: "[2, 3]".
+template <typename Number> std::string text(const std::vector<Number> &values) {
+    std::string out = "[";
+    for (size_t i = 0; i < values.size(); ++i) {
+        out += (i == 0 ? "" : ", ") + std::to_string(values[i]);
+    }
+    return out + "]";
 }
 
 template <typename... Parts> void warn(const Parts &...parts) {

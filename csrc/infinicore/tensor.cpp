@@ -10,22 +10,6 @@ namespace infinicore {
 
 namespace {
 
-std::string text(const Shape &values) {
-    std::string out = "[";
-    for (size_t i = 0; i < values.size(); ++i) {
-        out += (i == 0 ? "" : ", ") + std::to_string(values[i]);
-    }
-    return out + "]";
-}
-
-std::string text(const Strides &values) {
-    std::string out = "[";
-    for (size_t i = 0; i < values.size(); ++i) {
-        out += (i == 0 ? "" : ", ") + std::to_string(values[i]);
-    }
-    return out + "]";
-}
-
 Strides contiguous_strides(const Shape &shape) {
     Strides strides(shape.size());
     Stride stride = 1;
