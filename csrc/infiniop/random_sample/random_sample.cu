@@ -517,13 +517,14 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
 
 void run_given_on_cuda(const ExecutionContext &context, const GivenArgs &args) {
     const int64_t n = args.probs.size(0);
+    const auto u = static_cast<float>(args.random_val);
     infini::cuda::with_float_type(args.probs.dtype, [&](auto x) {
         using T = decltype(x);
         launch<T>(context,
                   {args.probs.as<const T>(), n, 0, cuda::vectors_fit(args.probs), unit_for<T>(n), args.result.data, 0,
-                   static_cast<int>(size_of(args.result.dtype)), PerRow<float>(args.temperature),
-                   PerRow<int64_t>(args.random_val == 0 ? 1 : args.topk), PerRow<float>(args.topp), true,
-                   PerRow<int64_t>(0), PerRow<int64_t>(0), args.random_val},
+                   static_cast<int>(size_of(args.result.dtype)), PerRow<float>(static_cast<float>(args.temperature)),
+                   PerRow<int64_t>(u == 0 ? 1 : args.topk), PerRow<float>(static_cast<float>(args.topp)), true,
+                   PerRow<int64_t>(0), PerRow<int64_t>(0), u},
                   1);
     });
 }

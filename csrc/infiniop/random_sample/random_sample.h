@@ -3,6 +3,7 @@
 // Weights exp((x - max) / temperature) in float, their sums in double, in an order fixed by n alone.
 #pragma once
 
+#include "check.h"
 #include "cpu_capability.h"
 #include "kernel_table.h"
 #include "tensor_view.h"
@@ -26,14 +27,23 @@ struct Args {
 // On CUDA values cannot be checked: a row that cannot be sampled gets a token below 0, as the kernels below write it.
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
-// The same for one row with a given u: what the C ABI calls RandomSample.
+// What sentences call the op that takes u, and its tensors.
+struct GivenNames {
+    Checker rule;
+    const char *logits, *out;
+};
+inline constexpr GivenNames kRandomSampleGiven{Checker("random_sample_given"), "logits", "out"};
+inline constexpr GivenNames kRandomSampleOfC{Checker("random_sample"), "probs", "result"};
+
+// The same for one row with a given u: torch.ops.infini.random_sample_given, and what the C ABI calls RandomSample.
 struct GivenArgs {
-    TensorView result;    // [], any integers that hold n - 1
-    TensorView probs;     // [n] logits as above, or float64: that in double
-    float random_val = 0; // u, in [0, 1]; 0: the first maximum
-    float topp = 1;
+    TensorView result;     // [], any integers that hold n - 1
+    TensorView probs;      // [n] logits as above, or float64: that in double
+    double random_val = 0; // u, in [0, 1]; 0: the first maximum. Rounded to float before use, as are the next two.
+    double topp = 1;
     int topk = 0;
-    float temperature = 1;
+    double temperature = 1;
+    const GivenNames *names = &kRandomSampleGiven;
 };
 
 void check(const GivenArgs &args);

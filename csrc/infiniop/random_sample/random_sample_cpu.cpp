@@ -376,8 +376,8 @@ template <typename T> void sample_rows(const Args &a) {
 void infini::random_sample::INFINI_LEVEL::cpu_kernel_given(const Given &given) {
     using namespace infini::INFINI_LEVEL;
     const GivenArgs &a = given.args;
-    const bool greedy = a.random_val == 0;
-    const Settings settings{a.temperature, greedy ? 1 : a.topk, a.topp, a.random_val};
+    const auto u = static_cast<float>(a.random_val);
+    const Settings settings{static_cast<float>(a.temperature), u == 0 ? 1 : a.topk, static_cast<float>(a.topp), u};
     const int64_t n = a.probs.size(0);
     const Buffers buffers(n);
     with_float_type(a.probs.dtype,
