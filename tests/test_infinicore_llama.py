@@ -31,7 +31,9 @@ def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(*command: str) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"})
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
