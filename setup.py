@@ -90,7 +90,7 @@ PRECOMPILED = {
 def installed_torch() -> Path | None:
     """Folder of the torch that the environment has into which we are to be installed.
 
-    pip's isolated builds hide that environment from `import` (and may show a torch of their own): there it is looked up
+    pip's isolated builds hide that environment from `import` (and may have another torch): there it is looked up
     by path.
     """
     spec = importlib.util.find_spec("torch")
