@@ -56,7 +56,7 @@ def main() -> None:
     check_tools()
     get_system()
     get_packages()
-    write_stand_ins()
+    write_substitutes()
     build()
     for cpu, level in CPUS.items():
         check_level(cpu, level)
@@ -134,7 +134,7 @@ def get_packages() -> None:
     (PACKAGES / ".ready").touch()
 
 
-def write_stand_ins() -> None:
+def write_substitutes() -> None:
     """Libraries in place of CUDA's, for a torch that was built with it: none of their functions is ever called."""
     folder = BUILD / "stand-ins"
     if (folder / ".ready").is_file():

@@ -180,13 +180,13 @@ template <typename W> struct Plan {
         constexpr int64_t kBytes = sizeof(W);
         line_step = kLine;
         rows_ahead = ceil_div(kRowsAheadBytes, block_k * kBytes);
-        const int64_t side_by_side = weight_rows(static_cast<int>(tile_rows));
+        const int64_t rows_at_once = weight_rows(static_cast<int>(tile_rows));
         if (tiles > 1) {
             // Each of the tiles prefetches its share of the next group, so that memory is never idle.
             rows_ahead = kGroup;
             line_step = kLine / tiles;
-        } else if (rows_ahead < side_by_side) {
-            rows_ahead = side_by_side;
+        } else if (rows_ahead < rows_at_once) {
+            rows_ahead = rows_at_once;
         }
     }
     bool streams() const { return m <= kStreamedRows; }
