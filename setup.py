@@ -46,8 +46,8 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; docs/instal
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The runtime, which has all state; the kernels and the ops' C interface; collectives; on these InfiniCore's C++ interface;
-# the ops in torch.
+# The runtime, which has all state; the kernels and the ops' C interface; collectives; InfiniCore's C++
+# interface; the ops in torch.
 LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libinfinicore_cpp_api", "libtorch_infini")
 # What tells compilers about them: files of csrc/, and the folders of lib/ where they are looked for.
 DESCRIPTIONS = {"infini.pc": "pkgconfig", "infinicore.pc": "pkgconfig", "infini-config.cmake": "cmake/infini"}
@@ -93,7 +93,7 @@ PRECOMPILED = {
 def installed_torch() -> Path | None:
     """Folder of the torch that the environment has into which we are to be installed.
 
-    pip's isolated builds hide that environment from `import` (and may show a torch of their own): there it is looked up
+    pip's isolated builds hide that environment from `import` (and may have another torch): there it is looked up
     by path.
     """
     spec = importlib.util.find_spec("torch")

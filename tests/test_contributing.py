@@ -73,7 +73,7 @@ def test_add_an_op(tmp_path: Path) -> None:
     )
 
 
-# Two devices, whose memory is the host's, and whose streams do everything at once.
+# Two devices with the host's memory, and with streams that do everything at once.
 DRIVER = """
 #include <cstdlib>
 #include <cstring>

@@ -585,7 +585,7 @@ def long_program() -> Program:
     return program(lambda: fn(max(20, round(0.1 / each))))
 
 
-def test_different_programs_run_side_by_side() -> None:
+def test_different_programs_run_concurrently() -> None:
     def body(seed: int) -> None:
         x = torch.randn(7, 32, generator=torch.Generator().manual_seed(seed))
 

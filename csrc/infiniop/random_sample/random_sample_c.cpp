@@ -1,4 +1,4 @@
-// infiniopRandomSample, and what stands in for infiniopRandomSampleBatch.
+// infiniopRandomSample, and placeholders of infiniopRandomSampleBatch that return NOT_IMPLEMENTED.
 #include "c_api.h"
 #include "random_sample.h"
 

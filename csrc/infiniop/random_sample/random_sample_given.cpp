@@ -1,4 +1,4 @@
-// random_sample with a given random number: the rules, float64, and the way to the kernel for the other dtypes.
+// random_sample with a given random number: the rules, float64, and the call of the kernel for the other dtypes.
 #include "random_sample.h"
 
 #include <algorithm>
@@ -52,7 +52,7 @@ void write(const TensorView &result, int64_t token) {
     }
 }
 
-// For callers who check against float64: the definition as it stands, with a sort. Refusals as in random_sample.h.
+// float64, as a reference: the definition, with a sort. Error codes as in random_sample.h.
 int64_t sample_double(const GivenArgs &a) {
     const int64_t n = a.probs.size(0);
     const auto *x = a.probs.as<const double>();

@@ -1,10 +1,10 @@
-// What attention's CUDA kernels share: the problem as a kernel's parameter, which rows and keys a block has, where a
-// key lies, what joins a score, and where a row's sums go. Values that only the GPU knows (lengths, blocks, where
-// queries start) are judged here: nothing outside is touched, and a row that depends on a wrong one becomes NaN.
+// What attention's CUDA kernels share: the kernel parameter, the work tile of a block, the addresses of keys, the score
+// function and the output of a row's sums. Values that only the GPU reads (lengths, block tables, q_starts) are checked
+// here: nothing out of bounds is accessed, and rows that depend on an invalid value become NaN.
 #pragma once
 
 #include "attention.h"
-#include "cuda/divider.cuh"
+#include "cuda/int_divider.cuh"
 #include "cuda/exp2.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
@@ -16,9 +16,9 @@ namespace infini::attention::nvidia {
 using cuda::kWarp;
 
 constexpr int kThreads = 128, kWarps = kThreads / kWarp;
-constexpr int64_t kMostKeys = int64_t{1} << 30; // of a block, which counts them in int; rows that see more become NaN
-constexpr int64_t kNoKey = INT64_MIN;           // instead of a key's offset: zeros
-constexpr int64_t kBadBlock = INT64_MIN + 1;    // its block is outside the cache: NaN
+constexpr int64_t kMaxKeys = int64_t{1} << 30; // of a block, which counts them in int; rows that see more become NaN
+constexpr int64_t kNoKey = INT64_MIN;          // instead of a key's offset: zeros
+constexpr int64_t kBadBlock = INT64_MIN + 1;   // its block is outside the cache: NaN
 
 // A sequence of the batch; row = query * group + head in the group, for each key head.
 struct Sequence {
@@ -28,19 +28,19 @@ struct Sequence {
     bool bad; // its length or its queries break the rules: its rows are NaN
 };
 
-// What a block has to do: a tile of rows of one key head against the keys [begin, end).
-struct Unit {
+// The work of a block: a tile of rows of one key head against the keys [begin, end).
+struct WorkTile {
     Sequence s;
     int64_t b, kv_head, split, first_row, begin, end;
     int rows; // of the tile; 0: nothing
 };
 
-// Of a key: its block (0 without block tables), and which key of that it is. outer < 0: its block is outside the cache.
+// A key's block (0 without block tables) and its index in the block. outer < 0: the block is outside the cache.
 struct KeyPlace {
     int64_t outer, inner;
 };
 
-// e^x for x <= 0, as exact as the output's type asks for.
+// e^x for x <= 0, with the precision that the output's type needs.
 template <typename T> __device__ __forceinline__ float exp_for(float x) {
     if constexpr (sizeof(T) == 4) {
         return expf(x);
@@ -53,7 +53,7 @@ __device__ __forceinline__ float not_a_number() {
     return __int_as_float(0x7fffffff);
 }
 
-// The score that others are taken relative to; 0 while nothing is visible.
+// The score that is subtracted from all others; 0 while nothing is visible.
 __device__ __forceinline__ float base_of(float largest) {
     return largest == -INFINITY ? 0.0f : largest;
 }
@@ -80,16 +80,16 @@ template <typename T, typename E = T> struct Problem {
     int64_t slopes_stride;
 
     int64_t batch, queries, keys, kv_heads, group; // queries: of each sequence, or of all; keys: at most
-    cuda::Divider<uint64_t> by_group, by_block_size;
+    cuda::IntDivider<uint64_t> by_group, by_block_size;
     int size;
     bool causal, capped, keeps_empty;
     bool plain;                        // a score is a product times `scale`, above 0, and nothing else
-    float exp2_unit;                   // what turns a score, or if `plain` a product, into a power of two
+    float exp2_unit;                   // the factor from a score, or if `plain` a product, to an exponent of 2
     int64_t window;                    // keys that a query sees at most; without a limit the largest number
     bool whole_q, whole_kv, whole_out; // 16-byte vectors may be used
     float scale, softcap, cap_factor;
 
-    // How this launch shares the work out.
+    // How this launch splits the work.
     int tile_rows;
     int64_t row_tiles; // of each sequence; with starts: of all
     bool small;        // with starts: only sequences of at most kSplitRowsOfMany rows, else only the others
@@ -122,9 +122,9 @@ template <typename T, typename E = T> struct Problem {
         return s;
     }
 
-    // The block's unit of work. To be called by whole warps.
-    __device__ Unit unit() const {
-        Unit u{};
+    // The block's work tile. To be called by whole warps.
+    __device__ WorkTile unit() const {
+        WorkTile u{};
         int64_t index = blockIdx.x, tile;
         if (starts != nullptr && !small) {
             u.kv_head = index % kv_heads;
@@ -145,7 +145,7 @@ template <typename T, typename E = T> struct Problem {
         const bool keep = keeps_empty && u.s.length == 0 && !u.s.bad;
         const int64_t each = splits.count > 1 ? keys_of_split(u.s) : 0;
         u.begin = first_key(u.s, splits.count > 1 ? 0 : u.first_row) + u.split * each;
-        const bool behind = splits.count > 1 && u.begin >= u.s.length; // nobody will look at this split
+        const bool behind = splits.count > 1 && u.begin >= u.s.length; // the split is empty and not read
         if (u.first_row >= rows || (small && rows > kSplitRowsOfMany) || keep || behind) {
             return u;
         }
@@ -154,14 +154,14 @@ template <typename T, typename E = T> struct Problem {
         if (splits.count > 1 && u.end > u.begin + each) {
             u.end = u.begin + each;
         }
-        if (u.end - u.begin > kMostKeys) {
+        if (u.end - u.begin > kMaxKeys) {
             u.s.bad = true;
             u.end = u.begin;
         }
         return u;
     }
 
-    // A query's window counts, not what all rows of the sequence see: that is the same with and without other queries.
+    // By a query's window, not by the keys that all rows of the sequence see: independent of the number of queries.
     __device__ int64_t keys_of_split(const Sequence &s) const {
         return split_keys(s.length < window ? s.length : window, splits.wanted);
     }
@@ -181,7 +181,7 @@ template <typename T, typename E = T> struct Problem {
         return __all_sync(cuda::kAllLanes, fit);
     }
 
-    // Which tile of which sequence is number `index` of all, sequences of few rows left out. By a whole warp.
+    // The sequence and tile with number `index` of all, skipping sequences of few rows. By a whole warp.
     __device__ bool find_tile(int64_t index, int64_t &b, int64_t &tile) const {
         const int lane = threadIdx.x % kWarp;
         for (int64_t from = 0; from < batch; from += kWarp) {
@@ -207,14 +207,14 @@ template <typename T, typename E = T> struct Problem {
         return false;
     }
 
-    // Where the keys of a sequence and key head begin in k (or v); with block tables, those of the cache.
-    __device__ __forceinline__ int64_t start_of(const int64_t (&strides)[3], const Unit &u) const {
+    // The offset of the keys of a sequence and key head in k (or v); with block tables, of the key head in the cache.
+    __device__ __forceinline__ int64_t start_of(const int64_t (&strides)[3], const WorkTile &u) const {
         return (tables != nullptr ? 0 : u.b * strides[0]) + u.kv_head * strides[2];
     }
-    __device__ __forceinline__ const int64_t *table_of(const Unit &u) const {
+    __device__ __forceinline__ const int64_t *table_of(const WorkTile &u) const {
         return tables != nullptr ? tables + u.b * table_strides[0] : nullptr;
     }
-    // Where a key (< the sequence's length) lies from there on.
+    // The place of a key (< the sequence's length), relative to that.
     __device__ __forceinline__ KeyPlace find(const int64_t *table, int64_t key) const {
         if (table == nullptr) {
             return {0, key};
@@ -224,20 +224,20 @@ template <typename T, typename E = T> struct Problem {
         return {outer < blocks ? outer : -1, key - block * block_size};
     }
     // Its offset, or kBadBlock.
-    __device__ __forceinline__ int64_t locate(const int64_t (&strides)[3], const Unit &u, int64_t key) const {
+    __device__ __forceinline__ int64_t locate(const int64_t (&strides)[3], const WorkTile &u, int64_t key) const {
         const KeyPlace place = find(table_of(u), key);
         return place.outer < 0 ? kBadBlock : start_of(strides, u) + place.outer * strides[0] + place.inner * strides[1];
     }
 
-    // What a key's row of k (or v) is to be multiplied with; of a key in a block outside the cache, 1.
-    __device__ __forceinline__ float scale_of(const float *scales, const int64_t (&strides)[3], const Unit &u,
+    // The scale of a key's row of k (or v); 1 for a key in a block outside the cache.
+    __device__ __forceinline__ float scale_of(const float *scales, const int64_t (&strides)[3], const WorkTile &u,
                                               int64_t key) const {
         const int64_t at = locate(strides, u, key);
         return at == kBadBlock ? 1.0f : scales[at];
     }
 
-    // Where a row (of the sequence and key head) lies in q or out.
-    __device__ __forceinline__ int64_t row_at(const int64_t (&strides)[3], const Unit &u, int64_t row) const {
+    // The offset of a row (of the sequence and key head) in q or out.
+    __device__ __forceinline__ int64_t row_at(const int64_t (&strides)[3], const WorkTile &u, int64_t row) const {
         const int64_t query = query_of(row);
         return (starts != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + query) * strides[1] +
                (u.kv_head * group + row - query * group) * strides[2];
@@ -250,8 +250,8 @@ template <typename T, typename E = T> struct Problem {
         int64_t seen;    // how many keys it sees, those before its window included; may be negative
         float slope;
     };
-    // Rows behind the tile's last one are like that.
-    __device__ RowScores row_scores(const Unit &u, int64_t row) const {
+    // Rows beyond the tile's last one are like that one.
+    __device__ RowScores row_scores(const WorkTile &u, int64_t row) const {
         row = row < u.first_row + u.rows ? row : u.first_row + u.rows - 1;
         const int64_t query = query_of(row), head = u.kv_head * group + row - query * group;
         const int64_t own = u.s.length - u.s.queries + query;
@@ -280,9 +280,9 @@ template <typename T, typename E = T> struct Problem {
         return x;
     }
 
-    // kCount columns of a row from `column` on: sums of probability x value, where the probabilities, relative to the
-    // largest score, sum up to `total`. With several splits they wait for combine(), else they become the result.
-    // place: what place_of says of the row.
+    // Stores kCount columns of a row from `column` on: sums of probability x value, where the probabilities, relative
+    // to the largest score, sum up to `total`. With several splits as partial sums for combine(), else as the result.
+    // place: the row's place_of().
     template <int kCount>
     __device__ __forceinline__ void put(int64_t place, int column, const float (&values)[kCount], float total,
                                         float largest) const {
@@ -297,7 +297,7 @@ template <typename T, typename E = T> struct Problem {
             partial_sums[place] = make_float2(total, largest);
         }
     }
-    __device__ __forceinline__ int64_t place_of(const Unit &u, int64_t row) const {
+    __device__ __forceinline__ int64_t place_of(const WorkTile &u, int64_t row) const {
         return splits.count > 1 ? ((u.b * kv_heads + u.kv_head) * row_limit + row) * splits.count + u.split
                                 : row_at(out_strides, u, row);
     }
@@ -314,10 +314,10 @@ template <typename T, typename E = T> struct Problem {
     }
 };
 
-// What the block's warps have of a row is joined by one of them: each warp's sum and largest score lie `step` apart,
-// their columns, `columns` in a row from first_column on, out_step.
+// Combines the warps' sums of a row, by one warp: the warps' totals and largest scores are `step` apart, their columns,
+// `columns` from first_column on, out_step.
 template <typename T, typename E>
-__device__ void join_warps(const Problem<T, E> &p, const Unit &u, int64_t row, int first_column, int columns,
+__device__ void join_warps(const Problem<T, E> &p, const WorkTile &u, int64_t row, int first_column, int columns,
                            const float *sums, const float *largest, int step, const float *out, int out_step) {
     constexpr int kCount = 4;
     float most = -INFINITY, total = u.s.bad ? not_a_number() : 0.0f, factors[kWarps];
@@ -347,7 +347,7 @@ __device__ void join_warps(const Problem<T, E> &p, const Unit &u, int64_t row, i
     }
 }
 
-// Every row NaN, for q_starts that says nothing one can rely on. By all blocks.
+// Sets every row to NaN, for an invalid q_starts. By all blocks.
 template <typename T, typename E> __device__ void write_not_a_number(const Problem<T, E> &p) {
     const int64_t heads = p.kv_heads * p.group, rows = p.queries * heads;
     for (int64_t row = blockIdx.x; row < rows; row += gridDim.x) {
@@ -358,11 +358,11 @@ template <typename T, typename E> __device__ void write_not_a_number(const Probl
     }
 }
 
-// The sums of a row over its splits, each relative to its own largest score, become the result. A block is a row.
+// Combines the sums of a row over its splits, each relative to its own largest score. A block has a row.
 template <typename T, typename E>
 __global__ void __launch_bounds__(kThreads) combine(const __grid_constant__ Problem<T, E> p) {
     cuda::grid_dependency_sync();
-    Unit u{};
+    WorkTile u{};
     const int64_t row = blockIdx.x % p.row_limit, line = blockIdx.x / p.row_limit;
     u.kv_head = line % p.kv_heads;
     u.b = line / p.kv_heads;

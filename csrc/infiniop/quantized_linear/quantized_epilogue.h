@@ -1,5 +1,4 @@
-// What becomes of sums of linear_int8 and linear_int4, of integers with quantized x and of tiles: scales, the bias, one
-// rounding.
+// The epilogue of linear_int8 and linear_int4 with quantized x and in tile registers: scales, the bias, one rounding.
 #pragma once
 
 #include "quantized_linear.h"
@@ -10,12 +9,12 @@ namespace {
 
 using quantized_linear::Args;
 
-// Of kLanes results at a time; rarely enough for a call and a choice of types each.
-struct Output {
+// Stores kLanes results at a time; not inlined and dispatched on types, which is rare enough not to matter.
+struct QuantizedEpilogue {
     const Args &args;
     const int64_t *offsets; // of each row of y
     const float *x_scales;  // null: x is not quantized
-    bool scales_rows;       // by a scale for each row of the weight; groups have theirs in the sums
+    bool scales_rows;       // a scale for each row of the weight; those of groups are applied to the sums
 
     template <typename Lanes>
     __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {

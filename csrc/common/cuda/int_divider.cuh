@@ -1,5 +1,5 @@
-// Division by a number that the host knows, without the GPU's slow division: of 64-bit integers that is a call of some 70
-// instructions. Included by *.cu files only.
+// Integer division by a divisor known on the host, by multiplication and shift: the GPU's own 64-bit division is a call
+// of some 70 instructions. Included by *.cu files only.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -9,14 +9,13 @@
 
 namespace infini::cuda {
 
-// The number is at least 1: a multiplication and a shift. N is uint32_t or uint64_t, the
-// numbers are below 2^31 or 2^63.
-template <typename N> struct Divider {
+// N is uint32_t or uint64_t; dividends and the divisor (at least 1) are below 2^31 or 2^63.
+template <typename N> struct IntDivider {
     N divisor = 1, factor = 1;
     int shift = 0;
 
-    Divider() = default;
-    explicit Divider(N by) : divisor(by) {
+    IntDivider() = default;
+    explicit IntDivider(N by) : divisor(by) {
         using Wide = std::conditional_t<sizeof(N) == 4, uint64_t, unsigned __int128>;
         while (Wide{1} << shift < by) {
             ++shift;

@@ -1,9 +1,9 @@
-// Product<F>: rows of int8 x against rows of integer weights (F: bytes, or nibbles in groups), summed exactly in int32;
-// what int8_gemm and the quantized linear layers have in common. Weights are brought into panels, word by word of a
-// few rows, as VNNI's instruction wants them; a panel's words then meet those of up to kTileRows rows of x.
+// Int8Product<F>: rows of int8 x times rows of integer weights (F: bytes, or nibbles in groups), summed exactly in
+// int32, for int8_gemm and the quantized linear layers. Weights are packed into panels in VNNI's layout, word by word
+// of a few rows; a panel is then multiplied by up to kTileRows rows of x.
 #pragma once
 
-#include "bytes.h"
+#include "int8_dots.h"
 #include "few_rows.h"
 
 namespace infini::INFINI_LEVEL {
@@ -21,12 +21,12 @@ constexpr int64_t kRunBytes = 256;
 constexpr int kStreamBits = 2;
 constexpr int64_t kStreams = 1 << kStreamBits;
 
-template <typename F> class Product {
+template <typename F> class Int8Product {
 public:
     // For m rows of k elements; the weights' rows are in `groups` groups, each of a multiple of 32 elements
     // (ByteWeights: in one).
-    Product(int64_t m, int64_t k, int64_t groups)
-        : m_(m), k_(k), groups_(groups), few_(m, k, groups), is_few_(m <= FewRows<F>::kMost) {
+    Int8Product(int64_t m, int64_t k, int64_t groups)
+        : m_(m), k_(k), groups_(groups), few_(m, k, groups), is_few_(m <= FewRows<F>::kMaxRows) {
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
         words_ = (row_bytes_ + 3) / 4;
         tiles_ = (m + kTileRows - 1) / kTileRows;
@@ -43,7 +43,7 @@ public:
     // Memory for x, aligned to 64; and for each thread that multiplies.
     int64_t x_bytes() const { return is_few_ ? up(few_.x_bytes()) : up(x_row_bytes() * m_) + 2 * up(m_ * groups_ * 4); }
     int64_t scratch_bytes() const { return is_few_ ? few_.scratch_bytes() : panels_ * panel_bytes_ + kSumsBytes; }
-    // Weight rows that are multiplied at a time: calls get a multiple of these, but for the last.
+    // Weight rows that are multiplied at a time: calls get a multiple of these, except the last.
     int64_t block_rows() const { return panels_ * panel_rows(); }
     void set_memory(void *x) {
         x_ = static_cast<uint8_t *>(x);
@@ -81,11 +81,11 @@ public:
         }
     }
 
-    // output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, in vectors of up to kLanes
-    // weight rows. Prefetches what lies behind them.
-    template <typename Scales, typename Output>
-    void multiply(const WeightRows &weights, const Scales &scales, char *scratch, const Output &output) const {
-        if constexpr (FewRows<F>::kMost > 0) {
+    // Calls output(row of x, weight row, values, lanes) for all rows of x and the weight rows given, in vectors of up
+    // to kLanes weight rows. Prefetches the weight rows after them.
+    template <typename Scales, typename Epilogue>
+    void multiply(const WeightRows &weights, const Scales &scales, char *scratch, const Epilogue &output) const {
+        if constexpr (FewRows<F>::kMaxRows > 0) {
             if (is_few_) {
                 return few_.multiply(x_, weights, scales, scratch, output);
             }
@@ -104,7 +104,7 @@ public:
 
 private:
     static constexpr int kTileRows = F::kTileRows;
-    // Between the runs of a panel: the sums of each row of x and vector of the panel.
+    // Kept between the runs of a panel: the sums of each row of x and vector of the panel.
     static constexpr int64_t kSumsBytes = kTileRows * kWide * kVectorBytes;
 
     static constexpr int64_t up(int64_t bytes) { return (bytes + 63) / 64 * 64; }
@@ -167,7 +167,7 @@ private:
 
     // ---- multiplying ----
 
-    // Some words of a panel and of a tile of x: whole groups.
+    // A run: some words of a panel and of a tile of x, whole groups.
     struct Run {
         int64_t word, words; // the first, and how many
         const uint8_t *panel, *x;
@@ -175,12 +175,12 @@ private:
         const float *x_sums;                    // [group, row of x]
         const float *scales, *zeros;            // [group, weight row]; zeros may be null
         const uint8_t *next;                    // prefetched: a line a word, in kStreams places
-        int64_t next_apart, next_step;          // between these; and along each
+        int64_t next_apart, next_step;          // their distance; the step along each
         int64_t first_row, first_column, count; // of the result, and how many columns there are
         void *kept;                             // sums between the runs of a panel
     };
 
-    // sums += `words` words of a panel by those of kM rows of x; panel and x are left behind them.
+    // sums += `words` words of a panel times those of kM rows of x; advances panel and x past them.
     template <int kVectors, int kM>
     INFINI_ALWAYS_INLINE void add_words(const Run &t, int64_t word, int64_t words, const uint8_t *&panel,
                                         const uint8_t *&x, VecI (&sums)[kM][kVectors]) const {
@@ -207,8 +207,8 @@ private:
         }
     }
 
-    template <int kVectors, int kM, typename Output>
-    __attribute__((noinline)) void multiply_run(const Run &t, const Output &output) const {
+    template <int kVectors, int kM, typename Epilogue>
+    __attribute__((noinline)) void multiply_run(const Run &t, const Epilogue &output) const {
         const uint8_t *panel = t.panel, *x = t.x;
         const bool last = t.word + t.words == words_;
         if constexpr (F::kGrouped) {
@@ -269,7 +269,8 @@ private:
         }
     }
 
-    template <typename Output> static void put(const Run &t, const Output &output, int64_t m, int64_t v, VecF value) {
+    template <typename Epilogue>
+    static void put(const Run &t, const Epilogue &output, int64_t m, int64_t v, VecF value) {
         const int64_t column = t.first_column + v * kLanes, left = t.count - v * kLanes;
         if (left >= kLanes) {
             output(t.first_row + m, column, value, Full{});
@@ -278,20 +279,20 @@ private:
         }
     }
 
-    // The same with the number of rows of x known when it runs.
-    template <int kVectors, typename Output, int kM = 1>
-    void multiply_run(int64_t m, const Run &t, const Output &output) const {
+    // The same with the number of rows of x known at run time.
+    template <int kVectors, typename Epilogue, int kM = 1>
+    void multiply_run(int64_t m, const Run &t, const Epilogue &output) const {
         if constexpr (kM < kTileRows) {
             if (m > kM) {
-                return multiply_run<kVectors, Output, kM + 1>(m, t, output);
+                return multiply_run<kVectors, Epilogue, kM + 1>(m, t, output);
             }
         }
         multiply_run<kVectors, kM>(t, output);
     }
 
-    template <int kVectors, typename Scales, typename Output>
+    template <int kVectors, typename Scales, typename Epilogue>
     void multiply_block(const WeightRows &weights, const uint8_t *next, const Scales &scales, char *scratch,
-                        const Output &output) const {
+                        const Epilogue &output) const {
         constexpr int64_t kRows = kVectors * kLanes;
         auto *const panels = reinterpret_cast<uint8_t *>(scratch + kSumsBytes);
         const auto rows_at = [&](int64_t i) {
@@ -310,7 +311,7 @@ private:
                 pack<kVectors>(rows_at(i), 0, words_, panels + panel * panel_bytes_);
             }
         }
-        // Each run but for those of a single tile prefetches its share of what comes next.
+        // Each run, unless there is a single tile, prefetches its share of the next panel.
         const int64_t calls = tiles_ * ((weights.count + kRows - 1) / kRows);
         const int64_t apart = weights.count * weights.stride / kStreams, share = apart / calls;
         const int64_t step = words_ > 0 ? share * kStreams / words_ : 0;

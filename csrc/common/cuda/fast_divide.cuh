@@ -1,4 +1,4 @@
-// a / b as a times the special function unit's reciprocal of b: to within 2 ulp, enough for numbers that end in a half
+// a / b as a times the special function unit's reciprocal of b: to within 2 ulp, enough for results rounded to a half
 // type. The reciprocal is 0 where |b| is above 2^126.
 #pragma once
 
@@ -7,11 +7,11 @@
 namespace infini::cuda {
 
 #ifdef INFINI_EMULATION
-inline float fast_quotient(float a, float b) {
+inline float fast_divide(float a, float b) {
     return a * (std::fabs(b) > 0x1p126f ? std::copysign(0.0f, b) : 1.0f / b);
 }
 #else
-__device__ __forceinline__ float fast_quotient(float a, float b) {
+__device__ __forceinline__ float fast_divide(float a, float b) {
     float reciprocal;
     asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(reciprocal) : "f"(b));
     return a * reciprocal;

@@ -1,8 +1,8 @@
-// c = a b, or c += a b, by tiles whose sums stay in registers; b lies row behind row, or each row somewhere: the rows
-// of K and V. Meanwhile what is read next is fetched from memory.
+// c = a b, or c += a b, by register tiles; the rows of b are evenly spaced, or at any addresses: those of K and V. Also
+// prefetches the next block.
 #pragma once
 
-#include "ahead.h"
+#include "kv_prefetcher.h"
 #include "packing.h"
 
 namespace infini::INFINI_LEVEL {
@@ -17,12 +17,13 @@ template <typename T> struct Dense {
 };
 
 template <typename T> struct Scattered {
-    // A row's columns in a tile take so many lines, or parts of one: as many are fetched, on average.
-    static constexpr int64_t kEach = Ahead<T>::kStreams * kLineBytes / (kTileColumns * static_cast<int64_t>(sizeof(T)));
+    // Every kEach rows a line of each stream is prefetched: on average as many lines as a tile reads.
+    static constexpr int64_t kEach =
+        KvPrefetcher<T>::kStreams * kLineBytes / (kTileColumns * static_cast<int64_t>(sizeof(T)));
     static_assert(kEach > 0);
     const T *const *rows;
     int64_t column;
-    Ahead<T> &ahead;
+    KvPrefetcher<T> &ahead;
     const T *operator[](int64_t i) const { return rows[i] + column; }
     Scattered from(int64_t i) const { return {rows + i, column, ahead}; }
     void at_row(int64_t i) const {
@@ -34,27 +35,28 @@ template <typename T> struct Scattered {
 
 // ---- c [rows, vectors] = or += a [rows, depth] b [depth, vectors] ----
 
-// Two vectors of columns at a time. In order, or where it is cheaper the even columns and then the odd ones: then the
-// sums are dealt out so too while they are in registers.
+// Two vectors of columns at a time: in order, or where it is cheaper the even columns and then the odd ones; then the
+// sums in registers are deinterleaved too.
 template <typename B> struct Columns {
-    static constexpr bool kDealt = false;
+    static constexpr bool kDeinterleaved = false;
 };
 
 #if defined(__AVX512F__)
 
 template <> struct Columns<Scattered<bf16>> {
-    static constexpr bool kDealt = true; // a shift and a mask make two vectors of floats, instead of two of each
+    static constexpr bool kDeinterleaved =
+        true; // a shift and a mask make two vectors of floats, instead of two of each
     static void load(const bf16 *p, VecF &even, VecF &odd) {
         const __m512i pairs = _mm512_loadu_si512(p);
         even = (VecF)_mm512_slli_epi32(pairs, 16);
         odd = (VecF)_mm512_and_si512(pairs, _mm512_set1_epi32(static_cast<int>(0xffff0000)));
     }
-    static void deal(VecF &a, VecF &b) {
+    static void deinterleave(VecF &a, VecF &b) {
         const VecF even = __builtin_shufflevector(a, b, 0, 2, 4, 6, 8, 10, 12, 14, 16, 18, 20, 22, 24, 26, 28, 30);
         b = __builtin_shufflevector(a, b, 1, 3, 5, 7, 9, 11, 13, 15, 17, 19, 21, 23, 25, 27, 29, 31);
         a = even;
     }
-    static void collect(VecF &even, VecF &odd) {
+    static void interleave(VecF &even, VecF &odd) {
         const VecF low = zip_low(even, odd);
         odd = zip_high(even, odd);
         even = low;
@@ -66,7 +68,7 @@ template <> struct Columns<Scattered<bf16>> {
 // The loops are unrolled by pragma because the compiler's own unrolling comes too late to keep the sums in registers.
 template <int kRows, int kVectors, bool kAdd, typename A, typename B>
 void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int64_t c_stride) {
-    constexpr bool kDealt = Columns<B>::kDealt && kVectors % 2 == 0;
+    constexpr bool kDeinterleaved = Columns<B>::kDeinterleaved && kVectors % 2 == 0;
     VecF sums[kRows][kVectors];
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
@@ -74,10 +76,10 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
         for (int i = 0; i < kVectors; ++i) {
             sums[r][i] = kAdd ? load(c + r * c_stride + i * kLanes) : VecF{};
         }
-        if constexpr (kDealt) {
+        if constexpr (kDeinterleaved) {
 #pragma GCC unroll 8
             for (int i = 0; i < kVectors; i += 2) {
-                Columns<B>::deal(sums[r][i], sums[r][i + 1]);
+                Columns<B>::deinterleave(sums[r][i], sums[r][i + 1]);
             }
         }
     }
@@ -87,7 +89,7 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
         decltype(load(b_row)) right[kVectors];
 #pragma GCC unroll 8
         for (int i = 0; i < kVectors; ++i) {
-            if constexpr (!kDealt) {
+            if constexpr (!kDeinterleaved) {
                 right[i] = load(b_row + i * kLanes);
             } else if (i % 2 == 0) {
                 Columns<B>::load(b_row + i * kLanes, right[i], right[i + 1]);
@@ -104,10 +106,10 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
     }
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
-        if constexpr (kDealt) {
+        if constexpr (kDeinterleaved) {
 #pragma GCC unroll 8
             for (int i = 0; i < kVectors; i += 2) {
-                Columns<B>::collect(sums[r][i], sums[r][i + 1]);
+                Columns<B>::interleave(sums[r][i], sums[r][i + 1]);
             }
         }
 #pragma GCC unroll 8
@@ -117,7 +119,7 @@ void tile(const A *a, int64_t a_stride, const B &b, int64_t depth, float *c, int
     }
 }
 
-template <bool kAdd, typename A, typename B> struct Tiles {
+template <bool kAdd, typename A, typename B> struct RegisterTiles {
     using Function = void (*)(const A *, int64_t, const B &, int64_t, float *, int64_t);
 
     template <int kVectors> static Function of_rows(int64_t rows) {

@@ -1,4 +1,4 @@
-// What becomes of the integer sums of int8_gemm: both scales, the bias, one rounding.
+// The epilogue of int8_gemm: both scales, the bias, one rounding.
 #pragma once
 
 #include "int8_gemm.h"
@@ -20,7 +20,7 @@ template <typename T, typename Lanes> VecF load_strided(const T *p, int64_t stri
     return values;
 }
 
-struct Output {
+struct Int8Epilogue {
     const Args &args;
     int64_t first; // row of the output
 

@@ -1,5 +1,5 @@
-// Bytes for products of integers: how they are loaded, multiplied, transposed; the formats of integer weights, and the
-// scales of their groups.
+// Dot products of 8-bit integers: loads, multiplication, transposition; the formats of integer weights, and the scales
+// of their groups.
 #pragma once
 
 #include <type_traits>
@@ -10,7 +10,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Whether the stored bytes are multiplied as signed ones; x86 has instructions for unsigned by signed ones only.
+// Whether weights are multiplied as signed bytes; x86 only has instructions for unsigned by signed bytes.
 #if defined(__aarch64__)
 constexpr bool kSignedBytes = true;
 #else
@@ -100,7 +100,7 @@ inline VecI splat_word(const void *p) {
 // rows[i][j] becomes rows[j][i].
 inline void transpose(VecU (&rows)[kLanes]) {
 #if defined(__AVX512F__)
-    // Of swap_quarters GCC 12 makes instructions that need an index register each.
+    // For swap_quarters GCC 12 emits permutations that need an index register each.
     __m512i pairs[16], fours[16];
 #pragma GCC unroll 8
     for (int i = 0; i < 16; i += 2) {
@@ -132,7 +132,7 @@ inline void transpose(VecU (&rows)[kLanes]) {
 
 // ---- formats ----
 
-// Rows of x that meet a panel in 16 registers: with VNNI products need none besides their sums.
+// Rows of x in a tile with 16 registers: with VNNI products need none besides their sums.
 #if defined(__AVXVNNI__)
 constexpr int kFewRegistersRows = 6;
 #else
@@ -140,18 +140,18 @@ constexpr int kFewRegistersRows = 4;
 #endif
 
 struct ByteWeights {
-    // Rows of x that meet a panel in registers.
+    // Rows of x in a register tile.
     static constexpr int kTileRows = kManyRegisters ? 12 : kFewRegistersRows;
-    static constexpr int kPieces = 1;                      // what a vector of stored weights becomes: vectors of bytes
-    static constexpr int kOffset = kSignedBytes ? 0 : 128; // that makes them unsigned
-    static constexpr bool kGrouped = false;                // a scale for a row, which the output applies
+    static constexpr int kPieces = 1; // vectors of bytes that a vector of stored weights expands to
+    static constexpr int kOffset = kSignedBytes ? 0 : 128; // added to make them unsigned
+    static constexpr bool kGrouped = false;                // a scale for a row, applied by the epilogue
     static void split(VecU stored, VecU (&bytes)[kPieces]) { bytes[0] = kSignedBytes ? stored : stored ^ 0x80808080u; }
     static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot(sum, bytes, x); }
 };
 
-// Two to a byte; eight elements in a word of which the even ones come first.
+// Two elements in a byte. Vectors of bytes have the even elements of each word first.
 struct NibbleWeights {
-    // The integer sums stay in registers, the float ones in the L1 cache, of which 12 rows would take too much.
+    // The integer sums stay in registers, the float ones in L1, where 12 rows would not fit.
     static constexpr int kTileRows = kManyRegisters ? 8 : kFewRegistersRows;
     static constexpr int kPieces = 2;
     static constexpr int kOffset = 8;
@@ -163,8 +163,8 @@ struct NibbleWeights {
     static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot_of_nibbles(sum, bytes, x); }
 };
 
-// What NibbleWeights need besides, and others do not have: scales(row, apart, group, lanes, to) and zeros(the same), kLanes
-// groups of each of some weight rows, `apart` rows apart; has_zeros().
+// The scales of ByteWeights: none. Those of NibbleWeights have scales(row, apart, group, lanes, to) and zeros(the
+// same), which load kLanes groups of each of some weight rows, `apart` rows apart; and has_zeros().
 struct NoScales {};
 
 // Weight rows [first, first + count).
@@ -173,12 +173,12 @@ struct WeightRows {
     int64_t stride, first, count;
 };
 
-// Row i of some; beyond the last there is that again.
+// Row i of the range; beyond the last, the last one.
 inline int64_t row_at(const WeightRows &weights, int64_t i) {
     return i < weights.count ? i : weights.count - 1;
 }
 
-// scales[g * rows + i] = group g of weight row i, of `rows` = kVectors * kLanes; then the zeros, if there are any.
+// scales[g * rows + i] = the scale of group g of weight row i, of `rows` = kVectors * kLanes; then the zeros, if any.
 template <int kVectors, typename Scales>
 void pack_scales(const WeightRows &weights, int64_t groups, const Scales &scales, float *to) {
     const auto pack_values = [&](const auto &load_row, float *values) {

@@ -1,10 +1,10 @@
-// The register tile of gemm, and how its sums become elements of c.
-// A tile is up to kTileRows rows by kTileColumns columns of c; its sums lie row by row, kTileColumns floats each.
+// The register tile of gemm, and the epilogue that writes its sums to c.
+// A tile is up to kTileRows rows by kTileColumns columns of c; its sums are row-major, kTileColumns floats each.
 #pragma once
 
 #include <type_traits>
 
-#include "words.h"
+#include "pack_panels.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -22,20 +22,20 @@ constexpr int kTileRows = 4, kTileVectors = 2;
 #endif
 constexpr int kTileColumns = kTileVectors * kLanes;
 
-// What is prefetched while a tile is computed, for it is packed next: two lines for each word of k. Every kPrefetchRun
-// words they are `step` bytes apart from one word to the next, the second line `second` behind the first; the next
-// kPrefetchRun words go on `run` behind these.
+// The addresses that are prefetched while a tile is computed, because they are packed next: two cache lines for each
+// word of k, the second `second` bytes after the first. From word to word they advance by `step` bytes, after every
+// kPrefetchRun words by `run` from the begin of these.
 struct Prefetch {
     const char *at;
     int64_t step, second, run;
 };
 constexpr int64_t kPrefetchRun = 8;
 
-// What decides how two words are multiplied: whether they are floats or pairs, not the type that they were made of.
-template <typename T> using WordType = std::conditional_t<Words<T>::kElements == 1, float, T>;
+// The type that selects the multiplication of two words: floats or pairs, independent of the type that was packed.
+template <typename T> using PackedType = std::conditional_t<PackedK<T>::kElements == 1, float, T>;
 
-// sums = a @ b over `words` words of k, added to what is there unless these are the first. a: kM words for each word of
-// k, a_width apart; b: kTileColumns words for each.
+// sums = a @ b over `words` words of k, or sums += a @ b unless `first`. a: kM words for each word of k, a_width apart;
+// b: kTileColumns words for each.
 template <int kM, bool kPrefetch, typename T>
 __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, const float *b, int64_t words,
                                              float *sums, bool first, Prefetch next) {
@@ -70,7 +70,7 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
                 keep_in_register(row);
 #pragma GCC unroll 4
                 for (int v = 0; v < kTileVectors; ++v) {
-                    sum[m][v] = Words<T>::multiply_add(row, column[v], sum[m][v]);
+                    sum[m][v] = PackedK<T>::multiply_add(row, column[v], sum[m][v]);
                 }
             }
         }
@@ -85,7 +85,7 @@ __attribute__((noinline)) void multiply_tile(const float *a, int64_t a_width, co
     }
 }
 
-// The same with the number of rows known when it runs; T: a WordType.
+// The same with the number of rows known at run time; T: a PackedType.
 template <typename T, bool kPrefetch, int kM = 1>
 void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, int64_t words, float *sums, bool first,
                    const Prefetch &next) {
@@ -97,7 +97,7 @@ void multiply_tile(int64_t m, const float *a, int64_t a_width, const float *b, i
     multiply_tile<kM, kPrefetch, T>(a, a_width, b, words, sums, first, next);
 }
 
-// c as the kernel sees it: element (i, j) lies at data[i * row_stride + j * column_stride].
+// The output matrix c: element (i, j) is data[i * row_stride + j * column_stride].
 template <typename T> struct Output {
     T *data;
     int64_t row_stride, column_stride;
@@ -119,7 +119,7 @@ template <typename T> void write_row(const Output<T> &c, T *to, const float *sum
         for_each_vector(n, [&](int64_t j, auto lanes) { write_vector(c, to + j, load_at(sums, j, lanes), lanes); });
         return;
     }
-    for (int64_t j = 0; j < n; ++j, to += c.column_stride) { // c is one row, or empty between its elements
+    for (int64_t j = 0; j < n; ++j, to += c.column_stride) { // c is one row, or strided
         write_vector(c, to, load(sums + j, 1), 1);
     }
 }

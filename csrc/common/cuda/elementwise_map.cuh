@@ -1,31 +1,31 @@
-// What goes element by element, on CUDA: y[i] = f(x0[i], ...) for views of one shape and of any strides; y may be an x.
-// Dense last dimensions are walked in vectors of 16 bytes, others one element at a time; a thread has four independent
-// loads under way before it computes. Limit: memory bandwidth.
+// Elementwise kernels on CUDA: y[i] = f(x0[i], ...) for views of one shape and any strides; y may be an x. Dense last
+// dimensions are accessed in vectors of 16 bytes, others one element at a time; a thread issues four independent loads
+// before it computes. Limit: memory bandwidth.
 #pragma once
 
 #include "../layout.h"
-#include "divider.cuh"
+#include "int_divider.cuh"
 #include "launch.cuh"
-#include "words.cuh"
+#include "packed32.cuh"
 
 namespace infini::cuda {
 
-// The number of elements in one launch is below this.
-constexpr int64_t kMostElements = int64_t{1} << 31;
+// One launch has fewer elements than this.
+constexpr int64_t kMaxElements = int64_t{1} << 31;
 
-// The units of several tensors of one shape, fewer than 2^31: a unit is one element, or a vector of `width` of the last
-// dimension, the last one of which may be short.
-template <int kTensors> struct Walk {
+// Maps a unit's linear index to its offset in several tensors of one shape. A unit is one element, or a vector of
+// `width` along the last dimension, the last one of which may be short; there are fewer than 2^31 units.
+template <int kTensors> struct OffsetCalculator {
     int ndim;
     uint32_t units = 1;
-    Divider<uint32_t> sizes[kMaxDims];
+    IntDivider<uint32_t> sizes[kMaxDims];
     int64_t strides[kTensors][kMaxDims];
 
-    Walk(const TensorView (&views)[kTensors], int width) : ndim(views[0].ndim) {
+    OffsetCalculator(const TensorView (&views)[kTensors], int width) : ndim(views[0].ndim) {
         for (int dim = 0; dim < ndim; ++dim) {
             const int step = dim + 1 == ndim ? width : 1;
             const auto size = static_cast<uint32_t>((views[0].shape[dim] + step - 1) / step);
-            sizes[dim] = Divider<uint32_t>(size);
+            sizes[dim] = IntDivider<uint32_t>(size);
             units *= size;
             for (int t = 0; t < kTensors; ++t) {
                 strides[t][dim] = views[t].strides[dim] * step;
@@ -58,13 +58,13 @@ template <int kTensors> struct Walk {
     }
 };
 
-template <typename T, int kCount> __device__ __forceinline__ Words<T, kCount> repeated(T value) {
+template <typename T, int kCount> __device__ __forceinline__ Packed32<T, kCount> repeated(T value) {
     Vector<T, kCount> vector;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
         vector.values[i] = value;
     }
-    return bits_as<Words<T, kCount>>(vector);
+    return bit_cast<Packed32<T, kCount>>(vector);
 }
 
 template <typename T, int kInputs> struct Elements {
@@ -74,7 +74,7 @@ template <typename T, int kInputs> struct Elements {
     bool is_number[kInputs];
     bool is_one_a_row[kInputs]; // stride 0 in the last dimension
     int64_t last;               // size of the last dimension
-    Walk<kInputs + 1> walk;
+    OffsetCalculator<kInputs + 1> walk;
 };
 
 constexpr int kElementThreads = 128;
@@ -87,7 +87,7 @@ __global__ void __launch_bounds__(kElementThreads)
     cuda::grid_dependency_sync();
     constexpr int kCount = kUnits<kInputs, kWidth>;
     const uint32_t first = blockIdx.x * (kCount * kElementThreads) + threadIdx.x;
-    Words<T, kWidth> x[kInputs][kCount];
+    Packed32<T, kWidth> x[kInputs][kCount];
     T *y[kCount];
     int left[kCount]; // elements of the unit, at most kWidth; 0: there is no such unit
     const T *from[kInputs][kCount];
@@ -118,7 +118,7 @@ __global__ void __launch_bounds__(kElementThreads)
         } else {
 #pragma unroll
             for (int u = 0; u < kCount; ++u) {
-                x[t][u] = load_words<T, kWidth>(from[t][u], left[u] == kWidth, left[u]);
+                x[t][u] = load_packed32<T, kWidth>(from[t][u], left[u] == kWidth, left[u]);
             }
         }
     }
@@ -129,7 +129,7 @@ __global__ void __launch_bounds__(kElementThreads)
             Vector<T, kWidth> values[kInputs];
 #pragma unroll
             for (int t = 0; t < kInputs; ++t) {
-                values[t] = bits_as<Vector<T, kWidth>>(x[t][u]);
+                values[t] = bit_cast<Vector<T, kWidth>>(x[t][u]);
             }
 #pragma unroll
             for (int e = 0; e < kWidth; ++e) {
@@ -146,7 +146,7 @@ __global__ void __launch_bounds__(kElementThreads)
     });
 #pragma unroll
     for (int u = 0; u < kCount; ++u) {
-        store_words(y[u], results[u], left[u] == kWidth, left[u]);
+        store_packed32(y[u], results[u], left[u] == kWidth, left[u]);
     }
 }
 
@@ -154,8 +154,8 @@ __global__ void __launch_bounds__(kElementThreads)
 // in host memory. function(each) calls each(formula), where formula(x...) is one element; it is copied to the GPU.
 template <typename T, int kInputs, typename Function>
 void map(const ExecutionContext &context, TensorView (&views)[kInputs + 1], int numbers, const Function &function) {
-    normalise(views);
-    for_each_part(views, kMostElements - 1, [&](const TensorView(&part)[kInputs + 1]) {
+    coalesce_dims(views);
+    for_each_part(views, kMaxElements - 1, [&](const TensorView(&part)[kInputs + 1]) {
         Elements<T, kInputs> a{part[0].template as<T>(), {}, {}, {}, {}, part[0].size(-1), {part, 1}};
         bool vectors = part[0].stride(-1) == 1 && vectors_fit(part[0]);
         for (int t = 0; t < kInputs; ++t) {
@@ -171,7 +171,7 @@ void map(const ExecutionContext &context, TensorView (&views)[kInputs + 1], int 
         }
         const auto run = [&](auto width) {
             constexpr int kPerBlock = kUnits<kInputs, width.value> * kElementThreads;
-            a.walk = Walk<kInputs + 1>(part, width.value);
+            a.walk = OffsetCalculator<kInputs + 1>(part, width.value);
             const int64_t blocks = (static_cast<int64_t>(a.walk.units) + kPerBlock - 1) / kPerBlock;
             launch(context, map_elements<width.value, T, kInputs, Function>, grid_x(blocks), kElementThreads, 0, a,
                    function);

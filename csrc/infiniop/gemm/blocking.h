@@ -1,19 +1,19 @@
-// What the loops of gemm share: a product (or a rectangle of one) as the kernel sees it, and how sizes are cut.
+// What the loops of gemm share: the arguments of a product (or a rectangle of one), and the blocking of its dimensions.
 #pragma once
 
-#include "tile.h"
+#include "register_tile.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Words of k that are summed at a time; such sums are then added up. A part of the result's bits.
+// Words of k in a block: the sums of blocks are added to each other, so the result's bits depend on this number.
 // A panel of b of this length takes 32 KiB of the 48 KiB of L1.
 constexpr int64_t kBlockWords = 256;
 
-// n in pieces of at most `most` (rounded up to `unit`), all but the last of one size, which is a multiple of `unit`.
-struct Pieces {
+// Splits n into parts of at most `most` (rounded up to `unit`), all but the last of one size, a multiple of `unit`.
+struct EvenSplit {
     int64_t n, size, count;
-    Pieces(int64_t n_, int64_t most, int64_t unit)
+    EvenSplit(int64_t n_, int64_t most, int64_t unit)
         : n(n_), size(ceil_div(ceil_div(n, ceil_div(n, most)), unit) * unit), count(ceil_div(n, size)) {}
     int64_t begin(int64_t i) const { return i * size; }
     int64_t length(int64_t i) const { return n - i * size < size ? n - i * size : size; }
@@ -28,9 +28,9 @@ template <typename T> struct Product {
 // Elements of k that are loaded at once from a row of a or a column of b that is contiguous.
 template <typename T> constexpr int64_t kStep = kLanes * 4 / static_cast<int64_t>(sizeof(T));
 
-// The cuts of k, which decide the order of the sum: by k alone.
-template <typename T> Pieces blocks_of(int64_t k) {
-    return Pieces(k, kBlockWords * Words<T>::kElements, kStep<T>);
+// The blocks of k, which determine the order of the sum: by k alone.
+template <typename T> EvenSplit blocks_of(int64_t k) {
+    return EvenSplit(k, kBlockWords * PackedK<T>::kElements, kStep<T>);
 }
 
 } // namespace

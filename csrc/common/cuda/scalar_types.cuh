@@ -1,5 +1,5 @@
-// Numbers in CUDA kernels: conversions between the storage types (bf16, f16, float, double) and the type that a kernel
-// computes in, float, or double for double. Conversions to half types round to nearest even. Integers stay as they are.
+// Conversions in CUDA kernels between the storage types (bf16, f16, float, double) and the compute type: float, or
+// double for double. Conversions to half types round to nearest even. Integers stay as they are.
 #pragma once
 
 #include <cstdint>
@@ -28,7 +28,7 @@ template <typename T> struct ComputeOf {
 template <> struct ComputeOf<double> {
     using type = double;
 };
-// What values of type T are computed in.
+// The compute type of values stored as T.
 template <typename T> using Compute = typename ComputeOf<T>::type;
 
 __device__ __forceinline__ float widen(bf16 v) {
@@ -58,7 +58,7 @@ inline void narrow_to(bf16 *out, float v) {
 inline void narrow_to(f16 *out, float v) {
     const auto half = static_cast<_Float16>(v);
     std::memcpy(out, &half, sizeof half);
-    out->bits = v != v ? 0x7fff : out->bits; // the one NaN that the GPU makes
+    out->bits = v != v ? 0x7fff : out->bits; // the GPU's canonical NaN
 }
 
 #else
@@ -92,7 +92,7 @@ template <typename T> __device__ __forceinline__ T narrow(Compute<T> v) {
     return out;
 }
 
-// The value rounded to T, still in the type computed in.
+// The value rounded to T, in the compute type.
 template <typename T> __device__ __forceinline__ Compute<T> round_to(Compute<T> v) {
     return widen(narrow<T>(v));
 }

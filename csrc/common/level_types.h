@@ -1,12 +1,12 @@
-// with_own_float_type: with_float_type for kernels that gain from BF16 instructions with bf16 only. For float and f16 the
-// level avx512_bf16 would compile the code of avx512 once more, neon_bf16 that of neon: they call that instead. (So does
-// neon_dotprod, with bf16 too.)
-// At the end of a *_cpu.cpp file: with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, body).
+// with_level_float_type: with_float_type for kernels in which BF16 instructions serve bf16 only. For float and f16 the
+// level avx512_bf16 would duplicate the code of avx512, neon_bf16 that of neon: they call that copy instead. (So does
+// neon_dotprod, also for bf16.)
+// At the end of a *_cpu.cpp file: with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, body).
 #pragma once
 
 #include "vec.h"
 
-// The level of this file, or the one below it that serves float and f16; looked up in the op's own namespace.
+// The level of this file, or the lower one that serves float and f16; looked up in the op's namespace.
 #if defined(__AVX512BF16__)
 #define INFINI_FLOAT_LEVEL avx512
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)
@@ -25,8 +25,8 @@ constexpr bool kOnlyBf16 = false;
 #endif
 
 template <typename Args, typename Body>
-inline void with_own_float_type([[maybe_unused]] infiniDtype_t dtype, [[maybe_unused]] const Args &args,
-                                [[maybe_unused]] void (*lower)(const Args &), [[maybe_unused]] const Body &body) {
+inline void with_level_float_type([[maybe_unused]] infiniDtype_t dtype, [[maybe_unused]] const Args &args,
+                                  [[maybe_unused]] void (*lower)(const Args &), [[maybe_unused]] const Body &body) {
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     dtype == INFINI_DTYPE_BF16 ? body(bf16{}) : lower(args);
 #elif defined(__aarch64__) && defined(__ARM_FEATURE_DOTPROD)

@@ -1,6 +1,6 @@
-// Lines: the elements along the last dimension of tensors of any strides, for kernels that reduce along it. Two ways to
-// share the work, the same order of additions: RowLine, threads side by side hold a line (RowPart); ColumnLine, threads
-// side by side have lines of their own: for lines whose elements lie further apart than neighbouring lines do.
+// Reductions along the last dimension of tensors of any strides. Two assignments of threads with the same order of
+// additions: RowReducer, where the threads of a warp share a row (RowPart); and ColumnReducer, where each has its own
+// row, for rows that are adjacent in memory while their elements are not.
 #pragma once
 
 #include "reduce.cuh"
@@ -8,47 +8,47 @@
 
 namespace infini::cuda {
 
-template <int kTensors> struct Lines {
-    Rows<kTensors> rows;
+template <int kTensors> struct StridedRows {
+    RowStrides<kTensors> starts;
     int64_t n;
     int64_t steps[kTensors]; // from element to element
-    int warps;               // that share a line as a row
+    int warps;               // of RowReducer that share a row
     bool whole;              // vectors fit all tensors
-    bool columns;            // ColumnLine
+    bool columns;            // ColumnReducer
 
-    // All views have the shape of views[0], the one that is read, apart from the last dimension; `width`: its kWidth.
-    Lines(const TensorView *const (&views)[kTensors], int width)
-        : rows(views), n(views[0]->size(-1)), warps(RowPlan(1, n, width).threads / kWarp), whole(true) {
+    // All views have the shape of views[0], the input, apart from the last dimension; `width`: its kWidth.
+    StridedRows(const TensorView *const (&views)[kTensors], int width)
+        : starts(views), n(views[0]->size(-1)), warps(RowPlan(1, n, width).threads / kWarp), whole(true) {
         for (int t = 0; t < kTensors; ++t) {
             const int64_t size = views[t]->size(-1);
             steps[t] = size > 1 ? views[t]->stride(-1) : 1;
             whole = whole && steps[t] == 1 && vectors_fit(*views[t]);
         }
-        columns = rows.ndim > 0 && distance(rows.strides[0][rows.ndim - 1]) < distance(steps[0]);
+        columns = starts.ndim > 0 && distance(starts.strides[0][starts.ndim - 1]) < distance(steps[0]);
     }
 
 private:
     static int64_t distance(int64_t stride) { return stride < 0 ? -stride : stride; }
 };
 
-// What both kinds of line offer, to all threads of a block together, those without a line (n = 0) too:
-//   reduce<Join>(start, body): body(result, i, count, values) for each vector, as RowPart::visit, result the thread's
-//       part; returns all parts joined. Elements beyond the end read as 0.
-//   reduce_and_keep<Join>(start, body): the same; where kKeeps, what body wrote to values is what is visited next.
-//   visit(body): body(i, count, values).
+// The interface of both reducers, to be called by all threads of a block, also those without a row (n = 0):
+//   reduce<Join>(start, body): calls body(result, i, count, values) for each vector, as RowPart::visit, where result is
+//       the thread's part; returns all parts joined. Elements beyond the end read as 0.
+//   reduce_and_keep<Join>(start, body): the same; if kKeeps, later visits get the values that body wrote.
+//   visit(body): calls body(i, count, values).
 //   whole(i): whether the vector from i on may be accessed as one, in every tensor.
-//   kShared: how many C of shared memory the constructor wants.
-template <typename T, int kVectors, typename Kept = T> class RowLine {
+//   kShared: how many C of shared memory the constructor needs.
+template <typename T, int kVectors, typename Kept = T> class RowReducer {
 public:
     using C = Compute<T>;
     static constexpr int kMaxThreads = 512, kShared = 32;
     static constexpr bool kKeeps = kVectors > 0;
 
     template <int kTensors>
-    __device__ __forceinline__ RowLine(const T *line, int64_t n, const Lines<kTensors> &lines, C *shared)
-        : part_(line, n, lines.whole, T{}, lines.steps[0]), shared_(shared) {}
+    __device__ __forceinline__ RowReducer(const T *row, int64_t n, const StridedRows<kTensors> &rows, C *shared)
+        : part_(row, n, rows.whole, T{}, rows.steps[0]), shared_(shared) {}
 
-    // Which line, and which of the threads that share it.
+    // The row's number, and the thread's among those that share the row.
     static __device__ __forceinline__ int64_t number() {
         return static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
     }
@@ -71,9 +71,9 @@ private:
     C *const shared_;
 };
 
-// A block has 32 lines side by side and threadIdx.y of them share one: each does what some of RowLine's warps would do,
-// lane after lane, in the order in which a warp's pairwise sums join them.
-template <typename T> class ColumnLine {
+// A block has 32 adjacent rows, and blockDim.y threads share one: each computes the sums of some of RowReducer's warps,
+// lane by lane, in the order in which a warp's pairwise reduction joins them.
+template <typename T> class ColumnReducer {
 public:
     using C = Compute<T>;
     static constexpr int kMaxThreads = 512, kShared = 32 * kWarp;
@@ -81,8 +81,8 @@ public:
     static constexpr int kElements = kWidth<T>;
 
     template <int kTensors>
-    __device__ __forceinline__ ColumnLine(const T *line, int64_t n, const Lines<kTensors> &lines, C *shared)
-        : line_(line), n_(n), step_(lines.steps[0]), warps_(lines.warps), shared_(shared) {}
+    __device__ __forceinline__ ColumnReducer(const T *row, int64_t n, const StridedRows<kTensors> &rows, C *shared)
+        : row_(row), n_(n), step_(rows.steps[0]), warps_(rows.warps), shared_(shared) {}
 
     static __device__ __forceinline__ int64_t number() {
         return static_cast<int64_t>(blockIdx.x) * kWarp + threadIdx.x;
@@ -93,7 +93,7 @@ public:
     template <typename Join, typename Body> __device__ __forceinline__ C reduce(C start, const Body &body) {
         C result = start;
         for (int warp = threadIdx.y; warp < warps_; warp += blockDim.y) {
-            C halves[5]; // of pairs of 1, 2, 4, 8 and 16 lanes the first
+            C firsts[5]; // the first operand of the pairs of 1, 2, 4, 8 and 16 lanes
             for (unsigned turn = 0; turn < kWarp; ++turn) {
                 const int lane = static_cast<int>(__brev(turn) >> 27);
                 result = start;
@@ -105,9 +105,9 @@ public:
 #pragma unroll
                 for (int level = 0; level < 5; ++level) {
                     if (pairs && (turn >> level & 1) != 0) {
-                        result = Join::join(halves[level], result);
+                        result = Join::join(firsts[level], result);
                     } else if (pairs) {
-                        halves[level] = result;
+                        firsts[level] = result;
                         pairs = false;
                     }
                 }
@@ -138,11 +138,11 @@ private:
     template <typename Body> __device__ __forceinline__ void visit_one(int64_t i, const Body &body) {
         const int count = static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
         C values[kElements];
-        load(values, line_ + i * step_, false, count, step_);
+        load(values, row_ + i * step_, false, count, step_);
         body(i, count, values);
     }
 
-    const T *const line_;
+    const T *const row_;
     const int64_t n_, step_;
     const int warps_;
     C *const shared_;
@@ -152,16 +152,16 @@ template <typename Type> struct Tag {
     using type = Type;
 };
 
-// On the host: calls body(Tag<Line>{}, grid, block) with the kind of line and the launch that serve these lines.
+// On the host: calls body(Tag<Reducer>{}, grid, block) with the reducer and the launch configuration for these rows.
 template <typename T, typename Kept = T, int kTensors, typename Body>
-void with_line(const Lines<kTensors> &lines, const Body &body) {
-    if (lines.columns) {
-        return body(Tag<ColumnLine<T>>{}, dim3(grid_x((lines.rows.count + kWarp - 1) / kWarp)),
-                    dim3(kWarp, static_cast<unsigned>(lines.warps < 16 ? lines.warps : 16)));
+void with_reducer(const StridedRows<kTensors> &rows, const Body &body) {
+    if (rows.columns) {
+        return body(Tag<ColumnReducer<T>>{}, dim3(grid_x((rows.starts.count + kWarp - 1) / kWarp)),
+                    dim3(kWarp, static_cast<unsigned>(rows.warps < 16 ? rows.warps : 16)));
     }
-    const RowPlan plan(lines.rows.count, lines.n, kWidth<T>);
+    const RowPlan plan(rows.starts.count, rows.n, kWidth<T>);
     with_vectors(plan.vectors, [&](auto vectors) {
-        body(Tag<RowLine<T, vectors.value, Kept>>{}, dim3(grid_x(plan.blocks)), plan.block());
+        body(Tag<RowReducer<T, vectors.value, Kept>>{}, dim3(grid_x(plan.blocks)), plan.block());
     });
 }
 

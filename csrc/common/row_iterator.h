@@ -1,6 +1,6 @@
-// Rows: walks the rows (all dimensions but the last) of several tensors of one shape, each with strides of its own.
-// For kernels that work along the last dimension. Advancing to the next row costs an addition a tensor; adjacent
-// dimensions that lie behind one another in every tensor are merged first.
+// RowIterator: iterates over the rows (all dimensions but the last) of several tensors of one shape and any strides,
+// for kernels that work along the last dimension. The next row costs an addition per tensor; adjacent dimensions are
+// merged first where every tensor allows it.
 #pragma once
 
 #include "level.h"
@@ -9,10 +9,10 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-template <int kTensors> class Rows {
+template <int kTensors> class RowIterator {
 public:
     // All views have the shape of views[0], or fewer dimensions merged in by stride 0 before the call.
-    explicit Rows(const TensorView *const (&views)[kTensors]) {
+    explicit RowIterator(const TensorView *const (&views)[kTensors]) {
         const TensorView &first = *views[0];
         for (int dim = 0; dim + 1 < first.ndim; ++dim) {
             const int64_t size = first.shape[dim];

@@ -1,5 +1,5 @@
-// The operands of gemm as the tiles multiply them: 32-bit words, one float each, or two adjacent elements of k where
-// the machine multiplies bfloat16 in pairs. Packing turns either layout of a matrix into panels of such words.
+// Packs an operand of gemm into panels of 32-bit words: a float each, or two adjacent elements of k where the machine
+// multiplies bfloat16 in pairs. Takes either layout of a matrix.
 #pragma once
 
 #include "tensor_view.h"
@@ -16,15 +16,16 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
 template <typename T> struct Operand {
     const T *data;
     int64_t k_stride, j_stride;
-    bool along_k; // elements that are adjacent in memory follow each other in k, otherwise in j
+    bool along_k; // k is the contiguous dimension, otherwise j
 };
 
-// Words made of elements of T. A half type that is converted goes through a transposition two elements to a raw word.
-template <typename T> struct Words {
+// The packed words of elements of T: adjacent elements of k. A half type that is converted to float is transposed with
+// two elements in a raw word.
+template <typename T> struct PackedK {
     static constexpr int kElements = 1;          // of k in a word
     static constexpr int kParts = 4 / sizeof(T); // words in a raw word
     static constexpr int kLineVectors = 1;       // vectors of j that are loaded together
-    // The same word of `lanes` adjacent j.
+    // One word of each of `lanes` adjacent j.
     template <typename Lanes> static VecF along_j(const T *p, int64_t, int64_t, Lanes lanes) {
         return load_at(p, 0, lanes);
     }
@@ -46,7 +47,7 @@ template <typename T> struct Words {
 };
 
 #if defined(__AVX512BF16__)
-template <> struct Words<bf16> {
+template <> struct PackedK<bf16> {
     static constexpr int kElements = 2, kParts = 1, kLineVectors = 2;
     static __m512i half(const bf16 *p, Full) {
         return _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)));
@@ -69,7 +70,7 @@ template <> struct Words<bf16> {
     static VecF multiply_add(VecF a, VecF b, VecF sum) { return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b); }
 };
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
-template <> struct Words<bf16> {
+template <> struct PackedK<bf16> {
     static constexpr int kElements = 2, kParts = 1, kLineVectors = 2;
     static VecH half(const bf16 *p, Full) {
         VecH h;
@@ -81,7 +82,7 @@ template <> struct Words<bf16> {
         const VecH next = left > 1 ? half(p + k_stride, lanes) : VecH{};
         return (VecF)((VecU)vmovl_u16((uint16x4_t)half(p, lanes)) | (VecU)vmovl_u16((uint16x4_t)next) << 16);
     }
-    // Two vectors from registers that are loaded whole.
+    // Two vectors from whole 128-bit loads.
     static void line_along_j(const bf16 *p, int64_t k_stride, int64_t left, VecF *words) {
         const auto load_line = [](const bf16 *from) { return vld1q_u16(reinterpret_cast<const uint16_t *>(from)); };
         const uint16x8_t line = load_line(p), next = left > 1 ? load_line(p + k_stride) : vdupq_n_u16(0);
@@ -89,7 +90,7 @@ template <> struct Words<bf16> {
         words[1] = (VecF)vzip2q_u16(line, next);
     }
     template <int kPart> static VecF part(VecF raw) { return raw; }
-    static VecF multiply_add(VecF a, VecF b, VecF sum) { return multiply_add_pairs(a, b, sum); }
+    static VecF multiply_add(VecF a, VecF b, VecF sum) { return dot_bf16_pairs(a, b, sum); }
 };
 #endif
 
@@ -116,7 +117,7 @@ template <typename T> inline VecF load_raw(const T *p, int n) {
 
 // ---- transposing kLanes x kLanes words ----
 
-// Blocks of four lanes: the lower halves of a and b side by side, and the upper ones.
+// Blocks of four lanes: concatenates the lower halves of a and b, and the upper ones.
 template <int... kLane> INFINI_ALWAYS_INLINE void join_halves(VecF &a, VecF &b, std::integer_sequence<int, kLane...>) {
     const VecF low = __builtin_shufflevector(a, b, (kLane % (kLanes / 2) + kLane / (kLanes / 2) * kLanes)...);
     const VecF high =
@@ -125,7 +126,7 @@ template <int... kLane> INFINI_ALWAYS_INLINE void join_halves(VecF &a, VecF &b, 
     b = high;
 }
 
-// Blocks of four lanes: the even ones of a and b side by side, and the odd ones.
+// Blocks of four lanes: concatenates the even ones of a and b, and the odd ones.
 template <int... kLane> INFINI_ALWAYS_INLINE void part_blocks(VecF &a, VecF &b, std::integer_sequence<int, kLane...>) {
     const VecF even = __builtin_shufflevector(a, b, (kLane / 4 * 8 + kLane % 4)...);
     const VecF odd = __builtin_shufflevector(a, b, (kLane / 4 * 8 + 4 + kLane % 4)...);
@@ -183,8 +184,8 @@ INFINI_ALWAYS_INLINE void transpose(VecF (&v)[kLanes]) {
 
 // ---- packing ----
 
-// Stops the compiler from keeping every multiple of a stride in a register of its own, or rather on the stack.
-INFINI_ALWAYS_INLINE void hide(int64_t &stride) {
+// Hides a stride's value, so that the compiler does not keep all its multiples in registers and spill them.
+INFINI_ALWAYS_INLINE void hide_from_optimizer(int64_t &stride) {
     asm("" : "+r"(stride));
 }
 
@@ -193,7 +194,7 @@ INFINI_ALWAYS_INLINE void hide(int64_t &stride) {
 template <typename T, typename Lanes>
 INFINI_ALWAYS_INLINE void load_transposed(const T *p, int64_t j_stride, int columns, Lanes elements,
                                           VecF (&v)[kLanes]) {
-    hide(j_stride);
+    hide_from_optimizer(j_stride);
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i, p += j_stride) {
         v[i] = i < columns ? load_raw(p, elements) : VecF{};
@@ -204,7 +205,7 @@ INFINI_ALWAYS_INLINE void load_transposed(const T *p, int64_t j_stride, int colu
 // Calls body(word) for `words` words, or for all words of kLanes raw ones.
 template <typename T, typename Body>
 INFINI_ALWAYS_INLINE void for_each_word(const VecF (&raw)[kLanes], Full, const Body &body) {
-    using W = Words<T>;
+    using W = PackedK<T>;
 #pragma GCC unroll 16
     for (int i = 0; i < kLanes; ++i) {
         body(W::template part<0>(raw[i]));
@@ -216,7 +217,7 @@ INFINI_ALWAYS_INLINE void for_each_word(const VecF (&raw)[kLanes], Full, const B
 
 template <typename T, typename Body>
 INFINI_ALWAYS_INLINE void for_each_word(const VecF (&raw)[kLanes], int64_t words, const Body &body) {
-    using W = Words<T>;
+    using W = PackedK<T>;
     for (int i = 0; i * W::kParts < words; ++i) {
         body(W::template part<0>(raw[i]));
         if (W::kParts == 2 && i * W::kParts + 1 < words) {
@@ -242,22 +243,22 @@ void pack_along_k(const T *p, int64_t j_stride, int columns, int64_t k, int64_t 
     for (; i < k; i += kStep) {
         const int64_t left = k - i < kStep ? k - i : kStep;
         load_transposed(p + i, j_stride, columns, static_cast<int>(left), v);
-        for_each_word<T>(v, ceil_div(left, Words<T>::kElements), [&](VecF word) {
+        for_each_word<T>(v, ceil_div(left, PackedK<T>::kElements), [&](VecF word) {
             store(out, word, lanes);
             out += width;
         });
     }
 }
 
-// How many words of k ahead rows are prefetched: the hardware does not follow them from one to the next.
-constexpr int64_t kAheadWords = 12;
+// How many words of k ahead rows are prefetched: the hardware prefetcher does not follow from one row to the next.
+constexpr int64_t kPrefetchWords = 12;
 
-// Packs k elements of `columns` j into panels of `each` j that take `width` words for a word of k: word w of column j
-// goes to word (w, j % each) of panel j / each. Words that belong to no column hold anything.
+// Packs k elements of `columns` j into panels of `each` j with `width` words for each word of k: word w of column j
+// goes to word (w, j % each) of panel j / each. Words without a column are unspecified.
 template <typename T>
 __attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t columns, int64_t k, int64_t each,
                                     int64_t width, float *out) {
-    using W = Words<T>;
+    using W = PackedK<T>;
     const int64_t panel = ceil_div(k, W::kElements) * width;
     const auto fits = [](int64_t n) { return static_cast<int>(n < 0 ? 0 : n < kLanes ? n : kLanes); };
     if (x.along_k) {
@@ -270,7 +271,7 @@ __attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t col
         }
         return;
     }
-    // All panels at once, for memory is faster in longer runs.
+    // All panels at once: memory is faster in longer runs.
     const bool vectors = width % kLanes == 0;
     for (int64_t i = 0; i < k; i += W::kElements, p += W::kElements * x.k_stride, out += width) {
         float *to = out;
@@ -279,7 +280,7 @@ __attribute__((noinline)) void pack(const Operand<T> &x, const T *p, int64_t col
                 const int64_t left = columns - first - j;
                 if (vectors && left >= kLanes) {
                     for (int e = 0; e < W::kElements; ++e) {
-                        __builtin_prefetch(p + first + j + (kAheadWords * W::kElements + e) * x.k_stride);
+                        __builtin_prefetch(p + first + j + (kPrefetchWords * W::kElements + e) * x.k_stride);
                     }
                     store(to + j, W::along_j(p + first + j, x.k_stride, k - i, Full{}));
                 } else {

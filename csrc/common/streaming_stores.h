@@ -1,5 +1,5 @@
-// Streaming (non-temporal) stores, for outputs so large that no cache will hold them until they are read again.
-// An ordinary store first reads the line it writes to; a streaming store does not, and leaves the cache to the inputs.
+// Streaming (non-temporal) stores, for outputs too large to stay in a cache until they are read again. An ordinary
+// store first reads the cache line it writes to; a streaming store does not, and leaves the cache to the inputs.
 // Included only by *_cpu.cpp files, like vec.h.
 #pragma once
 
@@ -9,17 +9,18 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of output on they pay: twice the 32 MiB of last-level cache of the machine measured (two Zen 5
-// cores). Far beyond the cache a copy on one core ran at 47 GB/s with them and 37 without, inside it at 87 and 125.
+// From this many bytes of output on they are faster: twice the 32 MiB of last-level cache of the machine measured (two
+// Zen 5 cores). Far beyond the cache a copy on one core ran at 47 GB/s with them and 37 without, inside it at 87 and
+// 125.
 constexpr int64_t kStreamBytes = 64 << 20;
 
-// Whether to stream an output of so many bytes. Not into new memory, whose lines the system's zeros have brought into the
-// cache: embedding of 128 MiB took 86 ms with streaming stores, of which 64 are the system's, where torch took 64 (Xeon).
+// Whether to stream an output of this many bytes. Not into new memory, which the kernel's zeroing has brought into the
+// cache: embedding of 128 MiB took 86 ms with streaming stores, 64 of them the page faults, where torch took 64 (Xeon).
 inline bool worth_streaming(const void *output, int64_t bytes) {
     return bytes >= kStreamBytes && !cpu::take_new_output(output);
 }
 
-// Whether streaming stores of whole vectors may begin here.
+// Whether p is aligned for streaming stores of whole vectors.
 template <typename T> inline bool stream_aligned(const T *p) {
     return reinterpret_cast<uintptr_t>(p) % (kLanes * sizeof(T)) == 0;
 }
@@ -65,7 +66,7 @@ inline void stream(f16 *p, VecF v) {
 }
 
 // As store_at in vec.h; whole vectors are streamed if kStream, from a row that is stream_aligned.
-template <bool kStream, typename T> inline void put_at(T *p, int64_t i, VecF v, Full lanes) {
+template <bool kStream, typename T> inline void store_or_stream_at(T *p, int64_t i, VecF v, Full lanes) {
     if constexpr (kStream) {
         stream(p + i, v);
     } else {
@@ -73,7 +74,7 @@ template <bool kStream, typename T> inline void put_at(T *p, int64_t i, VecF v, 
     }
 }
 
-template <bool kStream, typename T> inline void put_at(T *p, int64_t i, VecF v, int lanes) {
+template <bool kStream, typename T> inline void store_or_stream_at(T *p, int64_t i, VecF v, int lanes) {
     store_at(p, i, v, lanes);
 }
 

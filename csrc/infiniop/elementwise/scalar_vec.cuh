@@ -1,12 +1,12 @@
-// The words of vec.h for CUDA, where each thread computes one value at a time and a VecF is one float: so formulas.h
-// serves the CPU and the GPU. What is rounded to a half type is computed by approximations that are good for it.
+// The interface of vec.h for CUDA, with one lane: a VecF is one float. So formulas.h serves the CPU and the GPU.
+// Results that are rounded to a half type are computed by approximations of that precision.
 #pragma once
 
 #include <cmath>
 #include <type_traits>
 
 #include "cuda/exp2.cuh"
-#include "cuda/quotient.cuh"
+#include "cuda/fast_divide.cuh"
 
 #define INFINI_LEVEL nvidia
 #define INFINI_FORMULA __device__ __forceinline__
@@ -52,7 +52,7 @@ INFINI_FORMULA float exp(float x) {
 // As in vec.h; x <= 0.
 INFINI_FORMULA float exp_and_rest(float x, float &rest) {
     const float clamped = max(-105.0f, x);
-    const float t = __fmul_rn(clamped, 1.44269504f); // never part of a fused t - n, for rest_of_t is what t lacks
+    const float t = __fmul_rn(clamped, 1.44269504f); // not fused into t - n: rest_of_t is its rounding error
     const float n = rintf(t), f = t - n;
     const float rest_of_t = fma(clamped, 1.92596303e-8f, fma(clamped, 1.44269504f, -t));
     float p = 1.5353362e-4f;
@@ -71,7 +71,7 @@ template <typename T> INFINI_FORMULA float exp_for(float x) {
 }
 
 template <typename T> INFINI_FORMULA float quotient_for(float a, float b) {
-    return std::is_same_v<T, float> ? a / b : cuda::fast_quotient(a, b);
+    return std::is_same_v<T, float> ? a / b : cuda::fast_divide(a, b);
 }
 
 template <typename T> INFINI_FORMULA float tanh_for(float x) {
