@@ -172,6 +172,11 @@ class QuantizedLinear(Patched):
         }
         return {**vars(self), "_buffers": own}
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_infini_joint" in state:  # pickled by an earlier release
+            state[FUSED] = state.pop("_infini_joint")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
+
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
         group = f", group={plan.group}" if plan.group else ""
