@@ -138,7 +138,6 @@ class QuantizedLinear(Patched):
 
     @property
     def plan(self) -> WeightPlan:
-        """How the weight is stored."""
         plan: WeightPlan = vars(self)[PLAN]
         return plan
 

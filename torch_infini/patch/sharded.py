@@ -60,12 +60,9 @@ def share_of(module: nn.Module) -> Share:
         Unsupported: If the ops cannot compute the layer.
     """
     if type(module) is not nn.Linear:
-        forward = parallel_forward(module)
-        kind = (
-            ""
-            if forward is None
-            else f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
-        )
+        forward, kind = parallel_forward(module), ""
+        if forward is not None:
+            kind = f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
         raise Unsupported(f"it is a {type(module).__name__}{kind}, not a torch.nn.Linear")
     style, ranks = style_of(module)
     whole, apart = Replicate(), Shard(-1)
@@ -125,7 +122,6 @@ class ShardedLinear(Patched):
         return share.apply(x, lambda x, bias: linear(x, weight, bias), bias)
 
     def own(self) -> tuple[Tensor, Tensor | None]:
-        """Return this rank's shards of weight and bias."""
         parameters = self._parameters
         return local(parameters["weight"]), local(parameters["bias"])
 

@@ -160,7 +160,6 @@ def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
 
 
 def restore(patched: Patched) -> None:
-    """Restore the class of a patched module."""
     module: nn.Module = patched
     cls, original = type(patched), patched.infini_original
     if is_foreign(cls):

@@ -67,13 +67,9 @@ class Verifier:
         answer = self.answers.get(key)
         with one_thread():
             if answer is None:
-                answer = self.answers[key] = self.choose(probe, patch, plans)
+                answer = self.answers[key] = Answer(probe, patch, plans)
             answer.check_layer(vars(module).get(INDEX))
         return answer.plan
-
-    def choose(self, probe: Probe, patch: type[Patched], plans: Sequence[Any]) -> Answer:
-        """Make all calls of a probe module."""
-        return Answer(probe, patch, plans)
 
 
 class Answer:
