@@ -11,7 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 HEADERS = ("infinicore.h", "infinirt.h", "infiniop.h", "infiniop/*.h", "infiniop/ops/*.h", "infiniccl.h")
+
+DTYPES: dict[torch.dtype, int] = {  # infiniDtype_t
+    torch.bool: 2,
+    torch.int8: 3,
+    torch.int16: 4,
+    torch.int32: 5,
+    torch.int64: 6,
+    torch.uint8: 7,
+    torch.uint16: 8,
+    torch.uint32: 9,
+    torch.uint64: 10,
+    torch.float16: 12,
+    torch.float32: 13,
+    torch.float64: 14,
+    torch.complex32: 16,
+    torch.complex64: 17,
+    torch.complex128: 18,
+    torch.bfloat16: 19,
+}
 
 _NUMBERS: dict[str, Any] = {
     "int": ctypes.c_int,

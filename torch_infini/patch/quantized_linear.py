@@ -259,11 +259,7 @@ def fuse(modules: Sequence[nn.Module]) -> None:
 
 
 def quantize_layer(module: nn.Module, format: str) -> None:
-    """Quantize the weight of a linear layer.
-
-    Raises:
-        Unsupported: If the layer or its weight cannot be quantized.
-    """
+    """Quantize the weight of a linear layer."""
     plan: WeightPlan = QuantizedLinear.plans(module, format)[0]
     if isinstance(module, Patched):  # replaces another patch
         restore(module)

@@ -23,11 +23,7 @@ embedding = torch.ops.infini.embedding.default
 
 
 def style_of(module: nn.Module) -> tuple[Any, TPGroup]:
-    """Return how transformers shards the module, and its tensor-parallel group.
-
-    Raises:
-        Unsupported: If that is unknown, or the ops do not take its parameters.
-    """
+    """Return how transformers shards the module, and its tensor-parallel group."""
     forward = parallel_forward(module)
     if forward is None:
         raise Unsupported("its forward was replaced on the instance")
@@ -54,11 +50,7 @@ def unsupported_style(style: Any) -> Unsupported:
 
 
 def share_of(module: nn.Module) -> Share:
-    """Return how this rank computes its part of a linear layer.
-
-    Raises:
-        Unsupported: If the ops cannot compute the layer.
-    """
+    """Return how this rank computes its part of a linear layer."""
     if type(module) is not nn.Linear:
         forward, kind = parallel_forward(module), ""
         if forward is not None:

@@ -62,11 +62,7 @@ class Patched(nn.Module):
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        """Return the plans that fit the module's attributes; verify.py finds the one that it computes.
-
-        Raises:
-            Unsupported: If the module cannot be patched.
-        """
+        """Return the plans that fit the module's attributes (verify.py finds the right one), or raise Unsupported."""
         raise NotImplementedError
 
     @classmethod

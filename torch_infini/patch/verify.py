@@ -49,11 +49,7 @@ class Verifier:
         return self.positions[key]
 
     def plan(self, module: nn.Module, patch: type[Patched]) -> Any:
-        """Return the plan under which the patched forward computes the same as the module.
-
-        Raises:
-            Unsupported: If there is none.
-        """
+        """Return the plan under which the patched forward computes the same as the module, or raise Unsupported."""
         plans = patch.plans(module)
         try:
             probe = patch.probe(module, self.rotary)
@@ -112,11 +108,7 @@ class Answer:
         self.layers.add(layer)
 
     def make(self, call: Call) -> None:
-        """Make the call by the module's own forward and under each plan, and keep the plan with the smallest error.
-
-        Raises:
-            Unsupported: If the smallest error exceeds the tolerance.
-        """
+        """Make the call by the own forward and under each plan; keep the best plan, if it is within tolerance."""
         small = self.module
         vars(small).update(call.attributes)
         try:
