@@ -175,7 +175,7 @@ def c_op(
     def results(args: Arguments, inputs: Arguments) -> Arguments:
         if inputs.keys() >= set(outputs):
             return {}
-        made = as_tuple(info.fake(**args))
+        made = as_tuple(info.fake(*(args[name] for name in info.arguments)))
         return {key: unwritten(like.shape, like.dtype) for key, like in zip(outputs, made, strict=True)}
 
     def called(sample: Sample, label: str, tolerance: tuple[float, float] | None) -> CSample | None:
