@@ -22,12 +22,12 @@ struct DtypeInfo {
     size_t size;
 };
 
-// By infiniDtype_t.
-inline constexpr DtypeInfo kDtypes[] = {{"invalid", 0},   {"byte", 1},      {"bool", 1},        {"int8", 1},
-                                        {"int16", 2},     {"int32", 4},     {"int64", 8},       {"uint8", 1},
-                                        {"uint16", 2},    {"uint32", 4},    {"uint64", 8},      {"float8", 1},
-                                        {"float16", 2},   {"float32", 4},   {"float64", 8},     {"complex16", 2},
-                                        {"complex32", 4}, {"complex64", 8}, {"complex128", 16}, {"bfloat16", 2}};
+// By infiniDtype_t. Internal to each object, so that no symbol is shared among instruction sets.
+constexpr DtypeInfo kDtypes[] = {{"invalid", 0},   {"byte", 1},      {"bool", 1},        {"int8", 1},
+                                 {"int16", 2},     {"int32", 4},     {"int64", 8},       {"uint8", 1},
+                                 {"uint16", 2},    {"uint32", 4},    {"uint64", 8},      {"float8", 1},
+                                 {"float16", 2},   {"float32", 4},   {"float64", 8},     {"complex16", 2},
+                                 {"complex32", 4}, {"complex64", 8}, {"complex128", 16}, {"bfloat16", 2}};
 constexpr unsigned kDtypeCount = sizeof(kDtypes) / sizeof(kDtypes[0]);
 static_assert(kDtypeCount == INFINI_DTYPE_BF16 + 1);
 
