@@ -83,7 +83,7 @@ def install(*, replace: bool = False) -> None:
                 name=name,
             )
         spec = None if replace else importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None and spec.origin is not None:  # no folder without __init__.py
+        if spec is not None and spec.loader is not None:  # a folder without __init__.py has none
             raise ImportError(
                 f"torch_infini.compat.install: {name} is installed, in {_place(spec)}: remove it from sys.path, or "
                 "take its place with replace=True (python -m torch_infini run --replace)",
