@@ -43,14 +43,17 @@ ALLOWED: dict[str, set[str]] = {
     "patch": BASE | {"_products", "quantize", "ops", "distributed"},
     "compile": BASE | {"ops"},
     "demo": set(),
-    "commands": BASE | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "patch", "demo", PACKAGE},
+    "compat": set(),  # imports infinicore and infinilm by name, when a script does
+    "commands": BASE
+    | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "patch", "demo"}
+    | {"compat", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
     "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "patch"},
     # The package itself.
     PACKAGE: BASE
     | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
-    | {"patch", "compile", "demo"},
+    | {"patch", "compile", "demo", "compat"},
 }
 # (importing module, room): the reason. Imports inside functions and for type checkers only.
 EXCEPTIONS = {
@@ -60,6 +63,7 @@ EXCEPTIONS = {
 }
 # (importing module, imported private module of another package).
 PRIVATE = {
+    ("_logging", "ops._provider_kernels"),
     ("nn.linear", "ops._packed"),
     ("patch.conditions", "ops._registry"),
     ("patch.sharded", "ops._registry"),

@@ -10,7 +10,7 @@ import os
 
 from . import _attention as _attention  # long prefill on CUDA is torch's
 from . import _products as _products  # uses the table of products that was stored on this machine
-from . import compile, demo, distributed, models, nn, ops, quantize, runtime
+from . import compat, compile, demo, distributed, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
@@ -20,6 +20,12 @@ if os.environ.get("INFINI_LOG"):
 
     _logging.start(os.environ["INFINI_LOG"])
 
+if os.environ.get("INFINI_PROVIDERS"):
+    try:
+        ops.choose_providers(os.environ["INFINI_PROVIDERS"])
+    except ValueError as _error:
+        raise ImportError(f"torch_infini: {_error}") from None
+
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
@@ -28,6 +34,7 @@ __all__ = [
     "EngineConfig",
     "PatchReport",
     "SamplingParams",
+    "compat",
     "compile",
     "cpu_capabilities",
     "cpu_capability",

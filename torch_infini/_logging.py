@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import logging
 import sys
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from .ops import OpSpec, all_ops
+from .ops import _provider_kernels, all_ops
 
 LOGGER = logging.getLogger("torch_infini.ops")
 OFF, NAMES, ARGUMENTS, STATISTICS = range(4)
@@ -91,19 +91,23 @@ def describe_call(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict
     return f"{op._name}({', '.join(descriptions())})"
 
 
+def log_call(op: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any], level: int) -> None:
+    """Write the line for a call."""
+    if LOGGER.isEnabledFor(logging.INFO):
+        with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
+            line = describe_call(op, args, kwargs, level)
+        LOGGER.info("%s%s", _label.get(), line)
+
+
 def logged(op: torch._ops.OpOverload, key: str, level: int) -> Callable[..., Any]:
     """A kernel that writes the line, then calls the one that lay at this dispatch key."""
     kernel = torch.library.get_kernel(op, key)
 
     def log_and_call(keys: torch._C.DispatchKeySet, *args: Any, **kwargs: Any) -> Any:
-        if LOGGER.isEnabledFor(logging.INFO):
-            with torch._C.DisableTorchFunction():  # unseen by modes and subclasses that watch torch's functions
-                line = describe_call(op, args, kwargs, level)
-            LOGGER.info("%s%s", _label.get(), line)
+        log_call(op, args, kwargs, level)
         return kernel.call_boxed(keys, *args, **kwargs)
 
-    # Called from a region that Dynamo left to Python, it would be compiled as user code.
-    return torch.compiler.disable(log_and_call)
+    return log_and_call
 
 
 @contextmanager
@@ -116,15 +120,6 @@ def labelled(label: str) -> Iterator[None]:
         _label.reset(token)
 
 
-def overloads(spec: OpSpec) -> Iterator[torch._ops.OpOverload]:
-    """The op's forms: functional, out, in place."""
-    yield spec.op
-    if spec.outputs:
-        yield spec.out
-    if spec.inplace:
-        yield getattr(torch.ops.infini, f"{spec.name}_").default
-
-
 def start(value: str) -> None:
     """Write a line for every call from now on, at the level that `value` names."""
     level = read_level(value)
@@ -134,10 +129,8 @@ def start(value: str) -> None:
     if not LOGGER.hasHandlers():
         LOGGER.addHandler(logging.StreamHandler(sys.stderr))
         LOGGER.propagate = False  # a handler that the program sets up later would write every line again
-    with warnings.catch_warnings():
-        # "Overriding a previously registered kernel": that is the purpose.
-        warnings.filterwarnings("ignore", message="Warning only once for all operators", category=UserWarning)
-        for spec in all_ops():
-            for key in (backend.upper() for backend in spec.backends):
-                for op in overloads(spec):
-                    _library.impl(op._name, logged(op, key, level), key, with_keyset=True, allow_override=True)
+    _provider_kernels.on_call = partial(log_call, level=level)
+    for spec in all_ops():
+        for key in (backend.upper() for backend in spec.backends):
+            for op in _provider_kernels.overloads(spec):
+                _provider_kernels.lay(op, logged(op, key, level), key, _library)

@@ -1,6 +1,6 @@
 """The commands of python -m torch_infini, by name."""
 
-from . import bench, demo, doctor, env, generate, ops, root, tune
+from . import bench, demo, doctor, env, generate, ops, root, run, tune
 from .errors import CommandError
 
 COMMANDS = {
@@ -11,6 +11,7 @@ COMMANDS = {
     "generate": generate,
     "ops": ops,
     "root": root,
+    "run": run,
     "tune": tune,
 }
 

@@ -17,6 +17,7 @@ import torch
 
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
+from ..ops import awaited_providers, chosen_providers
 from .errors import CommandError
 
 if TYPE_CHECKING:
@@ -56,6 +57,12 @@ def check_threads() -> None:
     assert len(runtimes) <= 1, f"two OpenMP runtimes are loaded, so torch.set_num_threads may not reach us: {runtimes}"
 
 
+def check_providers() -> None:
+    """Every provider that INFINI_PROVIDERS names is there, as far as this process can know."""
+    missing = awaited_providers()
+    assert not missing, f"nothing that this command imports registers {', '.join(missing)}: our kernels compute"
+
+
 def check_patched_model() -> None:
     """Check that patch_model leaves the logits of a small random LLaMA as they were."""
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -88,14 +95,20 @@ def gpus() -> list[str]:
 def checks(ops: Iterable[OpInfo]) -> Iterator[tuple[str, Callable[[], None]]]:
     from ..testing import kernel_levels
 
+    chosen = {(provider.op, provider.device): provider.name for provider in chosen_providers()}
     for spec in ops:
         for backend in spec.backends:
+            provider = chosen.get((spec.name, backend))
+            by = "" if provider is None else f" by {provider}"
             if backend == "cpu":
-                for capability in kernel_levels(spec.name):
+                for capability in kernel_levels(spec.name) if provider is None else ():
                     yield f"{spec.name} on cpu, {capability}", partial(check_op_with, spec, capability)
+                if provider is not None:
+                    yield f"{spec.name} on cpu{by}", partial(check_op, spec)
             elif backend == "cuda":
                 for gpu in gpus():
-                    yield f"{spec.name} on {gpu}", partial(check_op, spec, gpu)
+                    yield f"{spec.name} on {gpu}{by}", partial(check_op, spec, gpu)
+    yield "INFINI_PROVIDERS", check_providers
     yield "one OpenMP runtime", check_threads
     if find_spec("transformers"):
         yield "patch_model on a small LLaMA", check_patched_model

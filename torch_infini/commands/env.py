@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .. import __version__, _attention, _products
+from .. import __version__, _attention, _products, ops
 from .._cpu import cpu_name
 from .._library import CPU_CAPABILITIES, PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles, emulates_cuda
 
@@ -29,6 +29,7 @@ VARIABLES = {
     "INFINI_EMULATE": "amx: the level avx512_amx in plain C++, on any machine, for tests",
     "INFINI_LOG": "a line for every call of an op: 1 its name, 2 its arguments too, 3 their statistics too",
     "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table; ours: never ATen",
+    "INFINI_PROVIDERS": "what computes ops instead of our kernels: op=name or op@device=name, with commas between",
     "INFINI_SLICE_BYTES": "bytes of unpacked quantized weight that CUDA holds at a time",
 }
 
@@ -102,6 +103,8 @@ def collect() -> dict[str, Any]:
         "cuda_driver": cuda_driver(),
         "cuda_devices": cuda_devices(),
         "cuda_attention": _attention.described(),
+        "providers": [f"{p.op} on {p.device} by {p.name}" for p in ops.chosen_providers()],
+        "providers_missing": ops.awaited_providers(),
         "variables": {name: os.environ.get(name) for name in VARIABLES},
     }
 

@@ -1,4 +1,4 @@
-"""ops: the table of ops: name, backends, dtypes, out and in-place form, fake, decomposition and schema."""
+"""ops: the table of ops: name, backends, dtypes, out and in-place form, fake, decomposition, providers and schema."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import json
 from typing import TYPE_CHECKING
 
 import torch
+
+from ..ops import chosen_providers, providers
 
 if TYPE_CHECKING:
     from ..testing.ops import OpInfo
@@ -20,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def describe(spec: OpInfo) -> dict[str, str | bool]:
-    """A row; the forms besides the functional one are true or false."""
+    """A row; the forms besides the functional one are true or false. Providers are shown where there are any at all."""
     return {
         "op": spec.name,
         "backends": " ".join(spec.backends),
@@ -29,9 +31,16 @@ def describe(spec: OpInfo) -> dict[str, str | bool]:
         "inplace": spec.inplace is not None,
         "fake": torch._C._dispatch_has_kernel_for_dispatch_key(f"infini::{spec.name}", "Meta"),
         "decomposition": spec.decomposition is not None,
+        **({"providers": provided(spec.name)} if providers() else {}),
         "schema": spec.schema,
         "summary": (inspect.getdoc(spec.function) or "").splitlines()[0],
     }
+
+
+def provided(op: str) -> str:
+    """The op's providers, as INFINI_PROVIDERS names them."""
+    chosen = chosen_providers()
+    return ", ".join(f"{p.name}@{p.device}{' (in use)' if p in chosen else ''}" for p in providers(op))
 
 
 def cell(value: str | bool) -> str:

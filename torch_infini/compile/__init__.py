@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from ..ops import REGISTRY
+from ..ops import REGISTRY, chosen_providers
 from . import lowering
 from .graph import make_positional
 from .patterns import PATTERNS
@@ -78,7 +78,8 @@ def backend(
         example_inputs: Its inputs.
         mode: As for backend="inductor".
         options: "patterns": the names of the formulas to replace (default: PATTERN_NAMES, all). "decompose": the names
-            of the infini ops to decompose into aten ops (default: DECOMPOSED). Any other option is Inductor's.
+            of the infini ops to decompose into aten ops (default: DECOMPOSED without those that a provider computes).
+            Any other option is Inductor's.
 
     Returns:
         A callable that runs the graph.
@@ -91,7 +92,10 @@ def backend(
     from torch._inductor.decomposition import select_decomp_table
 
     options = dict(options or {})
-    patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", DECOMPOSED)
+    patterns, decompose = options.pop("patterns", PATTERN_NAMES), options.pop("decompose", None)
+    if decompose is None:
+        chosen = {provider.op for provider in chosen_providers()}
+        decompose = [name for name in DECOMPOSED if name not in chosen]
     decompositions = {}
     for name in decompose:
         spec = REGISTRY.get(name)

@@ -15,6 +15,7 @@ from .. import runtime
 from .._library import emulates_cuda
 from ..models import Llama
 from ..nn import Batch, KVCache
+from ..ops import chosen_providers
 
 RECORDED = 64  # steps that are kept; the least recently used goes first
 
@@ -106,7 +107,10 @@ def power_of_two(size: int) -> int:
 def recorder(device: torch.device) -> Record | None:
     """Return a function that computes a step and returns its replay; None where steps cannot be recorded."""
     if device.type == "cpu":
-        return None if emulates_cuda() else lambda step: runtime.program(step).replay  # making it computes it
+        # A program has no place for a provider's Python.
+        return (
+            None if emulates_cuda() or chosen_providers("cpu") else lambda step: runtime.program(step).replay
+        )  # making it computes it
     pool = torch.cuda.graph_pool_handle()  # steps run one at a time and can share the memory between inputs and logits
 
     def graph(step: Callable[[], Tensor]) -> Callable[[], object]:

@@ -10,9 +10,32 @@ from pkgutil import iter_modules
 # The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
 from .. import _library  # noqa: F401
 from .._deprecated import moved_names
+from ._provider_kernels import Provider
+from ._providers import (
+    awaited_providers,
+    choose_providers,
+    chosen_providers,
+    providers,
+    register_provider,
+    unregister_provider,
+    use_provider,
+)
 from ._registry import FLOATS, REGISTRY, OpSpec, all_ops, register
 
-__all__ = ["FLOATS", "REGISTRY", "OpSpec", "all_ops"]
+__all__ = [
+    "FLOATS",
+    "REGISTRY",
+    "OpSpec",
+    "Provider",
+    "all_ops",
+    "awaited_providers",
+    "choose_providers",
+    "chosen_providers",
+    "providers",
+    "register_provider",
+    "unregister_provider",
+    "use_provider",
+]
 
 # What proves an op moved there.
 __getattr__ = moved_names(

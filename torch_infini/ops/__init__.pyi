@@ -1,5 +1,13 @@
 """The ops as type checkers and editors see them; written by `make docs`."""
 
+from ._provider_kernels import Provider as Provider
+from ._providers import awaited_providers as awaited_providers
+from ._providers import choose_providers as choose_providers
+from ._providers import chosen_providers as chosen_providers
+from ._providers import providers as providers
+from ._providers import register_provider as register_provider
+from ._providers import unregister_provider as unregister_provider
+from ._providers import use_provider as use_provider
 from ._registry import FLOATS as FLOATS
 from ._registry import REGISTRY as REGISTRY
 from ._registry import OpSpec as OpSpec

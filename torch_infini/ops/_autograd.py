@@ -7,7 +7,7 @@ gradient. While a compiler traces, the Python dispatcher takes the kernels of `t
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -74,6 +74,16 @@ def define(library: torch.library.Library) -> None:
 def is_followed(value: Any) -> bool:
     """Whether autograd follows an argument."""
     return isinstance(value, Tensor) and value.requires_grad and torch.is_grad_enabled()
+
+
+def refuse_gradient(op: str, named: Iterable[tuple[str, Any]]) -> None:
+    """Refuse arguments that autograd follows, for a form that writes."""
+    for name, value in named:
+        if is_followed(value):
+            raise RuntimeError(
+                f"infini::{op}: every tensor must be detached, for the op writes into its arguments and has "
+                f"no backward (call it under torch.no_grad()), got {name} that requires a gradient"
+            )
 
 
 def trace(spec: OpSpec) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -145,6 +145,17 @@ def inplace_schema(spec: OpSpec) -> str:
     return f"{marked.split('->')[0]}-> ()"
 
 
+def check_same_device(op: str, named: Iterable[tuple[str, Any]]) -> None:
+    """Raise unless all tensors are on the device of the first."""
+    tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+    for name, tensor in tensors[1:]:
+        if tensor.device != tensors[0][1].device:
+            raise RuntimeError(
+                f"infini::{op}: {name} must be on the device of {tensors[0][0]}, {tensors[0][1].device}, "
+                f"got {tensor.device}"
+            )
+
+
 def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     """The fake, behind a check that all tensors are on one device.
 
@@ -152,14 +163,7 @@ def same_device(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def checked(*args: Any, **kwargs: Any) -> Any:
-        named = [*zip(spec.arguments, args, strict=False), *kwargs.items()]
-        tensors = [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
-        for name, tensor in tensors[1:]:
-            if tensor.device != tensors[0][1].device:
-                raise RuntimeError(
-                    f"infini::{spec.name}: {name} must be on the device of {tensors[0][0]}, {tensors[0][1].device}, "
-                    f"got {tensor.device}"
-                )
+        check_same_device(spec.name, [*zip(spec.arguments, args, strict=False), *kwargs.items()])
         return fake(*args, **kwargs)
 
     return checked
@@ -172,12 +176,7 @@ def writing(spec: OpSpec, fake: Callable[..., Any]) -> Callable[..., Any]:
     """
 
     def prepared(*args: Any, **kwargs: Any) -> Any:
-        for name, value in zip(spec.arguments, args, strict=False):
-            if _autograd.is_followed(value):
-                raise RuntimeError(
-                    f"infini::{spec.name}: every tensor must be detached, for the op writes into its arguments and has "
-                    f"no backward (call it under torch.no_grad()), got {name} that requires a gradient"
-                )
+        _autograd.refuse_gradient(spec.name, zip(spec.arguments, args, strict=False))
         add_missing_lowering()
         return fake(*args, **kwargs)
 

@@ -20,7 +20,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._library import PATH, RUNTIME, emulates_cuda
-from ..ops import REGISTRY
+from ..ops import REGISTRY, chosen_providers
 
 _OP = "torch_infini.runtime.program"
 _ON_CUDA = "on CUDA use torch_infini.runtime.graph"
@@ -221,6 +221,11 @@ class _Notes(TorchDispatchMode):
         functional = not func._schema.is_mutable
         if functional and name not in REGISTRY:
             raise RuntimeError(f"{_OP}: every op must have an out form or write into its arguments, got {func}")
+        op = name if name in REGISTRY else name.removesuffix("_")
+        if provider := next((p for p in chosen_providers("cpu") if p.op == op), None):
+            raise RuntimeError(
+                f"{_OP}: every op must have our kernel, which needs no Python, got {op} from provider {provider.name!r}"
+            )
         result = func(*args, **kwargs)
         if functional:
             spec, results = REGISTRY[name], result if isinstance(result, tuple) else (result,)

@@ -1,0 +1,88 @@
+"""run: a script for infinicore or infinilm, as `python SCRIPT` and `python -m MODULE` run it, on torch_infini."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.machinery
+import io
+import os
+import runpy
+import sys
+from collections.abc import Callable
+from types import ModuleType, TracebackType
+from typing import Any
+
+from .. import compat
+from .errors import CommandError
+
+HELP = "run a script written for infinicore or infinilm, which are then torch_infini's"
+INTERRUPTED = 130  # exit status after Ctrl-C, as Python's
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--replace", action="store_true", help="even if packages of these names are installed: the script gets ours"
+    )
+    parser.add_argument(
+        "-m", dest="module", nargs=argparse.REMAINDER, metavar="MODULE", help="a module, and all its arguments"
+    )
+    parser.add_argument("script", nargs=argparse.REMAINDER, metavar="SCRIPT", help="a file, and all its arguments")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    argv = arguments.module or arguments.script
+    if not argv:
+        raise CommandError("there must be a SCRIPT, or -m MODULE")
+    body = module_body(argv[0]) if arguments.module else script_body(argv[0])
+    sys.argv = argv
+    try:
+        compat.install(replace=arguments.replace)
+    except ImportError as error:
+        raise CommandError(str(error)) from None
+    try:
+        body()
+    except SystemExit:
+        raise
+    except BaseException as error:
+        error.__traceback__ = without_ours(error.__traceback__)
+        if isinstance(error, ImportError) and error.__traceback__ is None:  # -m names no module
+            raise CommandError(str(error)) from None
+        sys.excepthook(type(error), error, error.__traceback__)
+        return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+    return 0
+
+
+def script_body(path: str) -> Callable[[], Any]:
+    """Prepare a file as `__main__`, its folder first in sys.path."""
+    try:
+        with io.open_code(os.path.abspath(path)) as file:
+            source = file.read()
+    except OSError as error:
+        raise CommandError(f"SCRIPT must be a Python file, got {path}: {error.strerror}") from error
+    if not getattr(sys.flags, "safe_path", False):  # Python 3.11's -P
+        if sys.path and sys.path[0] in ("", os.getcwd()):  # what -m put there
+            del sys.path[0]
+        sys.path.insert(0, os.path.dirname(os.path.realpath(path)))
+
+    def body() -> None:
+        module = ModuleType("__main__")
+        module.__file__ = os.path.abspath(path)
+        module.__loader__ = importlib.machinery.SourceFileLoader("__main__", module.__file__)
+        vars(module).update(__builtins__=__builtins__, __cached__=None)
+        sys.modules["__main__"] = module
+        exec(compile(source, module.__file__, "exec", dont_inherit=True), vars(module))
+
+    return body
+
+
+def module_body(name: str) -> Callable[[], Any]:
+    """Prepare a module, or a package's __main__."""
+    return lambda: runpy.run_module(name, run_name="__main__", alter_sys=True)
+
+
+def without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    """A traceback without the frames above the script's."""
+    above = {__file__, runpy.__file__, "<frozen runpy>"}
+    while traceback is not None and traceback.tb_frame.f_code.co_filename in above:
+        traceback = traceback.tb_next
+    return traceback
