@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import ctypes
-import multiprocessing
 import statistics
 import tempfile
 from collections.abc import Callable, Sequence
@@ -31,6 +30,7 @@ from harness import Cases, Row, counts, ratios, taken
 from torch_infini.distributed import communicator as number_of
 from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing.benchmark import seconds
+from torch_infini.testing.processes import forking
 
 KIB, MIB = 1 << 10, 1 << 20
 SIZES = [8, 64, 512, *(n * KIB for n in (2, 8, 16, 32, 64, 128, 256, 512)), *(n * MIB for n in (1, 4, 16, 32, 64))]
@@ -95,7 +95,7 @@ def work(rank: int, plan: Plan, results: Any) -> None:
 
 
 def measure(plan: Plan) -> list[Row]:
-    context = multiprocessing.get_context("spawn")
+    context = forking()
     results = context.SimpleQueue()
     processes = [context.Process(target=work, args=(rank, plan, results)) for rank in range(plan.ranks)]
     for process in processes:

@@ -53,11 +53,11 @@ def decode(model: Any, ids: Tensor, tokens: int) -> float:
     return time.perf_counter() - start
 
 
-def measure(layers: int, tokens: int, rounds: int) -> list[Row]:
-    limits = measure_limits()
-    model = random_llama("1.1B", layers)
+def measure(layers: int, tokens: int, rounds: int, quick: bool) -> list[Row]:
+    limits = measure_limits(128, 1024) if quick else measure_limits()
+    model = random_llama("tiny" if quick else "1.1B", layers)
     weights = weight_bytes(model)
-    prompt = torch.randint(32000, (1, PREFILL), generator=torch.Generator().manual_seed(0))
+    prompt = torch.randint(model.config.vocab_size, (1, PREFILL), generator=torch.Generator().manual_seed(0))
     memory: dict[str, float] = {}
 
     def measurement(variant: str) -> Callable[[], dict[str, float]]:
@@ -91,11 +91,11 @@ def measure(layers: int, tokens: int, rounds: int) -> list[Row]:
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    parser = harness.new_parser(__doc__, "decode.csv", threads=[1], rounds=5)
+    parser = harness.new_parser(__doc__, "decode.csv", threads=[1], rounds=5, quick="a tiny model")
     parser.add_argument("--layers", type=harness.count, default=22, help="fewer for a quick look (default: 22)")
     parser.add_argument("--tokens", type=harness.count, default=32, help="of a decode measurement (default: 32)")
     options = parser.parse_args(argv)
-    measured = partial(measure, options.layers, options.tokens, options.rounds)
+    measured = partial(measure, options.layers, options.tokens, options.rounds, options.quick)
     harness.run(options, (({"layers": options.layers, "threads": n}, measured) for n in options.threads))
 
 

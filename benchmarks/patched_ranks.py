@@ -8,7 +8,6 @@ take turns in every round; rank 0's clock counts, the median over the rounds.
 
 from __future__ import annotations
 
-import multiprocessing
 import tempfile
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -26,7 +25,9 @@ from torch_infini import patched
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.checkpoints import random_model
 from torch_infini.testing.llama import random_llama
+from torch_infini.testing.processes import forking
 
+IMPORTED = ("distributed", "models.auto.modeling_auto", "models.llama.modeling_llama")
 THREADS = 2  # of all ranks together
 WORLDS = {"one process": (1, ""), "two ranks, gloo": (2, "gloo"), "two ranks, infiniccl": (2, "infiniccl")}
 
@@ -35,7 +36,7 @@ class World:
     """Processes that share a model, or one that has all of it."""
 
     def __init__(self, size: int, backend: str, folder: Path) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forking(*(f"transformers.{name}" for name in IMPORTED))
         self.pipes, self.processes = [], []
         with tempfile.NamedTemporaryFile(delete=False) as store:
             pass

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from html import escape
 from pathlib import Path
 
+from csv_tables import size_in_words
 from harness import RESULTS, read_csv
 
 OURS, THEIRS = "#1f6feb", "#9aa4b2"
@@ -112,13 +113,6 @@ def bars(rows: Rows) -> str:
         y += len(engines) * (BAR + GAP)
     width, height = MARGIN + max(1, len(threads)) * (PANEL + MARGIN), y + MARGIN
     return document(width, height, parts)
-
-
-def size_in_words(size: int) -> str:
-    for unit, name in ((1 << 20, "MiB"), (1 << 10, "KiB")):
-        if size >= unit:
-            return f"{size // unit} {name}"
-    return f"{size} B"
 
 
 def curves(rows: Rows) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import multiprocessing
 import os
 import tempfile
 import time
@@ -12,6 +11,8 @@ from collections.abc import Callable, Sequence
 from multiprocessing import connection
 from types import TracebackType
 from typing import Any
+
+from torch_infini.testing.processes import forking
 
 LONG = 60.0  # seconds after which ranks that do not answer have failed
 
@@ -29,7 +30,7 @@ class Ranks:
     def __init__(
         self, size: int, timeout: float = LONG, environment: dict[str, str] | None = None, initialise: bool = True
     ) -> None:
-        context = multiprocessing.get_context("spawn")
+        context = forking()
         self._folder = tempfile.TemporaryDirectory()
         self._pipes, self.processes = [], []
         for rank in range(size):

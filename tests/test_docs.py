@@ -7,6 +7,7 @@ import importlib.util
 import inspect
 import os
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -21,6 +22,7 @@ import torch_infini
 from torch_infini.ops import all_ops
 from torch_infini.testing import as_tuple, assert_close, call, copied
 from torch_infini.testing.ops import OpInfo, Sample, all_c_ops, all_op_infos
+from torch_infini.testing.processes import forking
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -126,9 +128,22 @@ def run_script(*command: str) -> str:
 def test_examples_of_pages(page: Path, tmp_path: Path) -> None:
     """A page's Python blocks run as they stand, one after the other."""
     pytest.importorskip("transformers")
-    script = tmp_path / "page.py"
+    script, output = tmp_path / "page.py", tmp_path / "output"
     script.write_text("\n".join(blocks(page, "python")))
-    run_script(str(script))
+    process = forking().Process(target=run_page, args=(script, output))
+    process.start()
+    process.join()
+    assert process.exitcode == 0, output.read_text()
+
+
+def run_page(script: Path, output: Path) -> None:
+    """Run a script as a program of one thread, in this process; what it prints goes to a file."""
+    with output.open("w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    os.environ["OMP_NUM_THREADS"] = "1"
+    torch.set_num_threads(1)
+    runpy.run_path(str(script), run_name="__main__")
 
 
 def test_pages_that_must_have_examples() -> None:
