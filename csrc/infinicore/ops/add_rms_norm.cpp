@@ -40,7 +40,7 @@ common::OpDispatcher<AddRMSNorm::schema> &AddRMSNorm::dispatcher() {
 
 void AddRMSNorm::execute(Tensor y, Tensor residual_out, Tensor a, Tensor b, Tensor weight, float epsilon) {
     dispatch(dispatcher(), compute, "add_rms_norm", y, std::move(y), std::move(residual_out), std::move(a),
-             std::move(b), std::move(weight), epsilon);
+             std::move(b), std::move(weight), std::move(epsilon));
 }
 
 void add_rms_norm_(Tensor y, Tensor residual_out, Tensor a, Tensor b, Tensor weight, float epsilon) {

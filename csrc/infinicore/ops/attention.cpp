@@ -30,7 +30,7 @@ common::OpDispatcher<Attention::schema> &Attention::dispatcher() {
 
 void Attention::execute(Tensor out, Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, size_t pos) {
     dispatch(dispatcher(), compute, "attention", out, std::move(out), std::move(q), std::move(k), std::move(v),
-             std::move(k_cache), std::move(v_cache), pos);
+             std::move(k_cache), std::move(v_cache), std::move(pos));
 }
 
 void attention_(Tensor out, Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, size_t pos) {

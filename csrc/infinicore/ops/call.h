@@ -257,7 +257,7 @@ template <typename Type> struct As { // keeps an argument from deciding what Arg
 };
 template <typename... Arguments>
 void dispatch(const common::OpDispatcher<void (*)(Arguments...)> &dispatcher, void (*ours)(Arguments...),
-              const char *name, const Tensor &first, typename As<Arguments>::type... arguments) {
+              const char *name, const Tensor &first, typename As<Arguments>::type &&...arguments) {
     void (*const function)(Arguments...) = dispatcher.lookup(first->device().getType());
     if (function == ours || current_recording() == nullptr) {
         function(std::forward<Arguments>(arguments)...);

@@ -35,7 +35,8 @@ common::OpDispatcher<PagedAttention::schema> &PagedAttention::dispatcher() {
 void PagedAttention::execute(Tensor out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables,
                              Tensor cache_lens, std::optional<Tensor> alibi_slopes, float scale) {
     dispatch(dispatcher(), compute, "paged_attention", out, std::move(out), std::move(q), std::move(k_cache),
-             std::move(v_cache), std::move(block_tables), std::move(cache_lens), std::move(alibi_slopes), scale);
+             std::move(v_cache), std::move(block_tables), std::move(cache_lens), std::move(alibi_slopes),
+             std::move(scale));
 }
 
 void paged_attention_(Tensor out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor cache_lens,

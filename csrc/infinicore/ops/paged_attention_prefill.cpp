@@ -38,7 +38,7 @@ void PagedAttentionPrefill::execute(Tensor out, Tensor q, Tensor k_cache, Tensor
                                     float scale) {
     dispatch(dispatcher(), compute, "paged_attention_prefill", out, std::move(out), std::move(q), std::move(k_cache),
              std::move(v_cache), std::move(block_tables), std::move(total_kv_lens), std::move(cum_seqlens_q),
-             std::move(alibi_slopes), scale);
+             std::move(alibi_slopes), std::move(scale));
 }
 
 void paged_attention_prefill_(Tensor out, Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables,

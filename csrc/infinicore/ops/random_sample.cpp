@@ -23,8 +23,8 @@ common::OpDispatcher<RandomSample::schema> &RandomSample::dispatcher() {
 }
 
 void RandomSample::execute(Tensor indices, Tensor logits, float random_val, float topp, int topk, float temperature) {
-    dispatch(dispatcher(), compute, "random_sample", indices, std::move(indices), std::move(logits), random_val, topp,
-             topk, temperature);
+    dispatch(dispatcher(), compute, "random_sample", indices, std::move(indices), std::move(logits),
+             std::move(random_val), std::move(topp), std::move(topk), std::move(temperature));
 }
 
 void random_sample_(Tensor indices, Tensor logits, float random_val, float topp, int topk, float temperature) {

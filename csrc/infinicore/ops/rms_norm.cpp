@@ -22,7 +22,7 @@ common::OpDispatcher<RMSNorm::schema> &RMSNorm::dispatcher() {
 }
 
 void RMSNorm::execute(Tensor y, Tensor x, Tensor weight, float epsilon) {
-    dispatch(dispatcher(), compute, "rms_norm", y, std::move(y), std::move(x), std::move(weight), epsilon);
+    dispatch(dispatcher(), compute, "rms_norm", y, std::move(y), std::move(x), std::move(weight), std::move(epsilon));
 }
 
 void rms_norm_(Tensor y, Tensor x, Tensor weight, float epsilon) {

@@ -27,7 +27,7 @@ common::OpDispatcher<RoPE::schema> &RoPE::dispatcher() {
 
 void RoPE::execute(Tensor x_out, const Tensor &x, const Tensor &pos, const Tensor &sin_table, const Tensor &cos_table,
                    nn::RoPE::Algo algo) {
-    dispatch(dispatcher(), compute, "rope", x_out, std::move(x_out), x, pos, sin_table, cos_table, algo);
+    dispatch(dispatcher(), compute, "rope", x_out, std::move(x_out), x, pos, sin_table, cos_table, std::move(algo));
 }
 
 void rope_(Tensor x_out, const Tensor &x, const Tensor &pos, const Tensor &sin_table, const Tensor &cos_table,
