@@ -2,6 +2,10 @@
 // and modules of neural networks. Link with libinfinicore_cpp_api (pkg-config infinicore, or CMake's find_package).
 #pragma once
 
+#include "infiniccl.h"
+#include "infiniop.h"
+#include "infinirt.h"
+
 #include "infinicore/context/context.hpp"
 #include "infinicore/device.hpp"
 #include "infinicore/device_event.hpp"
