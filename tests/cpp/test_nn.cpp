@@ -137,8 +137,8 @@ std::set<std::string> names_of(const nn::Module &module) {
 
 void test_names() {
     Tree tree(2);
-    std::set<std::string> names{"leaf.weight",  "leaves.0.weight", "leaves.1.weight", "a.b.weight",
-                                "first.weight", "second.weight",   "scale"};
+    std::set<std::string> names{
+        "leaf.weight", "leaves.0.weight", "leaves.1.weight", "a.b.weight", "first.weight", "second.weight", "scale"};
     CHECK(names_of(tree) == names);
     const auto &before = tree.state_dict();
     const nn::Parameter *const parameter = &before.at("leaf.weight");
@@ -177,8 +177,10 @@ void test_loading() {
     fused.resize(20, 2.f);
     CHECK(values_of(tree.fused_) == fused && values_of(tree.first_) == Floats(8, 1.f));
 
-    const std::string nn = "infinicore::nn::", none = ": name must be that of a parameter or buffer of the module, got ";
-    for (const char *const name : {"", "leaf", "leaf.", ".weight", "leaf.weights", "leaves.2.weight", "leaf.weight.x"}) {
+    const std::string nn = "infinicore::nn::",
+                      none = ": name must be that of a parameter or buffer of the module, got ";
+    for (const char *const name :
+         {"", "leaf", "leaf.", ".weight", "leaf.weights", "leaves.2.weight", "leaf.weight.x"}) {
         THROWS(tree.load_parameter(name, floats({1}, {1})), nn + "Module::load_parameter" + none + "\"" + name + "\"");
     }
     THROWS(tree.load_parameter_("x", floats({1}, {1})), nn + "Module::load_parameter_" + none + "\"x\"");
@@ -239,11 +241,13 @@ void test_shards() {
            name + "tp_dim must be one of the 3 dimensions of shape [6, 3, 12], got 3");
     THROWS(nn::Parameter(shape, DataType::F32, device, 1, 0, 2),
            name + "tp_size must divide dimension 1 of shape [6, 3, 12], got 2");
-    THROWS(nn::Parameter(floats({1}, {1}), 1, 0, 2), name + "tp_dim must be one of the 1 dimensions of shape [1], got 1");
+    THROWS(nn::Parameter(floats({1}, {1}), 1, 0, 2),
+           name + "tp_dim must be one of the 1 dimensions of shape [1], got 1");
     nn::Parameter shard({4, 2}, DataType::F32, device, 0, 1, 2);
     THROWS(shard.load(floats({1, 2, 3, 4}, {2, 2})),
-           name.substr(0, name.size() - 2) + "::load: the parameter must be loaded from shape [4, 2], which is split over 2 "
-                                             "ranks in dimension 0, got [2, 2]");
+           name.substr(0, name.size() - 2) +
+               "::load: the parameter must be loaded from shape [4, 2], which is split over 2 "
+               "ranks in dimension 0, got [2, 2]");
     THROWS(nn::Parameter().load(floats({1}, {1})),
            "infinicore::nn::Parameter::load: the parameter must have a tensor to load into, and is empty");
     THROWS(nn::Parameter().load_blob(&shape),
@@ -263,8 +267,9 @@ void test_shards() {
 // ---- linear ----
 
 // What `forward` gives for x, run at once, and recorded: then replayed for x and for another input.
-template <typename Forward> void both_ways(const Forward &forward, const Floats &x, const Shape &shape,
-                                           const std::function<Floats(const Floats &)> &expected) {
+template <typename Forward>
+void both_ways(const Forward &forward, const Floats &x, const Shape &shape,
+               const std::function<Floats(const Floats &)> &expected) {
     Tensor input = floats(x, shape);
     CHECK(values_of(forward(input)) == expected(x));
     context::setDevice(device);
@@ -298,7 +303,8 @@ void test_linear() {
                 std::for_each(y.begin(), y.end(), [](float &value) { value += 100; });
                 return y;
             };
-            both_ways([&](Tensor &x) { return linear.forward(x, residual); }, whole_numbers(3 * in, 3), {3, in}, plus_100);
+            both_ways([&](Tensor &x) { return linear.forward(x, residual); }, whole_numbers(3 * in, 3), {3, in},
+                      plus_100);
             CHECK(values_of(residual) == Floats(3 * out, 100));
         }
     }
@@ -316,8 +322,10 @@ void test_column_parallel() {
         nn::ColumnParallelLinear linear(in, out, true, DataType::F32, device, rank, ranks);
         linear.load_state_dict({{"weight", floats(w, {out, in})}, {"bias", floats(b, {out})}});
         const size_t part = out / ranks;
-        const Floats own_w(w.begin() + static_cast<long>(rank * part * in), w.begin() + static_cast<long>((rank + 1) * part * in));
-        const Floats own_b(b.begin() + static_cast<long>(rank * part), b.begin() + static_cast<long>((rank + 1) * part));
+        const Floats own_w(w.begin() + static_cast<long>(rank * part * in),
+                           w.begin() + static_cast<long>((rank + 1) * part * in));
+        const Floats own_b(b.begin() + static_cast<long>(rank * part),
+                           b.begin() + static_cast<long>((rank + 1) * part));
         both_ways([&](Tensor &input) { return linear.forward(input); }, x, {2, in},
                   [&](const Floats &values) { return product(values, own_w, own_b, in, part, 0, in); });
         CHECK(linear.out_features() == out && linear.weight()->size(0) == part);
@@ -333,7 +341,8 @@ void test_row_parallel_terms() {
         linear.load_parameter("weight", floats(w, {out, in}));
         linear.load_parameter("bias", floats(b, {out})); // on every rank
         Tensor part = floats(x, {2, in})->narrow({{1, rank * 4, 4}});
-        CHECK(values_of(linear.forward(part)) == product(x, w, rank == 0 ? b : Floats(), in, out, rank * 4, rank * 4 + 4));
+        CHECK(values_of(linear.forward(part)) ==
+              product(x, w, rank == 0 ? b : Floats(), in, out, rank * 4, rank * 4 + 4));
     }
 }
 
@@ -393,7 +402,8 @@ void test_embedding() {
     nn::Embedding embedding(5, 3, -2, DataType::F32, device);
     CHECK(embedding.padding_idx() == 3 && embedding.num_embeddings() == 5 && embedding.embedding_dim() == 3);
     CHECK(values_of(embedding.weight()->narrow({{0, 3, 1}})) == Floats(3));
-    CHECK(embedding.extra_repr() == "num_embeddings=5, embedding_dim=3, padding_idx=3, dtype=" + toString(DataType::F32));
+    CHECK(embedding.extra_repr() ==
+          "num_embeddings=5, embedding_dim=3, padding_idx=3, dtype=" + toString(DataType::F32));
     embedding.load_parameter("weight", floats(w, {5, 3}));
     const auto rows = [&](const std::vector<int64_t> &ids) {
         Floats found;
@@ -447,8 +457,8 @@ void test_rms_norm() {
 // ---- RoPE ----
 
 struct Tables : nn::RoPE {
-    using nn::RoPE::RoPE;
     using nn::RoPE::cos_cache_;
+    using nn::RoPE::RoPE;
     using nn::RoPE::sin_cache_;
 };
 
@@ -474,7 +484,8 @@ void check_table(const Tensor &table, DataType dtype, const std::function<long d
             if (dtype == DataType::F32 || dtype == DataType::F64) {
                 float single = 0;
                 double twice = 0;
-                dtype == DataType::F32 ? std::memcpy(&single, &bytes[at * 4], 4) : std::memcpy(&twice, &bytes[at * 8], 8);
+                dtype == DataType::F32 ? std::memcpy(&single, &bytes[at * 4], 4)
+                                       : std::memcpy(&twice, &bytes[at * 8], 8);
                 value = dtype == DataType::F32 ? single : twice;
             } else {
                 uint16_t half = 0;
@@ -573,19 +584,22 @@ void test_long_rope() {
         CHECK(config->type() == nn::RoPE::ScalingType::LONGROPE && config->factor() == factor);
         const Tables rope(4, length, 10000.0, nn::RoPE::Algo::GPT_NEOX, DataType::F64, device, config);
         const auto angle = [&](size_t p, size_t i) { return angle_of(p, i, 4, 10000.0, factors[i]); };
-        check_table(rope.sin_cache_, DataType::F64, [&](size_t p, size_t i) { return magnitude * std::sin(angle(p, i)); });
-        check_table(rope.cos_cache_, DataType::F64, [&](size_t p, size_t i) { return magnitude * std::cos(angle(p, i)); });
+        check_table(rope.sin_cache_, DataType::F64,
+                    [&](size_t p, size_t i) { return magnitude * std::sin(angle(p, i)); });
+        check_table(rope.cos_cache_, DataType::F64,
+                    [&](size_t p, size_t i) { return magnitude * std::cos(angle(p, i)); });
     };
     check(8, 1, brief, 1);
     check(16, 1, brief, 1);
-    check(64, 1, stretched, std::sqrt(1.5L));  // 1 + ln 4 / ln 16
+    check(64, 1, stretched, std::sqrt(1.5L));   // 1 + ln 4 / ln 16
     check(17, 256, stretched, std::sqrt(3.0L)); // 1 + ln 256 / ln 16
     check(64, 0.5f, stretched, 1);
     const std::string name = "infinicore::nn::RoPE::LongRopeConfig: ";
     THROWS(Long(brief, stretched, 1), name + "original_max_position_embeddings must be at least 2, got 1");
     THROWS(Long(brief, stretched, 16, 0), name + "factor must be finite and above 0, got 0");
     THROWS(Long(brief, {1, -1}, 16), name + "long_factor must have finite numbers above 0, got -1");
-    THROWS(nn::RoPE(8, 32, 1e4, nn::RoPE::Algo::GPT_J, DataType::F32, device, std::make_shared<Long>(brief, stretched, 16)),
+    THROWS(nn::RoPE(8, 32, 1e4, nn::RoPE::Algo::GPT_J, DataType::F32, device,
+                    std::make_shared<Long>(brief, stretched, 16)),
            "infinicore::nn::RoPE: long_factor must have 4 numbers, one for each pair of columns, got 2");
 }
 
