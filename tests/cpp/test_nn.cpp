@@ -1,4 +1,4 @@
-// Tests infinicore::nn: names, loading, shards, the modules' results, all recorded too. Its argument is "cpu" or "nvidia".
+// Tests infinicore::nn: names, loading, shards, the modules' results, all recorded too. Its argument is CPU or NVIDIA.
 // Products are of small whole numbers, which are exact in any order of sums.
 #include <algorithm>
 #include <cmath>
@@ -101,6 +101,7 @@ public:
         weight_->copy_from(Tensor::zeros({n, 2}, DataType::F32, device));
         table_->copy_from(Tensor::zeros({n}, DataType::F32, device));
     }
+    void replace_weight() { INFINICORE_NN_PARAMETER_INIT(weight, ({4, 2}, DataType::F32, device)); }
     INFINICORE_NN_PARAMETER(weight);
     INFINICORE_NN_BUFFER(table);
 };
@@ -127,6 +128,11 @@ public:
     Tensor fused_, first_;
 };
 
+struct Forest : nn::Module {
+    Forest() { INFINICORE_NN_MODULE_INIT(tree, 2u); }
+    INFINICORE_NN_MODULE(Tree, tree);
+};
+
 std::set<std::string> names_of(const nn::Module &module) {
     std::set<std::string> names;
     for (const auto &[name, parameter] : module.state_dict()) {
@@ -142,11 +148,16 @@ void test_names() {
     CHECK(names_of(tree) == names);
     const auto &before = tree.state_dict();
     const nn::Parameter *const parameter = &before.at("leaf.weight");
-    CHECK(&tree.state_dict() == &before && &tree.state_dict().at("leaf.weight") == parameter);
+    const auto &after = tree.state_dict();
+    CHECK(&after == &before && &after.at("leaf.weight") == parameter);
     tree.add_twig();
     names.insert("twig.weight");
     CHECK(names_of(tree) == names && &tree.state_dict() == &before);
     CHECK(names_of(Tree(0)).size() == 5);
+    tree.leaf_->replace_weight();
+    CHECK(tree.state_dict().at("leaf.weight")->data() == tree.leaf_->weight_->data());
+    const Forest forest;
+    CHECK(forest.state_dict().count("tree.leaves.1.weight") == 1 && forest.state_dict().size() == 7);
     THROWS(tree.add_nothing(), "infinicore::nn::Module::add_module: submodule must be a module, got NULL for nothing");
 }
 
@@ -180,7 +191,7 @@ void test_loading() {
     const std::string nn = "infinicore::nn::",
                       none = ": name must be that of a parameter or buffer of the module, got ";
     for (const char *const name :
-         {"", "leaf", "leaf.", ".weight", "leaf.weights", "leaves.2.weight", "leaf.weight.x"}) {
+         {"", "leaf", "leaf.", ".weight", "leaf.weights", "leaves.2.weight", "leaf.weight.x", "leaf_weight"}) {
         THROWS(tree.load_parameter(name, floats({1}, {1})), nn + "Module::load_parameter" + none + "\"" + name + "\"");
     }
     THROWS(tree.load_parameter_("x", floats({1}, {1})), nn + "Module::load_parameter_" + none + "\"x\"");
@@ -399,6 +410,7 @@ void test_row_parallel() {
 
 void test_embedding() {
     const Floats w = whole_numbers(5 * 3, 1);
+    Tensor::ones({5, 3}, DataType::F32, device); // so that the memory that comes next is not zeros by chance
     nn::Embedding embedding(5, 3, -2, DataType::F32, device);
     CHECK(embedding.padding_idx() == 3 && embedding.num_embeddings() == 5 && embedding.embedding_dim() == 3);
     CHECK(values_of(embedding.weight()->narrow({{0, 3, 1}})) == Floats(3));
@@ -606,7 +618,7 @@ void test_long_rope() {
 } // namespace
 
 int main(int argc, char **argv) {
-    device = Device(argc > 1 && std::string(argv[1]) == "nvidia" ? Device::Type::NVIDIA : Device::Type::CPU);
+    device = Device(argc > 1 && std::string(argv[1]) == "NVIDIA" ? Device::Type::NVIDIA : Device::Type::CPU);
     const std::pair<const char *, void (*)()> tests[] = {
         {"names", test_names},
         {"loading", test_loading},
