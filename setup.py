@@ -46,9 +46,11 @@ PINNED_TORCH = "torch==2.13.0"  # installed where there is no torch; docs/instal
 OLDEST_TORCH = "2.11"
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The runtime, which has all state; the kernels and the ops' C interface; collectives; InfiniCore's C++ layer on these; the
-# ops in torch.
+# The runtime, which has all state; the kernels and the ops' C interface; collectives; InfiniCore's C++
+# interface; the ops in torch.
 LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libinfinicore_cpp_api", "libtorch_infini")
+# What tells compilers about them: files of csrc/, and the folders of lib/ where they are looked for.
+DESCRIPTIONS = {"infini.pc": "pkgconfig", "infinicore.pc": "pkgconfig", "infini-config.cmake": "cmake/infini"}
 X86_LEVELS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -91,7 +93,7 @@ PRECOMPILED = {
 def installed_torch() -> Path | None:
     """Folder of the torch that the environment has into which we are to be installed.
 
-    pip's isolated builds hide that environment from `import` (and may show a torch of their own): there it is looked up
+    pip's isolated builds hide that environment from `import` (and may have another torch): there it is looked up
     by path.
     """
     spec = importlib.util.find_spec("torch")
@@ -179,9 +181,10 @@ class NinjaBuild(build_ext):
         # The C headers and what tells compilers about them.
         package = (ROOT if self.inplace else Path(self.build_lib)) / "torch_infini"
         shutil.copytree(ROOT / "csrc" / "include", package / "include", dirs_exist_ok=True)
-        (package / "lib" / "pkgconfig").mkdir(parents=True, exist_ok=True)
-        described = (ROOT / "csrc" / "infini.pc").read_text().replace("@VERSION@", self.distribution.get_version())
-        (package / "lib" / "pkgconfig" / "infini.pc").write_text(described)
+        for source, folder in DESCRIPTIONS.items():
+            described = (ROOT / "csrc" / source).read_text().replace("@VERSION@", self.distribution.get_version())
+            (package / "lib" / folder).mkdir(parents=True, exist_ok=True)
+            (package / "lib" / folder / source).write_text(described)
 
     def build_extension(self, ext: Extension) -> None:
         # An editable install copies to the source tree as well, into a folder that has to be there.
@@ -307,7 +310,9 @@ def libraries_of(path: Path) -> tuple[str, ...]:
 
 def is_exported(path: Path) -> bool:
     """Whether others call the C++ functions of a source: InfiniCore's; an op's rules and table, and what they share."""
-    return path.parts[0] in ("common", "infiniop", "infinicore") and not path.stem.endswith(("_c", "_cpu", "_tiles", "_torch"))
+    return path.parts[0] in ("common", "infiniop", "infinicore") and not path.stem.endswith(
+        ("_c", "_cpu", "_tiles", "_torch")
+    )
 
 
 def ninja_file(torch: Path | None, nvcc: str | None) -> str:

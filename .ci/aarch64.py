@@ -30,7 +30,7 @@ IMPORTED = (
     *("pytest", "iniconfig", "packaging", "pluggy", "pygments", "expecttest", "numpy", "safetensors"),
 )
 
-# Of these CPUs the tests run on: on the last, whose level is the lowest, those that need no products of torch's own,
+# The CPUs that the tests run on. On the last, with the lowest level, run those that need no products of torch's own,
 # since its libraries take Armv8.1-A for granted.
 WITHOUT_PRODUCTS = "test_reference and (norm or silu or swiglu or softmax or rope or embedding or add or clip)"
 
@@ -56,7 +56,7 @@ def main() -> None:
     check_tools()
     get_system()
     get_packages()
-    write_stand_ins()
+    write_substitutes()
     build()
     for cpu, level in CPUS.items():
         check_level(cpu, level)
@@ -82,7 +82,7 @@ def run(*command: str | Path, **options: object) -> str:
 
 
 def get_system() -> None:
-    """An arm64 Python with the libraries that it needs, unpacked, not installed; apt has a state of its own for it."""
+    """An arm64 Python with the libraries that it needs, unpacked, not installed; with a separate state of apt."""
     if (SYSTEM / ".ready").is_file():
         return
     print("make test-aarch64: fetching an arm64 Python with apt-get", flush=True)
@@ -101,7 +101,7 @@ def get_system() -> None:
     run("apt-get", "install", "--download-only", "--no-install-recommends", "-y", *packages, env=environment)
     for package in sorted((state / "archives").glob("*.deb")):
         run("dpkg-deb", "-x", package, SYSTEM)
-    # qemu opens these in place of the machine's own, from whose text torch's libraries could make nothing.
+    # qemu opens these instead of the machine's own, which torch's libraries could not parse.
     cores = "".join(
         f"processor\t: {core}\nFeatures\t: fp asimd\nCPU implementer\t: 0x41\nCPU architecture: 8\n"
         "CPU variant\t: 0x0\nCPU part\t: 0xd08\nCPU revision\t: 3\n\n"
@@ -134,7 +134,7 @@ def get_packages() -> None:
     (PACKAGES / ".ready").touch()
 
 
-def write_stand_ins() -> None:
+def write_substitutes() -> None:
     """Libraries in place of CUDA's, for a torch that was built with it: none of their functions is ever called."""
     folder = BUILD / "stand-ins"
     if (folder / ".ready").is_file():

@@ -131,7 +131,7 @@ def goals_table(rows: Iterable[Mapping[str, str]]) -> list[str]:
 
 
 def with_measurements(page: str, rows: Sequence[Mapping[str, str]]) -> str:
-    """The text of docs/gpu.md with the table of these measurements in place of its own."""
+    """The text of docs/gpu.md with its table replaced by that of these measurements."""
     table = re.compile(r"^\| case \| goal \| measured \|\n(?:\|.*\n)+", re.MULTILINE)
     text, count = table.subn(lambda _: "\n".join(goals_table(rows)) + "\n", page)
     if count != 1:

@@ -4,7 +4,7 @@
     python .ci/gpu_run.py --dry                                       # the stages and their commands, on any machine
 
 Checks that there is a GPU and that torch has our CUDA kernels, and stops where not: all tests would be skipped. Then
-come the stages: tests, doctor, the four tools of compute-sanitizer, benchmarks, each under a time limit of its own; one
+come the stages: tests, doctor, the four tools of compute-sanitizer, benchmarks, each with its time limit; one
 that fails, hangs or dies stops none of the others. The folder --out gets report.md, log.txt, tests.xml and gpu.csv. The
 exit status is 0 only where something ran and nothing failed.
 """

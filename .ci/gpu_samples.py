@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-START = time.monotonic()  # before torch, whose import takes long under a sanitizer
+START = time.monotonic()  # before the import of torch, which takes long under a sanitizer
 
 import torch  # noqa: E402
 from torch import Tensor  # noqa: E402

@@ -225,7 +225,7 @@ COUNTED = ("HMMA", "IMMA", "LDGSTS", "CALL")
 
 
 def report(functions: Iterable[Function], pattern: str) -> list[str]:
-    """A line for each function whose name, mangled or not, has the pattern; counts are "in the loop/in all"."""
+    """A line for each function with the pattern in its name, mangled or not; counts are "in the loop/in all"."""
     functions = list(functions)
     names = demangled([function.symbol for function in functions])
     lines = []

@@ -1,4 +1,4 @@
-"""The paths whose instructions .ci/sass_paths.py counts: what calls of ops on bfloat16 execute in a thread."""
+"""The code paths that .ci/sass_paths.py counts: the instructions of a thread in calls of ops on bfloat16."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Case:
 RMS_NORM = ("rms_norm/rms_norm.cu", r"norm_rows<bf16, bf16, 2>")
 ONE = ("elementwise/elementwise.cu", r"map_elements<8, bf16, 1,")
 TWO = ("elementwise/elementwise.cu", r"map_elements<8, bf16, 2,")
-LAYER_NORM = ("layer_norm/layer_norm.cu", r"RowLine<bf16, 2, bf16>")
-SOFTMAX = ("softmax/softmax.cu", r"bf16, true, cuda::RowLine<bf16, 2, float>")
-CAUSAL = ("causal_softmax/causal_softmax.cu", r"bf16, false, cuda::RowLine<bf16, 2, float>")
+LAYER_NORM = ("layer_norm/layer_norm.cu", r"RowReducer<bf16, 2, bf16>")
+SOFTMAX = ("softmax/softmax.cu", r"bf16, true, cuda::RowReducer<bf16, 2, float>")
+CAUSAL = ("causal_softmax/causal_softmax.cu", r"bf16, false, cuda::RowReducer<bf16, 2, float>")
 SAMPLE = ("random_sample/random_sample.cu", r"sample_rows<bf16>")
 COPY = ("rearrange/rearrange.cu", r"Copy>")
 
@@ -50,7 +50,7 @@ CASES = (
     Case(
         "rope, two heads of 128",
         "rope/rope.cu",
-        r"turn_heads<bf16, float>",
+        r"rotate_heads<bf16, float>",
         "LDG.E.128=8 LDG.E.64=1 STG.E.128=4 FFMA=32",
         128,
     ),
@@ -104,7 +104,11 @@ CASES = (
         10,
     ),
     Case(
-        "topkrouter, before the choice", "topk/topk.cu", r"router_rows<bf16>", "LDG.E.128=1 LDG.E.U16=0 MUFU.EX2=8", 16
+        "topkrouter, before the choice",
+        "topk/topk.cu",
+        r"topk_router_rows<bf16>",
+        "LDG.E.128=1 LDG.E.U16=0 MUFU.EX2=8",
+        16,
     ),
-    Case("topksoftmax, rows of 256", "topk/topk.cu", r"softmax_rows<bf16, 1>", "LDG.E.128=1 MUFU.EX2=8", 16),
+    Case("topksoftmax, rows of 256", "topk/topk.cu", r"topk_softmax_rows<bf16, 1>", "LDG.E.128=1 MUFU.EX2=8", 16),
 )

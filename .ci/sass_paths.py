@@ -1,7 +1,7 @@
 """Counts what a warp executes on a path through a kernel, and the share of the memory's bandwidth that it allows.
 
     python .ci/sass_paths.py                       # the cases of .ci/sass_cases.py, as docs/gpu.md has them
-    python .ci/sass_paths.py rms_norm --listing    # those whose name has "rms_norm", with the code of each path
+    python .ci/sass_paths.py rms_norm --listing    # those with "rms_norm" in their name, with the code of each path
 
 A kernel has fast paths (aligned vectors of 16 bytes) beside slow ones, so its size does not tell what it executes. A
 case names its path by what is executed on it: "LDG.E.128=4 STG.E.128=2 SHFL=5" is the shortest way from the kernel's
@@ -123,7 +123,7 @@ class Paths:
         return self.code[i].base in PARTING or bool(self.finds[i])
 
     def _read_predicates(self) -> list[frozenset[str]]:
-        """For each position the predicates whose value there may decide about a path."""
+        """For each position the predicates that may decide about a path there."""
         read = [frozenset[str]()] * (self.end + 1)
         changed = True
         while changed:

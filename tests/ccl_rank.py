@@ -1,4 +1,4 @@
-"""A rank in a process of its own, for tests/test_infiniccl_processes.py: libinfiniccl through ctypes, without torch.
+"""A rank in a separate process, for tests/test_infiniccl_processes.py: libinfiniccl through ctypes, without torch.
 
 Started with the libraries' folder; runs each line that it reads, and answers with one: the value, or the failure.
 """

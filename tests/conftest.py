@@ -14,7 +14,7 @@ from typing import TextIO
 
 import pytest
 
-# Compiled graphs of earlier builds must not stand in for what is tested now; pytest-xdist's workers share this run's.
+# Compiled graphs of earlier builds must not be used here; pytest-xdist's workers share this run's.
 if "PYTEST_XDIST_WORKER" not in os.environ:
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="torch_infini_inductor_")
     atexit.register(shutil.rmtree, os.environ["TORCHINDUCTOR_CACHE_DIR"], ignore_errors=True)

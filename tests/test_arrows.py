@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
-BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated"}  # imports nothing, or one another
+# BASE imports nothing, or one another.
+BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes"}
 ALLOWED: dict[str, set[str]] = {
     "_library": set(),
     "_memory": set(),
@@ -25,11 +26,12 @@ ALLOWED: dict[str, set[str]] = {
     "_cpu": set(),
     "_bandwidth": set(),
     "_deprecated": set(),
+    "_dtypes": set(),
     "_attention": {"_library"},
-    "_products": {"_library", "_cpu"},
+    "_products": {"_library", "_cpu", "_dtypes"},
     "quantize": {"_library"},
-    "libinfiniccl": {"_library", "_headers"},
-    "libinfiniop": {"_library", "_headers"},
+    "libinfiniccl": {"_library", "_headers", "_dtypes"},
+    "libinfiniop": {"_library", "_headers", "_dtypes"},
     "ops": BASE | {"quantize"},
     "_logging": BASE | {"ops"},
     "runtime": BASE | {"ops"},

@@ -165,6 +165,29 @@ def test_pkg_config(tmp_path: Path) -> None:
     torch.testing.assert_close(numbers(shell(binary)), expected_of_the_example(), rtol=0, atol=6e-6)
 
 
+CXX_EXAMPLE = CSRC.parent / "tests" / "cpp" / "test_context_example.cpp"
+
+
+@pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config")
+def test_pkg_config_of_infinicore(tmp_path: Path) -> None:
+    path = str(ROOT / "lib" / "pkgconfig")
+    flags = shell("pkg-config", "--cflags", "--libs", "infinicore", PKG_CONFIG_PATH=path).split()
+    binary = str(tmp_path / "example")
+    shell("g++", str(CXX_EXAMPLE), *flags, "-o", binary)
+    assert "product: 0, 32" in shell(binary)
+
+
+@pytest.mark.skipif(shutil.which("cmake") is None, reason="no cmake")
+def test_cmake(tmp_path: Path) -> None:
+    (tmp_path / "CMakeLists.txt").write_text(
+        "cmake_minimum_required(VERSION 3.18)\nproject(example CXX)\nfind_package(infini REQUIRED)\n"
+        f"add_executable(example {CXX_EXAMPLE})\ntarget_link_libraries(example infini::infinicore_cpp_api)\n"
+    )
+    shell("cmake", "-S", str(tmp_path), "-B", str(tmp_path), f"-Dinfini_DIR={ROOT / 'lib' / 'cmake' / 'infini'}")
+    shell("cmake", "--build", str(tmp_path))
+    assert "product: 0, 32" in shell(str(tmp_path / "example"))
+
+
 @pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="reads resident memory from /proc")
 def test_soak() -> None:
     """100,000 times create, run, destroy: memory stays where it was."""

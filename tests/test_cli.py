@@ -170,7 +170,7 @@ class TestDemo:
 
 
 def test_module_runs() -> None:
-    """As a user types it, in a process of its own."""
+    """As a user types it, in a separate process."""
     done = subprocess.run(
         [sys.executable, "-m", "torch_infini", "env", "--json"],
         capture_output=True,

@@ -62,7 +62,7 @@ def copies(code: str, sizes: list[int], cache: int) -> int:
 
 
 def copied(value: Any) -> Any:
-    """The argument with memory of its own; a view stays a view at its place in a copy of its storage."""
+    """The argument in separate memory; a view stays a view at its place in a copy of its storage."""
     if not isinstance(value, Tensor):
         return value
     return value.new_empty(0).set_(value.untyped_storage().clone(), value.storage_offset(), value.shape, value.stride())
@@ -195,7 +195,7 @@ def test_decode_step(dynamic: bool) -> None:
     def arguments(tokens: int, blocks: int) -> tuple[Tensor, ...]:
         tables = torch.stack([torch.randperm(blocks)[:2] for _ in range(tokens)])
         lens = torch.randint(1, 2 * BLOCK + 1, (tokens,))
-        # Sequences of their own blocks would be many; here the last token that writes a slot wins, as in eager.
+        # Sequences do not have separate blocks here; the last token that writes a slot wins, as in eager mode.
         slots = tables.gather(1, ((lens - 1) // BLOCK)[:, None])[:, 0] * BLOCK + (lens - 1) % BLOCK
         angle = torch.randn(2 * BLOCK, SIZE // 2)
         return stacked(blocks, 2, 2), torch.randn(tokens, HEADS * SIZE), angle.cos(), angle.sin(), slots, tables, lens

@@ -40,40 +40,53 @@ def test_add_an_op(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
 
-    def run(*arguments: str, **more: str) -> None:
+    def done(*arguments: str, **more: str) -> subprocess.CompletedProcess[str]:
         environment = {**os.environ, "PYTHONPATH": str(tmp_path), **more}
-        done = subprocess.run(
-            [sys.executable, *arguments], cwd=tmp_path, env=environment, capture_output=True, text=True
-        )
-        assert done.returncode == 0, done.stdout + done.stderr
+        command = [sys.executable, "-W", "ignore", *arguments]
+        return subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
 
+    def run(*arguments: str, **more: str) -> None:
+        result = done(*arguments, **more)
+        assert result.returncode == 0, result.stdout + result.stderr
+
+    tests = ("-m", "pytest", "-q", "-p", "no:cacheprovider")
     run("setup.py", "-q", "build_ext", "--inplace", INFINI_EMULATION="1")
     run(".ci/docs.py")
     assert "`scale`" in (tmp_path / "docs" / "ops.md").read_text()
     assert "import scale as scale" in (tmp_path / "torch_infini" / "ops" / "__init__.pyi").read_text()
-    run("-m", "pytest", "-q", "tests/test_ops.py", "-k", "scale")
-    # All that looks at the pages, files and the registry as a whole, but for the pages' programs, which know no new op.
-    run(
-        "-m",
-        "pytest",
-        "-q",
-        "tests/test_docs.py",
-        "tests/test_arrows.py",
-        "-k",
-        "not of_pages and not torchrun",
+    # The tests of the new op, and of its files, and what looks at the pages and at the registry as a whole.
+    whole = "test_arrows or line_each or stub_names or up_to_date or one_machine"
+    about = [f"tests/test_{name}.py" for name in ("ops", "docs", "arrows")]
+    run(*tests, *about, "-k", f"scale and not scaled or {whole}")
+    emulated = str(tmp_path / "build/native/emulated")
+    run(*tests, "tests/test_cuda.py", "-k", "scale and not scaled", INFINI_LIBRARIES=emulated)
+
+    # These checks bite: each fault fails the one that is for it.
+    plant(tmp_path / "docs" / "ops.md", r"\n\| `scale` .*", "")
+    missing = done(".ci/docs.py", "--check")
+    assert missing.returncode == 1 and "docs/ops.md" in missing.stdout + missing.stderr, missing
+    plant(
+        tmp_path / "torch_infini" / "ops" / "scale.py",
+        "fake=like_first",
+        "fake=lambda x, *others: x.new_empty(x.shape[:-1])",
     )
-    run(
-        "-m",
-        "pytest",
-        "-q",
-        "tests/test_cuda.py",
-        "-k",
-        "scale and not scaled",
-        INFINI_LIBRARIES=str(tmp_path / "build/native/emulated"),
-    )
+    plant(tmp_path / "torch_infini" / "ops" / "scale.py", "    Source: none needed.\n", "")
+    plant(tmp_path / "torch_infini" / "testing" / "ops" / "scale.py", "x.double[(][)] [*] factor", "x.double()")
+    plant(tmp_path / "torch_infini" / "testing" / "ops" / "scale.py", "a finite number, got nan", "finite, got nan")
+    chosen = ["opcheck", "complete", "reference and float32 and avx2", "errors"]
+    broken = done(*tests, "tests/test_ops.py", "-k", f"scale and not scaled and ({' or '.join(chosen)})")
+    failed = set(re.findall(r"^FAILED tests/test_ops\.py::(\w+)", broken.stdout, re.M))
+    assert failed == {"test_opcheck", "test_complete", "test_reference", "test_errors"}, broken.stdout
 
 
-# Two devices, whose memory is the host's, and whose streams do everything at once.
+def plant(path: Path, pattern: str, fault: str) -> None:
+    """Replace the one match of a pattern in a file."""
+    text, count = re.subn(pattern, fault, path.read_text())
+    assert count == 1, f"{path.name}: {count} times {pattern}"
+    path.write_text(text)
+
+
+# Two devices with the host's memory, and with streams that do everything at once.
 DRIVER = """
 #include <cstdlib>
 #include <cstring>

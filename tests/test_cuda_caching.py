@@ -120,7 +120,7 @@ def test_two_heads_a_thread(in_place: bool, interleaved: bool) -> None:
 
 @pytest.mark.parametrize("layout", ["strided rows", "misaligned"])
 def test_fused_many_tokens(layout: str) -> None:
-    """Threads whose two heads are q's and k's; several tokens a block; as the reference has it."""
+    """Threads with a head of q and one of k; several tokens a block; as the reference."""
     spec = OP_INFOS["qkv_rope_cache"]
     slots = torch.randperm(4096, generator=torch.Generator().manual_seed(0))[:3400].tolist()
     slots[100] = slots[3000] = slots[7]

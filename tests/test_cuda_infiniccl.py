@@ -249,7 +249,7 @@ print("alone")
 
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_one_rank(device: str) -> None:
-    """In a process of its own, which has NCCL itself; on the CPU the same program, so that it is known to be right."""
+    """In a separate process, with the real NCCL; on the CPU the same program, so that it is known to be right."""
     if device == "cuda" and cuda_device() != "cuda":
         pytest.skip("no GPU")
     kind = NVIDIA if device == "cuda" else CPU

@@ -123,7 +123,7 @@ def test_stream_gives_the_same_bits(op: COp, s: int) -> None:
 
 @pytest.mark.parametrize("op", OPS, ids=name)
 def test_capture_and_replay(op: COp, s: int) -> None:
-    """Replays read new inputs and write everything anew, to the bits of runs of their own."""
+    """Replays read new inputs and write everything anew, to the bits of separate runs."""
     for sample in quick(op.samples()):
         args = there(sample.args)
         expected = after(op, sample.args)  # kernels are loaded before the capture
@@ -223,7 +223,7 @@ def test_another_device_than_the_current_one() -> None:
 
 
 def test_broken_capture_is_told(s: int) -> None:
-    """A kernel on a stream whose capture something has broken."""
+    """A kernel on a stream with an invalidated capture."""
     op = next(op for op in OPS if op.name == "RMSNorm")
     args = there(first_sample(op).args)
     with Descriptor(op, args) as descriptor:

@@ -1,4 +1,4 @@
-"""Attention over caches of int8 on CUDA: every head size and number of rows that has a kernel of its own, what may not
+"""Attention over caches of int8 on CUDA: every head size and number of rows with a separate kernel, what may not
 change a row's bits, and what becomes of scales and values at the ends of their ranges.
 
 On a GPU, or on the emulated kernels (see test_cuda.py).

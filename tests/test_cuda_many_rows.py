@@ -37,7 +37,7 @@ def workspace_of(call: Callable[[], Any]) -> int:
 
 @pytest.mark.parametrize("name", ["linear_int8", "linear_int4", "x quantized", "scaled_mm_int8", "int4, x quantized"])
 def test_where_cublas_begins(name: str) -> None:
-    """A workspace for it is taken from that number of rows on, and only where it multiplies."""
+    """A workspace for cuBLAS is needed from that number of rows on, and only where it multiplies."""
     if name == "scaled_mm_int8":
         a, b, a_scale, *rest = inputs_mm(torch.bfloat16, CUBLAS_ROWS_FROM, 48, 64)
         a, b, a_scale, *rest = here(a, b, a_scale, *rest)

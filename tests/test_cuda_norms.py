@@ -53,7 +53,7 @@ def test_bits_do_not_depend_on_the_axis(name: str, dtype: torch.dtype, n: int) -
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_layer_norm_of_lines_side_by_side(dtype: torch.dtype) -> None:
+def test_layer_norm_of_adjacent_rows(dtype: torch.dtype) -> None:
     for n in (1, 37, 300, 2500, 17000):
         x, weight, bias = values(n, 3, dtype=dtype).to(DEVICE).t(), values(n, dtype=dtype), values(n, dtype=dtype)
         expected = infini.layer_norm(x.contiguous(), weight.to(DEVICE), bias.to(DEVICE), 1e-5).cpu()

@@ -77,7 +77,7 @@ def test_error_of_halves(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_integer_weights(weights: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits of a model whose plain weights are what the integers stand for; on CUDA x is not quantized."""
+    """The logits of a model with the dequantized weights; on CUDA x is not quantized."""
     monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
     model, plain, ids = model_on_cuda(), model_on_cuda(), ids_on_cuda()
     patch_model(model, weights=weights, strict=True)

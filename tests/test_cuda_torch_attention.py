@@ -72,12 +72,12 @@ class Choice:
 
 @pytest.fixture
 def choice() -> Iterator[Choice]:
-    stand_in = Choice()
+    choice = Choice()
     library = torch.library.Library("aten", "IMPL")
     try:
-        library.impl("_fused_sdp_choice", stand_in, "CPU", allow_override=True)
+        library.impl("_fused_sdp_choice", choice, "CPU", allow_override=True)
         with torch_attention_from_set_to(FROM):
-            yield stand_in
+            yield choice
     finally:
         library._destroy()
 

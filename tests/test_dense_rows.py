@@ -86,7 +86,7 @@ def test_in_place() -> None:
             assert torch.equal(y[:, :rows], wanted[:, :rows]), name
 
 
-@pytest.mark.skipif(sanitized(), reason="a sanitizer needs memory of its own")
+@pytest.mark.skipif(sanitized(), reason="a sanitizer needs more memory")
 @pytest.mark.parametrize("threads", [1, 2])
 def test_no_memory_for_scratch(threads: int) -> None:
     code = f"""

@@ -260,7 +260,7 @@ def same_as_gloo() -> None:
 
 
 def groups() -> None:
-    """Each has a context of its own: calls in one are in no order with those in another."""
+    """Each has a separate context: calls in different contexts are not ordered."""
     me = dist.get_rank()
     pair, rest, whole = dist.new_group([0, 2]), dist.new_group([1]), dist.new_group()
     x = torch.full((4,), float(me + 1))

@@ -23,7 +23,7 @@ CODE = r"""
 #include "cuda/launch.cuh"
 #include "cuda/mma.cuh"
 #include "cuda/vectors.cuh"
-#include "cuda/words.cuh"
+#include "cuda/packed32.cuh"
 
 #include <cstdio>
 #include <cstdlib>
@@ -45,13 +45,13 @@ __global__ void store_vector(float *to) {
     cuda::grid_dependency_sync();
     cuda::store(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4);
 }
-__global__ void load_words(const float *from) {
+__global__ void load_packed32(const float *from) {
     cuda::grid_dependency_sync();
-    result[threadIdx.x] = static_cast<float>(cuda::load_words<float, 4>(from, true, 4).values[0]);
+    result[threadIdx.x] = static_cast<float>(cuda::load_packed32<float, 4>(from, true, 4).values[0]);
 }
-__global__ void store_words(float *to) {
+__global__ void store_packed32(float *to) {
     cuda::grid_dependency_sync();
-    cuda::store_words(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4);
+    cuda::store_packed32(to, cuda::Vector<float>{{1, 2, 3, 4}}, true, 4);
 }
 __global__ void copy(int to, const float *from) {
     cuda::grid_dependency_sync();
@@ -165,8 +165,8 @@ int main(int, char **arguments) {
     try {
         if (name == "load a vector") { run(load_vector, 1, memory + at); }
         if (name == "store a vector") { run(store_vector, 1, memory + at); }
-        if (name == "load words") { run(load_words, 1, memory + at); }
-        if (name == "store words") { run(store_words, 1, memory + at); }
+        if (name == "vector load") { run(load_packed32, 1, memory + at); }
+        if (name == "vector store") { run(store_packed32, 1, memory + at); }
         if (name == "copy from") { run(copy, 1, 0, memory + at); wanted(static_cast<float>(at), 1); }
         if (name == "copy to") { run(copy, 1, at, memory); wanted(0, 1); }
         if (name == "copy a word") {
@@ -240,8 +240,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], str]:
 MISALIGNED = {
     "load a vector": "an access to 'const struct Vector'",
     "store a vector": "an access to 'struct Vector'",
-    "load words": "a load of a vector",
-    "store words": "a store of a vector",
+    "vector load": "a load of a vector",
+    "vector store": "a store of a vector",
     "copy from": "cp.async from global memory",
     "copy to": "cp.async to shared memory",
     "load matrices": "ldmatrix",

@@ -350,7 +350,7 @@ def test_cache_bytes(tmp_path: Path) -> None:
 
 
 def test_first_come_first_served(tmp_path: Path) -> None:
-    """With room for two, requests begin in their order, and a long prompt does not stop those who generate."""
+    """With room for two, requests begin in their order, and a long prompt does not stop running requests."""
     engine = small_engine(tmp_path, max_sequences=2, chunk_size=32, max_batched_tokens=32)
     rows = prompts(200, 5, 5, 5)
     ids = [engine.add(row, SamplingParams.greedy(max_tokens=12)) for row in rows]

@@ -46,7 +46,7 @@ class Layer(nn.Module):
 
 
 class InPlace(nn.Module):
-    """Writes into a tensor of its own, and with the out form into another."""
+    """Writes into a new tensor, and with the out form into a given one."""
 
     def forward(self, x: Tensor) -> Tensor:
         y = x + 1

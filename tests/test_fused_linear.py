@@ -34,7 +34,7 @@ def test_parts_have_the_bits_of_linear(
 
 
 def test_the_result_is_all_that_is_allocated() -> None:
-    """Where the kernel computes; ATen may need memory of its own."""
+    """Where the kernel computes; ATen may allocate memory."""
     args = inputs(torch.bfloat16, 9, k=300, n=(20, 30, 40), biases="abc")
     FUSED(*args)
     with torch.profiler.profile(profile_memory=True) as profile:

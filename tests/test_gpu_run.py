@@ -458,7 +458,7 @@ def test_report(tmp_path: Path) -> None:
 
 # ---- conftest.py: a lost GPU, and tests that hang ----
 
-# In torch's place, whose import takes seconds in each of the processes.
+# Instead of torch: importing it takes seconds in each of the processes.
 TORCH = """
 class cuda:
     lost = False

@@ -31,7 +31,7 @@ def python(*arguments: str, cwd: Path = ROOT, **environment: str) -> subprocess.
 
 @pytest.mark.parametrize("variable", ["INFINI_LIBRARIES", "INFINI_CPU_CAPABILITY"])
 def test_import_again_after_a_failure(variable: str, tmp_path: Path) -> None:
-    """The second import in a process says what the first said; one whose cause is gone works."""
+    """A second import in a process raises the same error; it works once the cause is removed."""
     done = python("-c", AGAIN, variable, **{variable: str(tmp_path)})
     assert done.returncode == 0, done.stdout + done.stderr
     first, second, *results = done.stdout.splitlines()

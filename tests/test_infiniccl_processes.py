@@ -359,7 +359,7 @@ int posix_fallocate(int file, off_t offset, off_t size) {
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None or sanitized(), reason="preloads a library of its own")
+@pytest.mark.skipif(shutil.which("cc") is None or sanitized(), reason="preloads another library")
 def test_no_shared_memory_left_for_messages(start: Start, tmp_path: Path) -> None:
     (tmp_path / "full.c").write_text(FULL)
     library = str(tmp_path / "full.so")
@@ -386,7 +386,7 @@ def test_ranks_that_do_not_fit_together(start: Start) -> None:
 
 
 def test_another_layout(start: Start) -> None:
-    """The file of a rank 0 whose library keeps other things at other places."""
+    """The file of a rank 0 with another version of the library, and so another layout."""
     (rank,) = start(1)
     unique = new_id()
     file = SHM / bytes.fromhex(unique).rstrip(b"\0").decode()

@@ -26,7 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
 @pytest.fixture(scope="module")
 def llama(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The compiled example."""
-    return compiled(EXAMPLES / "llama.cpp", tmp_path_factory.mktemp("example") / "llama", "-O2")
+    return compiled(EXAMPLES / "llama.cpp", tmp_path_factory.mktemp("example"))
 
 
 def tokens(llama: Path, folder: Path, ranks: int, mode: str, prompt: list[int] | None = None) -> list[int]:

@@ -222,7 +222,7 @@ def test_async_cancelled(folder: Path) -> None:
 
 
 def test_async_closed(folder: Path) -> None:
-    """Who waits is told; who comes later, too; a second close does nothing."""
+    """Waiting callers get an error, later ones too; a second close does nothing."""
 
     async def run() -> None:
         llm = AsyncLLM(folder)

@@ -266,7 +266,7 @@ for x in (None, gone, torch.ones(2, 8).to(torch.float8_e4m3fn), packed):
 
 
 def test_statistics_are_seen_by_nobody() -> None:
-    """Neither by autograd, nor by modes, nor by who asks whether gradients or inference are on."""
+    """Neither by autograd, nor by modes, nor by code that asks whether gradients or inference are on."""
     code = """
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode

@@ -36,7 +36,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(saved: Path, tmp_path: Path) -> Path:
-    """A copy whose config.json may be changed."""
+    """A copy with a config.json that may be changed."""
     for file in saved.iterdir():
         (tmp_path / file.name).symlink_to(file)
     text = (saved / "config.json").read_text()

@@ -28,7 +28,7 @@ LENGTH = 70
 
 
 def batch_of(tokens: list[list[int]], starts: list[int], lengths: int, block_size: int, shuffled: bool) -> Batch:
-    """New tokens of some sequences, each with `lengths` slots of its own in a cache; blocks in another order."""
+    """New tokens of some sequences, each with its own `lengths` slots in a cache; blocks in another order."""
     each = -(-lengths // block_size)
     tables = torch.arange(len(tokens) * each).view(len(tokens), each)
     if shuffled:
@@ -132,7 +132,7 @@ def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize("name", ["llama-biases-tied", "qwen3"])
 def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The logits are those of a model whose plain weights are what the integers stand for."""
+    """The logits are those of a model with the dequantized weights."""
     monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
     folder, theirs = saved(tmp_path, name)
     model = Llama.from_pretrained(folder, weights)

@@ -124,7 +124,7 @@ def test_crop_without_a_count(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_memory_is_given_back() -> None:
-    """A layer whose tensors were exchanged frees the buffers that it no longer uses, once it grows again."""
+    """A layer with exchanged tensors frees the buffers that it no longer uses, once it grows again."""
     model = tiny()
     with patched(model, strict=True):
         cache = begun(model, 5, 1)

@@ -196,7 +196,7 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_strided_embeddings(weights: str | None, layout: str) -> None:
-    """inputs_embeds whose last stride is not 1 are taken, and computed by the ops all the same."""
+    """inputs_embeds with a last stride other than 1 are accepted and computed by the ops."""
     model = tiny()
     patch_model(model, weights=weights)
     x = embeddings(model)

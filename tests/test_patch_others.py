@@ -180,7 +180,7 @@ def test_lora_before(dora: bool, head: bool) -> None:
         plain = logits(adapted, ids)
     assert not torch.allclose(expected, plain)
     report = patch_model(adapted)
-    assert not report.left  # an adapter around the head is a module of its own
+    assert not report.left  # an adapter around the head is a separate module
     close(logits(adapted, ids), expected)
     assert torch.equal(greedy(adapted), made)
     with adapted.disable_adapter():
@@ -396,7 +396,7 @@ def test_offload_before(kind: str, tmp_path: Path) -> None:
 @OFFLOADS
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_offload_after(kind: str, weights: str | None, tmp_path: Path) -> None:
-    """A patched model whose weights are moved out runs as it did, and can be unpatched meanwhile or afterwards."""
+    """A patched model with weights moved out runs as before, and can be unpatched meanwhile or afterwards."""
     accelerate = pytest.importorskip("accelerate")
     model, ids = tiny(), tokens()
     original = logits(model, ids)

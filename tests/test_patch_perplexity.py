@@ -16,7 +16,7 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 from torch_infini.commands.demo_run import load  # noqa: E402
 from torch_infini.demo import MODEL  # noqa: E402
-from torch_infini.demo.train import split_topics  # noqa: E402
+from torch_infini.testing.train_demo import split_topics  # noqa: E402
 
 WINDOW, WINDOWS = 256, 24
 

@@ -131,7 +131,7 @@ def test_imports_in_any_order(tmp_path: Path, first: str) -> None:
 @pytest.mark.parametrize("name", ["Mixtral", "Qwen3Moe", "Gemma3", "Glm4"])
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_families(tmp_path: Path, weights: str | None, name: str) -> None:
-    """Also those whose tensors transformers stores under other names than the model has: experts."""
+    """Also tensors that transformers stores under other names than the model has: experts."""
     from torch_infini.testing.patched_families import FAMILIES, prompts
 
     model = next(family for family in FAMILIES if family.name == name).build(torch.float32)

@@ -332,7 +332,7 @@ def test_saved(ranks: Ranks, tmp_path: Path) -> None:
 
 
 def test_by_gloo(tmp_path: Path) -> None:
-    """What transformers initialises by itself on the CPU; the collective ops have a communicator of their own."""
+    """What transformers initialises by itself on the CPU; the collective ops have a separate communicator."""
     model = random_model("llama")
     model.save_pretrained(tmp_path)
     want = greedy(model)

@@ -267,7 +267,7 @@ def test_no_warning(weights: str | None, size: float, dtype: torch.dtype) -> Non
 
 
 def test_softmax_of_large_scores() -> None:
-    """Two tokens whose scores are large: what rounding explains is measured, not guessed."""
+    """Two tokens with large scores: the effect of rounding is measured, not guessed."""
     model = tiny()
     with torch.no_grad():
         for layer in model.model.layers:

@@ -1,6 +1,6 @@
 """patch_model(weights="int8" | "int4"): memory, numbers, what can be done with such a model, files.
 
-The numbers are compared with a model whose linear layers have the weights that the integers stand for.
+The numbers are compared with a model that has the dequantized weights in its linear layers.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_without_a_home() -> None:
-    """A user without a home folder, or whose cache may not be read, has the built-in table."""
+    """A user without a home folder, or with an unreadable cache, has the built-in table."""
     nobody = "import os, pwd\npwd.getpwuid = lambda uid: {}[uid]\ndel os.environ['HOME']\n"
     done = python(nobody + SHOW, HOME="/", XDG_CACHE_HOME="", INFINI_PRODUCTS="")
     assert done.stdout.endswith("built in\n"), done.stderr

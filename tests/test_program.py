@@ -96,7 +96,8 @@ class Decoder:
             gate, up = self.product(layer, 2, x).split(self.inner, -1)
             x, h = ops.add_rms_norm(self.product(layer, 3, ops.swiglu(gate, up)), h, self.norms[2 + 2 * layer])
         logits = ops.linear(x, self.embedding)
-        return {"logits": logits, "drawn": (ops.random_sample(logits, *self.settings), [h])}
+        given = ops.random_sample_given(logits[0], 0.4, 0.9, 50, 0.8)
+        return {"logits": logits, "drawn": (ops.random_sample(logits, *self.settings), [h]), "given": given}
 
     def advance(self, tokens: Tensor) -> None:
         self.tokens.copy_(tokens % self.vocabulary)
@@ -105,11 +106,11 @@ class Decoder:
         self.settings[-1].add_(1)
 
 
-CALLS = 2 + 2 * 9 + 2  # of Decoder.step
+CALLS = 2 + 2 * 9 + 3  # of Decoder.step
 
 
 def leaves(results: dict[str, Any]) -> list[Tensor]:
-    return [results["logits"], results["drawn"][0], results["drawn"][1][0]]
+    return [results["logits"], results["drawn"][0], results["drawn"][1][0], results["given"]]
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -584,7 +585,7 @@ def long_program() -> Program:
     return program(lambda: fn(max(20, round(0.1 / each))))
 
 
-def test_different_programs_run_side_by_side() -> None:
+def test_different_programs_run_concurrently() -> None:
     def body(seed: int) -> None:
         x = torch.randn(7, 32, generator=torch.Generator().manual_seed(seed))
 

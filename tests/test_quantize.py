@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -267,6 +268,15 @@ def test_when_layers_quantize_x(capability: str, monkeypatch: pytest.MonkeyPatch
         assert quantize.quantizes_x(x, 4) == quantize.quantizes_x(x, 4, same_bits=True) == multiplies
         assert quantize.quantizes_x(x, 8, same_bits=True) == multiplies
         assert not quantize.quantizes_x(x.to("meta"), 8, same_bits=True)
+
+
+@pytest.mark.parametrize("bits", [0, 2, 16, 8.5, "8", None])
+def test_other_bits_are_refused(bits: object) -> None:
+    """Also where the CPU would not quantize x anyway."""
+    rule = re.escape(f"torch_infini.quantize.quantizes_x: bits must be 4 or 8, got {bits!r}")
+    for device in ("cpu", "meta"):
+        with pytest.raises(ValueError, match=f"{rule}$"):
+            quantize.quantizes_x(torch.zeros(5, 8, device=device), bits)
 
 
 def test_layers_of_the_engine_promise_bits_by_row(monkeypatch: pytest.MonkeyPatch) -> None:

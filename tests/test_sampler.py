@@ -38,7 +38,7 @@ def edited(params: SamplingParams, logits: Tensor = LOGITS, eos: tuple[int, ...]
 
 
 def probabilities(params: SamplingParams, logits: Tensor = LOGITS, eos: tuple[int, ...] = ()) -> Tensor:
-    """The chances of all tokens: min_p leaves some, top_k so many, and top_p cuts the last of its own."""
+    """The probabilities of all tokens after min_p, top_k and top_p."""
     p = torch.softmax(edited(params, logits, eos) / params.temperature, -1)
     p = torch.where(p >= params.min_p * p.max(), p, 0.0)
     p, order = (p / p.sum()).sort(descending=True, stable=True)

@@ -78,7 +78,7 @@ def test_instructions() -> None:
 
 def test_the_main_loop_has_its_rare_code_and_nothing_else() -> None:
     sums, straight = functions()
-    # The jump from 0xd0 back to 0x70 is no loop of its own, and the subroutine belongs to none.
+    # The jump from 0xd0 back to 0x70 is not a separate loop, and the subroutine belongs to none.
     assert [i.address for i in sums.main_loop] == [*range(0x40, 0xB0, 0x10), 0xC0, 0xD0]
     assert straight.main_loop == []
 

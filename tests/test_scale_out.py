@@ -1,4 +1,4 @@
-"""Ranks on two hosts: two network namespaces with a cable between them, each with a /dev/shm of its own. torchrun's
+"""Ranks on two hosts: two network namespaces with a cable between them, each with a separate /dev/shm. torchrun's
 rendezvous and Gloo carry what shared memory cannot; tokens are those of one rank. docs/scale-out.md says how.
 """
 
@@ -22,7 +22,7 @@ def run(*command: str, check: bool = True) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def hosts() -> Iterator[list[str]]:
-    """The names of two network namespaces, whose addresses are HOSTS."""
+    """The names of two network namespaces with the addresses HOSTS."""
     if shutil.which("ip") is None or shutil.which("unshare") is None:
         pytest.skip("needs ip and unshare")
     names = [f"infini-{os.getpid()}-{side}" for side in "ab"]

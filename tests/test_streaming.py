@@ -1,4 +1,4 @@
-"""Outputs beyond 64 MiB (kStreamBytes in csrc/common/stream.h; layer_norm's beyond 12 or 16) are written by
+"""Outputs beyond 64 MiB (kStreamBytes in csrc/common/streaming_stores.h; layer_norm's beyond 12 or 16) are written by
 other instructions: to the same bits.
 
 The rows of a small call, repeated until the output is that large, must give the small call's rows again.

@@ -215,7 +215,7 @@ def test_faults(tmp_path: Path) -> None:
     assert subprocess.run([program, "9"]).returncode == 0
 
 
-# A product at the emulated level, its bits alone and among others, on one thread and two; in a process of its own.
+# A product at the emulated level, its bits alone and among others, on one thread and two; in a separate process.
 SAME_BITS = """
 import torch, torch_infini
 from torch_infini.testing import threads_set_to
@@ -269,7 +269,7 @@ for op, weight in ((ops.linear_int8, q8), (ops.linear_int4, q4[0]), (ops.linear_
         for threads in (1, 2):
             with threads_set_to(threads):
                 y = op(x, *weight, quantize_x=quantize_x)
-                # Rows that are not quantized are multiplied in tiles from 5 on, in an order of their own.
+                # Rows that are not quantized are multiplied in tiles from 5 on, in another order.
                 for first, last in ((0, 5), (1024, 1033), (1060, 1100), (3, 100), *((7, 8), (9, 22)) * quantize_x):
                     alone = op(x[first:last], *weight, quantize_x=quantize_x)
                     assert torch.equal(alone, y[first:last]), (op, quantize_x, threads, first, last)
@@ -305,7 +305,7 @@ scores = lambda rows: attend(ops.attention, q[:, :rows], k[:, :2], v[:, :2], cau
 assert torch.equal(scores(13), torch.full_like(q, 1 / (1 + math.exp(-1)))), "13 rows are not in tiles"
 assert torch.equal(scores(12), torch.full_like(q[:, :12], 0.5)), "12 rows are in tiles"
 
-# Probabilities of more than bfloat16's 8 bits: averages of values whose mean is nearly 0.
+# Probabilities of more than bfloat16's 8 bits: averages of values with a mean near 0.
 q, k = normal(1, 1, 1, 32).expand(1, 13, 1, 32), normal(1, 40, 1, 32)
 weights = (q[0, 0, 0].double() @ k[0, :, 0].double().T * 32**-0.5).softmax(-1)
 v = torch.randn(40, 32, dtype=torch.float64, generator=g)
@@ -328,7 +328,7 @@ for size, block, heads, kv_heads in ((72, 5, 2, 2), (128, 32, 7, 1), (31, 16, 3,
         one = q[starts[b] : starts[b + 1]][None]
         with threads_set_to(1):
             expected.append(attend(ops.attention, one, k, v)[0])
-        # The last of its queries as a chunk of their own, and keys with the heads far apart.
+        # The last of its queries as a separate chunk, and keys with the heads far apart.
         k, v = (x.transpose(1, 2).contiguous().transpose(1, 2) for x in (k, v))
         chunk = attend(ops.attention, one[:, -13:], k, v)[0]
         if queries[b] > 12:

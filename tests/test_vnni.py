@@ -132,7 +132,7 @@ def build_libraries(folder: Path) -> None:
     shutil.copy(NATIVE / "libinfiniccl.so", folder)
 
 
-# Each op at two levels, in a process of its own: the signal that ends it, or 0.
+# Each op at two levels, in a separate process: the signal that ends it, or 0.
 SIGNALS = """
 import os, resource, torch
 import torch_infini as t

@@ -61,7 +61,6 @@ def _split(arguments: str) -> list[str]:
 
 
 def parse(include: Path) -> Interface:
-    """Read the headers below `include`."""
     functions: dict[str, Function] = {}
     enums: dict[str, dict[str, int]] = {}
     handles: set[str] = set()

@@ -18,13 +18,14 @@ from typing import Any, Literal, get_args
 import torch
 
 from ._cpu import cpu_name
+from ._dtypes import INFINI_DTYPES
 from ._library import PATH, RUNTIME, cpu_capability
 
 # linear and fused_linear; gemm and matmul; a batch of such products, each with a b of its own; conv whose windows
 # overlap; conv whose windows do not. Rows of conv are the output channels (the positions of an image, if fewer).
 Product = Literal["linear", "matmul", "batched", "conv", "patches"]
 PRODUCTS: tuple[Product, ...] = get_args(Product)
-DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12}  # as infinicore.h numbers them
+DTYPES = {dtype: int(INFINI_DTYPES[dtype]) for dtype in (torch.float32, torch.bfloat16, torch.float16)}
 NEVER = 2**63 - 1
 FORMAT = 3
 

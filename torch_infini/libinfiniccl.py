@@ -15,28 +15,15 @@ from typing import Any
 
 import torch
 
+from ._dtypes import INFINI_DTYPES, InfiniDtype
 from ._headers import Interface, declare, parse
 from ._library import PATH, ROOT, RUNTIME
 
 CPU, NVIDIA = 0, 1  # infiniDevice_t
 
-DTYPES: dict[torch.dtype, int] = {  # infiniDtype_t
-    torch.bool: 2,
-    torch.int8: 3,
-    torch.int16: 4,
-    torch.int32: 5,
-    torch.int64: 6,
-    torch.uint8: 7,
-    torch.uint16: 8,
-    torch.uint32: 9,
-    torch.uint64: 10,
-    torch.float16: 12,
-    torch.float32: 13,
-    torch.float64: 14,
-    torch.complex32: 16,
-    torch.complex64: 17,
-    torch.complex128: 18,
-    torch.bfloat16: 19,
+# By torch's dtype; float8 is sent as bytes.
+DTYPES: dict[torch.dtype, int] = {
+    dtype: int(number) for dtype, number in INFINI_DTYPES.items() if number is not InfiniDtype.F8
 }
 
 

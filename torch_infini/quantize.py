@@ -36,7 +36,12 @@ def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
         bits: Of the weights, 8 or 4.
         same_bits: The layer promises that the bits of a row do not depend on the number of rows; then there is no
             exception.
+
+    Raises:
+        ValueError: For other bits.
     """
+    if bits not in (4, 8):
+        raise _fail("quantizes_x", "bits", "be 4 or 8", repr(bits))
     return (
         (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
         and x.is_cpu

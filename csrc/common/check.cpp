@@ -1,5 +1,5 @@
-// The wording of the checks in check.h, and how shapes are printed in it.
-// Slow paths only: a rule that holds costs a few comparisons.
+// The checks of check.h and their messages. Formatting happens on failure only: a check that passes costs a few
+// comparisons.
 #include "check.h"
 
 #include <cmath>
@@ -177,7 +177,7 @@ void Checker::no_overlap(const char *argument, const TensorView &out, const char
 
 void Checker::range(const char *argument, double value, double low, double high, const char *rule) const {
     if (!(value >= low && value <= high)) {
-        // Most rules leave float's largest number out, which few values exceed.
+        // Most rules do not mention the upper limit, float's largest number, which few values exceed.
         const bool unsaid = value > high && std::isfinite(value) && std::strstr(rule, "at most") == nullptr &&
                             std::strstr(rule, "in float32") == nullptr;
         fail(INFINI_STATUS_BAD_PARAM, argument, unsaid ? message(rule, " and at most ", high) : rule, message(value));

@@ -1,7 +1,6 @@
-// The rules that an op's arguments must keep, each one line to state and one sentence when broken:
-// which op, which argument, the rule, what came. "infini::rms_norm: weight must have shape [4096] ..., got [4095]".
-// A check file names the op once (Checker rule("rms_norm")) and then states its rules. Where a view has no memory yet
-// (the C ABI's Create), rules on overlap hold.
+// Checks of an op's arguments. A violation throws one sentence: which op, which argument, the rule, what came.
+// "infini::rms_norm: weight must have shape [4096] ..., got [4095]". A check file names the op once (Checker
+// rule("rms_norm")) and then states its rules. Views without memory (the C ABI's Create) pass the checks of overlap.
 #pragma once
 
 #include <initializer_list>
@@ -15,11 +14,11 @@ namespace infini {
 // A sentence's "... to match the last dimension of x": where a required size comes from.
 using Reason = const char *;
 
-// Whether two views have an element in common, or a part of one: exactly, but for strides so entangled that telling would
-// take long, which are taken to overlap (overlap.cpp). Interleaved views, as the halves of a fused buffer, do not.
+// Whether two views share a byte: exact, except that strides for which the search would take too long count as
+// overlapping (overlap.cpp). Interleaved views, such as the halves of a fused buffer, do not overlap.
 bool overlap(const TensorView &a, const TensorView &b);
-// Its two halves: whether the spans of memory overlap in which the elements lie, a few comparisons; and whether elements
-// do, of views whose spans overlap.
+// The two steps of overlap(): whether the views' memory spans intersect, a few comparisons; and, given that they do,
+// whether elements overlap.
 bool spans_overlap(const TensorView &a, const TensorView &b);
 bool elements_overlap(const TensorView &a, const TensorView &b);
 
@@ -40,8 +39,8 @@ public:
     void same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
     // A dimension of `view`; negative ones count from the last.
     void axis(const char *argument, int axis, const TensorView &view) const;
-    // A product with the rows of x: x's shape but for the last dimension, which is `columns` ("out must have shape
-    // [2, 8], <why>, got ..."); x's dtype; innermost stride 1; written, and apart from x.
+    // The output of a product with the rows of x: x's shape with `columns` in the last dimension ("out must have shape
+    // [2, 8], <why>, got ..."), x's dtype, innermost stride 1, writable, no overlap with x.
     void rows_of_x(const char *argument, const TensorView &y, const TensorView &x, int64_t columns, Reason why) const;
     // Innermost stride 1 (any stride where the dimension has at most one element).
     void dense_last(const char *argument, const TensorView &view) const;
@@ -59,7 +58,7 @@ private:
     const char *op_;
 };
 
-// The dtypes most ops serve.
+// The dtypes that most ops support.
 #define INFINI_FLOATS {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16}
 #define INFINI_FLOATS_AND_DOUBLE {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16, INFINI_DTYPE_F64}
 

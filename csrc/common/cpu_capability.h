@@ -1,10 +1,9 @@
 // Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level of
-// CpuCapability but those of VNNI alone, which only a *_dot_cpu.cpp file has; a *_tiles.cpp file once for the tile
-// registers of AMX and once for their emulation. The level is chosen once from cpuid or AArch64's auxiliary vector, and
-// the environment variable INFINI_CPU_CAPABILITY can only lower it.
-// INFINI_CPU_KERNEL(name, Args) declares all compiled copies of a kernel, name(args), and the function that picks one,
-// name(context, args), as a KernelTable wants it. INFINI_DOT_KERNEL(name, Args) does so for *_dot_cpu.cpp files,
-// INFINI_TILE_KERNEL(name, Args) for tiles.
+// CpuCapability except the VNNI-only ones, for which only *_dot_cpu.cpp files are compiled; a *_tiles.cpp file once for
+// the AMX tile registers and once for their emulation. The level is chosen once from cpuid or AArch64's auxiliary
+// vector, and the environment variable INFINI_CPU_CAPABILITY can only lower it. INFINI_CPU_KERNEL(name, Args) declares
+// all compiled copies of a kernel, name(args), and the function that picks one, name(context, args), for a KernelTable.
+// INFINI_DOT_KERNEL(name, Args) does so for *_dot_cpu.cpp files, INFINI_TILE_KERNEL(name, Args) for tiles.
 #pragma once
 
 #include "execution_context.h"
@@ -55,7 +54,7 @@ inline Tiles cpu_tiles() {
     namespace level {                                                                                                  \
     void name(const __VA_ARGS__ &);                                                                                    \
     }
-// at_avx2_vnni and at_avx512_vnni: the levels whose copies serve those two.
+// at_avx2_vnni and at_avx512_vnni: the levels that are called at avx2_vnni and avx512_vnni.
 #define INFINI_X86_KERNEL(at_avx2_vnni, at_avx512_vnni, name, ...)                                                     \
     INFINI_KERNEL_OF(baseline, name, __VA_ARGS__)                                                                      \
     INFINI_KERNEL_OF(avx2, name, __VA_ARGS__)                                                                          \

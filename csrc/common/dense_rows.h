@@ -1,11 +1,11 @@
-// DenseRows: the rows along the last dimension of several tensors of any strides, for kernels that want stride 1 within
-// a row. A tensor that has it is worked on in place; rows of the others are copied to scratch memory, a group at a
-// time, and those of outputs back: so strides cannot change a result's bits.
+// DenseRows: the rows of several tensors of any strides, for kernels that need stride 1 within a row. Tensors that have
+// it are accessed in place; rows of the others are copied to scratch memory, a group at a time, and outputs copied
+// back. So strides cannot change a result's bits.
 #pragma once
 
 #include <cstring>
 
-#include "rows.h"
+#include "row_iterator.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
@@ -42,14 +42,14 @@ template <typename E> void transpose_block(E *to, int64_t to_step, const E *from
     }
 }
 
-// dense[r * pitch + i] = strided[at[r] + i * stride], or with kBack the other way round.
+// dense[r * pitch + i] = strided[at[r] + i * stride], or with kBack the reverse.
 template <bool kBack, typename E>
 void copy_rows(E *dense, int64_t pitch, E *strided, const int64_t *at, int rows, int64_t stride, int64_t n) {
     bool adjacent = true;
     for (int r = 1; r < rows; ++r) {
         adjacent = adjacent && at[r] == at[0] + r;
     }
-    // Rows that lie side by side go in blocks, as far as they make whole ones.
+    // Adjacent rows are transposed in blocks, as far as they fill whole blocks.
     const int block_rows = adjacent ? rows / kLanes * kLanes : 0;
     const int64_t block_columns = n / kLanes * kLanes;
     for (int64_t i = 0; i < n; ++i) {
@@ -97,7 +97,7 @@ public:
 
     int64_t count() const { return rows_.count(); }
 
-    // What visit needs of scratch; 0 where all rows are dense.
+    // The scratch memory that visit needs; 0 where all rows are dense.
     int64_t scratch_bytes() const { return scratch_bytes_; }
 
     // Calls body(rows) for rows begin .. end-1 in order; rows[t] is where tensor t's row starts, of stride 1.
@@ -127,8 +127,7 @@ public:
     }
 
 private:
-    // Rows that are copied together: neighbours in memory share cache lines and pages, and all fit into a level-2
-    // cache.
+    // Rows that are copied together: adjacent ones share cache lines and pages, and all fit into the L2 cache.
     static constexpr int kGroup = 128;
     static constexpr int64_t kGroupBytes = 512 * 1024;
 
@@ -173,11 +172,11 @@ private:
         }
     }
 
-    // Of the sizes that occur, and allowed to alias the elements' own types.
+    // The element sizes that occur, allowed to alias the elements' own types.
     typedef uint16_t __attribute__((may_alias)) Half;
     typedef uint32_t __attribute__((may_alias)) Word;
 
-    Rows<kTensors> rows_;
+    RowIterator<kTensors> rows_;
     Tensor tensors_[kTensors];
     int outputs_;
     int group_ = 1;

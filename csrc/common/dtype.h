@@ -16,48 +16,32 @@ struct f16 {
     uint16_t bits;
 };
 
+// The name in messages (PyTorch's where it has one) and the bytes of an element.
+struct DtypeInfo {
+    const char *name;
+    size_t size;
+};
+
+// By infiniDtype_t.
+inline constexpr DtypeInfo kDtypes[] = {{"invalid", 0},   {"byte", 1},      {"bool", 1},        {"int8", 1},
+                                        {"int16", 2},     {"int32", 4},     {"int64", 8},       {"uint8", 1},
+                                        {"uint16", 2},    {"uint32", 4},    {"uint64", 8},      {"float8", 1},
+                                        {"float16", 2},   {"float32", 4},   {"float64", 8},     {"complex16", 2},
+                                        {"complex32", 4}, {"complex64", 8}, {"complex128", 16}, {"bfloat16", 2}};
+constexpr unsigned kDtypeCount = sizeof(kDtypes) / sizeof(kDtypes[0]);
+static_assert(kDtypeCount == INFINI_DTYPE_BF16 + 1);
+
+// 0 for INVALID and for a number that is no dtype.
 constexpr size_t size_of(infiniDtype_t dtype) {
-    switch (dtype) {
-    case INFINI_DTYPE_BYTE:
-    case INFINI_DTYPE_BOOL:
-    case INFINI_DTYPE_I8:
-    case INFINI_DTYPE_U8:
-    case INFINI_DTYPE_F8:
-        return 1;
-    case INFINI_DTYPE_I16:
-    case INFINI_DTYPE_U16:
-    case INFINI_DTYPE_F16:
-    case INFINI_DTYPE_BF16:
-    case INFINI_DTYPE_C16:
-        return 2;
-    case INFINI_DTYPE_I32:
-    case INFINI_DTYPE_U32:
-    case INFINI_DTYPE_F32:
-    case INFINI_DTYPE_C32:
-        return 4;
-    case INFINI_DTYPE_I64:
-    case INFINI_DTYPE_U64:
-    case INFINI_DTYPE_F64:
-    case INFINI_DTYPE_C64:
-        return 8;
-    case INFINI_DTYPE_C128:
-        return 16;
-    default:
-        return 0;
-    }
+    return static_cast<unsigned>(dtype) < kDtypeCount ? kDtypes[dtype].size : 0;
+}
+
+constexpr const char *name_of(infiniDtype_t dtype) {
+    return static_cast<unsigned>(dtype) < kDtypeCount ? kDtypes[dtype].name : "unknown";
 }
 
 constexpr bool is_half(infiniDtype_t dtype) {
     return dtype == INFINI_DTYPE_F16 || dtype == INFINI_DTYPE_BF16;
-}
-
-// The name a message uses: PyTorch's where there is one.
-constexpr const char *name_of(infiniDtype_t dtype) {
-    constexpr const char *names[] = {"invalid",   "byte",      "bool",      "int8",       "int16",
-                                     "int32",     "int64",     "uint8",     "uint16",     "uint32",
-                                     "uint64",    "float8",    "float16",   "float32",    "float64",
-                                     "complex16", "complex32", "complex64", "complex128", "bfloat16"};
-    return static_cast<unsigned>(dtype) < sizeof(names) / sizeof(names[0]) ? names[dtype] : "unknown";
 }
 
 } // namespace infini

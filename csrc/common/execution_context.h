@@ -1,5 +1,5 @@
-// ExecutionContext: where one call of an op computes: on which device, on which stream. Whoever calls an op makes one,
-// the C ABI and the torch binding among others; run() passes it to the kernel.
+// ExecutionContext: the device and stream of one call of an op. The caller makes it, for example the C ABI or the torch
+// binding; run() passes it to the kernel.
 #pragma once
 
 #include "infinicore.h"
@@ -17,11 +17,11 @@ struct ExecutionContext {
     void *stream =
         nullptr; // the driver's own (CUDA: a cudaStream_t); none on the CPU, where a kernel is done on return
 
-    // A library for dense products that the caller brings, or nullptr: gemm/library.h.
+    // A function of the caller's that computes dense products by a library, or nullptr: gemm/library.h.
     void (*library)(const gemm::Args &, const TensorView &bias) = nullptr;
 
-    // Whether the host reads the tensors' memory. There an op checks ids, lengths and slots before its kernel trusts
-    // them; on other devices the kernel judges them.
+    // Whether the host can read the tensors' memory. Then ids, lengths and slots are checked before the kernel runs; on
+    // other devices the kernel checks them.
     bool is_cpu() const { return device_type == INFINI_DEVICE_CPU; }
 };
 

@@ -1,5 +1,5 @@
-// guarded: the border between C++ inside and the C ABI outside. Nothing throws across it: an Error becomes its status
-// code, and its sentence what infiniGetLastErrorMessage() says on this thread.
+// guarded: runs C++ code for a function of the C ABI. No exception leaves it: an Error becomes its status code, and its
+// message what infiniGetLastErrorMessage() returns on this thread.
 #pragma once
 
 #include <cstdio>
@@ -11,7 +11,7 @@
 
 namespace infini {
 
-// A function of the C ABI, as sentences name it: put together only where one is needed.
+// The name of a C function in messages, concatenated only when a message is made.
 struct Function {
     constexpr Function(const char *first, const char *middle = "", const char *last = "")
         : prefix(first), name(middle), suffix(last) {}

@@ -1,6 +1,6 @@
-// HandleTable: the objects of one kind that the C ABI has handed out and not yet taken back, by address.
-// A pointer that comes in is looked up before it is followed, so one that is foreign, or was destroyed, is refused
-// instead of read. A lookup costs a lock that is hardly ever contended: addresses are spread over shards.
+// HandleTable: the live objects of one kind behind the C ABI's handles, by address. A handle is looked up before it is
+// dereferenced, so one that is foreign, or was destroyed, is refused. A lookup takes a lock that is hardly ever
+// contended: addresses are spread over shards.
 #pragma once
 
 #include <cstdint>
@@ -10,10 +10,11 @@
 
 namespace infini {
 
-// Value is held by shared_ptr: what was looked up stays valid while in use, even if it is destroyed meanwhile.
+// Values are held by shared_ptr: an object that was looked up stays valid while in use, even if it is destroyed
+// meanwhile.
 template <typename Value> class HandleTable {
 public:
-    // The address that stands for the value from now on: its own, or another that no live value has.
+    // Returns the value's handle: its address, or the given one, which no live value may have.
     void *insert(std::shared_ptr<Value> value) {
         void *const address = value.get();
         return insert(address, std::move(value));

@@ -1,5 +1,5 @@
-// KernelTable: the kernels of an op by device type. <op>.h declares the op's table, <op>.cpp defines it and registers the
-// kernel of the CPU, <op>.cu that of CUDA, and a vendor's library its own (CONTRIBUTING.md, "Bring up a device"):
+// KernelTable: the kernels of an op by device type. <op>.h declares the op's table, <op>.cpp defines it and registers
+// the kernel of the CPU, <op>.cu that of CUDA, and a vendor's library its own (CONTRIBUTING.md, "Bring up a device"):
 //     const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_QY, rms_norm_on_qy};
 #pragma once
 
@@ -12,7 +12,7 @@
 
 namespace infini {
 
-// What a table tells without its Args: which devices have a kernel.
+// The part of a table that does not depend on Args: which devices have a kernel.
 class KernelDevices {
 public:
     bool has(infiniDevice_t type) const { return (devices_ >> type & 1) != 0; }
@@ -32,14 +32,14 @@ protected:
     uint32_t devices_ = 0;
 };
 
-// Constant-initialised, so that kernels may register from the constructors of any source or library, in any order;
-// nothing is registered once main() runs. The op's rules have been checked before a kernel is called.
+// Constant-initialized, so that kernels may register from the constructors of any source or library, in any order;
+// nothing is registered once main() runs. Arguments are checked before a kernel is called.
 template <typename Args> class KernelTable : public KernelDevices {
 public:
     using Run = void (*)(const ExecutionContext &, const Args &);
     using WorkspaceBytes = size_t (*)(const ExecutionContext &, const Args &);
 
-    // op: as sentences name it, "rms_norm".
+    // op: its name in messages, "rms_norm".
     constexpr explicit KernelTable(const char *op) : op_(op) {}
 
     void add(infiniDevice_t type, Run run, WorkspaceBytes workspace_bytes) {
@@ -73,8 +73,8 @@ private:
     Kernel kernels_[INFINI_DEVICE_TYPE_COUNT] = {};
 };
 
-// Adds a kernel to a table, by a constant in the kernel's own source; made when its library is loaded.
-// workspace_bytes: what the kernel needs at args.workspace, for arguments that were checked; nullptr: nothing.
+// Adds a kernel to a table when the library is loaded, by a constant in the kernel's source file.
+// workspace_bytes: what the kernel needs at args.workspace, for checked arguments; nullptr: nothing.
 template <typename Args> struct RegisteredKernel {
     RegisteredKernel(KernelTable<Args> &table, infiniDevice_t type, typename KernelTable<Args>::Run run,
                      typename KernelTable<Args>::WorkspaceBytes workspace_bytes = nullptr) {

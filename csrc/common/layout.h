@@ -1,5 +1,5 @@
-// Views of one shape, for kernels that take any strides: the same elements brought into the form that is walked best,
-// and large ones cut into parts. Shared by the CPU and the CUDA kernels.
+// Layout transformations for kernels that take views of any strides: reordering and coalescing dimensions, splitting
+// large views. Shared by the CPU and the CUDA kernels.
 // All in an anonymous namespace, so that the linker can never pick one instruction set's copy for another.
 #pragma once
 
@@ -8,7 +8,7 @@
 namespace infini {
 namespace {
 
-// Moves a dimension of all views to another place; those between make room.
+// Moves a dimension of all views to another position; those between shift by one.
 template <int kTensors> void move_dim(TensorView (&views)[kTensors], int from, int to) {
     const int step = from < to ? 1 : -1;
     for (TensorView &view : views) {
@@ -22,10 +22,10 @@ template <int kTensors> void move_dim(TensorView (&views)[kTensors], int from, i
     }
 }
 
-// Rewrites non-empty views of one shape, views[0] that of the output, so that index by index they show the same
-// elements, in another order and with at least one dimension: none of size 1 (unless it is the only one), the output's
-// strides positive and falling, adjacent dimensions merged where that is one dimension in every view.
-template <int kTensors> void normalise(TensorView (&views)[kTensors]) {
+// Rewrites non-empty views of one shape, views[0] the output, to an equivalent set in another order: at least one
+// dimension, none of size 1 (unless it is the only one), the output's strides positive and descending, adjacent
+// dimensions merged where every view allows it.
+template <int kTensors> void coalesce_dims(TensorView (&views)[kTensors]) {
     TensorView &out = views[0];
     for (int dim = out.ndim - 1; dim >= 0; --dim) {
         if (out.shape[dim] == 1) {
@@ -33,7 +33,7 @@ template <int kTensors> void normalise(TensorView (&views)[kTensors]) {
             for (TensorView &view : views) {
                 --view.ndim;
             }
-        } else if (out.strides[dim] < 0) { // walk it from its other end
+        } else if (out.strides[dim] < 0) { // reverse it
             for (TensorView &view : views) {
                 const auto bytes = static_cast<int64_t>(size_of(view.dtype));
                 view.data = view.as<char>() + (view.shape[dim] - 1) * view.strides[dim] * bytes;
@@ -79,8 +79,8 @@ inline int longest_dim(const TensorView &view) {
     return longest;
 }
 
-// Calls body(views) for parts of the views, of one shape, that have at most `most` elements each and together show all.
-// Cuts are at multiples of 64, so that vectors stay aligned.
+// Splits views of one shape into parts of at most `most` elements and calls body(parts) for each. Splits are at
+// multiples of 64, so that vectors stay aligned.
 template <int kTensors, typename Body>
 void for_each_part(const TensorView (&views)[kTensors], int64_t most, const Body &body) {
     if (views[0].numel() <= most) {

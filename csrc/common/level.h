@@ -1,6 +1,6 @@
-// INFINI_LEVEL: the instruction set that this file is being compiled for, as the name of a namespace.
-// A *_cpu.cpp or *_tiles.cpp file, and every header of which it may emit code, puts its functions into infini::INFINI_LEVEL and an
-// anonymous namespace: were they shared, the linker might pick the AVX-512 copy of one for every machine.
+// INFINI_LEVEL: the instruction set that this file is being compiled for, as the name of a namespace. *_cpu.cpp and
+// *_tiles.cpp files, and the headers with functions that they include, put these into infini::INFINI_LEVEL and an
+// anonymous namespace: otherwise the linker might pick the AVX-512 copy of one for every machine.
 #pragma once
 
 #if defined(__AMX_TILE__)

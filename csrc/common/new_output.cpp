@@ -1,4 +1,4 @@
-// One note for each thread.
+// One record for each thread.
 #include "new_output.h"
 
 namespace infini::cpu {

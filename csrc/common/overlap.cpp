@@ -1,6 +1,6 @@
-// Whether two views have a byte in common. Spans of memory that lie apart settle it for almost every call; spans that
-// overlap (the two halves of a fused buffer, every other row, a transposed view) are a question about integers, which is
-// answered exactly: can a sum of steps, each taken a bounded number of times, reach the distance between the views?
+// Whether two views share a byte. For almost every call disjoint memory spans settle it; where spans overlap (the
+// halves of a fused buffer, every other row, a transposed view) a bounded integer problem is solved exactly: can a sum
+// of strides, each taken a bounded number of times, equal the distance between the views?
 #include <algorithm>
 #include <utility>
 
@@ -18,8 +18,8 @@ struct Term {
     Bytes step, most;
 };
 
-// From this many nodes of the search on the views are taken to overlap. No strides met in practice need more than a few:
-// it takes several dimensions whose steps are neither nested nor multiples of each other.
+// Beyond this many nodes of the search the views count as overlapping. Strides in practice need a few: more take
+// several dimensions with strides that are neither nested nor multiples of each other.
 constexpr int kMaxNodes = 20000;
 
 Bytes gcd(Bytes a, Bytes b) {
@@ -47,7 +47,7 @@ public:
     }
 
 private:
-    // Makes one term of two that together are an unbroken row of multiples, and puts the largest step first.
+    // Merges two terms that together form all multiples of a step, and sorts by descending step.
     void merge() {
         std::sort(terms_, terms_ + count_, [](const Term &a, const Term &b) { return a.step < b.step; });
         int last = 0;
@@ -136,8 +136,8 @@ bool overlap(const TensorView &a, const TensorView &b) {
 }
 
 bool elements_overlap(const TensorView &a, const TensorView &b) {
-    // An element of a begins at a_begin plus steps of a, one of b ends at b_end minus steps of b. They have a byte in
-    // common where the former begins before the latter ends, and by less than both have bytes together.
+    // An element of a begins at a_begin plus steps of a, one of b ends at b_end minus steps of b. They overlap if the
+    // former begins before the latter ends, by less than the sum of both sizes.
     const char *a_begin, *a_end, *b_begin, *b_end;
     extent(a, a_begin, a_end);
     extent(b, b_begin, b_end);

@@ -1,6 +1,6 @@
-// Splits a loop over rows among OpenMP's threads (which are torch's: the two share one pool and one thread count).
-// A parallel region costs microseconds, so small work stays on the calling thread: each op's table says from how many
-// bytes on it pays. Rows are independent, so the thread count never changes a result's bits.
+// Splits a loop over rows among OpenMP's threads (torch's: both share one pool and one thread count). A parallel region
+// costs microseconds, so small work stays on the calling thread, below a threshold of bytes that an op may choose. Rows
+// are independent, so the thread count never changes a result's bits.
 #pragma once
 
 #include <omp.h>
@@ -13,8 +13,9 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of traffic on work is split: a region costs microseconds, and a core that streams 40 bytes a
-// nanosecond needs six for these. Chosen from that, not tuned; an op that computes more per byte names a smaller one.
+// From this many bytes of traffic on, work is split: a region costs microseconds, and a core that streams 40 bytes a
+// nanosecond needs six of them for these. Chosen from that, not tuned; ops that compute more per byte pass a smaller
+// one.
 constexpr int64_t kParallelBytes = 256 * 1024;
 
 // How many threads parallel_for asks for.
@@ -44,8 +45,8 @@ void parallel_for(int64_t n, int64_t bytes, const Body &body, int64_t threshold 
     }
 }
 
-// The same with body(begin, end, scratch): each thread has scratch_bytes there, aligned to 64. All of it is allocated
-// before the threads start, since no Error could leave one of them.
+// The same with body(begin, end, scratch): each thread has scratch_bytes there, aligned to 64. They are allocated
+// before the threads start, because no exception may leave a parallel region.
 template <typename Body>
 void parallel_for_with_scratch(int64_t n, int64_t bytes, int64_t scratch_bytes, const Body &body,
                                int64_t threshold = kParallelBytes) {

@@ -1,4 +1,4 @@
-// A row as int8 with a scale: what weights, cached keys and values and the x of quantized products become.
+// Quantizes a row to int8 with a scale: weights, cached keys and values, and the x of quantized products.
 // Included only by *_cpu.cpp files, like vec.h.
 #pragma once
 
@@ -9,7 +9,7 @@ namespace {
 
 // Each lane to the nearest integer, ties to even; lanes are far below 2^22.
 inline VecI nearest(VecF value) {
-    constexpr float kRounds = 0x1.8p23f; // behind it a float has no fraction: the addition rounds
+    constexpr float kRounds = 0x1.8p23f; // above it a float has no fraction: the addition rounds
     return (VecI)(value + splat(kRounds)) - static_cast<int32_t>(bits_of(kRounds));
 }
 
@@ -47,7 +47,7 @@ template <typename T> float quantize_row(const T *x, int64_t n, int8_t *q) {
     const float scale = float_of(static_cast<uint32_t>(most)) / 127;
     const VecF divisor = splat(scale > 0 ? scale : 1);
     for_each_vector(n, [&](int64_t i, auto lanes) {
-        // A denormal scale is so coarse that the quotient can be beyond.
+        // With a denormal scale, which is coarse, the quotient can exceed 127.
         const VecF value = min(splat(127), max(splat(-127), load_at(x, i, lanes) / divisor));
         store_bytes(q + i, nearest(value), lanes);
     });

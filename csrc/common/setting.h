@@ -1,4 +1,5 @@
-// Settings that are on or off: environment variables that are 1 or 0. Any other value is an Error that names the variable.
+// Settings that are on or off: environment variables that are 1 or 0. Any other value is an Error that names the
+// variable.
 #pragma once
 
 #include <cstdlib>
@@ -8,7 +9,7 @@
 
 namespace infini {
 
-// Whether `name` is 1; `otherwise` where it is not set, or empty. `reader` names in the sentence what reads it.
+// Whether `name` is 1; `otherwise` where it is not set, or empty. `reader` is named in the error message.
 inline bool setting_is_on(const char *name, bool otherwise, const char *reader = "infini") {
     const char *const text = std::getenv(name);
     if (text == nullptr || *text == 0) {

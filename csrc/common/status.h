@@ -1,6 +1,6 @@
-// Error: what a check throws, a status code of the C ABI together with one sentence for a person.
-// The torch binding lets it pass (it becomes a RuntimeError); the C ABI turns it into the code and keeps the sentence.
-// message("a ", 3, ...) builds such sentences from parts.
+// Error: the exception of this project, a status code of the C ABI with a one-sentence message.
+// The torch binding lets it pass (it becomes a RuntimeError); the C ABI returns the code and keeps the message.
+// message("a ", 3, ...) concatenates parts.
 #pragma once
 
 #include <sstream>

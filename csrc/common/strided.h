@@ -1,22 +1,22 @@
-// For CPU kernels that take any strides: copies of strided elements, and the walk over rows split among threads, also
-// within one long row. Used with rows.h and layout.h.
+// For CPU kernels that take any strides: copies of strided elements, and loops over rows split among threads, also
+// within one long row. Used with row_iterator.h and layout.h.
 #pragma once
 
 #include <cstring>
 
 #include "layout.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_iterator.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// A last dimension shorter than this is over before its loop pays.
+// A last dimension shorter than this is not worth a vector loop.
 constexpr int64_t kShortRow = 16;
 
 // Copies n elements of kBytes that lie to_step and from_step bytes apart; the two share no memory.
 template <int kBytes> void copy_strided(char *to, int64_t to_step, const char *from, int64_t from_step, int64_t n) {
-    if (to_step == kBytes) { // the compiler makes whole vectors to store
+    if (to_step == kBytes) { // the compiler vectorizes the stores
 #pragma omp simd
         for (int64_t i = 0; i < n; ++i) {
             std::memcpy(to + i * kBytes, from + i * from_step, kBytes);
@@ -30,7 +30,7 @@ template <int kBytes> void copy_strided(char *to, int64_t to_step, const char *f
 
 // Calls body(offsets, begin, end) for parts of all rows, each row being [0, n): split among threads in steps of `step`.
 template <int kTensors, typename Body>
-void parallel_rows(const Rows<kTensors> &rows, int64_t n, int64_t step, int64_t bytes, const Body &body) {
+void parallel_rows(const RowIterator<kTensors> &rows, int64_t n, int64_t step, int64_t bytes, const Body &body) {
     const int64_t steps = (n + step - 1) / step;
     parallel_for(rows.count() * steps, bytes, [&](int64_t begin, int64_t end) {
         const int64_t first = begin / steps, last = (end - 1) / steps;

@@ -1,4 +1,4 @@
-// Sums over a row, in an order that is fixed by the row's length alone.
+// Sums over a row, in an order that depends on the row's length alone.
 #pragma once
 
 #include "vec.h"
@@ -6,7 +6,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The sum that body(i, lanes, sum) adds a vector to, over a row of n. Four partial sums hide the latency of the
+// Sums over a row of n: body(i, lanes, sum) returns sum plus the vector at i. Four partial sums hide the latency of the
 // additions.
 template <typename Body> float sum_over(int64_t n, const Body &body) {
     VecF a = {}, b = {}, c = {}, d = {};

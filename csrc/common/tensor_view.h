@@ -1,5 +1,5 @@
-// TensorView: all a kernel knows of a tensor: address, element type, shape and strides (in elements).
-// It owns nothing. Every op's check, C ABI, CPU kernel and CUDA kernel speak in TensorViews.
+// TensorView: a tensor's address, element type, shape and strides (in elements); non-owning. The argument type of every
+// op's check, C ABI, CPU kernel and CUDA kernel.
 #pragma once
 
 #include <cstdint>
@@ -7,7 +7,7 @@
 
 #include "dtype.h"
 
-// For small functions that files of several instruction sets share: inlined, they leave no copy for the linker to pick.
+// For small functions shared by files of several instruction sets: inlined, they leave no copy for the linker to pick.
 // In *.cu files device code may call them too.
 #ifdef __CUDACC__
 #define INFINI_ALWAYS_INLINE __host__ __device__ __forceinline__

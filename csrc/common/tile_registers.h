@@ -1,5 +1,5 @@
-// The tile registers of AMX: eight of 16 rows of 64 bytes, and the instructions that multiply them. Only *_tiles.cpp
-// files include it; they are compiled for the registers, and for their emulation in plain C++ (emulation/tile_registers.h).
+// AMX: eight tile registers of 16 rows of 64 bytes, and their instructions. Only *_tiles.cpp files include this; they
+// are compiled for AMX, and for its emulation in plain C++ (emulation/tile_registers.h).
 // Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18, and volume 2.
 #pragma once
 
@@ -12,7 +12,7 @@ namespace {
 
 constexpr int64_t kTmmRows = 16, kTmmRowBytes = 64, kTmmBytes = kTmmRows * kTmmRowBytes;
 
-// What ldtilecfg reads: the rows of each tile, and their bytes. 0 in both: the tile is not used.
+// The operand of ldtilecfg: the rows of each tile, and their bytes. 0 in both: the tile is not used.
 struct alignas(64) TileShapes {
     uint8_t palette = 1, start_row = 0, reserved[14] = {};
     uint16_t row_bytes[16] = {};
@@ -51,12 +51,12 @@ template <int kTile> inline void tile_zero() {
     asm volatile("tilezero %%tmm%c0" : : "i"(kTile));
 }
 
-// Rows that lie `pitch` bytes apart; what the configuration leaves out becomes 0.
+// Loads rows `pitch` bytes apart; rows and bytes beyond the configured shape become 0.
 template <int kTile> inline void tile_load(const void *from, int64_t pitch) {
     asm volatile("tileloadd (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(pitch) : "memory");
 }
 
-// The same of what is not read again soon: it should not push anything else out of L1.
+// The same as a streaming load, which should not evict other data from L1.
 template <int kTile> inline void tile_stream(const void *from, int64_t pitch) {
     asm volatile("tileloaddt1 (%1,%2,1), %%tmm%c0" : : "i"(kTile), "r"(from), "r"(pitch) : "memory");
 }
@@ -87,8 +87,8 @@ template <int kSum, int kLeft, int kRight> inline void tile_dot_uint8() {
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The calling thread's tiles, configured for a scope; all of them are 0 at its start. Released at its end: the kernel
-// saves 8 KiB more at every switch of threads while there is a configuration.
+// Configures the calling thread's tiles for a scope; all are 0 at its start. They are released at its end, because
+// context switches save 8 KiB more while tiles are configured.
 class TileScope {
 public:
     explicit TileScope(const TileShapes &shapes) { tiles_configure(shapes); }

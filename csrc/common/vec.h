@@ -1,7 +1,7 @@
 // SIMD for the CPU kernels: VecF holds kLanes floats; load and store convert from and to float, bf16 and f16, load also
 // from int8.
-// Included only by *_cpu.cpp files, which are compiled once for every instruction set: all of it lives in an anonymous
-// namespace inside the level's own, so that the linker can never pick one level's copy of a function for another.
+// Included only by *_cpu.cpp files, which are compiled once for every instruction set: everything is in an anonymous
+// namespace inside the level's, so that the linker can never pick one level's copy of a function for another.
 #pragma once
 
 #if defined(__GNUC__) && !defined(__clang__) && __GNUC__ < 12
@@ -39,7 +39,7 @@ typedef int32_t VecI __attribute__((vector_size(kLanes * 4)));
 typedef uint32_t VecU __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecH __attribute__((vector_size(kLanes * 2)));
 
-// Whether the machine has 32 vector registers, not 16: so many sums a tile of products may keep.
+// Whether there are 32 vector registers, not 16: the limit for the accumulators of a register tile.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr bool kManyRegisters = true;
 #else
@@ -73,7 +73,7 @@ inline VecF select(VecI mask, VecF yes, VecF no) {
     return (VecF)((mask & (VecI)yes) | (~mask & (VecI)no));
 }
 
-// A NaN in either argument gives the second one. (NEON's own maximum gives NaN, or the number whichever it is.)
+// A NaN in either argument gives the second one. (NEON's maximum would give NaN, or the number.)
 inline VecF max(VecF a, VecF b) {
 #if defined(__AVX512F__)
     return _mm512_max_ps(a, b);
@@ -147,9 +147,9 @@ inline VecH narrow_bf16(VecF x) {
 
 #if defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 // sum + the products of two bf16 in each lane. BFDOT adds the two products to each other, then to the sum, rounds both
-// to odd (an error below 2^-23, twice that of FMA) and takes denormals for zero, in operands and results. BFMMLA adds in
-// another order: a kernel that mixed them would break the promise that a row has the same bits in any call.
-inline VecF multiply_add_pairs(VecF a, VecF b, VecF sum) {
+// to odd (an error below 2^-23, twice that of FMA) and takes denormals for zero, in operands and results. BFMMLA adds
+// in another order: a kernel that mixed them would break the promise that a row has the same bits in any call.
+inline VecF dot_bf16_pairs(VecF a, VecF b, VecF sum) {
     return (VecF)vbfdotq_f32((float32x4_t)sum, vreinterpretq_bf16_f32((float32x4_t)a),
                              vreinterpretq_bf16_f32((float32x4_t)b));
 }
@@ -392,7 +392,7 @@ inline float max(VecF v) {
 #endif
 }
 
-// Stops the compiler from loading a value again for each of its uses: for tiles of products, which have no loads to spare.
+// Stops the compiler from reloading a value for each use: register tiles are bound by loads.
 template <typename Register> __attribute__((always_inline)) inline void keep_in_register(Register &value) {
 #if defined(__AVX512F__)
     asm("" : "+v"(value));
@@ -414,7 +414,7 @@ inline VecF exp(VecF x) {
     const VecF clamped = min(splat(89.0f), max(splat(-105.0f), x));
     const VecF n = _mm512_roundscale_ps(clamped * splat(1.44269504f), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
     VecF f = fma(clamped, splat(1.44269504f), -n);
-    f = fma(clamped, splat(1.92596303e-8f), f); // what the float nearest to log2(e) lacks
+    f = fma(clamped, splat(1.92596303e-8f), f); // the rounding error of log2(e) as a float
     VecF p = splat(1.5353362e-4f);              // 2^f for |f| <= 1/2, relative error 2e-9
     p = fma(p, f, splat(1.3398875e-3f));
     p = fma(p, f, splat(9.6184369e-3f));
@@ -425,7 +425,8 @@ inline VecF exp(VecF x) {
     return _mm512_scalef_ps(p, n);
 }
 
-// e^x for x <= 0 as a float and what it lacks, together to within 0.3 units in the last place of the former.
+// e^x for x <= 0 as a float plus its rounding error `rest`, together to within 0.3 units in the last place of the
+// former.
 inline VecF exp_and_rest(VecF x, VecF &rest) {
     const VecF clamped = max(splat(-105.0f), x);
     const VecF t = clamped * splat(1.44269504f);
@@ -443,8 +444,7 @@ inline VecF exp_and_rest(VecF x, VecF &rest) {
     return _mm512_scalef_ps(e, n);
 }
 
-// e^x for a result that is rounded to T. For the half types it leaves out what only a float can tell: the relative
-// error is 2e-7 * (1 + |x|).
+// e^x for a result that is rounded to T. For the half types it is less precise: the relative error is 2e-7 * (1 + |x|).
 template <typename T> inline VecF exp_for(VecF x) {
     const VecF t = x * splat(1.44269504f);
     // t less the whole number below it, which scalef adds to the exponent; 0 at infinity.
@@ -486,7 +486,8 @@ inline VecF exp(VecF x) {
     return p * low * high;
 }
 
-// e^x for x <= 0 as a float and what it lacks, together to within 0.3 units in the last place of the former.
+// e^x for x <= 0 as a float plus its rounding error `rest`, together to within 0.3 units in the last place of the
+// former.
 inline VecF exp_and_rest(VecF x, VecF &rest) {
     const VecF clamped = max(splat(-104.0f), x);
     const VecF n = fma(clamped, splat(1.44269504088896341f), splat(0x1.8p23f)) - splat(0x1.8p23f);
@@ -547,8 +548,8 @@ template <typename T> inline VecF tanh_for(VecF x) {
     return select(magnitude < splat(0.625f), near, with_sign);
 }
 
-// Calls body(i, n) along a row: n == kLanes for full vectors, fewer for the last one. `body` gets a compile-time
-// constant for the full ones, so load(p, n) there costs no mask: write load_at(p, i, n).
+// The lane count that for_each_vector passes for a full vector: a compile-time constant, so that load_at(p, i, n) needs
+// no mask.
 struct Full {
     constexpr operator int() const { return kLanes; }
 };
@@ -582,6 +583,7 @@ inline VecF first_lanes(VecF v, int n, float rest) {
     return select(lane < n, v, splat(rest));
 }
 
+// Calls body(i, n) along a row: n is Full{} for full vectors, an int for the last one.
 template <typename Body> inline void for_each_vector(int64_t size, const Body &body) {
     int64_t i = 0;
     for (; i + kLanes <= size; i += kLanes) {
@@ -592,7 +594,7 @@ template <typename Body> inline void for_each_vector(int64_t size, const Body &b
     }
 }
 
-// Calls body(T{}) with the C++ type of a floating dtype; the checks have let no other through.
+// Calls body(T{}) with the C++ type of a floating dtype; the checks refuse all others.
 template <typename Body> inline void with_float_type(infiniDtype_t dtype, const Body &body) {
     if (dtype == INFINI_DTYPE_BF16) {
         body(bf16{});

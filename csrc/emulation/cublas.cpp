@@ -5,7 +5,7 @@
 #include <cstring>
 #include <vector>
 
-#include "../common/cuda/numbers.cuh"
+#include "../common/cuda/scalar_types.cuh"
 #include "emulator.h"
 #include "tensor_cores.h"
 
@@ -109,7 +109,7 @@ INFINI_EMULATED int cublasSetWorkspace_v2(cublasContext *, void *workspace, size
         return kInvalid;
     }
     const size_t end = bytes < 4096 ? bytes : 4096;
-    std::memset(workspace, 0xff, end); // whose memory it is will show
+    std::memset(workspace, 0xff, end); // so that a workspace in use elsewhere shows
     std::memset(static_cast<char *>(workspace) + bytes - end, 0xff, end);
     return 0;
 }

@@ -28,7 +28,7 @@
 
 namespace infini::emulation {
 
-template <typename To, typename From> inline To same_bits(From from) {
+template <typename To, typename From> inline To bit_cast(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
     std::memcpy(&to, &from, sizeof to);
@@ -59,7 +59,7 @@ inline float2 make_float2(float x, float y) {
     return {x, y};
 }
 
-// ---- barriers and what goes between the lanes of a warp ----
+// ---- barriers and shuffles ----
 
 inline void __syncthreads() {
     infini::emulation::sync_block();
@@ -158,16 +158,16 @@ using std::max;
 using std::min;
 
 inline float __uint_as_float(unsigned v) {
-    return infini::emulation::same_bits<float>(v);
+    return infini::emulation::bit_cast<float>(v);
 }
 inline unsigned __float_as_uint(float v) {
-    return infini::emulation::same_bits<unsigned>(v);
+    return infini::emulation::bit_cast<unsigned>(v);
 }
 inline float __int_as_float(int v) {
-    return infini::emulation::same_bits<float>(v);
+    return infini::emulation::bit_cast<float>(v);
 }
 inline int __float_as_int(float v) {
-    return infini::emulation::same_bits<int>(v);
+    return infini::emulation::bit_cast<int>(v);
 }
 inline float rsqrtf(float v) {
     return 1.0f / std::sqrt(v);

@@ -36,7 +36,7 @@ constexpr size_t kMaxShared = 227 * 1024;
 
 struct Warp {
     unsigned live = 0;           // lanes that have not returned
-    unsigned arrived = 0;        // lanes that wait in the present exchange
+    unsigned arrived = 0;        // lanes that wait in the current exchange
     unsigned generation = 0;     // counts completed exchanges
     uint64_t values[2][kWarp]{}; // of the present exchange and the one before
     float numbers[2][kWarp][16]{};
@@ -69,7 +69,7 @@ char *stack_of(int index) {
 
 } // namespace infini::emulation
 
-// Saves what a function must preserve on the present stack, keeps that stack's pointer in *from, and goes on with `to`.
+// Saves the callee-saved registers on the current stack, stores its pointer in *from, and switches to the stack `to`.
 extern "C" void infini_switch_stack(void **from, void *to);
 #if defined(__x86_64__)
 asm(R"(
@@ -100,7 +100,7 @@ infini_switch_stack:
 
 namespace infini::emulation {
 
-// What GCC and Clang tell of an access (ubsan's TypeMismatchData).
+// The description of an access by GCC and Clang (ubsan's TypeMismatchData).
 struct TypedAccess {
     const char *file;
     uint32_t line, column;
@@ -117,7 +117,7 @@ void leave() {
     infini_switch_stack(&fiber->stack_pointer, scheduler_stack_pointer);
 }
 
-// Waits until *generation is no longer what it is now.
+// Waits until *generation changes.
 void wait(const unsigned &generation) {
     fiber->waits_for = &generation;
     fiber->seen = generation;
@@ -159,7 +159,7 @@ void run_fiber() {
         failure = std::current_exception();
     }
     fiber->done = true;
-    // Threads that have returned hold no barrier up.
+    // Barriers do not wait for threads that have returned.
     Warp &warp = warps[fiber->warp];
     warp.live &= ~(1u << fiber->lane);
     if (warp.live != 0 && warp.arrived == warp.live) {
@@ -319,8 +319,8 @@ void run_grid(dim3 grid, dim3 block, size_t shared, const std::function<void()> 
 
 } // namespace infini::emulation
 
-// What the compiler calls before an access through a typed pointer that is not aligned (-fsanitize=alignment). It believes
-// that this throws nothing; so the thread stays here, and the scheduler throws.
+// Called by the compiler before an unaligned access through a typed pointer (-fsanitize=alignment). It assumes that
+// this function does not throw; so the thread stops here, and the scheduler throws.
 extern "C" void __ubsan_handle_type_mismatch_v1_abort(const infini::emulation::TypedAccess *access, const void *p) {
     using namespace infini::emulation;
     const std::string text =

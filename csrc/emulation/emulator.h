@@ -1,7 +1,6 @@
-// The emulator of CUDA's execution model: a grid's blocks one after another, a block's threads as fibers that switch at
-// barriers and shuffles only. The order in which threads go on is shuffled, so that what relies on luck between two
-// barriers tends to give wrong numbers. A barrier that some threads never reach is an Error, not a hang, and so is an
-// access that is not aligned to its size.
+// The emulator of CUDA's execution model: a grid's blocks run one after another, a block's threads as fibers that
+// switch at barriers and shuffles only. Threads resume in a shuffled order, so that races between two barriers tend to
+// give wrong numbers. A barrier that some threads never reach is an Error, not a hang, and so is an unaligned access.
 #pragma once
 
 #include <cstddef>
@@ -59,23 +58,23 @@ inline void check_aligned(const void *p, size_t bytes, const char *access) {
 // Counts the blocks that have run, this one included.
 extern uint64_t blocks_begun;
 
-// Static shared memory: the first thread of a block that comes by its declaration fills it with 0xff, so that reads of
-// what nothing wrote give NaN, not what the block before left there.
+// Static shared memory: the first thread of a block that reaches its declaration fills it with 0xff, so that reads of
+// uninitialized memory give NaN, not the previous block's values.
 inline void poison_once(void *p, size_t bytes, uint64_t &last_block) {
     if (last_block != blocks_begun) {
         last_block = blocks_begun;
         std::memset(p, 0xff, bytes);
     }
 }
-// Kernels run one after another here, so there is nothing to wait for; but every thread must do it, once.
+// Kernels run one after another here, so there is nothing to wait for; this checks that every thread calls it once.
 inline void grid_dependency_sync() {
     ++fiber->dependency_syncs;
 }
 void sync_block();
 int sync_block_or(int predicate);
-// All lanes of `mask` meet; gives what lane `source` brought (0 where source is negative).
+// Waits for all lanes of `mask`; returns the value of lane `source` (0 where source is negative).
 uint64_t exchange(unsigned mask, uint64_t bits, int source);
-// The same with 16 numbers a lane; gives those of all lanes, lane by lane, until this lane's exchange after the next.
+// The same with 16 numbers of each lane; returns those of all lanes, valid until this lane's exchange after the next.
 const float (*gather(const float (&numbers)[16]))[16];
 unsigned ballot(unsigned mask, bool predicate);
 

@@ -1,5 +1,5 @@
-// The emulated CUDA runtime: errors, two devices whose memory is the host's, and memory. What was allocated holds 0xff,
-// which reads as NaN, and so does what was freed, for the moment that it can still be read.
+// The emulated CUDA runtime: errors, two devices with the host's memory, and memory. Allocated memory is filled with
+// 0xff, which reads as NaN, and so is memory before it is freed.
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -116,7 +116,7 @@ cudaError_t report(cudaError_t error) {
 
 using namespace infini::emulation;
 
-// How a process tells that it has loaded the emulated libraries.
+// Its presence tells a process that it has loaded the emulated libraries.
 INFINI_EMULATED int infinirtEmulatesCuda() {
     return 1;
 }

@@ -1,6 +1,6 @@
 // The emulated CUDA runtime: streams that run their work when it is queued, events, captures and graphs. The nodes of
-// a graph run in a shuffled order that keeps their dependencies, so that a dependency that was not captured shows. What
-// is not allowed while something is captured gives the error of CUDA, and as there the capture is invalid afterwards.
+// a graph run in a shuffled order that keeps their dependencies, so that a missing dependency shows. Calls that are not
+// allowed during a capture return CUDA's error and, as in CUDA, invalidate the capture.
 #include "streams.h"
 
 #include <algorithm>
@@ -47,8 +47,8 @@ thread_local cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
 struct CUstream_st {
     int device;
-    std::shared_ptr<infini::emulation::Capture> capture; // that it is in, or was in until that ended
-    infini::emulation::Places last;                      // what is queued next depends on these
+    std::shared_ptr<infini::emulation::Capture> capture; // the current or last one
+    infini::emulation::Places last;                      // the next node depends on these
 };
 struct CUevent_st {
     int device;
@@ -161,7 +161,8 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
 void enqueue(cudaStream_t stream, std::function<void()> work) {
     const bool is_handle = stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
     const bool elsewhere = is_handle && stream->device != current_device();
-    cuda::must("a kernel launch", report(elsewhere ? cudaErrorInvalidResourceHandle : submit(stream, std::move(work))));
+    cuda::check_cuda("a kernel launch",
+                     report(elsewhere ? cudaErrorInvalidResourceHandle : submit(stream, std::move(work))));
 }
 
 cudaError_t check_unsafe_call() {

@@ -1,5 +1,5 @@
-// What runtime.cpp (devices, memory) and streams.cpp (streams, events, captures, graphs) of the emulated CUDA runtime
-// need of each other.
+// The functions shared by runtime.cpp (devices, memory) and streams.cpp (streams, events, captures, graphs) of the
+// emulated CUDA runtime.
 #pragma once
 
 #include <functional>
@@ -18,8 +18,8 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work);
 
 bool is_captured(cudaStream_t stream);
 
-// For calls such as cudaMalloc that CUDA considers unsafe while something is captured: an error where the modes of the
-// captures and of the calling thread forbid them. The captures that do so are invalid from then on.
+// For calls such as cudaMalloc that CUDA considers unsafe during a capture: an error where the modes of the captures
+// and of the calling thread forbid them. The captures that forbid them become invalid.
 cudaError_t check_unsafe_call();
 
 // For calls that wait for a whole device: never allowed while one of its streams is captured.

@@ -1,6 +1,6 @@
-// The tile registers of AMX in plain C++, for tests on machines without them: the functions of common/tile_registers.h, with the
-// arithmetic that Intel's manual describes. What a CPU would answer with an invalid opcode ends the process with a
-// sentence here; so does a kernel that configures tiles it has not released.
+// AMX in plain C++, for tests on machines without it: the functions of common/tile_registers.h, with the arithmetic of
+// Intel's manual. Where a CPU would raise an invalid opcode, the process ends with a message; so it does where a kernel
+// configures tiles without having released them.
 #pragma once
 
 #include <cmath>
@@ -175,8 +175,8 @@ template <int kSum, int kLeft, int kRight> void tile_dot_bfloat16() {
     });
 }
 
-// tdpbssd and tdpbusd: bytes of Left times int8, summed in int32, which wraps. The sum of 64 products is exact in float,
-// of which the compiler makes vectors where it has none for integers.
+// tdpbssd and tdpbusd: bytes of Left times int8, summed in int32, which wraps. The sum of 64 products is exact in
+// float, of which the compiler makes vectors where it has none for integers.
 template <typename Left, int kSum, int kLeft, int kRight> void tile_dot_bytes() {
     const EmulatedTiles &tiles = emulated_tiles;
     float right[64][16]; // of each element of k, the columns

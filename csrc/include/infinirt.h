@@ -70,10 +70,10 @@ INFINI_API infiniStatus_t infinirtStreamCreate(infinirtStream_t *stream_ptr);
  * for a queued stream. (An addition to the Infini interface.) */
 INFINI_API infiniStatus_t infinirtStreamCreateWithFlags(infinirtStream_t *stream_ptr, uint32_t flags);
 
-/* Makes a stream that the caller has created with the driver (a cudaStream_t, be it torch's) known here, as one of the
- * current device: *stream_ptr is `native` itself, which the functions below take from then on. It stays the caller's:
- * infinirtStreamDestroy() only forgets it, once for each time that it was registered, and waits for nothing. To be
- * forgotten before its owner destroys it. BAD_PARAM for a stream of infinirtStreamCreate(), or of another device;
+/* Registers a stream that the caller has created with the driver (a cudaStream_t, also torch's) as one of the current
+ * device: *stream_ptr is `native` itself, which the functions below accept from then on. It stays the caller's:
+ * infinirtStreamDestroy() only unregisters it, once for each registration, and waits for nothing. To be unregistered
+ * before its owner destroys it. BAD_PARAM for a stream of infinirtStreamCreate(), or of another device;
  * NOT_IMPLEMENTED on the CPU. CUDA's default stream is cudaStreamLegacy here, since NULL is refused. (An addition to
  * the Infini interface.) */
 INFINI_API infiniStatus_t infinirtStreamFromNative(infinirtStream_t *stream_ptr, void *native);
@@ -134,8 +134,9 @@ INFINI_API infiniStatus_t infinirtEventCreate(infinirtEvent_t *event_ptr);
 /* `flags`: an or of infinirtEventFlags_t; BAD_PARAM for other bits. */
 INFINI_API infiniStatus_t infinirtEventCreateWithFlags(infinirtEvent_t *event_ptr, uint32_t flags);
 
-/* Queues the event on the stream: it is complete when all work queued before is. Recording it again replaces the record
- * before; who waits for that one already keeps waiting for that one. Event and stream must be of one device.
+/* Queues the event on the stream: it is complete when all work queued before is. Recording it again replaces the
+ * earlier record; streams and threads that already wait for that one are not affected. Event and stream must be of one
+ * device.
  * On a captured stream it only marks a place in the capture: replays do not complete it, and until it is recorded anew
  * Query, Synchronize and ElapsedTime refuse the event with BAD_PARAM. */
 INFINI_API infiniStatus_t infinirtEventRecord(infinirtEvent_t event, infinirtStream_t stream);
@@ -146,7 +147,7 @@ INFINI_API infiniStatus_t infinirtEventQuery(infinirtEvent_t event, infinirtEven
 /* Returns when the last record is complete. */
 INFINI_API infiniStatus_t infinirtEventSynchronize(infinirtEvent_t event);
 
-/* Frees the event at once; who waits for it keeps waiting for the record that it had. */
+/* Frees the event at once; streams and threads that wait for its last record are not affected. */
 INFINI_API infiniStatus_t infinirtEventDestroy(infinirtEvent_t event);
 
 /* Milliseconds between the completions of two records, measured to better than a microsecond; negative where `end` was

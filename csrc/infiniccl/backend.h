@@ -1,5 +1,5 @@
-// What one type of device offers to infiniccl. A class derived from Backend, in a folder of its own, adds a device to the
-// build; no other file changes. infiniccl.cpp stands in front: it has checked every argument and handle.
+// Backend: the interface of a device type to infiniccl. A class derived from it, in a separate folder, adds a device to
+// the build; no other file changes. infiniccl.cpp has checked all arguments and handles before it calls a backend.
 #pragma once
 
 #include <cstdint>
@@ -54,8 +54,8 @@ public:
 
 void register_backend(infiniDevice_t type, Backend *backend);
 
-// Adds a backend to the build, by a constant in its own source. It is made when the library is loaded and never
-// destroyed: streams' threads may still be at work at exit.
+// Adds a backend to the build, by a constant in its source file. It is created when the library is loaded and never
+// destroyed: streams' threads may still run at exit.
 template <typename Derived> struct Registered {
     explicit Registered(infiniDevice_t type) { register_backend(type, new Derived); }
 };

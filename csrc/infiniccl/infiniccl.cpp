@@ -1,5 +1,5 @@
-// The functions of infiniccl.h: each checks its arguments, turns handles into communicators, and calls the backend of the
-// device type.
+// The functions of infiniccl.h: each checks its arguments, turns handles into communicators, and calls the backend of
+// the device type.
 #include <algorithm>
 #include <cmath>
 #include <cstdlib>
@@ -16,7 +16,7 @@ namespace {
 
 Backend *backends[INFINI_DEVICE_TYPE_COUNT]; // zero before any constructor runs, so that the order of sources is free
 
-// Never destroyed: threads may still be at work while the process exits.
+// Never destroyed: threads may still run while the process exits.
 HandleTable<Communicator> &communicators = *new HandleTable<Communicator>;
 
 template <typename... Parts>
@@ -24,7 +24,7 @@ template <typename... Parts>
     throw Error(status, message(function, ": ", parts...));
 }
 
-// The number in an enum that came from C, which may be none of the enum's values.
+// The number of an enum from C, which may be out of range.
 template <typename Enum> int number_of(const Enum &value) {
     return static_cast<int>(value);
 }
@@ -107,7 +107,7 @@ bool reduces(const Call &call) {
     return call.kind == Kind::all_reduce || call.kind == Kind::reduce_scatter;
 }
 
-// What is computed on how many elements of which type.
+// Checks datatype, count and operation.
 void check_elements(const Call &call, int ranks) {
     const size_t bytes = size_of(call.dtype);
     if (bytes == 0 || (reduces(call) && !can_reduce(call.dtype))) {

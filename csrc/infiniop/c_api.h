@@ -1,6 +1,6 @@
-// The C ABI of an op, made of what the op has anyway: its Args, its check and its run. A file <op>_c.cpp names them
-// once (COp) and says which descriptor and which address belong to which view; handles, lifetimes, workspace, streams,
-// NULL and errors are dealt with here, alike for all ops.
+// The C ABI of an op, derived from its Args, its check and its run. A file <op>_c.cpp names these once (COp) and maps
+// descriptors and addresses to views; handles, lifetimes, workspaces, streams, NULL and errors are handled here, alike
+// for all ops.
 #pragma once
 
 #include <memory>
@@ -24,21 +24,21 @@ template <typename Args> struct ArgsDescriptor : Descriptor {
     Args args;
 };
 
-// Each throws an Error, in the name of `function`, for a pointer that is NULL or does not stand for a live object.
+// Look up a handle. Throw an Error, naming `function`, for a pointer that is NULL or not the handle of a live object.
 InfiniopHandle checked_handle(const Function &function, infiniopHandle_t handle);
 TensorView checked_view(const Function &function, const char *argument, infiniopTensorDescriptor_t desc);
 std::shared_ptr<Descriptor> checked_descriptor(const Function &function, const void *desc);
 
 HandleTable<Descriptor> &descriptors();
 
-// What `fill` of COp::create takes: the views of tensor descriptors.
+// The argument of COp::create's `fill`: the views of tensor descriptors.
 class Tensors {
 public:
     Tensors(const Function &function, const ExecutionContext &context) : function_(function), context_(context) {}
     TensorView operator()(const char *argument, infiniopTensorDescriptor_t desc) const {
         return checked_view(function_, argument, desc);
     }
-    // NULL gives a view of dtype INFINI_DTYPE_INVALID: not there.
+    // NULL gives an absent view, of dtype INFINI_DTYPE_INVALID.
     TensorView optional(const char *argument, infiniopTensorDescriptor_t desc) const {
         return desc == nullptr ? TensorView{} : checked_view(function_, argument, desc);
     }
@@ -50,11 +50,11 @@ private:
     const ExecutionContext &context_;
 };
 
-// What `bind` of COp::launch takes: gives a view its memory.
+// The argument of COp::launch's `bind`: sets a view's memory.
 class Memory {
 public:
     explicit Memory(const Function &function) : function_(function) {}
-    // NULL is refused, unless the view has no elements or is not there.
+    // NULL is refused, unless the view has no elements or is absent.
     void operator()(TensorView &view, const char *argument, const void *data) const;
     const Function &function() const { return function_; }
 
@@ -67,14 +67,14 @@ public:
     using Run = void (*)(const ExecutionContext &, const Args &);
     using Workspace = size_t (*)(const ExecutionContext &, const Args &);
 
-    // `name` as in infiniopCreate<name>Descriptor. kernels: the op's table, which says on what devices it is. check:
+    // `name` as in infiniopCreate<name>Descriptor. kernels: the op's table, with the devices that it supports. check:
     // all rules that do not depend on memory, for views that may have none yet. run: checks again, with the memory, and
     // computes. workspace: the bytes that run needs at args.workspace.
     constexpr COp(const char *name, const KernelDevices &kernels, void (*check)(const Args &), Run run,
                   Workspace workspace = nullptr)
         : name_(name), kernels_(kernels), check_(check), run_(run), workspace_(workspace) {}
 
-    // fill(Args &, const Tensors &) states which tensor is which.
+    // fill(Args &, const Tensors &) sets the views of Args.
     template <typename Fill>
     infiniStatus_t create(infiniopHandle_t handle, InfiniopDescriptor **desc_ptr, const Fill &fill) const noexcept {
         const Function function("infiniopCreate", name_, "Descriptor");
@@ -109,7 +109,7 @@ public:
         });
     }
 
-    // bind(Args &, const Memory &) gives the views their memory and takes what else comes with a run.
+    // bind(Args &, const Memory &) sets the views' memory and the other arguments of a run.
     template <typename Bind>
     infiniStatus_t launch(const InfiniopDescriptor *desc, void *workspace, size_t workspace_size, void *stream,
                           const Bind &bind) const noexcept {
@@ -162,7 +162,7 @@ private:
         return found;
     }
 
-    // The kernels go to the driver's stream, with the descriptor's device current; NULL: done on return.
+    // Kernels are queued on the driver's stream, with the descriptor's device current; NULL: done on return.
     void enqueue(const ExecutionContext &context, const Args &args, void *stream) const {
         struct Launch {
             const Args &args;
@@ -187,7 +187,7 @@ private:
         ExecutionContext context;
     };
 
-    // A stream of the CPU takes the whole call: at once, when its turn comes, or in each replay of a graph.
+    // A stream of the CPU runs the whole call: at once, in stream order, or in each replay of a graph.
     void queue(const ExecutionContext &context, const Args &args, void *stream) const {
         auto queued = std::make_unique<Queued>(Queued{args, run_, context});
         const infiniStatus_t status = infinirtStreamLaunchHostFunction(
@@ -212,7 +212,7 @@ private:
 
 } // namespace infini::c_api
 
-// The two functions of an op that have nothing of their own; `op` is its COp.
+// The two functions that are the same for all ops; `op` is a COp.
 #define INFINIOP_WORKSPACE_SIZE(Name, op)                                                                              \
     infiniStatus_t infiniopGet##Name##WorkspaceSize(infiniop##Name##Descriptor_t desc, size_t *size) {                 \
         return (op).workspace_size(desc, size);                                                                        \

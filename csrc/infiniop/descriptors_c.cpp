@@ -1,4 +1,4 @@
-// Handles and descriptors of the C ABI: making, finding and freeing them.
+// Handles and descriptors of the C ABI: creation, lookup and destruction.
 // The registries are never destroyed: other threads may still call at exit.
 #include <cstdint>
 
@@ -63,7 +63,7 @@ TensorView described(size_t ndim, const size_t *shape, const ptrdiff_t *strides,
     }
     view.dtype = dtype;
     view.ndim = static_cast<int>(ndim);
-    // Every product that is taken of the dimensions later has to fit, also where one of them is 0.
+    // All later products of dimensions must not overflow, also where one of them is 0.
     int64_t elements = static_cast<int64_t>(size_of(dtype));
     for (size_t dim = ndim; dim-- > 0;) {
         if (shape[dim] > INT64_MAX) {
@@ -83,7 +83,7 @@ TensorView described(size_t ndim, const size_t *shape, const ptrdiff_t *strides,
     int64_t reach = 0;
     for (size_t dim = 0; dim < ndim; ++dim) {
         const int64_t stride = view.strides[dim];
-        // One step more than the last index takes, since a walk adds the stride once before it stops.
+        // One step beyond the last index, because loops add the stride once more before they stop.
         const int64_t step = stride == INT64_MIN ? -1 : product(stride < 0 ? -stride : stride, view.shape[dim]);
         const int64_t bytes = product(step, static_cast<int64_t>(size_of(dtype)));
         if (bytes < 0 || __builtin_add_overflow(reach, bytes, &reach)) {

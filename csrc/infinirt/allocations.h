@@ -1,5 +1,5 @@
-// Allocations: what infinirtMalloc and its kin have handed out, ordered by address, so that a free of anything else is
-// refused, and a copy that begins inside an allocation is held to its end.
+// Allocations: the memory of infinirtMalloc and the like, ordered by address, so that a free of anything else is
+// refused, and a copy that begins inside an allocation must end in it.
 #pragma once
 
 #include <cstdint>
@@ -14,7 +14,7 @@ namespace infini::runtime {
 
 struct Allocation {
     size_t size = 0; // 0: there is none
-    Device device;   // whose backend made it
+    Device device;   // of the backend that allocated it
     bool host = false;
 };
 
@@ -37,7 +37,7 @@ public:
         return allocation;
     }
 
-    // How many bytes there are from ptr to the end of the allocation that it lies in; SIZE_MAX: in none of ours.
+    // The bytes from ptr to the end of its allocation; SIZE_MAX: it is in none of ours.
     size_t bytes_left(Device space, const void *ptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto after = by_address_.upper_bound(key(space, ptr));

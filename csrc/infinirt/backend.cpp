@@ -1,4 +1,4 @@
-// The backends of this build by device type, and what a backend answers where it has no advanced function.
+// The backends of this build by device type, and the defaults of the advanced functions.
 #include "backend.h"
 
 namespace infini::runtime {

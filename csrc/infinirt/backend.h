@@ -1,7 +1,7 @@
-// Backend: what one type of device offers to infinirt. A class derived from it adds a device, in a folder of its own to
-// the build or in a vendor's library to a process; no other file changes. infinirt.cpp stands in
-// front: it has checked every argument and handle, so that a backend only translates to its driver and throws an Error
-// where that fails. CONTRIBUTING.md, "Bring up a device".
+// Backend: the interface of a device type to infinirt. A class derived from it adds a device: in a separate folder to
+// the build, or in a vendor's library to a process; no other file changes. infinirt.cpp has checked all arguments and
+// handles before it calls a backend, which only translates to its driver and throws an Error where that fails.
+// CONTRIBUTING.md, "Bring up a device".
 #pragma once
 
 #include <cstddef>
@@ -23,16 +23,16 @@ struct Device {
     int id = 0;
 };
 
-// What the handles of the C interface stand for. A backend derives from these what it has to keep;
-// infinirt.cpp fills in the members, and keeps an object alive while a call uses it.
+// The objects behind the handles of the C interface. A backend derives its own from these; infinirt.cpp sets the
+// members, and keeps an object alive while a call uses it.
 struct Object {
     Backend *backend = nullptr;
     int device_id = 0;
     virtual ~Object() = default;
 };
 struct Stream : Object {
-    void *handle = this;     // what the caller gets; a backend may put its driver's own handle here
-    int foreign_handles = 0; // how often the caller has registered a stream that infinirt did not make
+    void *handle = this;     // the caller's handle; a backend may set its driver's handle
+    int foreign_handles = 0; // how often the caller has registered a stream that infinirt did not create
 };
 struct Event : Object {
     uint32_t flags = 0; // infinirtEventFlags_t
@@ -40,8 +40,8 @@ struct Event : Object {
 struct Graph : Object {};
 struct GraphExec : Object {};
 
-// Functions are named after those of infinirt.h, whose comments say what they do. They are called from any thread, at
-// the same time; device_id is in range. What waits must not hold a lock that other functions need.
+// Functions are named after those of infinirt.h, where they are documented. They are called from any thread,
+// concurrently; device_id is in range. A function that waits must not hold a lock that other functions need.
 class INFINI_API Backend {
 public:
     virtual ~Backend() = default;
@@ -49,14 +49,14 @@ public:
 
     // ---- minimal: every backend has these ----
 
-    // 0 where the driver or the device is missing, which is no error. Asked often: look once.
+    // 0 where the driver or the device is missing, which is no error. Called often: cache the result.
     virtual int device_count() = 0;
-    // The calling thread chose this device. Other calls say themselves which device they are for.
+    // The calling thread has set this device. Other calls have a device argument.
     virtual void set_device(int device_id) = 0;
     virtual void device_synchronize(int device_id) = 0;
 
     virtual std::shared_ptr<Stream> stream_create(int device_id) = 0;
-    // One that queues its work. Streams of devices do so anyway; those of the CPU where it is asked for.
+    // A queued stream: the only kind of devices, an option of the CPU.
     virtual std::shared_ptr<Stream> stream_create_queued(int device_id) { return stream_create(device_id); }
     virtual void stream_destroy(Stream &stream) = 0; // waits; the object itself goes with its last shared_ptr
     virtual void stream_synchronize(Stream &stream) = 0;
@@ -71,7 +71,7 @@ public:
     virtual void memcpy(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) = 0;
     virtual void memcpy_async(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, Stream &stream) = 0;
 
-    // ---- advanced: as they stand here they answer NOT_IMPLEMENTED ----
+    // ---- advanced: the defaults throw NOT_IMPLEMENTED ----
     // A stream given by pointer may be nullptr, which means: done on return.
 
     virtual std::shared_ptr<Event> event_create(int device_id, uint32_t flags);
@@ -87,7 +87,7 @@ public:
     virtual void stream_launch_host_function(Stream *stream, infinirtHostFunction_t function, void *data,
                                              void (*release)(void *));
 
-    // A stream that the caller made with the driver; its handle is the driver's.
+    // A stream that the caller has created with the driver; its handle is the driver's.
     virtual std::shared_ptr<Stream> stream_from_native(int device_id, void *native);
     // Calls body(native stream) with the device current to the driver.
     virtual void stream_enqueue(int device_id, void *native, const std::function<void(void *)> &body);

@@ -16,7 +16,7 @@ namespace {
 
 thread_local Device current;
 
-// Never destroyed: threads may still be at work while the process exits.
+// Never destroyed: threads may still run while the process exits.
 HandleTable<Stream> &streams = *new HandleTable<Stream>;
 HandleTable<Event> &events = *new HandleTable<Event>;
 HandleTable<Graph> &graphs = *new HandleTable<Graph>;
@@ -24,7 +24,7 @@ HandleTable<GraphExec> &graph_execs = *new HandleTable<GraphExec>;
 Allocations &allocations = *new Allocations;
 std::mutex foreign_streams; // held while one is registered or forgotten
 
-// The number in an enum that came from C, which may be none of the enum's values.
+// The number of an enum from C, which may be out of range.
 template <typename Enum> unsigned number_of(const Enum &value) {
     unsigned number;
     static_assert(sizeof number == sizeof value);
@@ -46,7 +46,7 @@ Backend &current_backend() {
     return *backend_of(current.type);
 }
 
-// The checks of one call, with the name of its function for their sentences.
+// The checks of one call, with the name of its function for messages.
 class Call {
 public:
     explicit Call(const char *function) : function_(function) {}
@@ -57,7 +57,7 @@ public:
 
     void not_null(const char *argument, const void *pointer) const { infini::not_null(function_, argument, pointer); }
 
-    // The backend of a device that is there.
+    // The backend of an existing device.
     Backend &device(const infiniDevice_t &type, int id) const {
         device_type(type);
         Backend *const backend = backend_of(type);
@@ -128,7 +128,7 @@ public:
         range("src", from_device ? device : Device{}, src, size);
     }
 
-    // Takes what a backend allocated into the books.
+    // Registers an allocation of a backend.
     void allocated(Device device, bool host, size_t size, void *ptr) const {
         if (ptr == nullptr) {
             refuse(INFINI_STATUS_INTERNAL_ERROR, "no memory for ", size, " bytes on ", name_of(device.type), " ",
@@ -137,7 +137,7 @@ public:
         allocations.insert(ptr, {size, device, host});
     }
 
-    // Takes an allocation of the device, or of the host, out of the books.
+    // Unregisters an allocation of the device, or of the host.
     Allocation take_memory(Device device, bool host, void *ptr) const {
         const Allocation allocation = allocations.erase(device, host, ptr);
         if (allocation.size == 0) {
@@ -187,7 +187,7 @@ void *keep(std::shared_ptr<Stream> stream) {
     return streams.insert(handle, std::move(stream));
 }
 
-// Gives an object that a backend made its place, and the caller its handle.
+// Registers an object that a backend has created, and returns its handle to the caller.
 template <typename T> void *hand_out(HandleTable<T> &live, std::shared_ptr<T> object, Device device) {
     object->backend = backend_of(device.type);
     object->device_id = device.id;
@@ -198,7 +198,7 @@ template <typename T> void *hand_out(HandleTable<T> &live, std::shared_ptr<T> ob
     }
 }
 
-// Calls free(); where that fails, the memory stays in the books.
+// Calls free(); where that fails, the memory stays registered.
 template <typename Free> void or_keep(void *ptr, const Allocation &allocation, const Free &free) {
     try {
         free();

@@ -1,6 +1,6 @@
 // torch.ops.infini.all_reduce_add_rms_norm: the sum over the ranks, the residual addition and the norm in one call.
-// Declared in torch_infini/ops/all_reduce_add_rms_norm.py. The sum goes through memory: to normalise its rows piece by
-// piece, as they came, was not measurably faster between two ranks, from 1 row of 2,048 to 512 (tried by hand).
+// Declared in torch_infini/ops/all_reduce_add_rms_norm.py. The sum goes through memory: normalizing its rows as they
+// arrive was not measurably faster between two ranks, from 1 row of 2,048 to 512 (tried by hand).
 #include <optional>
 #include <tuple>
 
@@ -28,7 +28,7 @@ std::tuple<Tensor, Tensor> all_reduce_add_rms_norm_out(const ExecutionContext &c
     const std::shared_ptr<const Group> ranks = group_of(kRule, group);
     std::optional<Tensor> between;
     if (ranks->size > 1) {
-        // The sum lies in h until it is added, unless that is where the residual is.
+        // The sum is stored in h until it is added, unless the residual is there.
         const TensorView sum = overlap(args.h, args.residual)
                                    ? view(context, kRule, "x", between.emplace(empty_like(context, args.x)))
                                    : args.h;

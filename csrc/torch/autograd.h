@@ -1,7 +1,6 @@
-// What autograd is told of a call, for ops that have no derivative: Watched, around every function that is registered.
-// A gradient is never lost: backward through a result raises, writing forms and forward mode raise at the call. Writes
-// bump the version counters, and refuse inference tensors outside inference mode. Two loads a tensor where nothing
-// requires a gradient.
+// AutogradChecked wraps every registered function, for ops without a derivative. A gradient is never lost silently:
+// backward through a result raises, writing forms and forward mode raise at the call. Writes bump the version counters,
+// and refuse inference tensors outside inference mode. Two loads a tensor where nothing requires a gradient.
 #pragma once
 
 #include <optional>
@@ -15,30 +14,30 @@ namespace infini {
 
 using torch::stable::Tensor;
 
-// The name under which the op is registered that this thread computes, or computed last.
+// The registered name of this thread's current or last op.
 inline thread_local const char *current_op = "";
 
-// "rms_norm" of "rms_norm.out" and "rms_norm_", as sentences name the op.
+// "rms_norm" of "rms_norm.out" and "rms_norm_": the op's name in messages.
 std::string op_of(const char *registered);
 
 // The name under which a function is registered, "rms_norm.out"; set when it is.
 template <auto function> inline const char *registered_name = nullptr;
 
-// Whether torch would give this tensor's gradient a way back: it requires one, and grad mode is on.
+// Whether torch would record a gradient for this tensor: it requires one, and grad mode is on.
 bool is_followed(const Tensor &tensor);
 // Throws where the tensor has a tangent of forward-mode differentiation, which the kernel would drop.
 void refuse_tangent(const char *op, int index, const Tensor &tensor);
 [[noreturn]] void refuse_gradient(const char *op, int index);
-// Counts a write, unless calls are noted and not made. Throws for an inference tensor outside inference mode.
+// Counts a write, unless calls are being recorded. Throws for an inference tensor outside inference mode.
 void count_write(const Tensor &tensor);
-// y with a way back to x that raises there; y itself where its dtype has no gradients.
+// y with a backward function to x that raises; y itself where its dtype has no gradients.
 Tensor without_backward(const char *op, const Tensor &y, const Tensor &x);
 
 // `run` for the op registered as `function`. An argument of type Tensor is written, a const Tensor & is read.
-template <auto function, auto run> struct Watched;
+template <auto function, auto run> struct AutogradChecked;
 
 template <auto function, typename Result, typename... Arguments, Result (*run)(Arguments...)>
-struct Watched<function, run> {
+struct AutogradChecked<function, run> {
     static Result call(Arguments... arguments) {
         current_op = registered_name<function>;
         int index = 0;

@@ -1,7 +1,6 @@
-// What autograd is told of a call: the questions and the answers that the stable ABI lacks.
-// It has no way to ask whether a tensor requires a gradient and none to count a write. Both are asked of functions that
-// libtorch exports, by weak symbols: a torch without them loads the library all the same, keeps its own warning when a
-// gradient is asked for (torch_infini/ops/_autograd.py), and counts no writes.
+// The interface to autograd that the stable ABI lacks: whether a tensor requires a gradient, and counting a write. Both
+// call functions that libtorch exports, by weak symbols: a torch without them still loads the library, warns when a
+// gradient is requested (torch_infini/ops/_autograd.py), and counts no writes.
 #include "autograd.h"
 
 #include "check.h"

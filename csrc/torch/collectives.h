@@ -1,5 +1,5 @@
-// What ops that communicate have in common: the group that a number stands for, and a collective between its ranks.
-// collectives_torch.cpp has both, and the plain ops.
+// Shared by ops that communicate: the lookup of a group by its number, and a collective between its ranks.
+// collectives_torch.cpp implements both, and the collective ops.
 #pragma once
 
 #include <memory>

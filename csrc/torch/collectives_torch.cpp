@@ -1,6 +1,6 @@
-// torch.ops.infini.all_reduce and its kin: their rules, and the way to libinfiniccl.
-// Declared in torch_infini/ops/collectives.py. A tensor that is not contiguous is copied, as libinfiniccl wants elements
-// in a row.
+// torch.ops.infini.all_reduce and the other collectives: their rules, and the calls of libinfiniccl.
+// Declared in torch_infini/ops/collectives.py. A tensor that is not contiguous is copied, because libinfiniccl needs
+// contiguous elements.
 #include <optional>
 #include <utility>
 
@@ -26,10 +26,10 @@ class Stream {
 public:
     explicit Stream(const ExecutionContext &context) {
         if (!context.is_cpu()) {
-            must(infinirtGetDevice(&type_, &id_));
-            must(infinirtSetDevice(context.device_type, context.device_id));
+            check_status(infinirtGetDevice(&type_, &id_));
+            check_status(infinirtSetDevice(context.device_type, context.device_id));
             void *const legacy = reinterpret_cast<void *>(1); // cudaStreamLegacy: what torch's default stream is
-            must(infinirtStreamFromNative(&stream_, context.stream != nullptr ? context.stream : legacy));
+            check_status(infinirtStreamFromNative(&stream_, context.stream != nullptr ? context.stream : legacy));
         }
     }
     ~Stream() {
@@ -42,7 +42,7 @@ public:
     Stream &operator=(const Stream &) = delete;
     infinirtStream_t get() const { return stream_; }
 
-    static void must(infiniStatus_t status) {
+    static void check_status(infiniStatus_t status) {
         if (status != INFINI_STATUS_SUCCESS) {
             throw Error(status, infiniGetLastErrorMessage());
         }
@@ -58,20 +58,21 @@ void communicate(const ExecutionContext &context, const Group &group, const Call
                  const TensorView &out) {
     const auto count = static_cast<size_t>(call.count);
     if (group.function != nullptr) {
-        return Stream::must(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
+        return Stream::check_status(group.function(call.kind, x.data, out.data, call.count, x.dtype, call.parameter));
     }
     const Stream stream(context);
     const auto op = static_cast<infinicclReduceOp_t>(call.parameter);
     switch (call.kind) {
     case Collective::all_reduce:
-        return Stream::must(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+        return Stream::check_status(infinicclAllReduce(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
     case Collective::broadcast:
-        return Stream::must(
+        return Stream::check_status(
             infinicclBroadcast(x.data, out.data, count, x.dtype, call.parameter, group.comm, stream.get()));
     case Collective::all_gather:
-        return Stream::must(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
+        return Stream::check_status(infinicclAllGather(x.data, out.data, count, x.dtype, group.comm, stream.get()));
     case Collective::reduce_scatter:
-        return Stream::must(infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
+        return Stream::check_status(
+            infinicclReduceScatter(x.data, out.data, count, x.dtype, op, group.comm, stream.get()));
     }
 }
 
@@ -98,7 +99,7 @@ void run(const ExecutionContext &context, const Group &group, const Call &call, 
     if (group.size == 1) { // every collective is a copy then
         return copy(context, out, x);
     }
-    const Checker rule("collectives"); // of what is made here, none is broken
+    const Checker rule("collectives"); // tensors made here violate none
     std::optional<Tensor> dense_x, dense_out;
     TensorView from = x, to = out;
     if (!is_contiguous(x)) {
@@ -171,7 +172,7 @@ TensorView out_view(const ExecutionContext &context, const Checker &rule, const 
 
 // ---- ops ----
 
-// What an op's two forms have in common once its group and its rules are known: the result's shape and the call.
+// The common part of an op's two forms once its arguments are checked: the result's shape and the call.
 struct Plan {
     std::shared_ptr<const Group> group;
     TensorView x, result;

@@ -1,5 +1,5 @@
-// Group: the ranks of a collective op, which names them by a number, for a schema has no better type.
-// torch_infini/distributed makes the numbers, through ctypes; collectives_torch.cpp looks them up.
+// Group: the ranks of a collective op, passed as a number, because a schema has no better type.
+// torch_infini/distributed registers groups, through ctypes; collectives_torch.cpp looks them up.
 #pragma once
 
 #include <cstdint>
@@ -32,8 +32,8 @@ std::shared_ptr<const Group> find_group(int64_t number);
 
 extern "C" {
 
-// A number for a communicator, or for a function that stands in its place; none is given twice.
+// Returns a number for a communicator, or for a function that replaces it; numbers are never reused.
 INFINI_API int64_t infiniTorchGroupAdd(int64_t size, infinicclComm_t comm, infini::CollectiveFunction function);
-// From now on the number stands for nothing; calls that run keep what they use.
+// Invalidates the number; calls in progress keep what they use.
 INFINI_API void infiniTorchGroupRemove(int64_t number);
 }

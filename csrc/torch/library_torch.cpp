@@ -58,8 +58,8 @@ ExecutionContext cpu_context() {
 
 extern "C" {
 
-// From how many rows on a library computes linear's products (0), matmul's (1), batches (2), conv's (3, 4) of a dtype; INT64_MAX: never. -1: a
-// mistake, which infiniGetLastErrorMessage() tells.
+// From how many rows on a library computes linear's products (0), matmul's (1), batches (2), conv's (3, 4) of a dtype;
+// INT64_MAX: never. -1: an error; infiniGetLastErrorMessage() has its message.
 INFINI_API int64_t infiniTorchLibraryFrom(int products, infiniDtype_t dtype) {
     int64_t from = -1;
     infini::guarded([&] { from = infini::gemm::library_from(static_cast<infini::gemm::Products>(products), dtype); });
@@ -73,7 +73,7 @@ INFINI_API int64_t infiniTorchLibraryBelow(int products, infiniDtype_t dtype) {
     return below;
 }
 
-// Sets it; 0: what the table of the sources says.
+// Sets it; 0: the value of the built-in table.
 INFINI_API infiniStatus_t infiniTorchSetLibraryFrom(int products, infiniDtype_t dtype, int64_t size) {
     return infini::guarded(
         [&] { infini::gemm::set_library_from(static_cast<infini::gemm::Products>(products), dtype, size); });

@@ -1,4 +1,4 @@
-// Program: calls of ops on the CPU, noted instead of being run, and run in a row by one C call.
+// Program: calls of ops on the CPU, recorded instead of being run, and replayed by one C call.
 // Each call is a function of a *_torch.cpp file with copies of its arguments: numbers, and handles of the tensors.
 // torch_infini/runtime/programs.py, the only user of the C functions, calls them through ctypes.
 #pragma once
@@ -15,7 +15,7 @@ namespace infini {
 
 using Program = std::vector<std::function<void()>>;
 
-// Where this thread's calls are noted, or null.
+// The program that records this thread's calls, or null.
 inline thread_local Program *recording = nullptr;
 
 // How many tensors a function returns.
@@ -26,8 +26,9 @@ template <typename... Results> constexpr size_t result_count<std::tuple<Results.
 // The context of a call with CPU tensors, which brings ATen's products; library_torch.cpp has both.
 ExecutionContext cpu_context();
 
-// What is registered for CPU tensors: the function, with that context, or where calls are noted, a note of this one and
-// what it would return. Only forms that return nothing, or the last of their arguments, which they write, are noted.
+// The function registered for CPU tensors: calls the function with that context, or where calls are recorded, records
+// this one and returns its result. Only forms that return nothing, or their last argument, which they write, are
+// recorded.
 template <auto function> struct OnCpu;
 
 template <typename Result, typename... Arguments, Result (*function)(const ExecutionContext &, Arguments...)>
@@ -62,11 +63,11 @@ private:
 
 extern "C" {
 
-// A new program, which notes this thread's calls, and does not run them, until End. NULL: this thread records already.
+// A new program, which records this thread's calls, without running them, until End. NULL: this thread records already.
 INFINI_API void *infiniTorchProgramBegin(void);
-// The number of calls noted.
+// The number of recorded calls.
 INFINI_API size_t infiniTorchProgramEnd(void);
-// Runs the calls in order on this thread. The first that fails ends it: the sentence is infiniGetLastErrorMessage()'s.
+// Runs the calls in order on this thread. The first failure ends it; infiniGetLastErrorMessage() has its message.
 INFINI_API infiniStatus_t infiniTorchProgramReplay(const void *program);
 INFINI_API void infiniTorchProgramDestroy(void *program);
 }

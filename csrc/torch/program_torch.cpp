@@ -1,5 +1,5 @@
 // The C functions of programs: record, replay, destroy.
-// Nothing here knows an op; what a program holds comes from OnCpu, around every function that INFINI_BOX registers.
+// Independent of the ops: OnCpu, which wraps every function that INFINI_BOX registers, records the calls.
 #include "program.h"
 
 #include "guard.h"

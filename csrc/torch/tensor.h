@@ -18,8 +18,8 @@
 
 namespace infini {
 
-// The view of a tensor on the context's device. Throws where the device, the layout or the number of dimensions cannot
-// be served.
+// The view of a tensor on the context's device. Throws where the device, the layout or the number of dimensions is not
+// supported.
 TensorView view(const ExecutionContext &context, const Checker &rule, const char *argument, const Tensor &tensor);
 
 // The same, or no view (dtype 0) of a tensor that is not given.
@@ -34,13 +34,14 @@ Tensor empty(const ExecutionContext &context, std::initializer_list<int64_t> sha
 Tensor empty_like(const ExecutionContext &context, const TensorView &like);
 Tensor empty_like(const ExecutionContext &context, const TensorView &like, infiniDtype_t dtype);
 
-// A tensor of the memory of a view, of float32, bfloat16 or float16; autograd knows nothing of it.
+// A tensor on a view's memory, of float32, bfloat16 or float16; autograd does not track it.
 Tensor tensor_of(const ExecutionContext &context, const TensorView &view);
 
 // Whether the CUDA kernels are registered: this build has them, and the torch that is loaded has CUDA.
 bool has_cuda();
 
-// The context of a call with CUDA tensors: the device of the first one, current meanwhile, and torch's stream there.
+// The context of a call with CUDA tensors: the device of the first one, current for the scope, and torch's stream
+// there.
 class CudaCall {
 public:
     template <typename... Arguments> explicit CudaCall(const Arguments &...arguments) : CudaCall(first(arguments...)) {}
@@ -98,13 +99,13 @@ private:
 
 } // namespace infini
 
-// What Registrar::impl takes after the name: where to note it, the function for CPU tensors, and the same with the
-// context of a GPU. The function's first parameter is the context; the others are the schema's. Both behind
-// Watched; a program repeats the function without it.
+// The arguments of Registrar::impl after the name: where to store it, the function for CPU tensors, and that for CUDA.
+// The function's first parameter is the context; the others are the schema's. Both are wrapped in AutogradChecked; a
+// program replays the function without it.
 #define INFINI_BOX(function)                                                                                           \
     &::infini::registered_name<&function>,                                                                             \
-        TORCH_BOX((&::infini::Watched<&function, &::infini::OnCpu<&function>::call>::call)),                           \
-        TORCH_BOX((&::infini::Watched<&function, &::infini::OnCuda<&function>::call>::call))
+        TORCH_BOX((&::infini::AutogradChecked<&function, &::infini::OnCpu<&function>::call>::call)),                   \
+        TORCH_BOX((&::infini::AutogradChecked<&function, &::infini::OnCuda<&function>::call>::call))
 
 // Emulated CUDA computes on the host's memory, so there the CPU's tensors go to the CUDA kernels.
 #define INFINI_TORCH_LIBRARY(m)                                                                                        \

@@ -20,8 +20,8 @@ namespace {
 
 using CurrentStream = AOTITorchError (*)(int32_t device_index, void **stream);
 
-// torch's function for its current stream; null where the torch of this process has no CUDA. Looked up instead of linked:
-// one build serves torches with CUDA and without it.
+// torch's function for its current stream; null where this process's torch has no CUDA. Looked up instead of linked, so
+// that one build works with both.
 CurrentStream torch_current_stream() {
     static const auto function = [] {
         constexpr const char *name = "aoti_torch_get_current_cuda_stream";
@@ -69,42 +69,10 @@ CudaCall::~CudaCall() {
 
 namespace {
 
-// The name in Python of a dtype that no op serves.
-const char *torch_name_of(torch::headeronly::ScalarType type) {
+// INFINI_DTYPE_INVALID: infiniDtype_t has no such type, or (float8) several of torch's have the same number.
+infiniDtype_t dtype_of(torch::headeronly::ScalarType type) {
     using torch::headeronly::ScalarType;
     switch (type) {
-    case ScalarType::ComplexHalf:
-        return "complex32";
-    case ScalarType::ComplexFloat:
-        return "complex64";
-    case ScalarType::ComplexDouble:
-        return "complex128";
-    case ScalarType::UInt16:
-        return "uint16";
-    case ScalarType::UInt32:
-        return "uint32";
-    case ScalarType::UInt64:
-        return "uint64";
-    case ScalarType::Float8_e5m2:
-        return "float8_e5m2";
-    case ScalarType::Float8_e5m2fnuz:
-        return "float8_e5m2fnuz";
-    case ScalarType::Float8_e4m3fn:
-        return "float8_e4m3fn";
-    case ScalarType::Float8_e4m3fnuz:
-        return "float8_e4m3fnuz";
-    case ScalarType::Float8_e8m0fnu:
-        return "float8_e8m0fnu";
-    case ScalarType::Float4_e2m1fn_x2:
-        return "float4_e2m1fn_x2";
-    default:
-        return torch::headeronly::toString(type); // the quantized and the sub-byte types
-    }
-}
-
-infiniDtype_t dtype_of(const Checker &rule, const char *argument, const Tensor &tensor) {
-    using torch::headeronly::ScalarType;
-    switch (tensor.scalar_type()) {
     case ScalarType::Float:
         return INFINI_DTYPE_F32;
     case ScalarType::BFloat16:
@@ -125,10 +93,60 @@ infiniDtype_t dtype_of(const Checker &rule, const char *argument, const Tensor &
         return INFINI_DTYPE_I32;
     case ScalarType::Long:
         return INFINI_DTYPE_I64;
+    case ScalarType::UInt16:
+        return INFINI_DTYPE_U16;
+    case ScalarType::UInt32:
+        return INFINI_DTYPE_U32;
+    case ScalarType::UInt64:
+        return INFINI_DTYPE_U64;
+    case ScalarType::ComplexHalf:
+        return INFINI_DTYPE_C32;
+    case ScalarType::ComplexFloat:
+        return INFINI_DTYPE_C64;
+    case ScalarType::ComplexDouble:
+        return INFINI_DTYPE_C128;
     default:
+        return INFINI_DTYPE_INVALID;
+    }
+}
+
+// The name in Python.
+const char *torch_name_of(torch::headeronly::ScalarType type) {
+    using torch::headeronly::ScalarType;
+    switch (type) {
+    case ScalarType::Float8_e5m2:
+        return "float8_e5m2";
+    case ScalarType::Float8_e5m2fnuz:
+        return "float8_e5m2fnuz";
+    case ScalarType::Float8_e4m3fn:
+        return "float8_e4m3fn";
+    case ScalarType::Float8_e4m3fnuz:
+        return "float8_e4m3fnuz";
+    case ScalarType::Float8_e8m0fnu:
+        return "float8_e8m0fnu";
+    case ScalarType::Float4_e2m1fn_x2:
+        return "float4_e2m1fn_x2";
+    default: // toString(): the quantized and the sub-byte types
+        return dtype_of(type) != INFINI_DTYPE_INVALID ? name_of(dtype_of(type)) : torch::headeronly::toString(type);
+    }
+}
+
+// The dtypes that ops support.
+infiniDtype_t checked_dtype(const Checker &rule, const char *argument, const Tensor &tensor) {
+    const infiniDtype_t dtype = dtype_of(tensor.scalar_type());
+    switch (dtype) {
+    case INFINI_DTYPE_INVALID:
+    case INFINI_DTYPE_U16:
+    case INFINI_DTYPE_U32:
+    case INFINI_DTYPE_U64:
+    case INFINI_DTYPE_C32:
+    case INFINI_DTYPE_C64:
+    case INFINI_DTYPE_C128:
         rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument,
                   "be float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits",
                   torch_name_of(tensor.scalar_type()));
+    default:
+        return dtype;
     }
 }
 
@@ -167,7 +185,7 @@ TensorView view(const ExecutionContext &context, const Checker &rule, const char
         rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument,
                   message("be on the device of the other arguments, ", here), device_name(tensor));
     }
-    view.dtype = dtype_of(rule, argument, tensor);
+    view.dtype = checked_dtype(rule, argument, tensor);
     const auto sizes = tensor.sizes();
     const auto strides = tensor.strides();
     view.ndim = static_cast<int>(sizes.size());

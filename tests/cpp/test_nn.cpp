@@ -1,4 +1,4 @@
-// Tests infinicore::nn: names, loading, shards, the modules' results, all recorded too. Its argument is CPU or NVIDIA.
+// Tests infinicore::nn: names, loading, shards, the modules' results, all recorded too.
 // Products are of small whole numbers, which are exact in any order of sums.
 #include <algorithm>
 #include <cmath>
@@ -12,6 +12,7 @@
 #include <infinicore.hpp>
 
 #include "check.h"
+#include "device.h"
 
 using namespace infinicore;
 
@@ -618,7 +619,7 @@ void test_long_rope() {
 } // namespace
 
 int main(int argc, char **argv) {
-    device = Device(argc > 1 && std::string(argv[1]) == "NVIDIA" ? Device::Type::NVIDIA : Device::Type::CPU);
+    device = device_of(argc, argv);
     const std::pair<const char *, void (*)()> tests[] = {
         {"names", test_names},
         {"loading", test_loading},

@@ -4,7 +4,7 @@
 
 hypothesis draws the bytes, which change a described sample (dtypes, shapes, strides, parameters, NULLs, the values in
 memory). A call may be refused or may succeed; what it may not do is crash, hang, or touch memory that it was not given:
-every tensor ends (or begins) at a page that cannot be accessed. Each batch is a process of its own, so that a crash
+every tensor ends (or begins) at a page that cannot be accessed. Each batch is a separate process, so that a crash
 leaves the call that caused it.
 """
 

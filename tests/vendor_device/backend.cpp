@@ -1,4 +1,4 @@
-// A made-up vendor's runtime backend, of two devices whose memory is the host's and whose streams do everything at once.
+// A made-up vendor's runtime backend, of two devices with the host's memory and streams that do everything at once.
 // A real one calls its driver in each function. Built outside of the tree's own build: tests/test_vendor_device.py.
 #include "backend.h"
 

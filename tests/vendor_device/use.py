@@ -1,6 +1,6 @@
 """Loads the vendor's library beside torch_infini's, and calls ops on its device through the C interface.
 
-Run by tests/test_vendor_device.py in a process of its own, since a device that is registered stays: use.py LIBRARY
+Run by tests/test_vendor_device.py in a separate process, since a device that is registered stays: use.py LIBRARY
 """
 
 from __future__ import annotations

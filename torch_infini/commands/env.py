@@ -79,7 +79,6 @@ def cuda_devices() -> list[str]:
 
 
 def collect() -> dict[str, Any]:
-    """All facts, as JSON-able values."""
     return {
         "torch_infini": __version__,
         "library": PATH.name,

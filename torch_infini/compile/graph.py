@@ -78,7 +78,6 @@ def make_positional(graph: Graph) -> None:
 
 
 def is_(node: Any, *names: str) -> TypeGuard[Node]:
-    """Return whether the node is a call of one of these operations."""
     return name_of(node) in names
 
 
@@ -90,7 +89,6 @@ def argument(node: Node, position: int, *names: str, default: Any = None) -> Any
 
 
 def node_argument(node: Node, position: int, *names: str) -> Node | None:
-    """Return an argument if it is a node."""
     found = argument(node, position, *names)
     return found if isinstance(found, Node) else None
 
@@ -101,13 +99,11 @@ def value(node: Any) -> Any:
 
 
 def tensor(node: Any) -> Tensor | None:
-    """Return the example value of the node if it is a tensor."""
     found = value(node)
     return found if isinstance(found, Tensor) else None
 
 
 def known_tensor(node: Any) -> Tensor:
-    """Return the example value of a node that is known to be a tensor."""
     found = tensor(node)
     assert found is not None, f"{node} is not a tensor"
     return found
@@ -211,7 +207,6 @@ def base(node: Any) -> Any:
 
 
 def written(node: Node) -> list[Any]:
-    """Return the arguments that a node writes to."""
     if node.op == "call_function" and isinstance(node.target, torch._ops.OpOverload):
         schema = node.target._schema.arguments
         pairs = zip(schema, node.args, strict=False)

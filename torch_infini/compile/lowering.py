@@ -26,7 +26,6 @@ def register() -> None:
 
 
 def lowering(spec: OpSpec) -> Callable[..., Any]:
-    """Return the lowering of one op to its out variant."""
     from torch._inductor import ir
     from torch._inductor.lowering import fallback_handler
     from torch._inductor.utils import convert_shape_to_inductor

@@ -1,4 +1,4 @@
-"""The demo: a small real LLaMA (trained by train.py on the text of Python's own help) before and after patch_model.
+"""The demo: a small real LLaMA before and after patch_model; testing/train_demo.py trained it on Python's own help.
 
 MODEL is that model's folder, for everything that takes a Hugging Face folder: LLM(MODEL), from_pretrained(MODEL).
 """

@@ -84,7 +84,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
             unique = shared_unique_id(store, "infiniccl/unique", rank, self.timeout)
             self._communicator = Communicator(size, unique, rank, CPU, timeout=self.timeout.total_seconds())
         if cuda == "NCCL":
-            self._register_nccl(options)
+            self._register("cuda", "nccl/", dist.ProcessGroupNCCL, dist.ProcessGroupNCCL.Options(), options)
         if self.transport.name != "none":
             self._register_gloo(options)
         LOGGER.info(
@@ -108,25 +108,19 @@ class InfiniProcessGroup(dist.ProcessGroup):
             if interfaces
             else [ProcessGroupGloo.create_default_device(lazy_init=True)]
         )
-        settings._timeout = options.timeout
-        settings.global_ranks_in_group = options.global_ranks_in_group
-        settings.group_name = options.group_id
-        store = PrefixStore("gloo/", options.store)
-        gloo = ProcessGroupGloo(store, options.group_rank, options.group_size, settings)
-        gloo._set_sequence_number_for_group()
-        self._register_backend(torch.device("cpu"), dist.ProcessGroup.BackendType.GLOO, gloo)
-        self._set_default_backend(dist.ProcessGroup.BackendType.GLOO)
+        self._register("cpu", "gloo/", ProcessGroupGloo, settings, options)
 
-    def _register_nccl(self, options: Any) -> None:
-        settings = dist.ProcessGroupNCCL.Options()
+    def _register(self, device: str, prefix: str, backend: Any, settings: Any, options: Any) -> None:
+        """Make a backend of torch's own for tensors on a device."""
         settings._timeout = options.timeout
         settings.global_ranks_in_group = options.global_ranks_in_group
         settings.group_name = options.group_id
-        store = PrefixStore("nccl/", options.store)
-        nccl = dist.ProcessGroupNCCL(store, options.group_rank, options.group_size, settings)
-        nccl._set_sequence_number_for_group()
-        self._register_backend(torch.device("cuda"), dist.ProcessGroup.BackendType.NCCL, nccl)
-        self._set_default_backend(dist.ProcessGroup.BackendType.NCCL)
+        made = backend(PrefixStore(prefix, options.store), options.group_rank, options.group_size, settings)
+        made._set_sequence_number_for_group()
+        types = dist.ProcessGroup.BackendType
+        kind = types.GLOO if device == "cpu" else types.NCCL
+        self._register_backend(torch.device(device), kind, made)
+        self._set_default_backend(kind)
 
     def getBackendName(self) -> str:
         return "infiniccl"

@@ -181,7 +181,6 @@ def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
 
 
 def forget(group: Any) -> None:
-    """Remove the numbers of a group that is destroyed."""
     with _lock:
         for key in [key for key, number in _numbers.items() if number.group is group]:
             _numbers.pop(key).destroy()

@@ -28,7 +28,6 @@ class Transport:
 
 
 def wanted() -> str:
-    """Read INFINI_CCL."""
     value = os.environ.get("INFINI_CCL", "auto")
     if value not in CHOICES:
         raise ValueError(
@@ -48,7 +47,6 @@ def machine() -> str:
 
 
 def gather(store: Any, key: str, rank: int, size: int, value: str, timeout: timedelta) -> list[str]:
-    """Exchange a value of every rank through the store."""
     store.set(f"{key}/{rank}", value)
     keys = [f"{key}/{other}" for other in range(size)]
     for other, name in enumerate(keys):

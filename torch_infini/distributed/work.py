@@ -97,7 +97,6 @@ class Works(torch.distributed.Work):
 
 
 def together(works: Iterable[Any]) -> Any:
-    """Return one work for several; a single one as it is."""
     known = list(works)
     return known[0] if len(known) == 1 else Works(known)
 

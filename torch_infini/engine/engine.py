@@ -276,7 +276,6 @@ class Engine:
             raise
 
     def _collect_outputs(self) -> None:
-        """Make the outputs of the requests that changed."""
         for request in self._changed:
             output = output_of(request)
             if request.last_output is None or output.progress > request.last_output.progress:
@@ -457,11 +456,9 @@ def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
 
 
 def described(error: Exception) -> str:
-    """Format an exception of other code for an error message."""
     return f"{type(error).__name__}: {error}"
 
 
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
-    """The runner's view of a chunk."""
     sequence, start, num_tokens = chunk
     return ChunkInput(sequence.tokens[start : start + num_tokens], start, sequence.blocks)

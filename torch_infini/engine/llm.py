@@ -291,7 +291,6 @@ class _Reader:
             self.outputs.append(output)
 
     def take(self) -> RequestOutput:
-        """The first output."""
         self._taken = self.outputs[0]
         return self.outputs.popleft()
 

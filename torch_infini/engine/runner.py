@@ -136,7 +136,6 @@ class Worker:
         self._runner = Runner(self._model, cache, max_sequences, max_tokens, record)
 
     def run(self, chunks: Sequence[ChunkInput], copies: Sequence[tuple[int, int]]) -> None:
-        """Compute a step."""
         assert self._runner is not None
         self._runner.run(chunks, copies)
 

@@ -13,37 +13,6 @@ from typing import Any
 from ..models import LlamaConfig as ModelConfig
 from ..models.config import token_ids
 
-_DEFAULTS: dict[str, Any] = {
-    "model_type": "llama",
-    "vocab_size": 32000,
-    "hidden_size": 4096,
-    "intermediate_size": 11008,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 32,
-    "head_dim": 128,
-    "max_position_embeddings": 2048,
-    "rms_norm_eps": 1e-6,
-    "hidden_act": "silu",
-    "rope_theta": 1e4,
-    "rope_scaling": None,
-    "attention_bias": True,
-    "attention_output_bias": False,
-    "mlp_bias": False,
-    "tie_word_embeddings": False,
-    "use_cache": True,
-    "attention_dropout": 0.0,
-    "initializer_range": 0.02,
-    "pretraining_tp": 1,
-    "name_or_path": "",
-    "pad_token_id": -1,
-    "bos_token_id": [1],
-    "eos_token_id": [2],
-    "sliding_window": None,
-    "layer_types": None,
-    "_dtype": None,
-}
-
 
 class LlamaConfig:
     """A model's sizes and settings.
@@ -71,32 +40,32 @@ class LlamaConfig:
         TypeError: For a value whose name is none of these.
     """
 
-    model_type: str
-    vocab_size: int
-    hidden_size: int
-    intermediate_size: int
-    num_hidden_layers: int
-    num_attention_heads: int
-    num_key_value_heads: int
-    head_dim: int
-    max_position_embeddings: int
-    rms_norm_eps: float
-    hidden_act: str
-    rope_theta: float
-    rope_scaling: Mapping[str, Any] | None
-    attention_bias: bool
-    attention_output_bias: bool
-    mlp_bias: bool
-    tie_word_embeddings: bool
-    use_cache: bool
-    attention_dropout: float
-    initializer_range: float
-    pretraining_tp: int
-    name_or_path: str
-    pad_token_id: int | None
-    sliding_window: int | None
-    layer_types: Sequence[str] | None
-    _dtype: Any  # as convert.as_dtype takes it
+    model_type: str = "llama"
+    vocab_size: int = 32000
+    hidden_size: int = 4096
+    intermediate_size: int = 11008
+    num_hidden_layers: int = 32
+    num_attention_heads: int = 32
+    num_key_value_heads: int = 32
+    head_dim: int = 128
+    max_position_embeddings: int = 2048
+    rms_norm_eps: float = 1e-6
+    hidden_act: str = "silu"
+    rope_theta: float = 1e4
+    rope_scaling: Mapping[str, Any] | None = None
+    attention_bias: bool = True
+    attention_output_bias: bool = False
+    mlp_bias: bool = False
+    tie_word_embeddings: bool = False
+    use_cache: bool = True
+    attention_dropout: float = 0.0
+    initializer_range: float = 0.02
+    pretraining_tp: int = 1
+    name_or_path: str = ""
+    pad_token_id: int | None = -1
+    sliding_window: int | None = None
+    layer_types: Sequence[str] | None = None
+    _dtype: Any = None  # as convert.as_dtype takes it
 
     def __init__(self, **values: Any) -> None:
         unknown = values.keys() - _DEFAULTS.keys()
@@ -178,6 +147,8 @@ class LlamaConfig:
         return f"LlamaConfig({', '.join(changed)})"
 
 
+_DEFAULTS = {name: vars(LlamaConfig)[name] for name in LlamaConfig.__annotations__}
+_DEFAULTS |= {"bos_token_id": [1], "eos_token_id": [2]}
 # Attributes that to_model() converts itself.
 _OWN = {"rope_theta", "rope_scaling", "sliding_window", "layer_types", "_dtype", "bos_token_id"}
 _NAME = "torch_infini.infinilm.LlamaConfig"

@@ -10,14 +10,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dtypes import INFINI_DTYPES
+
 # Names by infiniDevice_t, and torch's names of those that torch_infini has kernels for.
 DEVICES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 TORCH_DEVICES = {"cpu": "cpu", "nvidia": "cuda", "cuda": "cuda"}
-# By infiniDtype_t, its names and torch's.
+# The number and the name in infiniDtype_t, and torch's names.
 DTYPES = {
-    torch.float16: ("12", "f16", "float16", "half"),
-    torch.float32: ("13", "f32", "float32", "float"),
-    torch.bfloat16: ("19", "bf16", "bfloat16"),
+    dtype: (str(int(INFINI_DTYPES[dtype])), INFINI_DTYPES[dtype].name.lower(), *names)
+    for dtype, names in (
+        (torch.float16, ("float16", "half")),
+        (torch.float32, ("float32", "float")),
+        (torch.bfloat16, ("bfloat16",)),
+    )
 }
 
 

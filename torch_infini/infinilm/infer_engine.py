@@ -122,7 +122,6 @@ class InferEngine(_infinilm.InferEngine):
 
 
 def _cache_settings(config: CacheConfig, positions: int) -> dict[str, Any]:
-    """Convert a cache config to arguments of torch_infini.EngineConfig."""
     if isinstance(config, PagedKVCacheConfig):
         blocks = config.num_blocks()
         size = {"cache_bytes": config.max_kv_memory_bytes()} if blocks is None else {"cache_blocks": blocks}

@@ -340,15 +340,7 @@ class _Rank(Worker):
 def _on(device: torch.device, batch: Batch) -> Batch:
     if device.type == "cpu":
         return batch
-    starts = batch.cum_seq_lens_q
-    return Batch(
-        batch.tokens.to(device),
-        batch.positions.to(device),
-        batch.slot_mapping.to(device),
-        batch.block_tables.to(device),
-        batch.seq_lens.to(device),
-        None if starts is None else starts.to(device),
-    )
+    return Batch(**{name: x.to(device) for name, x in vars(batch).items() if x is not None})
 
 
 def _instance(name: str, value: Any, kind: type) -> Any:

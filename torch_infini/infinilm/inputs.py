@@ -273,7 +273,6 @@ def _tensor(input: Input, name: str, *shape: int | None, flat: bool = False) -> 
 
 
 def _hold(name: str, values: Tensor, right: Tensor, rule: str) -> None:
-    """Raise ValueError with the first value that breaks the rule."""
     if not right.all():
         _fail(name, rule, values[~right][0].item())
 

@@ -1,6 +1,6 @@
 """The tokens that InferEngine.forward gives: by a fixed number for a random one, as InfiniLM's are, or drawn.
 
-Both are torch_infini.ops.random_sample's; that op's random number cannot be given.
+Both are torch_infini.ops.random_sample's; random_sample_given takes the number.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def each_seed(where: str, rows: int, seed: Any) -> list[int]:
 
 
 def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
-    """The tokens of torch_infini.ops.random_sample where its random number is u.
+    """The tokens of torch_infini.ops.random_sample where its random number is u, in float32.
 
     Args:
         logits: [n, vocabulary].
-        rows: Settings of n rows.
+        rows: Settings of n rows, on the CPU.
         u: From 0 to 1.
 
     Returns:
@@ -82,26 +82,14 @@ def by_fixed_number(logits: Tensor, rows: Settings, u: float = FIXED) -> Tensor:
     Raises:
         RuntimeError: For NaN, +infinity or nothing but -infinity in a row of logits.
     """
-    temperature, top_k, top_p = (setting.to(logits.device) for setting in rows)
-    greedy = (temperature == 0) | (top_k == 1) | (top_p == 0)
-    if greedy.all():
-        coldest = rows._replace(temperature=torch.zeros_like(rows.temperature))
-        return drawn(logits, coldest, [0] * len(logits), torch.zeros_like(rows.top_k))
-    x, size = logits.double(), logits.shape[1]
-    top = x.amax(1, True)
-    if not (x < inf).all() or (top == -inf).any():
-        raise RuntimeError(_BAD)
-    k = torch.where((top_k < 1) | (top_k > size), size, top_k)
-    values = x.topk(int(k.max())).values
-    divisor = torch.where(greedy, 1.0, temperature).double()[:, None]
-    c = ((values - top) / divisor).exp().cumsum(1)
-    total = ((x - top) / divisor).exp().sum(1)
-    limit = u * torch.minimum(c.gather(1, k[:, None] - 1)[:, 0], top_p.clamp(max=1) * total)
-    place = torch.where(greedy, 0, (c < limit[:, None]).sum(1))[:, None]
-    # topk does not say in which order it takes equal values: of those the lower index comes first.
-    value = values.gather(1, place)
-    nth = place - (values > value).sum(1, True)
-    return ((x == value).cumsum(1) > nth).int().argmax(1)
+    temperature, top_k, top_p = rows
+    if ((temperature == 0) | (top_k == 1) | (top_p == 0)).all():  # the first maxima, in one call
+        coldest = rows._replace(temperature=torch.zeros_like(temperature))
+        return drawn(logits, coldest, [0] * len(logits), torch.zeros_like(top_k))
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    for row, (t, k, p) in enumerate(zip(temperature.tolist(), top_k.tolist(), top_p.tolist(), strict=True)):
+        torch.ops.infini.random_sample_given.out(logits[row], u, min(p, 1.0), k, t, out=tokens[row])
+    return checked(tokens)
 
 
 def drawn(logits: Tensor, rows: Settings, seeds: Sequence[int], offsets: Tensor) -> Tensor:
@@ -109,7 +97,12 @@ def drawn(logits: Tensor, rows: Settings, seeds: Sequence[int], offsets: Tensor)
     streams = (torch.tensor([as_int64(seed) for seed in seeds], dtype=torch.int64), offsets)
     device = logits.device
     tokens = torch.ops.infini.random_sample.default(logits, *(x.to(device).contiguous() for x in (*rows, *streams)))
-    if (tokens < 0).any():  # by which CUDA's kernel says it
+    return checked(tokens)
+
+
+def checked(tokens: Tensor) -> Tensor:
+    """The tokens; RuntimeError where one is below 0, by which CUDA's kernel says that a row cannot be sampled."""
+    if (tokens < 0).any():
         raise RuntimeError(_BAD)
     return tokens
 

@@ -19,30 +19,16 @@ class InfiniDeviceEnum(IntEnum):
 
 
 InfiniDeviceNames: dict[InfiniDeviceEnum, str] = {
-    InfiniDeviceEnum.CPU: "CPU",
-    InfiniDeviceEnum.NVIDIA: "NVIDIA",
-    InfiniDeviceEnum.CAMBRICON: "Cambricon",
-    InfiniDeviceEnum.ASCEND: "Ascend",
-    InfiniDeviceEnum.METAX: "Metax",
-    InfiniDeviceEnum.MOORE: "Moore",
-    InfiniDeviceEnum.ILUVATAR: "Iluvatar",
-    InfiniDeviceEnum.KUNLUN: "Kunlun",
-    InfiniDeviceEnum.HYGON: "Hygon",
-    InfiniDeviceEnum.QY: "QY",
+    device: device.name if device.name in ("CPU", "NVIDIA", "QY") else device.name.title()
+    for device in InfiniDeviceEnum
 }
 
 # Several vendors answer to "cuda" in torch; the way back leads to the first of them.
-torch_device_map: dict[InfiniDeviceEnum, str] = {
+torch_device_map: dict[InfiniDeviceEnum, str] = dict.fromkeys(InfiniDeviceEnum, "cuda") | {
     InfiniDeviceEnum.CPU: "cpu",
-    InfiniDeviceEnum.NVIDIA: "cuda",
     InfiniDeviceEnum.CAMBRICON: "mlu",
     InfiniDeviceEnum.ASCEND: "npu",
-    InfiniDeviceEnum.METAX: "cuda",
     InfiniDeviceEnum.MOORE: "musa",
-    InfiniDeviceEnum.ILUVATAR: "cuda",
-    InfiniDeviceEnum.KUNLUN: "cuda",
-    InfiniDeviceEnum.HYGON: "cuda",
-    InfiniDeviceEnum.QY: "cuda",
 }
 infini_device_map: dict[str, InfiniDeviceEnum] = {
     torch_device: device for device, torch_device in reversed(torch_device_map.items())

@@ -14,32 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .._dtypes import TORCH_DTYPES
 from .datatypes import InfiniDtype, InfiniDtypeNames
 from .devices import InfiniDeviceEnum, InfiniDeviceNames, torch_device_map
 from .liboperators import LIBINFINIOP
 from .structs import infiniopHandle_t, infiniopTensorDescriptor_t
 
-_TORCH_DTYPES = {
-    InfiniDtype.BYTE: torch.uint8,
-    InfiniDtype.BOOL: torch.bool,
-    InfiniDtype.I8: torch.int8,
-    InfiniDtype.I16: torch.int16,
-    InfiniDtype.I32: torch.int32,
-    InfiniDtype.I64: torch.int64,
-    InfiniDtype.U8: torch.uint8,
-    InfiniDtype.U16: torch.uint16,
-    InfiniDtype.U32: torch.uint32,
-    InfiniDtype.U64: torch.uint64,
-    InfiniDtype.F8: torch.float8_e4m3fn,
-    InfiniDtype.F16: torch.float16,
-    InfiniDtype.F32: torch.float32,
-    InfiniDtype.F64: torch.float64,
-    InfiniDtype.C32: torch.complex32,
-    InfiniDtype.C64: torch.complex64,
-    InfiniDtype.C128: torch.complex128,
-    InfiniDtype.BF16: torch.bfloat16,
-}
-# What stands in, bit for bit, where an operation of torch or numpy lacks the unsigned type.
+# The signed type of the same bits, where an operation of torch or numpy lacks the unsigned one.
 _SIGNED = {InfiniDtype.U16: torch.int16, InfiniDtype.U32: torch.int32, InfiniDtype.U64: torch.int64}
 # The libraries of torch that bring other vendors' devices.
 _TORCH_EXTENSIONS = {
@@ -67,9 +48,9 @@ def to_torch_dtype(dt: InfiniDtype, compatability_mode: bool = False) -> torch.d
     """
     if compatability_mode and dt in _SIGNED:
         return _SIGNED[dt]
-    if dt not in _TORCH_DTYPES:
+    if dt not in TORCH_DTYPES:
         raise ValueError(f"torch has no dtype for InfiniDtype {InfiniDtypeNames.get(dt, dt)}")
-    return _TORCH_DTYPES[dt]
+    return TORCH_DTYPES[dt]
 
 
 def to_numpy_dtype(dt: InfiniDtype, compatability_mode: bool = False) -> np.dtype:

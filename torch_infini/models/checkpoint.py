@@ -186,7 +186,6 @@ def load_checkpoint(
 
 
 def _readers() -> int:
-    """Return the number of reading threads."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, max(torch.get_num_threads(), 2), _MOST_READERS)
 

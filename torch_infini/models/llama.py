@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .._deprecated import renamed_arguments, renamed_fields
 from ..distributed import TPGroup
 from ..nn import (
     Attention,
@@ -35,6 +36,7 @@ from .config import LlamaConfig
 _NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
 
 
+@renamed_fields(ranks="tp_group")
 class Llama(nn.Module):
     """A decoder of LLaMA's kind, its weights not set: from_pretrained reads them.
 
@@ -207,6 +209,7 @@ class Llama(nn.Module):
         return slots
 
     @classmethod
+    @renamed_arguments("torch_infini.models.Llama.from_pretrained", ranks="tp_group")
     def from_pretrained(
         cls,
         folder: str | Path,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import _library, _memory, quantize
+from .._deprecated import renamed_fields
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..quantize import quantizes_x
@@ -186,6 +187,7 @@ def int4_group(columns: int) -> int:
     )
 
 
+@renamed_fields(ranks="tp_group")
 class Embedding(nn.Module):
     """y = weight[ids].
 

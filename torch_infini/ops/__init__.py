@@ -9,9 +9,15 @@ from pkgutil import iter_modules
 
 # The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
 from .. import _library  # noqa: F401
+from .._deprecated import moved_names
 from ._registry import FLOATS, REGISTRY, OpSpec, all_ops, register
 
 __all__ = ["FLOATS", "REGISTRY", "OpSpec", "all_ops"]
+
+# What proves an op moved there.
+__getattr__ = moved_names(
+    __name__, **{_name: f"torch_infini.testing.ops.{_name}" for _name in ("Cost", "ErrorCase", "Sample")}
+)
 
 for _module in iter_modules(__path__):
     if not _module.name.startswith("_"):

@@ -44,6 +44,7 @@ from .quantize import quantize_int8 as quantize_int8
 from .quantized_linear import linear_int4 as linear_int4
 from .quantized_linear import linear_int8 as linear_int8
 from .random_sample import random_sample as random_sample
+from .random_sample_given import random_sample_given as random_sample_given
 from .rearrange import rearrange as rearrange
 from .rms_norm import rms_norm as rms_norm
 from .rope import rope as rope

@@ -7,6 +7,7 @@ each; nothing else has to be edited to add an op. Reference, samples and benchma
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -35,12 +36,12 @@ class OpSpec:
     """One op, as it is registered and called. torch_infini.testing.OpInfo adds what proves it.
 
     Attributes:
-        name: torch.ops.infini.<name>.
-        schema: Arguments and results as torch writes them, without a name: "(Tensor x, float eps=1e-6) -> Tensor". An
-            op that writes into its arguments (a cache) marks them and returns nothing, "(Tensor(a!) cache, Tensor k)
-            -> ()", on one line; it has neither an out form nor an in-place one.
         function: The public Python function; carries the documentation.
         fake: Takes the op's arguments and returns empty outputs: shape and dtype, nothing else. Outputs are contiguous.
+        schema: Arguments and results as torch writes them, without a name: "(Tensor x, float eps=1e-6) -> Tensor";
+            "": as the function's. An op that writes into its arguments (a cache) marks them and returns nothing,
+            "(Tensor(a!) cache, Tensor k) -> ()", on one line; it has neither an out form nor an in-place one.
+        name: torch.ops.infini.<name>; "": the function's.
         inplace: Argument that the in-place form `name_` overwrites with the result; None: there is no such form.
         decomposition: The functional form in aten ops, with the op's own rounding, for a compiler that may fuse them
             with their neighbours; takes the op's arguments. None: the op always stays a call.
@@ -48,14 +49,18 @@ class OpSpec:
         contiguous: The arguments that must be contiguous, because they have a layout of their own.
     """
 
-    name: str
-    schema: str
     function: Callable[..., Any]
     fake: Callable[..., Any]
+    schema: str = ""
+    name: str = ""
     inplace: str | None = None
     decomposition: Callable[..., Any] | None = None
     devices: Sequence[str] = ("cpu", "cuda")
     contiguous: Sequence[str] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", self.name or self.function.__name__)
+        object.__setattr__(self, "schema", self.schema or schema_of(self.function))
 
     @property
     def op(self) -> torch._ops.OpOverload:
@@ -97,6 +102,30 @@ class OpSpec:
 
 
 REGISTRY: dict[str, OpSpec] = {}
+TYPES = {"Tensor": "Tensor", "int": "int", "float": "float", "bool": "bool", "torch.dtype": "ScalarType"}
+
+
+def schema_of(function: Callable[..., Any]) -> str:
+    """The schema of a function's arguments, except out, and of its result, from their annotations."""
+    arguments = []
+    for name, parameter in inspect.signature(function).parameters.items():
+        kind = parameter.annotation.removesuffix(" | None")
+        if name != "out":
+            assert kind in TYPES, f"{function.__name__}: no type of a schema for {name}: {kind} (give the schema)"
+            optional = "?" if kind != parameter.annotation else ""
+            default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+            arguments.append(f"{TYPES[kind]}{optional} {name}{default}")
+    result = function.__annotations__["return"].replace("tuple[", "(").replace("]", ")")
+    return f"({', '.join(arguments)}) -> {result}"
+
+
+def like_first(x: torch.Tensor, *others: Any, **settings: Any) -> torch.Tensor:
+    """The fake of ops whose result has the shape and dtype of their first argument."""
+    return x.new_empty(x.shape)
+
+
+def nothing(*args: Any, **kwargs: Any) -> None:
+    """The fake of ops that write into their arguments."""
 
 
 def out_schema(spec: OpSpec) -> str:

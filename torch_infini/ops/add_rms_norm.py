@@ -5,6 +5,8 @@ The kernel is csrc/infiniop/rms_norm, shared with rms_norm.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -53,7 +55,9 @@ def add_rms_norm(
     return torch.ops.infini.add_rms_norm.out(x, residual, weight, eps, number, out0=out[0], out1=out[1])
 
 
-def fake(x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0) -> tuple[Tensor, Tensor]:
+def fake(
+    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, *group: Any
+) -> tuple[Tensor, Tensor]:
     return x.new_empty(x.shape, dtype=output_dtype(x, weight, rounding)), x.new_empty(x.shape)
 
 
@@ -65,9 +69,8 @@ def decomposition(
 
 
 SPEC = OpSpec(
-    name="add_rms_norm",
+    add_rms_norm,
     schema="(Tensor x, Tensor residual, Tensor weight, float eps=1e-6, int rounding=0) -> (Tensor, Tensor)",
-    function=add_rms_norm,
     fake=fake,
     decomposition=decomposition,
 )

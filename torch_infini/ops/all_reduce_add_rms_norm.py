@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._registry import OpSpec
-from .add_rms_norm import SPEC as NORM
+from .add_rms_norm import fake
 from .rms_norm import rounding_number
 
 NAME = "all_reduce_add_rms_norm"
@@ -64,18 +64,9 @@ def all_reduce_add_rms_norm(
 
 
 # The registry's tests know one process, the group of number 0; between ranks: tests/test_distributed_ops.py.
-
-
-def fake(
-    x: Tensor, residual: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 0, group: int = 0
-) -> tuple[Tensor, Tensor]:
-    return NORM.fake(x, residual, weight, eps, rounding)
-
-
 SPEC = OpSpec(
-    name=NAME,
+    all_reduce_add_rms_norm,
     schema="(Tensor x, Tensor residual, Tensor weight, float eps=1e-6, int rounding=0, int group=0)"
     " -> (Tensor, Tensor)",
-    function=all_reduce_add_rms_norm,
     fake=fake,
 )

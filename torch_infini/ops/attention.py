@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def attention(
@@ -64,23 +64,4 @@ def attention(
     return torch.ops.infini.attention.out(q, k, v, mask, kv_lens, causal, scale, softcap, out=out)
 
 
-def fake(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    mask: Tensor | None = None,
-    kv_lens: Tensor | None = None,
-    causal: bool = True,
-    scale: float | None = None,
-    softcap: float = 0.0,
-) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-SPEC = OpSpec(
-    name="attention",
-    schema="(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? kv_lens=None, bool causal=True, "
-    "float? scale=None, float softcap=0.0) -> Tensor",
-    function=attention,
-    fake=fake,
-)
+SPEC = OpSpec(attention, fake=like_first)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def causal_softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -35,19 +35,8 @@ def causal_softmax(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Source: Vaswani et al., Attention Is All You Need, 2017, arXiv:1706.03762, section 3.2.3.
     """
-    if out is None:
-        return torch.ops.infini.causal_softmax.default(x)
-    return torch.ops.infini.causal_softmax.out(x, out=out)
+    op = torch.ops.infini.causal_softmax
+    return op.default(x) if out is None else op.out(x, out=out)
 
 
-def fake(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-SPEC = OpSpec(
-    name="causal_softmax",
-    schema="(Tensor x) -> Tensor",
-    function=causal_softmax,
-    fake=fake,
-    inplace="x",
-)
+SPEC = OpSpec(causal_softmax, fake=like_first, inplace="x")

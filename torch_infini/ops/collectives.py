@@ -5,12 +5,10 @@ The kernels are libinfiniccl's, csrc/infiniccl; csrc/torch/collectives_torch.cpp
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def all_reduce(x: Tensor, group: int = 0, op: int = 0, *, out: Tensor | None = None) -> Tensor:
@@ -39,9 +37,8 @@ def all_reduce(x: Tensor, group: int = 0, op: int = 0, *, out: Tensor | None = N
 
     Source: the AllReduce of the Infini C interface, csrc/include/infiniccl.h.
     """
-    if out is None:
-        return torch.ops.infini.all_reduce.default(x, group, op)
-    return torch.ops.infini.all_reduce.out(x, group, op, out=out)
+    call = torch.ops.infini.all_reduce
+    return call.default(x, group, op) if out is None else call.out(x, group, op, out=out)
 
 
 def broadcast(x: Tensor, group: int = 0, root: int = 0, *, out: Tensor | None = None) -> Tensor:
@@ -67,9 +64,8 @@ def broadcast(x: Tensor, group: int = 0, root: int = 0, *, out: Tensor | None = 
 
     Source: infinicclBroadcast, csrc/include/infiniccl.h.
     """
-    if out is None:
-        return torch.ops.infini.broadcast.default(x, group, root)
-    return torch.ops.infini.broadcast.out(x, group, root, out=out)
+    op = torch.ops.infini.broadcast
+    return op.default(x, group, root) if out is None else op.out(x, group, root, out=out)
 
 
 def all_gather(x: Tensor, group: int = 0, group_size: int = 1, *, out: Tensor | None = None) -> Tensor:
@@ -94,9 +90,8 @@ def all_gather(x: Tensor, group: int = 0, group_size: int = 1, *, out: Tensor | 
 
     Source: infinicclAllGather, csrc/include/infiniccl.h.
     """
-    if out is None:
-        return torch.ops.infini.all_gather.default(x, group, group_size)
-    return torch.ops.infini.all_gather.out(x, group, group_size, out=out)
+    op = torch.ops.infini.all_gather
+    return op.default(x, group, group_size) if out is None else op.out(x, group, group_size, out=out)
 
 
 def reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0, *, out: Tensor | None = None) -> Tensor:
@@ -124,17 +119,8 @@ def reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int = 0, 
 
     Source: infinicclReduceScatter, csrc/include/infiniccl.h.
     """
-    if out is None:
-        return torch.ops.infini.reduce_scatter.default(x, group, group_size, op)
-    return torch.ops.infini.reduce_scatter.out(x, group, group_size, op, out=out)
-
-
-def fake_all_reduce(x: Tensor, group: int = 0, op: int = 0) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-def fake_broadcast(x: Tensor, group: int = 0, root: int = 0) -> Tensor:
-    return x.new_empty(x.shape)
+    call = torch.ops.infini.reduce_scatter
+    return call.default(x, group, group_size, op) if out is None else call.out(x, group, group_size, op, out=out)
 
 
 def fake_all_gather(x: Tensor, group: int = 0, group_size: int = 1) -> Tensor:
@@ -145,21 +131,9 @@ def fake_reduce_scatter(x: Tensor, group: int = 0, group_size: int = 1, op: int 
     return x.new_empty((x.shape[0] // group_size, *x.shape[1:]))
 
 
-def spec(
-    arguments: str, function: Callable[..., Tensor], fake: Callable[..., Tensor], inplace: str | None = None
-) -> OpSpec:
-    return OpSpec(
-        name=function.__name__,
-        schema=f"(Tensor x, int group=0, {arguments}) -> Tensor",
-        function=function,
-        fake=fake,
-        inplace=inplace,
-    )
-
-
 SPECS = (
-    spec("int op=0", all_reduce, fake_all_reduce, inplace="x"),
-    spec("int root=0", broadcast, fake_broadcast, inplace="x"),
-    spec("int group_size=1", all_gather, fake_all_gather),
-    spec("int group_size=1, int op=0", reduce_scatter, fake_reduce_scatter),
+    OpSpec(all_reduce, fake=like_first, inplace="x"),
+    OpSpec(broadcast, fake=like_first, inplace="x"),
+    OpSpec(all_gather, fake=fake_all_gather),
+    OpSpec(reduce_scatter, fake=fake_reduce_scatter),
 )

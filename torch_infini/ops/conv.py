@@ -63,9 +63,8 @@ def conv(
     if isinstance(padding, str):
         padding = padding_of(padding, weight, stride, dilation)
     parameters = listed(stride), listed(padding), listed(dilation)
-    if out is None:
-        return torch.ops.infini.conv.default(x, weight, bias, *parameters)
-    return torch.ops.infini.conv.out(x, weight, bias, *parameters, out=out)
+    op = torch.ops.infini.conv
+    return op.default(x, weight, bias, *parameters) if out is None else op.out(x, weight, bias, *parameters, out=out)
 
 
 def listed(value: Ints) -> list[int]:
@@ -106,9 +105,8 @@ def fake(
 
 
 SPEC = OpSpec(
-    name="conv",
+    conv,
     schema="(Tensor x, Tensor weight, Tensor? bias=None, int[1] stride=1, int[1] padding=0, int[1] dilation=1)"
     " -> Tensor",
-    function=conv,
     fake=fake,
 )

@@ -39,18 +39,12 @@ def dequantize_awq(qweight: Tensor, scales: Tensor, zeros: Tensor, *, out: Tenso
     Source: Lin et al., AWQ: Activation-aware Weight Quantization for LLM Compression and Acceleration, 2023,
         arXiv:2306.00978.
     """
-    if out is None:
-        return torch.ops.infini.dequantize_awq.default(qweight, scales, zeros)
-    return torch.ops.infini.dequantize_awq.out(qweight, scales, zeros, out=out)
+    op = torch.ops.infini.dequantize_awq
+    return op.default(qweight, scales, zeros) if out is None else op.out(qweight, scales, zeros, out=out)
 
 
 def fake(qweight: Tensor, scales: Tensor, zeros: Tensor) -> Tensor:
     return qweight.new_empty((qweight.shape[0], 8 * qweight.shape[1]), dtype=torch.float16)
 
 
-SPEC = OpSpec(
-    name="dequantize_awq",
-    schema="(Tensor qweight, Tensor scales, Tensor zeros) -> Tensor",
-    function=dequantize_awq,
-    fake=fake,
-)
+SPEC = OpSpec(dequantize_awq, fake=fake)

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 from .silu import widened
 
 
@@ -303,22 +303,14 @@ def clip_decomposition(x: Tensor, min: float | None = None, max: float | None = 
 
 def unary(function: Callable[..., Tensor], aten: Callable[..., Tensor]) -> OpSpec:
     """The description of an op of one tensor; aten: the same in torch's ops, for the compiler."""
-    return OpSpec(
-        name=function.__name__,
-        schema="(Tensor x) -> Tensor",
-        function=function,
-        fake=lambda x: x.new_empty(x.shape),
-        inplace="x",
-        decomposition=lambda x: aten(widened(x)).to(x.dtype).contiguous(),
-    )
+    decomposition = lambda x: aten(widened(x)).to(x.dtype).contiguous()
+    return OpSpec(function, fake=like_first, inplace="x", decomposition=decomposition)
 
 
 def binary(function: Callable[..., Tensor], aten: Callable[..., Tensor]) -> OpSpec:
     """The description of an op of two tensors that are broadcast to each other."""
     return OpSpec(
-        name=function.__name__,
-        schema="(Tensor x, Tensor other) -> Tensor",
-        function=function,
+        function,
         fake=lambda x, other: x.new_empty(torch.broadcast_shapes(x.shape, other.shape)),
         inplace="x",
         decomposition=lambda x, other: aten(widened(x), widened(other)).to(x.dtype).contiguous(),
@@ -327,28 +319,14 @@ def binary(function: Callable[..., Tensor], aten: Callable[..., Tensor]) -> OpSp
 
 def fill(function: Callable[..., Tensor], value: float) -> OpSpec:
     """The description of an op that writes one value."""
-    return OpSpec(
-        name=function.__name__,
-        schema="(Tensor x) -> Tensor",
-        function=function,
-        fake=lambda x: x.new_empty(x.shape),
-        inplace="x",
-        decomposition=lambda x: x.new_full(x.shape, value),
-    )
+    return OpSpec(function, fake=like_first, inplace="x", decomposition=lambda x: x.new_full(x.shape, value))
 
 
 SPECS = (
     binary(add, torch.add),
     binary(sub, torch.sub),
     binary(mul, torch.mul),
-    OpSpec(
-        name="clip",
-        schema="(Tensor x, float? min=None, float? max=None) -> Tensor",
-        function=clip,
-        fake=lambda x, min=None, max=None: x.new_empty(x.shape),
-        inplace="x",
-        decomposition=clip_decomposition,
-    ),
+    OpSpec(clip, fake=like_first, inplace="x", decomposition=clip_decomposition),
     unary(relu, torch.relu),
     unary(gelu, gelu_in_aten),
     unary(sigmoid, torch.sigmoid),

@@ -5,6 +5,8 @@ The kernel is csrc/infiniop/embedding.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -42,18 +44,12 @@ def embedding(
     Source: Bengio et al., A Neural Probabilistic Language Model, JMLR 3, 2003; Shoeybi et al., Megatron-LM, 2019,
         arXiv:1909.08053 (a table that ranks share).
     """
-    if out is None:
-        return torch.ops.infini.embedding.default(ids, weight, first, total)
-    return torch.ops.infini.embedding.out(ids, weight, first, total, out=out)
+    op = torch.ops.infini.embedding
+    return op.default(ids, weight, first, total) if out is None else op.out(ids, weight, first, total, out=out)
 
 
-def fake(ids: Tensor, weight: Tensor, first: int = 0, total: int | None = None) -> Tensor:
+def fake(ids: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return weight.new_empty((*ids.shape, weight.shape[1]))
 
 
-SPEC = OpSpec(
-    name="embedding",
-    schema="(Tensor ids, Tensor weight, int first=0, int? total=None) -> Tensor",
-    function=embedding,
-    fake=fake,
-)
+SPEC = OpSpec(embedding, fake=fake)

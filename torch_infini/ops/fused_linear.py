@@ -5,6 +5,8 @@ The kernel is csrc/infiniop/linear, shared with linear; the weights are separate
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -54,23 +56,9 @@ def fused_linear(
     return torch.ops.infini.fused_linear.out(x, a, b, c, bias_a, bias_b, bias_c, out=out)
 
 
-def fake(
-    x: Tensor,
-    a: Tensor,
-    b: Tensor,
-    c: Tensor | None = None,
-    bias_a: Tensor | None = None,
-    bias_b: Tensor | None = None,
-    bias_c: Tensor | None = None,
-) -> Tensor:
+def fake(x: Tensor, a: Tensor, b: Tensor, c: Tensor | None = None, *biases: Any) -> Tensor:
     n = a.shape[0] + b.shape[0] + (c.shape[0] if c is not None else 0)
     return x.new_empty((*x.shape[:-1], n))
 
 
-SPEC = OpSpec(
-    name="fused_linear",
-    schema="(Tensor x, Tensor a, Tensor b, Tensor? c=None, Tensor? bias_a=None, Tensor? bias_b=None, "
-    "Tensor? bias_c=None) -> Tensor",
-    function=fused_linear,
-    fake=fake,
-)
+SPEC = OpSpec(fused_linear, fake=fake)

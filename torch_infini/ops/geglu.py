@@ -42,9 +42,7 @@ def geglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None) 
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, arXiv:1606.08415; Shazeer, GLU Variants Improve
         Transformer, 2020, arXiv:2002.05202.
     """
-    if out is None:
-        return torch.ops.infini.geglu.default(gate, up)
-    return torch.ops.infini.geglu.out(gate, up, out=out)
+    return torch.ops.infini.geglu.default(gate, up) if out is None else torch.ops.infini.geglu.out(gate, up, out=out)
 
 
 def formula(gate: Tensor, up: Tensor) -> Tensor:
@@ -59,10 +57,4 @@ def decomposition(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return formula(widened(gate), widened(up)).to(gate.dtype).contiguous()
 
 
-SPEC = OpSpec(
-    name="geglu",
-    schema="(Tensor gate, Tensor? up=None) -> Tensor",
-    function=geglu,
-    fake=fake,
-    decomposition=decomposition,
-)
+SPEC = OpSpec(geglu, fake=fake, decomposition=decomposition)

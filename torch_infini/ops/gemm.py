@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ._registry import OpSpec
-from .matmul import SPEC as MATMUL
+from .matmul import fake
 
 
 def gemm(
@@ -51,18 +51,8 @@ def gemm(
     Source: Lawson, Hanson, Kincaid and Krogh, Basic Linear Algebra Subprograms, 1979, and Dongarra et al., A Set of
         Level 3 Basic Linear Algebra Subprograms, ACM TOMS 16(1), 1990.
     """
-    if out is None:
-        return torch.ops.infini.gemm.default(a, b, c, alpha, beta)
-    return torch.ops.infini.gemm.out(a, b, c, alpha, beta, out=out)
+    op = torch.ops.infini.gemm
+    return op.default(a, b, c, alpha, beta) if out is None else op.out(a, b, c, alpha, beta, out=out)
 
 
-def fake(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1.0, beta: float = 0.0) -> Tensor:
-    return MATMUL.fake(a, b)
-
-
-SPEC = OpSpec(
-    name="gemm",
-    schema="(Tensor a, Tensor b, Tensor? c=None, float alpha=1.0, float beta=0.0) -> Tensor",
-    function=gemm,
-    fake=fake,
-)
+SPEC = OpSpec(gemm, fake=fake)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def layer_norm(
@@ -44,19 +44,8 @@ def layer_norm(
 
     Source: Ba, Kiros and Hinton, Layer Normalization, 2016, arXiv:1607.06450.
     """
-    if out is None:
-        return torch.ops.infini.layer_norm.default(x, weight, bias, eps)
-    return torch.ops.infini.layer_norm.out(x, weight, bias, eps, out=out)
+    op = torch.ops.infini.layer_norm
+    return op.default(x, weight, bias, eps) if out is None else op.out(x, weight, bias, eps, out=out)
 
 
-def fake(x: Tensor, weight: Tensor | None = None, bias: Tensor | None = None, eps: float = 1e-5) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-SPEC = OpSpec(
-    name="layer_norm",
-    schema="(Tensor x, Tensor? weight=None, Tensor? bias=None, float eps=1e-05) -> Tensor",
-    function=layer_norm,
-    fake=fake,
-    inplace="x",
-)
+SPEC = OpSpec(layer_norm, fake=like_first, inplace="x")

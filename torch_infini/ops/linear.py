@@ -5,6 +5,8 @@ The kernels are in csrc/infiniop/linear; where ATen is faster it is called: gemm
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,18 +40,12 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor
     Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008, for the
         blocking; the weight is not packed, for at few rows that would cost more than it gains.
     """
-    if out is None:
-        return torch.ops.infini.linear.default(x, weight, bias)
-    return torch.ops.infini.linear.out(x, weight, bias, out=out)
+    op = torch.ops.infini.linear
+    return op.default(x, weight, bias) if out is None else op.out(x, weight, bias, out=out)
 
 
-def fake(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+def fake(x: Tensor, weight: Tensor, *others: Any) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[0]))
 
 
-SPEC = OpSpec(
-    name="linear",
-    schema="(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor",
-    function=linear,
-    fake=fake,
-)
+SPEC = OpSpec(linear, fake=fake)

@@ -41,20 +41,12 @@ def linear_packed(
     Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008: the panels,
         which here are made once and not in each call.
     """
-    if out is None:
-        return torch.ops.infini.linear_packed.default(x, weight, n, bias)
-    return torch.ops.infini.linear_packed.out(x, weight, n, bias, out=out)
+    op = torch.ops.infini.linear_packed
+    return op.default(x, weight, n, bias) if out is None else op.out(x, weight, n, bias, out=out)
 
 
 def fake(x: Tensor, weight: Tensor, n: int, bias: Tensor | None = None) -> Tensor:
     return x.new_empty((*x.shape[:-1], n))
 
 
-SPEC = OpSpec(
-    name="linear_packed",
-    schema="(Tensor x, Tensor weight, int n, Tensor? bias=None) -> Tensor",
-    function=linear_packed,
-    fake=fake,
-    contiguous=("weight",),
-    devices=("cpu",),
-)
+SPEC = OpSpec(linear_packed, fake=fake, contiguous=("weight",), devices=("cpu",))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def lp_norm(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12, *, out: Tensor | None = None) -> Tensor:
@@ -36,19 +36,8 @@ def lp_norm(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12, *, out: Te
 
     Source: Riesz, Untersuchungen ueber Systeme integrierbarer Funktionen, 1910, for the norm.
     """
-    if out is None:
-        return torch.ops.infini.lp_norm.default(x, p, dim, eps)
-    return torch.ops.infini.lp_norm.out(x, p, dim, eps, out=out)
+    op = torch.ops.infini.lp_norm
+    return op.default(x, p, dim, eps) if out is None else op.out(x, p, dim, eps, out=out)
 
 
-def fake(x: Tensor, p: int = 2, dim: int = -1, eps: float = 1e-12) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-SPEC = OpSpec(
-    name="lp_norm",
-    schema="(Tensor x, int p=2, int dim=-1, float eps=1e-12) -> Tensor",
-    function=lp_norm,
-    fake=fake,
-    inplace="x",
-)
+SPEC = OpSpec(lp_norm, fake=like_first, inplace="x")

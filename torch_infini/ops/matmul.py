@@ -5,6 +5,8 @@ The kernel is csrc/infiniop/gemm.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -38,12 +40,10 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008.
     """
-    if out is None:
-        return torch.ops.infini.matmul.default(a, b)
-    return torch.ops.infini.matmul.out(a, b, out=out)
+    return torch.ops.infini.matmul.default(a, b) if out is None else torch.ops.infini.matmul.out(a, b, out=out)
 
 
-def fake(a: Tensor, b: Tensor) -> Tensor:
+def fake(a: Tensor, b: Tensor, *others: Any) -> Tensor:
     batches = a.shape[:-2], b.shape[:-2]
     batch = torch.broadcast_shapes(*batches) if all(batches) else batches[0] or batches[1]
     return a.new_empty((*batch, *a.shape[-2:-1], *(b.shape[-1:] if b.dim() > 1 else ())))
@@ -56,9 +56,4 @@ def values(dtype: torch.dtype, *shape: int, seed: int = 0, scale: float = 1.0) -
     return ((0.5 + torch.rand(shape, generator=g)) * sign * scale).to(dtype)
 
 
-SPEC = OpSpec(
-    name="matmul",
-    schema="(Tensor a, Tensor b) -> Tensor",
-    function=matmul,
-    fake=fake,
-)
+SPEC = OpSpec(matmul, fake=fake)

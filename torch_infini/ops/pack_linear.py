@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, nothing
 
 
 def pack_linear(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
@@ -39,15 +39,10 @@ def pack_linear(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
     torch.ops.infini.pack_linear.default(packed, weight, first_row)
 
 
-def fake(packed: Tensor, weight: Tensor, first_row: int = 0) -> None:
-    return None
-
-
 SPEC = OpSpec(
-    name="pack_linear",
+    pack_linear,
     schema="(Tensor(a!) packed, Tensor weight, int first_row=0) -> ()",
-    function=pack_linear,
-    fake=fake,
+    fake=nothing,
     contiguous=("packed",),
     devices=("cpu",),
 )

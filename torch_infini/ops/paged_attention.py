@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def paged_attention(
@@ -70,9 +70,8 @@ def paged_attention(
         arXiv:2309.06180; Press et al., Train Short, Test Long, 2021, arXiv:2108.12409, for ALiBi.
     """
     args = (q, k_cache, v_cache, block_tables, seq_lens, alibi_slopes, scale, window, k_scales, v_scales)
-    if out is None:
-        return torch.ops.infini.paged_attention.default(*args)
-    return torch.ops.infini.paged_attention.out(*args, out=out)
+    op = torch.ops.infini.paged_attention
+    return op.default(*args) if out is None else op.out(*args, out=out)
 
 
 def paged_attention_prefill(
@@ -135,70 +134,13 @@ def paged_attention_prefill(
 
     Source: As paged_attention.
     """
-    args = (
-        q,
-        k_cache,
-        v_cache,
-        block_tables,
-        seq_lens,
-        cum_seq_lens_q,
-        alibi_slopes,
-        scale,
-        window,
-        k_scales,
-        v_scales,
-    )
-    if out is None:
-        return torch.ops.infini.paged_attention_prefill.default(*args)
-    return torch.ops.infini.paged_attention_prefill.out(*args, out=out)
-
-
-def fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-def prefill_fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cum_seq_lens_q: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape)
+    paged = (q, k_cache, v_cache, block_tables, seq_lens)
+    args = (*paged, cum_seq_lens_q, alibi_slopes, scale, window, k_scales, v_scales)
+    op = torch.ops.infini.paged_attention_prefill
+    return op.default(*args) if out is None else op.out(*args, out=out)
 
 
 SPECS = (
-    OpSpec(
-        name="paged_attention",
-        schema="(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-        "Tensor? alibi_slopes=None, float? scale=None, int window=0, "
-        "Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor",
-        function=paged_attention,
-        fake=fake,
-    ),
-    OpSpec(
-        name="paged_attention_prefill",
-        schema="(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor seq_lens, "
-        "Tensor cum_seq_lens_q, Tensor? alibi_slopes=None, float? scale=None, int window=0, "
-        "Tensor? k_scales=None, Tensor? v_scales=None) -> Tensor",
-        function=paged_attention_prefill,
-        fake=prefill_fake,
-    ),
+    OpSpec(paged_attention, fake=like_first),
+    OpSpec(paged_attention_prefill, fake=like_first),
 )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, nothing
 
 
 def paged_caching(
@@ -62,22 +62,9 @@ def paged_caching(
     torch.ops.infini.paged_caching.default(k_cache, v_cache, k, v, slot_mapping, k_scales, v_scales)
 
 
-def fake(
-    k_cache: Tensor,
-    v_cache: Tensor,
-    k: Tensor,
-    v: Tensor,
-    slot_mapping: Tensor,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> None:
-    return None
-
-
 SPEC = OpSpec(
-    name="paged_caching",
+    paged_caching,
     schema="(Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor k, Tensor v, Tensor slot_mapping, "
     "Tensor(c!)? k_scales=None, Tensor(d!)? v_scales=None) -> ()",
-    function=paged_caching,
-    fake=fake,
+    fake=nothing,
 )

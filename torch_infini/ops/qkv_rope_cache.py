@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, nothing
 
 
 def qkv_rope_cache(
@@ -70,27 +70,10 @@ def qkv_rope_cache(
     )
 
 
-def fake(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    qkv: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    positions: Tensor,
-    slot_mapping: Tensor,
-    interleaved: bool = False,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> None:
-    return None
-
-
 SPEC = OpSpec(
-    name="qkv_rope_cache",
+    qkv_rope_cache,
     schema="(Tensor(a!) q, Tensor(b!) k_cache, Tensor(c!) v_cache, Tensor qkv, Tensor cos, Tensor sin, "
     "Tensor positions, Tensor slot_mapping, bool interleaved=False, Tensor(d!)? k_scales=None, "
     "Tensor(e!)? v_scales=None) -> ()",
-    function=qkv_rope_cache,
-    fake=fake,
+    fake=nothing,
 )

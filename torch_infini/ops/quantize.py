@@ -36,9 +36,8 @@ def quantize_int8(weight: Tensor, *, out: tuple[Tensor, Tensor] | None = None) -
     Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, 2022, arXiv:2208.07339:
         a scale a row, without the part in float16.
     """
-    if out is None:
-        return torch.ops.infini.quantize_int8.default(weight)
-    return torch.ops.infini.quantize_int8.out(weight, out0=out[0], out1=out[1])
+    op = torch.ops.infini.quantize_int8
+    return op.default(weight) if out is None else op.out(weight, out0=out[0], out1=out[1])
 
 
 def quantize_int4(
@@ -91,16 +90,6 @@ def fake_int4(weight: Tensor, group_size: int = 64) -> tuple[Tensor, Tensor, Ten
 
 
 SPECS = (
-    OpSpec(
-        name="quantize_int8",
-        schema="(Tensor weight) -> (Tensor, Tensor)",
-        function=quantize_int8,
-        fake=fake_int8,
-    ),
-    OpSpec(
-        name="quantize_int4",
-        schema="(Tensor weight, int group_size=64) -> (Tensor, Tensor, Tensor)",
-        function=quantize_int4,
-        fake=fake_int4,
-    ),
+    OpSpec(quantize_int8, fake=fake_int8),
+    OpSpec(quantize_int4, fake=fake_int4),
 )

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ._registry import OpSpec
+from .linear import fake
 
 
 def linear_int8(
@@ -138,39 +139,7 @@ def linear_int4(
     return torch.ops.infini.linear_int4.out(x, weight, scales, zeros, bias, quantize_x, out=out)
 
 
-def rows_by_weight(x: Tensor, weight: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
-def fake_int8(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
-) -> Tensor:
-    return rows_by_weight(x, weight)
-
-
-def fake_int4(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None = None,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> Tensor:
-    return rows_by_weight(x, weight)
-
-
 SPECS = (
-    OpSpec(
-        name="linear_int8",
-        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? bias=None, bool quantize_x=False) -> Tensor",
-        function=linear_int8,
-        fake=fake_int8,
-    ),
-    OpSpec(
-        name="linear_int4",
-        schema="(Tensor x, Tensor weight, Tensor scales, Tensor? zeros=None, Tensor? bias=None, bool quantize_x=False)"
-        " -> Tensor",
-        function=linear_int4,
-        fake=fake_int4,
-    ),
+    OpSpec(linear_int8, fake=fake),
+    OpSpec(linear_int4, fake=fake),
 )

@@ -78,9 +78,8 @@ def random_sample(
         for_rows(seed, torch.int64),
         offset,
     )
-    if out is None:
-        return torch.ops.infini.random_sample.default(logits, *settings)
-    return torch.ops.infini.random_sample.out(logits, *settings, out=out)
+    op = torch.ops.infini.random_sample
+    return op.default(logits, *settings) if out is None else op.out(logits, *settings, out=out)
 
 
 def as_int64(value: int) -> int:
@@ -93,8 +92,7 @@ def fake(logits: Tensor, temperature: Tensor, top_k: Tensor, top_p: Tensor, seed
 
 
 SPEC = OpSpec(
-    name="random_sample",
+    random_sample,
     schema="(Tensor logits, Tensor temperature, Tensor top_k, Tensor top_p, Tensor seed, Tensor offset) -> Tensor",
-    function=random_sample,
     fake=fake,
 )

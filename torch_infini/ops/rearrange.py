@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def rearrange(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -31,18 +31,7 @@ def rearrange(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Source: Rearrange of the Infini C interface; torch.Tensor.copy_.
     """
-    if out is None:
-        return torch.ops.infini.rearrange.default(x)
-    return torch.ops.infini.rearrange.out(x, out=out)
+    return torch.ops.infini.rearrange.default(x) if out is None else torch.ops.infini.rearrange.out(x, out=out)
 
 
-def fake(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-SPEC = OpSpec(
-    name="rearrange",
-    schema="(Tensor x) -> Tensor",
-    function=rearrange,
-    fake=fake,
-)
+SPEC = OpSpec(rearrange, fake=like_first)

@@ -52,9 +52,8 @@ def rms_norm(
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019, arXiv:1910.07467.
     """
     number = rounding_number("rms_norm", rounding)
-    if out is None:
-        return torch.ops.infini.rms_norm.default(x, weight, eps, number)
-    return torch.ops.infini.rms_norm.out(x, weight, eps, number, out=out)
+    op = torch.ops.infini.rms_norm
+    return op.default(x, weight, eps, number) if out is None else op.out(x, weight, eps, number, out=out)
 
 
 def output_dtype(x: Tensor, weight: Tensor, rounding: int) -> torch.dtype:
@@ -77,9 +76,8 @@ def decomposition(x: Tensor, weight: Tensor, eps: float = 1e-6, rounding: int = 
 
 
 SPEC = OpSpec(
-    name="rms_norm",
+    rms_norm,
     schema="(Tensor x, Tensor weight, float eps=1e-6, int rounding=0) -> Tensor",
-    function=rms_norm,
     fake=fake,
     inplace="x",
     decomposition=decomposition,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def rope(
@@ -62,14 +62,4 @@ def rope(
     return torch.ops.infini.rope.out(x, cos, sin, positions, interleaved, out=out)
 
 
-def fake(x: Tensor, cos: Tensor, sin: Tensor, positions: Tensor | None = None, interleaved: bool = False) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-SPEC = OpSpec(
-    name="rope",
-    schema="(Tensor x, Tensor cos, Tensor sin, Tensor? positions=None, bool interleaved=False) -> Tensor",
-    function=rope,
-    fake=fake,
-    inplace="x",
-)
+SPEC = OpSpec(rope, fake=like_first, inplace="x")

@@ -67,10 +67,4 @@ def fake(
     return a.new_empty((a.shape[0], b.shape[1]), dtype=out_dtype or (torch.bfloat16 if bias is None else bias.dtype))
 
 
-SPEC = OpSpec(
-    name="scaled_mm_int8",
-    schema="(Tensor a, Tensor b, Tensor a_scale, Tensor b_scale, Tensor? bias=None, ScalarType? out_dtype=None)"
-    " -> Tensor",
-    function=scaled_mm_int8,
-    fake=fake,
-)
+SPEC = OpSpec(scaled_mm_int8, fake=fake)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
@@ -31,13 +31,7 @@ def silu(x: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Source: Hendrycks and Gimpel, Gaussian Error Linear Units, 2016, arXiv:1606.08415.
     """
-    if out is None:
-        return torch.ops.infini.silu.default(x)
-    return torch.ops.infini.silu.out(x, out=out)
-
-
-def fake(x: Tensor) -> Tensor:
-    return x.new_empty(x.shape)
+    return torch.ops.infini.silu.default(x) if out is None else torch.ops.infini.silu.out(x, out=out)
 
 
 def widened(x: Tensor) -> Tensor:
@@ -49,11 +43,4 @@ def decomposition(x: Tensor) -> Tensor:
     return torch.nn.functional.silu(widened(x)).to(x.dtype).contiguous()
 
 
-SPEC = OpSpec(
-    name="silu",
-    schema="(Tensor x) -> Tensor",
-    function=silu,
-    fake=fake,
-    inplace="x",
-    decomposition=decomposition,
-)
+SPEC = OpSpec(silu, fake=like_first, inplace="x", decomposition=decomposition)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._registry import OpSpec
+from ._registry import OpSpec, like_first
 
 
 def softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tensor:
@@ -34,9 +34,7 @@ def softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tensor:
 
     Source: Bridle, Probabilistic Interpretation of Feedforward Classification Network Outputs, 1990.
     """
-    if out is None:
-        return torch.ops.infini.softmax.default(x, dim)
-    return torch.ops.infini.softmax.out(x, dim, out=out)
+    return torch.ops.infini.softmax.default(x, dim) if out is None else torch.ops.infini.softmax.out(x, dim, out=out)
 
 
 def log_softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tensor:
@@ -63,13 +61,8 @@ def log_softmax(x: Tensor, dim: int = -1, *, out: Tensor | None = None) -> Tenso
 
     Source: Bridle, Probabilistic Interpretation of Feedforward Classification Network Outputs, 1990.
     """
-    if out is None:
-        return torch.ops.infini.log_softmax.default(x, dim)
-    return torch.ops.infini.log_softmax.out(x, dim, out=out)
-
-
-def fake(x: Tensor, dim: int = -1) -> Tensor:
-    return x.new_empty(x.shape)
+    op = torch.ops.infini.log_softmax
+    return op.default(x, dim) if out is None else op.out(x, dim, out=out)
 
 
 def softmax_decomposition(x: Tensor, dim: int = -1) -> Tensor:
@@ -81,20 +74,6 @@ def log_softmax_decomposition(x: Tensor, dim: int = -1) -> Tensor:
 
 
 SPECS = (
-    OpSpec(
-        name="softmax",
-        schema="(Tensor x, int dim=-1) -> Tensor",
-        function=softmax,
-        fake=fake,
-        inplace="x",
-        decomposition=softmax_decomposition,
-    ),
-    OpSpec(
-        name="log_softmax",
-        schema="(Tensor x, int dim=-1) -> Tensor",
-        function=log_softmax,
-        fake=fake,
-        inplace="x",
-        decomposition=log_softmax_decomposition,
-    ),
+    OpSpec(softmax, fake=like_first, inplace="x", decomposition=softmax_decomposition),
+    OpSpec(log_softmax, fake=like_first, inplace="x", decomposition=log_softmax_decomposition),
 )

@@ -35,9 +35,7 @@ def swiglu(gate: Tensor, up: Tensor | None = None, *, out: Tensor | None = None)
 
     Source: Shazeer, GLU Variants Improve Transformer, 2020, arXiv:2002.05202.
     """
-    if out is None:
-        return torch.ops.infini.swiglu.default(gate, up)
-    return torch.ops.infini.swiglu.out(gate, up, out=out)
+    return torch.ops.infini.swiglu.default(gate, up) if out is None else torch.ops.infini.swiglu.out(gate, up, out=out)
 
 
 def fake(gate: Tensor, up: Tensor | None = None) -> Tensor:
@@ -52,10 +50,4 @@ def decomposition(gate: Tensor, up: Tensor | None = None) -> Tensor:
     return (torch.nn.functional.silu(widened(gate)) * widened(up)).to(gate.dtype).contiguous()
 
 
-SPEC = OpSpec(
-    name="swiglu",
-    schema="(Tensor gate, Tensor? up=None) -> Tensor",
-    function=swiglu,
-    fake=fake,
-    decomposition=decomposition,
-)
+SPEC = OpSpec(swiglu, fake=fake, decomposition=decomposition)

@@ -38,9 +38,8 @@ def topksoftmax(
     Source: Shazeer et al., Outrageously Large Neural Networks: The Sparsely-Gated Mixture-of-Experts Layer, 2017,
         arXiv:1701.06538.
     """
-    if out is None:
-        return torch.ops.infini.topksoftmax.default(x, k, normalize)
-    return torch.ops.infini.topksoftmax.out(x, k, normalize, out0=out[0], out1=out[1])
+    op = torch.ops.infini.topksoftmax
+    return op.default(x, k, normalize) if out is None else op.out(x, k, normalize, out0=out[0], out1=out[1])
 
 
 def topkrouter(
@@ -101,16 +100,6 @@ def router_fake(
 
 
 SPECS = (
-    OpSpec(
-        name="topksoftmax",
-        schema="(Tensor x, int k=8, bool normalize=False) -> (Tensor, Tensor)",
-        function=topksoftmax,
-        fake=softmax_fake,
-    ),
-    OpSpec(
-        name="topkrouter",
-        schema="(Tensor x, Tensor correction_bias, int k=8, float routed_scaling_factor=2.5) -> (Tensor, Tensor)",
-        function=topkrouter,
-        fake=router_fake,
-    ),
+    OpSpec(topksoftmax, fake=softmax_fake),
+    OpSpec(topkrouter, fake=router_fake),
 )

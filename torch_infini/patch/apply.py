@@ -43,6 +43,11 @@ class State:
     report: PatchReport | None = None  # None until patching is complete
     quantized: list[str] = field(default_factory=list)  # names of linear layers whose full-precision weights are freed
 
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "quantised" in state:  # pickled by an earlier release
+            state["quantized"] = state.pop("quantised")
+        vars(self).update(state)
+
 
 @dataclass(frozen=True)
 class Selection:
@@ -75,11 +80,9 @@ def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     """Describe the dtype of the dense products and what computes them; empty if there are none."""
     dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
     dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and p.is_cpu), None)
-    return (
-        f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype, ('linear', 'matmul'))}"
-        if dense and dtype
-        else ""
-    )
+    if not dense or dtype is None:
+        return ""
+    return f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype, ('linear', 'matmul'))}"
 
 
 def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
@@ -228,7 +231,6 @@ def states_in(model: nn.Module) -> list[State]:
 
 
 def state_of(model: nn.Module) -> State:
-    """The state of a patched model."""
     return states_in(model)[0]
 
 
@@ -240,7 +242,6 @@ def whole_state(model: nn.Module) -> State | None:
 
 
 def replace_config(model: nn.Module, old: Any, new: Any) -> None:
-    """Replace one config by another in every module of the model."""
     for module in model.modules():
         if vars(module).get("config") is old:
             vars(module)["config"] = new
@@ -263,7 +264,6 @@ def undo(model: nn.Module) -> None:
 
 @contextmanager
 def eval_mode(model: nn.Module) -> Iterator[None]:
-    """Run the body in evaluation mode."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False

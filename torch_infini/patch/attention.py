@@ -76,7 +76,6 @@ class PositionEmbeddings(tuple[Tensor, Tensor]):
 
 
 def halves(position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-    """Return the first halves of cos and sin."""
     cos, sin = position_embeddings
     middle = cos.shape[-1] // 2
     return cos[..., :middle], sin[..., :middle]

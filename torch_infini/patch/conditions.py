@@ -48,7 +48,6 @@ def transformed() -> bool:
 
 
 def carries_tangents() -> bool:
-    """Return whether forward-mode AD is active."""
     return forward_ad._current_level >= 0
 
 
@@ -63,7 +62,6 @@ def may_need_grad(module: nn.Module) -> bool:
 
 
 def watched_globally() -> bool:
-    """Return whether global forward hooks are registered."""
     return bool(hooks._global_forward_hooks or hooks._global_forward_pre_hooks)
 
 

@@ -54,7 +54,6 @@ def all_tensors(model: nn.Module) -> dict[str, Tensor]:
 
 
 def shown(dtype: Any) -> str:
-    """Return the name of a dtype without "torch."."""
     return str(dtype).removeprefix("torch.")
 
 
@@ -105,7 +104,6 @@ def as_value_error(file: str, rule: str) -> Iterator[None]:
 
 
 def read_object(folder: Path, file: str) -> dict[str, Any]:
-    """Read the object in a JSON file of the folder."""
     path = folder / file
     if not path.is_file():
         raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
@@ -117,7 +115,6 @@ def read_object(folder: Path, file: str) -> dict[str, Any]:
 
 
 def read_header(folder: Path, file: str) -> dict[str, Stored]:
-    """Read the header of a safetensors file of the folder."""
     path = folder / file
     if not path.is_file():
         raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
@@ -147,7 +144,6 @@ def checked_layers(value: Any, file: str, where: str = LOAD) -> dict[str, dict[s
 
 
 def checked_patterns(value: Any, file: str, field: str, where: str = LOAD) -> list[str]:
-    """Check a list of name patterns."""
     if not isinstance(value, list) or not all(isinstance(name, str) for name in value):
         raise invalid(file, field, "be a list of patterns", value, where)
     return value
@@ -198,7 +194,6 @@ def read_description(folder: Path) -> Description:
 
 
 def class_of(name: Any) -> type[PreTrainedModel]:
-    """Return a model class of transformers by its name."""
     cls = None
     if isinstance(name, str):
         with as_value_error(DESCRIPTION, f"name a class that can be imported, {name!r}"):
@@ -237,7 +232,6 @@ def read_config(folder: Path, description: Description, header: Mapping[str, Sto
 
 
 def entries(value: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the entries of an object and of all objects in it."""
     if isinstance(value, dict):
         for name, inner in value.items():
             yield name, inner

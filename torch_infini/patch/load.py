@@ -172,7 +172,6 @@ def load_by_transformers(folder: Path, description: Description) -> PreTrainedMo
 
 
 def mismatch(file: str, faults: list[str]) -> ValueError:
-    """Return the error of a file whose tensors do not match the model."""
     return ValueError(f"{LOAD}: {file} does not fit the model: {'; '.join(faults[:5])}")
 
 

@@ -17,7 +17,6 @@ LINE = 64  # bytes
 
 
 def moved(x: Tensor) -> Tensor:
-    """Return a contiguous copy in new memory."""
     return new(*x.shape, dtype=x.dtype).copy_(x)
 
 

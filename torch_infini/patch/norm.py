@@ -48,7 +48,6 @@ def normalize(x: Tensor, module: nn.Module) -> Tensor:
 
 
 def normalize_(x: Tensor, module: nn.Module) -> None:
-    """Compute a patched norm in place."""
     plan = module.__dict__["_infini_plan"]
     rms_norm_(x, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding)
 

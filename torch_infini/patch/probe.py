@@ -44,7 +44,6 @@ def projection(outputs: int, inputs: int, seed: int) -> tuple[nn.Parameter, nn.P
 
 
 def linear(outputs: int, inputs: int, seed: int) -> nn.Linear:
-    """Return an nn.Linear in float32."""
     module = nn.Linear(inputs, outputs, device="meta")
     module.weight, module.bias = projection(outputs, inputs, seed)
     vars(module)[PROBE_SEED] = seed
@@ -111,7 +110,6 @@ def shallow_copy(value: Any) -> Any:
 
 
 def weight_of(module: nn.Module) -> Tensor:
-    """Return the weight of a module that has one."""
     weight = module._parameters["weight"]
     assert weight is not None
     return weight

@@ -138,7 +138,6 @@ class QuantizedLinear(Patched):
 
     @property
     def plan(self) -> WeightPlan:
-        """How the weight is stored."""
         plan: WeightPlan = vars(self)[PLAN]
         return plan
 
@@ -171,6 +170,11 @@ class QuantizedLinear(Patched):
             for name, b in self._buffers.items()
         }
         return {**vars(self), "_buffers": own}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        if "_infini_joint" in state:  # pickled by an earlier release
+            state[FUSED] = state.pop("_infini_joint")
+        super().__setstate__(state)  # type: ignore[no-untyped-call]
 
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
@@ -255,11 +259,7 @@ def fuse(modules: Sequence[nn.Module]) -> None:
 
 
 def quantize_layer(module: nn.Module, format: str) -> None:
-    """Quantize the weight of a linear layer.
-
-    Raises:
-        Unsupported: If the layer or its weight cannot be quantized.
-    """
+    """Quantize the weight of a linear layer."""
     plan: WeightPlan = QuantizedLinear.plans(module, format)[0]
     if isinstance(module, Patched):  # replaces another patch
         restore(module)

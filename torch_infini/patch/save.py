@@ -42,7 +42,6 @@ TOKENIZER = (
 
 
 def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
-    """Write config, tensors, description and tokenizer."""
     if not isinstance(model, PreTrainedModel) or not hasattr(transformers, type(model).__name__):
         raise ValueError(
             f"torch_infini.save_patched: model must be of a class of transformers, got {type(model).__name__}"

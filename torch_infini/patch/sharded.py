@@ -23,11 +23,7 @@ embedding = torch.ops.infini.embedding.default
 
 
 def style_of(module: nn.Module) -> tuple[Any, TPGroup]:
-    """Return how transformers shards the module, and its tensor-parallel group.
-
-    Raises:
-        Unsupported: If that is unknown, or the ops do not take its parameters.
-    """
+    """Return how transformers shards the module, and its tensor-parallel group."""
     forward = parallel_forward(module)
     if forward is None:
         raise Unsupported("its forward was replaced on the instance")
@@ -54,18 +50,11 @@ def unsupported_style(style: Any) -> Unsupported:
 
 
 def share_of(module: nn.Module) -> Share:
-    """Return how this rank computes its part of a linear layer.
-
-    Raises:
-        Unsupported: If the ops cannot compute the layer.
-    """
+    """Return how this rank computes its part of a linear layer."""
     if type(module) is not nn.Linear:
-        forward = parallel_forward(module)
-        kind = (
-            ""
-            if forward is None
-            else f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
-        )
+        forward, kind = parallel_forward(module), ""
+        if forward is not None:
+            kind = f", which transformers shards by {type(closure_of(forward).get('self')).__name__}"
         raise Unsupported(f"it is a {type(module).__name__}{kind}, not a torch.nn.Linear")
     style, ranks = style_of(module)
     whole, apart = Replicate(), Shard(-1)
@@ -125,7 +114,6 @@ class ShardedLinear(Patched):
         return share.apply(x, lambda x, bias: linear(x, weight, bias), bias)
 
     def own(self) -> tuple[Tensor, Tensor | None]:
-        """Return this rank's shards of weight and bias."""
         parameters = self._parameters
         return local(parameters["weight"]), local(parameters["bias"])
 

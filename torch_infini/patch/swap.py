@@ -62,11 +62,7 @@ class Patched(nn.Module):
 
     @classmethod
     def plans(cls, module: nn.Module) -> Sequence[Any]:
-        """Return the plans that fit the module's attributes; verify.py finds the one that it computes.
-
-        Raises:
-            Unsupported: If the module cannot be patched.
-        """
+        """Return the plans that fit the module's attributes (verify.py finds the right one), or raise Unsupported."""
         raise NotImplementedError
 
     @classmethod
@@ -160,7 +156,6 @@ def swap(module: nn.Module, patch: type[Patched], plan: Any) -> None:
 
 
 def restore(patched: Patched) -> None:
-    """Restore the class of a patched module."""
     module: nn.Module = patched
     cls, original = type(patched), patched.infini_original
     if is_foreign(cls):

@@ -84,12 +84,10 @@ def without_effect(*args: Any) -> None:
 
 
 def rms(x: Tensor) -> float:
-    """Return the root mean square."""
     return float(x.double().square().mean().sqrt()) if x.numel() else 0.0
 
 
 def units(dtype: torch.dtype) -> float:
-    """Return half the dtype's epsilon."""
     return torch.finfo(dtype).eps / 2
 
 
@@ -133,7 +131,6 @@ class Logits:
         return output.logits if "logits" in output else output.last_hidden_state
 
     def again(self) -> Tensor:
-        """Run the model again and return its current values."""
         with without_side_effects(self.model):
             return self.run()[0]
 
@@ -202,5 +199,4 @@ def kind(x: Tensor) -> str:
 
 
 def shown(error: Exception) -> str:
-    """Return the class of an error and the first line of its message."""
     return f"{type(error).__name__}: {next(iter(str(error).splitlines()), '')}"

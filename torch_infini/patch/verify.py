@@ -49,11 +49,7 @@ class Verifier:
         return self.positions[key]
 
     def plan(self, module: nn.Module, patch: type[Patched]) -> Any:
-        """Return the plan under which the patched forward computes the same as the module.
-
-        Raises:
-            Unsupported: If there is none.
-        """
+        """Return the plan under which the patched forward computes the same as the module, or raise Unsupported."""
         plans = patch.plans(module)
         try:
             probe = patch.probe(module, self.rotary)
@@ -67,13 +63,9 @@ class Verifier:
         answer = self.answers.get(key)
         with one_thread():
             if answer is None:
-                answer = self.answers[key] = self.choose(probe, patch, plans)
+                answer = self.answers[key] = Answer(probe, patch, plans)
             answer.check_layer(vars(module).get(INDEX))
         return answer.plan
-
-    def choose(self, probe: Probe, patch: type[Patched], plans: Sequence[Any]) -> Answer:
-        """Make all calls of a probe module."""
-        return Answer(probe, patch, plans)
 
 
 class Answer:
@@ -116,11 +108,7 @@ class Answer:
         self.layers.add(layer)
 
     def make(self, call: Call) -> None:
-        """Make the call by the module's own forward and under each plan, and keep the plan with the smallest error.
-
-        Raises:
-            Unsupported: If the smallest error exceeds the tolerance.
-        """
+        """Make the call by the own forward and under each plan; keep the best plan, if it is within tolerance."""
         small = self.module
         vars(small).update(call.attributes)
         try:

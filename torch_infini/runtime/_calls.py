@@ -24,7 +24,6 @@ _thread = threading.local()
 
 
 def on_stream() -> bool:
-    """Return whether the calling thread runs a function for a stream."""
     return getattr(_thread, "runs", False)
 
 

@@ -75,6 +75,11 @@ def sizes(sample: CSample) -> list[int]:
     return [value.numel() for value in sample.args.values() if isinstance(value, Tensor)]
 
 
+def has_several(sample: CSample) -> bool:
+    """Whether each tensor has several elements, but for those without dimensions."""
+    return min((v.numel() for v in sample.args.values() if isinstance(v, Tensor) and v.dim()), default=1) > 1
+
+
 def all_but(*names: str) -> Callable[[ErrorCase], bool]:
     """For c_op's `refuses`: every refused call but those of these names."""
     return lambda case: case.name not in names
@@ -170,7 +175,7 @@ def c_op(
     def results(args: Arguments, inputs: Arguments) -> Arguments:
         if inputs.keys() >= set(outputs):
             return {}
-        made = as_tuple(info.fake(**args))
+        made = as_tuple(info.fake(*(args[name] for name in info.arguments)))
         return {key: unwritten(like.shape, like.dtype) for key, like in zip(outputs, made, strict=True)}
 
     def called(sample: Sample, label: str, tolerance: tuple[float, float] | None) -> CSample | None:
@@ -196,7 +201,7 @@ def c_op(
     def derived(dtype: torch.dtype) -> Iterator[CSample]:
         label, tolerance = str(dtype).removeprefix("torch."), tolerances.get(dtype)
         calls = [call for call in calls_of(info.samples(dtype), label, tolerance) if max(sizes(call)) <= largest]
-        usual = next(call for call in calls if min(sizes(call)) > 1)
+        usual = next(call for call in calls if has_several(call))
         further_calls: list[CSample] = []  # made before any call writes its results
         bases = [usual] if varied is None else calls_of(varied(dtype), label, tolerance)
         for base, vary in [(usual, further)] + [(base, variants) for base in bases if variants is not None]:

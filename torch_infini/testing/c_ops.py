@@ -13,14 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._dtypes import INFINI_DTYPES
 from .._headers import Function
-from ..libinfiniop import LIBINFINIOP, InfiniDtype, to_torch_dtype
+from ..libinfiniop import LIBINFINIOP
 
 INTERFACE = LIBINFINIOP.interface
 
 STATUS = {value: name.removeprefix("INFINI_STATUS_") for name, value in INTERFACE.enums["infiniStatus_t"].items()}
-_LEFT_OUT = ("INVALID", "BYTE", "C16", "C32", "C64", "C128")  # no operator computes in them; BYTE is U8 in torch
-DTYPES: dict[torch.dtype, int] = {to_torch_dtype(dt): int(dt) for dt in InfiniDtype if dt.name not in _LEFT_OUT}
+# No operator computes in complex numbers.
+DTYPES: dict[torch.dtype, int] = {dt: int(number) for dt, number in INFINI_DTYPES.items() if not dt.is_complex}
 # (relative, absolute) error that is allowed where a sample names none; integers must be equal.
 TOLERANCES: dict[torch.dtype, tuple[float, float]] = {
     torch.float64: (1e-13, 1e-13),

@@ -1,5 +1,5 @@
-// Copies from global to shared memory that go on while the thread computes (cp.async): 16 bytes each, or 4 or 8,
-// started one by one, committed in groups, waited for by groups. Other threads see a copy after its thread's wait and a barrier.
+// Asynchronous copies from global to shared memory (cp.async): 4, 8 or 16 bytes each, committed and waited for in
+// groups. Other threads see a copy after the issuing thread's wait and a barrier.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,7 +10,7 @@ namespace infini::cuda {
 
 #ifdef INFINI_EMULATION
 
-// Copied as late as is allowed, at the wait, so that a wait that is missing shows.
+// Copies as late as is allowed, at the wait, so that a missing wait shows in tests.
 template <int kBytes = 16> inline void async_copy(void *to, const void *from, int bytes = kBytes) {
     emulation::check_aligned(to, kBytes, "cp.async to shared memory");
     emulation::check_aligned(from, kBytes, "cp.async from global memory");
@@ -36,8 +36,8 @@ template <int kGroups> inline void async_wait() {
 
 #else
 
-// Starts to copy the first `bytes` of kBytes; the others become zeros. Both addresses are aligned to kBytes. 16 bytes
-// pass the L1 cache by; fewer, whose neighbours other threads want, cannot.
+// Starts to copy the first `bytes` of kBytes; the others become zeros. Both addresses are aligned to kBytes. Copies of
+// 16 bytes bypass L1; smaller ones cannot.
 template <int kBytes = 16> __device__ __forceinline__ void async_copy(void *to, const void *from, int bytes = kBytes) {
     static_assert(kBytes == 4 || kBytes == 8 || kBytes == 16);
     const auto shared = static_cast<unsigned>(__cvta_generic_to_shared(to));
@@ -52,7 +52,7 @@ template <int kBytes = 16> __device__ __forceinline__ void async_copy(void *to, 
 __device__ __forceinline__ void async_commit() {
     asm volatile("cp.async.commit_group;\n" ::: "memory");
 }
-// Waits until at most the last kGroups groups of this thread are under way.
+// Waits until at most the last kGroups groups of this thread are in flight.
 template <int kGroups> __device__ __forceinline__ void async_wait() {
     asm volatile("cp.async.wait_group %0;\n" ::"n"(kGroups) : "memory");
 }

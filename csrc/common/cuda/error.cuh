@@ -1,5 +1,5 @@
-// Errors of the CUDA runtime as Errors of this project: must(what, status) throws unless it is cudaSuccess.
-// CUDA also keeps an error for the next one who asks: what was thrown here is taken away from there.
+// Errors of the CUDA runtime as Errors of this project: check_cuda(what, status) throws unless it is cudaSuccess.
+// It also clears CUDA's last error, so that a later cudaGetLastError() does not report it again.
 #pragma once
 
 #include <cuda_runtime_api.h>
@@ -41,7 +41,7 @@ inline infiniStatus_t status_of(cudaError_t error) {
     }
 }
 
-inline void must(const char *what, cudaError_t status) {
+inline void check_cuda(const char *what, cudaError_t status) {
     if (status != cudaSuccess) {
         cudaGetLastError();
         throw Error(status_of(status),

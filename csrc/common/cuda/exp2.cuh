@@ -1,5 +1,5 @@
-// 2^x by the special function unit: relative error 2^-22, enough for numbers that end in a half type.
-// Results below 2^-126 are 0; infinity and NaN as they should be.
+// 2^x by the special function unit: relative error 2^-22, enough for results rounded to a half type.
+// Results below 2^-126 are 0; infinity and NaN propagate.
 #pragma once
 
 #include <cuda_runtime.h>

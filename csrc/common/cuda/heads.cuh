@@ -1,6 +1,6 @@
-// Heads on CUDA: [tokens, heads, D], a head's columns cut into slices of two vectors, so that rope's thread has both
-// elements of every pair it turns. HeadPlan shares the slices out: enough threads for a few tokens, two heads a thread
-// for many. Included by *.cu files only.
+// Heads on CUDA: [tokens, heads, D], a head's columns cut into slices of two vectors, so that a thread of rope has both
+// elements of every pair it rotates. HeadPlan assigns slices to threads: one head a thread for a few tokens, two for
+// many. Included by *.cu files only.
 #pragma once
 
 #include "launch.cuh"
@@ -8,7 +8,7 @@
 
 namespace infini::cuda {
 
-// A thread's part of a head's columns [first, last): vectors number i from `first` and from first + apart on.
+// A thread's part of a head's columns [first, last): the i-th vector from `first` and the i-th from first + apart.
 template <typename T> struct Slice {
     int at[2];
     int count[2]; // elements in each vector; 0: none
@@ -43,10 +43,10 @@ template <typename T> struct Slice {
 
 // Columns of a head, which slices count in int.
 inline int checked_columns(int64_t columns) {
-    constexpr int64_t kMost = int64_t{1} << 30;
-    if (columns > kMost) {
+    constexpr int64_t kMax = int64_t{1} << 30;
+    if (columns > kMax) {
         throw Error(INFINI_STATUS_BAD_TENSOR_SHAPE,
-                    message("infini: on CUDA a head must have at most ", kMost, " columns, got ", columns));
+                    message("infini: on CUDA a head must have at most ", kMax, " columns, got ", columns));
     }
     return static_cast<int>(columns);
 }
@@ -57,11 +57,11 @@ INFINI_ALWAYS_INLINE int slices_of(int n, int width) {
 }
 
 constexpr int kHeadThreads = 128; // a block, at most
-constexpr int kThreadHeads = 2;   // neighbouring heads of which a thread owns one slice, at most
+constexpr int kThreadHeads = 2;   // adjacent heads of which a thread owns one slice, at most
 constexpr int kTileTokens = 32;   // a block, at most
 
-// From this many slices on (a GPU full of threads) threads own two heads each, which halves the reading of angles and
-// keeps twice the bytes in flight.
+// From this many slices on (a GPU full of threads) threads own two heads each, which halves the loads of angles and
+// doubles the bytes in flight.
 constexpr int64_t kManySlices = 132 * 1024;
 
 // Blocks of threads.x * threads.y: x along a token's units (one slice of `thread_heads` heads each), y along tokens.
@@ -72,11 +72,11 @@ struct HeadPlan {
     unsigned units;   // of a token
     unsigned parts;   // blocks that share a token
     int thread_heads; // 1 or 2
-    int tile;         // tokens a block sees to, threads.y at a time
+    int tile;         // tokens of a block, threads.y at a time
     dim3 threads;
     int64_t blocks;
 
-    // wanted_tile: tokens a block should see to, at least.
+    // wanted_tile: tokens that a block should have, at least.
     HeadPlan(int64_t tokens, int64_t heads, int slices, int64_t wanted_tile)
         : tokens(tokens), heads(heads), slices(static_cast<unsigned>(slices)) {
         thread_heads = tokens * heads * slices >= kManySlices ? kThreadHeads : 1;
@@ -90,14 +90,14 @@ struct HeadPlan {
         blocks = (tokens + tile - 1) / tile * parts;
     }
 
-    // ---- what the present block and thread have ----
+    // ---- the part of the current block and thread ----
 
     __device__ __forceinline__ int64_t first_token() const { return static_cast<int64_t>(blockIdx.x / parts) * tile; }
     __device__ __forceinline__ int64_t end_token() const {
         const int64_t end = first_token() + tile;
         return end < tokens ? end : tokens;
     }
-    // Heads from here on belong to other blocks.
+    // One past the block's last head.
     __device__ __forceinline__ int64_t end_head() const {
         const unsigned last = (blockIdx.x % parts + 1) * threads.x - 1;
         return (static_cast<int64_t>(last / slices) + 1) * thread_heads;

@@ -2,17 +2,18 @@
 // Kernels are called through launch(), never through <<< >>>, so that the emulation (csrc/emulation) can run them.
 //
 // On sm_90 and later a kernel may be launched while the one before it in the stream still runs (programmatic dependent
-// launch), to hide what a launch costs between decode's small kernels. What makes that correct:
+// launch), to hide the launch latency between decode's small kernels. The rules that make this correct:
 // * Every kernel, without exception, calls grid_dependency_sync() in every thread before all else. Until it returns,
 //   nothing that an earlier kernel wrote is visible, and what an earlier kernel still reads must not be written.
-// * As it waits for the whole grid before, which has waited for the one before that, all earlier work of the stream is
-//   done then: what was true of a buffer under launches one after another is true here, for reads and for writes. A
-//   kernel that did not wait would break that chain for those behind it too; hence "in every thread, before all else".
-// * Before it, a kernel may compute indices from its parameters, and prefetch to L2. Not to L1 or shared memory: a weight
+// * The call waits for the whole preceding grid, which has itself waited for the one before: so all earlier work of the
+//   stream is done, for reads and for writes, as with serialized launches. A kernel that did not wait would break that
+//   chain for all later kernels.
+// * Before it, a kernel may compute indices from its parameters, and prefetch to L2. Not to L1 or shared memory: a
+//   weight
 //   may be the result of the kernel before.
-// .ci/check_cuda.py looks in the machine code of every kernel: no path reaches global memory, or the end, before the
+// .ci/check_cuda.py checks the machine code of every kernel: no path reaches global memory, or the end, before the
 // wait. The emulation refuses a kernel that does not call it exactly once in each thread. A kernel of another library
-// is ordered as ever: it waits for ours unless it is launched in this way too, and then waits as its own authors saw to.
+// waits for ours unless it is launched with this attribute too, and then synchronizes by itself.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -50,8 +51,8 @@ inline bool launches_early() {
     return wanted;
 }
 
-// Lets the kernel behind this one be launched as soon as all blocks of this one have begun, and waits until everything
-// before this one is done and visible. Every kernel starts with it.
+// Lets the next kernel be launched as soon as all blocks of this one have begun, and waits until all earlier work is
+// done and visible. Every kernel starts with it.
 __device__ __forceinline__ void grid_dependency_sync() {
 #ifdef INFINI_EMULATION
     emulation::grid_dependency_sync();
@@ -61,16 +62,16 @@ __device__ __forceinline__ void grid_dependency_sync() {
 }
 
 #ifndef INFINI_EMULATION
-// What the driver was asked and told of a kernel on a device.
+// A kernel's attributes on a device: those read from the driver, and those set.
 struct Prepared {
     bool waits = false;        // its code is for sm_90 or later, where grid_dependency_sync() is not empty
-    size_t shared = 48 * 1024; // so much dynamic shared memory it may have
+    size_t shared = 48 * 1024; // the limit of dynamic shared memory that is set
     bool asked = false;
 };
 
-// Prepares a kernel for launches on the device, which is current, with so much dynamic shared memory; whether it waits
-// for the kernels before it. The driver is asked once for each kernel and device, and again where a launch wants more
-// memory.
+// Prepares a kernel for launches on the current device with `shared` bytes of dynamic shared memory. Returns whether it
+// waits for the kernels before it. The driver is called once for each kernel and device, and again where a launch needs
+// more memory.
 inline bool prepare(const void *kernel, int device_id, size_t shared) {
     static std::mutex mutex;
     static std::map<std::pair<const void *, int>, Prepared> all;
@@ -79,13 +80,13 @@ inline bool prepare(const void *kernel, int device_id, size_t shared) {
     if (!prepared.asked) {
         // Not the device's capability: it may run code for sm_80, which the driver compiled from PTX.
         cudaFuncAttributes attributes;
-        must("cudaFuncGetAttributes", cudaFuncGetAttributes(&attributes, kernel));
+        check_cuda("cudaFuncGetAttributes", cudaFuncGetAttributes(&attributes, kernel));
         prepared.waits = attributes.ptxVersion >= 90;
         prepared.asked = true;
     }
     if (shared > prepared.shared) {
-        must("cudaFuncSetAttribute",
-             cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
+        check_cuda("cudaFuncSetAttribute",
+                   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)));
         prepared.shared = shared;
     }
     return prepared.waits;
@@ -113,12 +114,12 @@ void launch(const ExecutionContext &context, void (*kernel)(Parameters...), dim3
     config.stream = stream_of(context);
     config.attrs = &attribute;
     config.numAttrs = prepare(function, context.device_id, shared) && early ? 1 : 0;
-    must("a kernel launch", cudaLaunchKernelExC(&config, function, pointers));
+    check_cuda("a kernel launch", cudaLaunchKernelExC(&config, function, pointers));
 #endif
 }
 
 // Declares a variable `name` in the block's static shared memory; the rest is its type: INFINI_SHARED(sums, float[32]).
-// Instead of __shared__, as the emulation has to know which memory that is.
+// Instead of __shared__, so that the emulation knows the variable.
 template <typename T> using Type = T;
 #ifdef INFINI_EMULATION
 #define INFINI_SHARED(name, ...)                                                                                       \

@@ -1,15 +1,15 @@
-// The tensor cores by warp: c [16, 8] += a [16, 16] b [16, 8] for half types with sums in float (mma.sync), and 8x8
-// matrices from shared memory in the order that it takes them (ldmatrix). All lanes of a warp call them together.
-// Lane l has of c rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next: c[0], c[1] of the first row, c[2], c[3].
+// Tensor core instructions of a warp: mma.sync, c [16, 8] += a [16, 16] b [16, 8] for half types with float
+// accumulators, and ldmatrix, 8x8 matrices from shared memory as its operands. All lanes of a warp call them together.
+// Lane l holds of c rows l / 4 and l / 4 + 8, columns 2 (l % 4) and the next: c[0], c[1] of the first row, c[2], c[3].
 #pragma once
 
-#include "numbers.cuh"
+#include "scalar_types.cuh"
 
 namespace infini::cuda {
 
 #ifdef INFINI_EMULATION
 
-namespace twin {
+namespace emulated {
 
 template <typename T> inline float half_of(uint32_t pair, int i) {
     T value;
@@ -36,13 +36,13 @@ inline void load_matrices(uint32_t (&out)[4], const void *row, bool transposed) 
     }
 }
 
-} // namespace twin
+} // namespace emulated
 
 inline void load_matrices(uint32_t (&out)[4], const void *row) {
-    twin::load_matrices(out, row, false);
+    emulated::load_matrices(out, row, false);
 }
 inline void load_matrices_transposed(uint32_t (&out)[4], const void *row) {
-    twin::load_matrices(out, row, true);
+    emulated::load_matrices(out, row, true);
 }
 
 inline uint32_t transpose_matrix(uint32_t pair) {
@@ -63,10 +63,10 @@ template <typename T> inline void mma(float (&c)[4], const uint32_t (&a)[4], uin
     float mine[16]{};
     for (int i = 0; i < 2; ++i) {
         for (int j = 0; j < 4; ++j) {
-            mine[2 * j + i] = twin::half_of<T>(a[j], i);
+            mine[2 * j + i] = emulated::half_of<T>(a[j], i);
         }
-        mine[8 + i] = twin::half_of<T>(b0, i);
-        mine[10 + i] = twin::half_of<T>(b1, i);
+        mine[8 + i] = emulated::half_of<T>(b0, i);
+        mine[10 + i] = emulated::half_of<T>(b1, i);
     }
     const auto all = emulation::gather(mine);
     const int lane = emulation::lane();

@@ -1,5 +1,5 @@
-// The tensor cores by warp for integers: c [16, 8] += a [16, 32] b [32, 8], int8 with exact sums in int32. All lanes of
-// a warp call it together; which lane has what of c is as in mma.cuh.
+// mma.sync for int8: c [16, 8] += a [16, 32] b [32, 8] with exact sums in int32. All lanes of a warp call it together;
+// c is distributed over the lanes as in mma.cuh.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
-// A row as int8 with a scale, on CUDA: the numbers of common/quantize_row.h, from a row's largest magnitude on.
+// Quantizes a row to int8 with a scale, on CUDA, given its largest magnitude: bit for bit as common/quantize_row.h.
 #pragma once
 
-#include "numbers.cuh"
+#include "scalar_types.cuh"
 
 namespace infini::cuda {
 
@@ -9,8 +9,8 @@ namespace infini::cuda {
 // in it has the scale NaN and q of zeros, a row of zeros the scale 0.
 class RowScale {
 public:
-    // largest: the row's largest magnitude, NaN if there is one in it. (Not by initialisers: nvcc shows those to the host's
-    // compiler, which does not know the functions.)
+    // largest: the row's largest magnitude, NaN if there is one in it. (No member initializers: nvcc passes those to
+    // the host compiler, which does not know the intrinsics.)
     __device__ __forceinline__ explicit RowScale(float largest) {
         finite_ = largest <= 3.402823466e38f;
         scale_ = finite_ ? largest / 127 : __uint_as_float(0x7fc00000u);

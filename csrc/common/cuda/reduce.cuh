@@ -1,5 +1,5 @@
-// Sums and maxima over the threads of a warp, and over the threads that share a row of a block. The order is fixed by
-// the number of threads alone; every thread gets the result.
+// Reductions over the threads of a warp, and over the threads of a block that share a row. The order depends on the
+// number of threads alone; every thread gets the result.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -21,7 +21,7 @@ struct Min {
     template <typename C> static __device__ __forceinline__ C join(C a, C b) { return a < b || a != a ? a : b; }
 };
 
-// Over kLanes neighbouring lanes, a power of two.
+// Over kLanes adjacent lanes, a power of two.
 template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinline__ C warp_reduce(C value) {
 #pragma unroll
     for (int distance = kLanes / 2; distance > 0; distance /= 2) {
@@ -30,8 +30,8 @@ template <typename Join, int kLanes = kWarp, typename C> __device__ __forceinlin
     return value;
 }
 
-// Over the blockDim.x threads (a multiple of 32) that have one threadIdx.y. `shared`: room for all warps of the block,
-// free to be written when the call begins. To be called by all threads of the block.
+// Over the blockDim.x threads (a multiple of 32) of one threadIdx.y. `shared`: a value for each warp of the block; no
+// thread may still read it. To be called by all threads of the block.
 template <typename Join, typename C> __device__ __forceinline__ C row_reduce(C value, C *shared) {
     value = warp_reduce<Join>(value);
     const int warps = blockDim.x / kWarp;

@@ -1,20 +1,20 @@
-// Rows on CUDA: where row number `row` (all dimensions but the last) starts in each of several tensors of one shape with
-// strides of their own. And RowPlan: how many threads share a row, from the row's length alone.
+// Rows on CUDA. RowStrides: where a row (an index over all dimensions but the last) starts in each of several tensors
+// of one shape. RowPlan: how many threads share a row, from its length alone. RowPart: what a thread has of it.
 #pragma once
 
 #include "../tensor_view.h"
-#include "words.cuh"
+#include "packed32.cuh"
 
 namespace infini::cuda {
 
-template <int kTensors> struct Rows {
+template <int kTensors> struct RowStrides {
     int ndim = 0; // after adjacent dimensions were merged where every tensor allows it
     int64_t count = 1;
     int64_t shape[kMaxDims] = {};
     int64_t strides[kTensors][kMaxDims] = {};
 
     // All views have the shape of views[0], apart from the last `inner` dimensions.
-    explicit Rows(const TensorView *const (&views)[kTensors], int inner = 1) {
+    explicit RowStrides(const TensorView *const (&views)[kTensors], int inner = 1) {
         const TensorView &first = *views[0];
         for (int dim = 0; dim + inner < first.ndim; ++dim) {
             const int64_t size = first.shape[dim];
@@ -57,7 +57,7 @@ template <int kTensors> struct Rows {
     }
 };
 
-// A row of n elements is cut into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
+// Cuts a row of n elements into vectors of kWidth; thread t of `threads` owns vectors t, t + threads, ... The plan
 // depends on n alone, so that a row has the same bits in any batch.
 struct RowPlan {
     int threads; // a multiple of 32, at most 512
@@ -91,22 +91,21 @@ template <typename Body> void with_vectors(int vectors, const Body &body) {
     }
 }
 
-// What one thread holds of a row: its vectors in registers, as Kept (T, or Compute<T> where what update keeps must not
-// be rounded), or, kVectors = 0, what it reads again each time. visit(body) calls body(i, count, values) for each
-// vector: i is where it starts, count how many elements are in it, values[kWidth] the elements. visit_with(other, body)
-// adds those of another row of the same length, such as weights, which are then on their way before they are needed.
-// update(body) keeps what body wrote to values (kVectors > 0 only). kAhead: vectors on their way where the row is read
-// again.
+// A thread's part of a row: its vectors in registers, as Kept (T, or Compute<T> where update must not round), or, with
+// kVectors = 0, read from memory in each pass. visit(body) calls body(i, count, values) for each vector: i is its first
+// element, count its length, values[kWidth] the elements. visit_with(other, body) adds those of another row of the same
+// length, such as weights, loaded in advance. update(body) keeps what body wrote to values (kVectors > 0 only). kAhead:
+// how many vectors are prefetched where the row is read again.
 template <typename T, int kVectors, typename Kept = T, int kAhead = 3> class RowPart {
 public:
     using C = Compute<T>;
     static constexpr int kElements = kWidth<T>;
 
-    // whole: vectors may be accessed as such. Elements beyond the end read as `fill`; neighbours are `step` apart.
+    // whole: 16-byte accesses are allowed. Elements beyond the end read as `fill`; adjacent ones are `step` apart.
     __device__ __forceinline__ RowPart(const T *row, int64_t n, bool whole, T fill = T{}, int64_t step = 1)
         : row_(row), n_(static_cast<Index>(n)), step_(step), whole_(whole), fill_(fill) {
         if constexpr (kVectors > 0) {
-            Words<T, kElements> read_[kVectors]; // all loads before the first conversion
+            Packed32<T, kElements> read_[kVectors]; // all loads before the first conversion
 #pragma unroll
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
@@ -119,8 +118,8 @@ public:
                     vectors_[v] = read_[v];
                 } else {
                     Vector<Kept, kElements> wide;
-                    widen_words<T>(wide.values, read_[v]);
-                    vectors_[v] = bits_as<Held>(wide);
+                    widen_packed32<T>(wide.values, read_[v]);
+                    vectors_[v] = bit_cast<Held>(wide);
                 }
             }
         }
@@ -138,27 +137,27 @@ public:
                 if (start(v) < n_) {
                     C values[kElements];
                     Compute<W> others[kElements];
-                    widen_words<Kept>(values, vectors_[v]);
-                    widen_words<W>(others, other.vectors_[v]);
+                    widen_packed32<Kept>(values, vectors_[v]);
+                    widen_packed32<W>(others, other.vectors_[v]);
                     body(start(v), left(start(v)), values, others);
                 }
             }
         } else {
             each<false>([&](int64_t i, int count, C(&values)[kElements]) {
                 Compute<W> others[kElements];
-                widen_words<W>(others, other.read(i));
+                widen_packed32<W>(others, other.read(i));
                 body(i, count, values, others);
             });
         }
     }
 
-    // Whether the vector from i on may be accessed as one, in every tensor that `whole` was found for.
+    // Whether the vector from i on may be accessed as one, in every tensor that `whole` covers.
     __device__ __forceinline__ bool whole(int64_t i) const { return whole_ && static_cast<Index>(i) + kElements <= n_; }
 
 private:
     using Index =
-        std::conditional_t<(kVectors > 0), int, int64_t>; // what registers hold is short: half the instructions
-    using Held = Words<Kept, kElements>;
+        std::conditional_t<(kVectors > 0), int, int64_t>; // rows in registers are short: half the instructions
+    using Held = Packed32<Kept, kElements>;
     template <typename OtherT, int kOtherVectors, typename OtherKept, int kOtherAhead> friend class RowPart;
 
     template <bool kUpdate, typename Body> __device__ __forceinline__ void each(const Body &body) {
@@ -167,16 +166,16 @@ private:
             for (int v = 0; v < kVectors; ++v) {
                 if (start(v) < n_) {
                     C values[kElements];
-                    widen_words<Kept>(values, vectors_[v]);
+                    widen_packed32<Kept>(values, vectors_[v]);
                     body(start(v), left(start(v)), values);
                     if constexpr (kUpdate) {
-                        vectors_[v] = bits_as<Held>(narrow<Kept>(values));
+                        vectors_[v] = bit_cast<Held>(narrow<Kept>(values));
                     }
                 }
             }
         } else {
             const Index stride = start(1) - start(0);
-            Words<T, kElements> ahead[kAhead];
+            Packed32<T, kElements> ahead[kAhead];
 #pragma unroll
             for (int v = 0; v < kAhead; ++v) {
                 if (start(v) < n_) {
@@ -185,7 +184,7 @@ private:
             }
             for (Index i = start(0); i < n_; i += stride) {
                 C values[kElements];
-                widen_words<T>(values, ahead[0]);
+                widen_packed32<T>(values, ahead[0]);
 #pragma unroll
                 for (int v = 1; v < kAhead; ++v) {
                     ahead[v - 1] = ahead[v];
@@ -203,8 +202,8 @@ private:
     __device__ __forceinline__ int left(Index i) const {
         return static_cast<int>(n_ - i < kElements ? n_ - i : kElements);
     }
-    __device__ __forceinline__ Words<T, kElements> read(Index i) const {
-        return load_words<T, kElements>(row_ + static_cast<int64_t>(i) * step_, whole(i), left(i), fill_, step_);
+    __device__ __forceinline__ Packed32<T, kElements> read(Index i) const {
+        return load_packed32<T, kElements>(row_ + static_cast<int64_t>(i) * step_, whole(i), left(i), fill_, step_);
     }
 
     const T *row_;

@@ -1,9 +1,9 @@
-// Vectors of 16 bytes, the widest a CUDA thread loads and stores at once: 8 halves, 4 floats or 2 doubles.
-// Where an address is not aligned to 16 bytes, or less than a vector is left, the same elements go one by one, so that
-// who owns which element, and with it the order of sums, never depends on alignment.
+// Vectors of 16 bytes, the widest a CUDA thread loads and stores at once: 8 halves, 4 floats or 2 doubles. Unaligned
+// and partial vectors are accessed element by element, so that the assignment of elements to threads, and with it the
+// order of sums, never depends on alignment.
 #pragma once
 
-#include "numbers.cuh"
+#include "scalar_types.cuh"
 #include "../tensor_view.h"
 
 namespace infini::cuda {
@@ -27,8 +27,8 @@ template <typename... Views> bool vectors_fit(const Views &...views) {
     return (fits(views) && ...);
 }
 
-// A vector of storage type: the elements from p on, as one access if `whole` (aligned, all there, side by side), else
-// the first `count`, each `step` from the one before it, and `fill` for the rest.
+// A vector of storage type: the elements from p on, as one access if `whole` (aligned, complete, contiguous), else the
+// first `count`, `step` apart, and `fill` for the rest.
 template <typename T, int kCount = kWidth<T>>
 __device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int count, T fill = T{}, int64_t step = 1) {
     if (whole) {
@@ -42,7 +42,7 @@ __device__ __forceinline__ Vector<T, kCount> load(const T *p, bool whole, int co
     return vector;
 }
 
-// The other way round; elements from `count` on are left alone.
+// The reverse; elements from `count` on are not written.
 template <typename T, int kCount>
 __device__ __forceinline__ void store(T *p, const Vector<T, kCount> &vector, bool whole, int count, int64_t step = 1) {
     if (whole) {
@@ -75,7 +75,7 @@ __device__ __forceinline__ Vector<T, kCount> narrow(const Compute<T> (&values)[k
     return vector;
 }
 
-// kCount elements of any type (kCount a multiple or a part of its vector) as numbers to compute with, and back.
+// Loads kCount elements of any type (kCount a multiple or a divisor of kWidth) in the compute type, and stores them.
 template <int kCount, typename T>
 __device__ __forceinline__ void load(Compute<T> (&out)[kCount], const T *p, bool whole, int count, int64_t step = 1) {
     constexpr int kPart = kCount < kWidth<T> ? kCount : kWidth<T>;

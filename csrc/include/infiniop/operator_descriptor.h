@@ -9,7 +9,7 @@
  *                               lost. stream: a stream of the device, on which the run is queued: memory and workspace
  *                               must stay valid until it is done there, the descriptor need not. NULL, or an immediate
  *                               stream of the CPU: done on return.
- *                               A descriptor may run on several threads at once, each with a workspace of its own.
+ *                               A descriptor may run on several threads at once, each with a separate workspace.
  *                               On NVIDIA devices: memory and workspace are device memory. The stream is any
  *                               cudaStream_t of the device, infinirt's or the caller's; NULL waits for no other stream,
  *                               not even for CUDA's default one (that is cudaStreamLegacy). A run captured on a stream
@@ -26,9 +26,9 @@
  * _SHAPE, _STRIDES for tensors that break the op's rules; INSUFFICIENT_WORKSPACE; NOT_IMPLEMENTED for what the
  * interface has and this build has not. infiniGetLastErrorMessage() says which argument, which rule and what came. What
  * fails has written nothing, except where a value found in memory is at fault (a position, an index, a length): then
- * the output is unspecified. On NVIDIA devices such a value is no error, for nothing waits to look at it: no memory
- * outside of the tensors is touched, what depends on it in the output is NaN (0 in integers), and nothing is written
- * to a place that is not there. */
+ * the output is unspecified. On NVIDIA devices such a value is no error, because the host does not wait to read it: no
+ * memory outside of the tensors is accessed, what depends on the value in the output is NaN (0 in integers), and writes
+ * out of bounds are skipped. */
 #ifndef INFINIOP_OPERATOR_DESCRIPTOR_H
 #define INFINIOP_OPERATOR_DESCRIPTOR_H
 

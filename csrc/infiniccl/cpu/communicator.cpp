@@ -3,12 +3,12 @@
 // The ranks go in steps, numbered alike on all of them. In step s a rank
 //   1. waits until all ranks have posted s - 1,
 //   2. writes what the others need into its slot s % 2, and posts s,
-//   3. waits until those have posted s whose slots it reads, and reads them.
-// To post s says: my slot is written, and I have read what I wanted of the steps before. Hence the slot that a rank
+//   3. waits until the ranks that it reads from have posted s, and reads their slots.
+// Posting s means that the rank's slot is written and that it has read all earlier steps. Hence the slot that a rank
 // writes in step s, which others read in s - 2, is free; and a step costs one flag each way.
 //
-// A reduction always goes over the ranks in their order, element by element: its bits depend neither on the algorithm
-// nor on who computes them.
+// A reduction always goes over the ranks in order, element by element: its bits do not depend on the algorithm or on
+// the rank that computes them.
 #include <sched.h>
 #include <sys/random.h>
 #include <unistd.h>
@@ -34,16 +34,16 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Up to this many bytes every rank reduces the whole message by itself: one step. Above, each reduces its part and
-// hands out the result: two, but less work.
+// Up to this many bytes every rank reduces the whole message by itself, in one step. Above, each reduces its part and
+// shares the result: two steps, but less work.
 constexpr size_t kOneShotBytes = 64 * 1024;
 
-// A wait first spins, which finds a rank that is on its way; then it lets other threads run; then it sleeps. How long it
-// spins is learned: twice as long after it helped, half as long after it did not, for then the rank that is waited for
-// may need this core. (Two ranks on one core, a 8-byte all-reduce: 7 us where waits hardly spin, 100 where they do.)
-constexpr int kFewestSpins = 16, kMostSpins = 2048; // a pause each, up to 50 us
+// A wait first spins, then yields to other threads, then sleeps. The spin count adapts: it doubles after a spin that
+// succeeded and halves after one that did not, because the other rank may need this core. (Two ranks on one core, an
+// 8-byte all-reduce: 7 us where waits hardly spin, 100 where they do.)
+constexpr int kMinSpins = 16, kMaxSpins = 2048; // a pause each, up to 50 us
 constexpr auto kYields = std::chrono::milliseconds(2);
-constexpr int kSleepShare = 16; // a sleep lasts a sixteenth of what was waited until then, so it delays by as little
+constexpr int kSleepShare = 16; // a sleep lasts a sixteenth of the wait so far, which bounds its delay
 constexpr auto kLongestSleep = std::chrono::milliseconds(10);
 constexpr auto kLookInterval = std::chrono::milliseconds(20); // between two looks whether a rank is alive
 
@@ -51,11 +51,11 @@ void relax() {
 #if defined(__x86_64__)
     _mm_pause();
 #elif defined(__aarch64__)
-    asm volatile("isb"); // waits for some ten cycles, unlike yield, which most cores take for nothing
+    asm volatile("isb"); // waits for some ten cycles, unlike yield, which most cores ignore
 #endif
 }
 
-// ---- what a call is, in a line that others compare and in words ----
+// ---- a call's signature, which other ranks compare, and its description ----
 
 Signature signature_of(const Call &call) {
     return {call.count, call.kind, static_cast<uint8_t>(call.dtype), static_cast<uint8_t>(call.op),
@@ -87,12 +87,12 @@ public:
 
     ~CpuCommunicator() override {
         Member &member = segment_->member(rank);
-        if (joined_ && member.pid == getpid()) { // not in a child of fork(), whose parent goes on
+        if (joined_ && member.pid == getpid()) { // not in a child of fork(): the parent is still a rank
             member.presence.store(kLeft, std::memory_order_release);
         }
     }
 
-    // Takes the rank's place; the others see it. Returns whether it was the last one.
+    // Registers this rank, visible to the others. Returns whether it was the last one.
     bool join(const char *function) {
         Member &member = segment_->member(rank);
         int32_t absent = kAbsent;
@@ -194,7 +194,7 @@ private:
         mine.posted.store(step_, std::memory_order_release);
     }
 
-    // That rank has posted what this one has posted last; `call` only says who waits.
+    // Waits until a rank has posted this rank's last step; `call` is for messages.
     void wait_for(int other, const Call &call) {
         const Progress &theirs = segment_->progress(other);
         wait(other, theirs.posted, step_, call);
@@ -228,15 +228,15 @@ private:
         } while (begin < count);
     }
 
-    // What goes into shared memory is always copied there, never computed there: for the lines that another core has
-    // read, ordinary stores wait one by one (8 to 35 GB/s on two Zen 5 cores), memcpy's string moves do not (42 to 100).
+    // Data is always copied into shared memory, never computed there: ordinary stores to lines that another core has
+    // read stall one by one (8 to 35 GB/s on two Zen 5 cores), memcpy's string moves do not (42 to 100).
     static void copy(char *to, const char *from, size_t bytes) {
         if (bytes > 0 && to != from) {
             std::memcpy(to, from, bytes);
         }
     }
 
-    // out[i] = the reduction of `mine` and of what the others have `offset` bytes into their slots.
+    // out[i] = the reduction of `mine` and of the others' slots from `offset` bytes on.
     void reduce_slots(const Call &call, char *out, const char *mine, size_t offset, size_t count) const {
         const void *in[kMaxRanks];
         for (int other = 0; other < ranks; ++other) {
@@ -254,8 +254,8 @@ private:
         reduce_slots(call, static_cast<char *>(call.recv), from, 0, call.count);
     }
 
-    // Of a chunk, part j is what rank j reduces: at j * part_bytes() in the slots whatever the chunk's size is. While
-    // the ranks reduce one chunk they hand out the results of the one before.
+    // Part j of a chunk is reduced by rank j: at j * part_bytes() in the slots for any chunk size. While the ranks
+    // reduce one chunk they share the results of the one before.
     void all_reduce(const Call &call) {
         const size_t bytes = size_of(call.dtype), n = static_cast<size_t>(ranks), me = static_cast<size_t>(rank);
         const size_t pitch = segment_->part_bytes(), line = 64 / bytes, most = pitch / bytes * n;
@@ -398,10 +398,10 @@ private:
         for (int i = 0; i < spins; ++i) {
             relax();
             if (there()) {
-                return spins_.store(std::min(2 * spins, kMostSpins), std::memory_order_relaxed);
+                return spins_.store(std::min(2 * spins, kMaxSpins), std::memory_order_relaxed);
             }
         }
-        spins_.store(std::max(spins / 2, kFewestSpins), std::memory_order_relaxed);
+        spins_.store(std::max(spins / 2, kMinSpins), std::memory_order_relaxed);
         wait_long(other, counter, value, call);
     }
 
@@ -415,10 +415,10 @@ private:
             const Clock::duration waited = Clock::now() - start;
             if (waited >= next_look) {
                 next_look = waited + kLookInterval;
-                // Of those that are not waited for, what they posted may be all that is needed: but not while joining.
+                // Ranks that are not waited for may have posted all that is needed, except while joining.
                 for (int any = 0; any < ranks; ++any) {
                     const char *const gone = any == other || call.kind == Kind::init ? why_gone(any) : nullptr;
-                    if (gone != nullptr && !there()) { // what it posted last counts
+                    if (gone != nullptr && !there()) { // its last post still counts
                         fail_and_throw(call, INFINI_STATUS_INTERNAL_ERROR, message(name_of(any), gone));
                     }
                 }
@@ -449,7 +449,7 @@ private:
         return presence == kPresent && !is_alive(member) ? " has ended" : nullptr;
     }
 
-    // With its process, unless all ranks that have joined are of one.
+    // The rank's description: with its process, unless all ranks that have joined are of one process.
     std::string name_of(int which) const {
         const auto pid_of = [&](int other) {
             const Member &member = segment_->member(other);
@@ -480,7 +480,7 @@ private:
                                " on ", name_of(their_rank)));
     }
 
-    // The first failure is everyone's.
+    // The first failure is reported by all ranks.
     void fail(infiniStatus_t status, const std::string &sentence) {
         int32_t sound = kSound;
         if (header_.failed.compare_exchange_strong(sound, kFailing)) {
@@ -514,7 +514,7 @@ private:
     const std::shared_ptr<Segment> segment_;
     Header &header_;
     std::atomic<int64_t> timeout_ms_;
-    std::atomic<int> spins_{kMostSpins};
+    std::atomic<int> spins_{kMaxSpins};
     bool joined_ = false;
 
     std::mutex steps_;                       // held by the collective that is under way
@@ -592,7 +592,7 @@ public:
                                             int64_t timeout_ms) override {
         constexpr const char *function = "infinicclCommInitRank";
         check_ranks(function, "nranks", ranks);
-        checks_calls(function); // rank 0's counts, but a value that is none is told to every rank that has it
+        checks_calls(function); // only rank 0's setting is used, but every rank reports an invalid one
         const std::string path = path_of(function, id);
         const std::shared_ptr<Segment> segment =
             rank == 0 ? Segment::create(function, path, ranks) : find_segment(function, path, ranks, timeout_ms);

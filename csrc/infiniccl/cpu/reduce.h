@@ -1,6 +1,6 @@
 // The arithmetic of the reductions: out[i] = in[0][i] op in[1][i] op ..., from left to right, for dense arrays of any
-// alignment, of any dtype that infiniccl.cpp lets through. Half types are computed in float and rounded once. infiniccl.h
-// says what each op means.
+// alignment, of any dtype that infiniccl.cpp accepts. Half types are computed in float and rounded once. infiniccl.h
+// defines each op.
 #pragma once
 
 #include "cpu_capability.h"

@@ -1,5 +1,5 @@
 // The CPU kernel of the reductions: one pass over all inputs, a vector at a time.
-// Limit: memory bandwidth, or that of the caches where the slots lie.
+// Limit: the bandwidth of memory, or of the caches that hold the slots.
 #include "reduce.h"
 #include "vec.h"
 
@@ -8,7 +8,7 @@ namespace {
 
 using ccl::Reduction;
 
-// A vector of what T is computed in: T itself, or float for the half types. n: the first n elements only.
+// A vector of T's compute type: T itself, or float for the half types. n: the first n elements only.
 template <typename T> struct Lanes {
     typedef T Vector __attribute__((vector_size(kLanes * 4)));
     static constexpr int64_t kCount = kLanes * 4 / sizeof(T);

@@ -29,7 +29,7 @@ constexpr size_t rounded_up(size_t value, size_t to) {
     throw Error(INFINI_STATUS_INTERNAL_ERROR, message(function, ": ", what, ": ", std::strerror(error)));
 }
 
-// Field 22 of /proc/<pid>/stat, or 0; *ended: the process is there no more, or is only waited for by its parent.
+// Field 22 of /proc/<pid>/stat, or 0; *ended: the process does not exist any more, or is a zombie.
 uint64_t start_of(int pid, bool *ended) {
     *ended = false;
     const int file = ::open(message("/proc/", pid, "/stat").c_str(), O_RDONLY | O_CLOEXEC);
@@ -56,7 +56,7 @@ uint64_t start_of(int pid, bool *ended) {
     return at == nullptr ? 0 : std::strtoull(at, nullptr, 10);
 }
 
-// Removes what ranks have left behind that were all killed while they met: a file that no process has locked.
+// Removes files of communicators with all ranks killed while they joined: those that no process has locked.
 void sweep(const std::string &folder) {
     DIR *const entries = opendir(folder.c_str());
     if (entries == nullptr) {
@@ -114,7 +114,7 @@ void Segment::map(const char *function) {
 #endif
 }
 
-// A page of a file that has no memory for it is a SIGBUS when it is touched: so every page is asked for first.
+// Accessing a page of the file without memory for it is a SIGBUS: so every page is allocated first.
 void Segment::reserve(const char *function, size_t begin, size_t bytes) const {
     int error;
     do {
@@ -153,8 +153,8 @@ std::shared_ptr<Segment> Segment::anonymous(const char *function, int ranks) {
     return make(function, memfd_create("infiniccl", MFD_CLOEXEC), ranks);
 }
 
-// It gets its name when it is complete: who can open it can use it. Every rank holds a lock on it, which ends with its
-// process.
+// The file gets its name when it is complete, so a rank that can open it can use it. Every rank holds a lock on it,
+// which ends with its process.
 std::shared_ptr<Segment> Segment::create(const char *function, const std::string &path, int ranks) {
     const std::string folder = path.substr(0, path.rfind('/'));
     sweep(folder);

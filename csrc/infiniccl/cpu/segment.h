@@ -1,11 +1,11 @@
-// The memory that the ranks of one communicator share, and who they are. One file holds it: an anonymous one for ranks
-// of one process, else one in /dev/shm, under a name that nobody has used before, which is taken away when all ranks
-// have mapped it. From then on nothing has to be cleaned up, however the ranks end.
+// The memory that the ranks of one communicator share, with their identities. It is a file: an anonymous one for ranks
+// of one process, else one in /dev/shm, under a unique name that is removed when all ranks have mapped it. From then on
+// nothing has to be cleaned up, however the ranks end.
 //
-//   Header                       how many ranks there are, and why the communicator failed
-//   Member[ranks]                who each rank is
-//   Progress[ranks]              how far each rank is: what the others spin on
-//   Channel[ranks][ranks]        how far a sender and its receiver are
+//   Header                       the number of ranks, and the reason of a failure
+//   Member[ranks]                the identity of each rank
+//   Progress[ranks]              the steps that each rank has posted: what the others spin on
+//   Channel[ranks][ranks]        the messages sent and received between two ranks
 //   data of each rank            2 slots, which the others read, and 2 results of two-phase reductions
 //   data of each channel         2 slots; a channel has memory only once it is used
 #pragma once
@@ -25,7 +25,7 @@ constexpr int kMaxRanks = 64;
 constexpr size_t kSlotBytes = 512 * 1024;        // of a rank's slot: what moves at a time
 constexpr size_t kChannelSlotBytes = 128 * 1024; // of a channel's slot
 
-// What a rank calls, as the others compare it.
+// A rank's call, as the others compare it.
 struct Signature {
     uint64_t count = 0;
     Kind kind = Kind::init;
@@ -54,12 +54,12 @@ enum Presence : int32_t { kAbsent, kClaimed, kPresent, kLeft };
 struct alignas(128) Member {
     std::atomic<int32_t> presence;
     int32_t pid;
-    uint64_t started;       // when, in the kernel's ticks: a process id may be given to another process
-    uint64_t pid_namespace; // processes of another one cannot be asked for
+    uint64_t started;       // when, in the kernel's ticks: a process id may be reused
+    uint64_t pid_namespace; // processes of another one cannot be looked up
 };
 
-// Written by its rank alone; one line, so that flag and signature come in one transfer. Lines are fetched in pairs:
-// hence 128 bytes.
+// Written by its rank alone; one cache line, so that flag and signature move in one transfer. Lines are fetched in
+// pairs: hence 128 bytes.
 struct alignas(128) Progress {
     std::atomic<uint64_t> posted; // steps; see Ranks in communicator.cpp
     Signature signatures[2];      // of the step before and this one, by the step's lowest bit
@@ -124,12 +124,12 @@ private:
     char *memory_ = nullptr;
 };
 
-// ---- who is there ----
+// ---- processes ----
 
 // Fills in the calling process.
 void describe_self(Member &member);
 
-// False: that process has ended, for certain.
+// False: that process has certainly ended.
 bool is_alive(const Member &member);
 
 } // namespace infini::ccl

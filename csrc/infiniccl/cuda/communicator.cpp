@@ -1,5 +1,4 @@
-// Communicators of NVIDIA devices: NCCL, which this only translates to. It is loaded when it is first needed, so that a
-// machine without it loses nothing else.
+// Communicators of NVIDIA devices, by NCCL. It is loaded at the first use, so that all else works without it.
 #include <dlfcn.h>
 
 #include <atomic>
@@ -41,7 +40,7 @@ const nccl::Functions &functions() {
     return loaded;
 }
 
-void must(const char *function, nccl::Result result) {
+void check_nccl(const char *function, nccl::Result result) {
     if (result != nccl::kSuccess) {
         const bool callers = result == nccl::kInvalidArgument || result == nccl::kInvalidUsage;
         throw Error(callers ? INFINI_STATUS_BAD_PARAM : INFINI_STATUS_INTERNAL_ERROR,
@@ -61,8 +60,8 @@ template <typename Body> void on_device(int device_id, infinirtStream_t stream, 
     }
 }
 
-// What NCCL makes of a call's elements. It has not all our dtypes: what is only moved goes as bytes, and the largest of
-// bools is "any" of them, the smallest "all".
+// A call's elements as NCCL's. NCCL lacks some of our dtypes: data that is only moved is sent as bytes, and bools are
+// reduced by MAX ("any") and MIN ("all").
 struct Elements {
     nccl::DataType dtype;
     size_t count;
@@ -134,12 +133,12 @@ public:
         }
         const Elements elements = elements_of(call);
         on_device(device_id, stream,
-                  [&](nccl::Stream native) { must(call.function, launch(call, elements, comm, native)); });
+                  [&](nccl::Stream native) { check_nccl(call.function, launch(call, elements, comm, native)); });
     }
 
     void abort() override {
         if (const nccl::Comm comm = comm_.exchange(nullptr)) {
-            must("infinicclCommAbort", functions().CommAbort(comm));
+            check_nccl("infinicclCommAbort", functions().CommAbort(comm));
         }
     }
 
@@ -173,14 +172,14 @@ class NcclBackend : public Backend {
 public:
     infinicclUniqueId_t unique_id() override {
         infinicclUniqueId_t id;
-        must("infinicclGetUniqueId", functions().GetUniqueId(&id));
+        check_nccl("infinicclGetUniqueId", functions().GetUniqueId(&id));
         return id;
     }
 
     Communicators init_all(const std::vector<int> &device_ids, int64_t) override {
         const int ranks = static_cast<int>(device_ids.size());
         std::vector<nccl::Comm> comms(device_ids.size());
-        must("infinicclCommInitAll", functions().CommInitAll(comms.data(), ranks, device_ids.data()));
+        check_nccl("infinicclCommInitAll", functions().CommInitAll(comms.data(), ranks, device_ids.data()));
         Communicators made;
         for (int rank = 0; rank < ranks; ++rank) {
             const auto at = static_cast<size_t>(rank);
@@ -193,7 +192,7 @@ public:
                                             int64_t) override {
         nccl::Comm comm = nullptr;
         on_device(device_id, nullptr, [&](nccl::Stream) {
-            must("infinicclCommInitRank", functions().CommInitRank(&comm, ranks, id, rank));
+            check_nccl("infinicclCommInitRank", functions().CommInitRank(&comm, ranks, id, rank));
         });
         return std::make_shared<NcclCommunicator>(device_id, rank, ranks, comm);
     }

@@ -1,4 +1,4 @@
-// NCCL as far as it is used here: its functions, found in the library when they are first needed, and the values of its
+// The part of NCCL that is used here: its functions, looked up in the library at the first use, and the values of its
 // enums, which are its ABI (https://docs.nvidia.com/deeplearning/nccl). No header of NCCL is needed to build.
 #pragma once
 

@@ -1,4 +1,4 @@
-// The rules of attention, and the way to its kernel.
+// The rules of attention, and the call of its kernel.
 #include "attention.h"
 
 #include <cmath>
@@ -41,7 +41,7 @@ void check_kv_lens(const ExecutionContext &context, const Checker &rule, const A
     const TensorView &lens = args.kv_lens;
     rule.shape("kv_lens", lens, {args.q.size(0)}, "to match the batch size of q");
     rule.dtype("kv_lens", lens, {INFINI_DTYPE_I32, INFINI_DTYPE_I64});
-    for (int64_t b = 0; b < lens.size(0) && context.is_cpu(); ++b) { // elsewhere the kernel judges them
+    for (int64_t b = 0; b < lens.size(0) && context.is_cpu(); ++b) { // elsewhere the kernel checks them
         const int64_t at = b * lens.stride(0);
         const int64_t length =
             lens.dtype == INFINI_DTYPE_I32 ? lens.as<const int32_t>()[at] : lens.as<const int64_t>()[at];

@@ -1,4 +1,4 @@
-// The CUDA kernels of attention: which one serves a call, and how its work is shared out.
+// The CUDA kernels of attention: the choice of the kernel, and the split of the work among blocks.
 // Limits: decode reads K and V once (memory bandwidth), prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
 
@@ -12,8 +12,8 @@ namespace {
 
 int64_t multiprocessors(const ExecutionContext &context) {
     int count = 0;
-    cuda::must("cudaDeviceGetAttribute",
-               cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context.device_id));
+    cuda::check_cuda("cudaDeviceGetAttribute",
+                     cudaDeviceGetAttribute(&count, cudaDevAttrMultiProcessorCount, context.device_id));
     return count;
 }
 
@@ -21,11 +21,11 @@ int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-// What shapes alone say of a call.
+// What follows from a call's shapes alone.
 struct Sizes {
     int64_t batch, queries, keys, kv_heads, group, window;
-    bool many;         // q_starts: every sequence has a number of queries of its own
-    int64_t row_limit; // rows of a sequence whose keys may be split; 0: none is split
+    bool many;         // q_starts: sequences have different numbers of queries
+    int64_t row_limit; // the most rows of a sequence with split keys; 0: none is split
     Splits splits;     // of the keys that a sequence's rows see
 
     Sizes(const ExecutionContext &context, const Args &a) {
@@ -41,11 +41,11 @@ struct Sizes {
         splits = {1, 1};
         if (row_limit > 0) {
             splits = plan_splits(window < keys ? window : keys, kv_heads, multiprocessors(context));
-            // All rows of a sequence may see some keys more than one: fewer than a split has, for it has few rows.
-            static_assert(kSplitRows <= kLeastSplitKeys && kSplitRowsOfMany <= kLeastSplitKeys);
+            // With a window, all rows of a sequence see together a few keys more than one: less than a split.
+            static_assert(kSplitRows <= kMinSplitKeys && kSplitRowsOfMany <= kMinSplitKeys);
             const int64_t most_queries = many ? kSplitRowsOfMany : queries;
             const int64_t most_keys = window > keys - most_queries ? keys : window + most_queries - 1;
-            splits.count = most_keys <= kLeastSplitKeys ? 1 : splits.count + (window < keys && most_queries > 1);
+            splits.count = most_keys <= kMinSplitKeys ? 1 : splits.count + (window < keys && most_queries > 1);
         }
     }
 
@@ -81,7 +81,7 @@ template <typename T, typename E> Problem<T, E> problem_of(const Args &a, const 
         p.slopes = a.alibi_slopes.as<const float>(), p.slopes_stride = a.alibi_slopes.strides[0];
     }
     p.batch = sizes.batch, p.queries = sizes.queries, p.keys = sizes.keys;
-    const auto divider = [](int64_t by) { return cuda::Divider<uint64_t>(by < 1 ? 1 : static_cast<uint64_t>(by)); };
+    const auto divider = [](int64_t by) { return cuda::IntDivider<uint64_t>(by < 1 ? 1 : static_cast<uint64_t>(by)); };
     p.by_group = divider(sizes.group), p.by_block_size = divider(p.block_size);
     p.kv_heads = sizes.kv_heads, p.group = sizes.group, p.size = static_cast<int>(a.q.size(3));
     p.causal = a.causal, p.capped = a.softcap > 0, p.keeps_empty = a.keeps_empty;
@@ -135,7 +135,7 @@ template <typename T, typename E> void launch(const ExecutionContext &context, c
         start_split(rows <= kernels.few.rows ? kernels.few : rows <= kernels.more.rows ? kernels.more : many, rows);
         return;
     }
-    // Sequences of few rows first, then the others: that launch also says it if q_starts cannot be right.
+    // Sequences of few rows first, then the others: that launch also marks an invalid q_starts.
     if (lines > 0) {
         p.small = true;
         start_split(kernels.more, kSplitRowsOfMany);
@@ -157,7 +157,7 @@ size_t workspace_on_cuda(const ExecutionContext &context, const Args &args) {
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.q.dtype, [&](auto q) {
         using T = decltype(q);
-        if constexpr (!std::is_same_v<T, double>) { // the rules know none
+        if constexpr (!std::is_same_v<T, double>) { // refused by the check
             args.k_scales.dtype ? launch<T, int8_t>(context, args) : launch<T, T>(context, args);
         }
     });

@@ -1,6 +1,6 @@
 // attention: out = softmax(softcap * tanh(scale * q k^T / softcap) + mask) v for each head, over the keys that a query
 // may see; softcap 0: softmax(scale * q k^T + mask) v. Prefill, and decode over a cache, in float32 with one rounding.
-// Tensors are token-major, [batch, tokens, heads, head size], as fused q/k/v products and caches hold them.
+// Tensors are token-major, [batch, tokens, heads, head size], as in fused q/k/v products and caches.
 #pragma once
 
 #include "cpu_capability.h"
@@ -16,7 +16,7 @@ struct Args {
     TensorView v;       // [B, T, Hkv, D]
     TensorView mask;    // [B or 1, H or 1, S or 1, T or 1], bool (true: visible) or added to the scores; dtype 0: none
     TensorView kv_lens; // [B], how many of the T keys each sequence has; dtype 0: all of them
-    // What paged_attention and paged_attention_prefill add, by rules of their own:
+    // Additional arguments of paged_attention and paged_attention_prefill, which check them:
     TensorView block_tables; // [B, max blocks] int64: k and v are [blocks, block size, Hkv, D], and key t of sequence b
                              // is row t % block size of block_tables[b, t / block size]; dtype 0: none
     TensorView q_starts;     // [B + 1] int64: sequence b has the queries from q_starts[b] to q_starts[b + 1] of q and
@@ -25,20 +25,21 @@ struct Args {
     TensorView v_scales;     // with; likewise of v. dtype 0: k and v have the dtype of q
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none
     bool causal = true;      // query t sees the keys up to L - S + t, where L is the sequence's number of keys
-    int64_t window = 0;      // of these the newest so many, those before are not read; 0: all. Causal only
+    int64_t window = 0;      // how many of these, the newest; earlier ones are not read; 0: all. Causal only
     double scale = 1;
     double softcap = 0;        // 0: none
     bool keeps_empty = false;  // rows of a sequence without keys keep what out holds; false: they become zeros
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// Checks the arguments against the rules above. `op` names the op in sentences.
+// Checks the arguments against the rules above. `op`: its name in messages.
 void check(const ExecutionContext &context, const char *op, const Args &args);
 
 // Computes out of arguments that were checked. A query that sees no key gets zeros.
 void compute(const ExecutionContext &context, const Args &args);
 
-// The setting INFINI_EXACT_ATTENTION=1, of CUDA: prefill of half types rounds nothing but its result, at half the speed.
+// The setting INFINI_EXACT_ATTENTION=1, of CUDA: prefill of half types rounds nothing but its result, at half the
+// speed.
 bool is_exact();
 
 // scale / softcap, in float's range: infinity would make NaN of a score of 0.

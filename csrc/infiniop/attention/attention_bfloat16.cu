@@ -1,5 +1,5 @@
 // Attention on tensor cores in bfloat16; the limits are in decode_kernel.cuh and prefill_kernel.cuh.
-// See kernels.cuh for why it is a file.
+// kernels.cuh says why this is a separate file.
 // SASS: attend_few_rows: LDGSTS.E.BYPASS.128 HMMA.16816.F32.BF16
 // SASS: attend_many_rows: LDGSTS.E.BYPASS.128 STG.E.128
 #include "tensor_core_kernels.cuh"

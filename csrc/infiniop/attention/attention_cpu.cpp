@@ -1,21 +1,21 @@
 // The CPU kernel of attention: online softmax over blocks of keys. All query heads of a key head are rows of one
-// matrix, so K and V are read once for them; few rows (decode) read them where they lie, each row through its address.
-// K and V of int8 are widened in registers; a key's scales meet its scores and its probabilities.
-// Many rows of bfloat16 are multiplied in tile registers at the level avx512_amx; all else is the same with them.
+// matrix, so K and V are read once for them; with few rows (decode) they are read in place, through the keys'
+// addresses. K and V of int8 are widened in registers; a key's scales are applied to its scores and its probabilities.
+// Many rows of bfloat16 are multiplied in tile registers at the level avx512_amx; the rest is identical.
 // Limits: decode reads K and V once (memory bandwidth); prefill does 4 flops for each visible (row, key, column).
 #include "attention.h"
-#include "ahead.h"
+#include "kv_prefetcher.h"
 #include "dot_products.h"
 #include "packing.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
 #include "scores.h"
 #include "scratch.h"
 #include "sequences.h"
-#include "sizes.h"
+#include "block_sizes.h"
 #include "tile_blocks.h"
-#include "tiles.h"
-#include "words.h"
+#include "register_tiles.h"
+#include "int16_dots.h"
 
 #include <cmath>
 #include <limits>
@@ -57,7 +57,7 @@ public:
         const int64_t limit = omp_get_max_threads();
         heads_together_ = together(pieces, limit);
         const int64_t units = pieces / heads_together_ * row_blocks_, workers = units < limit ? units : limit;
-        // Everything is taken here, before the threads start, for running short of memory must not end them.
+        // All memory is allocated here: no exception may leave the parallel region.
         const int64_t partial_floats = splits_ > 1 ? pieces * row_limit_ * (width_ + 2) : 0;
         const int64_t partial_bytes = round_up(partial_floats * 4, 64);
         auto *memory =
@@ -73,7 +73,7 @@ public:
             const Workspace space(*this, memory + partial_bytes + begin * Workspace::bytes(*this));
             // Units differ in work (causal masks, lengths): each worker takes the next ones when it is done.
             int64_t unit = 0, end = 0;
-            const auto take = [&](Unit &u) {
+            const auto take = [&](WorkTile &u) {
                 do {
                     if (unit == end) {
                         unit = __atomic_fetch_add(&next, taken, __ATOMIC_RELAXED);
@@ -87,8 +87,8 @@ public:
                 } while (u.rows == 0);
                 return true;
             };
-            // Each is known one ahead, for its first keys are fetched at the end of the one before.
-            Unit unit_now, unit_then;
+            // The next one is known in advance: its first keys are prefetched at the end of the current one.
+            WorkTile unit_now, unit_then;
             for (bool any = take(unit_now); any; unit_now = unit_then) {
                 any = take(unit_then);
                 compute(unit_now, any ? &unit_then : nullptr, space);
@@ -105,7 +105,7 @@ public:
     }
 
 private:
-    // What one worker needs while it goes through a unit.
+    // The scratch memory of one worker.
     struct Workspace {
         P *q;             // [heads, rows, columns]
         P *k;             // panels of [columns][kTileColumns]
@@ -177,7 +177,7 @@ private:
         });
     }
 
-    // Asks for the scales that come next, a line for each block of the cache or for 16 keys.
+    // Prefetches the next scales, a cache line for each block of the cache or for 16 keys.
     void fetch_scales(int64_t b, const Sequence &s, int64_t kv_head, int64_t key) const {
         const int64_t left = s.length - key, keys = left < s.key_block ? left : s.key_block;
         const TensorView *const both[] = {&a_.k_scales, &a_.v_scales};
@@ -190,11 +190,11 @@ private:
         }
     }
 
-    // Block of keys by block of keys, each for all heads; `then` is the unit that comes next.
-    void compute(const Unit &u, const Unit *then, const Workspace &space) const {
+    // Loops over blocks of keys, each for all heads; `then` is the next work tile.
+    void compute(const WorkTile &u, const WorkTile *then, const Workspace &space) const {
         const Sequence &s = u.s;
         const auto *q = a_.q.template as<const T>();
-        Workspace of_head[kMostTogether];
+        Workspace of_head[kMaxTogether];
         for (int64_t h = 0; h < heads_together_; ++h) {
             Workspace &head = of_head[h] = space;
             head.q += h * u.rows * columns_, head.out += h * u.rows * width_, head.state += h * u.rows;
@@ -226,14 +226,14 @@ private:
                 locate(then->b, then->s, then->kv_head, then->begin, k_next, v_next);
                 ahead_keys = then->s.key_block;
             }
-            // The addresses of the pages that come next are looked up meanwhile.
+            // Prefetches a line of each of the next pages, so that their addresses are translated early.
             for (int64_t i = 0; i < ahead_keys; i += kPageKeys) {
                 __builtin_prefetch(k_next[i]);
                 __builtin_prefetch(v_next[i]);
             }
             for (int64_t h = 0; h < heads_together_; ++h) {
-                Ahead<E> ahead(k_next, v_next, s.packs_values ? 0 : ahead_keys, size_, a_.k.strides[2], a_.v.strides[2],
-                               heads_together_, h, keys_first_);
+                KvPrefetcher<E> ahead(k_next, v_next, s.packs_values ? 0 : ahead_keys, size_, a_.k.strides[2],
+                                      a_.v.strides[2], heads_together_, h, keys_first_);
                 if constexpr (kScaled) {
                     read_scales(a_.k_scales, u.b, u.kv_head + h, key, keys, space.k_scales);
                     read_scales(a_.v_scales, u.b, u.kv_head + h, key, keys, space.v_scales);
@@ -265,7 +265,7 @@ private:
         }
     }
 
-    // Returns what the row's products are to be multiplied with.
+    // Returns the factor of the row's products.
     float pack_query(const Sequence &s, P *q, int64_t r, const T *row) const {
         if constexpr (kTiled) {
             if (s.tiled) {
@@ -279,8 +279,8 @@ private:
 
     // A block of keys: scores, probabilities, and their product with V added to out.
     void attend(int64_t b, const Sequence &s, int64_t kv_head, int64_t first_row, int64_t rows, int64_t key,
-                int64_t keys, const Workspace &space, Ahead<E> &ahead) const {
-        // Of these keys, what the last of the rows up to `row` sees.
+                int64_t keys, const Workspace &space, KvPrefetcher<E> &ahead) const {
+        // How many of these keys the last of the rows up to `row` sees.
         const auto seen = [&](int64_t row) {
             const int64_t n = visible(s, first_row + row) - key;
             return n < 0 ? 0 : n < keys ? n : keys;
@@ -308,14 +308,15 @@ private:
                 for_each_tile(rows, [&](int64_t row, int64_t count) {
                     const int64_t n = seen(row + count - 1) - at;
                     if (n > 0) {
-                        Tiles<false, P, Dense<P>>::of(count, n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
+                        RegisterTiles<false, P, Dense<P>>::of(count,
+                                                              n < kTileColumns ? ceil_div(n, kLanes) : kTileVectors)(
                             space.q + row * columns_, columns_, {space.k + at * columns_, kTileColumns}, depth_,
                             space.scores + row * kKeyBlock + at, kKeyBlock);
                     }
                 });
             }
         }
-        const bool in_words = kInWords<T, E> && s.dots && size_ % kTileColumns == 0;
+        const bool in_words = kInt16Dots<T, E> && s.dots && size_ % kTileColumns == 0;
         const bool tiled = kTiled && s.tiled;
         for_each_tile(rows, tiled, [&](int64_t row, int64_t count) {
             const int64_t most = seen(row + count - 1), width = tiled ? round_up(most, attention::kTileDepth) : most;
@@ -373,7 +374,7 @@ private:
                 }
             }
         });
-        if constexpr (kInWords<T, E>) {
+        if constexpr (kInt16Dots<T, E>) {
             if (in_words) {
                 add_words(rows, seen, unseen, space, keys, ahead);
                 return;
@@ -394,7 +395,8 @@ private:
         }
     }
 
-    void dot_all(const D *q, int64_t rows, const E *const *k, int64_t keys, float *scores, Ahead<E> &ahead) const {
+    void dot_all(const D *q, int64_t rows, const E *const *k, int64_t keys, float *scores,
+                 KvPrefetcher<E> &ahead) const {
         for (int64_t row = 0; row < rows;) {
             const int64_t count = rows - row >= 4 ? 4 : rows - row >= 2 ? 2 : 1;
             (count == 4 ? dot_rows<4, D, E>
@@ -408,9 +410,9 @@ private:
     // out += probabilities V, both as integers.
     template <typename Seen, typename Unseen>
     void add_words(int64_t rows, const Seen &seen, const Unseen &unseen, const Workspace &space, int64_t keys,
-                   Ahead<E> &ahead) const {
-        const ProbabilityWords<D> words(space.v_scales, keys);
-        float units[kMostDotRows];
+                   KvPrefetcher<E> &ahead) const {
+        const PackedProbabilities<D> words(space.v_scales, keys);
+        float units[kMaxDotRows];
         for_each_tile(rows, [&](int64_t row, int64_t count) {
             for (int64_t r = row; r < row + count; ++r) {
                 units[r] = words.pack(space.scores + r * kKeyBlock, seen(row + count - 1));
@@ -418,7 +420,7 @@ private:
         });
         for (int64_t column = 0; column < size_; column += kTileColumns) {
             for_each_tile(rows, [&](int64_t row, int64_t count) {
-                multiply_words(count, space.scores + row * kKeyBlock, kKeyBlock, units + row, space.v_rows, column,
+                multiply_int16(count, space.scores + row * kKeyBlock, kKeyBlock, units + row, space.v_rows, column,
                                unseen(row), seen(row + count - 1), space.out + row * width_ + column, width_, ahead);
             });
         }
@@ -431,7 +433,7 @@ private:
         const int64_t rest = ceil_div(size_ - column, kLanes);
         for_each_tile(rows, [&](int64_t row, int64_t count) {
             const int64_t first = unseen(row);
-            Tiles<true, float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
+            RegisterTiles<true, float, V>::of(count, rest < kTileVectors ? rest : kTileVectors)(
                 space.scores + row * kKeyBlock + first, kKeyBlock, v.from(first), seen(row + count - 1) - first,
                 space.out + row * width_ + column, width_);
         });
@@ -445,7 +447,7 @@ private:
         }
     }
 
-    // The same, or for the rows that are multiplied at once in tile registers.
+    // The same, or for the groups of rows that tile registers multiply at once.
     template <typename Body> static void for_each_tile(int64_t rows, bool tiled, const Body &body) {
         const int64_t groups = ceil_div(rows, tiled ? kPairedRows : kTileRows);
         for (int64_t i = 0; i < groups; ++i) {
@@ -455,7 +457,7 @@ private:
         }
     }
 
-    // The row's sums over the splits, each relative to its own largest score, become its result.
+    // Combines the row's sums over the splits, each relative to its own largest score.
     void combine(int64_t line, int64_t row) const {
         const int64_t kv_head = line % kv_heads_, b = line / kv_heads_;
         const Sequence s = sequence(b);
@@ -510,7 +512,7 @@ void infini::attention::INFINI_LEVEL::cpu_kernel(const Args &args) {
     if (args.k_scales.dtype) {
         with_float_type(args.q.dtype, [&](auto q) { Attention<decltype(q), int8_t>(args).run(); });
     } else {
-        with_own_float_type(args.q.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
-                            [&](auto q) { Attention<decltype(q), decltype(q)>(args).run(); });
+        with_level_float_type(args.q.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                              [&](auto q) { Attention<decltype(q), decltype(q)>(args).run(); });
     }
 }

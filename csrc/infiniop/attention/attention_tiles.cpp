@@ -1,5 +1,5 @@
-// Attention's two products in tile registers: tile_products.h. K and V are packed once for all rows of a block; a row's
-// sums run over 32 elements at a time from the first on, with whatever rows and columns it shares tiles with.
+// Attention's two products in tile registers: tile_products.h. K and V are packed once for all rows of a block; a row
+// is summed 32 elements at a time from the first on, independent of the rows and columns in the same tiles.
 // Limit: 16 cycles for 16 x 16 sums of 32 products, 1024 flops a cycle and core; a visible pair of row and key takes 8
 // flops for each column, for probabilities are multiplied in three parts. Never timed on a CPU with AMX.
 #include "gemm/tile_product.h"
@@ -46,7 +46,7 @@ void pack_values(const bf16 *const *v, int64_t keys, int64_t size, char *to) {
     }
 }
 
-// Of kLeft by kRight tiles, whose sums begin at `sums`.
+// The product of kLeft by kRight tiles; their sums are at `sums`.
 template <int kLeft, int kRight> void multiply_tiles(const TileProduct &p, const char *right, float *sums) {
     const auto at = [&](int tile) { return sums + tile / 2 * kTmmRows * p.sums_pitch + tile % 2 * kTmmRows; };
     each_sum<kLeft, kRight>([&](auto tile) {

@@ -45,12 +45,12 @@ Tensor heads_first(const ExecutionContext &context, TensorView x) {
     return tensor_of(context, x);
 }
 
-// What torch's scaled_dot_product_attention would compute by. Its context sdpa_kernel has a say in it.
+// The backend that torch's scaled_dot_product_attention would choose, which torch's sdpa_kernel context restricts.
 enum class Backend : int64_t { kFlash = 1, kCudnn = 3 };
 
-// [B, S, H, D] of a call that library_takes() takes; none where torch would take neither of its two fast ways, or where
-// autocast is to another type: then it is ours. The flash and cuDNN operators themselves cannot be called from here:
-// torch_call_dispatcher mistakes the types of results that are not all tensors.
+// The result [B, S, H, D] of a call that library_takes() accepts; none where torch would choose neither flash nor cuDNN
+// attention, or where autocast is to another type: then our kernel computes. The flash and cuDNN operators cannot be
+// called directly: torch_call_dispatcher mistakes the types of results that are not all tensors.
 std::optional<Tensor> attend_by_torch(const ExecutionContext &context, const Args &args) {
     const Tensor q = heads_first(context, args.q), k = heads_first(context, args.k), v = heads_first(context, args.v);
     const auto call = [&](const char *name) {
@@ -76,8 +76,8 @@ std::optional<Tensor> attend_by_torch(const ExecutionContext &context, const Arg
     return torch::stable::transpose(y, 1, 2);
 }
 
-// Checked and computed, with memory for partial results where it is needed. is_new: out is nobody's yet, and a result of
-// torch's may take its place.
+// Checks and computes, with memory for partial results where it is needed. is_new: the caller does not hold out yet, so
+// torch's result may be returned instead.
 Tensor run(const ExecutionContext &context, Args args, Tensor out, bool is_new) {
     args.out = view(context, kRule, "out", out);
     check(context, "attention", args);

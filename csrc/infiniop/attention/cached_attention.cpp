@@ -1,4 +1,4 @@
-// The rules of cached_attention, the copy into the cache, and the way to attention.
+// The rules of cached_attention, the copy into the cache, and the call of attention.
 #include "cached_attention.h"
 
 #include <cmath>
@@ -61,12 +61,12 @@ void copy_on_cpu(const ExecutionContext &, const Copy &copy) {
 const RegisteredKernel<Copy> registered{copy_kernels, INFINI_DEVICE_CPU, copy_on_cpu};
 
 void copy(const ExecutionContext &context, const TensorView &to, const TensorView &from) {
-    if (to.data != from.data) { // else it is there already, say the rules
+    if (to.data != from.data) { // else it is in place: the check allows nothing else
         copy_kernels.run(context, {to, from});
     }
 }
 
-// The attention over what the cache holds once k and v are in it.
+// The arguments of attention over the cache once k and v are in it.
 attention::Args attend(const Args &args) {
     attention::Args attend;
     attend.out = with_batch(args.out);
@@ -131,7 +131,7 @@ void check(const Args &args) {
     }
     rule.no_overlap("k_cache", k_rows, "q", q);
     rule.no_overlap("v_cache", v_rows, "q", q);
-    if (k_rows.data != k.data) { // k in its place may be interleaved with v
+    if (k_rows.data != k.data) { // k in place may be interleaved with v
         rule.no_overlap("k_cache", k_rows, "v", v);
     }
     if (v_rows.data != v.data) {

@@ -1,5 +1,5 @@
-// How cached_attention's new rows of K and V get into the cache on CUDA: rows copied by vectors of 16 bytes.
-// Limit: memory bandwidth, though a few rows (decode) take no longer than the launch.
+// Copies cached_attention's new rows of K and V into the cache on CUDA, in vectors of 16 bytes.
+// Limit: memory bandwidth; a few rows (decode) take no longer than the launch.
 // SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cached_attention.h"
 #include "cuda/launch.cuh"
@@ -8,13 +8,13 @@
 namespace infini::cached_attention {
 namespace {
 
-using cuda::Rows;
+using cuda::RowStrides;
 
 struct CopyRows {
     char *to;
     const char *from;
-    Rows<2> rows;  // in elements
-    int64_t bytes; // of a row
+    RowStrides<2> rows; // in elements
+    int64_t bytes;      // of a row
     int64_t element;
     bool whole; // vectors fit
 };
@@ -38,7 +38,7 @@ __global__ void __launch_bounds__(256) copy_rows(const __grid_constant__ CopyRow
 
 void copy_on_cuda(const ExecutionContext &context, const Copy &copy) {
     const TensorView *const views[] = {&copy.to, &copy.from};
-    const Rows<2> rows(views);
+    const RowStrides<2> rows(views);
     const auto element = static_cast<int64_t>(size_of(copy.to.dtype));
     const CopyRows args{copy.to.as<char>(),
                         copy.from.as<const char>(),

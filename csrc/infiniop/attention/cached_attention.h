@@ -1,5 +1,5 @@
-// cached_attention: what the C ABI calls Attention: k and v are copied into a contiguous cache, then
-// out = softmax(q k^T / sqrt(D) + causal mask) v over all that the cache holds up to there. The kernel is attention's.
+// cached_attention (Attention in the C ABI): copies k and v into a contiguous cache, then computes
+// out = softmax(q k^T / sqrt(D) + causal mask) v over the cache up to there, by attention's kernel.
 #pragma once
 
 #include "kernel_table.h"
@@ -14,11 +14,11 @@ struct Args {
     TensorView v;       // [Hkv, S, D]
     TensorView k_cache; // [Hkv, rows, D], read and written: k goes to the rows from pos on (and may be these already)
     TensorView v_cache; // [Hkv, rows, D]
-    uint64_t pos = 0;   // tokens that are in the cache before
+    uint64_t pos = 0;   // tokens already in the cache
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// What copies rows into the cache: `to` and `from` are [heads, tokens, D].
+// The arguments of the copy into the cache: `to` and `from` are [heads, tokens, D].
 struct Copy {
     TensorView to, from;
 };

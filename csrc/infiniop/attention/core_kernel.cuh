@@ -1,9 +1,9 @@
-// Attention on CUDA cores: float32, and head sizes beyond the tensor core kernels'. A block has 8 rows and
-// up to 256 columns of the result; its warps take 32 keys at a time, a lane computes the scores of one key, then the
-// lanes share the columns. Scores of wider heads are computed once for each 256 columns: simple, and rare.
+// Attention on CUDA cores: float32, and head sizes beyond the tensor core kernels'. A block has 8 rows and up to 256
+// columns of the result; its warps take 32 keys at a time: each lane computes the scores of one key, then each has a
+// part of the columns. Heads wider than 256, which are rare, recompute the scores for each 256 columns.
 #pragma once
 
-#include "problem.cuh"
+#include "attention_problem.cuh"
 
 namespace infini::attention::nvidia {
 
@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
     if (p.starts != nullptr && !p.small && !p.starts_fit()) {
         return write_not_a_number(p);
     }
-    const Unit u = p.unit();
+    const WorkTile u = p.unit();
     if (u.rows == 0) {
         return;
     }
@@ -43,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
     if (threadIdx.x < kCoreRows) {
         const int r = threadIdx.x;
         shared.rows[r] = p.row_scores(u, u.first_row + r);
-        // Rows that are not there compute what the first does.
+        // Missing rows repeat the first.
         shared.q_at[r] = p.row_at(p.q_strides, u, u.first_row + (r < u.rows ? r : 0));
     }
     __syncthreads();
@@ -64,7 +64,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
             v_scale = p.scale_of(p.v_scales, p.v_scale_strides, u, key);
         }
         if (k_at > kBadBlock) {
-            constexpr int kAhead = 4; // vectors of K under way
+            constexpr int kAhead = 4; // vectors of K in flight
             for (int first = 0; first < p.size; first += kAhead * kWidth) {
                 cuda::Vector<E, kWidth> k[kAhead];
 #pragma unroll
@@ -131,7 +131,7 @@ __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_cons
         __syncwarp();
     }
 
-    // The warps' sums are joined in shared memory.
+    // The warps' sums are combined in shared memory.
 #pragma unroll
     for (int r = 0; r < kCoreRows; ++r) {
         sums[r] = cuda::warp_reduce<cuda::Sum>(sums[r]);

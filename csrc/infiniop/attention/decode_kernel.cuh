@@ -1,6 +1,6 @@
 // Attention of few rows (queries x query heads of a key head, up to 16) on tensor cores, for halves and int8 caches
-// with heads of up to 256: decode. All query heads of a key head share what is read of K and V. The warps of a block
-// share its keys: each copies 16 keys of every tile of 64 for itself, and has its own sums of all rows.
+// with heads of up to 256: decode. All query heads of a key head share the loads of K and V. The warps of a block split
+// its keys: each copies 16 keys of every tile of 64 for itself, and keeps its own sums of all rows.
 // The products are transposed: scores are K q^T, keys x rows, and the result is V^T p^T, columns x rows. mma's second
 // operand has 8 columns, so that up to 8 rows cost half of what 16 do.
 // Probabilities are sums of halves that make up a whole float (two of float16, three of bfloat16): only the result is
@@ -23,8 +23,8 @@ template <typename E, int kSize, int kRowTiles> struct DecodeShape {
     static_assert(kRows * kOutStride * sizeof(float) <= kWarpStages * sizeof(E));
 };
 
-// What a warp has of the block's rows. The lane has of a tile of 8 rows what mma gives it: rows 2 (lane % 4) and the
-// next, of keys (or columns) lane / 4 and 8 more.
+// A warp's sums of the block's rows. In mma's layout the lane has of a tile of 8 rows: rows 2 (lane % 4) and the next,
+// of keys (or columns) lane / 4 and lane / 4 + 8.
 template <typename T, typename E, int kSize, int kRowTiles> struct DecodeRows {
     using Shape = DecodeShape<E, kSize, kRowTiles>;
     using V = ValueType<T, E>;
@@ -58,7 +58,7 @@ template <typename T, typename E, int kSize, int kRowTiles> struct DecodeRows {
         }
     }
 
-    // The keys `key` to key + 15, whose rows begin at k and v; `visible`: all rows see them all.
+    // Adds the keys `key` to key + 15, with rows at k and v; `visible`: all rows see all of them.
     __device__ __forceinline__ void attend(const Problem<T, E> &p, const T *shared_q,
                                            const typename Problem<T, E>::RowScores *rows, const E *k, const E *v,
                                            const float *scales, int64_t key, bool visible) {
@@ -133,7 +133,7 @@ template <typename T, typename E, int kSize, int kRowTiles> struct DecodeRows {
                     const float exponent = scores[tile][2 * half + i];
                     probabilities[i] = cuda::fast_exp2(exponent);
                     softmax.sums[2 * tile + i] += probabilities[i];
-                    if constexpr (kIsInt8<E>) { // what a row does not see counts nothing, whatever its scale
+                    if constexpr (kIsInt8<E>) { // a masked key counts nothing, also with an infinite or NaN scale
                         const bool seen = visible || exponent != -INFINITY;
                         probabilities[i] = seen ? probabilities[i] * scales[kWarpKeys + lane / 4 + half * 8] : 0.0f;
                     }
@@ -163,7 +163,7 @@ template <typename T, typename E, int kSize, int kRowTiles> struct DecodeRows {
         }
     }
 
-    // What the lane has of the sums of the block's first `rows` rows.
+    // Stores the lane's sums of the block's first `rows` rows.
     __device__ __forceinline__ void store(float *joined, int rows) const {
         const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -189,8 +189,8 @@ __global__ void __launch_bounds__(kThreads, DecodeShape<E, kSize, kRowTiles>::kB
     cuda::grid_dependency_sync();
     using Shape = DecodeShape<E, kSize, kRowTiles>;
     constexpr int kRows = Shape::kRows, kStages = Shape::kStages;
-    INFINI_SHARED(unit, Unit); // for after the keys: registers are few
-    const Unit u = p.unit();
+    INFINI_SHARED(unit, WorkTile); // for use after the keys: registers are scarce
+    const WorkTile u = p.unit();
     if (u.rows == 0) {
         return;
     }
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(kThreads, DecodeShape<E, kSize, kRowTiles>::kB
     const Visible visible(rows[0], rows[kRows - 1], p.window, u);
     for (int tile = 0, stage = 0; tile < keys; tile += kTileKeys) {
         cuda::async_wait<kStages - 2>();
-        __syncwarp(); // the tile is there, and nobody reads the one before any more
+        __syncwarp(); // the tile has arrived, and all lanes are done with the previous one
         start(tile + (kStages - 1) * kTileKeys, stage == 0 ? kStages - 1 : stage - 1);
         const int key = tile + warp * kWarpKeys;
         if (key < keys) {
@@ -249,7 +249,7 @@ __global__ void __launch_bounds__(kThreads, DecodeShape<E, kSize, kRowTiles>::kB
     INFINI_SHARED(largest, float[kWarps][kRows]);
     constexpr int kWarpFloats = Shape::kWarpStages * static_cast<int>(sizeof(E)) / static_cast<int>(sizeof(float));
     float *const joined = reinterpret_cast<float *>(tiles);
-    __syncwarp(); // nobody reads the last tile any more
+    __syncwarp(); // all lanes are done with the last tile
     sums_of_rows.store(joined + warp * kWarpFloats, unit.rows);
     if (lane < 4) {
 #pragma unroll

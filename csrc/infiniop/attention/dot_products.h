@@ -1,7 +1,7 @@
-// Scores of a few rows (decode): dot products along the head size, with K where it lies.
+// Scores of a few rows (decode): dot products along the head size, with K read in place.
 #pragma once
 
-#include "tiles.h"
+#include "register_tiles.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -13,7 +13,7 @@ struct Whole { // more than any vector has
 // kRows rows of q with all keys, kLanes products at a time.
 template <int kRows, typename P, typename T>
 void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int64_t n, float *scores,
-              Ahead<T> &ahead) {
+              KvPrefetcher<T> &ahead) {
     constexpr int kKeys = kLanes / kRows;
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kKeys) {
@@ -24,8 +24,8 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
         }
         // `rest` is a constant for whole vectors: a masked load takes longer.
         const auto add = [&](int64_t c, auto rest) __attribute__((always_inline)) {
-            if (key % Ahead<T>::kStreams == 0 && c * static_cast<int64_t>(sizeof(T)) % kLineBytes == 0) {
-                for (int64_t i = 0; i < kKeys; i += Ahead<T>::kStreams) {
+            if (key % KvPrefetcher<T>::kStreams == 0 && c * static_cast<int64_t>(sizeof(T)) % kLineBytes == 0) {
+                for (int64_t i = 0; i < kKeys; i += KvPrefetcher<T>::kStreams) {
                     ahead.fetch();
                 }
             }
@@ -44,7 +44,7 @@ void dot_rows(const P *q, int64_t q_stride, const T *const *k, int64_t keys, int
             }
         };
         int64_t c = 0;
-        if constexpr (sizeof(T) == 1) { // from memory floats are no faster so
+        if constexpr (sizeof(T) == 1) { // no gain for wider types, which wait for memory
             for (; c + 4 * step <= n; c += 4 * step) {
                 add(c, Whole{});
                 add(c + step, Whole{});

@@ -1,8 +1,8 @@
-// The kernels that attention.cu chooses from. Those on tensor cores are compiled in files of their own, one for each
-// half type and type of K and V, as each takes long.
+// The kernels that attention.cu chooses from. Those on tensor cores are compiled in separate files, one for each half
+// type and type of K and V, because each takes long.
 #pragma once
 
-#include "problem.cuh"
+#include "attention_problem.cuh"
 
 namespace infini::attention::nvidia {
 

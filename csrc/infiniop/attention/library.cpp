@@ -1,4 +1,4 @@
-// The rule by which attention on CUDA is torch's.
+// The rule by which torch computes attention on CUDA.
 #include "library.h"
 
 #include <atomic>
@@ -39,13 +39,13 @@ bool library_takes(const ExecutionContext &context, const Args &args) {
     if (context.device_type != INFINI_DEVICE_NVIDIA || q.size(1) < library_from() || is_exact()) {
         return false;
     }
-    // A plain call: one that says no more than "causal, of as many queries as keys" or "all keys".
+    // A plain call: "causal, with as many queries as keys" or "all keys", without other options.
     const bool plain = !args.mask.dtype && !args.kv_lens.dtype && !args.block_tables.dtype && !args.q_starts.dtype &&
                        !args.k_scales.dtype && !args.alibi_slopes.dtype && args.window == 0 && args.softcap == 0;
-    constexpr int64_t kMostBlocks = 65535; // of a grid's second and third dimension: sequences and heads
+    constexpr int64_t kMaxBlocks = 65535; // of a grid's second and third dimension: sequences and heads
     const int64_t size = q.size(3), keys = k.size(1);
     return plain && (args.causal ? keys == q.size(1) : keys > 0) && size_of(q.dtype) == 2 && size > 0 && size <= 256 &&
-           size % 8 == 0 && q.size(0) > 0 && q.size(0) <= kMostBlocks && q.size(2) > 0 && q.size(2) <= kMostBlocks &&
+           size % 8 == 0 && q.size(0) > 0 && q.size(0) <= kMaxBlocks && q.size(2) > 0 && q.size(2) <= kMaxBlocks &&
            args.scale > 0 && // it takes the largest score before it is scaled
            is_aligned(q) && is_aligned(k) && is_aligned(args.v);
 }

@@ -1,13 +1,14 @@
-// Which calls of the torch operator attention on CUDA are torch's own fused attention (flash, cuDNN): long prefill, where
-// it runs the tensor cores faster than our kernel. The rule is library_takes() in library.cpp.
+// Which calls of the torch operator attention on CUDA go to torch's fused attention (flash, cuDNN): long prefill, where
+// it uses the tensor cores better than our kernel. The rule is library_takes() in library.cpp.
 #pragma once
 
 #include "attention.h"
 
 namespace infini::attention {
 
-// From how many queries on; never until that is set. The Python package sets kLibraryQueries where torch's operators are
-// those that attention_torch.cpp knows (torch_infini/_attention.py). Not measured: with fewer, a call is bound by its launch.
+// From how many queries on; never until it is set. The Python package sets kLibraryQueries where torch's operators have
+// the schemas that attention_torch.cpp calls (torch_infini/_attention.py). Not measured: with fewer, a call is bound by
+// its launch.
 constexpr int64_t kLibraryQueries = 256;
 int64_t library_from();
 void set_library_from(int64_t queries);

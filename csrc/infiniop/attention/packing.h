@@ -1,9 +1,9 @@
-// What q, K and V are packed to: floats, or pairs of bf16 where the machine multiplies those. Rows of q as they are, K
-// with the keys along the lanes, V with the columns along the lanes.
+// The packed formats of q, K and V: floats, or pairs of bf16 where the machine multiplies those. q is packed row by
+// row, K with the keys along the lanes, V with the columns along the lanes.
 #pragma once
 
-#include "ahead.h"
-#include "sizes.h"
+#include "kv_prefetcher.h"
+#include "block_sizes.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -16,7 +16,7 @@ template <typename T> struct Packed {
     using Type = float;
 };
 
-// What a row of q becomes for dot products with rows of E where they lie.
+// The packed type of q for dot products with rows of E that are read in place.
 template <typename T, typename E> struct PackedForDots {
     using Type = typename Packed<T>::Type;
 };
@@ -37,7 +37,7 @@ inline VecF load_packed(const Pair *, const bf16 *p, int64_t n) {
     return (VecF)_mm512_maskz_loadu_epi16(n >= 32 ? ~0u : (1u << n) - 1, p);
 }
 
-// Integers of 8 bits are bf16 as they are.
+// 8-bit integers are exact in bf16.
 inline VecF load_packed(const Pair *, const int8_t *p, int64_t n) {
     const __m256i bytes =
         n >= 32 ? _mm256_loadu_si256(reinterpret_cast<const __m256i *>(p)) : _mm256_maskz_loadu_epi8((1u << n) - 1, p);
@@ -80,7 +80,7 @@ inline VecF load_packed(const Pair *, const int8_t *p, int64_t n) {
 }
 
 inline VecF multiply_add(VecF left, VecF right, VecF sum, const Pair *) {
-    return multiply_add_pairs(left, right, sum);
+    return dot_bf16_pairs(left, right, sum);
 }
 
 inline VecF multiply_add(Pair left, bfloat16x8_t right, VecF sum) {
@@ -89,7 +89,7 @@ inline VecF multiply_add(Pair left, bfloat16x8_t right, VecF sum) {
 
 #endif
 
-// What the lanes of multiply_add's result are as numbers.
+// The lanes of multiply_add's result as floats.
 template <typename P> inline VecF summands(VecF products, const P *) {
     return products;
 }
@@ -106,7 +106,7 @@ inline VecF multiply_add(float left, VecF right, VecF sum) {
 template <typename P> constexpr int64_t kElements = 1;
 template <> constexpr int64_t kElements<Pair> = 2;
 
-// The lanes of a and b in turn: a0 b0 a1 b1 ..., the first and the second half of them.
+// The lanes of a and b interleaved: a0 b0 a1 b1 ..., the first and the second half of them.
 inline VecF zip_low(VecF a, VecF b) {
 #if defined(__AVX512F__)
     return __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
@@ -127,7 +127,7 @@ inline VecF zip_high(VecF a, VecF b) {
 #endif
 }
 
-// x as a matrix of kLanes rows, transposed: each round deals the rows like two halves of a pack of cards.
+// Transposes x, a matrix of kLanes rows: each round interleaves the first half of the rows with the second.
 inline void transpose(VecF (&x)[kLanes]) {
 #pragma GCC unroll 4
     for (int size = 1; size < kLanes; size *= 2) {
@@ -148,12 +148,12 @@ template <typename T> inline VecF load_packed(const float *, const T *p, int64_t
     return n >= kLanes ? load(p) : load(p, static_cast<int>(n));
 }
 
-// Packed columns of a row of n elements, in whole vectors: what is behind them is packed as zeros.
+// Packed columns of a row of n elements, in whole vectors, padded with zeros.
 template <typename P> constexpr int64_t packed_columns(int64_t n) {
     return round_up(ceil_div(n, kElements<P>), kLanes);
 }
 
-// Returns what the row's products are to be multiplied with.
+// Returns the factor of the row's products.
 template <typename P, typename T> float pack_row(P *packed, const T *row, int64_t n) {
     constexpr int64_t step = kLanes * kElements<P>;
     for (; n > 0; n -= step, row += step, packed += kLanes) {
@@ -165,13 +165,13 @@ template <typename P, typename T> float pack_row(P *packed, const T *row, int64_
 
 // Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.
 template <typename P, typename T>
-void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n, Ahead<T> &ahead) {
+void pack_keys(P *packed, const T *const *k, int64_t keys, int64_t n, KvPrefetcher<T> &ahead) {
     constexpr int64_t step = kLanes * kElements<P>;
     for (int64_t key = 0; key < keys; key += kLanes) {
         P *panel = packed + key / kTileColumns * kTileColumns * packed_columns<P>(n) + key % kTileColumns;
         for (int64_t c = 0; c < n; c += step) {
             for (int64_t i = 0; i < kLanes && c * static_cast<int64_t>(sizeof(T)) % kLineBytes == 0;
-                 i += Ahead<T>::kStreams) {
+                 i += KvPrefetcher<T>::kStreams) {
                 ahead.fetch();
             }
             VecF x[kLanes];

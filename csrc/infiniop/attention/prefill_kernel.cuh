@@ -1,9 +1,8 @@
 // Attention of many rows (queries x query heads of a key head) on tensor cores, for halves and int8 caches with heads
-// of up to 256: prefill. Each warp has 16 rows of its own, so that all query heads of a key head share what is read of
-// K and V, and all warps of a block share its tiles of 64 keys.
-// The tensor cores are the limit, so probabilities are rounded to the half type, as in torch's
-// scaled_dot_product_attention, and are one product with V (two, over an int8 cache in float16). kExact takes them in
-// parts that make up a whole float, as decode does, for 1.5 to 2 times the products.
+// of up to 256: prefill. Each warp has 16 rows; all query heads of a key head share the loads of K and V, and all warps
+// of a block share its tiles of 64 keys. The tensor cores are the limit, so probabilities are rounded to the half type,
+// as in torch's scaled_dot_product_attention, and multiplied with V once (twice over an int8 cache in float16). kExact
+// splits them into parts that sum to a whole float, as decode does, for 1.5 to 2 times the products.
 // Limit: 4 flops for each visible (row, key, column), at mma.sync's share of the tensor cores' speed.
 #pragma once
 
@@ -16,14 +15,15 @@ constexpr int kWarpRows = 16;
 template <typename E, int kSize> struct PrefillShape {
     static constexpr int kRows = kWarps * kWarpRows;
     static constexpr int kStages = 2;
-    static constexpr int kStep = kSize == 256 ? 16 : 32; // keys whose scores a warp has at a time
+    static constexpr int kStep = kSize == 256 ? 16 : 32; // keys of which a warp has scores at a time
     static constexpr bool kHoldQ = kSize <= 128;         // in registers
     static constexpr int kStage = 2 * kTileKeys * kSize; // elements
     static constexpr size_t kShared =
         kRows * kSize * 2 + kStages * (kStage * sizeof(E) + kTileScales<E> * sizeof(float));
 };
 
-// A warp's 16 rows: their sums over the keys so far. The lane has of rows lane / 4 and lane / 4 + 8 what mma gives it.
+// A warp's 16 rows: their sums over the keys so far. The lane has parts of rows lane / 4 and lane / 4 + 8, in mma's
+// layout.
 template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
     using Shape = PrefillShape<E, kSize>;
     using V = ValueType<T, E>;
@@ -40,8 +40,8 @@ template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
         cuda::load_matrices(a, chunk_of<kSize>(shared_q, lane % 16, 2 * part + lane / 16));
     }
 
-    // The keys `key` to key + kStep - 1, whose rows begin at k and v (a multiple of 8 rows into a tile); `visible`: all
-    // rows see them all. rows: the first of the warp's.
+    // Adds the keys `key` to key + kStep - 1, with rows at k and v (a multiple of 8 rows into a tile); `visible`: all
+    // rows see all of them. rows: the first of the warp's.
     __device__ __forceinline__ void attend(const Problem<T, E> &p, const T *shared_q,
                                            const typename Problem<T, E>::RowScores *rows, const E *k, const E *v,
                                            const float *scales, int64_t key, bool visible) {
@@ -127,7 +127,7 @@ template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
                     probabilities[e] = cuda::fast_exp2(scores[n][i % 2 * 2 + e]);
                 }
                 softmax.sums[i % 2] += probabilities[0] + probabilities[1];
-                if constexpr (kIsInt8<E>) { // what a row does not see counts nothing, whatever its scale
+                if constexpr (kIsInt8<E>) { // a masked key counts nothing, also with an infinite or NaN scale
                     const float2 two = scales_of(n, kWarpKeys);
 #pragma unroll
                     for (int e = 0; e < 2; ++e) {
@@ -177,9 +177,9 @@ template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
         }
     }
 
-    // The warp's rows, number first_row of the block's and so on, become the result. Through shared memory, which q
-    // left, so that a lane stores 16 bytes at once.
-    __device__ __forceinline__ void write(const Problem<T, E> &p, const Unit &u, int first_row, T *shared) const {
+    // Writes the results of the warp's rows, from first_row of the block on. They go through the shared memory of q, so
+    // that a lane stores 16 bytes at once.
+    __device__ __forceinline__ void write(const Problem<T, E> &p, const WorkTile &u, int first_row, T *shared) const {
         const int lane = threadIdx.x % kWarp;
         float totals[2], inverse[2];
 #pragma unroll
@@ -208,7 +208,7 @@ template <typename T, typename E, int kSize, bool kExact> struct PrefillRows {
             const int64_t at = __shfl_sync(cuda::kAllLanes, place, of_warp);
             if (first_row + of_warp < u.rows && column < p.size) {
                 const auto vector = *reinterpret_cast<const cuda::Vector<T> *>(chunk_of<kSize>(shared, of_warp, chunk));
-                cuda::store_words(p.out + at + column, vector, p.whole_out, p.size - column);
+                cuda::store_packed32(p.out + at + column, vector, p.whole_out, p.size - column);
             }
         }
     }
@@ -223,8 +223,8 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     if (p.starts != nullptr && !p.starts_fit()) {
         return write_not_a_number(p);
     }
-    INFINI_SHARED(unit, Unit); // for after the keys: registers are few
-    const Unit u = p.unit();
+    INFINI_SHARED(unit, WorkTile); // for use after the keys: registers are scarce
+    const WorkTile u = p.unit();
     if (u.rows == 0) {
         return;
     }
@@ -266,7 +266,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
             mine.load_q(mine.q[part], my_q, part);
         }
     }
-    // What is too late for the last row is so for all. A warp without rows sees nothing.
+    // Keys after the last row's are masked for all. A warp without rows sees nothing.
     const auto &last = rows[first_row + kWarpRows - 1];
     const Visible visible(rows[first_row], last, p.window, u);
     const int64_t end = first_row >= u.rows ? u.begin : last.seen < u.end ? last.seen : u.end;
@@ -274,7 +274,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
 
     for (int tile = 0, stage = 0; tile < keys; tile += kTileKeys) {
         cuda::async_wait<kStages - 2>();
-        __syncthreads(); // the tile is there, and nobody reads the one before any more
+        __syncthreads(); // the tile has arrived, and all warps are done with the previous one
         start(tile + (kStages - 1) * kTileKeys, stage == 0 ? kStages - 1 : stage - 1);
         const E *const k = tiles + stage * Shape::kStage, *const v = k + kTileKeys * kSize;
         const float *const scales_of_tile = scales + stage * kTileScales<E>;

@@ -1,10 +1,10 @@
-// From the scores of a row to its probabilities: the scales of int8 keys and values, the cap, what is added (masks,
-// ALiBi), and softmax, block by block.
+// From the scores of a row to its probabilities, block by block: the scales of int8 keys and values, the soft cap,
+// masks, ALiBi, and softmax.
 #pragma once
 
 #include <cmath>
 
-#include "sizes.h"
+#include "block_sizes.h"
 #include "tensor_view.h"
 
 namespace infini::INFINI_LEVEL {
@@ -18,7 +18,7 @@ inline VecI lane_numbers() {
     return v;
 }
 
-// The first n lanes of v (n may exceed their number), `other` in those behind.
+// The first n lanes of v (n may exceed their number), `other` in the rest.
 inline VecF first_lanes(VecF v, int64_t n, float other) {
     return n >= kLanes ? v : select(lane_numbers() < VecI{} + static_cast<int>(n), v, splat(other));
 }
@@ -29,11 +29,11 @@ struct RowState {
     float largest;
 };
 
-// One row's scores of a block become probabilities relative to the largest score so far: n keys are visible, the
-// scores behind them up to `width`, which are read later, become 0. Returns the factor for earlier sums.
+// Turns one row's scores of a block into probabilities relative to the largest score so far: n keys are visible; the
+// scores after them up to `width`, which are read later, become 0. Returns the factor for earlier sums.
 template <typename T> float softmax(float *scores, int64_t n, int64_t width, float scale, RowState &state) {
     const int64_t whole = n / kLanes * kLanes;
-    // The last visible scores, and -infinity in the lanes behind them.
+    // The last visible scores, and -infinity in the lanes after them.
     const auto last = [&] { return first_lanes(load(scores + whole) * splat(scale), n - whole, -INFINITY); };
     VecF largest = splat(state.largest);
     for (int64_t i = 0; i < whole; i += kLanes) {
@@ -75,13 +75,13 @@ inline void multiply_keys(float *scores, float factor, const float *factors, int
 
 // softcap * tanh(scores * factor), with 1 / softcap in the factor.
 template <typename T> void cap_scores(float *scores, int64_t n, float factor, float softcap) {
-    // Whole vectors: what is behind the last visible key is never used, and there is room for it.
+    // Whole vectors: elements after the last visible key are never used, and there is room for them.
     for (int64_t i = 0; i < n; i += kLanes) {
         store(scores + i, tanh_for<T>(load(scores + i) * splat(factor)) * splat(softcap));
     }
 }
 
-// The row of a mask from the key at p on: one of three element kinds, any stride.
+// Loads the row of a mask from the key at p on: one of three element types, any stride.
 template <typename M> inline VecF load_mask(const M *p, int64_t stride, int n) {
     if (stride == 0) {
         return splat(widen(*p));

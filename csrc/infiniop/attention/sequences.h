@@ -1,9 +1,9 @@
-// The sequences of a call of attention: their rows and keys, which of them sees which, where each lies, and how all is
-// cut into pieces of work. No arithmetic on elements.
+// The sequences of a call of attention: their rows and keys, visibility, addresses, and the split into work tiles. No
+// arithmetic on elements.
 #pragma once
 
 #include "attention.h"
-#include "sizes.h"
+#include "block_sizes.h"
 #include "tile_products.h"
 
 namespace infini::INFINI_LEVEL {
@@ -33,7 +33,7 @@ protected:
         keys_first_ = a_.k.strides[2] > a_.k.strides[1];
     }
 
-    // A sequence of the batch. How it is computed depends on nothing else, so its bits do not.
+    // A sequence of the batch. How it is computed depends on these numbers alone, and so do its bits.
     struct Sequence {
         int64_t length;      // its keys
         int64_t first_query; // in its batch entry of q and out, or in all of q
@@ -74,15 +74,16 @@ protected:
 
     int64_t length(int64_t b) const { return a_.kv_lens.dtype ? at(a_.kv_lens, b) : a_.k.size(1); }
 
-    // What a worker does at a time: one block of rows of some key heads against one piece of the keys.
-    struct Unit {
+    // The work of a thread at a time: one block of rows of some key heads against one split of the keys.
+    struct WorkTile {
         int64_t b, split, kv_head, first_row, rows, begin, end; // rows 0: there is nothing to do
         Sequence s;
     };
 
-    Unit unit_at(int64_t index, int64_t block) const {
+    WorkTile unit_at(int64_t index, int64_t block) const {
         const int64_t groups = kv_heads_ / heads_together_;
-        Unit u = {index / groups / splits_, index / groups % splits_, index % groups * heads_together_, 0, 0, 0, 0, {}};
+        WorkTile u = {
+            index / groups / splits_, index / groups % splits_, index % groups * heads_together_, 0, 0, 0, 0, {}};
         u.s = sequence(u.b);
         const Sequence &s = u.s;
         const bool untouched = s.length == 0 && a_.keeps_empty;
@@ -98,13 +99,13 @@ protected:
         return u;
     }
 
-    // How many key heads a unit has: a divisor of all that leaves the threads an even share.
+    // How many key heads a work tile has: a divisor of all that balances the threads.
     int64_t together(int64_t pieces, int64_t threads) const {
         if (row_blocks_ > 1 || packs_values_) {
             return 1;
         }
         const int64_t head_bytes = 2 * dot_keys(cache_bytes_) * size_ * cache_bytes_;
-        int64_t heads = kv_heads_ < kMostTogether ? kv_heads_ : kMostTogether;
+        int64_t heads = kv_heads_ < kMaxTogether ? kv_heads_ : kMaxTogether;
         for (; heads > 1; --heads) {
             const int64_t units = pieces / heads;
             if (kv_heads_ % heads == 0 && heads * head_bytes <= kTogetherBytes &&
@@ -133,7 +134,7 @@ protected:
                (kv_head * group_ + row % group_) * view.strides[2];
     }
 
-    // Where the s.key_block keys from `key` on lie; behind the sequence's last key: that one, which may be fetched.
+    // The addresses of the s.key_block keys from `key` on; beyond the sequence's last key, the last one's.
     template <typename E>
     void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const E **k_rows, const E **v_rows) const {
         const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
@@ -164,7 +165,7 @@ protected:
         }
     }
 
-    // Block by block of the cache, body(scales of the first of its keys, distance of the next, number of keys).
+    // For each block of the cache, calls body(scales of its first key, their stride, number of keys).
     template <typename Body>
     void each_scale_block(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys,
                           const Body &body) const {

@@ -1,5 +1,6 @@
-// How attention's CUDA kernels split the keys of a sequence among blocks (flash-decoding): by its own length, the window
-// and the number of multiprocessors alone, so that neither other sequences nor the size of the cache change a row's bits.
+// How attention's CUDA kernels split the keys of a sequence among blocks (flash-decoding): by its own length, the
+// window and the number of multiprocessors alone, so that neither other sequences nor the size of the cache change a
+// row's bits.
 #pragma once
 
 #include <cstdint>
@@ -12,9 +13,9 @@
 
 namespace infini::attention {
 
-// Sequences with at most so many rows (queries x query heads of a key head) are split: above, rows fill the GPU.
+// Sequences with at most this many rows (queries x query heads of a key head) are split: more rows fill the GPU.
 constexpr int64_t kSplitRows = 64;
-// Where each sequence has a number of queries of its own, that only the GPU knows (q_starts): one tile of rows.
+// The same where only the GPU knows the numbers of queries (q_starts): one tile of rows.
 constexpr int64_t kSplitRowsOfMany = 16;
 
 struct Splits {
@@ -25,20 +26,20 @@ struct Splits {
 // keys: that a query sees at most, by its cache and its window. One sequence alone should give each multiprocessor two
 // blocks. 256 keys, 64 KiB of K and V for a head of 64 halves, are the least that pays: a split's partial sums are
 // written and read again, 4 bytes for each row and column, which is 3 % of K and V for 4 rows.
-constexpr int64_t kLeastSplitKeys = 256;
+constexpr int64_t kMinSplitKeys = 256;
 
 inline Splits plan_splits(int64_t keys, int64_t kv_heads, int64_t multiprocessors) {
     const auto ceil_div = [](int64_t a, int64_t b) { return a / b + (a % b != 0); };
-    const int64_t wanted = ceil_div(2 * multiprocessors, kv_heads), fit = ceil_div(keys, kLeastSplitKeys);
+    const int64_t wanted = ceil_div(2 * multiprocessors, kv_heads), fit = ceil_div(keys, kMinSplitKeys);
     return {wanted, fit < 1 ? 1 : fit < wanted ? fit : wanted};
 }
 
-// How many keys each split of a sequence has, by the keys that its queries see: the room behind them in the cache does
-// not count, so that short sequences in long caches are shared by as many blocks as in short ones, with the same bits.
+// How many keys each split of a sequence has, by the keys that its queries see: the cache's capacity does not count, so
+// that short sequences are split alike in long and short caches, with the same bits.
 INFINI_HOST_DEVICE inline int64_t split_keys(int64_t keys, int64_t wanted) {
     constexpr int64_t kStep = 64;
     const int64_t even = keys / wanted + (keys % wanted != 0), whole = (even + kStep - 1) / kStep * kStep;
-    return whole < kLeastSplitKeys ? kLeastSplitKeys : whole;
+    return whole < kMinSplitKeys ? kMinSplitKeys : whole;
 }
 
 } // namespace infini::attention

@@ -1,15 +1,15 @@
-// What attention's kernels for few and for many rows share on tensor cores: tiles of K and V in shared memory, brought
-// by cp.async some tiles ahead, and the fragments that mma takes of them. T: the half type of q and out. E: of K and V,
-// T or int8. int8 stays int8 in shared memory, half the bytes, and is widened in registers. An element of ldmatrix is
-// then two columns, so that of each 16 columns the even ones come first and then the odd ones; q is put in the same
-// order. The scale of a key's row of K multiplies its products, that of its row of V its probabilities. These then have
-// the range of a float, and are multiplied in bfloat16.
+// Shared by attention's tensor core kernels for few and for many rows: tiles of K and V in shared memory, copied by
+// cp.async some tiles ahead, and their fragments for mma. T: the half type of q and out. E: of K and V, T or int8. int8
+// stays int8 in shared memory, half the bytes, and is widened in registers. An element of ldmatrix is then two columns,
+// so that of each 16 columns the even ones come first and then the odd ones; q is put in the same order. The scale of a
+// key's row of K is applied to its products, that of its row of V to its probabilities, which then have the range of a
+// float and are multiplied in bfloat16.
 #pragma once
 
 #include "cuda/async_copy.cuh"
 #include "cuda/mma.cuh"
-#include "cuda/pairs.cuh"
-#include "cuda/words.cuh"
+#include "cuda/half2.cuh"
+#include "cuda/packed32.cuh"
 #include "kernels.cuh"
 
 namespace infini::attention::nvidia {
@@ -22,13 +22,13 @@ template <typename T, typename E> using ValueType = std::conditional_t<kIsInt8<E
 // The scales of a tile's keys: for each warp's 16 keys those of K, then those of V.
 template <typename E> constexpr int kTileScales = kIsInt8<E> ? 2 * kTileKeys : 0;
 
-// Of the block; at most kMostKeys.
-__device__ __forceinline__ int keys_of(const Unit &u) {
+// The keys of the block; at most kMaxKeys.
+__device__ __forceinline__ int keys_of(const WorkTile &u) {
     return u.end > u.begin ? static_cast<int>(u.end - u.begin) : 0;
 }
 
-// Where a row's chunks of 16 bytes lie in shared memory: swizzled against bank conflicts. Eight rows of one chunk, and
-// eight chunks of one row, are in eight different places of 128 bytes.
+// The swizzle of a row's chunks of 16 bytes in shared memory, against bank conflicts: eight rows of one chunk, and
+// eight chunks of one row, fall into eight different 16-byte groups of banks.
 template <typename E, int kSize> struct TileLayout {
     static constexpr unsigned kChunks = kSize / cuda::kWidth<E>, kLine = kChunks < 8 ? kChunks : 8;
 
@@ -36,7 +36,7 @@ template <typename E, int kSize> struct TileLayout {
     static __device__ __forceinline__ unsigned at(unsigned row, unsigned chunk) {
         return (row * kChunks + (chunk ^ swizzle(row))) * 16;
     }
-    // So many rows and chunks further than `at`, which has zeros in the bits of these two.
+    // The offset `rows` and `chunks` beyond `at`, which has zeros in the bits of these two.
     static __device__ __forceinline__ unsigned further(unsigned at, unsigned rows, unsigned chunks) {
         return (at ^ (swizzle(rows) ^ chunks % kLine) * 16) + (rows * kChunks + chunks / kLine * kLine) * 16;
     }
@@ -53,9 +53,9 @@ template <int kSize, typename E> __device__ __forceinline__ E *chunk_of(E *tile,
     return by_bytes(tile, TileLayout<std::remove_const_t<E>, kSize>::at(row, chunk));
 }
 
-// The lane's part of the addresses that load_keys and load_values read. Decode takes K and V as mma's `a`, prefill as
-// `b` (kAsB), which differ in the order of the quarters of 16 x 16: in `a` the two halves of the output's dimension
-// (keys of K, columns of V) are neighbours, in `b` those of the dimension that is summed over.
+// The lane's part of the addresses of load_keys and load_values. Decode uses K and V as mma's `a`, prefill as `b`
+// (kAsB), which differ in the order of the quarters of 16 x 16: in `a` the two halves of the output's dimension (keys
+// of K, columns of V) are adjacent, in `b` those of the dimension that is summed over.
 template <typename E, int kSize, bool kAsB> struct LaneOffsets {
     unsigned keys, values;
 
@@ -72,8 +72,8 @@ template <typename E, int kSize, bool kAsB> struct LaneOffsets {
     }
 };
 
-// What stands for a key in a block outside the cache: its scores become NaN, and where these are masked its values
-// count nothing. (K and V of int8: zeros, and these scales.)
+// The row that replaces a key in a block outside the cache: its scores become NaN, and where these are masked its
+// values are 0. (K and V of int8: zeros, and these scales.)
 struct alignas(16) NoRow {
     uint16_t k[256] = {}, v[256] = {};
     uint32_t k_scale = 0x7fffffff, v_scale = 0; // bits of floats
@@ -85,7 +85,7 @@ struct alignas(16) NoRow {
 };
 __device__ const NoRow no_row;
 
-// The elements of a chunk from global to shared memory one by one, where vectors may not be accessed.
+// Copies a chunk from global to shared memory element by element, where it is unaligned.
 template <typename E> __device__ __forceinline__ void copy_elements(E *to, const E *from, int count) {
 #pragma unroll
     for (int e = 0; e < cuda::kWidth<E>; ++e) {
@@ -93,17 +93,17 @@ template <typename E> __device__ __forceinline__ void copy_elements(E *to, const
     }
 }
 
-// Where a sequence's rows of K or V begin, and their scales; with block tables, where the cache does.
+// The first row of a sequence's K or V, and its scale; with block tables, of the cache.
 template <typename E> struct alignas(16) CacheStart {
     const E *rows;
     const float *scales;
 };
 
-// A warp's share of the copying. Lane l < 16 knows where key l's row of K lies, lane l + 16 where its row of V.
+// A warp's share of the copies. Lane l < 16 has the address of key l's row of K, lane l + 16 that of its row of V.
 template <typename T, typename E, int kSize> class KeyCopy {
 public:
     // first_key: of this warp's, behind u.begin. starts: two in shared memory, the warp's own, as registers are few.
-    __device__ __forceinline__ KeyCopy(const Problem<T, E> &p, const Unit &u, int first_key, CacheStart<E> *starts)
+    __device__ __forceinline__ KeyCopy(const Problem<T, E> &p, const WorkTile &u, int first_key, CacheStart<E> *starts)
         : p_(p), table_(p.table_of(u)), start_(starts + threadIdx.x % kWarp / 16), begin_(u.begin), key_(first_key),
           keys_(keys_of(u)) {
         const unsigned lane = threadIdx.x % kWarp;
@@ -202,13 +202,14 @@ private:
     unsigned to_;    // where the lane's chunk of the first rows goes
 };
 
-// The keys that all rows of a tile see, counted from u.begin: the first row ends the earliest, the window of the last
-// one begins the latest.
+// The keys that all rows of a tile see, counted from u.begin: up to the first row's last, from the last row's window
+// on.
 struct Visible {
     int from, until;
 
     template <typename RowScores>
-    __device__ __forceinline__ Visible(const RowScores &first, const RowScores &last, int64_t window, const Unit &u) {
+    __device__ __forceinline__ Visible(const RowScores &first, const RowScores &last, int64_t window,
+                                       const WorkTile &u) {
         const int64_t end = first.seen < u.end ? first.seen : u.end;
         const int64_t begin = last.seen > window ? last.seen - window : 0;
         from = begin > u.begin ? static_cast<int>((begin < end ? begin : end) - u.begin) : 0;
@@ -229,7 +230,7 @@ __device__ __forceinline__ void load_keys(uint32_t (&out)[2][4], const E *k, Lan
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             auto &to = out[i / 2];
-            cuda::int8_pairs<T>(to[lane.place(i % 2, 0)], to[lane.place(i % 2, 1)], bytes[i]);
+            cuda::int8x4_to_half2<T>(to[lane.place(i % 2, 0)], to[lane.place(i % 2, 1)], bytes[i]);
         }
     } else {
 #pragma unroll
@@ -250,7 +251,7 @@ __device__ __forceinline__ void load_values(uint32_t (&out)[2][4], const E *v, L
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             auto &to = out[i / 2];
-            cuda::int8_pairs<ValueType<T, E>>(to[lane.place(0, i % 2)], to[lane.place(1, i % 2)], bytes[i]);
+            cuda::int8x4_to_half2<ValueType<T, E>>(to[lane.place(0, i % 2)], to[lane.place(1, i % 2)], bytes[i]);
         }
     } else {
 #pragma unroll
@@ -260,14 +261,14 @@ __device__ __forceinline__ void load_values(uint32_t (&out)[2][4], const E *v, L
     }
 }
 
-// Which column lies in column `c` of the tensor cores' order.
+// The column at position `c` of the tensor cores' order.
 template <typename E> __device__ __forceinline__ int column_of(int c) {
     return kIsInt8<E> ? c / 16 * 16 + c % 8 * 2 + c / 8 % 2 : c;
 }
 
-// The block's rows of q to shared memory, zeros behind them, in the tensor cores' order of columns.
+// Copies the block's rows of q to shared memory, padded with zeros, in the tensor cores' order of columns.
 template <int kRows, int kSize, typename T, typename E>
-__device__ __forceinline__ void load_q_rows(T *shared_q, const Problem<T, E> &p, const Unit &u) {
+__device__ __forceinline__ void load_q_rows(T *shared_q, const Problem<T, E> &p, const WorkTile &u) {
     constexpr int kChunks = kSize / 8;
     for (int i = threadIdx.x; i < kRows * kChunks; i += kThreads) {
         const int row = i / kChunks, chunk = i % kChunks, column = 8 * chunk;
@@ -311,12 +312,12 @@ template <typename T, int kParts> __device__ __forceinline__ void split(uint32_t
             x -= __uint_as_float(high_x);
             y -= __uint_as_float(high_y);
         } else {
-            parts[i] = cuda::pair_of<T>(x, y);
+            parts[i] = cuda::pack_half2<T>(x, y);
             x -= cuda::widen(T{static_cast<uint16_t>(parts[i])});
             y -= cuda::widen(T{static_cast<uint16_t>(parts[i] >> 16)});
         }
     }
-    parts[kParts - 1] = cuda::pair_of<T>(x, y);
+    parts[kParts - 1] = cuda::pack_half2<T>(x, y);
 }
 
 // A lane's rows, kRows of them: the largest score so far and the sum of probabilities over the lane's keys. Scores are

@@ -1,6 +1,6 @@
-// A block of rows and a block of keys in tile registers: what Attention hands to the functions of tile_products.h, and
-// what it gets back. Scores and results lie row by row as without tiles. K and V are packed for the block of rows; q is
-// the left operand and only copied, so that no score has to be transposed.
+// A block of rows and a block of keys in tile registers: the calls of tile_products.h by Attention. Scores and results
+// are row-major as without tiles. K and V are packed for the block of rows; q is the left operand and only copied, so
+// that no score has to be transposed.
 // Probabilities keep the precision that they have in float: each is multiplied as the sum of three bfloat16. Rounded to
 // one it would add as much error as storing the result does, and to two more than the ops promise where a sum cancels.
 #pragma once
@@ -16,7 +16,7 @@ using attention::TileProducts;
 
 constexpr int64_t kPairedRows = 2 * attention::kTileSide; // rows that are multiplied at once
 
-// The calling thread's tiles, where products is not null.
+// Configures the calling thread's tiles for a scope, where products is not null.
 class ConfiguredTiles {
 public:
     explicit ConfiguredTiles(const TileProducts *products) : products_(products) {
@@ -36,7 +36,7 @@ private:
     const TileProducts *products_;
 };
 
-// Of a row of q, or of packed K: elements up to a multiple of kTileDepth.
+// The bytes of a row of q, or of packed K: elements up to a multiple of kTileDepth.
 constexpr int64_t tile_row_bytes(int64_t size) {
     return round_up(size, attention::kTileDepth) * static_cast<int64_t>(sizeof(bf16));
 }
@@ -47,7 +47,7 @@ inline void copy_row_for_tiles(char *to, const bf16 *row, int64_t size) {
     std::memset(to + bytes, 0, static_cast<size_t>(tile_row_bytes(size)) - bytes);
 }
 
-// K and V as rows of bfloat16, which int8 becomes in `memory`, [keys, size], with `rows` for their addresses.
+// K or V as rows of bfloat16. int8 is converted to `memory`, [keys, size], with the addresses in `rows`.
 inline const bf16 *const *as_bfloat16(const bf16 *const *from, int64_t, int64_t, bf16 *, const bf16 **) {
     return from;
 }
@@ -89,14 +89,14 @@ constexpr int64_t kParts = 3; // of a probability: 8 bits each, together all 24
 constexpr int64_t kPartBytes = kKeyBlock * static_cast<int64_t>(sizeof(bf16)); // from part to part of a row
 constexpr int64_t kPartsBytes = kParts * kPartBytes;                           // from row to row
 
-// A row's first n probabilities, a multiple of kTileDepth, in parts: each is what the ones before lack, rounded.
+// Splits a row's first n probabilities, a multiple of kTileDepth, into parts: each is the remainder, rounded.
 inline void split_probabilities(const float *row, int64_t n, char *parts) {
     for (int64_t i = 0; i < n; i += kLanes) {
         VecF rest = load(row + i);
         for (int64_t part = 0; part < kParts; ++part) {
             store(reinterpret_cast<bf16 *>(parts + part * kPartBytes) + i, rest);
             const VecF rounded = round_to<bf16>(rest);
-            // An infinite one, by the scales of int8, lacks nothing.
+            // An infinite one, by the scales of int8, has no remainder.
             rest = select(abs(rounded) < splat(INFINITY), rest - rounded, VecF{});
         }
     }

@@ -1,6 +1,6 @@
-// Attention's two products in tile registers, q k^T and probabilities V of bfloat16, as attention_cpu.cpp calls them:
-// all else is computed there, by the vector instructions in use, with and without tiles.
-// A table of functions for the registers, and one for their emulation: attention_tiles.cpp.
+// Attention's two products in tile registers, q k^T and probabilities V of bfloat16; attention_cpu.cpp computes all
+// else by vector instructions, with and without tiles. A table of functions for the registers, and one for their
+// emulation: attention_tiles.cpp.
 #pragma once
 
 #include "cpu_capability.h"
@@ -12,9 +12,9 @@ constexpr int64_t kTileSide = 16;     // rows of a tile of sums, and its columns
 constexpr int64_t kTileDepth = 32;    // elements of bfloat16 in a row of the left operand: what is summed in a step
 constexpr int64_t kTilePacked = 1024; // bytes of a packed tile
 
-// sums = or += left right for one or two tiles of rows. What left holds behind the rows that matter matters to none.
+// sums = or += left right for one or two tiles of rows. Rows of left beyond the valid ones do not affect them.
 struct TileProduct {
-    const char *left;     // the first row; row by row, as it lies
+    const char *left;     // the first row; row-major
     int64_t left_pitch;   // bytes from row to row
     int64_t parts;        // of left, which are added up: right is multiplied with each of them
     int64_t part_pitch;   // bytes from part to part
@@ -29,10 +29,10 @@ struct TileProduct {
 };
 
 struct TileProducts {
-    // The calling thread's tiles. Configured once in a call of attention, and released at its end.
+    // Configure and release the calling thread's tiles, once in a call of attention.
     void (*configure)();
     void (*release)();
-    // As right operands; what is behind the last key or column is 0.
+    // Pack as right operands; zeros beyond the last key or column.
     // q k^T: [keys / 16, size / 32] tiles, each quotient rounded up. Summed over the head size.
     void (*pack_keys)(const bf16 *const *k, int64_t keys, int64_t size, char *to);
     // probabilities V: [size / 16, keys / 32] tiles. Summed over the keys.
@@ -43,8 +43,8 @@ struct TileProducts {
 // Sets a pointer to the table of the tiles in use.
 INFINI_TILE_KERNEL(find_tile_products, TileProducts *)
 
-// That table, or null where there are no tiles. Looked up outside of the vector kernels: what may throw is no part of
-// them.
+// That table, or null where there are no tiles. Looked up outside of the vector kernels, which contain no code that may
+// throw.
 const TileProducts *tile_products();
 
 } // namespace infini::attention

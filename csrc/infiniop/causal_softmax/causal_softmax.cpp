@@ -1,4 +1,4 @@
-// The rules of causal_softmax, and the way to its kernel.
+// The rules of causal_softmax, and the call of its kernel.
 #include "causal_softmax.h"
 
 #include "check.h"

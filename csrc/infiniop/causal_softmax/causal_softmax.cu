@@ -1,8 +1,8 @@
-// The CUDA kernel of causal_softmax. Limit: memory bandwidth: what a row sees is read, all of it written, about 3 bytes
-// for each bf16 of a square.
-// SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
+// The CUDA kernel of causal_softmax. Limit: memory bandwidth: the visible part of a row is read, all of it written,
+// about 3 bytes for each bf16 of a square.
+// SASS: softmax_rows: LDG.E.128 STG.E.128 MUFU.EX2
 #include "causal_softmax.h"
-#include "softmax/softmax_lines.cuh"
+#include "softmax/softmax_rows.cuh"
 
 namespace infini::causal_softmax {
 namespace {

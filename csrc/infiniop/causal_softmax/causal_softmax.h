@@ -1,5 +1,6 @@
-// causal_softmax: softmax over the last dimension of x [..., q, k], q <= k, where the last q of k tokens ask: row i
-// sees columns j <= k - q + i, the others become 0. Arithmetic in float, rounded once; the row's maximum is subtracted.
+// causal_softmax: softmax over the last dimension of x [..., q, k], q <= k, the queries of the last q of k tokens: row
+// i sees columns j <= k - q + i, the others become 0. Arithmetic in float, rounded once; the row's maximum is
+// subtracted.
 #pragma once
 
 #include "cpu_capability.h"

@@ -3,13 +3,13 @@
 // most of it the exponential; a copy of as many elements takes a fifth to a half of that.
 #include "causal_softmax.h"
 #include "dense_rows.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "softmax/softmax_row.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Splits the rows of matrices [q, k] by the work they are: in each, row i sees k - q + 1 + i columns.
+// Splits the rows of matrices [q, k] by work: row i sees k - q + 1 + i columns.
 class Triangle {
 public:
     Triangle(int64_t q, int64_t k, int64_t rows) : q_(q), hidden_(k - q), rows_(rows) {}
@@ -64,6 +64,6 @@ template <typename T> void softmax_rows(const causal_softmax::Args &a) {
 
 void infini::causal_softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
-                        [&](auto x) { softmax_rows<decltype(x)>(args); });
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                          [&](auto x) { softmax_rows<decltype(x)>(args); });
 }

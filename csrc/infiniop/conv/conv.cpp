@@ -13,14 +13,14 @@ namespace {
 
 constexpr Checker kRule("conv");
 
-// Of the tile that gemm reads: it should stay in the second-level cache, together with what gemm packs of it.
+// The bytes of the tile that gemm reads: it should stay in the L2 cache, together with gemm's packed panels.
 constexpr int64_t kTileBytes = 512 * 1024;
-constexpr int64_t kLeastColumns = 256; // and gemm should still have a wide product
+constexpr int64_t kMinColumns = 256; // so that gemm has a wide product
 
 // Parameters and kernel sizes below this keep every position within int64.
 constexpr int64_t kLargest = int64_t{1} << 31;
 
-// Cin * kernel: how many products make an element of y.
+// Cin * kernel: the number of products in an element of y.
 int64_t depth(const Args &args) {
     int64_t product = 1;
     for (int dim = 1; dim < args.w.ndim; ++dim) {
@@ -41,7 +41,7 @@ int64_t positions(const Args &args) {
 int64_t tile_columns(const Args &args) {
     const int64_t row_bytes = depth(args) * static_cast<int64_t>(size_of(args.x.dtype)), all = positions(args);
     int64_t columns = row_bytes > 0 ? kTileBytes / row_bytes / 64 * 64 : all;
-    columns = columns < kLeastColumns ? kLeastColumns : columns;
+    columns = columns < kMinColumns ? kMinColumns : columns;
     return columns < all ? columns : all;
 }
 
@@ -54,7 +54,7 @@ void check_parameter(const char *name, const int64_t *values, int spatial, int64
     }
 }
 
-// Whether the dimensions from `first` on lie as if contiguous.
+// Whether the dimensions from `first` on are contiguous.
 bool is_dense(const TensorView &x, int first) {
     int64_t expected = 1;
     bool holds = true;
@@ -65,7 +65,7 @@ bool is_dense(const TensorView &x, int first) {
     return holds;
 }
 
-// gemm reads w as [Cout, Cin * kernel] and writes y of an image as [Cout, positions]: as they lie, or copies.
+// gemm reads w as [Cout, Cin * kernel] and writes y of an image as [Cout, positions]: in place, or through copies.
 bool w_is_matrix(const Args &args) {
     return is_dense(args.w, 1);
 }

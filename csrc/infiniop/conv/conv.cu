@@ -1,8 +1,8 @@
-// The CUDA kernel of conv: the product of w with what the kernel sees of x, tile by tile in shared memory, into which both
-// are gathered from wherever they lie; so no workspace, any strides, and one order of sums for all layouts and batches.
-// Limit: float arithmetic outside of the tensor cores. For patches and audio towers; nothing that decodes needs it.
+// The CUDA kernel of conv: an implicit GEMM of w with the windows of x, gathered tile by tile into shared memory; so no
+// workspace, any strides, and one order of sums for all layouts and batches.
+// Limit: float arithmetic outside of the tensor cores. For patch embeddings and audio towers; decode does not use it.
 #include "conv.h"
-#include "cuda/elements.cuh"
+#include "cuda/elementwise_map.cuh"
 
 namespace infini::conv {
 namespace {
@@ -19,7 +19,7 @@ template <typename T> struct Convolution {
     const T *x, *w, *bias;       // bias == nullptr: none
     TensorView of_y, of_x, of_w; // shapes and strides
     int64_t bias_stride;
-    cuda::Divider<uint64_t> y_sizes[kMaxSpatial], w_sizes[kMaxSpatial]; // of the spatial dimensions
+    cuda::IntDivider<uint64_t> y_sizes[kMaxSpatial], w_sizes[kMaxSpatial]; // of the spatial dimensions
     int spatial;
     int64_t pads[kMaxSpatial], strides[kMaxSpatial], dilations[kMaxSpatial];
     int64_t depth;     // Cin * kernel
@@ -29,14 +29,14 @@ template <typename T> struct Convolution {
 
 struct Shared {
     alignas(16) float w[kDepth][kPitch], x[kDepth][kPitch];
-    // Of each position: where it is in y, and where in x the kernel's first element is, as an offset and by coordinates.
+    // For each position: its offset in y, and the offset and coordinates of its window in x.
     int64_t y_at[kTile], x_at[kTile], first[kMaxSpatial][kTile];
-    // Of each product: where its factor is in w, and what it adds to a position's offset and coordinates in x.
+    // For each product: the offset of its factor in w, and the increments of a position's offset and coordinates in x.
     int64_t w_at[kDepth], step[kDepth], steps[kMaxSpatial][kDepth];
 };
 
-// What is left of n, which becomes the quotient.
-__device__ __forceinline__ int64_t remainder(const cuda::Divider<uint64_t> &by, int64_t &n) {
+// Divides n in place and returns the remainder.
+__device__ __forceinline__ int64_t remainder(const cuda::IntDivider<uint64_t> &by, int64_t &n) {
     const auto quotient = static_cast<int64_t>(by.quotient(static_cast<uint64_t>(n)));
     const int64_t rest = n - quotient * static_cast<int64_t>(by.divisor);
     n = quotient;
@@ -124,7 +124,7 @@ template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const
         }
     }
     if (a.depth == 0) {
-        __syncthreads(); // else there was one after the positions were placed
+        __syncthreads(); // in the first pass the one after the positions suffices
     }
 #pragma unroll
     for (int i = 0; i < kPart; ++i) {
@@ -145,7 +145,7 @@ template <typename T> __global__ void __launch_bounds__(kThreads) convolve(const
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.x.dtype, [&](auto value) {
         using T = decltype(value);
-        if constexpr (!std::is_same_v<T, double>) { // which the check has refused
+        if constexpr (!std::is_same_v<T, double>) { // refused by the check
             const bool with_bias = args.bias.dtype != INFINI_DTYPE_INVALID;
             Convolution<T> a{};
             a.y = args.y.as<T>();
@@ -162,8 +162,8 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
                 a.depth *= args.w.shape[dim];
             }
             for (int dim = 0; dim < args.spatial; ++dim) {
-                a.y_sizes[dim] = infini::cuda::Divider<uint64_t>(static_cast<uint64_t>(args.y.shape[dim + 2]));
-                a.w_sizes[dim] = infini::cuda::Divider<uint64_t>(static_cast<uint64_t>(args.w.shape[dim + 2]));
+                a.y_sizes[dim] = infini::cuda::IntDivider<uint64_t>(static_cast<uint64_t>(args.y.shape[dim + 2]));
+                a.w_sizes[dim] = infini::cuda::IntDivider<uint64_t>(static_cast<uint64_t>(args.w.shape[dim + 2]));
                 a.pads[dim] = args.pads[dim];
                 a.strides[dim] = args.strides[dim];
                 a.dilations[dim] = args.dilations[dim];

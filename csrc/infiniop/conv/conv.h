@@ -1,7 +1,7 @@
 // conv: y[n, o, p] = bias[o] + sum over c and k of w[o, c, k] * x[n, c, p * stride - pad + k * dilation], in 1 to 6
-// spatial dimensions; x is 0 outside of its shape. A convolution is a matrix product of w [Cout, Cin * kernel] with a
-// matrix that holds, for each output position, what the kernel sees there; that matrix is made tile by tile, on the CPU
-// in the workspace. There, a w that is not contiguous is copied first, and a y whose spatial dimensions are not, written.
+// spatial dimensions; x is 0 outside of its shape. A convolution is a matrix product of w [Cout, Cin * kernel] with the
+// im2col matrix of x, which is computed tile by tile, on the CPU in the workspace. There, non-contiguous w and y are
+// copied too.
 #pragma once
 
 #include "cpu_capability.h"
@@ -41,8 +41,7 @@ struct Tile {
     int64_t image, first, columns;
 };
 
-// Writes what the kernel sees at the tile's output positions to the workspace, [Cin * kernel, columns], and the bias
-// to y there.
+// Writes the im2col tile of the output positions to the workspace, [Cin * kernel, columns], and the bias to y.
 INFINI_CPU_KERNEL(cpu_kernel, Tile)
 
 // Of arguments that were checked, y not empty.

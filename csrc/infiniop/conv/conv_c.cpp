@@ -9,7 +9,7 @@ using conv::Args;
 
 constexpr c_api::COp<Args> kOp("Conv", conv::kernels, conv::check, conv::run, conv::workspace_size);
 
-// An array of the caller's, of n values; NULL stands for `otherwise` in each place.
+// An array of the caller's, of n values; NULL: `otherwise` in each place.
 void copy_parameters(int64_t *to, const void *from, int n, int64_t otherwise) {
     for (int i = 0; i < n; ++i) {
         to[i] = from == nullptr ? otherwise : static_cast<const int64_t *>(from)[i];

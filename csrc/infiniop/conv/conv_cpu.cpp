@@ -1,5 +1,5 @@
-// The CPU kernel of conv: copies what the kernel sees at a tile's output positions, row by row of the product's matrix,
-// in runs along the last spatial dimension. Limit: the product that follows; this is a copy of its right-hand side.
+// The CPU kernel of conv: im2col, row by row of the matrix, in runs along the last spatial dimension.
+// Limit: the product that follows; this is a copy of its right-hand side.
 #include "conv.h"
 #include "parallel.h"
 
@@ -26,7 +26,7 @@ template <typename Bits> void gather_row(const conv::Tile &tile, int64_t row, Bi
     }
     const int64_t step = a.strides[last], in_size = a.x.shape[last + 2], in_stride = a.x.strides[last + 2];
     for (int64_t done = 0; done < tile.columns;) {
-        // Where the run lies in the other dimensions; outside of x all of it is 0.
+        // The run's place in the other dimensions; outside of x all of it is 0.
         int64_t offset = 0;
         bool inside = true;
         for (int i = 0; i < last; ++i) {

@@ -1,5 +1,5 @@
-// torch.ops.infini.conv, functional and out; declared in torch_infini/ops/conv.py. Where ATen's convolution (oneDNN) is
-// faster on the CPU at hand, it is called: gemm/library.h has the table.
+// torch.ops.infini.conv, functional and out; declared in torch_infini/ops/conv.py. Calls ATen's convolution (oneDNN)
+// where that is faster on this CPU: the table is in gemm/library.h.
 #include "../../torch/tensor.h"
 #include "conv.h"
 #include "gemm/library.h"
@@ -73,7 +73,7 @@ bool aten_takes(const ExecutionContext &context, const Args &args) {
     const int64_t size = std::min(args.w.shape[0], positions);
     const double work = static_cast<double>(args.y.numel()) * static_cast<double>(depth);
     const auto products = overlap ? gemm::Products::kConv : gemm::Products::kPatches;
-    return work >= gemm::kLeastProducts && gemm::library_takes_size(products, args.x.dtype, size);
+    return work >= gemm::kMinProducts && gemm::library_takes_size(products, args.x.dtype, size);
 }
 
 Ints listed(const int64_t *values, int spatial) {
@@ -98,7 +98,7 @@ Tensor convolve_by_aten(const ExecutionContext &context, const Args &args) {
     return to<Tensor>(stack[0]);
 }
 
-// is_new: out is nobody's yet, and ATen's result may take its place.
+// is_new: the caller does not hold out yet, so ATen's result may be returned instead.
 Tensor run_with(const ExecutionContext &context, Args args, bool one_image, Tensor out, bool is_new) {
     args.y = view(context, kRule, "out", out);
     if (one_image) {

@@ -1,4 +1,4 @@
-// The rules of dequantize_awq, and the way to its kernel.
+// The rules of dequantize_awq, and the call of its kernel.
 #include "dequantize_awq.h"
 
 #include "check.h"

@@ -1,9 +1,9 @@
 // The CUDA kernel of dequantize_awq: a thread unpacks one column of integers, eight columns of weights, in several rows
-// of a group, whose scales and zeros it keeps in registers. Limit: memory bandwidth, 2 bytes written for each half byte
-// read. The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
+// of a group, with its scales and zeros in registers. Limit: memory bandwidth, 2 bytes written for each half byte read.
+// The difference is a whole number below 16 and its product with a float16 exact in float: one rounding.
 // SASS: dequantize: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
-#include "cuda/words.cuh"
+#include "cuda/packed32.cuh"
 #include "dequantize_awq.h"
 
 namespace infini::dequantize_awq {
@@ -55,8 +55,8 @@ __global__ void __launch_bounds__(kThreads) dequantize(const __grid_constant__ W
         for (int j = 0; j < kColumns; ++j) {
             values[j] = (shifted(words[row], j) - shifted(zeros, j)) * scales[j];
         }
-        cuda::store_words(out + row * a.out_stride, cuda::narrow<f16>(values), a.out_whole && row < count,
-                          row < count ? kColumns : 0);
+        cuda::store_packed32(out + row * a.out_stride, cuda::narrow<f16>(values), a.out_whole && row < count,
+                             row < count ? kColumns : 0);
     }
 }
 

@@ -2,14 +2,14 @@
 // float16 exact in float, so the one rounding is that to float16.
 // Limit: memory bandwidth, 2 bytes written for each half byte read; scales and zeros of a group stay in the cache.
 #include "dequantize_awq.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The eight shifts, as often as vectors of four to sixteen columns need them from any multiple of four on.
+// The eight shifts, repeated so that vectors of four to sixteen columns can load them from any multiple of four on.
 alignas(64) constexpr uint32_t kShifts[16] = {0, 16, 4, 20, 8, 24, 12, 28, 0, 16, 4, 20, 8, 24, 12, 28};
 
 // The 4-bit values of the columns from i on, each in a lane; words beyond the row are not read.

@@ -21,7 +21,7 @@ Tensor dequantize_awq_out(const ExecutionContext &context, const Tensor &qweight
 Tensor dequantize_awq(const ExecutionContext &context, const Tensor &qweight, const Tensor &scales,
                       const Tensor &zeros) {
     const TensorView words = view(context, kRule, "qweight", qweight);
-    // What the shape of out is made of.
+    // The shape of out.
     kRule.rank("qweight", words, 2);
     kRule.dense_last("qweight", words);
     return dequantize_awq_out(context, qweight, scales, zeros,

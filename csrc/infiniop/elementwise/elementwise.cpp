@@ -1,4 +1,4 @@
-// The rules of the elementwise ops, and the way to their kernel.
+// The rules of the elementwise ops, and the call of their kernel.
 #include "elementwise.h"
 
 #include "check.h"

@@ -1,9 +1,10 @@
-// The CUDA kernels of the elementwise ops: one for each number of inputs and dtype, in which the op is a branch that all
-// threads take alike. Limit: memory bandwidth, each input read once and the output written once.
+// The CUDA kernels of the elementwise ops: one for each number of inputs and dtype, in which the op is a uniform
+// branch.
+// Limit: memory bandwidth, each input read once and the output written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
-#include "cuda/elements.cuh"
+#include "cuda/elementwise_map.cuh"
 #include "elementwise.h"
-#include "one_lane.cuh"
+#include "scalar_vec.cuh"
 
 #include "formulas.h"
 
@@ -24,14 +25,14 @@ using ones = zeros;
 
 } // namespace formula
 
-// Whether T stands for a dtype of the op: unsigned integers for all integers (an overflow wraps around) and, where only
-// an element's size counts, for everything.
+// Whether the op has a kernel for T: unsigned integers serve all integers (overflow wraps around) and, where only an
+// element's size matters, all dtypes.
 template <typename T, Dtypes kDtypes>
 constexpr bool serves = kDtypes == Dtypes::kAll       ? std::is_integral_v<T>
                         : kDtypes == Dtypes::kNumbers ? !std::is_integral_v<T> || sizeof(T) >= 4
                                                       : !std::is_integral_v<T>;
 
-// What map() calls: applies the op's formula.
+// The function that map() calls: applies the op's formula.
 template <typename T, int kInputs> struct Formulas {
     Op op;
 

@@ -7,8 +7,8 @@
 #include "kernel_table.h"
 #include "tensor_view.h"
 
-// The ops of the C ABI. One line an op: its name there, its name, how many inputs it has, its dtypes, and its tensors'
-// names, the output first. zeros and ones have an input of which only the shape counts.
+// The ops of the C ABI. One line for each op: its name there, its name, its number of inputs, its dtypes, and its
+// tensors' names, the output first. zeros and ones have an input of which only the shape matters.
 #define INFINI_ELEMENTWISE_C_OPS(X)                                                                                    \
     X(Add, add, 2, kNumbers, "c", "a", "b")                                                                            \
     X(Sub, sub, 2, kFloats, "c", "a", "b")                                                                             \
@@ -24,7 +24,7 @@
     X(Zeros, zeros, 1, kAll, "y", "x")                                                                                 \
     X(Ones, ones, 1, kAll, "y", "x")
 
-// All ops: these, and those that torch alone has.
+// All ops: these, and those of torch alone.
 #define INFINI_ELEMENTWISE_OPS(X)                                                                                      \
     INFINI_ELEMENTWISE_C_OPS(X)                                                                                        \
     X(GeGLU, geglu, 2, kFloats, "y", "up", "gate")
@@ -45,7 +45,7 @@ enum class Dtypes {
     kAll      // every dtype but the complex ones
 };
 
-// What sentences call an op and its tensors, and which of these the others are compared with.
+// The names of an op and its tensors in messages, and which tensor the others are compared with.
 struct Names {
     const char *op;
     const char *tensors[kMaxTensors];

@@ -18,7 +18,7 @@ constexpr c_api::COp<Args> c_op(const char *name) {
         });
 }
 
-// Each op's own COp: its address says whose descriptor one is.
+// One COp for each op: its address identifies the op of a descriptor.
 #define INFINI_OP(Name, ...) constexpr c_api::COp<Args> k##Name = c_op(#Name);
 INFINI_ELEMENTWISE_C_OPS(INFINI_OP)
 #undef INFINI_OP

@@ -1,9 +1,9 @@
-// The CPU kernel of the elementwise ops. A formula is compiled for dense rows only; whatever has other strides goes
-// through small dense buffers, block by block, so that bits cannot depend on strides.
+// The CPU kernel of the elementwise ops. Formulas are compiled for dense rows only; other strides go through small
+// dense buffers, block by block, so that bits cannot depend on strides.
 // Limit: memory bandwidth, each input read once and the output written once.
 #include "elementwise.h"
 #include "log_odds.h"
-#include "stream.h"
+#include "streaming_stores.h"
 #include "strided.h"
 #include "vec.h"
 
@@ -29,7 +29,7 @@ constexpr int64_t kStep = 64;
 // y[i] = formula(x[0][i], ...) for 0 <= i < n, everything dense; y may be one of x. large: y may be streamed.
 using DenseRow = void (*)(void *y, const void *const *x, int64_t n, bool large);
 
-// How far ahead inputs are prefetched: of a formula that takes long, too few loads are under way otherwise.
+// The prefetch distance of inputs: with a formula that takes long, too few loads would be in flight.
 constexpr int64_t kAheadBytes = 1024;
 
 template <bool kStream, typename Formula, typename T, size_t... kInput>
@@ -37,7 +37,7 @@ void float_row(T *y, const T *const *x, int64_t n, std::index_sequence<kInput...
     const T *in[] = {x[kInput]...};
     for_each_vector(n, [&](int64_t i, auto lanes) {
         (__builtin_prefetch(in[kInput] + i + kAheadBytes / static_cast<int64_t>(sizeof(T))), ...);
-        put_at<kStream>(y, i, Formula::template of<T>(load_at(in[kInput], i, lanes)...), lanes);
+        store_or_stream_at<kStream>(y, i, Formula::template of<T>(load_at(in[kInput], i, lanes)...), lanes);
     });
 }
 
@@ -69,8 +69,8 @@ void dense_row(void *y, const void *const *x, int64_t n, [[maybe_unused]] bool l
     }
 }
 
-// The fills: the bits of one element, kBits, n times. Not by memset, which streams what is large: of new memory, 128 MiB took
-// 54 ms with it and 46 so (Xeon).
+// The fills: the bits of one element, kBits, n times. Not by memset, which uses streaming stores for large sizes:
+// filling 128 MiB of new memory took 54 ms with it and 46 without (Xeon).
 template <typename T, uint64_t kBits>
 __attribute__((optimize("no-tree-loop-distribute-patterns"))) void fill_row(void *y, const void *const *, int64_t n,
                                                                             bool) {
@@ -164,7 +164,7 @@ DenseRow row_of(Op op, infiniDtype_t dtype) {
     return nullptr;
 }
 
-// One row, or a part of one, of which at least one tensor is not dense; strides in elements of kBytes.
+// One row, or a part of one, in which at least one tensor is not dense; strides in elements of kBytes.
 template <int kBytes>
 void strided_row(DenseRow row, int inputs, char *y, int64_t y_stride, const char *const *x, const int64_t *x_strides,
                  int64_t n, bool large) {
@@ -201,15 +201,15 @@ template <int kBytes> void all_rows(const elementwise::Args &a) {
     const int inputs = is_fill(a.op) ? 0 : describe(a.op).inputs;
     TensorView views[kMaxTensors];
     for (int t = 0; t < kMaxTensors; ++t) {
-        views[t] = a.tensors[t <= inputs ? t : 0]; // the output stands in for inputs that the op has not
+        views[t] = a.tensors[t <= inputs ? t : 0]; // the output replaces missing inputs
     }
-    normalise(views);
+    coalesce_dims(views);
     const int last = views[0].ndim - 1;
     if (views[0].shape[last] < kShortRow) {
         move_dim(views, longest_dim(views[0]), last);
     }
     const TensorView *const walked[] = {&views[0], &views[1], &views[2], &views[3]};
-    const Rows<kMaxTensors> rows(walked);
+    const RowIterator<kMaxTensors> rows(walked);
     const int64_t n = views[0].size(-1), y_stride = views[0].stride(-1);
     int64_t x_strides[kMaxInputs];
     bool dense = y_stride == 1;

@@ -100,13 +100,12 @@ template <Op op> struct Binary {
     }
 };
 
-// The forms of clip, whose bounds are numbers here; torch.clip's rules where there is none, where one is a NaN and
-// where they cross.
+// The forms of clip, with numbers as bounds; torch.clip's rules where a bound is missing or NaN and where they cross.
 struct Clip {
     static constexpr Checker kRule{name_of(Op::clip)};
     using Bound = std::optional<double>;
 
-    // The number for each element of `like`, rounded to its dtype; a dtype that is not served is refused by the check.
+    // The number as a view broadcast to `like`, rounded to its dtype; the check refuses unsupported dtypes.
     static TensorView number(const TensorView &like, double value, uint64_t &memory) {
         const auto single = static_cast<float>(value);
         if (like.dtype == INFINI_DTYPE_F64) {
@@ -159,7 +158,7 @@ constexpr bool is_gated(Op op) {
     return op == Op::swiglu || op == Op::geglu;
 }
 
-// The forms of a gated op, of two tensors of one shape or of a fused product [..., 2 d], whose halves are views of it.
+// The forms of a gated op, of two tensors of one shape or of a fused product [..., 2 d], of which each half is a view.
 template <Op op> struct Gated {
     static constexpr Checker kRule{name_of(op)};
 

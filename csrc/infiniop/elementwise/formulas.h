@@ -1,6 +1,6 @@
 // The formulas of the elementwise ops, T being the dtype that the result is rounded to: of(VecF ...) for the half types
 // and float, of(double ...) for double; one template where both are alike. Included by elementwise_cpu.cpp after vec.h
-// and by elementwise.cu after one_lane.cuh, where a VecF is one float. INFINI_FORMULA stands before each function.
+// and by elementwise.cu after scalar_vec.cuh, where a VecF is one float. INFINI_FORMULA stands before each function.
 // Errors, in units in the last place (ulp) of float, are the largest found; the elementwise tests hold them.
 #pragma once
 
@@ -40,7 +40,7 @@ template <typename T> INFINI_FORMULA VecF log1p_of_fraction(VecF e) {
 }
 
 // a + log(1 + e^x) in float for 0 <= a and x <= 0, to within 0.9 ulp. The logarithm is log1p_of_fraction's, a series in
-// t = 2 e / (2 + e), but every value that counts is kept as two floats, the first of them short enough for exact products.
+// t = 2 e / (2 + e), but the significant values are kept as two floats, the first short enough for exact products.
 INFINI_FORMULA VecF add_log1p_of_exp(VecF a, VecF x) {
     VecF rest;
     const VecF e = exp_and_rest(x, rest);
@@ -73,7 +73,7 @@ template <typename T> INFINI_FORMULA VecF gaussian(VecF z) {
     }
 }
 
-// The share of a normal distribution that lies beyond z, for 0 <= z <= 15, over e^(-z^2 / 2): G(q) / (z + 4), where
+// The upper tail of the normal distribution at z, for 0 <= z <= 15, over e^(-z^2 / 2): G(q) / (z + 4), where
 // q = (z - 4) / (z + 4), by a minimax polynomial G of relative error 9e-9.
 template <typename T> INFINI_FORMULA VecF normal_tail(VecF z) {
     const VecF inverse = quotient_for<T>(splat(1.0f), z + splat(4.0f));
@@ -91,8 +91,8 @@ template <typename T> INFINI_FORMULA VecF normal_tail(VecF z) {
     return p * inverse;
 }
 
-// width times the share of a normal distribution that lies beyond z >= 0; beyond 15 it is 0 in float. Of the half types
-// with AVX-512 to within 2e-5 of it.
+// width times the upper tail of the normal distribution at z >= 0; beyond 15 it is 0 in float. For the half types with
+// AVX-512 to within a relative error of 2e-5.
 template <typename T> INFINI_FORMULA VecF times_share_beyond(VecF width, VecF z) {
 #if defined(__AVX512F__)
     if constexpr (!std::is_same_v<T, float>) {
@@ -128,8 +128,8 @@ struct relu {
     template <typename T, typename V> INFINI_FORMULA static V of(V x) { return max(V{}, x); }
 };
 
-// x times the share of a normal distribution that lies below x: x / 2 * (1 + erf(x / sqrt(2))). Of the vector form
-// what is beyond |x| is taken away from max(x, 0), so that results keep their relative error far below 0.
+// x times the normal distribution function of x: x / 2 * (1 + erf(x / sqrt(2))). The vector form subtracts the upper
+// tail at |x| from max(x, 0), so that results keep their relative error far below 0.
 struct gelu {
     template <typename T> INFINI_FORMULA static VecF of(VecF x) {
         const VecF z = abs(x);

@@ -1,7 +1,6 @@
-// The logarithm of (1 - p) / p for the share p of a normal distribution that lies below z, with AVX-512: gelu of the half
-// types needs no more than this and what silu does, a quotient of exponentials.
-// Cubic minimax polynomials over 16 intervals; their coefficients are in one vector each, from which a permutation takes
-// those of every lane.
+// log((1 - p) / p) for the normal distribution function p of z, with AVX-512: gelu of the half types is this plus the
+// arithmetic of silu, a quotient of exponentials. Cubic minimax polynomials over 16 intervals; each coefficient is a
+// vector from which a permutation selects a value per lane.
 #pragma once
 
 #include "vec.h"
@@ -13,9 +12,9 @@ namespace {
 
 constexpr float kLogOddsEnd = 14.9375f;
 
-// For 0 <= z <= kLogOddsEnd, to within 1.6e-5. The intervals are those that the exponent of z + 1 and the first two bits
-// behind it tell apart: 4 in [0, 1), [1, 3), [3, 7) and [7, 15). The permutation takes the last four bits of the index,
-// to which the exponent 127 of [1, 2) gives 12 to 15.
+// For 0 <= z <= kLogOddsEnd, to within 1.6e-5. The interval follows from the exponent of z + 1 and the first two bits
+// of its mantissa: 4 in [0, 1), [1, 3), [3, 7) and [7, 15). The permutation uses the last four bits of the index; the
+// exponent 127 of [1, 2) gives 12 to 15.
 inline VecF log_odds(VecF z) {
     alignas(64) static constexpr float kCoefficients[4][16] = {
         {-0.0643320084f, -0.0498203821f, -0.0313948728f, -0.0163337439f, -0.00580491638f, -0.00237975013f,

@@ -1,5 +1,5 @@
-// The rules of embedding, and the way to its kernel.
-// The ids are values, not shapes: on the CPU they are read here once before the kernel trusts them.
+// The rules of embedding, and the call of its kernel.
+// On the CPU the ids are checked here; the kernel trusts them.
 #include "embedding.h"
 
 #include "check.h"
@@ -16,7 +16,7 @@ namespace {
 
 constexpr Checker kRule("embedding");
 
-// Throws for the first id, in row-major order, that is no row of the table.
+// Throws for the first id, in row-major order, that is not a row of the table.
 template <typename Id> void check_ids(const TensorView &ids, int64_t rows, const char *what) {
     const int64_t count = ids.numel();
     int64_t index[kMaxDims] = {}, offset = 0;
@@ -84,7 +84,7 @@ void run(const ExecutionContext &context, const Args &args) {
     const TensorView &ids = args.ids;
     const bool is_part = args.first != 0 || args.total != args.weight.shape[0];
     if (!context.is_cpu()) {
-        // the kernel looks at each id by itself
+        // the kernel checks each id
     } else if (ids.dtype == INFINI_DTYPE_I64) {
         check_ids<int64_t>(ids, args.total, is_part ? ", the total" : ", the number of rows of weight");
     } else {

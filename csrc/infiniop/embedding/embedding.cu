@@ -1,10 +1,10 @@
-// The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, four independent ones each at
-// a time. Limit: memory bandwidth, each row read once and written once. The row of a bad id becomes NaN, that of
-// another part of the table zeros.
+// The CUDA kernel of embedding: the threads that share a row copy it in vectors of 16 bytes, four independent ones each
+// at a time. Limit: memory bandwidth, each row read once and written once. Rows of ids out of range become NaN, those
+// of another rank's part of the table zeros.
 // SASS: copy_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
 #include "cuda/rows.cuh"
-#include "cuda/words.cuh"
+#include "cuda/packed32.cuh"
 #include "embedding.h"
 
 namespace infini::embedding {
@@ -18,8 +18,8 @@ template <typename Bits, typename Id> struct Copy {
     const Id *ids;
     const Bits *weight;
     int64_t rows_of_weight, first, total, stride, n;
-    cuda::Rows<2> rows; // out, ids
-    bool whole;         // vectors fit
+    cuda::RowStrides<2> rows; // out, ids
+    bool whole;               // vectors fit
 };
 
 template <typename Bits, typename Id> __global__ void copy_rows(const __grid_constant__ Copy<Bits, Id> a) {
@@ -39,7 +39,7 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
     Bits *to = a.out + at[0];
     const int64_t step = static_cast<int64_t>(blockDim.x) * kElements;
     for (int64_t begin = static_cast<int64_t>(threadIdx.x) * kElements; begin < a.n; begin += kLoads * step) {
-        cuda::Words<Bits, kElements> vectors[kLoads];
+        cuda::Packed32<Bits, kElements> vectors[kLoads];
         const auto left = [&](int v) { // elements of vector v
             const int64_t rest = a.n - (begin + v * step);
             return static_cast<int>(rest < 0 ? 0 : rest < kElements ? rest : kElements);
@@ -47,19 +47,19 @@ template <typename Bits, typename Id> __global__ void copy_rows(const __grid_con
 #pragma unroll
         for (int v = 0; v < kLoads; ++v) {
             const int count = good ? left(v) : 0;
-            vectors[v] =
-                cuda::load_words<Bits, kElements>(from + begin + v * step, a.whole && count == kElements, count, other);
+            vectors[v] = cuda::load_packed32<Bits, kElements>(from + begin + v * step, a.whole && count == kElements,
+                                                              count, other);
         }
 #pragma unroll
         for (int v = 0; v < kLoads; ++v) {
-            const auto vector = cuda::bits_as<cuda::Vector<Bits>>(vectors[v]);
-            cuda::store_words(to + begin + v * step, vector, a.whole && left(v) == kElements, left(v));
+            const auto vector = cuda::bit_cast<cuda::Vector<Bits>>(vectors[v]);
+            cuda::store_packed32(to + begin + v * step, vector, a.whole && left(v) == kElements, left(v));
         }
     }
 }
 
 template <typename Bits, typename Id> void copy(const ExecutionContext &context, const Args &args) {
-    // The ids with a last dimension of stride 0, so that both walk the same rows.
+    // The ids with a last dimension of stride 0, so that both have the same rows.
     TensorView ids = args.ids;
     ids.shape[ids.ndim] = args.out.size(-1);
     ids.strides[ids.ndim++] = 0;
@@ -72,7 +72,7 @@ template <typename Bits, typename Id> void copy(const ExecutionContext &context,
                            args.total,
                            args.weight.strides[0],
                            args.out.size(-1),
-                           cuda::Rows<2>(views),
+                           cuda::RowStrides<2>(views),
                            cuda::vectors_fit(args.out, args.weight)};
     const cuda::RowPlan plan(a.rows.count, (a.n + kLoads - 1) / kLoads, cuda::kWidth<Bits>);
     cuda::launch(context, copy_rows<Bits, Id>, cuda::grid_x(plan.blocks), plan.block(), 0, a);

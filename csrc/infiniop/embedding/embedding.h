@@ -1,8 +1,7 @@
-// embedding: out[...] = weight[ids[...]]: rows of a table [v, n], picked by ids of any shape, one copied after another.
-// Where weight is a part of a larger table, as ranks that share one have it, ids of the other parts give zeros.
+// embedding: out[...] = weight[ids[...]]: copies rows of a table [v, n] bit for bit, by ids of any shape.
+// Where weight is a rank's shard of a larger table, ids of the other shards give zeros.
 // On the CPU every id is checked before anything is copied; on CUDA, where the host does not read the ids, the row of
-// one out of range becomes NaN.
-// The copy knows no arithmetic, so a row arrives bit for bit.
+// an id out of range becomes NaN.
 #pragma once
 
 #include "cpu_capability.h"

@@ -1,18 +1,18 @@
 // The CPU kernel of embedding: one row after another, by memcpy or streamed; the ids have been checked.
 // Limit: memory bandwidth, each row read once and written once.
 #include "embedding.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
-#include "rows.h"
-#include "stream.h"
+#include "row_iterator.h"
+#include "streaming_stores.h"
 
 #include <cstring>
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The vectors of a streamed row are floats in name only: nothing is done to their bits. The next row lies anywhere, so
-// it is asked for here: no hardware would guess it.
+// A streamed row is copied as vectors of floats, bit for bit. The next row is prefetched here, because the hardware
+// cannot predict its address.
 void stream_row(char *out, const char *row, int64_t bytes, const char *next) {
     constexpr int64_t kStep = sizeof(VecF);
     int64_t i = 0;
@@ -24,19 +24,19 @@ void stream_row(char *out, const char *row, int64_t bytes, const char *next) {
 }
 
 template <typename Id> void copy_rows(const embedding::Args &a) {
-    // The ids, with a last dimension of stride 0: one for each element of the output, so both walk the same rows.
+    // The ids with a last dimension of stride 0, so that both have the same rows.
     TensorView ids = a.ids;
     ids.shape[ids.ndim] = a.out.size(-1);
     ids.strides[ids.ndim++] = 0;
     const TensorView *const views[] = {&a.out, &ids};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     const auto size = static_cast<int64_t>(size_of(a.weight.dtype));
     const int64_t bytes = a.out.size(-1) * size, stride = a.weight.stride(0) * size;
     const auto *weight = a.weight.as<const char>();
     auto *out = a.out.as<char>();
     const bool large = worth_streaming(a.out.data, rows.count() * bytes);
     parallel_for(rows.count(), 2 * rows.count() * bytes, [&](int64_t begin, int64_t end) {
-        // A row is copied when the one after it is known.
+        // A row is copied once the next one's address is known.
         char *to = nullptr;
         const char *from = nullptr; // nullptr: zeros
         const auto copy = [&](const char *next) {

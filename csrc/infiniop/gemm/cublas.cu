@@ -1,4 +1,4 @@
-// The way to cuBLAS: its functions by dlopen, a handle for each thread and device, and matrices as it sees them.
+// Calls of cuBLAS: its functions by dlopen, a handle for each thread and device, and matrices in column-major order.
 // The declarations are those of its documentation; the emulation has its own functions of these names.
 #include "cublas.h"
 #include "cuda/launch.cuh"
@@ -64,7 +64,7 @@ const char *meaning(int status) {
     }
 }
 
-void must(const char *function, int status) {
+void check_cublas(const char *function, int status) {
     if (status != 0) {
         throw Error(INFINI_STATUS_INTERNAL_ERROR,
                     message("infini: cuBLAS: ", function, ": status ", status, ", ", meaning(status)));
@@ -133,25 +133,26 @@ const Functions &functions() {
 
 #endif
 
-// The calling thread's handle for the present device. It lives as long as the process: destroying it would wait for the
-// GPU, and at a thread's end the runtime may be gone.
+// The calling thread's handle for the current device. It is never destroyed: that would wait for the GPU, and at a
+// thread's end the runtime may have been unloaded.
 cublasContext *handle() {
     constexpr int kDevices = 64;
     thread_local cublasContext *handles[kDevices] = {};
     int device = 0;
-    cuda::must("cudaGetDevice", cudaGetDevice(&device));
+    cuda::check_cuda("cudaGetDevice", cudaGetDevice(&device));
     if (device >= kDevices) {
         throw Error(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED,
                     message("infini: a dense product must be on one of the devices 0 to 63, got ", device));
     }
     if (handles[device] == nullptr) {
-        // A handle allocates memory of its own, which a capture in another mode would refuse.
+        // cublasCreate allocates memory, which a capture in another mode would refuse.
         cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
-        cuda::must("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&mode));
+        cuda::check_cuda("cudaThreadExchangeStreamCaptureMode", cudaThreadExchangeStreamCaptureMode(&mode));
         const int status = functions().create(&handles[device]);
         cudaThreadExchangeStreamCaptureMode(&mode);
-        must("cublasCreate", status);
-        must("cublasSetMathMode", functions().set_math_mode(handles[device], kDisallowReducedPrecisionReduction));
+        check_cublas("cublasCreate", status);
+        check_cublas("cublasSetMathMode",
+                     functions().set_math_mode(handles[device], kDisallowReducedPrecisionReduction));
     }
     return handles[device];
 }
@@ -171,7 +172,7 @@ TensorView transposed(TensorView x) {
     return x;
 }
 
-// The distance of the rows of a matrix that lies by rows.
+// The row stride of a row-major matrix.
 int64_t pitch(const TensorView &x) {
     const int64_t columns = x.size(-1);
     return x.size(-2) > 1 ? x.stride(-2) : columns > 1 ? columns : 1;
@@ -181,13 +182,13 @@ int64_t step(const TensorView &x) {
     return x.ndim == 3 && x.shape[0] > 1 ? x.strides[0] : 0;
 }
 
-// A factor as it lies: by rows, and whether it has to be transposed for that.
+// An operand as a row-major matrix, and whether it is transposed.
 struct Factor {
     explicit Factor(const TensorView &x)
         : operation(lies_by_rows(x) ? kNotTransposed : kTransposed),
           rows(operation == kNotTransposed ? pitch(x) : pitch(transposed(x))) {}
     int operation;
-    int64_t rows; // how far they lie apart
+    int64_t rows; // the row stride
 };
 
 } // namespace
@@ -200,7 +201,7 @@ bool cublas_takes(const Args &args) {
 }
 
 void multiply_by_cublas(const ExecutionContext &context, const Args &args) {
-    // Matrices lie by columns to cuBLAS. By rows, c^T = b^T @ a^T is what lies there; if c lies by columns, transpose.
+    // cuBLAS is column-major: a row-major c is computed as c^T = b^T @ a^T; a column-major c is transposed first.
     const bool by_rows = lies_by_rows(args.c);
     const TensorView c = by_rows ? args.c : transposed(args.c);
     const TensorView a = by_rows ? args.a : transposed(args.b), b = by_rows ? args.b : transposed(args.a);
@@ -209,19 +210,20 @@ void multiply_by_cublas(const ExecutionContext &context, const Args &args) {
     const int32_t alpha = static_cast<int32_t>(args.alpha), beta = static_cast<int32_t>(args.beta);
     const Functions &cublas = functions();
     cublasContext *const own = handle();
-    must("cublasSetStream",
-         cublas.set_stream(own, cuda::stream_of(context))); // takes the workspace of the last call away
+    check_cublas("cublasSetStream",
+                 cublas.set_stream(own, cuda::stream_of(context))); // takes the workspace of the last call away
     if (args.workspace != nullptr) {
         const uintptr_t aligned = (reinterpret_cast<uintptr_t>(args.workspace) + 255) / 256 * 256;
-        must("cublasSetWorkspace", cublas.set_workspace(own, reinterpret_cast<void *>(aligned), kWorkspaceBytes - 256));
+        check_cublas("cublasSetWorkspace",
+                     cublas.set_workspace(own, reinterpret_cast<void *>(aligned), kWorkspaceBytes - 256));
     }
-    must("cublasGemmStridedBatchedEx",
-         cublas.multiply(own, left.operation, right.operation, c.size(-1), c.size(-2), a.size(-1),
-                         integers ? static_cast<const void *>(&alpha) : &args.alpha, b.data, type_of(b.dtype),
-                         left.rows, step(b), a.data, type_of(a.dtype), right.rows, step(a),
-                         integers ? static_cast<const void *>(&beta) : &args.beta, c.data, type_of(c.dtype), pitch(c),
-                         step(c), c.ndim == 3 ? c.shape[0] : 1, integers ? kCompute32I : kCompute32F,
-                         kDefaultAlgorithm));
+    check_cublas("cublasGemmStridedBatchedEx",
+                 cublas.multiply(own, left.operation, right.operation, c.size(-1), c.size(-2), a.size(-1),
+                                 integers ? static_cast<const void *>(&alpha) : &args.alpha, b.data, type_of(b.dtype),
+                                 left.rows, step(b), a.data, type_of(a.dtype), right.rows, step(a),
+                                 integers ? static_cast<const void *>(&beta) : &args.beta, c.data, type_of(c.dtype),
+                                 pitch(c), step(c), c.ndim == 3 ? c.shape[0] : 1, integers ? kCompute32I : kCompute32F,
+                                 kDefaultAlgorithm));
 }
 
 } // namespace infini::gemm

@@ -1,4 +1,4 @@
-// Dense products by cuBLAS, which is opened when the first one is asked for: no build and no library needs it before.
+// Dense products by cuBLAS, which is loaded at the first call: no build and no library depends on it.
 // Its workspace comes with each call, so that a call allocates nothing and can be captured into a graph.
 #pragma once
 

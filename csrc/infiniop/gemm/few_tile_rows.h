@@ -1,13 +1,13 @@
-// A few rows of x times weights of bfloat16 in vector registers, with the bits of tile_product.h: a row has them beside
-// any others, and alone it is not held up by the tiles' loads, of which few are under way at once.
-// The order is that of TDPBF16PS: in a step of 32 elements of k the even ones and the odd ones by themselves, then their
-// two sums together; these are added from the first step on. Denormals count as zero.
-// A lane has a step: four of each of four rows of w, which are read in streams and transposed; the steps of a row are
-// added once all are there. Sixteen rows with a step each would be 4 KiB apart where k is 2048, in the same lines of L1.
+// A few rows of x times weights of bfloat16 in vector registers, bit for bit as in tile_product.h: so a row's bits do
+// not depend on the batch, and a single row is not bound by tile loads, of which few are in flight at once. The order
+// is that of TDPBF16PS: in a step of 32 elements of k the even ones and the odd ones by themselves, then their two sums
+// together; these are added from the first step on. Denormals count as zero. A lane has a step: four of each of four
+// rows of w, which are read in streams and transposed; the steps of a row are added once all are there. Sixteen rows
+// with a step each would be 4 KiB apart where k is 2048, in the same lines of L1.
 // Limit: memory bandwidth of w. A KiB of it takes 64 shuffles, 32 instructions that part pairs and 32 multiply-adds for
-// each row of x: 64 cycles with one row and 80 with two where two vectors a cycle go through; 40 and 32 GB/s at 2.5 GHz.
-// Tried with a program around this header, which is not kept, on a Zen 4 core that reads 26 GB/s: 20 with one row, 16 with
-// two; without the prefetches 13 to 16. Not measured on a CPU with tiles.
+// each row of x: 64 cycles with one row and 80 with two where two vectors a cycle go through; 40 and 32 GB/s at 2.5
+// GHz. Tried with a program around this header, which is not kept, on a Zen 4 core that reads 26 GB/s: 20 with one row,
+// 16 with two; without the prefetches 13 to 16. Not measured on a CPU with tiles.
 #pragma once
 
 #include "parallel.h"
@@ -17,7 +17,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Rows of x up to which this is used.
+// The largest number of rows of x for which this is used.
 constexpr int64_t kFewTileRows = 2;
 
 #if defined(INFINI_EMULATED_TILES) && !defined(__AVX512F__)
@@ -33,8 +33,8 @@ inline VecF add_tile_sums(VecF a, VecF b) {
     return (VecF)without_denormals((FourFloats)a + (FourFloats)b);
 }
 #else
-// The thread's vector arithmetic for a scope: MXCSR's FTZ and DAZ. What computes in it must not be inlined, for the
-// compiler moves arithmetic across.
+// Sets MXCSR's FTZ and DAZ for a scope. Functions called in it must not be inlined: the compiler would move arithmetic
+// across.
 struct DenormalsAreZero {
     const unsigned before = _mm_getcsr();
     DenormalsAreZero() { _mm_setcsr(before | 0x8040); }
@@ -48,8 +48,8 @@ inline VecF add_tile_sums(VecF a, VecF b) {
 }
 #endif
 
-// Of a vector's lanes, four steps of each of kStreams rows of w, which are read side by side from far parts of it:
-// linear/few_rows_cpu.cpp.
+// A vector's lanes hold four steps of each of kStreams rows of w, which are read in parallel from distant parts of w:
+// see linear/few_rows_cpu.cpp.
 constexpr int kSteps = 4, kStreams = kLanes / kSteps;
 
 constexpr int64_t kAheadBytes = 4096; // into L2
@@ -95,8 +95,8 @@ INFINI_ALWAYS_INLINE void multiply_steps(const bf16 *const (&w)[kStreams], int64
     }
 }
 
-// x as multiply_steps reads it: for kSteps steps, for each word of a step, for each row, the even elements of the word and
-// then the odd ones. Behind k are zeros. element(m, i) is that of row m.
+// x as multiply_steps reads it: for kSteps steps, for each word of a step, for each row, the even elements of the word
+// and then the odd ones. Behind k are zeros. element(m, i) is that of row m.
 template <int kM, typename Element> void spread_steps(const Element &element, int64_t k, float *x) {
     std::memset(x, 0, static_cast<size_t>(ceil_div(k, kGroupElements) * kGroupElements * kM) * sizeof(float));
     for (int64_t group = 0; group < k; group += kGroupElements, x += kGroupElements * kM) {
@@ -126,7 +126,7 @@ __attribute__((noinline)) void multiply_streams(const bf16 *const (&w)[kStreams]
     int64_t i = 0;
     for (; i + kGroupElements <= k; i += kGroupElements, x += kGroupElements * kM) {
 #pragma GCC unroll 16
-        for (int line = 0; line < kLanes; ++line) { // a step is a line
+        for (int line = 0; line < kLanes; ++line) { // a step is a cache line
             __builtin_prefetch(reinterpret_cast<const char *>(w[line / kSteps] + i) + kAheadBytes +
                                    line % kSteps * kTmmRowBytes,
                                0, 2);
@@ -146,8 +146,8 @@ __attribute__((noinline)) void multiply_streams(const bf16 *const (&w)[kStreams]
     }
 }
 
-// The sums of kLanes rows of each stream, whose steps' sums are in `steps`, rows `pitch` apart; `count` steps. Not what is
-// behind them, though it is zero: a sum may be -0.
+// The sums of kLanes rows of each stream, whose steps' sums are in `steps`, rows `pitch` apart; `count` steps. Not what
+// is behind them, though it is zero: a sum may be -0.
 inline __attribute__((noinline)) void add_steps(const float *steps, int64_t count, int64_t pitch,
                                                 VecF (&sums)[kStreams]) {
     for (int s = 0; s < kStreams; ++s) {

@@ -1,4 +1,4 @@
-// The rules of gemm, and the way to its kernel.
+// The rules of gemm, and the call of its kernel.
 #include "gemm.h"
 
 #include "check.h"

@@ -3,7 +3,7 @@
 // backwards, and k = 0. Limit: the tensor units, memory bandwidth at few rows; the plain kernel is far from either.
 #include "cublas.h"
 #include "cuda/launch.cuh"
-#include "cuda/numbers.cuh"
+#include "cuda/scalar_types.cuh"
 #include "linear/weight_stream.cuh"
 
 namespace infini::gemm {
@@ -66,7 +66,7 @@ template <typename T> void launch_plain(const ExecutionContext &context, const A
                           a.size(-1), row_tiles, column_tiles, args.alpha, args.beta});
 }
 
-// A batch that shares b is one product with more rows, where these lie in step.
+// A batch that shares b is one product with more rows, where these are evenly spaced.
 Args merged(Args args) {
     TensorView &a = args.a, &b = args.b, &c = args.c;
     if (c.ndim == 2) {
@@ -101,7 +101,7 @@ TensorView transposed(const TensorView &x) { // a matrix
     return turned;
 }
 
-// Whether c = a @ b is streamed: few rows of a, and columns of b to run along.
+// Whether c = a @ b is streamed: few rows of a, and contiguous columns of b.
 bool streams(const TensorView &c, const TensorView &a, const TensorView &b) {
     const auto runs_along_k = [](const TensorView &rows) { return rows.stride(-1) == 1 || rows.size(-1) <= 1; };
     return c.ndim == 2 && a.size(-1) > 0 && c.size(0) <= weight_stream::streamed_rows(size_of(c.dtype)) &&
@@ -125,24 +125,24 @@ template <typename T> void stream(const ExecutionContext &context, const Args &a
     weight_stream::multiply_dense(context, problem);
 }
 
-enum class Way { kStream, kStreamTurned, kCublas, kPlain };
+enum class Algorithm { kStream, kStreamTurned, kCublas, kPlain };
 
 // By layouts alone; of merged arguments.
-Way way_of(const Args &args) {
+Algorithm algorithm_of(const Args &args) {
     if (streams(args.c, args.a, args.b)) {
-        return Way::kStream;
+        return Algorithm::kStream;
     }
     if (args.c.ndim == 2) {
         const Args other = turned(args);
         if (streams(other.c, other.a, other.b)) {
-            return Way::kStreamTurned;
+            return Algorithm::kStreamTurned;
         }
     }
-    return args.a.size(-1) > 0 && cublas_takes(args) ? Way::kCublas : Way::kPlain;
+    return args.a.size(-1) > 0 && cublas_takes(args) ? Algorithm::kCublas : Algorithm::kPlain;
 }
 
 size_t workspace_on_cuda(const ExecutionContext &, const Args &given) {
-    return way_of(merged(given)) == Way::kCublas ? kWorkspaceBytes : 0;
+    return algorithm_of(merged(given)) == Algorithm::kCublas ? kWorkspaceBytes : 0;
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &given) {
@@ -150,14 +150,14 @@ void run_on_cuda(const ExecutionContext &context, const Args &given) {
     cuda::with_float_type(args.c.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            switch (way_of(args)) {
-            case Way::kStream:
+            switch (algorithm_of(args)) {
+            case Algorithm::kStream:
                 return stream<T>(context, args);
-            case Way::kStreamTurned:
+            case Algorithm::kStreamTurned:
                 return stream<T>(context, turned(args));
-            case Way::kCublas:
+            case Algorithm::kCublas:
                 return multiply_by_cublas(context, args);
-            case Way::kPlain:
+            case Algorithm::kPlain:
                 return launch_plain<T>(context, args);
             }
         }

@@ -1,6 +1,6 @@
 // gemm: c = alpha * a @ b + beta * c, for one matrix each or a batch of them; a or b may serve the whole batch.
-// Every matrix lies row by row or column by column (stride 1 in one of its two dimensions); the other stride and the
-// batch stride are free: padded, negative, and for a and b also 0.
+// Every matrix is row-major or column-major (stride 1 in one of its two dimensions); the other stride and the batch
+// stride are arbitrary: padded, negative, and for a and b also 0.
 #pragma once
 
 #include <cstddef>
@@ -27,16 +27,16 @@ struct Args {
     TensorView b; // [k, n] or [batch or 1, k, n], the dtype of c
     float alpha = 1;
     float beta = 0;
-    void *workspace = nullptr; // CUDA: workspace_bytes() for cuBLAS; nullptr: it uses memory of its own
+    void *workspace = nullptr; // CUDA: workspace_bytes() for cuBLAS; nullptr: it allocates
 };
 
-// What cuBLAS is given to work in, as its documentation wants it for an H100; with room to align it.
+// The workspace for cuBLAS that its documentation recommends for an H100, with room to align it.
 constexpr size_t kWorkspaceBytes = (32 << 20) + 256;
 
-// Stride 1 in one of the last two dimensions; that of a dimension with at most one element says nothing.
+// Checks for stride 1 in one of the last two dimensions; strides of dimensions with at most one element are ignored.
 void check_layout(const Checker &rule, const char *name, const TensorView &x);
 
-// Checks the arguments against the rules above; memory only where there is some (data == nullptr: not yet).
+// Checks the arguments against the rules above; overlap only where views have memory.
 void check(const Args &args);
 
 // Checks the arguments, then computes c.

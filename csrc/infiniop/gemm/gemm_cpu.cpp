@@ -1,10 +1,10 @@
-// The CPU kernel of gemm: a few rows stream b from memory; from some more on b is packed, from many on a and b both,
-// in blocks that stay in the caches. All three add up in one order.
+// The CPU kernel of gemm: with a few rows b is streamed from memory; with more, b is packed; with many, a and b are
+// packed in blocks that stay in the caches. All three have the same order of sums.
 // Limit: memory bandwidth for about 8 rows, which b is read once for; the multiply-add units beyond.
 #include "batch.h"
 #include "gemm.h"
-#include "own_types.h"
-#include "packed.h"
+#include "level_types.h"
+#include "panel_loops.h"
 #include "parallel.h"
 #include "streaming.h"
 
@@ -13,10 +13,10 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Multiply-adds from which on threads pay: a region costs microseconds, a core does 60 and more a nanosecond.
+// Multiply-adds from which on threads are used: a region costs microseconds, a core does 60 and more a nanosecond.
 constexpr double kParallelProducts = 1 << 18;
 
-// c = beta * c: there is nothing to add up.
+// c = beta * c, for k = 0.
 template <typename T> void multiply_nothing(const Product<T> &p) {
     const float zeros[kTileColumns] = {};
     for (int64_t i = 0; i < p.m; ++i) {
@@ -26,23 +26,23 @@ template <typename T> void multiply_nothing(const Product<T> &p) {
     }
 }
 
-enum class Way { kNothing, kStreaming, kFew, kMany };
+enum class Algorithm { kNothing, kStreaming, kFew, kMany };
 
-// The fastest way, measured with a b of 4096 x 14336.
-template <typename T> Way way_of(const Product<T> &p, int64_t m) {
+// The fastest algorithm, measured with a b of 4096 x 14336.
+template <typename T> Algorithm algorithm_of(const Product<T> &p, int64_t m) {
     if (p.k == 0) {
-        return Way::kNothing;
+        return Algorithm::kNothing;
     }
-    return streams(p, m) ? Way::kStreaming : p.b.along_k && m <= kFewRows ? Way::kFew : Way::kMany;
+    return streams(p, m) ? Algorithm::kStreaming : p.b.along_k && m <= kFewRows ? Algorithm::kFew : Algorithm::kMany;
 }
 
 template <typename T> int64_t scratch_floats(const Product<T> &p, int64_t m, int64_t n) {
-    switch (way_of(p, m)) {
-    case Way::kNothing:
+    switch (algorithm_of(p, m)) {
+    case Algorithm::kNothing:
         return 0;
-    case Way::kStreaming:
+    case Algorithm::kStreaming:
         return streaming_floats(p, m);
-    case Way::kFew:
+    case Algorithm::kFew:
         return few_floats<T>(m, p.k);
     default:
         return many_floats<T>(m, n);
@@ -50,14 +50,14 @@ template <typename T> int64_t scratch_floats(const Product<T> &p, int64_t m, int
 }
 
 template <typename T> void multiply(const Product<T> &p, float *scratch) {
-    switch (way_of(p, p.m)) {
-    case Way::kNothing:
+    switch (algorithm_of(p, p.m)) {
+    case Algorithm::kNothing:
         return multiply_nothing(p);
-    case Way::kStreaming:
+    case Algorithm::kStreaming:
         return multiply_streaming(p, scratch);
-    case Way::kFew:
+    case Algorithm::kFew:
         return multiply_few(p, scratch);
-    case Way::kMany:
+    case Algorithm::kMany:
         return multiply_many(p, scratch);
     }
 }
@@ -67,8 +67,8 @@ template <typename T> void multiply(const gemm::Args &args) {
     const Product<T> &whole = batch.product;
     const double products = static_cast<double>(args.c.numel()) * static_cast<double>(whole.k);
     const int64_t limit = products < kParallelProducts || omp_in_parallel() ? 1 : omp_get_max_threads();
-    // Each product is cut into a rectangle for each thread, unless there are products enough. Every thread packs what
-    // it needs: the rectangles are as square as can be.
+    // Each product is cut into a rectangle for each thread, unless there are enough products. Every thread packs what
+    // it needs, so the rectangles are as square as possible.
     const int64_t parts = batch.size % limit == 0 || batch.size >= 8 * limit ? 1 : limit;
     int64_t row_parts = 1;
     for (int64_t i = 2; i <= parts; ++i) {
@@ -77,8 +77,8 @@ template <typename T> void multiply(const gemm::Args &args) {
             row_parts = i;
         }
     }
-    const Pieces rows(whole.m, ceil_div(whole.m, row_parts), row_parts > 1 ? kTileRows : 1);
-    const Pieces columns(whole.n, ceil_div(whole.n, parts / row_parts), kTileColumns);
+    const EvenSplit rows(whole.m, ceil_div(whole.m, row_parts), row_parts > 1 ? kTileRows : 1);
+    const EvenSplit columns(whole.n, ceil_div(whole.n, parts / row_parts), kTileColumns);
     const int64_t items = batch.size * rows.count * columns.count, threads = items < limit ? items : limit;
     const int64_t floats = ceil_div(scratch_floats(whole, rows.size, columns.size), 1024) * 1024;
     auto *scratch = static_cast<float *>(cpu::scratch(static_cast<size_t>(floats * threads) * sizeof(float)));
@@ -103,6 +103,6 @@ template <typename T> void multiply(const gemm::Args &args) {
 
 void infini::gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.c.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
-                        [&](auto type) { multiply<decltype(type)>(args); });
+    with_level_float_type(args.c.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                          [&](auto type) { multiply<decltype(type)>(args); });
 }

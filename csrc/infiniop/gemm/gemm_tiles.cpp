@@ -10,7 +10,7 @@ namespace {
 
 using Bf16Product = Product<bf16>;
 
-constexpr double kParallelProducts = 1 << 20; // multiply-adds from which on threads pay: a region costs microseconds
+constexpr double kParallelProducts = 1 << 20; // multiply-adds from which on threads are used
 
 // Tiles first .. last-1 of a pass that begins at `row` of a.
 void pack_tiles(const Bf16Product &p, const Pass<bf16> &pass, int64_t row, int64_t first, int64_t last, char *packed) {
@@ -76,7 +76,7 @@ void multiply(const gemm::Args &args) {
     const int64_t row_parts = blocks >= threads                        ? 1
                               : ceil_div(whole.m, kPairRows) < threads ? ceil_div(whole.m, kPairRows)
                                                                        : threads;
-    if (batch.size * row_parts >= threads) { // each thread has products, or rows, of its own
+    if (batch.size * row_parts >= threads) { // threads do not share products or rows
         const int64_t part_rows = ceil_div(ceil_div(whole.m, row_parts), kPairRows) * kPairRows;
         const int64_t most = pass_rows(part_rows < whole.m ? part_rows : whole.m, whole.k * 2, weights);
         const Pass<bf16> largest{most, whole.k, weights};

@@ -1,4 +1,4 @@
-// Which products are a library's: the table, and what was set instead.
+// Which products a library computes: the table of thresholds, and their overrides.
 #include "library.h"
 
 #include <array>
@@ -14,7 +14,7 @@ namespace {
 constexpr int kTypes = 3;
 constexpr int kProducts = static_cast<int>(Products::kCount);
 
-// From how many rows on the library is faster, and below how many; where nothing stands here, it never is.
+// The range of rows in which the library is faster; without an entry it never is.
 struct Entry {
     Products products;
     infiniDtype_t dtype;
@@ -25,8 +25,8 @@ struct Entry {
 #if defined(__x86_64__)
 constexpr int kAvx512Amx = kCpuCapabilities;
 
-// Where ATen took less than 0.97 of our time, one thread, 2048 -> 2816 and the images of `tune`:
-// avx512_amx: an Intel Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.96 from these sizes on; conv in float32
+// Where ATen took less than 0.97 of our time, one thread, 2048 -> 2816 and the images of `tune`: avx512_amx: an Intel
+// Xeon (Sapphire Rapids). float32 and float16 products 0.71 to 0.96 from these sizes on; conv in float32
 //   0.26 to 0.95, in bfloat16 0.24 to 0.84 of few channels, where ours takes 0.2 to 0.86 of ATen's time from 256 on.
 //   32 products of 512 x 64 by 64 x 512 in bfloat16 0.39 (benchmarks/run.py, which has no other batch); in float32 and
 //   float16 batches are assumed to be like single products.
@@ -103,7 +103,7 @@ bool library_takes(const ExecutionContext &context, Products products, const Arg
     }
     const int64_t rows = args.c.size(-2), columns = args.c.size(-1), k = args.a.size(-1);
     const double work = static_cast<double>(rows) * static_cast<double>(columns) * static_cast<double>(k);
-    return work >= kLeastProducts && library_takes_size(products, args.c.dtype, rows < columns ? rows : columns);
+    return work >= kMinProducts && library_takes_size(products, args.c.dtype, rows < columns ? rows : columns);
 }
 
 void multiply_by_library(const ExecutionContext &context, const Args &args, const TensorView &bias) {

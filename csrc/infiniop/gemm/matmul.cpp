@@ -27,7 +27,7 @@ void drop_first_dim(TensorView &view) {
     }
 }
 
-// The view broadcast to the shape of `like`, all but its last `kept` dimensions: by stride 0.
+// The view with all but its last `kept` dimensions broadcast to the shape of `like`, by stride 0.
 TensorView expand(const TensorView &view, const TensorView &like, int kept) {
     TensorView wide = like;
     wide.data = view.data;
@@ -52,7 +52,7 @@ bool expands(const TensorView &view, const TensorView &like) {
     return holds;
 }
 
-// Leading dimensions that lie behind one another in all three become one, and those of size 1 vanish.
+// Merges leading dimensions where all three allow it, and removes those of size 1.
 void merge_batches(gemm::Args &args) {
     TensorView *const views[] = {&args.c, &args.a, &args.b};
     const int batches = args.c.ndim - 2;
@@ -81,7 +81,7 @@ void merge_batches(gemm::Args &args) {
     }
 }
 
-// The kernel takes one leading dimension: those before it are walked.
+// The kernel takes one leading dimension: loops over those before it.
 void multiply(const ExecutionContext &context, const gemm::Args &args) {
     if (args.c.ndim <= 3) {
         gemm::compute(context, args);

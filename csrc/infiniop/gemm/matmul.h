@@ -1,6 +1,6 @@
 // matmul: out = alpha * a @ b + beta * c by gemm's kernel, with the shapes of torch.matmul: a [..., m, k] and
 // b [..., k, n], whose leading dimensions broadcast; a of one dimension is a row and b of one a column, and out lacks
-// that dimension. c broadcasts to out. Each matrix lies row by row or column by column, as gemm wants it.
+// that dimension. c broadcasts to out. Each matrix is row-major or column-major, as in gemm.
 #pragma once
 
 #include "gemm.h"

@@ -1,5 +1,5 @@
-// The kernel of scale_sums: a thread has four columns of four rows.
-// The arithmetic is that of weight_stream.cuh's finish(), so that exact sums of integers give the same bits there and here.
+// The kernel of scale_sums: a thread has four columns of four rows. The arithmetic is that of weight_stream.cuh's
+// finish(), so that exact sums of integers give the same bits there and here.
 // Limit: memory bandwidth, each sum read once and each result written once.
 // SASS: scale_rows: LDG.E.128 STG.E.64 STG.E.128
 #include "scale_sums.h"
@@ -11,7 +11,7 @@
 namespace infini::gemm {
 namespace {
 
-using weight_stream::Numbers;
+using weight_stream::FloatVector;
 
 constexpr int kThreads = 128;
 constexpr int kColumns = 4, kRows = 4; // of a thread
@@ -20,20 +20,22 @@ template <typename Sum, typename T> struct Problem {
     const Sum *sums;
     int64_t pitch; // of the sums' rows
     T *y;
-    cuda::Rows<1> rows; // of y
+    cuda::RowStrides<1> rows; // of y
     int64_t n;
     unsigned column_blocks;
     bool sums_whole, y_whole; // vectors of four fit
-    Numbers row_scales, column_scales, bias;
+    FloatVector row_scales, column_scales, bias;
 };
 
 template <typename T>
-__device__ __forceinline__ void load_columns_of(float (&out)[kColumns], const Numbers &from, int64_t first, int count) {
+__device__ __forceinline__ void load_columns_of(float (&out)[kColumns], const FloatVector &from, int64_t first,
+                                                int count) {
     cuda::load(out, static_cast<const T *>(from.data) + first * from.stride, false, count, from.stride);
 }
 
 // Elements [first, first + count), and zeros.
-__device__ __forceinline__ void load_columns(float (&out)[kColumns], const Numbers &from, int64_t first, int count) {
+__device__ __forceinline__ void load_columns(float (&out)[kColumns], const FloatVector &from, int64_t first,
+                                             int count) {
     switch (from.dtype) {
     case INFINI_DTYPE_BF16:
         return load_columns_of<bf16>(out, from, first, count);
@@ -51,12 +53,12 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
     const int64_t column = (static_cast<int64_t>(blockIdx.x % a.column_blocks) * kThreads + threadIdx.x) * kColumns;
     const int64_t left = a.n - column;
     const int count = static_cast<int>(left < kColumns ? (left > 0 ? left : 0) : kColumns);
-    cuda::Words<Sum, kColumns> sums[kRows]; // all loads before the first conversion
+    cuda::Packed32<Sum, kColumns> sums[kRows]; // all loads before the first conversion
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
         const int in_row = first + r < a.rows.count ? count : 0;
-        sums[r] = cuda::load_words<Sum, kColumns>(a.sums + (first + r) * a.pitch + column,
-                                                  a.sums_whole && in_row == kColumns, in_row);
+        sums[r] = cuda::load_packed32<Sum, kColumns>(a.sums + (first + r) * a.pitch + column,
+                                                     a.sums_whole && in_row == kColumns, in_row);
     }
     float scales[kColumns] = {1, 1, 1, 1}, bias[kColumns] = {};
     const bool adds_bias = a.bias.data != nullptr;
@@ -66,7 +68,7 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
     if (adds_bias) {
         load_columns(bias, a.bias, column, count);
     }
-    // A lane finds out about one row and tells the others.
+    // Each lane looks up one row and shares it by shuffles.
     const int64_t mine = first + threadIdx.x % kRows, last = a.rows.count - 1;
     int64_t at[1];
     a.rows.locate(mine < last ? mine : last, at);
@@ -76,7 +78,7 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
     for (int r = 0; r < kRows; ++r) {
         const int64_t to = __shfl_sync(0xffffffffu, at[0], r);
         const float scale = __shfl_sync(0xffffffffu, row_scale, r);
-        const auto held = cuda::bits_as<cuda::Vector<Sum, kColumns>>(sums[r]);
+        const auto held = cuda::bit_cast<cuda::Vector<Sum, kColumns>>(sums[r]);
         cuda::Vector<T, kColumns> y;
 #pragma unroll
         for (int i = 0; i < kColumns; ++i) {
@@ -87,12 +89,12 @@ __global__ void __launch_bounds__(kThreads) scale_rows(const __grid_constant__ P
             cuda::narrow_to(&y.values[i], value);
         }
         const int in_row = first + r < a.rows.count ? count : 0;
-        cuda::store_words(a.y + to + column, y, a.y_whole && in_row == kColumns, in_row);
+        cuda::store_packed32(a.y + to + column, y, a.y_whole && in_row == kColumns, in_row);
     }
 }
 
-Numbers numbers(const TensorView &vector) {
-    return Numbers(vector, vector.ndim > 0 ? vector.stride(0) : 0);
+FloatVector numbers(const TensorView &vector) {
+    return FloatVector(vector, vector.ndim > 0 ? vector.stride(0) : 0);
 }
 
 template <typename Sum, typename T> void launch(const ExecutionContext &context, const ScaledSums &args) {
@@ -100,7 +102,7 @@ template <typename Sum, typename T> void launch(const ExecutionContext &context,
     Problem<Sum, T> problem{args.sums.as<const Sum>(),
                             args.sums.size(0) > 1 ? args.sums.stride(0) : args.sums.size(1),
                             args.y.as<T>(),
-                            cuda::Rows<1>(views),
+                            cuda::RowStrides<1>(views),
                             args.y.size(-1),
                             0,
                             cuda::vectors_fit(args.sums),

@@ -1,4 +1,4 @@
-// What becomes of the sums of a product on CUDA that cuBLAS has left in float32 or int32: scales, a bias, one rounding.
+// The epilogue of a product on CUDA, of sums that cuBLAS has written in float32 or int32: scales, a bias, one rounding.
 #pragma once
 
 #include "execution_context.h"

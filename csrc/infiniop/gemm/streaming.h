@@ -1,28 +1,28 @@
-// gemm with a few rows: b is multiplied as it lies in memory, in the tiles' order of the sum.
+// gemm with a few rows: b is multiplied without packing, in the same order of the sum as the register tiles.
 // Limit: memory bandwidth; every element of b is read once.
 #pragma once
 
-#include "product.h"
+#include "blocking.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// How many rows share a pass over b: one accumulator each, beside the kLanes transposed words in the second case.
+// How many rows share a pass over b: one accumulator each, plus the kLanes transposed words in the second case.
 constexpr int kRowsAlongJ = kManyRegisters ? 16 : 8, kRowsAlongK = kManyRegisters ? 8 : 4;
 constexpr int64_t kStreamElements = 8; // of k, for each time that the sums are loaded and stored
 
-// How b's rows pass over the sums. One row of a leaves the time to memory: b is read in long runs of whole lines, which
-// the hardware follows better than any hint led it, and the sums lie in L2. With more rows they stay in L1, and b's next
-// rows are prefetched.
+// How many columns of b are added to the sums at a time. With one row of a, memory is the limit: b is read in long runs
+// of whole cache lines, which the hardware prefetcher follows best, and the sums are in L2. With more rows they stay in
+// L1, and b's next rows are prefetched by instructions.
 template <int kM> constexpr int kVectors = kM == 1 ? 8 : 1;         // vectors of columns at once
 template <int kM> constexpr int64_t kSums = kM == 1 ? 16384 : 4096; // rows times columns
-constexpr int64_t kMostSums = kSums<1>;
+constexpr int64_t kMaxSums = kSums<1>;
 
-// kWords words of k for kCount vectors of columns, or for a part of one: sums += a @ b.
+// sums += a @ b for kWords words of k and kCount vectors of columns, or a part of one.
 template <int kM, int kWords, int kCount, typename T, typename Lanes>
 INFINI_ALWAYS_INLINE void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, Lanes lanes,
                                     float *sums, int64_t sums_stride) {
-    using W = Words<T>;
+    using W = PackedK<T>;
     constexpr int kLine = kCount > 1 ? W::kLineVectors : 1;
     VecF sum[kM][kCount];
 #pragma GCC unroll 16
@@ -82,11 +82,11 @@ void add_words(const float *a, const T *b, int64_t k_stride, int64_t left, int64
 }
 
 template <int kM, typename T> void multiply_along_j(const Product<T> &p, const float *a, float *sums) {
-    constexpr int64_t kElements = Words<T>::kElements,
+    constexpr int64_t kElements = PackedK<T>::kElements,
                       kWords = (kM <= 8 ? kStreamElements : kStreamElements / 2) / kElements;
     const int64_t k_stride = p.b.k_stride;
-    const Pieces blocks = blocks_of<T>(p.k), strips(p.n, kSums<kM> / kM / kTileColumns * kTileColumns, kTileColumns);
-    float *const total = sums + kMostSums;
+    const EvenSplit blocks = blocks_of<T>(p.k), strips(p.n, kSums<kM> / kM / kTileColumns * kTileColumns, kTileColumns);
+    float *const total = sums + kMaxSums;
     for (int64_t strip = 0; strip < strips.count; ++strip) {
         const int64_t columns = strips.length(strip);
         const T *b = p.b.data + strips.begin(strip);
@@ -115,14 +115,15 @@ template <int kM, typename T> void multiply_along_j(const Product<T> &p, const f
     }
 }
 
-// kLanes columns that are contiguous, all whole steps of k: transposed in registers and multiplied. Of the last block
-// of k come the sums, which may lack an edge, of those before it the total. Meanwhile the next kRun elements of each
-// column are prefetched, in the end those of `next`: a whole run of one column at every step, in which the hardware
-// follows; and no further, for columns whose distance is a power of two share the same few lines of L1.
+// Transposes kLanes contiguous columns in registers and multiplies them, for all whole steps of k. `sums` gets the sums
+// of the last block of k, which may lack an edge, `total` those of the earlier blocks. The next kRun elements of each
+// column are prefetched, at the end those of `next`: a whole run of one column at every step, which the hardware
+// prefetcher then follows; and no further ahead, because columns at power-of-two distances compete for the same sets of
+// L1.
 template <int kM, typename T>
 __attribute__((noinline)) void multiply_columns(const T *b, const T *next, int64_t stride, const float *a,
-                                                const Pieces &blocks, VecF *sums, VecF *total) {
-    using W = Words<T>;
+                                                const EvenSplit &blocks, VecF *sums, VecF *total) {
+    using W = PackedK<T>;
     constexpr int64_t kRun = kLanes * kStep<T>;
     VecF sum[kM];
     for (int64_t block = 0, i = 0; block < blocks.count; ++block) {
@@ -172,16 +173,16 @@ template <int kM, typename T>
 void add_edge(const Product<T> &p, const T *b, int64_t columns, const float *a, int64_t k, VecF *sums) {
     alignas(64) float panel[kBlockWords * kLanes];
     pack(p.b, b, columns, k, kLanes, kLanes, panel);
-    for (int64_t w = 0; w < ceil_div(k, Words<T>::kElements); ++w, a += kM) {
+    for (int64_t w = 0; w < ceil_div(k, PackedK<T>::kElements); ++w, a += kM) {
         for (int m = 0; m < kM; ++m) {
-            sums[m] = Words<T>::multiply_add(splat(a[m]), load(panel + w * kLanes), sums[m]);
+            sums[m] = PackedK<T>::multiply_add(splat(a[m]), load(panel + w * kLanes), sums[m]);
         }
     }
 }
 
 template <int kM, typename T> void multiply_along_k(const Product<T> &p, const float *a) {
-    constexpr int64_t kElements = Words<T>::kElements;
-    const Pieces blocks = blocks_of<T>(p.k);
+    constexpr int64_t kElements = PackedK<T>::kElements;
+    const EvenSplit blocks = blocks_of<T>(p.k);
     const int64_t stride = p.b.j_stride, last_block = blocks.begin(blocks.count - 1);
     const int64_t whole = last_block + blocks.length(blocks.count - 1) / kStep<T> * kStep<T>;
     for (int64_t column = 0; column < p.n; column += kLanes) {
@@ -210,13 +211,13 @@ template <int kM, typename T> void multiply_along_k(const Product<T> &p, const f
     }
 }
 
-// What multiply_streaming takes: a word for each row and word of k, and along j the sums.
+// The scratch floats of multiply_streaming: a word for each row and word of k, and along j the sums.
 template <typename T> int64_t streaming_words(int64_t m, int64_t k) {
-    return ceil_div(m * ceil_div(k, Words<T>::kElements), kLanes) * kLanes;
+    return ceil_div(m * ceil_div(k, PackedK<T>::kElements), kLanes) * kLanes;
 }
 
 template <typename T> int64_t streaming_floats(const Product<T> &p, int64_t m) {
-    return streaming_words<T>(m, p.k) + (p.b.along_k ? 0 : 2 * kMostSums);
+    return streaming_words<T>(m, p.k) + (p.b.along_k ? 0 : 2 * kMaxSums);
 }
 
 // At most kRows rows.

@@ -1,10 +1,12 @@
-// The loops around products in tile registers (tile_product.h): how x and w are cut so that what is read again lies in a
-// cache. Few rows of x, or a few hundred, stay in L2 while the blocks of w pass by. Of more rows, a panel of w is copied
-// into L2, and x passes by in pieces that stay in L1 for all blocks of the panel.
-// Limit: the tiles' rate is 16 cycles for 16 x 16 products of 64 bytes of k. Measured on an Intel Xeon (Sapphire Rapids) of
-// 3.1 TFLOP/s, with numbers that are not all 0 (they cost power, so clock): 2.6 from registers and L1, 2.0 with one
-// operand from L2, with sums loaded and stored every 16 steps, 1.7 with both from L2; L3 gives 30 GB/s, memory 15.
-// Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008, for the loops.
+// The loops around products in tile registers (tile_product.h): the blocking of x and w for the caches. Up to a few
+// hundred rows of x stay in L2 while the blocks of w are read. With more rows, a panel of w is copied into L2, and x is
+// read in pieces that stay in L1 for all blocks of the panel.
+// Limit: the tiles' rate is 16 cycles for 16 x 16 products of 64 bytes of k. Measured on an Intel Xeon (Sapphire
+// Rapids) of 3.1 TFLOP/s, with numbers that are not all 0 (they cost power, so clock): 2.6 from registers and L1, 2.0
+// with one operand from L2, with sums loaded and stored every 16 steps, 1.7 with both from L2; L3 gives 30 GB/s, memory
+// 15.
+// Source: Goto and van de Geijn, Anatomy of High-Performance Matrix Multiplication, ACM TOMS 34(3), 2008, for the
+// loops.
 #pragma once
 
 #include "tile_product.h"
@@ -13,29 +15,30 @@ namespace infini::INFINI_LEVEL {
 namespace {
 
 constexpr int64_t kFewPairs = 3;              // pairs of tiles of x up to which a block is multiplied whole
-constexpr int64_t kPieceSteps = 8;            // beyond, in pieces of so many steps
-constexpr int64_t kLongPieceSteps = 16;       // or so many, where they are copied: 32 KiB of L1
+constexpr int64_t kPieceSteps = 8;            // with more, in pieces of this many steps
+constexpr int64_t kLongPieceSteps = 16;       // or this many, where they are copied: 32 KiB of L1
 constexpr int64_t kNearRows = 256;            // rows of x that stay in L2,
 constexpr int64_t kCopiedNearRows = 512;      // where blocks are copied: once for all of them,
 constexpr int64_t kNearBytes = 1 << 20;       // and as much of them
 constexpr int64_t kStripSumBytes = 512 << 10; // of unfinished sums beside it, where k is longer
 constexpr int64_t kPanelRows = 1024;          // rows of x from which on w is copied into panels
-constexpr int64_t kMostRows = 2048;           // rows of x that are packed at once,
-constexpr int64_t kMostBytes = 16 << 20;      // as long as they take no more than this
+constexpr int64_t kMaxRows = 2048;            // rows of x that are packed at once,
+constexpr int64_t kMaxBytes = 16 << 20;       // as long as they take no more than this
 constexpr int64_t kPanelSteps = 64;           // steps of a panel,
 constexpr int64_t kPanelBytes = 1 << 20;      // and all of it
-constexpr int64_t kStripBlocks = 16;          // blocks whose sums wait for the rest of k, or of a panel: at most
-constexpr int64_t kAcrossSteps = 8;           // steps for which neighbours are read that lie on the same lines
+constexpr int64_t kStripBlocks = 16;          // blocks with unfinished sums, at most
+constexpr int64_t kAcrossSteps = 8;           // steps for which blocks on the same cache lines are read together
 
-// Rows of x are split evenly into passes of so many.
+// The number of rows in a pass; rows of x are split evenly.
 inline int64_t pass_rows(int64_t rows, int64_t packed_row_bytes, Weights weights) {
-    const int64_t fit = kMostBytes / (packed_row_bytes + 1), most = fit < kMostRows ? fit : kMostRows;
+    const int64_t fit = kMaxBytes / (packed_row_bytes + 1), most = fit < kMaxRows ? fit : kMaxRows;
     const bool panels = weights != Weights::kGrouped && rows >= kPanelRows && most >= kPanelRows;
     const int64_t near = weights == Weights::kInPlace ? kNearRows : kCopiedNearRows;
     return rows > 0 ? ceil_div(rows, ceil_div(rows, panels ? most : near)) : 0;
 }
 
-// m rows of x that pass by together, and k elements of each; how w is cut follows from the largest pass of a product.
+// A pass: m rows of x that are multiplied together, and k elements of each. The blocking of w follows from a product's
+// largest pass.
 template <typename E> struct Pass {
     int64_t m, k;
     Weights weights;
@@ -56,7 +59,7 @@ template <typename E> struct Pass {
     }
     int64_t packed_bytes() const { return pairs * steps * kPackedStep; }
     int64_t packed_tile(int64_t tile) const { return tile / 2 * steps * kPackedStep + tile % 2 * kTmmBytes; }
-    // Of a thread: what is copied of w, each block's with a step of its own for the end of k, then sums.
+    // A thread's scratch: the copied blocks of w, each with a step of its own for the end of k, then sums.
     int64_t copied_bytes() const { return panels ? strip * area_bytes() : (piece + 1) * kPackedStep; }
     int64_t area_bytes() const { return (stretch + 1) * kPackedStep; }
     int64_t scratch_bytes() const { return copied_bytes() + (all_sums() ? pairs * strip : strip) * kPairSums * 4; }
@@ -89,7 +92,7 @@ struct WholeSums {
     static constexpr int64_t scratch_bytes() { return 0; }
 };
 
-// Calls write(row, column, sums, lanes) for the vectors of a pair of tiles of x and a block, along the block's columns.
+// Calls write(row, column, sums, lanes) for the vectors of sums of a pair of tiles of x and a block, along its columns.
 template <typename Write>
 void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t columns, const Write &write) {
     const auto write_some = [&](int64_t row, int64_t column, VecF value) {
@@ -120,9 +123,9 @@ void write_sums(const float *sums, bool block_is_left, int64_t rows, int64_t col
     }
 }
 
-// y of a pass for a thread's blocks, which end before `end`: block(i) is one, of a single kind; write(i, row, column, sums,
-// lanes) takes its results. x: packed, the left operand if blocks are right ones. scratch: the pass's scratch_bytes(),
-// then those of `groups`.
+// Computes y of a pass for a thread's blocks, which end before `end`: block(i) is one, all of one kind; write(i, row,
+// column, sums, lanes) stores its results. x: packed, the left operand if blocks are right ones. scratch: the pass's
+// scratch_bytes(), then those of `groups`.
 template <typename E, typename BlockOf, typename Write, typename Groups> struct TileLoops {
     const Pass<E> &pass;
     const char *x;
@@ -151,14 +154,15 @@ template <typename E, typename BlockOf, typename Write, typename Groups> struct 
     }
 
 private:
-    // The blocks start .. stop-1 for the steps from .. to-1: of each, a piece after the other, for all of x.
+    // The blocks start .. stop-1 for the steps from .. to-1: piece by piece of each block, for all of x.
     void pass_blocks_by(int64_t start, int64_t stop, int64_t from, int64_t to) const {
         for (int64_t i = start; i < stop; ++i) {
             const auto w = block(i);
             int64_t first = from;
             do {
                 const int64_t steps = to - first < pass.piece ? to - first : pass.piece, after = first + steps;
-                // What is read next: of this block, of the next one, or of the strip's first one in the next stretch.
+                // Prefetched: the next piece of this block, the next block, or the strip's first one in the next
+                // stretch.
                 const bool same = after < to, again = !same && i + 1 == stop && after < pass.steps;
                 const int64_t next = same ? i : again ? start : i + 1;
                 const int64_t next_first = same || again ? after : i + 1 == stop ? 0 : from;
@@ -169,7 +173,8 @@ private:
                 for (int64_t pair = 0; pair < pass.pairs; ++pair) {
                     // A single pair in place waits for memory, and prefetching only adds to it.
                     const bool prefetches = next < end && (pass.pairs > 1 || !pass.in_place);
-                    const Ahead ahead = prefetches ? block(next).ahead(next_first, pair, pass.pairs) : Ahead{};
+                    const PrefetchSpan ahead =
+                        prefetches ? block(next).ahead(next_first, pair, pass.pairs) : PrefetchSpan{};
                     float *const sums = sums_of(i - start, pair);
                     if constexpr (kGrouped) {
                         if (first == 0) {
@@ -194,7 +199,7 @@ private:
         }
     }
 
-    // The same with all of these blocks copied before: x passes by, a piece after the other, for all blocks.
+    // The same with all of these blocks copied first: piece by piece of x, for all blocks.
     void pass_x_by(int64_t start, int64_t stop, int64_t from, int64_t to) const {
         TileSource sources[kStripBlocks];
         const int64_t part = pass.weights == Weights::kAcross ? 1 : to - from; // the blocks of a line together
@@ -206,7 +211,7 @@ private:
                 const TileSource source =
                     block(i).source(pass.k, first, steps, true, area + (first - from) * kPackedStep);
                 if (first == from) {
-                    sources[i - start] = source; // what is copied of later steps lies behind it
+                    sources[i - start] = source; // copies of later steps follow it
                 }
             }
             first += steps;
@@ -220,7 +225,7 @@ private:
                     float *const sums = sums_of(i - start, pair);
                     multiply<Streams::kLeft, Streams::kRight>(
                         w, sources[i - start].from(first - from, first + steps == to), pair, first, steps, sums,
-                        first == 0, Ahead{});
+                        first == 0, PrefetchSpan{});
                     if (first + steps == pass.steps) {
                         finish(i, w, pair, sums);
                     }
@@ -233,7 +238,7 @@ private:
     // A block and a pair of tiles of x. What streams, if the block is the left operand, and if it is the right one.
     template <Streams kIfLeft, Streams kIfRight, typename W>
     void multiply(const W &w, const TileSource &source, int64_t pair, int64_t first, int64_t steps, float *sums,
-                  bool starts, const Ahead &ahead) const {
+                  bool starts, const PrefetchSpan &ahead) const {
         const TileSource some_x{x + (pair * pass.steps + first) * kPackedStep, kTmmRowBytes, kPackedStep, kTmmBytes};
         const bool two_w = w.count > kTmmRows, two_x = 2 * pair + 1 < pass.tiles;
         if (w.is_left()) {

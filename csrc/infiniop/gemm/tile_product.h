@@ -1,16 +1,16 @@
-// Products of bfloat16 or int8 in tile registers, for the *_tiles.cpp kernels: y = x @ w^T, where y is [m, n] and a block
-// is 32 columns of y, or 32 rows of w. x is packed beforehand; a block of w is read where it lies, or copied. One of the
-// two is the left operand of the tile instructions, rows of k; the other is the right one, words of two or four elements
-// of k, each for 16 columns beside each other. The loops around this are in tile_loops.h.
-// An element of y is summed 64 bytes of k at a time from 0 on, whatever the operands' roles, the shapes and threads: in
-// float, or exactly in int32.
+// Products of bfloat16 or int8 in tile registers, for the *_tiles.cpp kernels: y = x @ w^T, where y is [m, n] and a
+// block is 32 columns of y, or 32 rows of w. x is packed beforehand; a block of w is read in place, or copied. One of
+// the two is the left operand of the tile instructions, rows of k; the other is the right one, words of two or four
+// elements of k for each of 16 columns. The loops around this are in tile_loops.h. An element of y is summed 64 bytes
+// of k at a time from 0 on, independent of the operands' roles, the shapes and the threads: in float, or exactly in
+// int32.
 // Limit: 16 cycles for 16 x 16 products of 64 bytes of k; with few rows of x, the memory bandwidth of w.
 #pragma once
 
 #include <type_traits>
 
 #include "tile_registers.h"
-#include "words.h"
+#include "pack_panels.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -25,8 +25,8 @@ constexpr int64_t kPairSums = 4 * kTileSums;
 // Packed x: for each pair of tiles, for each step, the two tiles.
 constexpr int64_t kPackedStep = 2 * kTmmBytes;
 
-// How blocks of w come to be read: where they lie, or copied; or copied from memory in which k runs across the lines, of
-// which neighbouring blocks should be read one after the other; or copied with the sums of each group of k scaled.
+// How blocks of w are read: in place; copied; copied from memory in which k is not contiguous, where blocks on the same
+// cache lines should be read together; or copied, with the sums of each group of k scaled.
 enum class Weights { kInPlace, kCopied, kAcross, kGrouped };
 
 // Two tiles over some steps. `tail`: the last step, where k ends within it, as packed tiles.
@@ -41,14 +41,14 @@ struct TileSource {
     }
 };
 
-// What is prefetched into L2 meanwhile: in every step, a line of each row; or, where a line lasts for `every` steps (a
-// power of two), of every such row in turns.
-struct Ahead {
+// The memory that is prefetched into L2 during a product: a cache line of each row in every step; or, where a line
+// lasts for `every` steps (a power of two), of every such row in turn.
+struct PrefetchSpan {
     const char *data = nullptr;
     int64_t pitch = 0, step = 0, rows = 0, every = 1, phase = 0;
 
     // The same from a later step on.
-    Ahead from(int64_t first) const { return {data + first * step, pitch, step, rows, every, phase + first}; }
+    PrefetchSpan from(int64_t first) const { return {data + first * step, pitch, step, rows, every, phase + first}; }
 };
 
 template <typename E, int kSum, int kLeft, int kRight> void tile_dot() {
@@ -59,7 +59,8 @@ template <typename E, int kSum, int kLeft, int kRight> void tile_dot() {
     }
 }
 
-// Calls body(tile) for the sums of kLeft by kRight tiles: tile / 2 is the left tile's number, tile % 2 the right one's.
+// Calls body(tile) for the sums of kLeft by kRight tiles: tile / 2 is the index of the left tile, tile % 2 of the right
+// one.
 template <int kLeft, int kRight, typename Body> INFINI_ALWAYS_INLINE void each_sum(const Body &body) {
     body(std::integral_constant<int, 0>{});
     if constexpr (kRight == 2) {
@@ -81,7 +82,7 @@ template <int kTile, bool kStreams> INFINI_ALWAYS_INLINE void load_tile(const ch
     }
 }
 
-// The operand of which nothing is read again soon: it should not push the other one out of L1.
+// The operand that is not read again soon, and should not evict the other one from L1.
 enum class Streams { kNone, kLeft, kRight };
 
 // One step of them.
@@ -106,7 +107,7 @@ INFINI_ALWAYS_INLINE void multiply_step(const TileSource &left, const TileSource
 // sums[left tile][right tile] over some steps, added to what is there unless these are the first.
 template <typename E, int kLeft, int kRight, Streams kStreams>
 __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileSource &right, int64_t steps,
-                                             float *sums, bool first, const Ahead &ahead) {
+                                             float *sums, bool first, const PrefetchSpan &ahead) {
     each_sum<kLeft, kRight>([&](auto tile) {
         if (first) {
             tile_zero<tile>();
@@ -116,7 +117,7 @@ __attribute__((noinline)) void multiply_pair(const TileSource &left, const TileS
     });
     const bool has_tail = left.tail != nullptr || right.tail != nullptr;
     TileSource l = left, r = right;
-    const Ahead next = ahead;
+    const PrefetchSpan next = ahead;
     const int64_t line_pitch = next.pitch * next.every;
     const char *line = next.data;
     for (int64_t i = has_tail ? 1 : 0; i < steps; ++i, l.data += l.step, r.data += r.step, line += next.step) {
@@ -143,7 +144,7 @@ template <typename E, Streams kStreams> auto multiply_function(bool two_left, bo
 
 // ---- packing ----
 
-// Transposes the 16 x 16 words of a tile: a left operand becomes a right one, and the other way round.
+// Transposes the 16 x 16 words of a tile: a left operand becomes a right one, and vice versa.
 inline void transpose_tile(const char *from, char *to) {
     for (int64_t i = 0; i < kTmmRows; i += kLanes) {
         for (int64_t j = 0; j < kTmmRows; j += kLanes) {
@@ -175,8 +176,8 @@ inline void interleave(const bf16 *from, int64_t k_stride, bool has_next, int64_
 #if defined(__AVX512BF16__)
     const int64_t left = has_next ? 2 : 1;
     store(reinterpret_cast<float *>(to), rows == kTmmRows
-                                             ? Words<bf16>::along_j(from, k_stride, left, Full{})
-                                             : Words<bf16>::along_j(from, k_stride, left, static_cast<int>(rows)));
+                                             ? PackedK<bf16>::along_j(from, k_stride, left, Full{})
+                                             : PackedK<bf16>::along_j(from, k_stride, left, static_cast<int>(rows)));
 #else
     for (int64_t row = 0; row < rows; ++row, to += 4) {
         std::memcpy(to, from + row, 2);
@@ -187,10 +188,10 @@ inline void interleave(const bf16 *from, int64_t k_stride, bool has_next, int64_
 #endif
 }
 
-// Packs `elements` of k of at most 16 `rows` of x as the tile of a right or left operand; what is not there is 0.
+// Packs `elements` of k of at most 16 `rows` of x as the tile of a right or left operand, padded with zeros.
 template <typename E>
 void pack_tile(const Operand<E> &x, const E *from, int64_t rows, int64_t elements, bool right, char *to) {
-    alignas(64) char other[kTmmBytes]; // the operand that it is by nature, if that is not what it shall be
+    alignas(64) char other[kTmmBytes]; // the opposite operand, which is then transposed
     char *const tile = x.along_k == right ? other : to;
     if (x.along_k) {
         for (int64_t row = 0; row < rows; ++row) {
@@ -217,7 +218,7 @@ void pack_steps(const Operand<E> &x, const E *from, int64_t rows, int64_t k, boo
     }
 }
 
-// The same for rows that begin anywhere, their elements of k side by side: row(i) is a pointer to the i-th.
+// The same for rows at any addresses, contiguous along k: row(i) is a pointer to the i-th.
 template <typename Row>
 void pack_rows(const Row &row, int64_t rows, int64_t k, bool right, char *to, int64_t step = kTmmBytes) {
     using E = std::remove_const_t<std::remove_pointer_t<decltype(row(0))>>;
@@ -236,8 +237,8 @@ void pack_rows(const Row &row, int64_t rows, int64_t k, bool right, char *to, in
 
 // ---- a block of w ----
 
-// Up to 32 rows of w (bytes: with k adjacent). The left operand if k is adjacent in memory; else the right one, for that
-// is how it lies almost.
+// Up to 32 rows of w (int8: contiguous along k). The left operand if k is contiguous; else the right one, whose layout
+// is close to that in memory.
 template <typename E> struct Block {
     Operand<E> rows; // from the first on
     int64_t count;
@@ -251,7 +252,7 @@ template <typename E> struct Block {
         const int64_t pitch = rows.j_stride * static_cast<int64_t>(sizeof(E));
         copies = copies || count < kPairRows;
         if (copies && rows.along_k) {
-            for (int64_t row = 0; row < kPairRows; ++row) { // the second tile lies behind the first
+            for (int64_t row = 0; row < kPairRows; ++row) { // the second tile follows the first
                 const char *const at = reinterpret_cast<const char *>(from) + row * pitch;
                 copy_lines(row < count ? at : nullptr, full, to + row * kTmmRowBytes);
             }
@@ -271,8 +272,8 @@ template <typename E> struct Block {
                 full < steps ? tail : nullptr};
     }
 
-    // What of it is prefetched while the pair-th of `pairs` pairs of tiles passes by the block before it.
-    Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
+    // The part that is prefetched while the previous block is multiplied by the pair-th of `pairs` pairs of tiles.
+    PrefetchSpan ahead(int64_t first, int64_t pair, int64_t pairs) const {
         const int64_t all = rows.along_k ? count : kTileStep<E>, bytes = sizeof(E);
         const int64_t pitch = (rows.along_k ? rows.j_stride : rows.k_stride) * bytes;
         const int64_t begin = all * pair / pairs, end = all * (pair + 1) / pairs;

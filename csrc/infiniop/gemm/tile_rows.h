@@ -1,19 +1,19 @@
-// Rows of x times blocks of weights in tile registers: what drives the kernels of linear, linear_packed, int8_gemm and the
-// quantized linear layers. Rows of x are packed for a pass, each thread a share of them; then each thread takes blocks.
+// Rows of x times blocks of weights in tile registers, for the kernels of linear, linear_packed, int8_gemm and the
+// quantized linear layers. The threads pack the rows of x of a pass together; then each thread multiplies its blocks.
 // Limit: gemm/tile_product.h.
 #pragma once
 
 #include "few_tile_rows.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_iterator.h"
 #include "tile_loops.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// y of m rows of x, of k elements, and `blocks` blocks of weights: block_of(i) is one, as multiply_blocks takes them.
-// row(i, room) gives row i of x: a pointer to k elements, which may be `room`, room_bytes (a multiple of 64) of its own; it
-// is called by several threads. write(block, row, column, sums, lanes) takes results.
+// Computes y of m rows of x, of k elements, and `blocks` blocks of weights: block_of(i) is one, as for multiply_blocks.
+// row(i, room) returns row i of x: a pointer to k elements, which may be in `room`, a buffer of room_bytes (a multiple
+// of 64); several threads call it. write(block, row, column, sums, lanes) stores results.
 template <typename E, typename Row, typename BlockOf, typename Write, typename Groups = WholeSums>
 void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, const Row &row, const BlockOf &block_of,
                     const Write &write, Groups groups = {}) {
@@ -67,20 +67,20 @@ void multiply_tiles(int64_t m, int64_t k, int64_t blocks, int64_t room_bytes, co
 }
 
 // Where rows of x and y begin, from row `begin` on.
-inline void offsets(const Rows<2> &rows, int64_t begin, int64_t count, int64_t *of_x, int64_t *of_y) {
+inline void offsets(const RowIterator<2> &rows, int64_t begin, int64_t count, int64_t *of_x, int64_t *of_y) {
     rows.visit(begin, begin + count, [&](const int64_t *at) {
         *of_x++ = at[0];
         *of_y++ = at[1];
     });
 }
 
-// The same for x [..., k] and y [..., n] of bfloat16, with any strides. write(block, offset, column, sums, lanes) takes
-// results of a row of y that begins at `offset`.
+// The same for x [..., k] and y [..., n] of bfloat16, with any strides. write(block, offset, column, sums, lanes)
+// stores results of the row of y at `offset`.
 template <typename BlockOf, typename Write, typename Groups = WholeSums>
 void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, const BlockOf &block_of,
                    const Write &write, const Groups &groups = {}) {
     const TensorView *const views[] = {&x, &y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     if constexpr (std::is_same_v<decltype(block_of(int64_t{0})), Block<bf16>>) {
         if (rows.count() > 0 && rows.count() <= kFewTileRows) {
             return with_few_rows(rows.count(), [&](auto m) {
@@ -96,7 +96,7 @@ void multiply_rows(const TensorView &x, const TensorView &y, int64_t blocks, con
         }
     }
     const int64_t most = pass_rows(rows.count(), x.size(-1) * 2, decltype(block_of(int64_t{0}))::kWeights);
-    int64_t x_offsets[kMostRows], y_offsets[kMostRows];
+    int64_t x_offsets[kMaxRows], y_offsets[kMaxRows];
     for (int64_t begin = 0; begin < rows.count(); begin += most) {
         const int64_t m = rows.count() - begin < most ? rows.count() - begin : most;
         offsets(rows, begin, m, x_offsets, y_offsets);

@@ -1,22 +1,22 @@
-// Few rows of int8 x against rows of integer weights: the weights are read where they lie, along k, once for all of x.
-// Sums of integers are exact in any order; those of groups are added up as in Product, from the first on.
+// Few rows of int8 x times rows of integer weights: the weights are read in place, along k, once for all of x.
+// Sums of integers are exact in any order; those of groups are added as in Int8Product, from the first on.
 // Limit: memory bandwidth of the weights' bytes.
 #pragma once
 
-#include "bytes.h"
+#include "int8_dots.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// The weight rows are read in kFarStreams far parts, a few lines of each in turns: with runs of 512 bytes from one part
-// memory gave 17 GB/s instead of 27, with whole rows 22 (int4, one row of x, 2048 -> 2048 on a Zen 5 core).
+// The weight rows are read in kFarStreams distant parts, a few cache lines of each in turn: with runs of 512 bytes from
+// one part memory gave 17 GB/s instead of 27, with whole rows 22 (int4, one row of x, 2048 -> 2048 on a Zen 5 core).
 constexpr int kFarStreams = 4;
 
 #if defined(__AVX2__)
 constexpr auto kAllLanes = std::make_integer_sequence<int, kLanes>{};
 
-// Lanes at(0), at(1), ... of a and b, which count on from a, and for each the one kApart behind it: their sums. In each
-// order below GCC finds one instruction for the former and one for the latter.
+// Adds lanes at(0), at(1), ... of the concatenation of a and b to the lanes kApart after them. In each order below GCC
+// emits one permutation for either operand.
 template <int kApart, typename V, typename At, int... kLane>
 INFINI_ALWAYS_INLINE VecI add_lanes(V a, V b, At at, std::integer_sequence<int, kLane...>) {
     return (VecI)__builtin_shufflevector(a, b, at(kLane)...) +
@@ -66,10 +66,10 @@ template <int kGroup> INFINI_ALWAYS_INLINE VecI group_sums(const VecI *sums) {
 
 template <typename F> class FewRows {
 public:
-    // Up to so many rows of x; with more, panels in registers (Product) are faster. Groups are summed from AVX2 on.
-    static constexpr int64_t kMost = !F::kGrouped ? 1 : kLanes >= 8 ? 2 : 0;
+    // The most rows of x; with more, panels in registers (Int8Product) are faster. Groups are summed from AVX2 on.
+    static constexpr int64_t kMaxRows = !F::kGrouped ? 1 : kLanes >= 8 ? 2 : 0;
 
-    // How far on the weights are prefetched: farther, the better for those that take longer to multiply.
+    // The prefetch distance: longer for the format that takes longer to multiply.
     static constexpr int64_t kAheadBytes = F::kGrouped ? 2048 : 1024;
 
     // For m rows of k elements; the weights' rows are in `groups` groups.
@@ -85,8 +85,8 @@ public:
     int64_t x_bytes() const { return m_ * x_row_bytes(); }
     int64_t scratch_bytes() const { return kFarStreams * kLanes * m_ * result_bytes(); }
 
-    // A row of x as the lines of weights want it: of two nibbles a byte, first all even elements; then, for each group,
-    // what the sum of its products begins with, and the sum of its elements.
+    // Packs a row of x in the order of the weights' lines: for nibbles, first all even elements; then, for each group,
+    // the initial value of its products' sum, and the sum of its elements.
     void set_row(const int8_t *q, uint8_t *x, int64_t row) const {
         x += row * x_row_bytes();
         if constexpr (F::kPieces == 1) {
@@ -111,11 +111,11 @@ public:
         }
     }
 
-    // What Product::multiply does.
-    template <typename Scales, typename Output>
+    // As Int8Product::multiply.
+    template <typename Scales, typename Epilogue>
     void multiply(const uint8_t *x, const WeightRows &weights, const Scales &scales, char *scratch,
-                  const Output &output) const {
-        const Call<Scales, Output> call{x, scales, reinterpret_cast<uint8_t *>(scratch), output};
+                  const Epilogue &output) const {
+        const Call<Scales, Epilogue> call{x, scales, reinterpret_cast<uint8_t *>(scratch), output};
         const int64_t most = weights.count / kFarStreams * kFarStreams;
         const WeightRows left{weights.data + most * weights.stride, weights.stride, weights.first + most,
                               weights.count - most};
@@ -124,17 +124,17 @@ public:
     }
 
 private:
-    template <typename Scales, typename Output> struct Call {
+    template <typename Scales, typename Epilogue> struct Call {
         const uint8_t *x;
         const Scales &scales;
         uint8_t *results; // a vector for each weight row, row of x and chunk: [weight row, stream, row of x, chunk]
-        const Output &output;
+        const Epilogue &output;
     };
 
     static constexpr int kTurn = F::kGrouped ? 4 : 2; // lines whose sums are independent
 
     int64_t x_row_bytes() const { return padded() + 2 * 4 * padded_groups_; }
-    // Of a weight row and a row of x: the scaled sums of its groups, or the lanes of one sum.
+    // The results of a weight row and a row of x: the scaled sums of the groups, or the lanes of one sum.
     int64_t result_bytes() const { return F::kGrouped ? padded_groups_ * 4 : kVectorBytes; }
 
     template <int kStreams, typename C> void multiply_groups(const WeightRows &weights, const C &call) const {
@@ -153,8 +153,8 @@ private:
     static constexpr int chunk_lines(int group) { return group / 8; }
     template <int kGroup> int64_t whole_chunks() const { return row_bytes_ / (chunk_lines(kGroup) * kVectorBytes); }
 
-    // With the number of turns behind the last whole chunk known when it runs: as many as a chunk has, if the last one
-    // is not whole. (A copy for each number of lines would be faster by less than a line, and took a minute to compile.)
+    // With the number of turns after the last whole chunk known at run time: as many as in a chunk, if the last one is
+    // not whole. (A copy for each number of lines would be faster by less than a line, and took a minute to compile.)
     template <int kStreams, int kGroup, int kTail, typename C>
     void multiply_tails(const WeightRows &weights, const C &call) const {
         constexpr int kChunkTurns = chunk_lines(kGroup) / kTurn;
@@ -188,14 +188,14 @@ private:
         }
     }
 
-    // A weight row of each part.
+    // A weight row of each stream.
     struct Rows {
         const uint8_t *data;
         int64_t apart; // in bytes
         int64_t row, rows_apart;
     };
 
-    // These by row m of x.
+    // Multiplies these by row m of x.
     template <int kStreams, int kGroup, int kTail, typename C>
     __attribute__((noinline)) void multiply_rows(const Rows &rows, int64_t m, const C &call, uint8_t *results) const {
         const int64_t whole = whole_chunks<kGroup>();
@@ -216,8 +216,8 @@ private:
         }
     }
 
-    // The sums of kTurns turns, of chunk c, of each weight row with a row of x: added to totals, or scaled, of each group,
-    // as the chunk's results. In the last one a row may end: then kWhole is false.
+    // The sums of kTurns turns of chunk c, for each weight row and a row of x: added to totals, or, for groups, scaled
+    // and stored as the chunk's results. kWhole: the row does not end within the last turn.
     template <int kGroup, int kTurns, bool kWhole, int kStreams, typename C>
     INFINI_ALWAYS_INLINE void add_chunk(const Rows &rows, int64_t c, bool prefetches, const uint8_t *x,
                                         [[maybe_unused]] const C &call, VecI (&totals)[kStreams][kTurn],
@@ -231,7 +231,7 @@ private:
 #pragma GCC unroll 4
             for (int s = 0; s < kStreams; ++s) {
                 const uint8_t *const data = rows.data + s * rows.apart + at;
-                VecI(&sums)[kTurn] = totals[s]; // of a group they begin anew
+                VecI(&sums)[kTurn] = totals[s]; // reset for each group
 #pragma GCC unroll 4
                 for (int i = 0; i < kTurn; ++i) {
                     const int l = turn + i;
@@ -289,7 +289,7 @@ private:
 #endif
     }
 
-    // The results of up to kLanes weight rows and a row of x, of the lanes of their sums.
+    // Reduces the lanes of the sums of up to kLanes weight rows and a row of x to results.
     template <typename C>
     void finish(int64_t m, int64_t weight_row, int64_t count, int64_t apart, const uint8_t *results,
                 const C &call) const {

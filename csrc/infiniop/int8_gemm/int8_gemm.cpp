@@ -1,4 +1,4 @@
-// The rules of int8_gemm, and the way to its kernel.
+// The rules of int8_gemm, and the call of its kernel.
 #include "int8_gemm.h"
 
 #include "check.h"

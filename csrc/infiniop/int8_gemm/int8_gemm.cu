@@ -1,4 +1,4 @@
-// The CUDA kernel of int8_gemm: weight_stream.cuh, to which a column of the weights is a row, and many rows by cuBLAS.
+// The CUDA kernel of int8_gemm: weight_stream.cuh, with the weights transposed, and many rows by cuBLAS.
 // Exact sums in int32 either way.
 // Limit: memory bandwidth of the weights up to 16 rows of x; more rows read them again for every 32, until many_rows.h
 // takes them. Weights that are not column-major are always read byte by byte.
@@ -21,9 +21,9 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
     }
     weight_stream::Problem<int8_t> problem(args.out, args.x);
     problem.add(many.weight);
-    problem.weight[0].scales = weight_stream::Numbers(args.weights_scale, args.weights_scale.stride(0));
-    problem.weight[0].bias = weight_stream::Numbers(args.bias, args.bias.ndim > 0 ? args.bias.stride(0) : 0);
-    problem.row_scales = weight_stream::Numbers(args.x_scale, args.x_scale.stride(0));
+    problem.weight[0].scales = weight_stream::FloatVector(args.weights_scale, args.weights_scale.stride(0));
+    problem.weight[0].bias = weight_stream::FloatVector(args.bias, args.bias.ndim > 0 ? args.bias.stride(0) : 0);
+    problem.row_scales = weight_stream::FloatVector(args.x_scale, args.x_scale.stride(0));
     weight_stream::multiply<weight_stream::Int8ByInt8, weight_stream::kInt8Tiles>(context, problem);
 }
 

@@ -1,6 +1,6 @@
 // int8_gemm: out = (x @ weights) * x_scale * weights_scale + bias; x [m, k] and weights [k, n] int8, a scale for each
 // row of x and each column of weights (W8A8 quantized layers). The product is exact, in int32; then float, rounded
-// once. Column-major weights, stride (1, k), are read as they lie; others are transposed on the way, at some cost.
+// once. Column-major weights, stride (1, k), are read in place; others are transposed first, at some cost.
 #pragma once
 
 #include "cpu_capability.h"
@@ -10,7 +10,7 @@
 
 namespace infini::int8_gemm {
 
-// Of more terms a sum might not fit into int32: (-128)^2 * 131072 = 2^31.
+// With more terms a sum could overflow int32: (-128)^2 * 131072 = 2^31.
 constexpr int64_t kMaxDepth = 131071;
 
 struct Args {
@@ -24,14 +24,14 @@ struct Args {
     void *workspace = nullptr; // as workspace_size says
 };
 
-// What a door calls the op and its arguments, for sentences.
+// The names of the op and its arguments in messages: the C ABI and torch name them differently.
 struct Names {
     const char *op, *x, *x_scale, *weights, *weights_scale;
 };
 
 constexpr Names kNames{"int8_gemm", "x", "x_scale", "weights", "weights_scale"};
 
-// Takes a leading dimension of size 1 off the matrices, and the 1 off scales that are [m, 1], [1, n] or [n, 1].
+// Removes a leading dimension of size 1 from the matrices, and the 1 from scales that are [m, 1], [1, n] or [n, 1].
 void squeeze(Args &args);
 
 // Rows of x from which on tiles are used: below, vectors reach the memory's bandwidth. Measured on an Intel
@@ -45,7 +45,7 @@ void run(const ExecutionContext &context, const Args &args, const Names &names);
 // The bytes that run needs at args.workspace on the context's device.
 size_t workspace_size(const ExecutionContext &context, const Args &args);
 
-// The call as a product that cuBLAS may take.
+// The call as a product that cuBLAS may compute.
 many_rows::Problem many_rows_problem(const Args &args);
 
 INFINI_DOT_KERNEL(cpu_kernel, Args)

@@ -29,7 +29,7 @@ infiniStatus_t infiniopCreateI8GemmDescriptor(infiniopHandle_t handle, infiniopI
         args.weights_scale = tensor("weights_scale_desc", weights_scale_desc);
         int8_gemm::squeeze(args);
         if (!tensor.context().is_cpu()) {
-            args.slice_bytes = many_rows::slice_bytes(); // what the workspace's size is made for
+            args.slice_bytes = many_rows::slice_bytes(); // which the workspace's size depends on
         }
     });
 }

@@ -1,10 +1,10 @@
-// The CPU kernel of int8_gemm: Product of bytes, in blocks of columns; a column of the weights is a row to it.
+// The CPU kernel of int8_gemm: Int8Product of bytes, with columns of the weights as its weight rows.
 // Limit: for few rows the memory bandwidth of the weights, for many the multiply-adds of bytes (VNNI: 64 a unit); and
 // for weights that are not column-major their transposition, block by block.
 #include "int8_gemm.h"
-#include "output.h"
+#include "int8_epilogue.h"
 #include "parallel.h"
-#include "product.h"
+#include "int8_product.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
@@ -18,8 +18,7 @@ bool are_columns(const TensorView &weights) {
     return weights.stride(0) == 1 || weights.size(0) <= 1;
 }
 
-// Columns [first, first + columns) one after the other. So many rows at once that as many cache lines as the first
-// level holds well are read.
+// Gathers columns [first, first + columns) one after the other, as many rows at a time as L1 holds cache lines of.
 void gather_columns(const TensorView &weights, int64_t first, int64_t columns, uint8_t *to) {
     constexpr int64_t kDepth = 64;
     const int64_t k = weights.size(0), row = weights.stride(0), column = weights.stride(1);
@@ -44,7 +43,7 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     const bool gathers = !are_columns(w);
     for (int64_t first = 0; first < rows; first += kMaxRows) {
         const int64_t m = rows - first < kMaxRows ? rows - first : kMaxRows;
-        Product<ByteWeights> product(m, k, 1);
+        Int8Product<ByteWeights> product(m, k, 1);
         const int64_t block = product.block_rows(), gathered = gathers ? (block * k + 63) / 64 * 64 : 0;
         // The work counts once for every few rows that share the read of a column.
         const int64_t work = n * k * ((m + 3) / 4), threads = parallel_threads(INT64_MAX, work);
@@ -61,10 +60,10 @@ void infini::int8_gemm::INFINI_LEVEL::cpu_kernel(const Args &args) {
             }
             product.set_row(row, q);
         }
-        const Output output{args, first};
+        const Int8Epilogue output{args, first};
         parallel_for((n + block - 1) / block, work, [&](int64_t begin, int64_t end) {
             char *const mine = scratch + omp_get_thread_num() % threads * pitch;
-            // Columns that lie one after the other are the rows of one call; others are gathered, block by block.
+            // Contiguous columns are the rows of one call; others are gathered, block by block.
             const int64_t last = end * block < n ? end * block : n, step = gathers ? block : last - begin * block;
             for (int64_t at = begin * block; at < last; at += step) {
                 const int64_t count = last - at < step ? last - at : step;

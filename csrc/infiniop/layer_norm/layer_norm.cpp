@@ -1,4 +1,4 @@
-// The rules of layer_norm, and the way to its kernel.
+// The rules of layer_norm, and the call of its kernel.
 #include "layer_norm.h"
 
 #include <limits>

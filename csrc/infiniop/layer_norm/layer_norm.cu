@@ -1,9 +1,9 @@
-// The CUDA kernel of layer_norm: one pass, the line in the registers of the threads that share it; lines too long for
-// that (16384 halves) and lines side by side are read three times, but for the first time from the level-2 cache.
-// Limit: memory bandwidth, one line read and one or two written: 4 or 6 bytes for each bf16.
-// SASS: norm_lines: LDG.E.128 STG.E.128
+// The CUDA kernel of layer_norm: one pass over memory, with the row in registers; rows too long for that (16384 halves)
+// and rows of ColumnReducer are read three times, twice of them from L2.
+// Limit: memory bandwidth, one row read and one or two written: 4 or 6 bytes for each bf16.
+// SASS: norm_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
-#include "cuda/lines.cuh"
+#include "cuda/strided_rows.cuh"
 #include "layer_norm.h"
 
 namespace infini::layer_norm {
@@ -16,42 +16,42 @@ template <typename T> struct Job {
     T *output, *standardization, *deviation; // the latter two may be nullptr
     const T *weight, *bias;                  // may be nullptr
     int64_t weight_step, bias_step;
-    cuda::Lines<kTensors> lines;
+    cuda::StridedRows<kTensors> rows;
     float eps;
 };
 
-template <typename T, typename Line>
-__global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
+template <typename T, typename Reducer>
+__global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __grid_constant__ Job<T> a) {
     cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
-    INFINI_SHARED(shared, float[Line::kShared]);
-    const int64_t number = Line::number();
-    const bool mine = number < a.lines.rows.count; // the last block may have lines too many; they meet the barriers too
+    INFINI_SHARED(shared, float[Reducer::kShared]);
+    const int64_t number = Reducer::number();
+    const bool mine = number < a.rows.starts.count; // surplus rows of the last block still meet the barriers
     int64_t at[kTensors];
-    a.lines.rows.locate(mine ? number : 0, at);
-    Line line(a.input + at[kInput], mine ? a.lines.n : 0, a.lines, shared);
+    a.rows.starts.locate(mine ? number : 0, at);
+    Reducer reducer(a.input + at[kInput], mine ? a.rows.n : 0, a.rows, shared);
 
-    const auto n = static_cast<float>(a.lines.n);
-    const float mean = line.template reduce<cuda::Sum>(0.0f, [&](float &sum, int64_t, int, float (&v)[kWidth]) {
+    const auto n = static_cast<float>(a.rows.n);
+    const float mean = reducer.template reduce<cuda::Sum>(0.0f, [&](float &sum, int64_t, int, float (&v)[kWidth]) {
         for (int e = 0; e < kWidth; ++e) {
             sum += v[e];
         }
     }) / n;
     const float squares =
-        line.template reduce<cuda::Sum>(0.0f, [&](float &sum, int64_t, int count, float (&v)[kWidth]) {
+        reducer.template reduce<cuda::Sum>(0.0f, [&](float &sum, int64_t, int count, float (&v)[kWidth]) {
             for (int e = 0; e < kWidth; ++e) {
                 const float difference = e < count ? v[e] - mean : 0;
                 sum += difference * difference;
             }
         });
     const float deviation = sqrtf(squares / n + a.eps), scale = 1 / deviation;
-    if (a.deviation != nullptr && mine && Line::thread() == 0) {
+    if (a.deviation != nullptr && mine && Reducer::thread() == 0) {
         cuda::narrow_to(a.deviation + at[kDeviation], deviation);
     }
-    line.visit([&](int64_t i, int count, float (&v)[kWidth]) {
-        const bool whole = line.whole(i);
+    reducer.visit([&](int64_t i, int count, float (&v)[kWidth]) {
+        const bool whole = reducer.whole(i);
         const auto store = [&](T *to, int tensor) {
-            const int64_t step = a.lines.steps[tensor];
+            const int64_t step = a.rows.steps[tensor];
             cuda::store(to + at[tensor] + i * step, v, whole, count, step);
         };
         for (int e = 0; e < kWidth; ++e) {
@@ -93,15 +93,15 @@ template <typename T> void launch(const ExecutionContext &context, const Args &a
                args.bias.as<const T>(),
                args.weight.strides[0],
                args.bias.strides[0],
-               cuda::Lines<kTensors>(views, cuda::kWidth<T>),
+               cuda::StridedRows<kTensors>(views, cuda::kWidth<T>),
                static_cast<float>(args.eps)};
     for (const TensorView *parameter : {&args.weight, &args.bias}) {
         if (parameter->dtype != INFINI_DTYPE_INVALID) {
-            job.lines.whole = job.lines.whole && parameter->strides[0] == 1 && cuda::vectors_fit(*parameter);
+            job.rows.whole = job.rows.whole && parameter->strides[0] == 1 && cuda::vectors_fit(*parameter);
         }
     }
-    cuda::with_line<T>(job.lines, [&](auto line, dim3 grid, dim3 block) {
-        cuda::launch(context, norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
+    cuda::with_reducer<T>(job.rows, [&](auto reducer, dim3 grid, dim3 block) {
+        cuda::launch(context, norm_rows<T, typename decltype(reducer)::type>, grid, block, 0, job);
     });
 }
 

@@ -1,4 +1,4 @@
-// layer_norm, over the last dimension of input [..., n], if wanted with all that a backward pass would need:
+// layer_norm, over the last dimension of input [..., n], optionally with the statistics that a backward pass needs:
 //   deviation = sqrt(var + eps), var the mean square of input - mean; standardization = (input - mean) / deviation;
 //   output = standardization * weight + bias. Arithmetic in float, each output rounded once.
 #pragma once
@@ -20,7 +20,7 @@ struct Args {
     double eps = 0;
 };
 
-// What a door calls the arguments, for its sentences.
+// The names of the arguments in messages: the C ABI and torch name them differently.
 struct Names {
     const char *output, *input;
     const char *to_match; // "to match the last dimension of <input>"

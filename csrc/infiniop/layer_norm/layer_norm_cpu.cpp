@@ -2,9 +2,9 @@
 // outputs; only the first reads from memory. Limit: memory bandwidth, one row read and one or two written.
 #include "dense_rows.h"
 #include "layer_norm.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
-#include "stream.h"
+#include "streaming_stores.h"
 #include "sum_over.h"
 #include "vec.h"
 
@@ -13,14 +13,14 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of input and outputs on, streaming stores pay: below, what is written may still be in the 32 MiB
-// of last-level cache of the machine measured (two Zen 5 cores) when it is read next. float32 rows of 4096 on one core,
-// with ordinary and with streaming stores: two outputs, 12 MiB in all: 0.19 and 0.22 ms, 24 MiB: 0.70 and 0.45; one
-// output, 16 MiB: 0.40 and 0.25 (a reader who then has to go to memory loses as much), 24 MiB: 0.83 and 0.45.
+// From this many bytes of input and outputs on, streaming stores are faster: below, the output may still be in the 32
+// MiB of last-level cache of the machine measured (two Zen 5 cores) when it is read next. float32 rows of 4096 on one
+// core, with ordinary and with streaming stores: two outputs, 12 MiB in all: 0.19 and 0.22 ms, 24 MiB: 0.70 and 0.45;
+// one output, 16 MiB: 0.40 and 0.25 (a later read from memory loses as much), 24 MiB: 0.83 and 0.45.
 constexpr int64_t kLayerNormStreamBytes = 24 << 20;
 
-// y, and with kStatistics z, [n] from x [n]: the last pass; w and b may be nullptr. If kStream, they are streamed, and
-// since this pass reads nothing from memory, the row that comes next is asked for meanwhile.
+// The last pass: y, and with kStatistics z, [n] from x [n]; w and b may be nullptr. With kStream they are streamed, and
+// the next row is prefetched, because this pass reads nothing from memory.
 template <bool kStatistics, bool kStream, typename T>
 void write_row(T *y, T *z, const T *x, const T *w, const T *b, int64_t n, float mean, float scale, const T *next) {
     const auto write = [&](const auto &finish) {
@@ -31,9 +31,9 @@ void write_row(T *y, T *z, const T *x, const T *w, const T *b, int64_t n, float 
             const VecF standard = (load_at(x, i, lanes) - splat(mean)) * splat(scale);
             const VecF value = finish(standard, i, lanes);
             if constexpr (kStatistics) {
-                put_at<kStream>(z, i, standard, lanes);
+                store_or_stream_at<kStream>(z, i, standard, lanes);
             }
-            put_at<kStream>(y, i, value, lanes);
+            store_or_stream_at<kStream>(y, i, value, lanes);
         });
     };
     if (w != nullptr && b != nullptr) {
@@ -63,7 +63,7 @@ template <bool kStatistics, typename T> void norm_rows(const layer_norm::Args &a
     }
     views[kOutputs] = &a.input;
     const DenseRows<kOutputs + 1> rows(views, kOutputs);
-    // An absent parameter is walked over as an empty row.
+    // An absent parameter has empty rows.
     TensorView absent = a.input;
     absent.ndim = 1;
     absent.shape[0] = 0;
@@ -109,7 +109,7 @@ template <bool kStatistics, typename T> void norm_rows(const layer_norm::Args &a
 
 void infini::layer_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.input.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
+    with_level_float_type(args.input.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         args.standardization.dtype == INFINI_DTYPE_INVALID ? norm_rows<false, T>(args) : norm_rows<true, T>(args);
     });

@@ -1,9 +1,9 @@
 // The CPU kernel of linear and fused_linear: products of a few rows of x with weights that are streamed from memory.
 // Limit: memory bandwidth for up to about 8 rows (the weight's bytes), the multiply-add units beyond.
 #include "linear.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_iterator.h"
 #include "vec.h"
 
 #include "scratch.h"
@@ -22,19 +22,19 @@ constexpr int weight_rows(int m) {
 
 // Rows of x that share one pass over the weight.
 constexpr int64_t kMaxRows = 32;
-// Weight rows that meet all of these before the next ones are read: from then on they are in the L2 cache.
+// Weight rows that are multiplied by all of these before the next ones are read: they stay in the L2 cache.
 constexpr int64_t kGroup = 48;
 // k is cut into blocks such that a tile's rows of x stay in the L1 cache.
 constexpr int64_t kTileBytes = 16 * 1024;
 
-// Up to kStreamedRows rows of x, the weight is read in kStreams far parts at once, and k is not cut. Measured on one
-// Zen 5 core, 2048 -> 5632 and 5632 -> 2048 from memory: 1.1 to 1.4 times as fast as adjacent rows or one after
-// another, also where rows lie apart. With three rows of x that gains nothing; two parts or eight gain less than four.
+// Up to kStreamedRows rows of x, the weight is read in kStreams distant parts at once, and k is not cut. Measured on
+// one Zen 5 core, 2048 -> 5632 and 5632 -> 2048 from memory: 1.1 to 1.4 times as fast as adjacent rows or one after
+// another, also with padded rows. With three rows of x that gains nothing; two parts or eight gain less than four.
 constexpr int64_t kStreamedRows = 2;
 constexpr int kStreams = 4;
 
-// How far ahead the weight is prefetched while it comes from memory: where few rows of x leave the time to memory, each
-// weight row is followed closely, else whole rows further on are asked for.
+// The prefetch distance while the weight comes from memory: with few rows of x, where memory is the limit, a short one
+// within each weight row, else whole rows ahead.
 constexpr int64_t kRowsAheadBytes = 8 * 1024, kCloseAheadBytes = 1536;
 
 constexpr bool follows_closely(int m) {
@@ -80,21 +80,21 @@ template <> struct Steps<bf16> {
 };
 #endif
 
-// The lines that a tile prefetches in its first weight row, one for each line that it multiplies: from `first` on until
-// `until` elements of k are done, then from `then` on, `step` elements apart. The same for its other rows.
+// The cache lines that a tile prefetches for its first weight row, one for each line that it multiplies: from `first`
+// on until `until` elements of k are done, then from `then` on, `step` elements apart. The same for its other rows.
 template <typename W> struct Prefetch {
     const W *first, *then;
     int64_t until, step;
 };
 
-// The sums of a tile: of weight row r and row m of x, at[m * m_step + r * row_step].
+// The sums of a tile: that of weight row r and row m of x is at[m * m_step + r * row_step].
 struct Sums {
     VecF *at;
     int64_t m_step, row_step;
     VecF &operator()(int m, int r) const { return at[m * m_step + r * row_step]; }
 };
 
-// part(m, r) = weight row r * row m of x over k elements, added to what is there unless these are the first.
+// part(m, r) = or += weight row r * row m of x over k elements; `=` for the first ones.
 // x is packed: kStep elements of each of the kM rows, then the next kStep.
 template <int kWeightRows, int kM, bool kClose, typename W>
 __attribute__((noinline)) void multiply_tile(const W *w, int64_t w_stride, const typename Steps<W>::X *x, int64_t k,
@@ -180,13 +180,13 @@ template <typename W> struct Plan {
         constexpr int64_t kBytes = sizeof(W);
         line_step = kLine;
         rows_ahead = ceil_div(kRowsAheadBytes, block_k * kBytes);
-        const int64_t side_by_side = weight_rows(static_cast<int>(tile_rows));
+        const int64_t rows_at_once = weight_rows(static_cast<int>(tile_rows));
         if (tiles > 1) {
-            // Each of the tiles fetches its share of the next group, so that memory is never idle.
+            // Each of the tiles prefetches its share of the next group, so that memory is never idle.
             rows_ahead = kGroup;
             line_step = kLine / tiles;
-        } else if (rows_ahead < side_by_side) {
-            rows_ahead = side_by_side;
+        } else if (rows_ahead < rows_at_once) {
+            rows_ahead = rows_at_once;
         }
     }
     bool streams() const { return m <= kStreamedRows; }
@@ -200,7 +200,7 @@ template <typename W> struct Plan {
     size_t bytes() const { return static_cast<size_t>((k + S::kStep) * m) * sizeof(typename S::X); }
 };
 
-// How a weight row of k elements is followed closely, and after it the row `then`.
+// Prefetches a short distance ahead within a weight row of k elements, and then in the row `then`.
 template <typename W> Prefetch<W> follow(const W *row, int64_t k, const W *then) {
     constexpr int64_t kAhead = kCloseAheadBytes / sizeof(W), kLine = kLineBytes / sizeof(W);
     const int64_t until = k > kAhead ? (k - kAhead) / kLine * kLine : 0;
@@ -242,7 +242,7 @@ template <int kM = 1, typename Body> void with_count(int64_t m, const Body &body
     body(Count<kM>{});
 }
 
-// Packs one row of x for its tile, converted to the type that is multiplied; what lies beyond k is zero.
+// Packs one row of x for its tile, converted to the type that is multiplied, with zeros beyond k.
 template <typename T> void pack_row(const Plan<T> &plan, int64_t row, const T *from, typename Steps<T>::X *packed) {
     using X = typename Steps<T>::X;
     constexpr int kStep = Steps<T>::kStep;
@@ -265,7 +265,7 @@ template <typename T> void pack_row(const Plan<T> &plan, int64_t row, const T *f
     }
 }
 
-// y of one row of x and n weight rows, of whose products `part` has the lanes.
+// Reduces the lanes of the products in `part` to y, for one row of x and n weight rows.
 template <typename T> void write(const VecF *part, int64_t n, const T *bias, T *y) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecF value = sums([&](int lane) { return lane < lanes ? part[i + lane] : VecF{}; });
@@ -273,8 +273,8 @@ template <typename T> void write(const VecF *part, int64_t n, const T *bias, T *
     });
 }
 
-// y of kM rows of x, for the rows begin .. end-1 of one weight in streams. Returns where they end: what does not divide
-// is left.
+// Computes y of kM rows of x, for the rows begin .. end-1 of one weight in streams. Returns the end of the rows that
+// divide evenly among the streams.
 template <int kM, typename T>
 int64_t multiply_streams(const TensorView &weights, const T *bias, const Plan<T> &plan,
                          const typename Steps<T>::X *packed, T *y, const int64_t *y_offsets, int64_t begin,
@@ -299,7 +299,7 @@ int64_t multiply_streams(const TensorView &weights, const T *bias, const Plan<T>
     return begin + kStreams * length;
 }
 
-// y of at most kMaxRows rows of x, for the rows begin .. end-1 of one weight; the row m of y begins at y_offsets[m].
+// Computes y of at most kMaxRows rows of x, for the rows begin .. end-1 of one weight; row m of y is at y_offsets[m].
 template <typename T>
 void multiply_rows(const TensorView &weights, const T *bias, const Plan<T> &plan, const typename Steps<T>::X *packed,
                    T *y, const int64_t *y_offsets, int64_t begin, int64_t end) {
@@ -338,8 +338,8 @@ void multiply_rows(const TensorView &weights, const T *bias, const Plan<T> &plan
     }
 }
 
-// The same for all weights, counted in units of kUnit rows, of which every weight has whole ones of its own: so threads
-// share out the columns of y evenly, however narrow a weight is.
+// The same for all weights, counted in units of kUnit rows, where each weight is rounded up to whole units: so the
+// columns of y are split evenly among threads, also of a narrow weight.
 constexpr int64_t kUnit = 12; // a multiple of most tiles' rows
 
 inline int64_t units(const TensorView &weight) {
@@ -372,7 +372,7 @@ template <typename T> void multiply(const linear::Args &a) {
         all_units += units(a.weight[i]);
     }
     const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     const int64_t passes = ceil_div(rows.count(), kMaxRows), pass_rows = ceil_div(rows.count(), passes);
     auto *packed = static_cast<X *>(cpu::scratch(Plan<T>(pass_rows, k).bytes()));
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
@@ -393,6 +393,6 @@ template <typename T> void multiply(const linear::Args &a) {
 
 void infini::linear::INFINI_LEVEL::few_rows_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::few_rows_kernel,
-                        [&](auto type) { multiply<decltype(type)>(args); });
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::few_rows_kernel,
+                          [&](auto type) { multiply<decltype(type)>(args); });
 }

@@ -1,5 +1,4 @@
-// The rules of linear and fused_linear, the way to their kernels, and the table that says which is the faster one on the
-// CPU.
+// The rules of linear and fused_linear, their kernels, and the table of the faster kernel on the CPU.
 #include "linear.h"
 
 #include <limits>
@@ -12,7 +11,7 @@ KernelTable<Args> kernels{"linear"};
 
 namespace {
 
-// Up to how many rows of bfloat16 the kernel for few rows is the faster one. Measured on one Zen 5 core with weights of
+// Up to how many rows of bfloat16 the kernel for few rows is faster. Measured on one Zen 5 core with weights of
 // 2048 x 11264, 5632 x 2048, 2048 x 2560 and 768 x 4096, in GFLOP/s:
 //   AVX-512 BF16: few 370 at 32 rows, 350 at 48, 370 at 64, 380 at 96; many 340 at 32, 370 at 48, 390 at 64, 420 at 96,
 //                 440 at 512. oneDNN: 260, 310, 340, 380, 445.
@@ -53,7 +52,7 @@ bool as_matrix(const TensorView &x, TensorView &matrix) {
     return true;
 }
 
-// Computes y by a library, if that takes it.
+// Computes y by a library, if it takes the call.
 bool run_by_library(const ExecutionContext &context, const Args &args) {
     if (context.library == nullptr) {
         return false;

@@ -1,7 +1,8 @@
-// The CUDA kernels of linear and fused_linear: few rows of x stream the weights (weight_stream.cuh), more are products
-// by cuBLAS, one for each weight, into the columns of y that hold its bias already: so the result is rounded once.
-// (A bias in the epilogue is cublasLt's: another library with ten more functions to look up and algorithms to choose and
-// keep, to save a launch and 4 bytes an element of y: on paper 8 % at k = 4096, for models that have a bias.)
+// The CUDA kernels of linear and fused_linear: with few rows of x the weights are streamed (weight_stream.cuh), with
+// more cuBLAS computes a product for each weight into columns of y that already hold its bias: so the result is rounded
+// once. (A bias in the epilogue would take cublasLt: another library with ten more functions to load and algorithms to
+// select and cache, to save a launch and 4 bytes an element of y: on paper 8 % at k = 4096, for models that have a
+// bias.)
 #include "gemm/matmul.h"
 #include "linear.h"
 #include "weight_stream.cuh"
@@ -13,10 +14,10 @@ template <typename T> struct Fill {
     T *y;
     const T *bias;
     int64_t n;
-    cuda::Rows<1> rows;
+    cuda::RowStrides<1> rows;
 };
 
-// Every row of y becomes the bias.
+// Sets every row of y to the bias.
 template <typename T> __global__ void __launch_bounds__(256) fill_rows(const __grid_constant__ Fill<T> a) {
     cuda::grid_dependency_sync();
     const int64_t row = blockIdx.x;
@@ -31,12 +32,12 @@ template <typename T> void stream(const ExecutionContext &context, const Args &a
     weight_stream::Problem<T> problem(args.y, args.x);
     for (int i = 0; i < args.weights; ++i) {
         problem.add(args.weight[i]);
-        problem.weight[i].bias = weight_stream::Numbers(args.bias[i], 1);
+        problem.weight[i].bias = weight_stream::FloatVector(args.bias[i], 1);
     }
     weight_stream::multiply_dense(context, problem);
 }
 
-// A view of a matrix, or of several, with a dimension of 1 in front where there was but one.
+// A view of a matrix, or of several, with a leading dimension of 1 where there was one dimension.
 TensorView with_rows(TensorView x) {
     if (x.ndim == 1) {
         x.ndim = 2;
@@ -71,7 +72,7 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
         product.beta = 0;
         if (bias.dtype != INFINI_DTYPE_INVALID) {
             const TensorView *const views[] = {&product.c};
-            const Fill<T> fill{product.c.as<T>(), bias.as<const T>(), n, cuda::Rows<1>(views)};
+            const Fill<T> fill{product.c.as<T>(), bias.as<const T>(), n, cuda::RowStrides<1>(views)};
             cuda::launch(context, fill_rows<T>, cuda::grid_x(fill.rows.count), dim3(256), 0, fill);
             product.beta = 1;
         }

@@ -1,6 +1,6 @@
 // linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights,
-// whose results lie side by side in y. Products are summed in float in an order that k alone decides: a row of x has the
-// same bits in any call. On CUDA that holds for few rows; the products of more are cuBLAS's.
+// with their results concatenated along the columns of y. Products are summed in float in an order that depends on k
+// alone: a row of x has the same bits in any call. On CUDA that holds for few rows; cuBLAS multiplies more.
 #pragma once
 
 #include "check.h"
@@ -18,10 +18,10 @@ struct Args {
     int weights = 1;
     TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
     TensorView bias[kMaxWeights];   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
-    void *workspace = nullptr;      // workspace_bytes() for cuBLAS; nullptr: it uses memory of its own
+    void *workspace = nullptr;      // CUDA: workspace_bytes(); nullptr: cuBLAS allocates
 };
 
-// An op, what it calls its arguments, and what its errors say of their sizes.
+// An op, the names of its arguments, and the reasons of their sizes in messages.
 struct Op {
     Checker rule;
     const char *weight[kMaxWeights], *bias[kMaxWeights];
@@ -38,7 +38,7 @@ constexpr Op kFusedLinear{Checker("fused_linear"),
 // The columns of y.
 int64_t columns(const Args &args);
 
-// Check the arguments against the rules above: first all but y, whose shape follows from them, then y.
+// Check the arguments against the rules above: the inputs, which determine the shape of y; and y.
 void check_inputs(const Op &op, const Args &args);
 void check_output(const Op &op, const Args &args);
 

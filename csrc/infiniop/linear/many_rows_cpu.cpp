@@ -1,25 +1,25 @@
-// The CPU kernel of linear and fused_linear for many rows of bfloat16: both operands are packed into panels that stay in
-// the caches and multiplied by register tiles, in the very order of the sum that the kernel for few rows has.
+// The CPU kernel of linear and fused_linear for many rows of bfloat16: both operands are packed into panels that stay
+// in the caches and multiplied by register tiles, in the same order of the sum as in the kernel for few rows.
 // Limit: the multiply-add units.
-#include "gemm/words.h"
+#include "gemm/pack_panels.h"
 #include "linear.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_iterator.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using W = Words<bf16>;
+using W = PackedK<bf16>;
 constexpr int64_t kStepElements = kLanes * W::kElements; // of k: a vector of words
 
-// With few rows a vector of sums belongs to one element of y: its lane l adds up every kLanes-th word of k from word l
-// on, a chain, and in the end the lanes are added in pairs, l and l + kLanes / 2 first. Here a vector's lanes belong to
-// kLanes elements of y, and the chains come two by two, in the order of their lanes' reversed bits: then the results of
-// the last two, four, ... are always those to be added next, and wait on a short stack.
+// With few rows a vector of sums belongs to one element of y: its lane l sums every kLanes-th word of k from word l on,
+// a chain, and at the end the lanes are added in pairs, l and l + kLanes / 2 first. Here a vector's lanes belong to
+// kLanes elements of y, and chains are computed in pairs, in the order of their lanes' reversed bits: then the results
+// of the last two, four, ... are always the next to be added, and are kept on a short stack.
 constexpr int kPairs = kLanes / 2, kStack = kLanes == 16 ? 3 : kLanes == 8 ? 2 : 1; // log2 of kPairs
 
 struct Order {
-    int chain[kLanes] = {}; // of a lane
+    int chain[kLanes] = {}; // the lanes in the order of computation
     constexpr Order() {
         for (int i = 0; i < kLanes; ++i) {
             int lane = 0;
@@ -32,8 +32,9 @@ struct Order {
 };
 constexpr Order kOrder;
 
-// The register tile: two chains of up to kTileRows rows of x and kTileColumns columns of y, an accumulator for each row,
-// vector of columns and chain, beside two vectors of the weight and a word of x. Two tiles' rows are packed together.
+// The register tile: two chains of up to kTileRows rows of x and kTileColumns columns of y, an accumulator for each
+// row, vector of columns and chain, plus two vectors of the weight and a word of x. Two tiles' rows are packed
+// together.
 #if defined(__AVX512F__)
 constexpr int kTileRows = 7;
 #elif defined(__AVX2__)
@@ -50,9 +51,9 @@ constexpr int kTileVectors = 2;
 constexpr int kTileColumns = kTileVectors * kLanes;
 constexpr int64_t kSums = kTileRows * kTileColumns; // floats of a tile's sums
 
-// Rows that are packed at once, as long as x takes no more than so many bytes: the weight is packed anew for each such
-// pass. Up to kGroupTiles tiles of them stay in L2 with their stacks while a panel of the weight passes by, if they take
-// no more than kGroupBytes.
+// The most rows that are packed at once, and the most bytes: the weight is packed again for each such pass. Up to
+// kGroupTiles tiles of them, at most kGroupBytes, stay in L2 with their stacks while a panel of the weight is
+// multiplied.
 constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20, kGroupTiles = 16, kGroupBytes = 512 << 10;
 
 // Calls body(step, lane, words) with the words of kLanes rows of k elements; nullptr is a row of zeros.
@@ -85,8 +86,8 @@ INFINI_ALWAYS_INLINE void for_each_step(const bf16 *const (&rows)[kLanes], int64
     }
 }
 
-// The sums of a pair of chains of a tile, added to the `added` earlier sums that lie from `sums` on, kSums floats apart;
-// the last of them first. Meanwhile a line a step is prefetched from `soon` on.
+// Computes the sums of a pair of chains of a tile and adds the `added` earlier sums at `sums`, kSums floats apart, the
+// last of them first. Prefetches a cache line per step from `soon` on.
 template <int kM>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t steps, float *sums, int added,
                                              const char *soon) {
@@ -136,14 +137,15 @@ template <int... kRow> constexpr Multiply tile_of(std::integer_sequence<int, kRo
     return kTiles[rows - 1];
 }
 
-// Some rows of x in tiles, cut evenly, and these in groups. For a pair of chains a group's tiles lie one behind the
-// other, and a step of a tile takes kLanes words: kPairs for the one chain, then for the other.
+// Row tiles of x, split evenly, in groups. For a pair of chains a group's tiles are contiguous, and a step of a tile
+// takes kLanes words: kPairs for either chain.
 struct Pass {
     int64_t rows, k;
     int64_t steps = ceil_div(k, kStepElements), tiles = ceil_div(rows, kTileRows);
     int64_t tile_floats = steps * kLanes; // for a pair of chains
     int64_t groups = ceil_div(tiles, group_tiles());
-    // Of a panel, for a pair of chains; 64 bytes more, lest all chains of a step fall into the same set of the cache.
+    // Of a panel, for a pair of chains; padded by 64 bytes so that the chains of a step do not map to the same cache
+    // set.
     int64_t panel_floats = steps * 2 * kTileColumns + kLanes;
 
     int64_t group_tiles() const {
@@ -161,7 +163,7 @@ struct Pass {
     }
 };
 
-// Packs a group's rows, two tiles at a time: the halves of a vector go to the one and to the other.
+// Packs a group's rows, two tiles at a time: either half of a vector goes to one of them.
 void pack_group(const Pass &pass, int64_t group, const bf16 *x, const int64_t *offsets, float *packed) {
     for (int64_t tile = pass.tile(group); tile < pass.tile(group + 1); tile += 2) {
         const int64_t there = tile + 1 < pass.tile(group + 1) ? 2 : 1;
@@ -215,7 +217,7 @@ void write_rows(const float *sums, int64_t rows, const int64_t *y_offsets, const
     }
 }
 
-// y of a pass's rows for some columns. Meanwhile the weight of the next ones comes nearer, a row a tile.
+// Computes y of a pass's rows for some columns. Prefetches the weight of the next ones, a row per tile.
 void multiply_columns(const Pass &pass, float *x, const int64_t *y_offsets, const Columns &columns, const Columns &next,
                       float *scratch) {
     constexpr std::make_integer_sequence<int, kTileRows> sizes{};
@@ -278,7 +280,7 @@ void multiply(const linear::Args &a) {
         all_panels += panels(a.weight[i]);
     }
     const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     const int64_t row_bytes = ceil_div(k, kStepElements) * kLanes * static_cast<int64_t>(sizeof(float)) + 1;
     const int64_t fit = kPassBytes / row_bytes, most = fit < kTileRows ? kTileRows : fit < kPassRows ? fit : kPassRows;
     const int64_t passes = ceil_div(rows.count(), most), pass_rows = ceil_div(rows.count(), passes);

@@ -1,5 +1,5 @@
-// Up to how many rows of x a CUDA kernel streams dense weights (weight_stream.cuh), where cuBLAS is the other choice.
-// Of half types more would wait for the tensor cores, of float32 for the multiply-adds; not measured.
+// Up to how many rows of x a CUDA kernel streams dense weights (weight_stream.cuh) instead of calling cuBLAS. With
+// more, half types would be bound by the tensor cores, float32 by the multiply-adds; not measured.
 #pragma once
 
 #include <cstddef>

@@ -1,23 +1,23 @@
-// The formats of weights that weight_stream.cuh streams: how the bytes of a stage in shared memory meet x on the tensor
-// cores. Elements of k go there in an order that spares shuffles: a lane multiplies what it has read, and x goes through
-// the same permutation (`arrange`).
-// A format takes a stage in steps, of which a lane has kLane elements of a row, read kReadBytes at a time.
+// The weight formats of weight_stream.cuh: from the bytes of a stage in shared memory to fragments for the tensor
+// cores. Elements of k are permuted so that no shuffles are needed: a lane multiplies what it has read, and x is
+// permuted alike (`arrange`). A format takes a stage in steps; a lane has kLane elements of a row in a step, read
+// kReadBytes at a time.
 #pragma once
 
 #include "cuda/mma.cuh"
 #include "cuda/mma_int8.cuh"
-#include "cuda/pairs.cuh"
+#include "cuda/half2.cuh"
 #include "cuda/vectors.cuh"
 #include "weight_stages.cuh"
 
 namespace infini::weight_stream {
 
-// Where a lane's part of a slot begins: row lane / 4, the first of the lane's columns.
+// The offset of a lane's part of a slot: row lane / 4, the first of the lane's columns.
 template <typename F> __device__ __forceinline__ int lane_part(int g, int t) {
     return F::kReadBytes == 4 ? place<F>(g, 0) + 4 * t : place<F>(g, t);
 }
 
-// The part's bytes of a step, of the lane's first row and of the one 8 below it; a step takes kReadBytes a lane.
+// Reads the part's bytes of a step, of the lane's first row and of the row 8 below it; a step takes kReadBytes a lane.
 template <typename F, typename Read>
 __device__ __forceinline__ void read_step(Read &low, Read &high, const unsigned char *slot, int part, int step) {
     const unsigned char *const from = slot + (F::kReadBytes == 4 ? part + step * 16 : part ^ step * 64);
@@ -29,7 +29,7 @@ template <typename T> struct Dense {
     using X = T;
     using Sum = float;
     static constexpr int kElementBytes = 2, kBits = 16, kLane = 8, kXRegisters = 4, kReadBytes = 16,
-                         kMostWeights = weight_stream::kMostWeights;
+                         kMaxWeights = weight_stream::kMaxWeights;
     static constexpr bool kGrouped = false;
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
@@ -53,7 +53,7 @@ template <typename T> struct Dense {
 template <typename T> struct Int8 {
     using X = T;
     using Sum = float;
-    static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 8, kReadBytes = 16, kMostWeights = 1;
+    static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 8, kReadBytes = 16, kMaxWeights = 1;
     static constexpr bool kGrouped = false;
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
@@ -64,8 +64,9 @@ template <typename T> struct Int8 {
         read_step<Int8>(low, high, slot, part, step);
 #pragma unroll
         for (int p = 0; p < 4; ++p) {
-            const uint32_t a[4] = {cuda::int8_pair<T, 0>(low.values[p]), cuda::int8_pair<T, 0>(high.values[p]),
-                                   cuda::int8_pair<T, 2>(low.values[p]), cuda::int8_pair<T, 2>(high.values[p])};
+            const uint32_t a[4] = {
+                cuda::int8x2_to_half2<T, 0>(low.values[p]), cuda::int8x2_to_half2<T, 0>(high.values[p]),
+                cuda::int8x2_to_half2<T, 2>(low.values[p]), cuda::int8x2_to_half2<T, 2>(high.values[p])};
 #pragma unroll
             for (int i = 0; i < kTiles; ++i) {
                 cuda::mma<T>(sums[i], a, x[i][2 * p], x[i][2 * p + 1]);
@@ -78,7 +79,7 @@ template <typename T> struct Int8 {
 struct Int8ByInt8 {
     using X = int8_t;
     using Sum = int32_t;
-    static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 4, kReadBytes = 16, kMostWeights = 1;
+    static constexpr int kElementBytes = 1, kBits = 8, kLane = 16, kXRegisters = 4, kReadBytes = 16, kMaxWeights = 1;
     static constexpr bool kGrouped = false;
     static __device__ __forceinline__ void arrange(uint32_t (&)[kXRegisters]) {}
 
@@ -100,8 +101,8 @@ struct Int8ByInt8 {
 
 // ---- int4: a step is of 32 elements, and so of one group; kUnit times a product is one with q - 8 ----
 
-// What is summed within a group before it is scaled: products with q - 8, and, for zeros, x itself as products with
-// ones: 16 instructions a stage, where the lanes' own additions would take 130 for 8 rows of x.
+// The sums within a group before scaling: products with q - 8, and, for zeros, x itself as products with ones: 16
+// instructions a stage, where additions by the lanes would take 130 for 8 rows of x.
 template <typename Part, int kTiles> struct GroupSums {
     Part products[kTiles][4] = {}, of_x[kTiles][4] = {};
 };
@@ -128,11 +129,11 @@ template <typename T, bool kHasZeros = true> struct Int4 {
     using Sum = float;
     using Part = float;
     using WithoutZeros = Int4<T, false>;
-    static constexpr int kElementBytes = 1, kBits = 4, kLane = 8, kXRegisters = 4, kReadBytes = 4, kMostWeights = 1;
+    static constexpr int kElementBytes = 1, kBits = 4, kLane = 8, kXRegisters = 4, kReadBytes = 4, kMaxWeights = 1;
     static constexpr bool kGrouped = true, kZeros = kHasZeros;
     static constexpr float kUnit = 1;
 
-    // Elements i and i + 4 become pairs, as nibbles do.
+    // Pairs elements i and i + 4, as the nibbles are paired.
     static __device__ __forceinline__ void arrange(uint32_t (&x)[kXRegisters]) {
         const uint32_t a = x[0], b = x[1], c = x[2], d = x[3];
         x[0] = __byte_perm(a, c, 0x5410);
@@ -149,8 +150,8 @@ template <typename T, bool kHasZeros = true> struct Int4 {
         constexpr uint32_t kOnes[4] = {kOne, kOne, kOne, kOne};
         uint32_t words[2], low[4], high[4];
         read_step<Int4>(words[0], words[1], slot, part, step);
-        cuda::int4_pairs<T>(low, words[0]);
-        cuda::int4_pairs<T>(high, words[1]);
+        cuda::int4x8_to_half2<T>(low, words[0]);
+        cuda::int4x8_to_half2<T>(high, words[1]);
 #pragma unroll
         for (int p = 0; p < 4; p += 2) {
             const uint32_t a[4] = {low[p], high[p], low[p + 1], high[p + 1]};
@@ -171,11 +172,11 @@ template <bool kHasZeros = true> struct Int4ByInt8Format {
     using Sum = float;
     using Part = int32_t;
     using WithoutZeros = Int4ByInt8Format<false>;
-    static constexpr int kElementBytes = 1, kBits = 4, kLane = 8, kXRegisters = 2, kReadBytes = 4, kMostWeights = 1;
+    static constexpr int kElementBytes = 1, kBits = 4, kLane = 8, kXRegisters = 2, kReadBytes = 4, kMaxWeights = 1;
     static constexpr bool kGrouped = true, kZeros = kHasZeros;
     static constexpr float kUnit = 1.0f / 16;
 
-    // Even elements, then odd ones, as nibbles.
+    // Even elements, then odd ones, as the nibbles.
     static __device__ __forceinline__ void arrange(uint32_t (&x)[kXRegisters]) {
         const uint32_t a = x[0], b = x[1];
         x[0] = __byte_perm(a, b, 0x6420);

@@ -1,21 +1,21 @@
-// Stages of weight_stream.cuh: 128 bytes of each of a block's 16 rows of the weight, on their way to a slot of shared
-// memory, with the scales and zeros of their groups behind them; and the part of x that they meet.
-// Where addresses are aligned and a stage is whole nothing is checked.
+// Stages of weight_stream.cuh: copies of 128 bytes of each of a block's 16 rows of the weight to a slot of shared
+// memory, followed by the scales and zeros of their groups; and the loads of the matching part of x. Nothing is checked
+// where addresses are aligned and a stage is whole.
 #pragma once
 
 #include "cuda/async_copy.cuh"
-#include "cuda/keep.cuh"
+#include "cuda/keep_in_register.cuh"
 #include "cuda/vectors.cuh"
 #include "weight_stream_problem.cuh"
 
 namespace infini::weight_stream {
 
-constexpr int kStages = 4;                // of a warp that are under way or in use
+constexpr int kStages = 4;                // of a warp that are in flight or in use
 constexpr int kStageBytes = 128;          // of each row of the weight
 constexpr int kChunks = kStageBytes / 16; // of 16 bytes, of each row
 
-// How far rows lie apart in a slot, and where chunk `chunk` of 16 bytes of a row lies: such that neither the writes nor
-// the reads of 4 or 16 bytes by (row, column) = (lane / 4, lane % 4) meet a bank twice.
+// The offset of chunk `chunk` of 16 bytes of a row in a slot: free of bank conflicts for the writes and for reads of 4
+// or 16 bytes by (row, column) = (lane / 4, lane % 4).
 template <typename F> constexpr int kPitch = F::kReadBytes == 4 ? kStageBytes + 16 : kStageBytes;
 
 template <typename F> __device__ __forceinline__ int place(int row, int chunk) {
@@ -24,12 +24,12 @@ template <typename F> __device__ __forceinline__ int place(int row, int chunk) {
     return row * kPitch<F> + (chunk ^ turn) * 16;
 }
 
-// The same of rows 4 * i further down, from where the first one's lies.
+// The offset of the row 4 * i further down, from the first one's.
 template <typename F> __device__ __forceinline__ int place_below(int first, int i) {
     return (F::kReadBytes == 4 || i % 2 == 0 ? first : first ^ 2 * 16) + i * 4 * kPitch<F>;
 }
 
-// How scales and zeros of a stage's groups lie in its slot: [scales, zeros][kBlockRows][pitch bytes], of their dtype.
+// The layout of a stage's scales and zeros in its slot: [scales, zeros][kBlockRows][pitch bytes], of their dtype.
 struct GroupSlots {
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;
     int value = 0;      // bytes of one
@@ -51,7 +51,7 @@ template <typename F> struct Stage {
             slots.pitch = (kElements >> a.group_shift) * slots.value;
             slots.row_bytes = static_cast<int>(a.k >> a.group_shift) * slots.value;
             const int bytes = slots.pitch < 16 ? slots.pitch : 16;
-            const auto fits = [&](const Numbers &numbers) {
+            const auto fits = [&](const FloatVector &numbers) {
                 return reinterpret_cast<uintptr_t>(numbers.data) % bytes == 0 &&
                        (a.weight[0].n <= 1 || numbers.stride * slots.value % bytes == 0);
             };
@@ -69,7 +69,7 @@ template <typename F> struct Stage {
 
 // ---- weights ----
 
-// 16 bytes of a row of the weight, of which `left` are there.
+// Reads 16 bytes of a row of the weight, of which `left` exist.
 __device__ __forceinline__ cuda::Vector<uint32_t, 4> read_chunk(const Weight &w, const unsigned char *row,
                                                                 int64_t first, int left, int size) {
     uint32_t words[4] = {};
@@ -96,11 +96,11 @@ public:
     __device__ __forceinline__ WeightCopies(const Weight &w, int64_t first_row, int lane)
         : row_(lane / kChunks), chunk_(lane % kChunks), to_(place<F>(row_, chunk_)),
           from_(w.data + (first_row + row_) * w.row + chunk_ * 16) {
-        cuda::keep(to_);
-        cuda::keep(from_);
+        cuda::keep_in_register(to_);
+        cuda::keep_in_register(from_);
     }
 
-    // A whole stage of a block that has all its rows.
+    // Starts the copies of a whole stage of a block with all its rows.
     __device__ __forceinline__ void start(const Weight &w, int stage, unsigned char *slot) const {
         const unsigned char *const from = from_ + static_cast<int64_t>(stage) * kStageBytes;
 #pragma unroll
@@ -109,7 +109,7 @@ public:
         }
     }
 
-    // A stage that may end within k, or be of fewer rows; the weight may lie anywhere.
+    // Any stage: k may end in it, rows may be missing, the weight may be unaligned.
     __device__ __forceinline__ void start_any(const Weight &w, int64_t first_row, int64_t row_bytes, int stage,
                                               unsigned char *slot) const {
         const int64_t byte = static_cast<int64_t>(stage) * kStageBytes + chunk_ * 16;
@@ -145,13 +145,13 @@ public:
     __device__ __forceinline__ GroupCopies(const Problem<X> &a, const Weight &w, const GroupSlots &slots,
                                            int64_t first_row, int lane)
         : lane_(lane) {
-        const Numbers &numbers = lane < kBlockRows ? a.scales : a.zeros;
+        const FloatVector &numbers = lane < kBlockRows ? a.scales : a.zeros;
         const int64_t row = first_row + lane % kBlockRows, last = w.n - 1;
         from_ =
             static_cast<const unsigned char *>(numbers.data) + (row < last ? row : last) * numbers.stride * slots.value;
     }
 
-    // A whole stage's, where they are aligned; slot: from where its scales lie on.
+    // Starts the copies of a whole stage's, where they are aligned; slot: from its scales on.
     __device__ __forceinline__ void start(const GroupSlots &slots, bool zeros, int stage, unsigned char *slot) const {
         if (lane_ >= kBlockRows && !zeros) {
             return;
@@ -170,7 +170,7 @@ public:
         }
     }
 
-    // Any stage's: two bytes at a time, and zeros beyond the last group.
+    // Any stage: two bytes at a time, and zeros beyond the last group.
     __device__ __forceinline__ void start_any(const GroupSlots &slots, bool zeros, int stage,
                                               unsigned char *slot) const {
         if (lane_ >= kBlockRows && !zeros) {
@@ -189,7 +189,7 @@ private:
     const unsigned char *from_;
 };
 
-// Of the two rows of the weight that a lane has sums of.
+// The scales of a lane's two rows of the weight.
 struct GroupScales {
     float scale[2], zero[2];
 };
@@ -220,7 +220,7 @@ __device__ __forceinline__ GroupScales read_scales(const GroupSlots &slots, cons
 
 // ---- x ----
 
-// A lane's part of x for one step: elements from `from` on, of which `all_left` are there; whole: all, in aligned vectors.
+// Loads a lane's part of x for one step: elements from `from` on, of which `all_left` exist; whole: all do, aligned.
 template <bool kWhole, typename X, int kRegisters>
 __device__ __forceinline__ void load_x(uint32_t (&out)[kRegisters], const unsigned char *from, int64_t all_left) {
     const X *const x = reinterpret_cast<const X *>(from);

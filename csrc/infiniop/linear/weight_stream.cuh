@@ -1,13 +1,15 @@
 // Products of rows of x with weights that are read once from memory: y = x @ weight^T, for linear, fused_linear and
-// gemm at few rows, and for the quantized formats. Half types and int8 x on the tensor cores; float x: float_stream.cuh.
+// gemm at few rows, and for the quantized formats. Half types and int8 x on the tensor cores; float x:
+// float_stream.cuh.
 //
-// A block takes 16 rows of the weight, and its 8 warps share k: stages of 128 bytes a row in turns, copied to shared
-// memory some stages ahead (weight_stages.cuh) and multiplied as their format says (weight_formats.cuh). Warps add up in
-// their order. So the order of a sum depends on k alone, for int4 on the group too, and a row of x has the same bits
-// beside any others.
+// A block has 16 rows of the weight, and its 8 warps split k: they take stages of 128 bytes a row in turn, copied to
+// shared memory some stages ahead (weight_stages.cuh) and multiplied according to their format (weight_formats.cuh).
+// The warps' sums are added in order. So the order of a sum depends on k alone, for int4 on the group too, and a row of
+// x has the same bits in any batch.
 // Limit: memory bandwidth of the weight's bytes, 4.3 TB/s on an H200: 18.6 bytes a clock for each of 132
 // multiprocessors, which can issue 440 instructions in the time of a stage (2 KB); docs/gpu.md counts them. Some 23 KB
-// must be under way; a block has 64 KB, less where k is short, and up to 8 rows of x there are three, beyond them two.
+// must be in flight; a block has 64 KB, less where k is short, and up to 8 rows of x there are three blocks, beyond
+// two.
 #pragma once
 
 #include <algorithm>
@@ -21,13 +23,13 @@ namespace infini::weight_stream {
 
 constexpr int kTileRows = 8; // of x, what the tensor cores take at once
 
-// The block's shared memory: a ring of slots for each warp, in whose place come the warps' sums at the end.
+// The block's shared memory: a ring of slots for each warp, reused for the warps' sums at the end.
 struct Ring {
     int slot_bytes, warp_bytes;
     GroupSlots groups;
 };
 
-// So many steps ahead x is loaded; in registers, of which four tiles have none to spare.
+// How many steps ahead x is loaded, in registers, of which four tiles have none to spare.
 template <typename F, int kTiles>
 constexpr int kAhead = kTiles == 4 ? 0 : std::min((F::kGrouped ? 12 : 16) / F::kXRegisters, Stage<F>::kSteps);
 
@@ -48,8 +50,8 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
     const int lane = threadIdx.x, warp = threadIdx.y, g = lane / 4, t = lane % 4;
     const uint32_t block = a.x_tiles.quotient(blockIdx.x);
     const int64_t first_m = static_cast<int64_t>(blockIdx.x - block * a.x_tiles.divisor) * (kTiles * kTileRows);
-    const Weight &w = a.weight[F::kMostWeights == 1 ? 0 : weight_of(a, block)];
-    // The last block has rows of the one before too, if it is to have all of its own. It writes its own only.
+    const Weight &w = a.weight[F::kMaxWeights == 1 ? 0 : weight_of(a, block)];
+    // The last block also reads rows of the one before where it has fewer than 16; it writes only its own.
     const int64_t own_row = (block - w.first_block) * kBlockRows,
                   first_row = own_row + kBlockRows <= w.n || w.n < kBlockRows ? own_row : w.n - kBlockRows;
     const int64_t row_bytes = a.k * F::kBits / 8;
@@ -64,9 +66,9 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
         int64_t at[2];
         a.rows.locate(m < a.m ? m : 0, at);
         x[i] = reinterpret_cast<const unsigned char *>(a.x + at[0] + t * F::kLane);
-        cuda::keep(x[i]);
+        cuda::keep_in_register(x[i]);
     }
-    // The warp's stages are number warp, warp + kWarps, ...; the first ones are whole.
+    // The warp's stages are warp, warp + kWarps, ...; all but the last are whole.
     const auto mine_of = [&](int64_t stages) {
         return static_cast<int>(stages > warp ? (stages - warp + kWarps - 1) / kWarps : 0);
     };
@@ -93,7 +95,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
     };
 
     int part = lane_part<F>(g, t);
-    cuda::keep(part);
+    cuda::keep_in_register(part);
     Sum sums[kTiles][4] = {};
     const bool one_step = a.group_shift == 5, two_steps = a.group_shift == 6; // of a group; else four
     const auto multiply = [&](int i, const unsigned char *slot, auto is_whole) {
@@ -114,14 +116,14 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
             load(step);
         }
         cuda::async_wait<kStages - 1>();
-        __syncwarp(); // the stage is there
+        __syncwarp(); // the stage has arrived
         [[maybe_unused]] const unsigned char *scales = slot + S::kWeightBytes + g * ring.groups.pitch;
         const auto take = [&](int step, auto &into) {
             if constexpr (kLoaded == 0) {
                 load(step);
             }
             if constexpr (!kWhole) {
-                __syncwarp(); // lanes at the end of k took another way there, and mma wants all together
+                __syncwarp(); // lanes diverge at the end of k, and mma needs all of them
             }
             auto &mine_of_x = values[step % kBuffers];
 #pragma unroll
@@ -159,7 +161,7 @@ __global__ void __launch_bounds__(kWarps *cuda::kWarp, kTiles == 1 ? kBlocksOfFe
         if (i >= 0) {
             i < whole ? multiply(i, slot, std::true_type{}) : multiply(i, slot, std::false_type{});
         }
-        start(i + kStages, slot); // that it had
+        start(i + kStages, slot); // the slot is free again
     }
 
     // The warps' sums, in their order.
@@ -202,7 +204,7 @@ template <typename F, int kTiles> void launch(const ExecutionContext &context, P
                  static_cast<size_t>(ring_bytes > kPartBytes ? ring_bytes : kPartBytes), a, ring);
 }
 
-// At most kMaxTiles * 8 rows of x for each reading of the weight: 1, 2 or 4.
+// kMaxTiles: 1, 2 or 4 tiles of 8 rows of x, at most, for each pass over the weight.
 template <typename F, int kMaxTiles> void multiply(const ExecutionContext &context, const Problem<typename F::X> &a) {
     if constexpr (F::kGrouped) {
         if constexpr (F::kZeros) {

@@ -1,28 +1,28 @@
-// What weight_stream.cuh and float_stream.cuh multiply: up to three weights, rows of x and y anywhere in memory, and what
-// becomes of a sum: y = alpha * sum * row_scales * scales + beta * y + bias.
+// The arguments of weight_stream.cuh and float_stream.cuh: up to three weights, rows of x and y of any strides, and the
+// epilogue y = alpha * sum * row_scales * scales + beta * y + bias.
 // Both kernels give a block of threads 16 rows of a weight.
 #pragma once
 
-#include "cuda/divider.cuh"
+#include "cuda/int_divider.cuh"
 #include "cuda/launch.cuh"
-#include "cuda/numbers.cuh"
+#include "cuda/scalar_types.cuh"
 #include "cuda/rows.cuh"
 
 namespace infini::weight_stream {
 
-constexpr int kMostWeights = 3;
+constexpr int kMaxWeights = 3;
 constexpr int kBlockRows = 16; // of the weight
 constexpr int kWarps = 8;
 
 // A vector of floats of any floating dtype.
-struct Numbers {
+struct FloatVector {
     const void *data = nullptr; // nullptr: there are none
     infiniDtype_t dtype = INFINI_DTYPE_INVALID;
     int64_t stride = 1; // in elements
 
-    Numbers() = default;
-    // Of a view of one dimension, or of rows of which `stride` tells how far they lie apart.
-    Numbers(const TensorView &view, int64_t stride_)
+    FloatVector() = default;
+    // Of a view of one dimension, or of rows, with their distance as stride.
+    FloatVector(const TensorView &view, int64_t stride_)
         : data(view.dtype != INFINI_DTYPE_INVALID ? view.data : nullptr), dtype(view.dtype), stride(stride_) {}
 
     __device__ __forceinline__ float operator[](int64_t i) const {
@@ -40,11 +40,11 @@ struct Numbers {
 struct Weight {
     const unsigned char *data;
     int64_t n;            // rows; their results are columns of y
-    int64_t row, element; // how far rows and elements of k (bytes of int4) lie apart, in bytes
+    int64_t row, element; // strides of rows and of elements of k (bytes of int4), in bytes
     bool whole;           // 16 bytes of a row can be read at once, from any multiple of 16 on
     int64_t first_block, first_column;
-    Numbers scales; // one a row, or none
-    Numbers bias;
+    FloatVector scales; // one a row, or none
+    FloatVector bias;
 
     // weight: [n, elements or bytes of k], any strides.
     static Weight of(const TensorView &weight, int64_t first_block, int64_t first_column) {
@@ -70,21 +70,21 @@ template <typename X> struct Problem {
     const X *x;
     bool x_whole; // rows of x may be read by vectors
     int64_t m, k;
-    cuda::Rows<2> rows; // x, y
+    cuda::RowStrides<2> rows; // x, y
     int weights;
-    Weight weight[kMostWeights];
+    Weight weight[kMaxWeights];
     // Of groups along k, with int4.
-    Numbers scales, zeros; // [n, k / group]; the stride is that of rows
-    int group_shift;       // groups are of 1 << group_shift elements: 32, 64 or 128
+    FloatVector scales, zeros; // [n, k / group]; the stride is that of rows
+    int group_shift;           // groups are of 1 << group_shift elements: 32, 64 or 128
     // y = alpha * sum * row_scales * scales + beta * y + bias.
     void *y;
     infiniDtype_t y_dtype;
-    int64_t y_column;   // how far columns lie apart
-    Numbers row_scales; // one for each row of x, or none
+    int64_t y_column;       // the stride of columns
+    FloatVector row_scales; // one for each row of x, or none
     float alpha, beta;
-    cuda::Divider<uint32_t> x_tiles; // blocks that share rows of the weight, neighbours for the cache's sake
+    cuda::IntDivider<uint32_t> x_tiles; // blocks that share rows of the weight; adjacent, to share the cache
 
-    // y and x: the same shape but for the last dimension.
+    // y and x: the same shape except for the last dimension.
     Problem(const TensorView &y_view, const TensorView &x_view)
         : x(x_view.as<const X>()), x_whole(cuda::vectors_fit(x_view)), m(0), k(x_view.size(-1)),
           rows({&x_view, &y_view}), weights(0), weight{}, group_shift(0), y(y_view.data), y_dtype(y_view.dtype),
@@ -96,16 +96,16 @@ template <typename X> struct Problem {
         weight[weights++] = last ? Weight::of(view, last->first_block + last->blocks(), last->first_column + last->n)
                                  : Weight::of(view, 0, 0);
     }
-    // Gives every block of the weight's rows to so many blocks of threads; returns how many there are.
+    // Assigns this many thread blocks to every block of the weight's rows; returns the number of thread blocks.
     unsigned share(int64_t tiles) {
         const unsigned all = cuda::grid_x(blocks() * tiles);
-        x_tiles = cuda::Divider<uint32_t>(static_cast<uint32_t>(tiles));
+        x_tiles = cuda::IntDivider<uint32_t>(static_cast<uint32_t>(tiles));
         return all;
     }
     int64_t blocks() const { return weight[weights - 1].first_block + weight[weights - 1].blocks(); }
 };
 
-// Which weight a block has, and which of its rows first.
+// The index of a block's weight.
 template <typename X> __device__ __forceinline__ int weight_of(const Problem<X> &a, int64_t block) {
     int i = 0;
     while (i + 1 < a.weights && block >= a.weight[i + 1].first_block) {
@@ -129,7 +129,7 @@ __device__ __forceinline__ void finish(const Problem<X> &a, const Weight &w, int
     }
     float value = sum * scale;
     if (a.beta != 0) {
-        Numbers old;
+        FloatVector old;
         old.data = a.y;
         old.dtype = a.y_dtype;
         value += a.beta * old[to];

@@ -1,4 +1,4 @@
-// The rules of linear_packed and pack_linear, and the way to their kernels.
+// The rules of linear_packed and pack_linear, and the calls of their kernels.
 #include "linear_packed.h"
 
 #include <limits>

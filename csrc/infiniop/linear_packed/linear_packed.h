@@ -1,7 +1,7 @@
-// linear_packed: y = x @ weight^T + bias in bfloat16, of a weight that pack_linear has laid out for the multiply units.
+// linear_packed: y = x @ weight^T + bias in bfloat16, with a weight in the layout of pack_linear. CPU only.
 // A packed weight is [panels, words, 48, 2]: a panel is 48 rows of the weight, columns of y; word i of a row is its
-// elements 2i and 2i + 1, of which the one beyond an odd k is 0. What rows beyond the weight's hold does not matter.
-// Products are summed in float, word by word: a row of x has the same bits in any call. The CPU's alone.
+// elements 2i and 2i + 1, with 0 beyond an odd k. Rows beyond the weight's are unspecified.
+// Products are summed in float, word by word: a row of x has the same bits in any call.
 #pragma once
 
 #include "cpu_capability.h"
@@ -21,14 +21,14 @@ struct Args {
     int64_t n = 0;     // rows of the weight
 };
 
-// Check the arguments: first all but y, whose shape follows from them, then y.
+// Check the arguments: the inputs, which determine the shape of y; and y.
 void check_inputs(const Args &args);
 void check_output(const Args &args);
 
 // Computes y of arguments that were checked.
 void run(const ExecutionContext &context, const Args &args);
 
-// Of pack_linear: rows of a weight, which become those of a packed one from first_row on.
+// The arguments of pack_linear: rows of a weight, and their place in the packed one, from first_row on.
 struct PackArgs {
     TensorView packed; // as Args::weight
     TensorView weight; // [rows, k], bfloat16; any row stride

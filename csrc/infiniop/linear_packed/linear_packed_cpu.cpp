@@ -1,10 +1,10 @@
-// The CPU kernel of linear_packed: register tiles of rows of x times the columns of a panel, whose words come one
-// behind the other as they lie in memory.
+// The CPU kernel of linear_packed: register tiles of rows of x times the columns of a panel, which is read
+// sequentially.
 // Limit: memory bandwidth for up to about 16 rows (the weight's bytes), the multiply-add units beyond.
-#include "gemm/words.h"
+#include "gemm/pack_panels.h"
 #include "linear_packed.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_iterator.h"
 #include "scratch.h"
 
 namespace infini::INFINI_LEVEL {
@@ -12,8 +12,8 @@ namespace {
 
 using linear_packed::kPanel;
 
-// The register tile: up to kTileRows rows of x times kTileVectors vectors of columns, an accumulator each; beside them
-// are a word of the columns and one of a row. The more columns, the fewer loads of x a multiplication takes.
+// The register tile: up to kTileRows rows of x times kTileVectors vectors of columns, an accumulator each, plus a word
+// of the columns and one of a row. More columns mean fewer loads of x per multiplication.
 #if defined(__AVX512BF16__)
 constexpr int kTileRows = 9, kTileVectors = 3;
 #elif defined(__AVX512F__)
@@ -27,7 +27,7 @@ constexpr int64_t kTileColumns = kTileVectors * kLanes;
 static_assert(kPanel % kTileColumns == 0);
 static_assert(kTileRows <= kLanes); // a vector holds the words of a tile's rows
 
-// How words are multiplied: as they are where the machine multiplies bfloat16 in pairs, else as two floats. kParts are
+// The multiplication of words: unconverted where the machine multiplies bfloat16 in pairs, else as two floats. kParts:
 // the floats of a packed word of x.
 #if defined(__AVX512BF16__) || defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
 constexpr int kParts = 1;
@@ -39,7 +39,7 @@ struct Column {
     }
 };
 INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kParts], VecF sum) {
-    return Words<bf16>::multiply_add(x[0], column.words, sum);
+    return PackedK<bf16>::multiply_add(x[0], column.words, sum);
 }
 #else
 constexpr int kParts = 2;
@@ -56,31 +56,30 @@ INFINI_ALWAYS_INLINE VecF multiply_add(const Column &column, const VecF (&x)[kPa
 }
 #endif
 
-// Rows of x that are packed at once, as long as they take no more than so many bytes: the weight is read once for each
-// such pass.
+// The most rows of x that are packed at once, and their most bytes: the weight is read once for each such pass.
 constexpr int64_t kPassRows = 1024, kPassBytes = 16 << 20;
 
-// A panel is multiplied in blocks of k, of at most so many words: while all tiles pass by it one stays in the L2 cache,
-// and the next one comes there. Two tiles are through with one so soon that smaller ones suit memory better (tried by
-// hand on Zen 5: 16 rows up to 1.05 times as fast, 20 to 48 rows up to 1.03 times slower).
+// The most words of a panel's block of k: a block stays in the L2 cache while all tiles multiply it and the next one is
+// prefetched. With two tiles smaller blocks are better for memory (tried by hand on Zen 5: 16 rows up to 1.05 times as
+// fast, 20 to 48 rows up to 1.03 times slower).
 constexpr int64_t kBlockWords = 512, kBlockWordsOfTwo = 256;
 
-// How far ahead of its use a panel is prefetched while a single tile passes by.
+// The prefetch distance in a panel with a single tile.
 constexpr int64_t kAheadBytes = 8192, kLineBytes = 64, kWordBytes = kPanel * sizeof(float);
 
-// Some rows of x in tiles, cut evenly: for each word the floats of the tile's rows, kParts times.
+// Row tiles of x, split evenly: for each word the floats of the tile's rows, kParts times.
 struct Pass {
     int64_t rows, k;
     int64_t words = ceil_div(k, 2), tiles = ceil_div(rows, kTileRows);
     int64_t blocks = words > 0 ? ceil_div(words, tiles == 2 ? kBlockWordsOfTwo : kBlockWords) : 1;
     int64_t row(int64_t tile) const { return rows * tile / tiles; }
-    // Behind each tile is room for the vectors that its last words are stored by.
+    // Each tile is padded for the whole vectors that store its last words.
     int64_t x_at(int64_t tile) const { return row(tile) * words * kParts + tile * kLanes; }
     int64_t x_floats() const { return x_at(tiles); }
     int64_t block(int64_t i) const { return words * i / blocks; }
 };
 
-// Packs the rows of a tile, of whom x_offsets says where they begin.
+// Packs the rows of a tile, at x_offsets.
 void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_offsets, float *packed) {
     const int64_t first = pass.row(tile), rows = pass.row(tile + 1) - first;
     constexpr int64_t kStep = 2 * kLanes;
@@ -93,7 +92,7 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
             words[m] = left == kStep ? load_raw(row, Full{}) : load_raw(row, static_cast<int>(left));
         }
         transpose(words);
-        // In this order what a vector has behind the rows is overwritten.
+        // In this order the lanes beyond the rows are overwritten.
         for (int64_t w = 0; 2 * w < left; ++w) {
             if constexpr (kParts == 1) {
                 store(to, words[w]);
@@ -106,9 +105,9 @@ void pack_tile(const Pass &pass, int64_t tile, const bf16 *x, const int64_t *x_o
     }
 }
 
-// sums[m * kTileColumns] = the products of row m of x with a tile's columns over some words, added to what is there
-// unless these are the first. Meanwhile what comes next is prefetched, which kTiles tiles share: a single one every
-// line, kAheadBytes ahead; two of them two lines a word from `soon` on, `advance` bytes apart; more (3) a line each.
+// sums[m * kTileColumns] = or += the products of row m of x with a tile's columns over some words; `=` for the first
+// ones. kTiles tiles share the prefetches of the next block: a single one each line, kAheadBytes ahead; two of them two
+// lines a word from `soon` on, `advance` bytes apart; more (3) a line each.
 template <int kM, int kTiles>
 __attribute__((noinline)) void multiply_tile(const float *x, const float *panel, int64_t words, float *sums, bool first,
                                              const char *soon, int64_t advance) {
@@ -165,7 +164,7 @@ template <int kTiles, int... kRow> constexpr Multiply tile_of(std::integer_seque
     return kOfRows[rows - 1];
 }
 
-// The columns of y of a tile, from `column` on, for rows whose sums lie kTileColumns floats apart.
+// Writes the columns of y of a tile, from `column` on; the rows' sums are kTileColumns floats apart.
 void write_rows(const linear_packed::Args &a, const float *sums, const int64_t *y_offsets, int64_t rows,
                 int64_t column) {
     const int64_t left = a.n - column, count = left < kTileColumns ? left : kTileColumns;
@@ -183,7 +182,7 @@ const float *panel_of(const linear_packed::Args &a, const Pass &pass, int64_t pa
     return reinterpret_cast<const float *>(a.weight.as<const bf16>()) + panel * pass.words * kPanel;
 }
 
-// The tiles first .. last-1 of a pass times the panels begin .. end-1. `sums` are kTileColumns floats a row.
+// Multiplies the tiles first .. last-1 of a pass by the panels begin .. end-1. `sums`: kTileColumns floats a row.
 void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                      int64_t first, int64_t last, int64_t begin, int64_t end, float *sums) {
     constexpr std::make_integer_sequence<int, kTileRows> sizes{};
@@ -197,8 +196,8 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
             const float *columns = panel_of(a, pass, panel) + part;
             for (int64_t block = 0; block < pass.blocks; ++block) {
                 const int64_t word = pass.block(block), words = pass.block(block + 1) - word;
-                // The block behind this one, in memory too but where vectors are narrow and panels come in parts; at
-                // the very end nothing is left to be fetched.
+                // The next block follows this one in memory, unless vectors are narrow and panels are processed in
+                // parts; after the last one nothing is prefetched.
                 const bool done = panel + 1 == end && block + 1 == pass.blocks;
                 const auto *next = reinterpret_cast<const char *>(columns + (done ? 0 : word + words) * kPanel);
                 for (int64_t tile = first; tile < last; ++tile) {
@@ -216,8 +215,8 @@ void multiply_panels(const linear_packed::Args &a, const Pass &pass, const float
     }
 }
 
-// A thread's part of a pass. Each has as many panels; those that are left are shared out by rows where there is a tile
-// for each thread.
+// A thread's part of a pass. All have the same number of panels; the remaining panels are split by rows where there is
+// a tile for each thread.
 void multiply_part(const linear_packed::Args &a, const Pass &pass, const float *x, const int64_t *y_offsets,
                    int64_t panels, int64_t part, int64_t parts, float *sums) {
     if (pass.tiles < parts) {
@@ -233,7 +232,7 @@ void multiply_part(const linear_packed::Args &a, const Pass &pass, const float *
 void multiply(const linear_packed::Args &a) {
     const int64_t k = a.x.size(-1), panels = ceil_div(a.n, kPanel);
     const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     const int64_t row_bytes = ceil_div(k, 2) * kParts * static_cast<int64_t>(sizeof(float)) + 1;
     const int64_t fit = kPassBytes / row_bytes, most = fit < kTileRows ? kTileRows : fit < kPassRows ? fit : kPassRows;
     const int64_t passes = ceil_div(rows.count(), most), pass_rows = ceil_div(rows.count(), passes);

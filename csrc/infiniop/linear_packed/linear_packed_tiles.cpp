@@ -1,5 +1,5 @@
-// The kernel of linear_packed in tile registers: a packed weight is a right operand as it lies. gemm/tile_rows.h. A few
-// rows of x meet it in vector registers, with the same bits: gemm/few_tile_rows.h.
+// The kernel of linear_packed in tile registers: a packed weight is a right operand in place (gemm/tile_rows.h). A few
+// rows of x are multiplied in vector registers, with the same bits (gemm/few_tile_rows.h).
 #include "gemm/few_tile_rows.h"
 #include "gemm/tile_rows.h"
 #include "linear_packed.h"
@@ -17,7 +17,7 @@ struct PanelBlock {
     static constexpr Weights kWeights = Weights::kInPlace;
     static constexpr int64_t kWordBytes = kPanel * 4, kStepWords = kTileStep<bf16> / 2;
 
-    // Never copied but for the end of k.
+    // Copied only at the end of k.
     TileSource source(int64_t k, int64_t first, int64_t steps, bool, char *to) const {
         const char *const from = words + first * kStepWords * kWordBytes;
         const int64_t there = ceil_div(k, 2) - first * kStepWords, last = there - (steps - 1) * kStepWords;
@@ -34,14 +34,14 @@ struct PanelBlock {
         }
         return {all.data, all.pitch, all.step, all.tile, to};
     }
-    Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
+    PrefetchSpan ahead(int64_t first, int64_t pair, int64_t pairs) const {
         const int64_t begin = kStepWords * pair / pairs, end = kStepWords * (pair + 1) / pairs;
         return {words + (first * kStepWords + begin) * kWordBytes, kWordBytes, kStepWords * kWordBytes, end - begin};
     }
     bool is_left() const { return false; }
 };
 
-// The sums of kM rows of x and a panel; x: the elements of all rows side by side. A lane has a column.
+// The sums of kM rows of x and a panel; x: the elements of all rows interleaved. A lane has a column.
 template <int kM>
 __attribute__((noinline)) void multiply_panel(const char *panel, int64_t k, const float *x,
                                               VecF (&sums)[kPanel / kLanes][kM]) {
@@ -70,7 +70,7 @@ __attribute__((noinline)) void multiply_panel(const char *panel, int64_t k, cons
         for (int v = 0; v < kVectors; ++v) {
 #pragma GCC unroll 16
             for (int m = 0; m < kM; ++m) {
-                if (end - step < kTmmRows) { // the zeros behind the end of k make a -0 positive
+                if (end - step < kTmmRows) { // the zeros beyond the end of k make a -0 positive
                     even[v][m] = add_tile_sums(even[v][m], VecF{});
                     odd[v][m] = add_tile_sums(odd[v][m], VecF{});
                 }
@@ -121,7 +121,7 @@ void multiply(const linear_packed::Args &a) {
         store_at(a.y.as<bf16>() + offset, column, bias ? value + load_at(bias, column, lanes) : value, lanes);
     };
     const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     if (rows.count() > 0 && rows.count() <= kFewTileRows) {
         return with_few_rows(rows.count(), [&](auto m) {
             int64_t x_at[kFewTileRows], y_at[kFewTileRows];

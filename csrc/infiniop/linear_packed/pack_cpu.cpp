@@ -1,6 +1,6 @@
 // The CPU kernel of pack_linear: blocks of rows and words are transposed in registers.
 // Limit: memory bandwidth, every element read once and written once.
-#include "gemm/words.h"
+#include "gemm/pack_panels.h"
 #include "linear_packed.h"
 #include "parallel.h"
 
@@ -11,10 +11,10 @@ using linear_packed::kPanel;
 
 constexpr int64_t kVectors = kPanel / kLanes; // of a panel
 
-// So many bytes are packed by the calling thread alone, as in quantize.h: a loader's threads do a piece each.
+// Up to this many bytes are packed by the calling thread alone, as in quantize.h: a loader's threads each pack a part.
 constexpr int64_t kAloneBytes = 2 << 20;
 
-// Packs the rows that the vector `vector` of all panels' takes: its lanes are rows of the packed weight.
+// Packs the rows of vector number `vector` of all panels: its lanes are rows of the packed weight.
 void pack_vector(const linear_packed::PackArgs &a, int64_t vector) {
     const int64_t count = a.weight.size(0), k = a.weight.size(1), stride = a.weight.stride(0);
     const int64_t first = vector * kLanes - a.first_row; // row of the weight in lane 0

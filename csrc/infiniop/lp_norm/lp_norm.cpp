@@ -1,4 +1,4 @@
-// The rules of lp_norm, and the way to its kernel.
+// The rules of lp_norm, and the call of its kernel.
 #include "lp_norm.h"
 
 #include <limits>

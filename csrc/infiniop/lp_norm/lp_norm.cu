@@ -1,9 +1,9 @@
-// The CUDA kernel of lp_norm: one pass, the line in the registers of the threads that share it; lines too long for that
-// (16384 halves) and lines side by side are read twice, the second time from the level-2 cache.
+// The CUDA kernel of lp_norm: one pass over memory, with the row in registers; rows too long for that (16384 halves)
+// and rows of ColumnReducer are read twice, the second time from L2.
 // Limit: memory bandwidth, 4 bytes for each bf16; for p above 2 arithmetic, a multiplication or two for each bit of p.
-// SASS: norm_lines: LDG.E.128 STG.E.128
+// SASS: norm_rows: LDG.E.128 STG.E.128
 #include "cuda/launch.cuh"
-#include "cuda/lines.cuh"
+#include "cuda/strided_rows.cuh"
 #include "lp_norm.h"
 
 namespace infini::lp_norm {
@@ -12,7 +12,7 @@ namespace {
 template <typename T> struct Job {
     const T *x;
     T *y;
-    cuda::Lines<2> lines;
+    cuda::StridedRows<2> rows;
     int64_t p;
     float eps;
 };
@@ -32,8 +32,8 @@ __device__ __forceinline__ float power(float v, int64_t p) {
 }
 
 // (sum |x / unit|^p)^(1 / p).
-template <int kWidth, typename Line> __device__ float norm(Line &line, int64_t p, float unit) {
-    const float sum = line.template reduce<cuda::Sum>(0.0f, [&](float &part, int64_t, int, float (&v)[kWidth]) {
+template <int kWidth, typename Reducer> __device__ float norm(Reducer &reducer, int64_t p, float unit) {
+    const float sum = reducer.template reduce<cuda::Sum>(0.0f, [&](float &part, int64_t, int, float (&v)[kWidth]) {
         if (unit != 1) {
             for (int e = 0; e < kWidth; ++e) {
                 v[e] /= unit;
@@ -46,40 +46,40 @@ template <int kWidth, typename Line> __device__ float norm(Line &line, int64_t p
     return p == 1 ? sum : p == 2 ? sqrtf(sum) : powf(sum, 1 / static_cast<float>(p));
 }
 
-template <typename T, typename Line>
-__global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_constant__ Job<T> a) {
+template <typename T, typename Reducer>
+__global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __grid_constant__ Job<T> a) {
     cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
-    INFINI_SHARED(shared, float[Line::kShared]);
-    const int64_t number = Line::number();
-    const bool mine = number < a.lines.rows.count; // the last block may have lines too many; they meet the barriers too
+    INFINI_SHARED(shared, float[Reducer::kShared]);
+    const int64_t number = Reducer::number();
+    const bool mine = number < a.rows.starts.count; // surplus rows of the last block still meet the barriers
     int64_t at[2];
-    a.lines.rows.locate(mine ? number : 0, at);
-    Line line(a.x + at[0], mine ? a.lines.n : 0, a.lines, shared);
+    a.rows.starts.locate(mine ? number : 0, at);
+    Reducer reducer(a.x + at[0], mine ? a.rows.n : 0, a.rows, shared);
 
     float unit = 1, denominator = 1;
     bool again = a.p > 2;
     if (a.p <= 2) {
-        const float length = norm<kWidth>(line, a.p, 1);
+        const float length = norm<kWidth>(reducer, a.p, 1);
         denominator = length + a.eps;
-        // Squares (or their sum) overflowed, or so many bits of them vanished that it shows.
+        // Squares (or their sum) overflowed, or underflowed so far that it shows.
         again = mine && (length < 1e-15f || length == cuda::kInfinity<float>);
     }
-    if (__syncthreads_or(again) != 0) { // in any line of the block, for there are barriers
-        // In units of the largest |x|, powers neither overflow nor all vanish. A NaN is passed over.
-        const float top = line.template reduce<cuda::Max>(0.0f, [&](float &part, int64_t, int, float (&v)[kWidth]) {
+    if (__syncthreads_or(again) != 0) { // for any row of the block, because of the barriers
+        // Relative to the largest |x|, powers do not overflow and do not all underflow. fmaxf ignores NaN.
+        const float top = reducer.template reduce<cuda::Max>(0.0f, [&](float &part, int64_t, int, float (&v)[kWidth]) {
             for (int e = 0; e < kWidth; ++e) {
                 part = fmaxf(part, fabsf(v[e]));
             }
         });
         const float largest = top > 0 && top < cuda::kInfinity<float> ? top : 1.0f,
-                    length = norm<kWidth>(line, a.p, largest);
+                    length = norm<kWidth>(reducer, a.p, largest);
         if (again) {
             unit = largest;
             denominator = length + a.eps / largest;
         }
     }
-    line.visit([&](int64_t i, int count, float (&v)[kWidth]) {
+    reducer.visit([&](int64_t i, int count, float (&v)[kWidth]) {
         if (unit != 1) {
             for (int e = 0; e < kWidth; ++e) {
                 v[e] /= unit;
@@ -88,7 +88,7 @@ __global__ void __launch_bounds__(Line::kMaxThreads, 1) norm_lines(const __grid_
         for (int e = 0; e < kWidth; ++e) {
             v[e] /= denominator;
         }
-        cuda::store(a.y + at[1] + i * a.lines.steps[1], v, line.whole(i), count, a.lines.steps[1]);
+        cuda::store(a.y + at[1] + i * a.rows.steps[1], v, reducer.whole(i), count, a.rows.steps[1]);
     });
 }
 
@@ -96,10 +96,10 @@ template <typename T> void launch(const ExecutionContext &context, const Args &a
     const int axis = args.axis < 0 ? args.x.ndim + args.axis : args.axis;
     const TensorView x = moved_last(args.x, axis), y = moved_last(args.y, axis);
     const TensorView *const views[] = {&x, &y};
-    const Job<T> job{x.as<const T>(), y.as<T>(), cuda::Lines<2>(views, cuda::kWidth<T>), args.p,
+    const Job<T> job{x.as<const T>(), y.as<T>(), cuda::StridedRows<2>(views, cuda::kWidth<T>), args.p,
                      static_cast<float>(args.eps)};
-    cuda::with_line<T>(job.lines, [&](auto line, dim3 grid, dim3 block) {
-        cuda::launch(context, norm_lines<T, typename decltype(line)::type>, grid, block, 0, job);
+    cuda::with_reducer<T>(job.rows, [&](auto reducer, dim3 grid, dim3 block) {
+        cuda::launch(context, norm_rows<T, typename decltype(reducer)::type>, grid, block, 0, job);
     });
 }
 

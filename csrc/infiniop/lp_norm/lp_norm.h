@@ -1,5 +1,6 @@
 // lp_norm: y = x / (norm + eps) along any dimension, norm = (sum |x|^p)^(1 / p), p a whole number of at least 1.
-// Arithmetic in float, rounded once. The norm may be beyond float's range, up to the sum of all |x|, without harm.
+// Arithmetic in float, rounded once. Powers that overflow or underflow a float are computed relative to the largest
+// |x|.
 #pragma once
 
 #include "cpu_capability.h"
@@ -16,7 +17,7 @@ struct Args {
     double eps = 0;
 };
 
-// What a door calls the arguments, for its sentences.
+// The names of the arguments in messages: the C ABI and torch name them differently.
 struct Names {
     const char *y, *x, *axis;
 };

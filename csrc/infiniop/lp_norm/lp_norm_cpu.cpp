@@ -1,8 +1,8 @@
-// The CPU kernel of lp_norm: one row at a time, two passes over it (the second finds it in a cache).
+// The CPU kernel of lp_norm: one row at a time, two passes over it (the second from a cache).
 // Limit: memory bandwidth for p = 1 and 2; for others arithmetic, a multiplication or two for each bit of p.
 #include "dense_rows.h"
 #include "lp_norm.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
 #include "sum_over.h"
 #include "vec.h"
@@ -19,7 +19,7 @@ inline VecF magnitude(VecF v) {
     return (VecF)((VecU)v & 0x7fffffffu);
 }
 
-// The largest |x|; a NaN is passed over.
+// The largest |x|, ignoring NaN.
 template <typename T> float largest_magnitude(const T *x, int64_t n) {
     VecF highest = {};
     for_each_vector(n, [&](int64_t i, auto lanes) { highest = max(magnitude(load_at(x, i, lanes)), highest); });
@@ -70,7 +70,7 @@ template <typename T> void norm_row(T *y, const T *x, int64_t n, int64_t p, floa
             return;
         }
     }
-    // In units of the largest |x|, powers neither overflow nor all vanish.
+    // Relative to the largest |x|, powers do not overflow and do not all underflow.
     const float top = largest_magnitude(x, n), unit = top > 0 && top < kInfinity ? top : 1.0f;
     const VecF denominator = splat(norm<true>(x, n, p, unit) + eps / unit);
     for_each_vector(
@@ -97,6 +97,6 @@ template <typename T> void norm_rows(const lp_norm::Args &a) {
 
 void infini::lp_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
-                        [&](auto x) { norm_rows<decltype(x)>(args); });
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                          [&](auto x) { norm_rows<decltype(x)>(args); });
 }

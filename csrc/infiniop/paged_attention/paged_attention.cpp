@@ -1,6 +1,6 @@
-// The rules of paged_attention and paged_attention_prefill, and the way to the kernel of attention.
-// On the CPU lengths and blocks are read once here, before anything is computed, and the kernel trusts them. On CUDA
-// they are in the GPU's memory, and the kernel judges them.
+// The rules of paged_attention and paged_attention_prefill, and the call of attention's kernel.
+// On the CPU lengths and blocks are checked here, before anything is computed, and the kernel trusts them. On CUDA they
+// are in the GPU's memory, and the kernel checks them.
 #include "paged_attention.h"
 
 #include <limits>
@@ -46,7 +46,7 @@ void check_sequences(const Checker &rule, const Args &args) {
     const int64_t blocks = args.k_cache.size(0), block_size = args.k_cache.size(2), max_blocks = tables.size(1);
     for (int64_t b = 0; b < sequences(args); ++b) {
         const int64_t length = value(args.seq_lens, b);
-        // Compared in blocks: the product of the two sizes could overflow.
+        // Compared by division: the product of the two sizes could overflow.
         const int64_t needed = length <= 0 || block_size == 0 ? 0 : (length - 1) / block_size + 1;
         if (length < 0 || needed > max_blocks || (block_size == 0 && length > 0)) {
             rule.fail(INFINI_STATUS_BAD_PARAM, "seq_lens",

@@ -1,7 +1,7 @@
 // paged_attention:         out = softmax(scale * q k^T + alibi) v, one query for each sequence (decode).
 // paged_attention_prefill: the same for several queries of each sequence, which see no keys behind their own.
-// With a window W a query sees its own key and the W - 1 before it; those of the keys that no query sees are not read,
-// and blocks of nothing else may be gone: what the table says of them is not looked at.
+// With a window W a query sees its own key and the W - 1 before it; keys that no query sees are not read, and blocks of
+// such keys alone may be freed: their entries of the table are not read.
 // K and V lie in the blocks of a paged cache, which a table for each sequence lists. The kernel is that of attention.
 #pragma once
 
@@ -31,10 +31,10 @@ struct Args {
     void *workspace = nullptr; // on CUDA: workspace_bytes() of memory, aligned to 16 bytes
 };
 
-// Checks all that does not depend on values in memory. `op` names the op in sentences.
+// Checks all that does not depend on values in memory. `op`: its name in messages.
 void check(const char *op, const Args &args);
 
-// Checks that and, on the CPU, the lengths and blocks, then computes out. On CUDA the kernel judges these.
+// Checks that and, on the CPU, the lengths and blocks, then computes out. On CUDA the kernel checks these.
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
 // The same for arguments that check() has passed.

@@ -1,4 +1,4 @@
-// The rules of paged_caching, and the way to its kernel.
+// The rules of paged_caching, and the call of its kernel.
 #include "paged_caching.h"
 
 #include "check.h"

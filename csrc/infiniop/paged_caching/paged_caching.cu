@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) write_heads(const __grid_c
         }
     };
 
-    fetch(); // while the slots are on their way
+    fetch(); // while the loads of the slots are in flight
     tile.find(a.args.slot_mapping, k_cache, v_cache, first, end, a.plan.tokens);
     if (!a.plan.has_slice()) {
         return;

@@ -1,6 +1,6 @@
 // The CPU kernel of paged_caching: a row of a head at a time, as bytes or quantized; the slots have been checked.
-// Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
-// slot are written in their order.
+// Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with the same
+// slot are written in order.
 #include "paged_caching.h"
 #include "parallel.h"
 #include "quantize_row.h"

@@ -1,6 +1,6 @@
-// Which tokens of a block's tile are written to a paged cache on CUDA, and where: not those whose slot is outside the
-// cache, nor those whose slot a later token has too: the last one stays, as on the CPU, without an order among blocks.
-// For the .cu files of paged_caching and of the ops that fuse it.
+// Which tokens of a block's tile are written to a paged cache on CUDA, and where. A slot outside the cache is skipped,
+// and so is one that a later token has too: the last token is kept, as on the CPU, in any order of the blocks. For the
+// .cu files of paged_caching and of the ops that fuse it.
 #pragma once
 
 #include "cuda/heads.cuh"
@@ -8,8 +8,8 @@
 
 namespace infini::paged_caching {
 
-// Every tile looks through all slots behind it. With so many tokens a tile (up to cuda::kTileTokens) that costs less
-// than a tenth of the bytes that the tokens themselves have.
+// The tokens of a tile. Every tile scans all later slots: with this size (up to cuda::kTileTokens) that is less than a
+// tenth of the tokens' own bytes.
 inline int64_t tile_of(int64_t tokens) {
     return tokens / 512;
 }
@@ -24,7 +24,7 @@ public:
         const auto slot_of = [&](int64_t token) {
             return token < tokens ? slots.as<const int64_t>()[token * slots.strides[0]] : -1;
         };
-        int64_t later = first + 1 + thread, next = slot_of(later); // asked for early: not waited for yet
+        int64_t later = first + 1 + thread, next = slot_of(later); // loaded early
         for (int i = thread; i < kFilterBits / 32; i += threads) {
             filter_[i] = 0;
         }
@@ -66,7 +66,7 @@ public:
 private:
     static constexpr int kFilterBits = 1024;
 
-    // A token has its slot's bit set; most other slots have another one.
+    // A hash of the slot, as one bit: most other slots have another one.
     static __device__ __forceinline__ unsigned bit(int64_t slot) {
         return static_cast<unsigned>(slot) * 2654435761u >> 22;
     }

@@ -1,5 +1,5 @@
 // The CUDA kernel of qkv_rope_cache, one launch (two for caches of int8): each thread has one slice of one or two of a
-// row's heads, turns it if it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element
+// row's heads, rotates it if it is q's or k's and writes it to q or to the slot. Limit: memory bandwidth, each element
 // read and written once (8192 tokens of 32 + 2 x 8 heads x 128 bf16 at 4.3 TB/s: 47 us); few tokens take the latency of
 // position, angles, result.
 // SASS: write_heads: LDG.E.128 STG.E.128
@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
     const Slice<T> copied(0, columns, cuda::slices_of(columns, cuda::kWidth<T>) * cuda::kWidth<T>, number, a.aligned);
     int64_t token = first + threadIdx.y;
     cuda::Vector<T> v[kThreadHeads][2];
-    rope::Turn<T> turn;
+    rope::SliceRotation<T> turn;
     const auto fetch = [&] {
         if (!a.plan.has_slice() || token >= end) {
             return;
@@ -53,7 +53,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
         turn.fetch(a.rotation, turned, head < rotated && number < a.rotation.turning, 0, token);
     };
 
-    fetch(); // while the slots are on their way
+    fetch(); // while the loads of the slots are in flight
     if (a.plan.end_head() > heads) {
         tile.find(a.slot_mapping, a.k_cache, a.v_cache, first, end, a.plan.tokens);
     }
@@ -82,7 +82,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads, 5) write_heads(const __gri
     }
 }
 
-// The rows of k, turned, and of v for caches of int8.
+// The rows of k, rotated, and of v for caches of int8.
 template <typename T, typename A> struct Rows {
     TensorView rows; // [tokens, heads of all three, D]
     int64_t heads, kv_heads;
@@ -98,7 +98,7 @@ template <typename T, typename A> struct Rows {
         const Slice<T> slice = is_k ? rotation.slice(i, aligned)
                                     : Slice<T>(0, rotation.columns, slices(false) * cuda::kWidth<T>, i, aligned);
         slice.read(vectors, rows.as<const T>() + token * rows.strides[0] + row * rows.strides[1]);
-        rope::Turn<T> turn;
+        rope::SliceRotation<T> turn;
         turn.fetch(rotation, slice, is_k && i < rotation.turning, 0, token);
         turn(vectors);
         return slice;

@@ -1,6 +1,6 @@
-// qkv_rope_cache: what a layer does between its fused q/k/v product and attention over a paged cache, in one pass: q is
-// rotated into a tensor of its own, k is rotated and v copied into their slots. Bits and rules as rope and
-// paged_caching have them.
+// qkv_rope_cache: the work of a layer between its fused q/k/v product and attention over a paged cache, in one pass: q
+// is rotated into a separate tensor, k is rotated and v copied into their slots. Bits and rules are those of rope and
+// paged_caching.
 #pragma once
 
 #include "cpu_capability.h"
@@ -22,7 +22,7 @@ struct Args {
     bool interleaved = false;
 };
 
-// Checks the arguments, then writes q and the caches. On CUDA it is the kernel that looks at positions and slots: a
+// Checks the arguments, then writes q and the caches. On CUDA the kernel checks positions and slots: a
 // position outside the tables gives NaN, a slot outside the caches is skipped.
 void run(const ExecutionContext &context, const Args &args);
 

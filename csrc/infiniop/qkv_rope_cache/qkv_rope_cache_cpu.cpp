@@ -1,8 +1,8 @@
-// The CPU kernel of qkv_rope_cache: row by row of qkv, one token's angles serving all its heads. What goes into caches
-// of int8 is rotated beside them and then quantized.
-// Limit: memory bandwidth, each element read and written once. Threads share out the heads, so that tokens with one
-// slot are written in their order.
-#include "own_types.h"
+// The CPU kernel of qkv_rope_cache: row by row of qkv, with one token's angles for all its heads. For caches of int8, k
+// is rotated in scratch memory and then quantized.
+// Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with the same
+// slot are written in order.
+#include "level_types.h"
 #include "qkv_rope_cache.h"
 
 #include "paged_caching/paged_caching.h"
@@ -88,7 +88,7 @@ template <typename T, typename C> void write_all(const qkv_rope_cache::Args &a) 
 
 void infini::qkv_rope_cache::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.qkv.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
+    with_level_float_type(args.qkv.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         if (args.cos.dtype == args.qkv.dtype) {
             write_all<T, T>(args);

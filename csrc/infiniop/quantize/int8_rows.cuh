@@ -1,4 +1,4 @@
-// Rows as int8 with a scale each, on CUDA: of weights, and of x where a product of integers takes it.
+// Quantizes rows to int8 with a scale each, on CUDA: of weights, and of x for integer products.
 // Limit: memory bandwidth; a row is read a second time from the cache.
 #pragma once
 
@@ -15,11 +15,11 @@ template <typename T> struct Rows {
     int8_t *q;
     float *scales;
     int64_t k, width, pitch; // columns of x, and of q; from one row of q to the next
-    cuda::Rows<1> rows;
+    cuda::RowStrides<1> rows;
     bool whole, q_whole; // vectors fit
 };
 
-constexpr int kVector = 8; // elements that a thread has at once
+constexpr int kVector = 8; // elements of a thread at a time
 
 // The largest magnitude of a row, then integers to nearest even, zeros beyond k. A row with infinity or NaN in it gets
 // the scale NaN, and with it all that is computed from it.
@@ -27,7 +27,7 @@ template <typename T> __global__ void __launch_bounds__(1024) int8_rows(const __
     cuda::grid_dependency_sync();
     INFINI_SHARED(shared, float[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const bool mine = row < a.rows.count; // rows too many meet the barriers all the same
+    const bool mine = row < a.rows.count; // surplus rows of the last block still meet the barriers
     int64_t at[1];
     a.rows.locate(mine ? row : 0, at);
     const T *const x = a.x + at[0];
@@ -70,7 +70,7 @@ template <typename T>
 void quantize_rows(const ExecutionContext &context, const TensorView &x, int8_t *q, int64_t width, int64_t pitch,
                    float *scales) {
     const TensorView *const views[] = {&x};
-    const cuda::Rows<1> rows(views);
+    const cuda::RowStrides<1> rows(views);
     const bool q_whole = reinterpret_cast<uintptr_t>(q) % kVector == 0 && pitch % kVector == 0;
     const cuda::RowPlan plan(rows.count, width, kVector);
     cuda::launch(context, int8_rows<T>, cuda::grid_x(plan.blocks), plan.block(), 0,

@@ -1,4 +1,4 @@
-// The rules of quantize_int8 and quantize_int4, and the way to their kernels.
+// The rules of quantize_int8 and quantize_int4, and the call of their kernels.
 #include "quantize.h"
 
 #include "check.h"

@@ -1,5 +1,5 @@
-// The CUDA kernels of quantize_int8 (int8_rows.cuh) and quantize_int4: of the latter's groups each has half a warp or a
-// whole one, whose threads keep their elements in registers. Limit: memory bandwidth.
+// The CUDA kernels of quantize_int8 (int8_rows.cuh) and quantize_int4. For int4 half a warp or a whole one has a group,
+// with its elements in registers. Limit: memory bandwidth.
 #include "int8_rows.cuh"
 #include "quantize.h"
 
@@ -22,7 +22,7 @@ __global__ void __launch_bounds__(kThreads) int4_groups(const __grid_constant__ 
     cuda::grid_dependency_sync();
     constexpr int kLanes = kGroup < 64 ? 16 : 32, kElements = kGroup / kLanes; // 2 or 4
     const int64_t index = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / kLanes;
-    const bool mine = index < a.count; // groups too many take part in the shuffles all the same
+    const bool mine = index < a.count; // surplus groups still take part in the shuffles
     const int64_t row = mine ? index / a.groups : 0, group = mine ? index - row * a.groups : 0;
     const int lane = threadIdx.x % kLanes;
     const int64_t column = group * kGroup + lane * kElements;

@@ -1,8 +1,8 @@
-// quantize_int8 and quantize_int4: weights [n, k] as integers with float scales, as linear_int8 and linear_int4 read them.
-// int8, by rows: scale = max |w| / 127, q = round(w / scale). int4, by groups of a row: scale = (most - least) / 15 and
-// zero = least + 8 scale, both rounded to the dtype of w; q = round((w - zero) / scale) + 8, element 2i in the lower half
-// of byte i. All in float, to nearest even; a scale of 0 divides as 1. Where w is not finite, the scale (and the zero) is
-// NaN and q is 0.
+// quantize_int8 and quantize_int4: weights [n, k] as integers with float scales, as linear_int8 and linear_int4 read
+// them. int8, by rows: scale = max |w| / 127, q = round(w / scale). int4, by groups of a row: scale = (most - least) /
+// 15 and zero = least + 8 scale, both rounded to the dtype of w; q = round((w - zero) / scale) + 8, element 2i in the
+// lower half of byte i. All in float, to nearest even; a scale of 0 divides as 1. Where w is not finite, the scale (and
+// the zero) is NaN and q is 0.
 #pragma once
 
 #include "cpu_capability.h"
@@ -11,7 +11,7 @@
 
 namespace infini::quantize {
 
-// Less is quantized by the calling thread alone, that a loader's threads can do a piece of a weight each.
+// Up to this size the calling thread quantizes alone, so that a loader's threads can each do a part of a weight.
 constexpr int64_t kParallelBytes = 2 << 20;
 
 struct Args {
@@ -22,7 +22,7 @@ struct Args {
     int64_t group_size; // of int4: 32, 64 or 128, which divides k
 };
 
-// The rules of weight and group_size alone, which the outputs' shapes are made of.
+// Checks weight and group_size alone, which determine the outputs' shapes.
 void check_int8(const Args &args);
 void check_int4(const Args &args);
 

@@ -1,5 +1,5 @@
-// The CPU kernels of quantize_int8 and quantize_int4: each row, or some groups of one, is read twice, the second time
-// from the cache: for its extremes, then for the integers.
+// The CPU kernels of quantize_int8 and quantize_int4: each row, or some groups of one, is read twice: for its extremes,
+// then, from the cache, for the integers.
 // Limit: the division of each element (AVX-512: 16 in about 9 cycles), near what reading weights from memory takes.
 #include "quantize.h"
 
@@ -18,14 +18,14 @@ template <typename T> VecF store_rounded(T *p, VecF x, int n) {
     return round_to<T>(x);
 }
 
-// vec.h's rounding takes denormals for zero where the machine has an instruction for it. NaN: the one of all ones here.
+// vec.h's rounding flushes denormals to zero where it is one instruction. NaN becomes the one of all ones here.
 template <> VecF store_rounded(bf16 *p, VecF x, int n) {
     const VecU upper = ((VecU)x + 0x7fffu + ((VecU)x >> 16 & 1u)) >> 16;
     store_halves(p, __builtin_convertvector(upper, VecH), n);
     return (VecF)(upper << 16);
 }
 
-// Two lanes, each below 16, to a byte.
+// Stores two lanes, each below 16, in a byte.
 inline void store_nibbles(uint8_t *p, VecI value) {
     typedef uint64_t VecL __attribute__((vector_size(kLanes * 4)));
     const VecL pairs = (VecL)value | (VecL)value >> 28;

@@ -1,5 +1,5 @@
-// How quantized weights become factors of a product. For each format: the registers that hold a step along k, and x
-// packed in the same order, which may be any within a step.
+// The conversion of quantized weights to operands of a product. For each format: the registers of a step along k, and x
+// packed in the same order, which is arbitrary within a step.
 #pragma once
 
 #include "quantized_linear.h"
@@ -8,8 +8,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// x of type T is multiplied as float, or as bfloat16 in pairs where the machine does: the integers are exact in both.
-// The formats below are compiled for these two, not for every T.
+// x of type T is multiplied as float, or as bfloat16 in pairs where the machine can: the integers are exact in both.
+// The formats below are compiled for these two types, not for every T.
 template <typename T> struct FactorOf {
     using X = float;
 };
@@ -45,7 +45,7 @@ template <> struct Factors<bf16> {
 };
 #endif
 
-// ---- int8: a step is one register, as floats in the order of k, or as pairs of which each has one of either half ----
+// ---- int8: a step is one register, as floats in the order of k, or as pairs of elements from its two halves ----
 
 inline VecF load_int8(const uint8_t *p) {
 #if defined(__AVX512F__)
@@ -68,7 +68,7 @@ inline void load_int8(const uint8_t *p, VecF &q) {
 }
 
 #if defined(__AVX512BF16__)
-// The lower halves of these floats are 0.
+// The lower 16 bits of these floats are 0.
 inline void load_int8(const uint8_t *p, __m512bh &q) {
     q = (__m512bh)((VecU)load_int8(p) >> 16 | (VecU)load_int8(p + kLanes));
 }
@@ -84,7 +84,7 @@ template <typename X_> struct Int8 {
     static constexpr int kStep = kLanes * 4 / sizeof(X);
     static constexpr int64_t kLongest = int64_t{1} << 40;     // block of k
     static constexpr int kTileRows = kManyRegisters ? 12 : 4; // rows of x, and with many of them
-    static constexpr int kRows = 2;                           // weight rows that meet in registers
+    static constexpr int kRows = 2;                           // weight rows in registers at once
     static constexpr bool kScaleRows = true;                  // a scale for each weight row, applied to the sum
     static constexpr int64_t bytes(int64_t k) { return k; }
     static constexpr int64_t run_bytes(int) { return 128; } // for this many rows of x
@@ -152,7 +152,7 @@ inline void load_int4(VecU nibbles, VecF (&q)[kNibbles]) {
 }
 
 #if defined(__AVX512BF16__)
-// -8 to 7 in bfloat16, twice: the index has five bits, of which the last may be anything.
+// -8 to 7 in bfloat16, twice: the fifth bit of the index is ignored.
 alignas(64) constexpr uint16_t kInt4Halves[32] = {
     0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040, 0xc000, 0xbf80, 0x0000, 0x3f80, 0x4000,
     0x4040, 0x4080, 0x40a0, 0x40c0, 0x40e0, 0xc100, 0xc0e0, 0xc0c0, 0xc0a0, 0xc080, 0xc040,
@@ -186,7 +186,7 @@ inline void load_int4(VecU nibbles, bfloat16x8_t (&q)[kNibbles / 2]) {
 }
 #endif
 
-// Rows are short and read once: the hardware would not notice that they follow each other.
+// Rows are short and read once: the hardware prefetcher would not detect the sequence.
 template <typename S> inline void prefetch_rows(const S *row, int64_t size, int64_t stride) {
     constexpr int64_t kAheadRows = 4, kLine = 64 / sizeof(S);
     for (int64_t i = 0; i < size; i += kLine) {
@@ -209,7 +209,7 @@ template <typename X_> struct Int4 {
         VecF scale;
     };
 
-    // Which of a step's groups, at most four, each lane is in.
+    // The group of each lane within a step, which has at most four.
     struct Pattern {
         int shift = 0; // group = 1 << shift
         VecI group_of_lane{};
@@ -221,7 +221,7 @@ template <typename X_> struct Int4 {
                 group_of_lane[lane] = lane * kNibbles >> shift;
             }
         }
-        // The scales of the lanes, of those of the groups; reads four.
+        // Expands the groups' scales to the lanes; reads four.
         VecF of_lanes(const float *scales) const {
 #if defined(__AVX512F__)
             return _mm512_permutexvar_ps((__m512i)group_of_lane, _mm512_broadcast_f32x4(_mm_loadu_ps(scales)));
@@ -264,7 +264,7 @@ template <typename X_> struct Int4 {
         weights.scale = first_lanes(weights.scale, n / kNibbles, 0.0f); // there is none beyond
         return weights;
     }
-    // sums[r][m] += weights[r] @ row m of x; several sums in turns, for each is a chain of additions.
+    // sums[r][m] += weights[r] @ row m of x; several sums interleaved, because each is a chain of additions.
     template <int kR, int kM>
     INFINI_ALWAYS_INLINE static void add(const Weights (&weights)[kR], const X *x, VecF (&sums)[kR][kM]) {
         add_from<0>(weights, x, sums);

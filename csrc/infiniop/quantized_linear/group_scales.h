@@ -1,6 +1,6 @@
-// The scales and zeros of linear_int4's groups, as products of integers load them (int8_gemm/bytes.h). Their type is asked
-// for once for the vectors of several rows: a copy of all that multiplies for each type takes long to compile.
-// Included only by kernel files.
+// The scales and zeros of linear_int4's groups, as integer products load them (int8_gemm/int8_dots.h). The dispatch on
+// their type is once per several rows of vectors: compiling all products for each type would take long. Included only
+// by kernel files.
 #pragma once
 
 #include "tensor_view.h"

@@ -1,9 +1,9 @@
-// The CUDA kernel of linear_int4 with x in its own precision: few rows by weight_stream.cuh, many by cuBLAS.
+// The CUDA kernel of linear_int4 with unquantized x: few rows by weight_stream.cuh, many by cuBLAS.
 // Limit: memory bandwidth of the weight's bytes up to 16 rows. More rows read the weight again for every 32 (float32 x:
 // for every 4), from L2 where it fits, until many_rows.h takes them.
 // SASS: stream: LDGSTS.E.BYPASS.128.ZFILL
 #include "linear/weight_stream.cuh"
-#include "problem.cuh"
+#include "quantized_problem.cuh"
 
 namespace infini::quantized_linear {
 

@@ -1,4 +1,4 @@
-// When products of many rows by quantized weights go to cuBLAS, in which slices, and what workspace they take.
+// The plan of products of many rows by quantized weights through cuBLAS: when, in which slices, with which workspace.
 #include "many_rows.h"
 
 #include <charconv>
@@ -12,9 +12,9 @@
 namespace infini::many_rows {
 namespace {
 
-constexpr int64_t kLeastSlice = 64;
+constexpr int64_t kMinSlice = 64;
 
-// How far rows lie apart, the same for all of them and at least their length; 0: they do not.
+// The distance of rows, if it is the same for all and at least their length; else 0.
 int64_t even_step(const TensorView &x) {
     int64_t step = 0, next = 0; // next: what the stride of the dimension in front must be
     for (int dim = x.ndim - 2; dim >= 0; --dim) {
@@ -39,7 +39,7 @@ bool has(const TensorView &optional) {
 }
 
 int64_t slice_of(int64_t n, int64_t most) {
-    int64_t slice = kLeastSlice;
+    int64_t slice = kMinSlice;
     while (2 * slice <= most) {
         slice *= 2;
     }

@@ -1,5 +1,5 @@
 // Many rows of x by quantized weights, each slice unpacked, multiplied by cuBLAS and scaled: see many_rows.h.
-// Limit: cuBLAS, and the memory bandwidth of what goes through the workspace.
+// Limit: cuBLAS, and the memory bandwidth of the workspace.
 #include "many_rows.h"
 
 #include "gemm/cublas.h"
@@ -22,7 +22,7 @@ TensorView matrix(void *data, infiniDtype_t dtype, int64_t rows, int64_t columns
     return view;
 }
 
-// Elements [first, first + count) along a dimension; nothing of what is not there.
+// Elements [first, first + count) along a dimension; an absent view stays absent.
 TensorView part(TensorView view, int dim, int64_t first, int64_t count) {
     if (view.dtype != INFINI_DTYPE_INVALID) {
         view.data = view.as<char>() + first * view.stride(dim) * static_cast<int64_t>(size_of(view.dtype));
@@ -62,7 +62,7 @@ void run(const ExecutionContext &context, const Problem &problem) {
     const int columns = problem.y.ndim - 1;
     for (int64_t first = 0, count = 0; first < plan.n; first += count) {
         const int64_t left = plan.n - first;
-        // Not a last slice of one row: to cuBLAS it would lie by columns, one byte after another.
+        // No last slice of one row: cuBLAS would see a column-major matrix, byte by byte.
         count = left <= plan.slice ? left : left == plan.slice + 1 ? plan.slice - 1 : plan.slice;
         TensorView weight = part(problem.weight, 0, first, count);
         if (plan.unpacks) {

@@ -1,16 +1,17 @@
-// Blocks of 4-bit weights in groups for products in tile registers: integers become tiles, int8 or (exactly) bfloat16, and
-// what the tiles sum over a group is scaled and added in float, group after group from the first on.
-// Limit: for a group of s steps, 4 products of tiles a step take 64 s cycles; storing their sums and the scaled ones takes
-// 128, in parallel. On paper 0.5, 1 and 1 of the tiles' rate remain in bfloat16 with groups of 32, 64 and 128, and in int8
-// 0.25, 0.5 and 1 (32 fill half a step). Totals held in vector registers save stores, but cost as many loads; weights
-// scaled in bfloat16 would need neither, but are rounded twice. Measured on an Intel Xeon (Sapphire Rapids) with 512 rows
-// and groups of 128: 0.74 TFLOP/s in bfloat16, where linear has 1.0; 1.08 TOP/s in int8, where linear_int8 has 1.7.
+// Blocks of grouped 4-bit weights for products in tile registers: integers are unpacked to tiles of int8 or (exactly)
+// bfloat16, and the tiles' sums over a group are scaled and added in float, group by group from the first on.
+// Limit: for a group of s steps, 4 products of tiles a step take 64 s cycles; storing their sums and the scaled ones
+// takes 128, in parallel. On paper 0.5, 1 and 1 of the tiles' rate remain in bfloat16 with groups of 32, 64 and 128,
+// and in int8 0.25, 0.5 and 1 (32 fill half a step). Totals held in vector registers save stores, but cost as many
+// loads; weights scaled in bfloat16 would need neither, but are rounded twice. Measured on an Intel Xeon (Sapphire
+// Rapids) with 512 rows and groups of 128: 0.74 TFLOP/s in bfloat16, where linear has 1.0; 1.08 TOP/s in int8, where
+// linear_int8 has 1.7.
 #pragma once
 
 #include "formats.h"
 #include "gemm/tile_rows.h"
 #include "group_scales.h"
-#include "int8_gemm/bytes.h"
+#include "int8_gemm/int8_dots.h"
 #include "quantized_linear.h"
 
 namespace infini::INFINI_LEVEL {
@@ -49,7 +50,7 @@ inline void unpack(const uint8_t *from, int8_t *to) {
 template <typename E> struct NibbleBlock {
     const uint8_t *rows;
     int64_t stride, count;
-    int64_t step_bytes; // of a row in a step: less than a step holds where a group is shorter
+    int64_t step_bytes; // of a row in a step: fewer than a step holds where a group is shorter
 
     static constexpr Weights kWeights = Weights::kGrouped;
     static constexpr int64_t kUnpacked = 16; // bytes at a time
@@ -78,7 +79,7 @@ template <typename E> struct NibbleBlock {
         }
         return {to, kTmmRowBytes, 2 * kTmmBytes, kTmmBytes};
     }
-    Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
+    PrefetchSpan ahead(int64_t first, int64_t pair, int64_t pairs) const {
         const int64_t begin = count * pair / pairs, end = count * (pair + 1) / pairs;
         return {reinterpret_cast<const char *>(rows) + begin * stride + first * step_bytes, stride, step_bytes,
                 end - begin, kTmmRowBytes / step_bytes};
@@ -88,8 +89,8 @@ template <typename E> struct NibbleBlock {
 
 // ---- groups ----
 
-// What becomes of the tiles' sums over a group: scale * sum + zero * (x's sum) is added to the total, as in
-// int8_gemm/product.h, and without fused operations, which a kernel for fewer instructions has not.
+// The tiles' sums over a group: scale * sum + zero * (x's sum) is added to the total, as in int8_gemm/int8_product.h,
+// and without fused multiply-adds, which lower levels do not have.
 template <typename E> struct GroupSums {
     const GroupScales &scales;
     int64_t n;               // weight rows
@@ -99,12 +100,12 @@ template <typename E> struct GroupSums {
 
     int64_t elements() const { return steps * kTileStep<E>; } // of k in a group, as x is packed
 
-    // x's sums, behind its tiles.
+    // x's sums, stored after its tiles.
     int64_t x_bytes(const Pass<E> &pass) const { return scales.has_zeros() ? count * pass.pairs * kPairRows * 4 : 0; }
     void set_memory(const Pass<E> &pass, void *memory) {
         x_sums = static_cast<float *>(memory);
         x_pitch = pass.pairs * kPairRows;
-        std::memset(memory, 0, static_cast<size_t>(x_bytes(pass))); // rows that are not there: no slow denormals
+        std::memset(memory, 0, static_cast<size_t>(x_bytes(pass))); // missing rows: no slow denormals
     }
     void sum_row(int64_t row, const E *x) const {
         if (!scales.has_zeros()) {
@@ -119,20 +120,20 @@ template <typename E> struct GroupSums {
         }
     }
 
-    // Of a thread: sums of a group, then scales and zeros of the groups of a piece: [group][weight row].
+    // A thread's scratch: sums of a group, then scales and zeros of the groups of a piece: [group][weight row].
     static int64_t scratch_bytes() { return (kPairSums + 2 * kLongPieceSteps * kPairRows) * 4; }
     float *part(char *scratch) const { return reinterpret_cast<float *>(scratch); }
     float *scales_in(char *scratch) const { return part(scratch) + kPairSums; }
 
-    // Block i is about to be multiplied by these groups.
+    // Prepares the scales and zeros for block i and these groups.
     void begin_piece(int64_t i, int64_t first, int64_t groups, char *scratch) const {
         const int64_t row = i * kPairRows, left = n - row;
         pack_scales<kPairRows / kLanes>(WeightRows{nullptr, 0, row, left < kPairRows ? left : kPairRows}, groups,
                                         From{scales, first}, scales_in(scratch));
     }
 
-    // Adds the sums of the group at `step` of k, `in_piece` of a piece of piece_steps, to those of a block of `rows` weight
-    // rows and of a pair of tiles of x.
+    // Adds the sums of the group at `step` of k, `in_piece` of a piece of piece_steps, to those of a block of `rows`
+    // weight rows and of a pair of tiles of x.
     __attribute__((noinline)) void add(const Pass<E> &pass, int64_t pair, int64_t rows, int64_t step, int64_t in_piece,
                                        int64_t piece_steps, char *scratch, float *totals) const {
         const float *const sums = part(scratch);
@@ -181,13 +182,13 @@ private:
     };
 };
 
-// What multiply_tiles takes of an int4 weight: its blocks, and its groups, of steps of E.
+// An int4 weight for multiply_tiles: its blocks, and its groups, of steps of E.
 template <typename E> struct NibbleWeight {
     const Args &args;
     int64_t n = args.weight.size(0), groups = args.scales.size(1);
     int64_t group = groups > 0 ? args.x.size(-1) / groups : kTileStep<E>; // elements of k
     int64_t steps = ceil_div(group, kTileStep<E>);
-    int64_t k = groups * steps * kTileStep<E>; // with zeros behind the groups that do not fill their steps
+    int64_t k = groups * steps * kTileStep<E>; // with zeros after groups that do not fill their steps
 
     int64_t blocks() const { return ceil_div(n, kPairRows); }
     NibbleBlock<E> block(int64_t i) const {

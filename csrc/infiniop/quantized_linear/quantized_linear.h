@@ -1,7 +1,7 @@
 // linear_int8 and linear_int4: y = x @ weight^T + bias with a weight of small integers and float scales.
 // x [..., k] keeps its dtype; weights become floats (or bfloat16, exactly) in registers, so that memory moves only the
 // integers. Sums are in float, in an order that depends on k and the group alone: a row has the same bits in any batch,
-// but for what cuBLAS multiplies on CUDA (many_rows.h).
+// except for products by cuBLAS on CUDA (many_rows.h).
 #pragma once
 
 #include <cstddef>
@@ -13,10 +13,10 @@
 
 namespace infini::quantized_linear {
 
-// linear_int8: weight [n, k] int8, scales [n]; the weight is q * scale.
-// linear_int4: weight [n, k / 2] uint8, element 2i of a row in the lower half of byte i, 2i + 1 in the upper; scales and
-// zeros [n, k / group], group 32, 64 or 128; the weight is (q - 8) * scale + zero.
-// With quantize_x, each row of x becomes int8 with one scale, and products of integers are summed exactly.
+// linear_int8: weight [n, k] int8, scales [n]; the weight is q * scale. linear_int4: weight [n, k / 2] uint8, element
+// 2i of a row in the lower half of byte i, 2i + 1 in the upper; scales and zeros [n, k / group], group 32, 64 or 128;
+// the weight is (q - 8) * scale + zero. With quantize_x, each row of x becomes int8 with one scale, and products of
+// integers are summed exactly.
 struct Args {
     TensorView y;      // [..., n], the dtype of x
     TensorView x;      // [..., k]
@@ -28,7 +28,7 @@ struct Args {
     void *workspace = nullptr; // as workspace_size says
 };
 
-// Where x as int8 lies in the workspace on CUDA: rows, padded for vectors of 16 bytes, then their scales.
+// The layout of quantized x in the workspace on CUDA: rows, padded for vectors of 16 bytes, then their scales.
 struct QuantizedX {
     int64_t rows, pitch;
     explicit QuantizedX(const TensorView &x) : rows(1), pitch((x.size(-1) + 15) / 16 * 16) {
@@ -45,14 +45,15 @@ enum class Format { kInt8, kInt4 };
 // The bytes that run needs at args.workspace, aligned to 16, on the context's device. y is known.
 size_t workspace_size(const ExecutionContext &context, Format format, const Args &args);
 
-// Of CUDA: the call as a product that cuBLAS may take, with quantize_x of the x in the workspace; and the bytes there.
+// On CUDA: the call as a product that cuBLAS may compute, with quantize_x of the x in the workspace; and the bytes
+// there.
 many_rows::Problem many_rows_problem(const Args &args);
 size_t cuda_workspace_bytes(const ExecutionContext &context, const Args &args);
 
-// Of more int8 products a sum might not fit into int32: 127 * 128 * 132105 > 2^31.
+// With more int8 products a sum could overflow int32: 127 * 128 * 132105 > 2^31.
 constexpr int64_t kMaxDepth = 131071;
 
-// Check the arguments against the rules above: first all but y, whose shape follows from them, then y.
+// Check the arguments against the rules above: the inputs, which determine the shape of y; and y.
 void check_inputs(Format format, const Args &args);
 void check_output(Format format, const Args &args);
 

@@ -1,10 +1,10 @@
-// The CPU kernel of linear_int8 and linear_int4: rows of the quantized weight are streamed once from memory, become
-// factors in registers, and meet up to kMaxRows rows of x.
+// The CPU kernel of linear_int8 and linear_int4: rows of the quantized weight are streamed once from memory, converted
+// in registers, and multiplied by up to kMaxRows rows of x.
 // Limit: memory bandwidth of the weight's bytes up to about 4 rows, the conversion and multiply-add units beyond.
 #include "formats.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
-#include "rows.h"
+#include "row_iterator.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -15,21 +15,21 @@ constexpr int64_t ceil_div(int64_t a, int64_t b) {
     return (a + b - 1) / b;
 }
 
-// Up to kFewRows rows of x, the weight is read in kStreams far parts at once, each in runs of F::run_bytes, and prefetched
-// kAheadBytes further on. Measured on one Zen 5 core with one row of bfloat16, 4096 -> 14336, as shares of the bandwidth
-// of a dot product: int8 0.98, int4 0.90; without prefetching 0.79 and 0.48, in 8 streams 0.55 and 0.35, and adjacent
-// rows of 4 KiB side by side 0.5. With more rows of x the multiplications take longer than memory, and what is
-// prefetched is what will be multiplied next.
+// Up to kFewRows rows of x, the weight is read in kStreams distant parts at once, each in runs of F::run_bytes, and
+// prefetched kAheadBytes ahead. Measured on one Zen 5 core with one row of bfloat16, 4096 -> 14336, as shares of the
+// bandwidth of a dot product: int8 0.98, int4 0.90; without prefetching 0.79 and 0.48, in 8 streams 0.55 and 0.35, and
+// with adjacent rows of 4 KiB 0.5. With more rows of x the multiplications take longer than memory, and the next group
+// is prefetched.
 constexpr int kFewRows = kManyRegisters ? 4 : 2;
 constexpr int kStreams = 4;
 constexpr int64_t kAheadBytes = 2048;
 
 constexpr int64_t kMaxRows = 32; // rows of x that share one pass over the weight
-constexpr int64_t kGroup = 16;   // weight rows of each stream that meet all of these; then they are in L2
+constexpr int64_t kGroup = 16;   // weight rows of each stream that are multiplied by all of these, from L2
 // k is cut into blocks such that a tile's rows of x stay in the L1 cache.
 constexpr int64_t kTileBytes = 32 * 1024;
 
-// What a tile multiplies: a block of k of some rows of x and of the weight rows `row`, `row` + row_step, ...
+// A tile: a block of k of some rows of x and of the weight rows `row`, `row` + row_step, ...
 template <typename F> struct Tile {
     const Args &args;
     const typename F::Pattern &pattern;
@@ -40,7 +40,7 @@ template <typename F> struct Tile {
     int64_t first_k, k;
     VecF *sums; // of row m of x and weight row r: sums[(m * streams + r) * kGroup]
     int64_t streams;
-    const uint8_t *next; // what the tile prefetches in its first weight row: a share of what is multiplied next
+    const uint8_t *next; // prefetched with the first weight row: the tile's share of the next rows
     int64_t tiles;       // how many shares there are
 };
 
@@ -153,11 +153,11 @@ template <typename F, int kR, int kM> __attribute__((noinline)) void multiply_ti
     }
 }
 
-// The same with the number of rows of x known when it runs.
-template <typename F, int kR, int kMost, int kM = 1> void multiply_tile(int64_t m, const Tile<F> &t) {
-    if constexpr (kM < kMost) {
+// The same with the number of rows of x known at run time.
+template <typename F, int kR, int kMax, int kM = 1> void multiply_tile(int64_t m, const Tile<F> &t) {
+    if constexpr (kM < kMax) {
         if (m > kM) {
-            return multiply_tile<F, kR, kMost, kM + 1>(m, t);
+            return multiply_tile<F, kR, kMax, kM + 1>(m, t);
         }
     }
     multiply_tile<F, kR, kM>(t);
@@ -187,7 +187,7 @@ template <typename F> struct Plan {
     size_t words() const { return static_cast<size_t>((k + F::kStep) * m); }
 };
 
-// Packs one row of x for its tile; what lies beyond k is zero.
+// Packs one row of x for its tile, with zeros beyond k.
 template <typename F, typename T> void pack_row(const Plan<F> &plan, int64_t row, const T *x, typename F::X *packed) {
     const int64_t tile = row / plan.tile_rows, stride = plan.rows_of(tile) * F::kStep;
     for (int64_t block = 0; block < plan.blocks; ++block) {
@@ -212,11 +212,11 @@ template <typename T> void sum_groups(const Args &a, const T *x, int64_t count, 
     }
 }
 
-template <typename T> struct Output {
+template <typename T> struct RowOutput {
     const Args &args;
     const int64_t *offsets; // of each row of y
 
-    // y of row m of x and `count` weight rows from `row` on, of which `sums` has the sums' lanes.
+    // Reduces the lanes of `sums` to y, for row m of x and `count` weight rows from `row` on.
     template <typename F> void write(int64_t m, int64_t row, int64_t count, const VecF *lane_sums) const {
         T *y = args.y.as<T>() + offsets[m] + row;
         const T *bias = args.bias.dtype != INFINI_DTYPE_INVALID ? args.bias.as<const T>() + row : nullptr;
@@ -232,15 +232,15 @@ template <typename T> struct Output {
     }
 };
 
-// y of at most kMaxRows rows of x, for the weight rows begin .. end-1 in kR streams. Returns where they end: what does
-// not divide is left.
+// Computes y of at most kMaxRows rows of x, for the weight rows begin .. end-1 in kR streams. Returns the end of the
+// rows that divide evenly among the streams.
 template <typename F, int kR, typename T>
 int64_t multiply_rows(const Args &a, const typename F::Pattern &pattern, const Plan<F> &plan,
-                      const typename F::X *packed, const float *x_sums, int64_t x_sums_stride, const Output<T> &output,
-                      int64_t begin, int64_t end) {
-    constexpr int64_t kMost = kR == kStreams ? kFewRows : kMaxRows;
-    constexpr int kMostTile = kR == kStreams ? kFewRows : F::kTileRows;
-    alignas(64) VecF part[kMost * kR * kGroup];
+                      const typename F::X *packed, const float *x_sums, int64_t x_sums_stride,
+                      const RowOutput<T> &output, int64_t begin, int64_t end) {
+    constexpr int64_t kMax = kR == kStreams ? kFewRows : kMaxRows;
+    constexpr int kMaxTile = kR == kStreams ? kFewRows : F::kTileRows;
+    alignas(64) VecF part[kMax * kR * kGroup];
     const int64_t length = (end - begin) / kR;
     for (int64_t first = 0; first < length; first += kGroup) {
         const int64_t rows = length - first < kGroup ? length - first : kGroup;
@@ -252,7 +252,7 @@ int64_t multiply_rows(const Args &a, const typename F::Pattern &pattern, const P
             for (int64_t tile = 0; tile < plan.tiles; ++tile) {
                 const int64_t row_of_x = tile * plan.tile_rows, share = F::bytes(plan.block_k) * tile / plan.tiles;
                 for (int64_t i = 0; i < rows; ++i) {
-                    multiply_tile<F, kR, kMostTile>(
+                    multiply_tile<F, kR, kMaxTile>(
                         plan.rows_of(tile),
                         {a, pattern, packed + plan.offset(block, tile), x_sums + row_of_x * x_sums_stride,
                          x_sums_stride, begin + first + i, length, block * plan.block_k, plan.k_of(block),
@@ -277,7 +277,7 @@ template <typename F, typename T> void multiply(const Args &a) {
     const int64_t groups = zeros ? ceil_div(a.zeros.size(1), kLanes) * kLanes : 0;
     const typename F::Pattern pattern(a);
     const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     const int64_t passes = ceil_div(rows.count(), kMaxRows), pass_rows = ceil_div(rows.count(), passes);
     const size_t x_bytes = (Plan<F>(pass_rows, k).words() * sizeof(X) + 63) / 64 * 64;
     auto *packed = static_cast<X *>(cpu::scratch(x_bytes + sizeof(float) * static_cast<size_t>(groups * pass_rows)));
@@ -294,7 +294,7 @@ template <typename F, typename T> void multiply(const Args &a) {
             }
             y_offsets[m++] = at[1];
         });
-        const Output<T> output{a, y_offsets};
+        const RowOutput<T> output{a, y_offsets};
         parallel_for(
             ceil_div(n, kGroup), n * F::bytes(k) * ceil_div(plan.m, kFewRows), [&](int64_t first, int64_t last) {
                 int64_t row = first * kGroup;
@@ -314,7 +314,7 @@ template <typename F, typename T> void multiply(const Args &a) {
 
 void infini::quantized_linear::INFINI_LEVEL::int8_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int8_kernel, [&](auto x) {
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int8_kernel, [&](auto x) {
         using T = decltype(x);
         multiply<Int8<typename FactorOf<T>::X>, T>(args);
     });
@@ -322,7 +322,7 @@ void infini::quantized_linear::INFINI_LEVEL::int8_kernel(const Args &args) {
 
 void infini::quantized_linear::INFINI_LEVEL::int4_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int4_kernel, [&](auto x) {
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::int4_kernel, [&](auto x) {
         using T = decltype(x);
         multiply<Int4<typename FactorOf<T>::X>, T>(args);
     });

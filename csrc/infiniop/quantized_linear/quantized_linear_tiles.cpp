@@ -1,9 +1,11 @@
-// The kernel of linear_int8 and linear_int4 in tile registers where x is bfloat16: the integers are exact in it. A block of
-// the weight is unpacked into tiles, once for all rows of x in a pass. Of fewer than 5 rows vectors are faster.
-// Limit: the tiles' rate (gemm/tile_loops.h), with int4 what nibble_tiles.h says. Unpacking 32 integers takes 5.4 cycles
-// (measured: 20 GB/s of int8 from L2, 16 from L3, 8 from memory, on an Intel Xeon (Sapphire Rapids) of 30 and 15 GB/s).
+// The kernel of linear_int8 and linear_int4 in tile registers where x is bfloat16: the integers are exact in it. A
+// block of the weight is unpacked into tiles, once for all rows of x in a pass. With fewer than 5 rows vectors are
+// faster.
+// Limit: the tiles' rate (gemm/tile_loops.h), with int4 what nibble_tiles.h says. Unpacking 32 integers takes 5.4
+// cycles (measured: 20 GB/s of int8 from L2, 16 from L3, 8 from memory, on an Intel Xeon (Sapphire Rapids) of 30 and 15
+// GB/s).
 #include "nibble_tiles.h"
-#include "output.h"
+#include "quantized_epilogue.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -52,7 +54,7 @@ struct WidenedBlock {
         }
         return {to, kTmmRowBytes, 2 * kTmmBytes, kTmmBytes};
     }
-    Ahead ahead(int64_t first, int64_t pair, int64_t pairs) const {
+    PrefetchSpan ahead(int64_t first, int64_t pair, int64_t pairs) const {
         const int64_t begin = count * pair / pairs, end = count * (pair + 1) / pairs;
         return {reinterpret_cast<const char *>(rows) + begin * stride + first * kTileStep<bf16>, stride,
                 kTileStep<bf16>, end - begin, kTmmRowBytes / kTileStep<bf16>};
@@ -68,7 +70,7 @@ void multiply_int8(const Args &a) {
     };
     multiply_rows(a.x, a.y, ceil_div(n, kPairRows), block_of,
                   [&](int64_t block, int64_t offset, int64_t column, VecF value, auto lanes) {
-                      Output{a, &offset, nullptr, true}(0, block * kPairRows + column, value, lanes);
+                      QuantizedEpilogue{a, &offset, nullptr, true}(0, block * kPairRows + column, value, lanes);
                   });
 }
 
@@ -78,7 +80,7 @@ void multiply_int4(const Args &a) {
     multiply_rows(
         a.x, a.y, weight.blocks(), [&](int64_t i) { return weight.block(i); },
         [&](int64_t block, int64_t offset, int64_t column, VecF value, auto lanes) {
-            Output{a, &offset, nullptr, false}(0, block * kPairRows + column, value, lanes);
+            QuantizedEpilogue{a, &offset, nullptr, false}(0, block * kPairRows + column, value, lanes);
         },
         weight.sums(scales));
 }

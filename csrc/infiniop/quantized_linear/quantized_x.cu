@@ -1,7 +1,7 @@
-// The CUDA kernels of linear_int8 and linear_int4 where x is quantized too: a kernel that writes x as int8 with a scale
-// for each row to the workspace, then exact products of integers: weight_stream.cuh, and many rows by cuBLAS with int8.
+// The CUDA kernels of linear_int8 and linear_int4 with quantized x: one kernel writes x as int8 with a scale for each
+// row to the workspace, then exact integer products: weight_stream.cuh, and many rows by cuBLAS with int8.
 // Limit: memory bandwidth of the weight's bytes up to 16 rows; more rows read it again for every 32. Then many_rows.h.
-#include "problem.cuh"
+#include "quantized_problem.cuh"
 #include "quantize/int8_rows.cuh"
 
 namespace infini::quantized_linear {

@@ -1,13 +1,13 @@
-// The CPU kernel of linear_int8 and linear_int4 where x is quantized too: a scale and int8 values for each row of x,
-// then exact products of integers (int8_gemm/product.h).
+// The CPU kernel of linear_int8 and linear_int4 with quantized x: a scale and int8 values for each row of x, then exact
+// integer products (int8_gemm/int8_product.h).
 // Limit: memory bandwidth of the weight's bytes for few rows, the multiply-adds of bytes (VNNI: 64 a unit) for many.
 #include "group_scales.h"
-#include "int8_gemm/product.h"
-#include "output.h"
+#include "int8_gemm/int8_product.h"
+#include "quantized_epilogue.h"
 #include "parallel.h"
 #include "quantize_row.h"
 #include "quantized_linear.h"
-#include "rows.h"
+#include "row_iterator.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -19,14 +19,14 @@ constexpr int64_t kMaxRows = 1024; // rows of x that are quantized at once; the 
 template <typename F, typename Scales> void multiply(const Args &a, int64_t groups, const Scales &scales) {
     const int64_t k = a.x.size(-1), n = a.weight.size(0);
     const TensorView *const views[] = {&a.x, &a.y};
-    const Rows<2> rows(views);
+    const RowIterator<2> rows(views);
     const int64_t passes = (rows.count() + kMaxRows - 1) / kMaxRows;
     const int64_t pass_rows = passes > 0 ? (rows.count() + passes - 1) / passes : 0;
     float x_scales[kMaxRows];
     int64_t offsets[kMaxRows];
     for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
         const int64_t left = rows.count() - begin, m = left < pass_rows ? left : pass_rows;
-        Product<F> product(m, k, groups);
+        Int8Product<F> product(m, k, groups);
         const int64_t block = product.block_rows(), blocks = (n + block - 1) / block;
         const int64_t x_bytes = m * k * static_cast<int64_t>(size_of(a.x.dtype));
         const int64_t work = n * a.weight.size(1) * ((m + 3) / 4);
@@ -49,7 +49,7 @@ template <typename F, typename Scales> void multiply(const Args &a, int64_t grou
                 product.set_row(row++, q);
             });
         });
-        const Output output{a, offsets, x_scales, !F::kGrouped};
+        const QuantizedEpilogue output{a, offsets, x_scales, !F::kGrouped};
         parallel_for(blocks, work, [&](int64_t first, int64_t last) {
             const auto *const weight = a.weight.as<const uint8_t>();
             const int64_t end = last * block < n ? last * block : n, stride = a.weight.stride(0);

@@ -1,26 +1,26 @@
-// The kernel that unpacks integers: a thread reads eight elements at a time, 8 bytes of int8 or 4 of int4, so that the 16
-// bytes of a half type that neighbours write lie side by side; four of these are under way.
+// The kernel that unpacks integers: a thread reads eight elements at a time, 8 bytes of int8 or 4 of int4, so that
+// adjacent threads write adjacent 16 bytes of a half type; four such loads are in flight.
 // Limit: memory bandwidth: of a half type 3 bytes an element with int8, 2.5 with int4 and what the scales take.
 // SASS: unpack_rows: LDG.E.64 STG.E.128
 #include "unpack.h"
 
 #include "cuda/launch.cuh"
-#include "cuda/pairs.cuh"
-#include "cuda/words.cuh"
+#include "cuda/half2.cuh"
+#include "cuda/packed32.cuh"
 
 namespace infini::unpack {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kElements = 8; // of a thread at a time
-constexpr int kAhead = 4;    // such vectors under way
+constexpr int kAhead = 4;    // such vectors in flight
 
 template <typename T> using Unpacked = cuda::Vector<uint32_t, kElements * sizeof(T) / 4>;
 
 template <typename T> struct Bytes {
     using To = T;
     static constexpr int kVectorBytes = kElements;
-    using Packed = cuda::Words<uint8_t, kVectorBytes>;
+    using Packed = cuda::Packed32<uint8_t, kVectorBytes>;
 
     __device__ __forceinline__ Unpacked<T> unpack(const Packed &packed, int64_t, int64_t) const {
         Unpacked<T> out;
@@ -33,8 +33,8 @@ template <typename T> struct Bytes {
         } else {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                out.values[2 * i] = cuda::int8_pair<T, 0>(packed.values[i]);
-                out.values[2 * i + 1] = cuda::int8_pair<T, 2>(packed.values[i]);
+                out.values[2 * i] = cuda::int8x2_to_half2<T, 0>(packed.values[i]);
+                out.values[2 * i + 1] = cuda::int8x2_to_half2<T, 2>(packed.values[i]);
             }
         }
         return out;
@@ -45,7 +45,7 @@ template <typename T> struct Bytes {
 template <typename T, typename S> struct Nibbles {
     using To = T;
     static constexpr int kVectorBytes = kElements / 2;
-    using Packed = cuda::Words<uint8_t, kVectorBytes>;
+    using Packed = cuda::Packed32<uint8_t, kVectorBytes>;
 
     const S *scales, *zeros;
     int64_t scales_row, zeros_row;
@@ -71,7 +71,7 @@ template <typename T, typename S> struct Nibbles {
         } else {
 #pragma unroll
             for (int i = 0; i < kElements / 2; ++i) {
-                out.values[i] = cuda::pair_of<T>(values[2 * i], values[2 * i + 1]);
+                out.values[i] = cuda::pack_half2<T>(values[2 * i], values[2 * i + 1]);
             }
         }
         return out;
@@ -103,7 +103,7 @@ template <typename F> __global__ void __launch_bounds__(kThreads) unpack_rows(co
         for (int i = 0; i < kAhead; ++i) {
             const int64_t byte = (first + static_cast<int64_t>(i) * blockDim.x) * F::kVectorBytes,
                           left = a.row_bytes - byte;
-            packed[i] = cuda::load_words<uint8_t, F::kVectorBytes>(
+            packed[i] = cuda::load_packed32<uint8_t, F::kVectorBytes>(
                 from + byte, a.whole && left >= F::kVectorBytes,
                 static_cast<int>(left < F::kVectorBytes ? left : F::kVectorBytes));
         }
@@ -122,7 +122,7 @@ template <typename F> __global__ void __launch_bounds__(kThreads) unpack_rows(co
                     for (int word = 0; word < kPart; ++word) {
                         words.values[word] = out.values[part + word];
                     }
-                    cuda::store_at_once(to + vector * kWords + part, words);
+                    cuda::store_vectorized(to + vector * kWords + part, words);
                 }
             }
         }

@@ -1,4 +1,4 @@
-// Rows of int8 or int4 as dense rows of a floating dtype, on CUDA: what a product by cuBLAS takes.
+// Unpacks rows of int8 or int4 to dense rows of a floating dtype, on CUDA, for products by cuBLAS.
 #pragma once
 
 #include "execution_context.h"

@@ -1,4 +1,4 @@
-// The rules of random_sample, and the way to its kernel.
+// The rules of random_sample, and the call of its kernel.
 #include "random_sample.h"
 
 #include <cmath>

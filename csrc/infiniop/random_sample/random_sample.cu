@@ -1,13 +1,13 @@
-// The CUDA kernel of random_sample: a block has a row, and neither sorts nor keeps it. Weights are whole numbers, in
-// units so small that n of them may add up to 2^62: sums are the same in any order, so they are made by atomic
-// additions to a histogram in shared memory. The passes over a row:
+// The CUDA kernel of random_sample: a block has a row, and neither sorts nor stores it. Weights are integers, scaled so
+// that n of them sum to at most 2^62: sums are the same in any order, so atomic additions to a histogram in shared
+// memory compute them. The passes over a row:
 //   1. The maximum, its first column, and whether there is a NaN or +infinity. Greedy rows end here.
 //   2. A histogram of the weights over 2048 equal steps of (maximum - x) / temperature; for top-k also of their number.
 //   3. Another over the values in the step where the limit lies, until one value is left: once for bfloat16 and
 //      float16, mostly twice for float32. With top-k, before that, as often for the k-th value.
 //   4. One over the columns of that value, to find the one that the limit falls to; then 64 columns once more.
 // Limit of greedy rows: memory bandwidth; 128 rows of 128,256 bfloat16 are 33 MB, 8 us at 4.3 TB/s. With top-p each of
-// these rows is read 4 times (f32: 5), but for the first time from the level-2 cache, which holds them all. An estimate
+// these rows is read 4 times (f32: 5), after the first time from L2, which holds them all. An estimate
 // for a multiprocessor with one of the rows: 8 us for pass 1, 20,000 cycles for 3 x 257 KB from the cache, 60,000 for
 // about 60 instructions for each logit, 50,000 to 100,000 for 2 atomic additions each, with a few conflicts in a warp:
 // 80 to 110 us at 1.75 GHz. Not measured.
@@ -29,7 +29,7 @@ using cuda::kWarp;
 template <typename C> constexpr C kSmallest = std::numeric_limits<C>::min();
 template <typename C> constexpr C kLargest = std::numeric_limits<C>::max();
 
-// One number for each row, or one given with the call.
+// One number for each row, or one for the call.
 template <typename V> struct PerRow {
     const V *data = nullptr;
     int64_t stride = 0;
@@ -62,7 +62,7 @@ constexpr unsigned kBuckets = 1 << kDigitBits, kNowhere = kBuckets;
 // The buckets of the first histogram; the last takes all from 32 on, where weights are below 1.3e-14.
 constexpr int kBucketsPerUnit = 64;
 
-// Of some columns: the sum of their weights, and how many there are that have a weight.
+// The sum of the weights of some columns, and the number of columns with a weight.
 struct Amount {
     unsigned long long mass;
     unsigned count;
@@ -72,12 +72,12 @@ __device__ __forceinline__ Amount operator+(const Amount &a, const Amount &b) {
     return {a.mass + b.mass, a.count + b.count};
 }
 
-// What a histogram is of: the other sums stay 0.
+// Which sums a histogram has: the others stay 0.
 struct Kinds {
     bool mass, count;
 };
 
-// Masses in two halves: there are no atomic additions of 64 bits in shared memory.
+// Weights are added in two halves: shared memory has no 64-bit atomic additions.
 struct Histogram {
     unsigned low[kBuckets], high[kBuckets], count[kBuckets];
 
@@ -100,7 +100,7 @@ struct Histogram {
     }
 };
 
-// Unsigned integers in the order of the values of a dtype, and the way back.
+// Maps the values of a dtype to unsigned integers in the same order, and back.
 template <int kBytes> struct Word;
 template <> struct Word<2> {
     using type = uint16_t;
@@ -167,8 +167,8 @@ template <typename T> struct Row {
     }
 };
 
-// Which columns go into a histogram, and where: all, by their distance from the maximum; or those of one bucket of that
-// histogram whose keys are in low .. high, larger ones first; or those of one value in the columns low .. high.
+// The columns of a histogram, and their buckets: all, by their distance from the maximum; or those of one of its
+// buckets with keys in low .. high, larger ones first; or those of one value in the columns low .. high.
 template <typename T> struct Place {
     using C = Compute<T>;
 
@@ -191,7 +191,7 @@ template <typename T> struct Place {
     }
 
     __device__ void start_keys(const Row<T> &row, unsigned bucket) {
-        // The values whose bucket that is, and a little more at each end for what rounding may do.
+        // The values of that bucket, with a margin at each end for rounding.
         constexpr C kMore = 1e-6f;
         const C near = static_cast<C>(bucket) / kBucketsPerUnit * (1 - kMore) / row.inverse;
         const C far = static_cast<C>(bucket + 1) / kBucketsPerUnit * (1 + kMore) / row.inverse;
@@ -207,7 +207,7 @@ template <typename T> struct Place {
         low = 0;
         high = row.n - 1;
     }
-    // Leaves of low .. high what one bucket stands for.
+    // Narrows low .. high to one bucket.
     __device__ void narrow_to(unsigned bucket) {
         const Key<T> range = high - low, wanted = static_cast<Key<T>>(bucket) << shift;
         const Key<T> before = wanted < range ? wanted : range;
@@ -222,7 +222,7 @@ template <typename T> struct Place {
     }
 };
 
-// The questions to a row, in this order, and how far the present one is answered. In shared memory: thread 0 writes.
+// The searches in a row, in this order, and the state of the current one. In shared memory: thread 0 writes.
 template <typename T> struct Search {
     enum {
         kTotal,  // what do all columns amount to?
@@ -234,8 +234,8 @@ template <typename T> struct Search {
     Row<T> row;
     Place<T> place;
     bool filled;               // the histogram is there
-    unsigned long long target; // what is looked for: where the amounts, from the maximum downwards, reach it
-    Amount above;              // before what is left of place
+    unsigned long long target; // the search is for the place where the amounts, from the maximum downwards, reach it
+    Amount above;              // the amounts above `place`
     Amount all;
     int64_t top_k;
     double p, u;
@@ -252,7 +252,7 @@ template <typename T> struct Search {
         u = row_u;
     }
 
-    // What the histogram has to tell.
+    // Which sums the histogram needs.
     __device__ __forceinline__ Kinds kinds() const {
         return {question != kColumn, question == kTotal ? top_k > 0 : question != kToken};
     }
@@ -325,7 +325,7 @@ __device__ __forceinline__ void fill(Histogram &h, const Row<T> &row, const Plac
         h.clear(i);
     }
     __syncthreads();
-    unsigned bucket = kNowhere; // that of the last columns, whose amount is not yet added: equals often come together
+    unsigned bucket = kNowhere; // of the last columns, with an amount that is not yet added: equal ones often follow
     Amount amount{};
     constexpr uint32_t kWidth = cuda::kWidth<T>;
     const bool some = place.by == Place<T>::kColumn; // they all have a weight
@@ -386,7 +386,7 @@ __device__ __forceinline__ void find(Search<T> &search, const Histogram &h, Amou
     }
     Amount before = search.above;
     const Amount all = scan(part, warps, before);
-    // One thread has the place; were there none, for rounding, the last one takes all.
+    // One thread has the place; if none has, by rounding, the last one takes it.
     const unsigned long long target = search.target;
     const bool last = threadIdx.x == blockDim.x - 1;
     const bool mine = (threadIdx.x == 0 || measure(before) < target) && (last || target <= measure(before + part));
@@ -401,7 +401,7 @@ __device__ __forceinline__ void find(Search<T> &search, const Histogram &h, Amou
     __syncthreads();
 }
 
-// The token, or below 0 what is wrong: see random_sample.h.
+// The token, or an error code below 0: see random_sample.h.
 template <typename T>
 __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float temperature, int64_t top_k, float top_p,
                                           float u) {
@@ -431,7 +431,7 @@ __device__ __forceinline__ int64_t sample(Shared<T> &shared, Row<T> row, float t
     if (temperature == 0 || top_k == 1 || top_p == 0) {
         return cuda::row_reduce<cuda::Min>(best == row.top ? column : row.n, shared.columns);
     }
-    // Bounded so that neither 0 nor infinity times it is a NaN.
+    // Bounded so that its product with 0 or infinity is not NaN.
     row.inverse = fmin(fmax(1 / static_cast<C>(temperature), kSmallest<C>), kLargest<C>);
     Search<T> &search = shared.search;
     if (threadIdx.x == 0) {
@@ -517,13 +517,14 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
 
 void run_given_on_cuda(const ExecutionContext &context, const GivenArgs &args) {
     const int64_t n = args.probs.size(0);
+    const auto u = static_cast<float>(args.random_val);
     infini::cuda::with_float_type(args.probs.dtype, [&](auto x) {
         using T = decltype(x);
         launch<T>(context,
                   {args.probs.as<const T>(), n, 0, cuda::vectors_fit(args.probs), unit_for<T>(n), args.result.data, 0,
-                   static_cast<int>(size_of(args.result.dtype)), PerRow<float>(args.temperature),
-                   PerRow<int64_t>(args.random_val == 0 ? 1 : args.topk), PerRow<float>(args.topp), true,
-                   PerRow<int64_t>(0), PerRow<int64_t>(0), args.random_val},
+                   static_cast<int>(size_of(args.result.dtype)), PerRow<float>(static_cast<float>(args.temperature)),
+                   PerRow<int64_t>(u == 0 ? 1 : args.topk), PerRow<float>(static_cast<float>(args.topp)), true,
+                   PerRow<int64_t>(0), PerRow<int64_t>(0), u},
                   1);
     });
 }

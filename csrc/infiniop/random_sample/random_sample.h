@@ -1,8 +1,9 @@
-// random_sample: one token id for each row of logits [rows, n], by temperature, top-k and top-p, each row with settings
-// and a Philox stream of its own: a row's token depends on nothing but that row.
+// random_sample: one token id for each row of logits [rows, n], by temperature, top-k and top-p. Each row has its own
+// settings and Philox stream: a row's token depends on that row alone.
 // Weights exp((x - max) / temperature) in float, their sums in double, in an order fixed by n alone.
 #pragma once
 
+#include "check.h"
 #include "cpu_capability.h"
 #include "kernel_table.h"
 #include "tensor_view.h"
@@ -26,21 +27,30 @@ struct Args {
 // On CUDA values cannot be checked: a row that cannot be sampled gets a token below 0, as the kernels below write it.
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
-// The same for one row with a given u: what the C ABI calls RandomSample.
+// The names of the op that takes u, and of its tensors, in messages.
+struct GivenNames {
+    Checker rule;
+    const char *logits, *out;
+};
+inline constexpr GivenNames kRandomSampleGiven{Checker("random_sample_given"), "logits", "out"};
+inline constexpr GivenNames kRandomSampleOfC{Checker("random_sample"), "probs", "result"};
+
+// The same for one row with a given u: torch.ops.infini.random_sample_given, and RandomSample of the C ABI.
 struct GivenArgs {
-    TensorView result;    // [], any integers that hold n - 1
-    TensorView probs;     // [n] logits as above, or float64: that in double
-    float random_val = 0; // u, in [0, 1]; 0: the first maximum
-    float topp = 1;
+    TensorView result;     // [], any integers that hold n - 1
+    TensorView probs;      // [n] logits as above, or float64: that in double
+    double random_val = 0; // u, in [0, 1]; 0: the first maximum. Rounded to float before use, as are the next two.
+    double topp = 1;
     int topk = 0;
-    float temperature = 1;
+    double temperature = 1;
+    const GivenNames *names = &kRandomSampleGiven;
 };
 
 void check(const GivenArgs &args);
 void run(const ExecutionContext &context, const GivenArgs &args);
 
 // A row that cannot be sampled gets -1 - c as its token: c is the first column with a NaN or +infinity, or n where
-// every logit is -infinity. `run` makes a sentence of it (threads cannot throw). On CUDA c is n + 1 where the
+// every logit is -infinity. `run` turns it into an Error (threads cannot throw). On CUDA c is n + 1 where the
 // temperature or top_p is out of range, and in integers of less than 4 bytes the token is -1, all bits set.
 INFINI_CPU_KERNEL(cpu_kernel, Args)
 extern KernelTable<Args> kernels;

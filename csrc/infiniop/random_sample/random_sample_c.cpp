@@ -1,4 +1,4 @@
-// infiniopRandomSample, and what stands in for infiniopRandomSampleBatch.
+// infiniopRandomSample, and placeholders of infiniopRandomSampleBatch that return NOT_IMPLEMENTED.
 #include "c_api.h"
 #include "random_sample.h"
 
@@ -25,6 +25,7 @@ infiniStatus_t infiniopCreateRandomSampleDescriptor(infiniopHandle_t handle, inf
     return kOp.create(handle, desc_ptr, [&](GivenArgs &args, const c_api::Tensors &tensor) {
         args.result = tensor("result_desc", result_desc);
         args.probs = tensor("probs_desc", probs_desc);
+        args.names = &random_sample::kRandomSampleOfC;
     });
 }
 

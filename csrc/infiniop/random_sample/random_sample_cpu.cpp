@@ -1,7 +1,7 @@
 // The CPU kernel of random_sample: no sort. A pass finds the maximum; a histogram of the weights, or for top-k a bound
-// on the k-th value, leaves few candidates; a radix selection among these finds where their running sum meets the
-// limit. Limit: memory bandwidth for the first maximum; one exponential for each logit where all weights are summed.
-#include "own_types.h"
+// on the k-th value, leaves few candidates; a radix selection finds where their running sum reaches the limit.
+// Limit: memory bandwidth for the first maximum; one exponential for each logit where all weights are summed.
+#include "level_types.h"
 #include "parallel.h"
 #include "philox.h"
 #include "random_sample.h"
@@ -19,10 +19,10 @@ using random_sample::Args;
 
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
-// A row costs up to 0.5 ns for each byte: less traffic than elsewhere pays for a second thread.
+// A row costs up to 0.5 ns for each byte: a second thread is worth it from less traffic on than in other ops.
 constexpr int64_t kParallelSampleBytes = 64 * 1024;
 
-// Vectors whose maxima are kept together where top-k asks for none.
+// Vectors that share a maximum without top-k.
 constexpr int64_t kGroup = 64;
 
 // Maxima to keep for each token of top-k: with 8 about 7 % more candidates than needed pass the bound.
@@ -82,13 +82,13 @@ inline float value_of(uint32_t key) {
     return float_of(key & 0x80000000u ? key ^ 0x80000000u : ~key);
 }
 
-// One row's weights: exp(-distance), where distance = (max - x) / temperature. Both fall or stay with x.
+// One row's weights: exp(-distance), where distance = (max - x) / temperature; monotonic in x.
 struct Weights {
     VecF max, inverse;
 
     Weights(float top, float temperature)
         : max(splat(top)),
-          // Bounded so that neither 0 nor infinity times it is a NaN.
+          // Bounded so that its product with 0 or infinity is not NaN.
           inverse(splat(std::fmin(std::fmax(1.0f / temperature, std::numeric_limits<float>::min()),
                                   std::numeric_limits<float>::max()))) {}
 
@@ -115,8 +115,8 @@ struct Buffers {
     }
 };
 
-// Where the running sum of weight(i), in descending order of the keys, reaches the limit: returns the key there and
-// takes all that lies above it from the limit. Each round cuts the range of keys into 256 and keeps one part.
+// Finds where the running sum of weight(i), in descending order of the keys, reaches the limit: returns the key there
+// and subtracts the weights above it from the limit. Each round splits the range of keys into 256 and keeps one part.
 // Keys without weight are never chosen.
 template <typename Weight>
 uint32_t select_key(const uint32_t *keys, int64_t count, const Weight &weight, double &limit) {
@@ -168,7 +168,7 @@ int64_t select_column(const Buffers &b, int64_t count, double limit) {
     return column;
 }
 
-// Columns with test(x) become candidates; their values take the place of the keys.
+// Makes candidates of the columns with test(x); stores their values in place of the keys.
 template <typename T, typename Test> int64_t collect(const T *x, int64_t n, const Buffers &b, const Test &test) {
     int64_t count = 0;
     for_each_vector(n, [&](int64_t i, auto lanes) {
@@ -193,7 +193,7 @@ void weigh(const Buffers &b, int64_t count, const Weights &weights) {
     });
 }
 
-// Leaves the k largest of the candidates, of equal ones those in the lower columns.
+// Keeps the k largest candidates, among equal ones those in the lower columns.
 void keep_largest(const Buffers &b, int64_t count, int64_t k) {
     auto equal = static_cast<double>(k);
     const uint32_t smallest = select_key(b.keys, count, [](int64_t) { return 1.0; }, equal);
@@ -222,8 +222,8 @@ template <typename T> double sum_of_weights(const T *x, int64_t n, const Weights
     return total;
 }
 
-// The sum of the weights in each bucket. Weights and buckets of a chunk are stored before they are added up one by one:
-// a load of one lane straight after the store of its vector would wait for it.
+// The sum of the weights in each bucket. Weights and buckets of a chunk are stored before they are added one by one: a
+// load of one lane right after the store of its vector would stall.
 template <typename T> void fill_histogram(const T *x, int64_t n, const Weights &weights, double *sums) {
     constexpr int64_t kChunk = 1024;
     float weight[kChunk];
@@ -283,7 +283,7 @@ template <typename T> int64_t first_maximum(const T *x, int64_t n, int64_t group
     return column;
 }
 
-// What stands for a token in a row that has none; see random_sample.h.
+// The error code in place of a token; see random_sample.h.
 template <typename T> int64_t refusal(const T *x, int64_t n) {
     int64_t column = 0;
     while (column < n && widen(x[column]) < kInfinity) {
@@ -296,7 +296,7 @@ template <typename T> int64_t sample_row(const T *x, int64_t n, const Settings &
     const bool greedy = s.temperature == 0 || s.top_k == 1 || s.top_p == 0;
     const bool limited = !greedy && s.top_k > 0 && s.top_k < n;
     // Top-k: as many maxima as are wanted or more, so that the k-th largest of them bounds the k-th value from below.
-    // Where that were nearly all values, every column is a candidate.
+    // Where that would be nearly all values, every column is a candidate.
     const int64_t vectors = (n + kLanes - 1) / kLanes;
     const int64_t groups = limited ? (s.top_k * kMaximaPerToken + kLanes - 1) / kLanes : 0;
     const bool bounded = groups > 0 && groups * 2 <= vectors;
@@ -376,8 +376,8 @@ template <typename T> void sample_rows(const Args &a) {
 void infini::random_sample::INFINI_LEVEL::cpu_kernel_given(const Given &given) {
     using namespace infini::INFINI_LEVEL;
     const GivenArgs &a = given.args;
-    const bool greedy = a.random_val == 0;
-    const Settings settings{a.temperature, greedy ? 1 : a.topk, a.topp, a.random_val};
+    const auto u = static_cast<float>(a.random_val);
+    const Settings settings{static_cast<float>(a.temperature), u == 0 ? 1 : a.topk, static_cast<float>(a.topp), u};
     const int64_t n = a.probs.size(0);
     const Buffers buffers(n);
     with_float_type(a.probs.dtype,
@@ -386,6 +386,6 @@ void infini::random_sample::INFINI_LEVEL::cpu_kernel_given(const Given &given) {
 
 void infini::random_sample::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.logits.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
-                        [&](auto x) { sample_rows<decltype(x)>(args); });
+    with_level_float_type(args.logits.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                          [&](auto x) { sample_rows<decltype(x)>(args); });
 }

@@ -1,4 +1,4 @@
-// random_sample with a given random number: the rules, float64, and the way to the kernel for the other dtypes.
+// random_sample with a given random number: the rules, float64, and the call of the kernel for the other dtypes.
 #include "random_sample.h"
 
 #include <algorithm>
@@ -14,8 +14,6 @@ namespace infini::random_sample {
 KernelTable<GivenArgs> given_kernels{"random_sample"};
 
 namespace {
-
-constexpr Checker kRule("random_sample");
 
 // The largest value of an integer dtype, as far as int64 goes.
 int64_t largest(infiniDtype_t dtype) {
@@ -54,7 +52,7 @@ void write(const TensorView &result, int64_t token) {
     }
 }
 
-// For callers who check against float64: the definition as it stands, with a sort. Refusals as in random_sample.h.
+// float64, as a reference: the definition, with a sort. Error codes as in random_sample.h.
 int64_t sample_double(const GivenArgs &a) {
     const int64_t n = a.probs.size(0);
     const auto *x = a.probs.as<const double>();
@@ -69,7 +67,9 @@ int64_t sample_double(const GivenArgs &a) {
     if (x[first] == -infinity) {
         return -1 - n;
     }
-    if (a.random_val == 0 || a.topp == 0 || a.topk == 1 || a.temperature == 0) {
+    const auto u = static_cast<float>(a.random_val), topp = static_cast<float>(a.topp);
+    const auto temperature = static_cast<float>(a.temperature);
+    if (u == 0 || topp == 0 || a.topk == 1 || temperature == 0) {
         return first;
     }
     std::vector<int64_t> order(static_cast<size_t>(n));
@@ -78,10 +78,10 @@ int64_t sample_double(const GivenArgs &a) {
     std::vector<double> sums(order.size());
     double sum = 0;
     for (size_t i = 0; i < order.size(); ++i) {
-        sums[i] = sum += std::exp((x[order[i]] - x[first]) / static_cast<double>(a.temperature));
+        sums[i] = sum += std::exp((x[order[i]] - x[first]) / static_cast<double>(temperature));
     }
     const size_t k = a.topk > 0 && a.topk < n ? static_cast<size_t>(a.topk) : order.size();
-    const double limit = a.random_val * std::min(sums[k - 1], static_cast<double>(a.topp) * sums.back());
+    const double limit = u * std::min(sums[k - 1], static_cast<double>(topp) * sums.back());
     const auto found = std::lower_bound(sums.begin(), sums.begin() + static_cast<int64_t>(k) - 1, limit);
     return order[static_cast<size_t>(found - sums.begin())];
 }
@@ -102,27 +102,29 @@ const char *kind_of_excess(const TensorView &probs, int64_t column) {
 
 void check(const GivenArgs &args) {
     const TensorView &probs = args.probs, &result = args.result;
-    kRule.rank("probs", probs, 1);
-    kRule.dtype("probs", probs, INFINI_FLOATS_AND_DOUBLE);
-    kRule.dense_last("probs", probs);
+    const Checker &rule = args.names->rule;
+    const char *const of_probs = args.names->logits, *const of_result = args.names->out;
+    rule.rank(of_probs, probs, 1);
+    rule.dtype(of_probs, probs, INFINI_FLOATS_AND_DOUBLE);
+    rule.dense_last(of_probs, probs);
     const int64_t n = probs.size(0);
     if (n < 1 || n > kMaxColumns) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, "probs", message("have 1 to ", kMaxColumns, " elements"),
-                   std::to_string(n));
+        rule.fail(INFINI_STATUS_BAD_TENSOR_SHAPE, of_probs, message("have 1 to ", kMaxColumns, " elements"),
+                  std::to_string(n));
     }
-    kRule.rank("result", result, 0);
-    kRule.dtype("result", result,
-                {INFINI_DTYPE_I64, INFINI_DTYPE_I32, INFINI_DTYPE_I16, INFINI_DTYPE_I8, INFINI_DTYPE_U64,
-                 INFINI_DTYPE_U32, INFINI_DTYPE_U16, INFINI_DTYPE_U8});
+    rule.rank(of_result, result, 0);
+    rule.dtype(of_result, result,
+               {INFINI_DTYPE_I64, INFINI_DTYPE_I32, INFINI_DTYPE_I16, INFINI_DTYPE_I8, INFINI_DTYPE_U64,
+                INFINI_DTYPE_U32, INFINI_DTYPE_U16, INFINI_DTYPE_U8});
     if (n - 1 > largest(result.dtype)) {
-        kRule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, "result", message("hold the indices up to ", n - 1),
-                   name_of(result.dtype));
+        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, of_result, message("hold the indices up to ", n - 1),
+                  name_of(result.dtype));
     }
-    kRule.no_overlap("result", result, "probs", probs);
+    rule.no_overlap(of_result, result, of_probs, probs);
     constexpr double limit = std::numeric_limits<float>::max();
-    kRule.range("random_val", args.random_val, 0, 1, "be at least 0 and at most 1");
-    kRule.range("topp", args.topp, 0, limit, "be a finite number of at least 0");
-    kRule.range("temperature", args.temperature, 0, limit, "be a finite number of at least 0");
+    rule.range("random_val", args.random_val, 0, 1, "be at least 0 and at most 1");
+    rule.range("topp", args.topp, 0, limit, "be a finite number of at least 0");
+    rule.range("temperature", args.temperature, 0, limit, "be a finite number of at least 0");
 }
 
 void run(const ExecutionContext &context, const GivenArgs &args) {
@@ -140,12 +142,13 @@ void run_on_cpu(const ExecutionContext &context, const GivenArgs &args) {
         cpu_kernel_given(context, {args, token});
     }
     if (token < 0) {
+        const Checker &rule = args.names->rule;
         const int64_t column = -1 - token;
         if (column == args.probs.size(0)) {
-            kRule.fail(INFINI_STATUS_BAD_PARAM, "probs", "have a value above -infinity", "none");
+            rule.fail(INFINI_STATUS_BAD_PARAM, args.names->logits, "have a value above -infinity", "none");
         }
-        kRule.fail(INFINI_STATUS_BAD_PARAM, "probs", "be below +infinity and not NaN",
-                   message(kind_of_excess(args.probs, column), " at ", column));
+        rule.fail(INFINI_STATUS_BAD_PARAM, args.names->logits, "be below +infinity and not NaN",
+                  message(kind_of_excess(args.probs, column), " at ", column));
     }
     write(args.result, token);
 }

@@ -1,4 +1,4 @@
-// The rules of rearrange, and the way to its kernel.
+// The rules of rearrange, and the call of its kernel.
 #include "rearrange.h"
 
 #include "check.h"

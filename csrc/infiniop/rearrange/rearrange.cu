@@ -1,9 +1,9 @@
 // The CUDA kernels of rearrange. Where another dimension is the dense one in src than in dst, tiles are transposed in
-// shared memory, so that both sides are accessed in whole lines; the rest is a map, in vectors of 16 bytes where rows are
-// dense in both. Limit: memory bandwidth, each element read once and written once.
+// shared memory, so that both sides are accessed in whole lines; the rest is a map, in vectors of 16 bytes where rows
+// are dense in both. Limit: memory bandwidth, each element read once and written once.
 // SASS: map_elements: LDG.E.128 STG.E.128
 #include "check.h"
-#include "cuda/elements.cuh"
+#include "cuda/elementwise_map.cuh"
 #include "cuda/rows.cuh"
 #include "rearrange.h"
 
@@ -18,7 +18,7 @@ struct alignas(16) Bits128 {
 };
 
 constexpr int kLanes = 32, kLines = 8; // a block's threads: x along a line, y lines at a time
-constexpr int64_t kLeastSide = 16;     // from which on tiles pay
+constexpr int64_t kMinSide = 16;       // from which on tiles pay
 
 // Elements along a side of a tile, such that a line of it has 64 bytes or more.
 template <typename T> constexpr int kSide = sizeof(T) <= 2 ? 64 : 32;
@@ -29,7 +29,7 @@ template <typename T> constexpr int kPitch = kSide<T> + (sizeof(T) >= 4 ? 1 : 4 
 template <typename T> struct Transposition {
     T *dst;
     const T *src;
-    cuda::Rows<2> others; // all dimensions but the last two
+    cuda::RowStrides<2> others; // all dimensions but the last two
     int64_t rows, columns;
     int64_t to_row, to_column;     // strides in dst, of which the column's is the smaller one,
     int64_t from_row, from_column; // and in src, the other way round
@@ -77,9 +77,10 @@ template <typename T> void transpose(const ExecutionContext &context, const Tens
     const TensorView *const walked[] = {&views[0], &views[1]};
     const TensorView &dst = views[0], &src = views[1];
     const auto tiles = [](int64_t size) { return (size + kSide<T> - 1) / kSide<T>; };
-    const Transposition<T> a{dst.as<T>(),    src.as<const T>(),   cuda::Rows<2>(walked, 2), dst.size(-2),
-                             dst.size(-1),   dst.stride(-2),      dst.stride(-1),           src.stride(-2),
-                             src.stride(-1), tiles(dst.size(-2)), tiles(dst.size(-1))};
+    const Transposition<T> a{dst.as<T>(),         src.as<const T>(),  cuda::RowStrides<2>(walked, 2),
+                             dst.size(-2),        dst.size(-1),       dst.stride(-2),
+                             dst.stride(-1),      src.stride(-2),     src.stride(-1),
+                             tiles(dst.size(-2)), tiles(dst.size(-1))};
     cuda::launch(context, transpose_tiles<T>, cuda::grid_x(a.others.count * a.down * a.across), dim3(kLanes, kLines), 0,
                  a);
 }
@@ -90,7 +91,7 @@ struct Copy {
     }
 };
 
-// The dimension that is the densest in src.
+// The dimension with the smallest stride in src.
 int densest(const TensorView &src) {
     int found = src.ndim - 1;
     for (int dim = found - 1; dim >= 0; --dim) {
@@ -109,7 +110,7 @@ template <typename T> void copy(const ExecutionContext &context, TensorView (&vi
         }
     }
     const int last = views[0].ndim - 1, dense = densest(views[1]);
-    if (dense == last || views[0].shape[dense] < kLeastSide || views[0].shape[last] < kLeastSide) {
+    if (dense == last || views[0].shape[dense] < kMinSide || views[0].shape[last] < kMinSide) {
         return cuda::map<T, 1>(context, views, 0, Copy{});
     }
     move_dim(views, dense, last - 1);
@@ -121,7 +122,7 @@ int64_t alignment(int64_t number) {
     return number % 16 == 0 ? 16 : number & -number;
 }
 
-// Appends a dimension of stride 1 to views whose elements are `parts` smaller ones.
+// Appends a dimension of stride 1 to views of elements that consist of `parts` smaller ones.
 void split_elements(TensorView (&views)[2], int64_t parts, int64_t bytes) {
     for (TensorView &view : views) {
         if (view.ndim == kMaxDims) {
@@ -137,7 +138,7 @@ void split_elements(TensorView (&views)[2], int64_t parts, int64_t bytes) {
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     auto size = static_cast<int64_t>(size_of(args.dst.dtype));
-    // Strides count bytes until it is known what is copied at a time: a run of small elements goes as larger ones.
+    // Strides are in bytes until the copied unit is known: a run of small elements is copied as larger ones.
     TensorView views[] = {args.dst, args.src};
     for (TensorView &view : views) {
         view.dtype = INFINI_DTYPE_BYTE;
@@ -145,7 +146,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
             view.strides[dim] *= size;
         }
     }
-    normalise(views);
+    coalesce_dims(views);
     if (views[0].numel() == 1) {
         views[0].strides[0] = views[1].strides[0] = size;
     }
@@ -159,7 +160,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
     }
     if (aligned < size) { // complex numbers, that need to be aligned to their halves only
         split_elements(views, size / aligned, aligned);
-        normalise(views);
+        coalesce_dims(views);
         size = aligned;
     }
     if (is_run()) {
@@ -170,7 +171,7 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
             view.strides[view.ndim - 1] = size;
         }
         if (run == size && views[0].ndim > 1) {
-            normalise(views);
+            coalesce_dims(views);
         }
     }
     switch (size) {

@@ -13,7 +13,7 @@ struct Args {
     TensorView src; // the shape and dtype of dst
 };
 
-// What sentences call dst and src, and which of the two the other is compared with.
+// The names of dst and src in messages, and which of the two the other is compared with.
 struct Names {
     const char *tensors[2];
     int first;

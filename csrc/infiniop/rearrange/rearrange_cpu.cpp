@@ -1,10 +1,10 @@
-// The CPU kernel of rearrange. Three ways: runs that are dense in both tensors are copied whole; where another
-// dimension is the dense one in src than in dst, square tiles are transposed; the rest goes element by element.
+// The CPU kernel of rearrange. Runs that are dense in both tensors are copied whole; where src and dst are dense in
+// different dimensions, square tiles are transposed; the rest is copied element by element.
 // Limit: memory bandwidth, each element read once and written once.
 #include <cstdlib>
 #include <cstring>
 
-#include "own_types.h"
+#include "level_types.h"
 #include "rearrange.h"
 #include "strided.h"
 
@@ -14,7 +14,7 @@ namespace {
 constexpr int64_t kLine = 64;         // bytes of a cache line
 constexpr int64_t kRunStep = 1 << 14; // a long run is split among threads in steps of this many bytes
 
-// Strides count bytes from here on: a run of small elements may be taken for one element of another size.
+// Strides are in bytes from here on: a run of small elements may be copied as one element of another size.
 
 template <int kBytes> void copy_element(char *to, const char *from) {
     std::memcpy(to, from, kBytes);
@@ -22,14 +22,14 @@ template <int kBytes> void copy_element(char *to, const char *from) {
 
 void copy_runs(TensorView (&views)[2], int64_t run) {
     const TensorView *const walked[] = {&views[0], &views[1]};
-    const Rows<2> rows(walked);
+    const RowIterator<2> rows(walked);
     parallel_rows(rows, run, kRunStep, 2 * rows.count() * run, [&](const int64_t *at, int64_t begin, int64_t end) {
         std::memcpy(views[0].as<char>() + at[0] + begin, views[1].as<const char>() + at[1] + begin,
                     static_cast<size_t>(end - begin));
     });
 }
 
-// Takes the last dimensions out of the walk, down to `dims` and one of size 1 in their place.
+// Replaces the dimensions from `dims` on by one of size 1, for RowIterator.
 void keep_dims(TensorView (&views)[2], int dims) {
     for (TensorView &view : views) {
         view.ndim = dims + 1;
@@ -38,7 +38,8 @@ void keep_dims(TensorView (&views)[2], int dims) {
 }
 
 template <int kBytes> void copy_elements(TensorView (&views)[2]) {
-    // Where the last dimension is short, the longest one is walked piece by piece for each index of the last.
+    // Where the last dimension is short, the inner loop is over the longest one, part by part for each index of the
+    // last.
     const int last = views[0].ndim - 1;
     const bool two = last > 0 && views[0].shape[last] < kShortRow;
     if (two) {
@@ -53,7 +54,7 @@ template <int kBytes> void copy_elements(TensorView (&views)[2]) {
     const int64_t bytes = 2 * views[0].numel() * kBytes;
     keep_dims(views, dim);
     const TensorView *const walked[] = {&views[0], &views[1]};
-    const Rows<2> rows(walked);
+    const RowIterator<2> rows(walked);
     parallel_rows(rows, n, kLine, bytes, [&](const int64_t *at, int64_t begin, int64_t end) {
         char *to = views[0].as<char>() + at[0];
         const char *from = views[1].as<const char>() + at[1];
@@ -67,8 +68,8 @@ template <int kBytes> void copy_elements(TensorView (&views)[2]) {
     });
 }
 
-// A side of a tile is one cache line of elements. It goes through a buffer, so that every line of src and of dst is
-// touched once: the lines of a column lie so that a cache could not hold them all.
+// A side of a tile is one cache line of elements. Tiles go through a buffer, so that every line of src and of dst is
+// accessed once: the lines of a column may all map to the same cache set.
 template <int kBytes>
 void transpose_tile(char *to, int64_t to_row, int64_t to_column, const char *from, int64_t from_row,
                     int64_t from_column, int64_t row_count, int64_t column_count) {
@@ -97,8 +98,8 @@ void transpose_tile(char *to, int64_t to_row, int64_t to_column, const char *fro
     }
 }
 
-// Transposes the last two dimensions: the last is the densest in dst, the one before it in src. Tiles are taken in
-// square blocks, whose few pages and lines stay at hand while their neighbours are copied.
+// Transposes the last two dimensions: the last has the smallest stride in dst, the one before it in src. Tiles are
+// processed in square blocks, so that adjacent tiles find shared pages and lines in the TLB and the cache.
 template <int kBytes> void copy_tiles(TensorView (&views)[2]) {
     constexpr int64_t kSide = kLine / kBytes, kBlock = 16 * kSide;
     const int64_t row_count = views[0].size(-2), column_count = views[0].size(-1);
@@ -107,7 +108,7 @@ template <int kBytes> void copy_tiles(TensorView (&views)[2]) {
     const int64_t bytes = 2 * views[0].numel() * kBytes;
     keep_dims(views, views[0].ndim - 2);
     const TensorView *const walked[] = {&views[0], &views[1]};
-    const Rows<2> others(walked);
+    const RowIterator<2> others(walked);
     const int64_t down = (row_count + kBlock - 1) / kBlock, across = (column_count + kBlock - 1) / kBlock;
     parallel_rows(others, down * across, 1, bytes, [&](const int64_t *at, int64_t begin, int64_t end) {
         for (int64_t block = begin; block < end; ++block) {
@@ -159,7 +160,7 @@ void infini::rearrange::INFINI_LEVEL::cpu_kernel(const Args &args) {
             view.strides[dim] *= size;
         }
     }
-    normalise(views);
+    coalesce_dims(views);
     const TensorView &dst = views[0];
     int64_t run = size;
     if (dst.size(-1) == 1 || (dst.stride(-1) == size && views[1].stride(-1) == size)) {
@@ -172,7 +173,7 @@ void infini::rearrange::INFINI_LEVEL::cpu_kernel(const Args &args) {
     if (!element) {
         return copy_runs(views, run);
     }
-    normalise(views);
+    coalesce_dims(views);
     switch (run) {
     case 1:
         return copy<1>(views);

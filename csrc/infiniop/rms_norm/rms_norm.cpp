@@ -1,4 +1,4 @@
-// The rules of rms_norm and add_rms_norm, and the way to their kernel.
+// The rules of rms_norm and add_rms_norm, and the call of their kernel.
 #include "rms_norm.h"
 
 #include <limits>

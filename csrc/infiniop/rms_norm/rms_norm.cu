@@ -12,7 +12,7 @@ namespace {
 using cuda::Compute;
 using cuda::RowPart;
 using cuda::RowPlan;
-using cuda::Rows;
+using cuda::RowStrides;
 
 template <typename T> struct Row {
     const T *x, *residual; // residual == nullptr: plain rms_norm
@@ -20,7 +20,7 @@ template <typename T> struct Row {
     T *h;
     const void *weight;
     int64_t n;
-    Rows<4> rows; // x, y, h, residual
+    RowStrides<4> rows; // x, y, h, residual
     Compute<T> eps;
     Rounding rounding;
     bool whole; // vectors fit all tensors
@@ -31,7 +31,7 @@ template <typename T, typename Y, int kCount>
 __device__ void scale(Rounding rounding, Y *y, bool whole, int count, const Compute<T> (&v)[kCount],
                       const Compute<T> (&w)[kCount], Compute<T> factor) {
     Compute<T> out[kCount];
-    const auto each = [&](const auto &formula) { // one branch for all, which all threads take alike
+    const auto each = [&](const auto &formula) { // one uniform branch
 #pragma unroll
         for (int e = 0; e < kCount; ++e) {
             out[e] = formula(v[e] * factor, w[e]);
@@ -56,12 +56,12 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
     using C = Compute<T>;
     INFINI_SHARED(sums, C[32]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const bool mine = row < a.rows.count; // the last block may have rows too many; they meet the barriers all the same
+    const bool mine = row < a.rows.count; // surplus rows of the last block still meet the barriers
     int64_t at[4];
     a.rows.locate(mine ? row : 0, at);
     const int64_t n = mine ? a.n : 0;
 
-    // Weights of the same width are asked for before the sum; others are cut into other vectors.
+    // Weights of the same width are loaded before the sum; others are cut into other vectors.
     constexpr bool kEarly = sizeof(T) == sizeof(W) && kVectors > 0;
     const auto *weight = static_cast<const W *>(a.weight);
     RowPart<T, kVectors> part(a.x + at[0], n, a.whole);
@@ -109,7 +109,7 @@ __global__ void __launch_bounds__(512, 1) norm_rows(const __grid_constant__ Row<
             });
         }
     };
-    if (kVectors == 0 && a.residual != nullptr) { // what is read again is the sum
+    if (kVectors == 0 && a.residual != nullptr) { // the second pass reads the sum
         RowPart<T, kVectors> sum(a.h + at[2], n, a.whole);
         finish_all(sum);
     } else {
@@ -124,7 +124,7 @@ template <typename T, typename W> void launch(const ExecutionContext &context, c
     const Row<T> row{args.x.as<const T>(), with_residual ? residual.as<const T>() : nullptr,
                      args.y.data,          h.as<T>(),
                      args.weight.data,     args.x.size(-1),
-                     Rows<4>(views),       static_cast<Compute<T>>(args.eps),
+                     RowStrides<4>(views), static_cast<Compute<T>>(args.eps),
                      args.rounding,        cuda::vectors_fit(args.x, args.y, h, residual, args.weight)};
     const RowPlan plan(row.rows.count, row.n, cuda::kWidth<T>);
     cuda::with_vectors(plan.vectors, [&](auto vectors) {

@@ -9,8 +9,8 @@
 
 namespace infini::rms_norm {
 
-// Where the value is rounded to the dtype of x. Hugging Face's families differ, and the same tokens need the same
-// order.
+// Where the value is rounded to the dtype of x. Hugging Face's model families differ, and identical tokens require
+// their order.
 enum class Rounding : int {
     kOnce = 0,  // y = round(x * r * w): Infini; also "fp32 weight" as in Olmo 2 and 3
     kLlama = 1, // y = w * round(x * r), in the wider dtype of x and w: Llama, Mistral, Qwen

@@ -1,10 +1,10 @@
-// The CPU kernel of rms_norm and add_rms_norm: one row at a time, two passes over it (the second finds it in L1).
+// The CPU kernel of rms_norm and add_rms_norm: one row at a time, two passes over it (the second from L1).
 // Limit: memory bandwidth, 2 bytes read and written for each element and half as much again for the residual.
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
 #include "rms_norm.h"
-#include "rows.h"
-#include "stream.h"
+#include "row_iterator.h"
+#include "streaming_stores.h"
 #include "sum_over.h"
 #include "vec.h"
 
@@ -32,8 +32,8 @@ template <typename T> float add_row(T *h, const T *x, const T *residual, int64_t
     });
 }
 
-// y [n] from the row v [n]: the second pass. If kLarge, y is streamed, and since this pass reads nothing from memory,
-// the rows that come next are asked for meanwhile.
+// The second pass: y [n] from the row v [n]. With kLarge, y is streamed and the next rows are prefetched, because this
+// pass reads nothing from memory.
 template <bool kLarge, Rounding kRounding, typename T, typename W, typename Y>
 void scale_row(Y *y, const T *v, const W *w, int64_t n, float scale, const T *next_x, const T *next_residual) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
@@ -49,7 +49,7 @@ void scale_row(Y *y, const T *v, const W *w, int64_t n, float scale, const T *ne
         } else {
             value = value * load_at(w, i, lanes);
         }
-        put_at<kLarge>(y, i, value, lanes);
+        store_or_stream_at<kLarge>(y, i, value, lanes);
     });
 }
 
@@ -61,13 +61,13 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     const auto *x = a.x.as<const T>();
     auto *y = a.y.as<Y>();
     const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
-    // Without a residual its views stand in for themselves, so that one walk serves both ops.
+    // Without a residual, other views take its place, so that one iterator serves both ops.
     const TensorView &h_view = with_residual ? a.h : a.x, &r_view = with_residual ? a.residual : a.x;
     const auto *residual = r_view.as<const T>();
     auto *h = h_view.as<T>();
 
     const TensorView *const views[] = {&a.x, &a.y, &h_view, &r_view};
-    const Rows<4> rows(views);
+    const RowIterator<4> rows(views);
     const int64_t bytes = a.x.numel() * static_cast<int64_t>(sizeof(T) + sizeof(Y)) * (with_residual ? 2 : 1);
     const int64_t x_step = a.x.ndim > 1 ? a.x.stride(-2) : 0, residual_step = r_view.ndim > 1 ? r_view.stride(-2) : 0;
     const bool large = worth_streaming(a.y.data, a.y.numel() * static_cast<int64_t>(sizeof(Y)));
@@ -95,7 +95,7 @@ template <typename T, typename W, typename Y, Rounding kRounding> void norm_rows
     });
 }
 
-// float64, for callers who check against it: the same formulas in double.
+// float64, as a reference: the same formulas in double.
 void norm_rows_double(const rms_norm::Args &a) {
     const int64_t n = a.x.size(-1);
     const bool with_residual = a.h.dtype != INFINI_DTYPE_INVALID;
@@ -103,7 +103,7 @@ void norm_rows_double(const rms_norm::Args &a) {
     const auto *w = a.weight.as<const double>();
     const double offset = a.rounding == Rounding::kGemma ? 1 : 0;
     const TensorView *const views[] = {&a.x, &a.y, &h_view, &r_view};
-    const Rows<4> rows(views);
+    const RowIterator<4> rows(views);
     parallel_for(rows.count(), a.x.numel() * 16, [&](int64_t begin, int64_t end) {
         rows.visit(begin, end, [&](const int64_t *at) {
             const double *row = a.x.as<const double>() + at[0];
@@ -147,7 +147,7 @@ void infini::rms_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     if (!kOnlyBf16 && args.x.dtype == INFINI_DTYPE_F64) {
         return norm_rows_double(args);
     }
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         if (args.weight.dtype == args.x.dtype) {
             norm_rows<T, T>(args);

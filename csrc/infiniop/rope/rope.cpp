@@ -1,5 +1,5 @@
-// The rules of rope, and the way to its kernel.
-// Positions are read once here, before anything is written: the CPU kernel trusts them.
+// The rules of rope, and the call of its kernel.
+// Positions are checked here, before anything is written: the CPU kernel trusts them.
 #include "rope.h"
 
 #include "check.h"

@@ -1,7 +1,7 @@
-// The CUDA kernel of rope: each thread turns one slice of one or two heads of a token; positions are read here.
+// The CUDA kernel of rope: each thread rotates one slice of one or two heads of a token; positions are read here.
 // Limit: memory bandwidth, each element read and written once (8192 x 32 heads x 128 bf16 at 4.3 TB/s: 31 us); a few
 // tokens take the latency of position, angles, result.
-// SASS: turn_heads: LDG.E.128 STG.E.128
+// SASS: rotate_heads: LDG.E.128 STG.E.128
 #include "cuda/heads.cuh"
 #include "rope.h"
 #include "rotation.cuh"
@@ -19,7 +19,7 @@ template <typename T, typename A> struct Problem {
 };
 
 template <typename T, typename A>
-__global__ void __launch_bounds__(cuda::kHeadThreads) turn_heads(const __grid_constant__ Problem<T, A> a) {
+__global__ void __launch_bounds__(cuda::kHeadThreads) rotate_heads(const __grid_constant__ Problem<T, A> a) {
     cuda::grid_dependency_sync();
     const int64_t token = a.plan.first_token() + threadIdx.y;
     if (!a.plan.has_slice() || token >= a.plan.tokens) {
@@ -39,7 +39,7 @@ __global__ void __launch_bounds__(cuda::kHeadThreads) turn_heads(const __grid_co
             slice.read(v[k], x + k * a.x.strides[2]);
         }
     }
-    Turn<T> turn;
+    SliceRotation<T> turn;
     turn.fetch(a.rotation, slice, slice_number < a.rotation.turning, b, s);
 #pragma unroll
     for (int k = 0; k < cuda::kThreadHeads; ++k) {
@@ -55,14 +55,14 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         using T = decltype(x);
         using A = decltype(angle);
         const Rotation<T, A> rotation(args.cos, args.sin, args.positions, args.x.shape[3], args.interleaved);
-        const bool in_place = args.x.data == args.y.data; // what passes is there already
+        const bool in_place = args.x.data == args.y.data; // columns that pass through are not copied
         const int slices = rotation.turning + (in_place ? 0 : rotation.passing);
         if (slices == 0) {
             return;
         }
         const HeadPlan plan(args.x.shape[0] * args.x.shape[1], args.x.shape[2], slices, 1);
         const Problem<T, A> problem{args.x, args.y, rotation, plan, cuda::vectors_fit(args.x, args.y)};
-        cuda::launch(context, turn_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
+        cuda::launch(context, rotate_heads<T, A>, cuda::grid_x(plan.blocks), plan.threads, 0, problem);
     });
 }
 

@@ -1,4 +1,4 @@
-// rope: rotary position embedding: each pair (x0, x1) of a head's first R columns is turned by its token's angle,
+// rope: rotary position embedding: each pair (x0, x1) of a head's first R columns is rotated by its token's angle,
 // y0 = x0 cos - x1 sin, y1 = x1 cos + x0 sin; columns from R on pass through.
 // Arithmetic in float, rounded once; float64 in double.
 #pragma once
@@ -45,19 +45,19 @@ INFINI_ALWAYS_INLINE int64_t position(const TensorView &positions, int64_t b, in
 // The view with a leading dimension of `batch` entries, of stride 0 where it had none or one entry.
 TensorView with_batch(const TensorView &view, int64_t batch, int ndim);
 
-// The rules of cos and sin, but for their rows: at most `max_rank` dimensions, R/2 columns for the rows of x.
+// Checks cos and sin except for their rows: at most `max_rank` dimensions, R/2 columns for the rows of x.
 void check_tables(const Checker &rule, const char *x_name, const TensorView &x, const TensorView &cos,
                   const TensorView &sin, int max_rank);
 
-// The rules of positions, [S] or [B, S]: an integer dtype; each value is a row of a table that has so many.
+// Checks positions, [S] or [B, S]: an integer dtype; each value a row of a table of the given size.
 void check_positions_dtype(const Checker &rule, const TensorView &positions);
 void check_positions(const Checker &rule, const TensorView &positions, int64_t rows);
 
 // Checks the arguments against the rules above, but for the positions' values.
 void check(const char *op, const Args &args);
 
-// Checks them all, then computes y. On CUDA it is the kernel that looks at positions: one outside the table gives NaN
-// in the columns that are turned.
+// Checks them all, then computes y. On CUDA the kernel checks positions: one outside the table gives NaN in the rotated
+// columns.
 void run(const ExecutionContext &context, const char *op, const Args &args);
 
 // Here every view has its batch dimension, of stride 0 where one entry serves all: x and y [B, S, H, D], cos and sin

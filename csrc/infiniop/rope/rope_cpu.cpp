@@ -1,6 +1,6 @@
-// The CPU kernel of rope: one token at a time, its cosines and sines made float once and used by all heads from L1
-// (where heads lie apart: by a few). Limit: memory bandwidth, each element read and written once.
-#include "own_types.h"
+// The CPU kernel of rope: one token at a time, its cosines and sines converted to float once for all heads (for a few
+// where heads are far apart). Limit: memory bandwidth, each element read and written once.
+#include "level_types.h"
 #include "parallel.h"
 #include "rope.h"
 #include "rotation.h"
@@ -8,8 +8,8 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Where heads lie farther apart than tokens (a transposed view), so many are walked along all tokens before the next
-// ones: up to twice as fast as token by token, which jumps between distant pages.
+// Where heads are farther apart than tokens (a transposed view), this many are processed along all tokens before the
+// next ones: up to twice as fast as token by token, which jumps between distant pages.
 constexpr int64_t kGroupHeads = 2;
 
 // Whether y is large enough to be streamed and every vector stored into it is aligned. In place nothing is gained.
@@ -78,7 +78,7 @@ template <typename T, typename C> void rotate_tokens(const rope::Args &a) {
     }
 }
 
-// float64, for callers who check against it: the same formulas in double.
+// float64, as a reference: the same formulas in double.
 void rotate_double(const rope::Args &a) {
     const int64_t batch = a.x.shape[0], tokens = a.x.shape[1], heads = a.x.shape[2], columns = a.x.shape[3];
     const int64_t half = a.cos.size(-1), step = a.interleaved ? 2 : 1, partner = a.interleaved ? 1 : half;
@@ -115,7 +115,7 @@ void infini::rope::INFINI_LEVEL::cpu_kernel(const Args &args) {
     if (!kOnlyBf16 && args.x.dtype == INFINI_DTYPE_F64) {
         return rotate_double(args);
     }
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
         if (args.cos.dtype == args.x.dtype) {
             rotate_tokens<T, T>(args);

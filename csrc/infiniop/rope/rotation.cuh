@@ -1,5 +1,5 @@
-// How a CUDA thread turns its slice of a head: its token's angles, read where the position in device memory says, and
-// the formulas of rotation.h with the same roundings. For the .cu files of rope and of the ops that fuse it.
+// The rotation of a thread's slice of a head on CUDA: the token's angles, by its position in device memory, and the
+// formulas of rotation.h with the same roundings. For the .cu files of rope and of the ops that fuse it.
 #pragma once
 
 #include "cuda/heads.cuh"
@@ -13,7 +13,7 @@ template <typename T, typename A> struct Rotation {
 
     TensorView cos, sin, positions; // as the CPU kernel of rope has them: with their batch dimension
     int half, columns;
-    int turning, passing; // slices of a head that are turned, and those behind them that pass through
+    int turning, passing; // slices of a head that are rotated, and those after them that pass through
     bool interleaved, has_positions, aligned;
 
     Rotation(const TensorView &cos, const TensorView &sin, const TensorView &positions, int64_t columns,
@@ -23,7 +23,7 @@ template <typename T, typename A> struct Rotation {
           passing(cuda::slices_of(this->columns - 2 * half, kWidth)), interleaved(interleaved),
           has_positions(positions.dtype != INFINI_DTYPE_INVALID), aligned(cuda::vectors_fit(cos, sin)) {}
 
-    // Slice i of a head; from `turning` on those that pass.
+    // Slice i of a head; from `turning` on those that pass through.
     __device__ __forceinline__ cuda::Slice<T> slice(int i, bool aligned_rows) const {
         const bool turns = i < turning;
         return turns ? cuda::Slice<T>(0, 2 * half, interleaved ? turning * kWidth : half, i, aligned_rows)
@@ -31,8 +31,8 @@ template <typename T, typename A> struct Rotation {
     }
 };
 
-// The cosines and sines that one token has for a slice. A position outside the tables makes them NaN.
-template <typename T> class Turn {
+// One token's cosines and sines for a slice. A position outside the tables makes them NaN.
+template <typename T> class SliceRotation {
 public:
     using C = cuda::Compute<T>;
 

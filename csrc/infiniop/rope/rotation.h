@@ -1,17 +1,17 @@
-// How a head is turned: one token's cosines and sines as floats, and the rotation of a row by them.
+// The rotation of a head on the CPU: one token's cosines and sines as floats, and the rotation of a row by them.
 // Included only by *_cpu.cpp files, like vec.h: those of rope and of the ops that fuse it.
 #pragma once
 
-#include "stream.h"
+#include "streaming_stores.h"
 #include "vec.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// So many pairs have their cosines and sines on the stack at a time; a wider head is done in several tiles.
+// The pairs with cosines and sines on the stack at a time; a wider head is processed in several tiles.
 constexpr int64_t kTilePairs = 512;
 
-// A head's row is asked for so many bytes before its turn: up to 1.1 (bf16) and 2 (float32) times as fast out of DRAM.
+// How many bytes ahead a head's row is prefetched: up to 1.1 (bf16) and 2 (float32) times as fast from DRAM.
 constexpr int64_t kAheadBytes = 4096;
 
 inline void prefetch(const void *p, int64_t bytes) {
@@ -46,8 +46,8 @@ struct HalvesTile {
         for_each_vector(n, [&](int64_t i, auto lanes) {
             const VecF x0 = load_at(x, i, lanes), x1 = load_at(x + half, i, lanes);
             const VecF c = load_at(cos, i, lanes), s = load_at(sin, i, lanes);
-            put_at<kStream>(y, i, fma(x0, c, -(x1 * s)), lanes);
-            put_at<kStream>(y + half, i, fma(x1, c, x0 * s), lanes);
+            store_or_stream_at<kStream>(y, i, fma(x0, c, -(x1 * s)), lanes);
+            store_or_stream_at<kStream>(y + half, i, fma(x1, c, x0 * s), lanes);
         });
     }
     static int64_t first_column(int64_t pair) { return pair; }
@@ -73,7 +73,8 @@ struct NeighboursTile {
     template <bool kStream, typename T> void rotate(T *y, const T *x, int64_t, int64_t n) const {
         for_each_vector(2 * n, [&](int64_t i, auto lanes) {
             const VecF v = load_at(x, i, lanes);
-            put_at<kStream>(y, i, fma(v, load_at(cos, i, lanes), swap_neighbours(v) * load_at(sin, i, lanes)), lanes);
+            store_or_stream_at<kStream>(
+                y, i, fma(v, load_at(cos, i, lanes), swap_neighbours(v) * load_at(sin, i, lanes)), lanes);
         });
     }
     static int64_t first_column(int64_t pair) { return 2 * pair; }

@@ -1,4 +1,4 @@
-// The rules of softmax and log_softmax, and the way to their kernel.
+// The rules of softmax and log_softmax, and the call of their kernel.
 #include "softmax.h"
 
 #include "check.h"

@@ -1,8 +1,8 @@
-// The CUDA kernel of softmax and log_softmax. Limit: memory bandwidth, 4 bytes for each bf16, against which stand an
+// The CUDA kernel of softmax and log_softmax. Limit: memory bandwidth, 4 bytes for each bf16; an element takes an
 // exponential and about 30 other instructions.
-// SASS: softmax_lines: LDG.E.128 STG.E.128 MUFU.EX2
+// SASS: softmax_rows: LDG.E.128 STG.E.128 MUFU.EX2
 #include "softmax.h"
-#include "softmax_lines.cuh"
+#include "softmax_rows.cuh"
 
 namespace infini::softmax {
 namespace {

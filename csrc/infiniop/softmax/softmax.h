@@ -16,7 +16,7 @@ struct Args {
     bool log = false;
 };
 
-// What a door calls the arguments, for its sentences.
+// The names of the arguments in messages: the C ABI and torch name them differently.
 struct Names {
     const char *y, *axis;
 };

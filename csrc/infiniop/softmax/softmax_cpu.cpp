@@ -1,7 +1,7 @@
 // The CPU kernel of softmax and log_softmax: one row at a time, in three passes over it: the maximum, the exponentials
 // and their sum, the result. Limit: arithmetic, most of it the exponential, as causal_softmax.
 #include "dense_rows.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "softmax.h"
 #include "softmax_row.h"
 
@@ -10,7 +10,7 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// Elements of a type that is known when it runs.
+// Elements of a type known at run time.
 struct AnyFloats {
     void *data;
     infiniDtype_t dtype;
@@ -50,7 +50,7 @@ void for_each_row(const softmax::Args &a, int64_t scratch_bytes, const Row &row)
 
 void infini::softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using X = decltype(x);
         const int64_t n = args.x.size(args.axis);
         if (!args.log) {
@@ -60,7 +60,7 @@ void infini::softmax::INFINI_LEVEL::cpu_kernel(const Args &args) {
         if (args.y.dtype == args.x.dtype) {
             return for_each_row<X, X>(args, 0, [&](X *to, const X *from, void *) { log_softmax_row(to, from, n); });
         }
-        // Another type is rare: one copy asks for it at each vector.
+        // Another output type is rare: one copy of the kernel dispatches at each vector.
         for_each_row<X, char>(
             args, 0, [&](char *to, const X *from, void *) { log_softmax_row(AnyFloats{to, args.y.dtype}, from, n); });
     });

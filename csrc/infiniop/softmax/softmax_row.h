@@ -1,5 +1,5 @@
-// One row of softmax, for the kernels of softmax, causal_softmax and topksoftmax; its pieces serve log_softmax too.
-// The order of the additions is fixed by the row's length alone.
+// One row of softmax, for the kernels of softmax, causal_softmax and topksoftmax; log_softmax uses parts of it.
+// The order of the additions depends on the row's length alone.
 #pragma once
 
 #include <limits>
@@ -11,10 +11,11 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-// From this many bytes of traffic on softmax is split: an exponential is about ten times the work of a copied element.
+// From this many bytes of traffic on, softmax is split: an exponential takes about ten times as long as a copied
+// element.
 constexpr int64_t kSoftmaxParallelBytes = kParallelBytes / 8;
 
-// The largest of x [n]. A NaN is passed over: its exponential makes the sum, and so the row, NaN.
+// The largest of x [n], ignoring NaN: its exponential makes the sum, and so the row, NaN.
 template <typename T> float largest(const T *x, int64_t n) {
     constexpr float kLowest = -std::numeric_limits<float>::infinity();
     VecF highest = splat(kLowest);
@@ -23,7 +24,7 @@ template <typename T> float largest(const T *x, int64_t n) {
     return max(highest);
 }
 
-// The sum of exp(x - top) over x [n], each vector of which is also given to store(i, exponentials, lanes).
+// The sum of exp(x - top) over x [n]; also calls store(i, exponentials, lanes) for each vector.
 template <typename T, typename Store> float sum_of_exps(const T *x, int64_t n, float top, const Store &store) {
     VecF total = {};
     for_each_vector(n, [&](int64_t i, auto lanes) {
@@ -34,7 +35,7 @@ template <typename T, typename Store> float sum_of_exps(const T *x, int64_t n, f
     return sum(total);
 }
 
-// What softmax_row needs of scratch for n columns of T. A row of float holds its exponentials itself.
+// The scratch bytes of softmax_row for n columns of T. A row of float holds its exponentials itself.
 template <typename T> constexpr int64_t exps_bytes(int64_t n) {
     return std::is_same_v<T, float> ? 0 : (n * 4 + 63) / 64 * 64;
 }

@@ -1,5 +1,5 @@
-// A candidate of topksoftmax and topkrouter: a value with its index, as one number. The larger value is the larger
-// number, of equal values the one with the lower index. A NaN is above all numbers, and -0 equals 0.
+// A candidate of topksoftmax and topkrouter: a value with its index, as one integer that sorts by value and, among
+// equal values, by descending index. A NaN is above all numbers, and -0 equals 0.
 #pragma once
 
 #include <cstring>
@@ -26,7 +26,7 @@ INFINI_ALWAYS_INLINE float value_of(uint64_t candidate) {
     const uint32_t bits = order >> 31 ? order ^ 0x80000000u : ~order;
     float value;
     std::memcpy(&value, &bits, sizeof value);
-    return value; // the order of a NaN gives back a NaN
+    return value; // a NaN
 }
 
 } // namespace infini::topk

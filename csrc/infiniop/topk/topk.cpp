@@ -1,4 +1,4 @@
-// The rules of topksoftmax and topkrouter, and the way to their kernels.
+// The rules of topksoftmax and topkrouter, and the call of their kernels.
 #include "topk.h"
 
 #include "check.h"

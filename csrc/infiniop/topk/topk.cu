@@ -1,11 +1,11 @@
 // The CUDA kernels of topksoftmax and topkrouter: the row in registers, the largest chosen one after another: each
-// thread knows its best candidate, the threads of the row agree on the best of all, and who had it looks for its next.
-// Limit: memory bandwidth, a row read once (512 bytes for 256 bf16), for few chosen; else topk reductions, 20 to 40
-// instructions each in a warp, some hundred cycles in a block. A row beyond registers is read again by who has to look.
-// SASS: softmax_rows: LDG.E.128
-// SASS: router_rows: LDG.E.128
+// thread keeps its best candidate, a reduction over the row finds the best of all, and its owner searches for its next.
+// Limit: memory bandwidth, a row read once (512 bytes for 256 bf16), for small topk; else topk reductions, 20 to 40
+// instructions each in a warp, some hundred cycles in a block. Owners read a row too long for registers again.
+// SASS: topk_softmax_rows: LDG.E.128
+// SASS: topk_router_rows: LDG.E.128
 #include "candidate.h"
-#include "cuda/keep.cuh"
+#include "cuda/keep_in_register.cuh"
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/rows.cuh"
@@ -54,13 +54,13 @@ __device__ __forceinline__ uint64_t larger(uint64_t a, uint64_t b) {
 }
 
 template <typename T, int kVectors>
-__global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ Job<T> a) {
+__global__ void __launch_bounds__(512, 1) topk_softmax_rows(const __grid_constant__ Job<T> a) {
     cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(candidates, uint64_t[kWarp]);
     INFINI_SHARED(sums, float[kWarp]);
     const int64_t row = static_cast<int64_t>(blockIdx.x) * blockDim.y + threadIdx.y;
-    const bool mine = row < a.rows; // the last block may have rows too many; they meet the barriers all the same
+    const bool mine = row < a.rows; // surplus rows of the last block still meet the barriers
     cuda::RowPart<T, kVectors> part(a.x + (mine ? row : 0) * a.x_stride, mine ? a.n : 0, a.whole);
     float *const values = a.values + row * a.values_stride;
     int32_t *const indices = a.indices + row * a.indices_stride;
@@ -69,7 +69,7 @@ __global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ J
         uint64_t best = kNone;
         part.visit([&](int64_t i, int count, float (&v)[kWidth]) {
             int first = static_cast<int>(i); // kept, or all candidates would be made once and spilled
-            cuda::keep(first);
+            cuda::keep_in_register(first);
             for (int e = 0; e < kWidth; ++e) {
                 const uint64_t next = candidate(v[e], first + e);
                 best = e < count && next <= limit ? larger(best, next) : best;
@@ -98,7 +98,7 @@ __global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ J
         }
         float exponential = expf(x - top);
         total += a.normalize ? exponential : 0;
-        if (i > 0 && exponential > before) { // neighbours whose exponentials were rounded the other way
+        if (i > 0 && exponential > before) { // rounding has swapped the order of adjacent values
             exponential = before;
         }
         before = exponential;
@@ -113,11 +113,11 @@ __global__ void __launch_bounds__(512, 1) softmax_rows(const __grid_constant__ J
     }
 }
 
-// A warp has a row, and each lane 8 experts side by side, so that 4 lanes have a group.
+// A warp has a row, and each lane 8 adjacent experts, so that 4 lanes have a group.
 constexpr int kRouterRows = 4; // a block
 
 template <typename T>
-__global__ void __launch_bounds__(kRouterRows *kWarp) router_rows(const __grid_constant__ Job<T> a) {
+__global__ void __launch_bounds__(kRouterRows *kWarp) topk_router_rows(const __grid_constant__ Job<T> a) {
     cuda::grid_dependency_sync();
     constexpr int kEach = kExperts / kWarp, kLanes = kGroupSize / kEach;
     const int64_t row = static_cast<int64_t>(blockIdx.x) * kRouterRows + threadIdx.y;
@@ -197,7 +197,7 @@ void run_softmax_on_cuda(const ExecutionContext &context, const Args &args) {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(job.x)>>;
         const cuda::RowPlan plan(job.rows, job.n, cuda::kWidth<T>);
         cuda::with_vectors(plan.vectors, [&](auto vectors) {
-            cuda::launch(context, softmax_rows<T, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, job);
+            cuda::launch(context, topk_softmax_rows<T, vectors.value>, cuda::grid_x(plan.blocks), plan.block(), 0, job);
         });
     });
 }
@@ -205,7 +205,7 @@ void run_softmax_on_cuda(const ExecutionContext &context, const Args &args) {
 void run_router_on_cuda(const ExecutionContext &context, const Args &args) {
     with_type(args, [&](const auto &job) {
         using T = std::remove_const_t<std::remove_pointer_t<decltype(job.x)>>;
-        cuda::launch(context, router_rows<T>, cuda::grid_x((job.rows + kRouterRows - 1) / kRouterRows),
+        cuda::launch(context, topk_router_rows<T>, cuda::grid_x((job.rows + kRouterRows - 1) / kRouterRows),
                      dim3(kWarp, kRouterRows), 0, job);
     });
 }

@@ -1,6 +1,6 @@
-// topksoftmax and topkrouter: which experts of a mixture get each token, from scores x [N, width].
-// The formulas stand in infiniop/ops/topksoftmax.h and topkrouter.h. Arithmetic in float; of equals the one with the
-// lower index comes first; a NaN counts as larger than any number.
+// topksoftmax and topkrouter: the experts of a mixture (MoE) for each token, from scores x [N, width].
+// The formulas are in infiniop/ops/topksoftmax.h and topkrouter.h. Arithmetic in float; among equal values the lower
+// index comes first; a NaN counts as larger than any number.
 #pragma once
 
 #include "cpu_capability.h"
@@ -21,12 +21,12 @@ struct Args {
     float scale = 1;        // topkrouter
 };
 
-// What a door calls the arguments, for its sentences.
+// The names of the arguments in messages: the C ABI and torch name them differently.
 struct Names {
     const char *values, *indices, *topk;
 };
 
-// Sets topk, and with it what values and indices are where nobody describes them: contiguous.
+// Sets topk, and values and indices, where they are not described, to contiguous views.
 void set_topk(Args &args, size_t topk);
 
 // Checks the arguments against the rules above; topk and the outputs once they are known.

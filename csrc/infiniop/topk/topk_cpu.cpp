@@ -1,7 +1,7 @@
 // The CPU kernels of topksoftmax and topkrouter: a row at a time. The largest are chosen with a heap of topk: one
 // comparison for most columns. Limit: arithmetic, an exponential and a comparison for each column.
 #include "candidate.h"
-#include "own_types.h"
+#include "level_types.h"
 #include "parallel.h"
 #include "softmax/softmax_row.h"
 #include "topk.h"
@@ -13,7 +13,7 @@ namespace {
 using topk::candidate;
 using topk::index_of;
 
-// Lets heap[at] sink to its place in a heap of k whose smallest is on top.
+// Sifts heap[at] down in a min-heap of k.
 inline void sink(uint64_t *heap, int64_t k, int64_t at) {
     const uint64_t value = heap[at];
     for (int64_t child = 2 * at + 1; child < k; child = 2 * at + 1) {
@@ -81,7 +81,7 @@ template <typename T> void softmax_rows(const topk::Args &a) {
         for_each_vector(n, [&](int64_t i, auto lanes) { store_at(x, i, load_at(row, i, lanes), lanes); });
         float total =
             sum_of_exps(x, n, largest(x, n), [&](int64_t i, VecF e, auto lanes) { store_at(exps, i, e, lanes); });
-        // Chosen by x: exponentials that are equal only because they were rounded, or vanished, tell less.
+        // Chosen by x, because exponentials may be equal after rounding or underflow.
         choose_largest(x, n, k, chosen);
         if (a.normalize) {
             total = 0;
@@ -92,7 +92,7 @@ template <typename T> void softmax_rows(const topk::Args &a) {
         for (int64_t i = 0; i < k; ++i) {
             indices[i] = static_cast<int32_t>(index_of(chosen[i]));
             values[i] = exps[indices[i]] / total;
-            if (i > 0 && values[i] > values[i - 1]) { // neighbours whose exponentials were rounded the other way
+            if (i > 0 && values[i] > values[i - 1]) { // rounding has swapped the order of adjacent values
                 values[i] = values[i - 1];
             }
         }
@@ -143,12 +143,12 @@ template <typename T> void router_rows(const topk::Args &a) {
 
 void infini::topk::INFINI_LEVEL::softmax_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::softmax_kernel,
-                        [&](auto x) { softmax_rows<decltype(x)>(args); });
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::softmax_kernel,
+                          [&](auto x) { softmax_rows<decltype(x)>(args); });
 }
 
 void infini::topk::INFINI_LEVEL::router_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_own_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::router_kernel,
-                        [&](auto x) { router_rows<decltype(x)>(args); });
+    with_level_float_type(args.x.dtype, args, INFINI_FLOAT_LEVEL::router_kernel,
+                          [&](auto x) { router_rows<decltype(x)>(args); });
 }

@@ -1,4 +1,4 @@
-// The CPU as a device: one of them, whose memory is the host's. Streams, events and captures are in stream.h.
+// The CPU as a device: one device, with the host's memory. Streams, events and captures are in stream.h.
 #include "../backend.h"
 
 #include <omp.h>
@@ -26,7 +26,7 @@ struct OpenMPThreads {
     const int before = omp_get_max_threads();
 };
 
-// A host function. Queues and graphs share it: release() is called when the last of them lets go of it.
+// A host function. Queues and graphs share it: release() is called with the last reference.
 class HostFunction {
 public:
     HostFunction(infinirtHostFunction_t function, void *data, void (*release)(void *))
@@ -38,7 +38,7 @@ public:
         }
     }
 
-    // It was not taken: data stays the caller's.
+    // The call failed: data stays the caller's.
     void give_back() { release_ = nullptr; }
 
     void run() const {

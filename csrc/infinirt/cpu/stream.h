@@ -1,7 +1,7 @@
-// How streams work on a CPU. An immediate stream runs a task in the call that brings it; a queued one is a queue and one
-// thread that runs what is in it, in order. An event is a record that some thread completes and others wait for. A capture
-// is a list to which tasks go instead, and a graph is that list: all streams of a capture append to it in the order of the
-// program, which keeps every dependency.
+// Streams of the CPU. An immediate stream runs a task in the call that submits it; a queued one is a queue and one
+// thread that runs its tasks in order. An event is a record that some thread completes and others wait for. A capture
+// appends tasks to a list instead, and a graph is that list: all streams of a capture append in program order, which
+// keeps every dependency.
 #pragma once
 
 #include <chrono>
@@ -20,11 +20,11 @@
 
 namespace infini::runtime {
 
-// One piece of work; throws where it fails. Queues and graphs hold copies: what they share, they share by shared_ptr.
+// A unit of work; throws where it fails. Queues and graphs hold copies, with shared state by shared_ptr.
 using Task = std::function<void()>;
 using Tasks = std::vector<Task>;
 
-// What went wrong in a task, and its place among the failures of the process.
+// The failure of a task, and its index among the failures of the process.
 struct Failure {
     infiniStatus_t status;
     std::string sentence;
@@ -33,10 +33,10 @@ struct Failure {
 
 std::optional<Failure> attempt(const Task &task) noexcept;
 
-// Runs all tasks, as a queue does also after a failure; then throws the first one.
+// Runs all tasks, as a queue does, also after a failure; then throws the first failure.
 void run_all(const Tasks &tasks);
 
-// How many tasks of a queued stream may wait and run: a call beyond these waits, unless a worker makes it, which might
+// The most unfinished tasks of a queued stream: a call beyond these waits, unless it is made by a worker, which might
 // wait for itself.
 constexpr uint64_t kMaxQueued = 1024;
 
@@ -52,7 +52,7 @@ struct CpuGraphExec : GraphExec {
     std::shared_ptr<const Tasks> tasks;
 };
 
-// What is captured, from its beginning on one stream to the end there. Streams that joined find it closed by then.
+// A capture, from its begin on one stream to the end there. It is closed then for the streams that joined.
 class Capture {
 public:
     explicit Capture(const CpuStream *origin) : origin(origin) {}
@@ -68,8 +68,8 @@ private:
     Tasks tasks_;
 };
 
-// One infinirtEventRecord(): completed by the stream's worker when it gets there, or at once where there is none; in a
-// capture, a place in it and no more.
+// One infinirtEventRecord(): completed by the stream's worker in stream order, or at once without a worker; in a
+// capture it only marks a place.
 class Record {
 public:
     using Time = std::chrono::steady_clock::time_point;
@@ -104,9 +104,9 @@ public:
     explicit CpuStream(bool queued);
     ~CpuStream() override;
 
-    // Queues the task, or captures it; an immediate stream runs it instead of queueing it, and lets its exception pass.
+    // Queues the task, or captures it; an immediate stream runs it, and its exception propagates.
     void enqueue(const Task &task);
-    // The same; false: the stream is captured, and this is no task for replays.
+    // The same for a task that cannot be replayed; false: the stream is captured.
     bool enqueue_once(const Task &task);
 
     void record(CpuEvent &event);
@@ -114,14 +114,14 @@ public:
 
     // Returns when all that was queued before is done.
     void drain();
-    // The first failure since it was asked for last.
+    // Returns and clears the first failure since the last call.
     std::optional<Failure> take_failure();
 
     void begin_capture();
     Tasks end_capture();
     bool is_captured();
 
-    // Runs what is queued, then ends the thread. What is queued from now on is refused.
+    // Runs all queued tasks, then ends the thread. Later tasks are refused.
     void close();
 
 private:

@@ -1,5 +1,6 @@
-// NVIDIA devices: infinirt.h in the words of the CUDA runtime. Host code only; emulated like the kernels.
-// What infinirt.h refuses on a captured stream is refused here before CUDA sees it: CUDA would give up the capture.
+// NVIDIA devices: infinirt.h by the CUDA runtime. Host code only; emulated like the kernels.
+// Calls that infinirt.h refuses on a captured stream are refused before they reach CUDA, which would invalidate the
+// capture.
 #include "../backend.h"
 
 #include <cuda_runtime_api.h>
@@ -18,16 +19,16 @@ namespace infini::runtime {
 
 namespace {
 
-using cuda::must;
+using cuda::check_cuda;
 
 // CUDA's current device for a scope.
 class DeviceScope {
 public:
     explicit DeviceScope(int device_id) {
-        must("cudaGetDevice", cudaGetDevice(&before_));
+        check_cuda("cudaGetDevice", cudaGetDevice(&before_));
         changed_ = before_ != device_id;
         if (changed_) {
-            must("cudaSetDevice", cudaSetDevice(device_id));
+            check_cuda("cudaSetDevice", cudaSetDevice(device_id));
         }
     }
     ~DeviceScope() {
@@ -42,20 +43,20 @@ private:
     bool changed_ = false;
 };
 
-// For what has nothing to do with any capture, and is therefore allowed in spite of one.
-class OutsideCaptures {
+// A scope for calls that are unrelated to any capture, and therefore allowed during one.
+class RelaxedCaptureScope {
 public:
-    OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-    ~OutsideCaptures() { cudaThreadExchangeStreamCaptureMode(&mode_); }
-    OutsideCaptures(const OutsideCaptures &) = delete;
+    RelaxedCaptureScope() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    ~RelaxedCaptureScope() { cudaThreadExchangeStreamCaptureMode(&mode_); }
+    RelaxedCaptureScope(const RelaxedCaptureScope &) = delete;
 
 private:
     cudaStreamCaptureMode mode_ = cudaStreamCaptureModeRelaxed;
 };
 
-// A stream of nobody else's for a call that is done on return: the legacy stream would wait for others. Streams are
-// kept from call to call; to be taken with the device current.
-class SpareStreams {
+// A pool of streams for calls that are done on return: the legacy stream would wait for other streams. To be taken with
+// the device current.
+class StreamPool {
 public:
     cudaStream_t take(int device_id) {
         {
@@ -68,7 +69,7 @@ public:
             }
         }
         cudaStream_t stream = nullptr;
-        must("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         return stream;
     }
     void give_back(int device_id, cudaStream_t stream) {
@@ -81,11 +82,11 @@ private:
     std::map<int, std::vector<cudaStream_t>> spare_;
 };
 
-// Calls body(stream) and waits for what that queued, also where it throws.
+// Calls body(stream) and waits for the work that it queued, also where it throws.
 template <typename Body> void done_on_return(int device_id, const Body &body) {
-    static SpareStreams &spare = *new SpareStreams; // never destroyed: threads may still be at work at exit
+    static StreamPool &spare = *new StreamPool; // never destroyed: threads may still run at exit
     const DeviceScope device(device_id);
-    const OutsideCaptures allowed;
+    const RelaxedCaptureScope allowed;
     const cudaStream_t stream = spare.take(device_id);
     try {
         body(stream);
@@ -96,14 +97,14 @@ template <typename Body> void done_on_return(int device_id, const Body &body) {
     }
     const cudaError_t error = cudaStreamSynchronize(stream);
     spare.give_back(device_id, stream);
-    must("cudaStreamSynchronize", error);
+    check_cuda("cudaStreamSynchronize", error);
 }
 
-// A capture that began here, or one that was met on a stream of the caller's.
+// A capture that began here, or one found on a stream of the caller's.
 struct Capture {
     unsigned long long id = 0;
     int device_id = 0;
-    std::atomic<bool> open{true}; // of one that began elsewhere we do not learn the end
+    std::atomic<bool> open{true}; // the end of one that began elsewhere is unknown
 };
 
 struct CudaStream : Stream {
@@ -122,7 +123,7 @@ struct CudaEvent : Event {
     explicit CudaEvent(uint32_t flags) {
         const unsigned timing = (flags & INFINIRT_EVENT_DISABLE_TIMING) != 0 ? cudaEventDisableTiming : 0;
         const unsigned sleeping = (flags & INFINIRT_EVENT_BLOCKING_SYNC) != 0 ? cudaEventBlockingSync : 0;
-        must("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&native, timing | sleeping));
+        check_cuda("cudaEventCreateWithFlags", cudaEventCreateWithFlags(&native, timing | sleeping));
     }
     ~CudaEvent() override { cudaEventDestroy(native); }
 
@@ -179,7 +180,7 @@ struct CaptureInfo {
 CaptureInfo capture_info(Stream &stream) {
     cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
     CaptureInfo info;
-    must("cudaStreamGetCaptureInfo", cudaStreamGetCaptureInfo(native(stream), &status, &info.id));
+    check_cuda("cudaStreamGetCaptureInfo", cudaStreamGetCaptureInfo(native(stream), &status, &info.id));
     info.captured = status != cudaStreamCaptureStatusNone;
     info.id = status == cudaStreamCaptureStatusActive ? info.id : 0;
     return info;
@@ -191,7 +192,7 @@ void not_captured(const char *function, Stream &stream, infiniStatus_t status) {
     }
 }
 
-// The event's last record, which must not be one in a capture: that never completes.
+// The event's last record, which must not be in a capture: it would never complete.
 CudaEvent::Record last_record(const char *function, const char *argument, Event &event) {
     const CudaEvent::Record record = cuda_event(event).last();
     if (record.capture != nullptr) {
@@ -206,7 +207,7 @@ bool is_complete(Event &event) {
         cudaGetLastError();
         return false;
     }
-    must("cudaEventQuery", error);
+    check_cuda("cudaEventQuery", error);
     return true;
 }
 
@@ -229,16 +230,16 @@ template <typename Allocate> void *allocated(const char *what, size_t size, cons
         cudaGetLastError();
         return nullptr;
     }
-    must(what, error);
+    check_cuda(what, error);
     return ptr;
 }
 
-// Queues a copy. Ranges that overlap, which CUDA does not take, go by way of memory of the stream's own.
+// Queues a copy. Overlapping ranges, which CUDA does not support, go through a temporary allocation of the stream.
 void queue_copy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, cudaStream_t stream) {
     const auto copy = [&](void *to, const void *from, infinirtMemcpyKind_t direction) {
         constexpr cudaMemcpyKind kinds[] = {cudaMemcpyHostToHost, cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost,
                                             cudaMemcpyDeviceToDevice};
-        must("cudaMemcpyAsync", cudaMemcpyAsync(to, from, size, kinds[direction], stream));
+        check_cuda("cudaMemcpyAsync", cudaMemcpyAsync(to, from, size, kinds[direction], stream));
     };
     const auto to = reinterpret_cast<uintptr_t>(dst), from = reinterpret_cast<uintptr_t>(src);
     const bool one_memory = kind == INFINIRT_MEMCPY_H2H || kind == INFINIRT_MEMCPY_D2D;
@@ -248,10 +249,10 @@ void queue_copy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t ki
     } else if (to != from) {
         const bool on_host = kind == INFINIRT_MEMCPY_H2H;
         void *between = nullptr;
-        must("cudaMallocAsync", cudaMallocAsync(&between, size, stream));
+        check_cuda("cudaMallocAsync", cudaMallocAsync(&between, size, stream));
         copy(between, src, on_host ? INFINIRT_MEMCPY_H2D : INFINIRT_MEMCPY_D2D);
         copy(dst, between, on_host ? INFINIRT_MEMCPY_D2H : INFINIRT_MEMCPY_D2D);
-        must("cudaFreeAsync", cudaFreeAsync(between, stream));
+        check_cuda("cudaFreeAsync", cudaFreeAsync(between, stream));
     }
 }
 
@@ -269,12 +270,12 @@ public:
         return found;
     }
 
-    void set_device(int device_id) override { must("cudaSetDevice", cudaSetDevice(device_id)); }
+    void set_device(int device_id) override { check_cuda("cudaSetDevice", cudaSetDevice(device_id)); }
 
     void device_synchronize(int device_id) override {
         no_capture_on("infinirtDeviceSynchronize", device_id);
         const DeviceScope device(device_id);
-        must("cudaDeviceSynchronize", cudaDeviceSynchronize());
+        check_cuda("cudaDeviceSynchronize", cudaDeviceSynchronize());
     }
 
     // ---- streams ----
@@ -282,7 +283,7 @@ public:
     std::shared_ptr<Stream> stream_create(int device_id) override {
         const DeviceScope device(device_id);
         cudaStream_t stream = nullptr;
-        must("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+        check_cuda("cudaStreamCreateWithFlags", cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
         return std::make_shared<CudaStream>(stream, true);
     }
 
@@ -303,7 +304,7 @@ public:
 
     // The stream itself goes with its object: threads may still wait for it.
     void stream_destroy(Stream &stream) override {
-        const OutsideCaptures allowed;
+        const RelaxedCaptureScope allowed;
         if (capture_info(stream).captured) {
             cudaGraph_t graph = nullptr;
             if (cudaStreamEndCapture(native(stream), &graph) == cudaSuccess) {
@@ -318,7 +319,7 @@ public:
 
     void stream_synchronize(Stream &stream) override {
         not_captured("infinirtStreamSynchronize", stream, INFINI_STATUS_BAD_PARAM);
-        must("cudaStreamSynchronize", cudaStreamSynchronize(native(stream)));
+        check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(native(stream)));
     }
 
     void stream_enqueue(int device_id, void *native, const std::function<void(void *)> &body) override {
@@ -342,11 +343,11 @@ public:
         const std::lock_guard<std::mutex> lock(recorded.mutex);
         if (stream != nullptr) {
             const std::shared_ptr<Capture> capture = capture_of(*stream);
-            must("cudaEventRecord", cudaEventRecord(recorded.native, native(*stream)));
+            check_cuda("cudaEventRecord", cudaEventRecord(recorded.native, native(*stream)));
             recorded.record = {true, capture};
         } else {
             done_on_return(event.device_id, [&](cudaStream_t spare) {
-                must("cudaEventRecord", cudaEventRecord(recorded.native, spare));
+                check_cuda("cudaEventRecord", cudaEventRecord(recorded.native, spare));
             });
             recorded.record = {true, nullptr};
         }
@@ -359,7 +360,7 @@ public:
 
     void event_synchronize(Event &event) override {
         if (last_record("infinirtEventSynchronize", "event", event).made) {
-            must("cudaEventSynchronize", cudaEventSynchronize(cuda_event(event).native));
+            check_cuda("cudaEventSynchronize", cudaEventSynchronize(cuda_event(event).native));
         }
     }
 
@@ -367,7 +368,7 @@ public:
         must_be_complete("start", start);
         must_be_complete("end", end);
         float ms = 0;
-        must("cudaEventElapsedTime", cudaEventElapsedTime(&ms, cuda_event(start).native, cuda_event(end).native));
+        check_cuda("cudaEventElapsedTime", cudaEventElapsedTime(&ms, cuda_event(start).native, cuda_event(end).native));
         return ms;
     }
 
@@ -389,7 +390,7 @@ public:
             bad_param("infinirtStreamWaitEvent: event must have been recorded since the capture in which it was last "
                       "recorded ended");
         }
-        must("cudaStreamWaitEvent", cudaStreamWaitEvent(native(stream), cuda_event(event).native, 0));
+        check_cuda("cudaStreamWaitEvent", cudaStreamWaitEvent(native(stream), cuda_event(event).native, 0));
     }
 
     // ---- memory ----
@@ -409,7 +410,7 @@ public:
         no_capture_on("infinirtFree", device_id);
         const DeviceScope device(device_id);
         cudaDeviceSynchronize(); // its failure stays for the next synchronisation
-        must("cudaFree", cudaFree(ptr));
+        check_cuda("cudaFree", cudaFree(ptr));
         take_pooled(ptr);
     }
 
@@ -417,7 +418,7 @@ public:
         no_capture_on("infinirtFreeHost", device_id);
         const DeviceScope device(device_id);
         cudaDeviceSynchronize();
-        must("cudaFreeHost", cudaFreeHost(ptr));
+        check_cuda("cudaFreeHost", cudaFreeHost(ptr));
     }
 
     void *malloc_async(size_t size, Stream &stream) override {
@@ -432,15 +433,15 @@ public:
         return ptr;
     }
 
-    // CUDA frees in stream order only what it has allocated so.
+    // CUDA frees in stream order only memory of cudaMallocAsync.
     void free_async(void *ptr, Stream &stream) override {
         not_captured("infinirtFreeAsync", stream, INFINI_STATUS_NOT_IMPLEMENTED);
         const DeviceScope device(stream.device_id);
         if (take_pooled(ptr)) {
-            must("cudaFreeAsync", cudaFreeAsync(ptr, native(stream)));
+            check_cuda("cudaFreeAsync", cudaFreeAsync(ptr, native(stream)));
         } else {
-            must("cudaStreamSynchronize", cudaStreamSynchronize(native(stream)));
-            must("cudaFree", cudaFree(ptr));
+            check_cuda("cudaStreamSynchronize", cudaStreamSynchronize(native(stream)));
+            check_cuda("cudaFree", cudaFree(ptr));
         }
     }
 
@@ -465,7 +466,7 @@ public:
         if (capture_info(stream).captured) {
             bad_param("infinirtStreamBeginCapture: stream must not be captured already");
         }
-        must("cudaStreamBeginCapture", cudaStreamBeginCapture(native(stream), modes[mode]));
+        check_cuda("cudaStreamBeginCapture", cudaStreamBeginCapture(native(stream), modes[mode]));
         const auto capture = std::make_shared<Capture>();
         capture->id = capture_info(stream).id;
         capture->device_id = stream.device_id;
@@ -481,7 +482,7 @@ public:
         if (!capture_info(stream).captured) { // failed or not, it is over
             close_capture(stream);
         }
-        must("cudaStreamEndCapture", error);
+        check_cuda("cudaStreamEndCapture", error);
         return graph;
     }
 
@@ -496,13 +497,13 @@ public:
             throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: cudaGraphInstantiateWithParams: result ",
                                                               static_cast<int>(parameters.result_out)));
         }
-        must("cudaGraphInstantiateWithParams", error);
+        check_cuda("cudaGraphInstantiateWithParams", error);
         return exec;
     }
 
     void graph_launch(GraphExec &exec, Stream *stream) override {
         const cudaGraphExec_t launched = static_cast<CudaGraphExec &>(exec).native;
-        const auto launch = [&](cudaStream_t on) { must("cudaGraphLaunch", cudaGraphLaunch(launched, on)); };
+        const auto launch = [&](cudaStream_t on) { check_cuda("cudaGraphLaunch", cudaGraphLaunch(launched, on)); };
         if (stream == nullptr) {
             done_on_return(exec.device_id, launch);
         } else {
@@ -561,15 +562,15 @@ private:
         return pooled_.erase(ptr) != 0;
     }
 
-    // Once for each device: what is freed in stream order stays in the pool. By default all of it would go back to the
-    // system whenever a stream is waited for, and be asked for anew. The driver still takes it back where memory runs out.
+    // Once for each device: memory freed in stream order stays in the pool. By default it would return to the system at
+    // each synchronization, and be allocated again. The driver still reclaims it where memory runs out.
     void keep_freed_memory(int device_id) {
         const std::lock_guard<std::mutex> lock(pooled_mutex_);
         if (keeping_.count(device_id) == 0) {
             cudaMemPool_t pool = nullptr;
             uint64_t all = UINT64_MAX;
-            must("cudaDeviceGetDefaultMemPool", cudaDeviceGetDefaultMemPool(&pool, device_id));
-            must("cudaMemPoolSetAttribute", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
+            check_cuda("cudaDeviceGetDefaultMemPool", cudaDeviceGetDefaultMemPool(&pool, device_id));
+            check_cuda("cudaMemPoolSetAttribute", cudaMemPoolSetAttribute(pool, cudaMemPoolAttrReleaseThreshold, &all));
             keeping_.insert(device_id);
         }
     }
@@ -579,7 +580,7 @@ private:
 
     std::mutex pooled_mutex_;
     std::set<void *> pooled_; // memory of cudaMallocAsync
-    std::set<int> keeping_;   // devices whose pool keeps what is freed
+    std::set<int> keeping_;   // devices with a pool that keeps freed memory
 };
 
 const Registered<CudaBackend> registered{INFINI_DEVICE_NVIDIA};

@@ -62,7 +62,6 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
 
 
 def of_function(node: Node) -> Site | str:
-    """torch.nn.functional.scaled_dot_product_attention."""
     q, k, v = (argument(node, i, name) for i, name in enumerate(("query", "key", "value")))
     if argument(node, 4, "dropout_p", default=0.0) != 0:
         return "it has dropout"

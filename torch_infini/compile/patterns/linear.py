@@ -30,7 +30,6 @@ def apply(graph: Graph, report: Report, wanted: frozenset[str]) -> None:
 
 
 def unsupported_reason(node: Node, x: Any, weight: Any, bias: Any) -> str | None:
-    """Return why the kernel cannot compute this product; None if it can."""
     y, a, b, c = (tensor(each) for each in (node, x, weight, bias))
     if y is None or a is None or b is None or (bias is not None and c is None):
         return "its shapes are not known"

@@ -153,7 +153,6 @@ def result_in(node: Node, dtype: torch.dtype) -> Node | None:
 
 
 def unsupported_reason(graph: Graph, site: Site) -> str | None:
-    """Return why the kernel cannot compute this norm; None if it can."""
     x, weight, last = tensor(site.x), tensor(site.weight), tensor(site.last)
     if x is None or weight is None or last is None:
         return "its shapes are not known"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +15,87 @@ from ...quantize import dequantize_int4, dequantize_int8, quantize_int8
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import accumulation_error, rounding_error
 
-# ---- what the two share ----
+# ---- a call of either op ----
 
 
-def quantized(x: Tensor, quantize_x: bool) -> Tensor:
-    """In float64, what the products are made of."""
-    if not quantize_x:
-        return x.double()
-    rows = x.reshape(x.shape[:-1].numel(), x.shape[-1])
-    return dequantize_int8(*quantize_int8(rows), torch.float64).view(x.shape)
+@dataclass(frozen=True)
+class Call:
+    """The arguments of a call of linear_int8 or linear_int4."""
+
+    x: Tensor
+    weight: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    bias: Tensor | None
+    quantize_x: bool
+    dense_weight: Callable[[torch.dtype], Tensor]  # the dequantized weight in a dtype
+
+    @property
+    def rows(self) -> int:
+        return self.x.shape[:-1].numel()
+
+
+def call_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False) -> Call:
+    return Call(x, weight, scales, None, bias, quantize_x, functools.partial(dequantize_int8, weight, scales))
+
+
+def call_int4(
+    x: Tensor,
+    weight: Tensor,
+    scales: Tensor,
+    zeros: Tensor | None = None,
+    bias: Tensor | None = None,
+    quantize_x: bool = False,
+) -> Call:
+    return Call(x, weight, scales, zeros, bias, quantize_x, functools.partial(dequantize_int4, weight, scales, zeros))
+
+
+def reference(call: Call) -> Tensor:
+    x = call.x.double()
+    if call.quantize_x:
+        rows = call.x.reshape(call.rows, call.x.shape[-1])
+        x = dequantize_int8(*quantize_int8(rows), torch.float64).view(call.x.shape)
+    y = x @ call.dense_weight(torch.float64).t()
+    return y if call.bias is None else y + call.bias.double()
+
+
+def cost(call: Call) -> Cost:
+    read, n = (call.x, call.weight, call.scales, call.zeros, call.bias), call.weight.shape[0]
+    return Cost(bytes=nbytes(*read) + call.rows * n * call.x.element_size(), flops=2 * call.rows * call.x.shape[-1] * n)
+
+
+# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantized_linear/many_rows.h. That
+# file says what is rounded.
+CUBLAS_ROWS_FROM = 64
+
+
+def same_bits(call: Call) -> bool:
+    """Whether on CUDA sums have our order, not cuBLAS's. Sums of integers are exact in any order."""
+    return call.rows < CUBLAS_ROWS_FROM or call.quantize_x
+
+
+def cuda_slack(expected: Tensor, call: Call) -> Tensor:
+    """What cuBLAS's order of sums may cost, and for int4 the rounding of weights to the dtype of x."""
+    if same_bits(call):
+        return torch.zeros_like(expected)
+    weight = call.dense_weight(torch.float64)
+    size = (call.x.double().square() @ weight.square().t()).sqrt()  # the root of the sum of the products' squares
+    slack = accumulation_error(size, call.x.dtype, call.x.shape[-1])
+    return slack + rounding_error(size, call.x.dtype) if call.weight.dtype == torch.uint8 else slack
+
+
+def peer_int8(call: Call) -> Tensor:
+    """torch's own op where it supports the call, a dense product otherwise."""
+    x, weight = call.x, call.weight
+    if x.dtype == torch.bfloat16 and x.dim() == 2 and x.shape[1] % 32 == 0 and 0 not in (*x.shape, *weight.shape):
+        y = torch.ops.aten._weight_int8pack_mm(x, weight, call.scales.bfloat16())
+        return y if call.bias is None else y + call.bias
+    return torch.nn.functional.linear(x, weight.to(x.dtype) * call.scales[:, None].to(x.dtype), call.bias)
+
+
+def peer_int4(call: Call) -> Tensor:
+    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantized.py compares with it.)"""
+    return torch.nn.functional.linear(call.x, call.dense_weight(call.x.dtype), call.bias)
 
 
 def values(g: torch.Generator, *shape: int) -> Tensor:
@@ -30,11 +103,7 @@ def values(g: torch.Generator, *shape: int) -> Tensor:
     return (0.5 + torch.rand(shape, generator=g)) * (torch.randint(0, 2, shape, generator=g) * 2 - 1)
 
 
-def product_cost(x: Tensor, n: int, *read: Tensor | None) -> Cost:
-    rows = x.shape[:-1].numel()
-    return Cost(bytes=nbytes(x, *read) + rows * n * x.element_size(), flops=2 * rows * x.shape[-1] * n)
-
-
+SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (4096, 14336)]  # of the benchmarks
 # One rounding of a result of order 1, and what float sums of products of order 1 / sqrt(k) lose, however much of them
 # cancels. A product left out of 5125 is 7e-3 on average.
 TOLERANCES = {
@@ -44,39 +113,7 @@ TOLERANCES = {
 }
 
 
-# Rows of x from which on cuBLAS multiplies on CUDA: kCublasRowsFrom of csrc/infiniop/quantized_linear/many_rows.h. That
-# file says what is rounded.
-CUBLAS_ROWS_FROM = 64
-
-
-def multiplied_by_cublas(x: Tensor, quantize_x: bool) -> bool:
-    """Whether on CUDA the order of a sum of floats is cuBLAS's. Sums of integers are exact in any."""
-    return x.shape[:-1].numel() >= CUBLAS_ROWS_FROM and not quantize_x
-
-
-def size_of_sums(x: Tensor, weight: Tensor) -> Tensor:
-    """The root of the sum of the squares of the products, for each sum."""
-    return (x.double().square() @ weight.square().t()).sqrt()
-
-
 # ---- linear_int8 ----
-
-
-def reference_int8(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
-) -> Tensor:
-    y = quantized(x, quantize_x) @ dequantize_int8(weight, scales, torch.float64).t()
-    return y if bias is None else y + bias.double()
-
-
-def peer_int8(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
-) -> Tensor:
-    """torch's own op where it serves the call, a dense product otherwise."""
-    if x.dtype == torch.bfloat16 and x.dim() == 2 and x.shape[1] % 32 == 0 and 0 not in (*x.shape, *weight.shape):
-        y = torch.ops.aten._weight_int8pack_mm(x, weight, scales.bfloat16())
-        return y if bias is None else y + bias
-    return torch.nn.functional.linear(x, weight.to(x.dtype) * scales[:, None].to(x.dtype), bias)
 
 
 def inputs_int8(
@@ -152,9 +189,9 @@ def quantized_x_samples(
         yield Sample(f"{prefix}, large values", (x[2:3], *weight, bias), on)
 
 
-def common_errors(op: str, args: tuple[Tensor, Tensor, Tensor], bias: Tensor) -> Iterator[ErrorCase]:
-    """Rules of x, bias and out; x is [2, 64] float32, n = 8. `bias` goes by name."""
-    x, weight, scales = args
+def common_errors(op: str, args: tuple[Tensor, ...], bias: Tensor) -> Iterator[ErrorCase]:
+    """Rules of x, bias and out; x is [2, 64] float32, n = 8. args: x, weight, scales and, for linear_int4, zeros."""
+    x, weight, scales = args[:3]
     rest = (weight, scales)
     yield ErrorCase("scalar", (x[0, 0], *rest), op + "x must have 1 to 8 dimensions, got 0 (shape [])")
     yield ErrorCase("float64", (x.double(), *rest), op + "x must be float32, bfloat16 or float16, got float64")
@@ -217,6 +254,14 @@ def common_errors(op: str, args: tuple[Tensor, Tensor, Tensor], bias: Tensor) ->
         op + f"out {shared} bias, {overlaps}",
         {"bias": bias, "out": bias.view(1, 8)},
     )
+    for name, tensor in zip(("scales", "zeros"), args[2:], strict=False):
+        rows = tensor.numel() // 8
+        yield ErrorCase(
+            f"out overlaps {name}",
+            (x[:rows], *args[1:]),
+            op + f"out {shared} {name}, {overlaps}",
+            {"out": tensor.view(rows, 8)},
+        )
 
 
 def errors_int8() -> Iterator[ErrorCase]:
@@ -235,12 +280,6 @@ def errors_int8() -> Iterator[ErrorCase]:
         (x, weight, scales[:7]),
         op + "scales must have shape [8] to match the rows of weight, got [7]",
     )
-    yield ErrorCase(
-        "out overlaps scales",
-        (x[:1], weight, scales),
-        op + "out must share no memory with scales, got one whose span of memory overlaps it",
-        {"out": scales.view(1, 8)},
-    )
     x = torch.ones(1, 131072)
     yield ErrorCase(
         "too many columns",
@@ -250,63 +289,7 @@ def errors_int8() -> Iterator[ErrorCase]:
     )
 
 
-def cuda_slack_int8(
-    expected: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> Tensor:
-    if not multiplied_by_cublas(x, quantize_x):
-        return torch.zeros_like(expected)
-    size = size_of_sums(x, dequantize_int8(weight, scales, torch.float64))
-    return accumulation_error(size, x.dtype, x.shape[-1])
-
-
-def same_bits_int8(
-    x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False
-) -> bool:
-    return not multiplied_by_cublas(x, quantize_x)
-
-
-def cost_int8(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None = None, quantize_x: bool = False) -> Cost:
-    return product_cost(x, weight.shape[0], weight, scales, bias)
-
-
-SHAPES = [(rows, 4096, n) for rows in (1, 8, 32) for n in (4096, 14336)]
-
-
-def bench_int8(dtype: torch.dtype) -> Iterator[Sample]:
-    for rows, k, n in SHAPES:
-        yield Sample(f"{rows}x{k}->{n}", inputs_int8(dtype, rows, k=k, n=n))
-
-
 # ---- linear_int4 ----
-
-
-def reference_int4(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None = None,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> Tensor:
-    y = quantized(x, quantize_x) @ dequantize_int4(weight, scales, zeros, torch.float64).t()
-    return y if bias is None else y + bias.double()
-
-
-def peer_int4(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None = None,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> Tensor:
-    """A dense product. (torch's own op wants a weight packed by itself: benchmarks/quantized.py compares with it.)"""
-    return torch.nn.functional.linear(x, dequantize_int4(weight, scales, zeros, x.dtype), bias)
 
 
 def inputs_int4(
@@ -367,7 +350,7 @@ def errors_int4() -> Iterator[ErrorCase]:
     x, weight, scales, zeros, bias = inputs_int4(torch.float32, 2, k=64, n=8, group=32, bias=True)
     assert zeros is not None and bias is not None
     op = "infini::linear_int4: "
-    yield from common_errors(op, (x, weight, scales), bias)
+    yield from common_errors(op, (x, weight, scales, zeros), bias)
     yield ErrorCase("signed weight", (x, weight.view(torch.int8), scales), op + "weight must be uint8, got int8")
     yield ErrorCase(
         "weight not packed",
@@ -390,81 +373,47 @@ def errors_int4() -> Iterator[ErrorCase]:
         (x, weight, scales, zeros[:, :1]),
         op + "zeros must have the shape of scales, [8, 2], got [8, 1]",
     )
-    for i, name in ((2, "scales"), (3, "zeros")):
-        yield ErrorCase(
-            f"out overlaps {name}",
-            (x, weight, scales, zeros),
-            op + f"out must share no memory with {name}, got one whose span of memory overlaps it",
-            {"out": (x, weight, scales, zeros)[i].view(2, 8)},
-        )
 
 
-def cuda_slack_int4(
-    expected: Tensor,
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None = None,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> Tensor:
-    """Weights are rounded to the dtype of x."""
-    if not multiplied_by_cublas(x, quantize_x):
-        return torch.zeros_like(expected)
-    size = size_of_sums(x, dequantize_int4(weight, scales, zeros, torch.float64))
-    return accumulation_error(size, x.dtype, x.shape[-1]) + rounding_error(size, x.dtype)
+# ---- both ----
 
 
-def same_bits_int4(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None = None,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> bool:
-    return not multiplied_by_cublas(x, quantize_x)
+def info(
+    name: str,
+    call: Callable[..., Call],
+    inputs: Callable[..., tuple[Any, ...]],
+    samples: Callable[[torch.dtype], Iterator[Sample]],
+    errors: Callable[[], Iterator[ErrorCase]],
+    peer: Callable[[Call], Tensor],
+) -> OpInfo:
+    def bench(dtype: torch.dtype) -> Iterator[Sample]:
+        for rows, k, n in SHAPES:
+            yield Sample(f"{rows}x{k}->{n}", inputs(dtype, rows, k=k, n=n))
 
+    def of(function: Callable[[Call], Any]) -> Callable[..., Any]:
+        """The function with the op's parameters."""
 
-def cost_int4(
-    x: Tensor,
-    weight: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None = None,
-    bias: Tensor | None = None,
-    quantize_x: bool = False,
-) -> Cost:
-    return product_cost(x, weight.shape[0], weight, scales, zeros, bias)
+        @functools.wraps(call)
+        def on_arguments(*args: Any, **named: Any) -> Any:
+            return function(call(*args, **named))
 
+        return on_arguments
 
-def bench_int4(dtype: torch.dtype) -> Iterator[Sample]:
-    for rows, k, n in SHAPES:
-        yield Sample(f"{rows}x{k}->{n}", inputs_int4(dtype, rows, k=k, n=n))
+    return OpInfo(
+        **vars(REGISTRY[name]),
+        reference=of(reference),
+        samples=samples,
+        errors=errors,
+        cost=of(cost),
+        bench=bench,
+        peer=of(peer),
+        tolerances=TOLERANCES,
+        same_bits_on_cuda=of(same_bits),
+        cuda_slack=lambda expected, *args, **named: cuda_slack(expected, call(*args, **named)),
+    )
 
 
 INFOS = (
-    OpInfo(
-        **vars(REGISTRY["linear_int8"]),
-        reference=reference_int8,
-        samples=samples_int8,
-        errors=errors_int8,
-        cost=cost_int8,
-        bench=bench_int8,
-        peer=peer_int8,
-        tolerances=TOLERANCES,
-        same_bits_on_cuda=same_bits_int8,
-        cuda_slack=cuda_slack_int8,
-    ),
-    OpInfo(
-        **vars(REGISTRY["linear_int4"]),
-        reference=reference_int4,
-        samples=samples_int4,
-        errors=errors_int4,
-        cost=cost_int4,
-        bench=bench_int4,
-        peer=peer_int4,
-        tolerances=TOLERANCES,
-        same_bits_on_cuda=same_bits_int4,
-        cuda_slack=cuda_slack_int4,
-    ),
+    info("linear_int8", call_int8, inputs_int8, samples_int8, errors_int8, peer_int8),
+    info("linear_int4", call_int4, inputs_int4, samples_int4, errors_int4, peer_int4),
 )

@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...ops import FLOATS
 from ...ops.random_sample import SPEC
-from ..c_door import Arguments, unwritten
-from ..c_ops import CErrorCase, COp, CSample, Described
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 
@@ -304,106 +299,3 @@ INFO = OpInfo(
     peer=peer,
     compare=compare,
 )
-
-
-# infiniopRandomSample draws one row, by a number that the caller has drawn.
-C_DTYPES = (*FLOATS, torch.float64)
-RESULTS = tuple(getattr(torch, f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64))
-
-
-def c_args(
-    probs: Tensor,
-    random_val: float,
-    temperature: float = 1.0,
-    topk: int = 0,
-    topp: float = 1.0,
-    result: torch.dtype = torch.int64,
-) -> Arguments:
-    numbers = {"random_val": random_val, "topp": topp, "topk": topk, "temperature": temperature}
-    return {"result": unwritten((), result), "probs": probs, **numbers}
-
-
-def row_of(args: Arguments) -> Row:
-    """The row that a call draws from, with its numbers as the C ABI rounds them."""
-    u, temperature, topp = (ctypes.c_float(args[key]).value for key in ("random_val", "temperature", "topp"))
-    return args["probs"], u, temperature, args["topk"], topp
-
-
-def c_reference(**args: Any) -> dict[str, Tensor]:
-    return {"result": torch.tensor(drawn(row_of(args)))}
-
-
-def c_compare(sample: CSample, outputs: dict[str, Tensor]) -> None:
-    args = dict(sample.args)
-    rounding = 1e-12 if args["probs"].dtype == torch.float64 else 4e-6
-    check_token(int(outputs["result"]), row_of(args), sample.name, rounding)
-
-
-def c_samples() -> Iterator[CSample]:
-    """Some rows of each of the torch op's samples, and numbers at both ends, which no seed draws."""
-    settings = {
-        "greedy by random_val": (0.0, 0.8, 5, 0.9),
-        "greedy by topp": (0.5, 0.8, 5, 0.0),
-        "greedy by topk": (0.5, 0.8, 1, 0.9),
-        "greedy by temperature": (0.5, 0.0, 5, 0.9),
-        "the end": (1.0, 2.0, -7, 2.0),
-        "near the start": (1e-6, 0.1, 3, 0.9),
-    }
-    for dtype in C_DTYPES:
-        kind = str(dtype).removeprefix("torch.")
-        for i, sample in enumerate(samples(dtype)):
-            rows = list(rows_of(sample.args))
-            for logits, u, temperature, topk, topp in rows[i % max(len(rows), 1) :: 11]:
-                yield CSample(f"{kind} {sample.name}", c_args(logits, u, temperature, topk, topp))
-        for name, numbers in settings.items():
-            for n in (1, 2, 37, 3001):
-                yield CSample(f"{kind} {name}, {n}", c_args(logits_of(dtype, n, seed=n), *numbers))
-        masked = logits_of(dtype, 40)
-        masked[torch.arange(40) % 3 != 1] = -torch.inf
-        yield CSample(f"{kind} masked, all kept", c_args(masked, 1.0))
-        one = Described(logits_of(dtype, 40), (1,), (0,), 7)
-        yield CSample(f"{kind} broadcast", {**c_args(logits_of(dtype, 40), 0.7), "probs": one})
-        yield CSample(f"{kind} large", c_args(logits_of(dtype, 128_256), 0.83, 1.0, 50, 0.9))
-    for result in RESULTS:
-        yield CSample(f"{str(result)[6:]} result", c_args(logits_of(torch.float32, 128), 0.4, result=result))
-
-
-def c_errors() -> Iterator[CErrorCase]:
-    op = "infini::random_sample: "
-    probs = logits_of(torch.float32, 200)
-    args = c_args(probs, 0.5)
-    integers = "int64, int32, int16, int8, uint64, uint32, uint16 or uint8"
-    dense = "must have stride 1 in its last dimension (call .contiguous() on it), got strides [2]"
-    created: tuple[tuple[str, Tensor, str, str], ...] = (
-        ("result", torch.zeros(1).long(), "SHAPE", "must have 0 dimensions, got 1 (shape [1])"),
-        ("result", torch.tensor(0.0), "DTYPE", f"must be {integers}, got float32"),
-        ("result", torch.tensor(0).char(), "DTYPE", "must hold the indices up to 199, got int8"),
-        ("probs", probs.int(), "DTYPE", "must be float32, bfloat16, float16 or float64, got int32"),
-        ("probs", probs[None], "SHAPE", "must have 1 dimension, got 2 (shape [1, 200])"),
-        ("probs", probs[:0], "SHAPE", "must have 1 to 16777216 elements, got 0"),
-        ("probs", probs[::2], "STRIDES", dense),
-    )
-    for key, tensor, status, rule in created:
-        yield CErrorCase(f"{key} {rule}", {**args, key: tensor}, f"BAD_TENSOR_{status}", f"{op}{key} {rule}")
-    of_number = "must be a finite number of at least 0, got"
-    for key, number, rule in (
-        ("random_val", 1.5, "must be at least 0 and at most 1, got 1.5"),
-        ("random_val", -0.5, "must be at least 0 and at most 1, got -0.5"),
-        ("topp", torch.inf, f"{of_number} inf"),
-        ("temperature", -1.0, f"{of_number} -1"),
-        ("temperature", torch.nan, f"{of_number} nan"),
-    ):
-        yield CErrorCase(f"{key} {rule}", {**args, key: number}, "BAD_PARAM", f"{op}{key} {rule}", "run")
-    for dtype in C_DTYPES:
-        infinite, nan, masked = (probs.to(dtype, copy=True) for _ in range(3))
-        infinite[150], nan[150], masked[:] = torch.inf, torch.nan, -torch.inf
-        for tensor, rule in (
-            (infinite, "must be below +infinity and not NaN, got inf at 150"),
-            (nan, "must be below +infinity and not NaN, got nan at 150"),
-            (masked, "must have a value above -infinity, got none"),
-        ):
-            made = {**args, "probs": tensor}
-            yield CErrorCase(f"{dtype} {rule}", made, "BAD_PARAM", f"{op}probs {rule}", "run", of_values=True)
-
-
-C_OPS = [COp("RandomSample", ["result"], c_reference, c_samples, c_errors, c_compare)]

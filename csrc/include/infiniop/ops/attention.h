@@ -14,7 +14,7 @@
  * The two caches may lie interleaved in one piece of memory.
  *
  * Scores, probabilities and sums are float, the result is rounded once.
- * Workspace: none.
+ * Workspace: none on the CPU; on CUDA what the parts of a split sequence need.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: scores and probabilities stay in float; out may have any outer strides; wrong shapes are

@@ -8,7 +8,7 @@
  * element has any stride), else BAD_TENSOR_STRIDES. Batch strides are free, for a and b also 0.
  * Sums in float, alpha and beta applied in float, rounded once. beta 0: c is not read. k 0: c = beta * c.
  * c shares no memory with a and b. The order of a sum depends on k and the dtype alone. On AVX-512 BF16, BF16 products
- * are added in pairs and denormals count as zero. Workspace: none.
+ * are added in pairs and denormals count as zero. Workspace: none on the CPU; on CUDA 32 MiB where cuBLAS multiplies.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: c is not read where beta is 0, so a NaN in fresh memory does no harm. */

@@ -17,7 +17,8 @@
  * sums are float. Long sequences are split for the threads by their length alone, so bits depend neither on the number
  * of threads nor on what else is in the batch.
  * Reference for the method: Kwon et al., Efficient Memory Management for Large Language Model Serving with
- * PagedAttention, 2023; Press et al., Train Short, Test Long (ALiBi), 2022. Workspace: none.
+ * PagedAttention, 2023; Press et al., Train Short, Test Long (ALiBi), 2022.
+ * Workspace: none on the CPU; on CUDA what the parts of a split sequence need.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: also on the CPU; ALiBi's distances are signed; nothing is added to the denominator

@@ -12,7 +12,8 @@
  *   scale                      finite; usually 1 / sqrt(D)
  *
  * Query t of sequence i sees the keys 0 to p = seq_lens[i] - queries of i + t, its own; with ALiBi, key s gets
- * slope * (s - p). The rest and the checks of values in memory are those of PagedAttention. Workspace: none.
+ * slope * (s - p). The rest and the checks of values in memory are those of PagedAttention, and so is the
+ * workspace.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: those of PagedAttention. */

@@ -1,0 +1,39 @@
+// The epilogue of linear_int8 and linear_int4 with quantized x and in tile registers: scales, the bias, one rounding.
+#pragma once
+
+#include "quantized_linear.h"
+#include "vec.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+using quantized_linear::Args;
+
+// Stores kLanes results at a time; not inlined and dispatched on types, which is rare enough not to matter.
+struct QuantizedEpilogue {
+    const Args &args;
+    const int64_t *offsets; // of each row of y
+    const float *x_scales;  // null: x is not quantized
+    bool scales_rows;       // a scale for each row of the weight; those of groups are applied to the sums
+
+    template <typename Lanes>
+    __attribute__((noinline)) void operator()(int64_t row, int64_t column, VecF value, Lanes lanes) const {
+        VecF scale = splat(x_scales != nullptr ? x_scales[row] : 1.0f);
+        if (scales_rows) {
+            with_float_type(args.scales.dtype, [&](auto type) {
+                scale = scale * load_at(args.scales.as<const decltype(type)>(), column, lanes);
+            });
+        }
+        value = value * scale;
+        with_float_type(args.y.dtype, [&](auto type) {
+            using T = decltype(type);
+            if (args.bias.dtype != INFINI_DTYPE_INVALID) {
+                value = value + load_at(args.bias.as<const T>(), column, lanes);
+            }
+            store_at(args.y.as<T>() + offsets[row], column, value, lanes);
+        });
+    }
+};
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

@@ -1,0 +1,30 @@
+// The arguments of linear_int8 and linear_int4 as those of weight_stream.cuh.
+// x is a separate argument, because it may be the quantized one; scales and zeros remain those of the weight.
+#pragma once
+
+#include "linear/weight_stream.cuh"
+#include "quantized_linear.h"
+
+namespace infini::quantized_linear {
+
+constexpr int kMaxTiles = weight_stream::kInt8Tiles; // of 8 rows of x that share a pass over the weight
+
+template <typename X> weight_stream::Problem<X> problem_of(const Args &args, const TensorView &x) {
+    weight_stream::Problem<X> problem(args.y, x);
+    problem.k = args.x.size(-1);
+    problem.add(args.weight);
+    weight_stream::Weight &weight = problem.weight[0];
+    weight.bias = weight_stream::FloatVector(args.bias, 1);
+    if (args.scales.ndim == 1) {
+        weight.scales = weight_stream::FloatVector(args.scales, 1);
+    } else {
+        const int64_t groups = args.scales.size(1);
+        problem.scales = weight_stream::FloatVector(args.scales, args.scales.stride(0));
+        problem.zeros = weight_stream::FloatVector(args.zeros, args.zeros.ndim > 0 ? args.zeros.stride(0) : 0);
+        const int64_t group = groups > 0 ? problem.k / groups : 32;
+        problem.group_shift = group == 32 ? 5 : group == 64 ? 6 : 7; // by the op's rules
+    }
+    return problem;
+}
+
+} // namespace infini::quantized_linear
