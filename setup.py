@@ -369,8 +369,8 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     }
     if torch:
         headers["torch"] = precompile("torch", PRECOMPILED["torch"], torch_flags)
-    emulation, examples = ROOT / "csrc" / "emulation", ROOT / "csrc" / "example"
-    for source in sorted(set((ROOT / "csrc").rglob("*.cpp")) - set(emulation.iterdir()) - set(examples.iterdir())):
+    emulation, examples = ROOT / "csrc" / "emulation", (ROOT / "csrc" / "example").glob("*.cpp")
+    for source in sorted(set((ROOT / "csrc").rglob("*.cpp")) - set(emulation.iterdir()) - set(examples)):
         if source.stem.endswith("_cpu"):
             for level, flags in (dot_levels if source.stem.endswith("_dot_cpu") else levels).items():
                 compile_("cxx", source, f".{level}", flags, headers.get(level, ""))

@@ -238,9 +238,9 @@ int main(int argc, char **argv) try {
     if (ranks == 0 || config.kv_heads % ranks != 0 || prompt.size() + new_tokens > config.max_length) {
         throw std::runtime_error("RANKS must divide the key heads, and the tokens must fit into the model's context");
     }
-    std::vector<infinicclComm_t> communicators(ranks);
-    if (infinicclCommInitAll(static_cast<infiniDevice_t>(type), communicators.data(), static_cast<int>(ranks),
-                             nullptr)) {
+    std::vector<infinicclComm_t> communicators(ranks); // one rank needs none: on NVIDIA devices there may be no NCCL
+    if (ranks > 1 && infinicclCommInitAll(static_cast<infiniDevice_t>(type), communicators.data(),
+                                          static_cast<int>(ranks), nullptr)) {
         throw std::runtime_error(infiniGetLastErrorMessage());
     }
     std::vector<std::vector<int64_t>> made(ranks); // by each rank: the same
@@ -255,12 +255,16 @@ int main(int argc, char **argv) try {
             } catch (const std::exception &error) {
                 std::fprintf(stderr, "rank %zu: %s\n", rank, error.what());
                 failed = true;
-                infinicclCommAbort(communicators[rank]); // so that no other rank waits for this one
+                if (ranks > 1) {
+                    infinicclCommAbort(communicators[rank]); // so that no other rank waits for this one
+                }
             }
         });
     }
     std::for_each(threads.begin(), threads.end(), [](std::thread &thread) { thread.join(); });
-    std::for_each(communicators.begin(), communicators.end(), infinicclCommDestroy);
+    if (ranks > 1) {
+        std::for_each(communicators.begin(), communicators.end(), infinicclCommDestroy);
+    }
     for (const std::vector<int64_t> &tokens : made) {
         for (const int64_t token : tokens) {
             std::printf("%lld ", static_cast<long long>(token));

@@ -1,0 +1,36 @@
+"""The C++ programs of tests/cpp and the example llama.cpp on NVIDIA devices, where recordings are captured as graphs.
+
+On a GPU, or, with INFINI_LIBRARIES=build/native/emulated, on the emulated CUDA runtime. Skipped where there is neither.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
+
+from torch_infini.libinfiniccl import NVIDIA
+from torch_infini.testing import greedy_tokens
+from torch_infini.testing.c_runtime import device_count
+from torch_infini.testing.tiny_llama import tiny
+
+pytestmark = pytest.mark.skipif(device_count(NVIDIA) == 0, reason="no GPU, and the libraries are not the emulated ones")
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_program(name: str, tmp_path: Path) -> None:
+    run(compiled(SOURCES / f"{name}.cpp", tmp_path), "NVIDIA", tmp_path)
+
+
+def test_tokens(tmp_path: Path) -> None:
+    model = tiny(seed=3, attention_bias=True)
+    model.save_pretrained(tmp_path)
+    ids = torch.tensor([[1, 15, 27, 100, 3]])
+    expected = greedy_tokens(model, ids, attention_mask=torch.ones_like(ids), max_new_tokens=12)[0, 5:].tolist()
+    llama = compiled(EXAMPLES / "llama.cpp", tmp_path)
+    for mode in ("graph", "eager"):
+        done = started(llama, tmp_path, "1", "nvidia", mode, "12", *map(str, ids[0].tolist()))
+        assert [int(token) for token in done.stdout.split()] == expected, done.stderr
+        assert not done.stderr  # a step that could not be captured would be reported there
