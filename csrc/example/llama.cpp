@@ -182,6 +182,7 @@ private:
 Tensor numbers(std::vector<int64_t> values, const Shape &shape, Device device) {
     Tensor made = Tensor::empty(shape, DataType::I64, device);
     made->copy_from(Tensor::from_blob(values.data(), shape, DataType::I64, Device::cpu()));
+    context::syncStream(); // a stream of the CPU may be a queue (INFINI_CPU_STREAMS), and the values end here
     return made;
 }
 
@@ -209,6 +210,7 @@ std::vector<int64_t> generate(const Config &c, Safetensors &checkpoint, const st
     }
     std::vector<int64_t> made;
     for (auto length = static_cast<int64_t>(prompt.size());; ++length) {
+        context::syncStream();
         const Tensor value = token->to(Device::cpu());
         made.push_back(*reinterpret_cast<const int64_t *>(value->data()));
         if (made.size() >= new_tokens) {

@@ -39,6 +39,7 @@ inline Size count_of(const Shape &shape) {
 template <typename T> Tensor tensor(std::vector<T> values, const Shape &shape, DataType dtype, Device on = device) {
     Tensor made = Tensor::empty(shape, dtype, on);
     made->copy_from(Tensor::from_blob(values.data(), shape, dtype, Device::cpu()));
+    context::syncStream(); // a stream of the CPU may be a queue (INFINI_CPU_STREAMS), and the values end here
     return made;
 }
 
@@ -47,7 +48,9 @@ inline Tensor floats(const Floats &values, const Shape &shape, Device on = devic
 }
 
 template <typename T> std::vector<T> elements(const Tensor &from) {
-    const Tensor host = from->contiguous()->to(Device::cpu());
+    const Tensor packed = from->contiguous();
+    context::syncStream();
+    const Tensor host = packed->to(Device::cpu());
     std::vector<T> values(host->numel());
     if (!values.empty()) {
         std::memcpy(values.data(), host->data(), host->nbytes());

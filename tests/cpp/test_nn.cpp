@@ -1,6 +1,8 @@
 // Tests nn::Module and nn::Parameter: names, loading and its errors, shards.
+#include <algorithm>
 #include <set>
 #include <string>
+#include <thread>
 
 #include "nn_values.h"
 
@@ -73,6 +75,20 @@ void test_names() {
     const Forest forest;
     CHECK(forest.state_dict().count("tree.leaves.1.weight") == 1 && forest.state_dict().size() == 7);
     THROWS(tree.add_nothing(), "infinicore::nn::Module::add_module: submodule must be a module, got NULL for nothing");
+}
+
+// Threads may ask for the names at once, also the first time: all get the same parameters.
+void test_names_on_threads() {
+    for (int round = 0; round < 100; ++round) {
+        const Forest forest;
+        const nn::Parameter *found[4];
+        std::vector<std::thread> threads;
+        for (const nn::Parameter *&own : found) {
+            threads.emplace_back([&] { own = &forest.state_dict().at("tree.leaf.weight"); });
+        }
+        std::for_each(threads.begin(), threads.end(), [](std::thread &thread) { thread.join(); });
+        CHECK(std::count(found, found + 4, found[0]) == 4 && (*found[0])->shape() == (Shape{1, 2}));
+    }
 }
 
 void test_loading() {
@@ -192,6 +208,7 @@ void test_shards() {
 int main(int count, char **arguments) {
     device = device_of(count, arguments);
     CHECK_RUNS("names", test_names());
+    CHECK_RUNS("names on threads", test_names_on_threads());
     CHECK_RUNS("loading", test_loading());
     CHECK_RUNS("shards", test_shards());
     return failures() != 0;

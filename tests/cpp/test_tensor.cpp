@@ -180,7 +180,7 @@ void refusals(const Device &device) {
     THROWS(context::setDevice(Device(device.getType(), 99)), context_sentence(device));
     if (device != Device::cpu()) {
         THROWS(op::add(a, Tensor::ones({2, 4}, DataType::F32, Device::cpu())),
-               "infinicore::add: b must be on " + device.toString() + " as a is, got CPU:0");
+               "infinicore::add: b must be on " + device.toString() + " as c is, got CPU:0");
     }
 }
 

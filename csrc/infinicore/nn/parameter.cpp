@@ -82,19 +82,21 @@ void Parameter::load(const std::string &who, const Tensor &tensor, bool accepts_
     if (tensor->dtype() != impl_->dtype()) {
         fail(who, " must be loaded from ", toString(impl_->dtype()), ", got ", toString(tensor->dtype()));
     }
+    Tensor part = tensor;
     if (tensor->shape() == whole_shape()) {
-        Tensor part = tensor;
         if (tp_size_ > 1) {
             const Size length = impl_->size(tp_dim_);
             part = tensor->narrow({{tp_dim_, tp_rank_ * length, length}});
         }
-        impl_->copy_from(part);
-    } else if (accepts_shard && tensor->shape() == impl_->shape()) {
-        impl_->copy_from(tensor);
-    } else {
+    } else if (!accepts_shard || tensor->shape() != impl_->shape()) {
         const std::string shards =
             tp_size_ > 1 ? message(", which is split over ", tp_size_, " ranks in dimension ", tp_dim_) : std::string();
         fail(who, " must be loaded from shape ", text(whole_shape()), shards, ", got ", text(tensor->shape()));
+    }
+    impl_->copy_from(part);
+    // The caller may free or change its memory now. Copies from the host to other devices are done by then.
+    if (tensor->device() == impl_->device() && tensor->device().getType() == Device::Type::CPU) {
+        context::syncStream();
     }
 }
 
