@@ -5,7 +5,8 @@ A cross compiler as CXX builds in build/MACHINE, and links there against the tor
 
 Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_dot_cpu.cpp for those
 that add VNNI alone as well, *_tiles.cpp for the tile registers of AMX and for their emulation, *_torch.cpp against the
-LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, any other *.cpp as it is. See CONTRIBUTING.md.
+LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, infinicore/python/*.cpp with pybind11 for the Python that
+builds, any other *.cpp as it is. See CONTRIBUTING.md.
 """
 
 import importlib.util
@@ -51,6 +52,9 @@ STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most th
 LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libinfinicore_cpp_api", "libtorch_infini")
 # What tells compilers about them: files of csrc/, and the folders of lib/ where they are looked for.
 DESCRIPTIONS = {"infini.pc": "pkgconfig", "infinicore.pc": "pkgconfig", "infini-config.cmake": "cmake/infini"}
+# The Python module of torch_infini.infinicore, for one Python: a wheel holds the one of the Python that built it.
+MODULE = "_infinicore"
+MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 X86_LEVELS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -87,6 +91,7 @@ PRECOMPILED = {
         "type_traits",
         "vector",
     ),
+    "python": ("pybind11/pybind11.h", "pybind11/stl.h", "functional", "memory", "optional", "string", "vector"),
 }
 
 
@@ -149,6 +154,23 @@ def choose_cuda(torch_cuda: str | None) -> tuple[str | None, str]:
     return (nvcc, f"torch has CUDA {torch_cuda}, nvcc is {nvcc}") if nvcc else (None, "no nvcc found")
 
 
+def module_flags() -> tuple[str | None, str]:
+    """(how the sources of _infinicore are compiled, or None; why it cannot be built here)."""
+    if IS_CROSS:
+        return None, f"a cross build for {MACHINE} has no Python of that machine"
+    python = Path(sysconfig.get_path("include"))
+    if not (python / "Python.h").is_file():
+        return None, f"Python's headers are missing in {python}: install python3-dev"
+    if not importlib.util.find_spec("pybind11"):
+        return None, "pybind11 is missing: pip install pybind11"
+    import pybind11
+
+    flags = ["-O2"]
+    for folder in (str(python), pybind11.get_include()):
+        flags += [f"-isystem {shlex.quote(folder)}", f"-fmacro-prefix-map={shlex.quote(folder)}/="]
+    return " ".join(flags), ""
+
+
 class BuildKernels(Command):
     """Compiles every source that needs no torch; links nothing."""
 
@@ -168,7 +190,8 @@ class NinjaBuild(build_ext):
     """Writes build/native/build.ninja and runs it."""
 
     def get_ext_filename(self, fullname: str) -> str:
-        return str(Path(*fullname.split("."))) + ".so"  # plain libraries: they know no Python
+        *folders, name = fullname.split(".")  # plain libraries, which know no Python, and the module
+        return str(Path(*folders, MODULE_FILE if name == MODULE else f"{name}.so"))
 
     def run(self) -> None:
         if os.environ.get("INFINI_BUILD") == "0":
@@ -189,8 +212,8 @@ class NinjaBuild(build_ext):
     def build_extension(self, ext: Extension) -> None:
         # An editable install copies to the source tree as well, into a folder that has to be there.
         (ROOT / "torch_infini" / "lib").mkdir(exist_ok=True)
-        library = BUILD / f"{ext.name.split('.')[-1]}.so"
         target = Path(self.get_ext_fullpath(ext.name))
+        library = BUILD / target.name
         target.parent.mkdir(parents=True, exist_ok=True)
         if not target.exists() or target.stat().st_mtime < library.stat().st_mtime:
             # Replaced, not overwritten: a process that has the old library mapped keeps it.
@@ -211,6 +234,9 @@ def build() -> None:
         )
     nvcc, reason = (None, f"a cross build for {MACHINE}") if IS_CROSS else choose_cuda(version.get("cuda"))
     print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
+    flags, reason = module_flags()
+    if flags is None:
+        print(f"torch_infini: building without torch_infini.infinicore ({reason})", flush=True)
     run_ninja(ninja_file(torch, nvcc))
     # Objects of sources that are gone go too: the tests look at all that lie there.
     subprocess.run([*ninja_command(), "-t", "cleandead"], stdout=subprocess.DEVNULL)
@@ -301,6 +327,8 @@ def libraries_of(path: Path) -> tuple[str, ...]:
         return ("libinfinirt",)
     if path.parts[0] == "infiniccl":
         return ("libinfiniccl",)
+    if path.parts[:2] == ("infinicore", "python"):
+        return (MODULE,)
     if path.parts[0] == "infinicore":
         return ("libinfinicore_cpp_api",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
@@ -344,7 +372,8 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         "rule link\n  command = $cxx $in -o $out -Wl,-soname,$soname -Wl,--version-script=$exports $ldflags"
         " $libs\n  description = LINK $out",
     ]
-    objects: dict[str, list[str]] = {library: [] for library in LIBRARIES}
+    objects: dict[str, list[str]] = {library: [] for library in (*LIBRARIES, MODULE)}
+    with_pybind11, _ = module_flags()
 
     def precompile(name: str, headers: tuple[str, ...], flags: str) -> str:
         """The header that includes these, which compilers find precompiled beside it."""
@@ -369,6 +398,8 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     }
     if torch:
         headers["torch"] = precompile("torch", PRECOMPILED["torch"], torch_flags)
+    if with_pybind11 and any((ROOT / "csrc" / "infinicore" / "python").glob("*.cpp")):
+        headers["python"] = precompile("python", PRECOMPILED["python"], with_pybind11)
     emulation, examples = ROOT / "csrc" / "emulation", (ROOT / "csrc" / "example").glob("*.cpp")
     for source in sorted(set((ROOT / "csrc").rglob("*.cpp")) - set(emulation.iterdir()) - set(examples)):
         if source.stem.endswith("_cpu"):
@@ -377,12 +408,15 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         elif source.stem.endswith("_tiles"):
             for level, flags in tiles.items():
                 compile_("cxx", source, f".{level}", flags)
+        elif libraries_of(source.relative_to(ROOT / "csrc")) == (MODULE,):
+            if with_pybind11:
+                compile_("cxx", source, flags=with_pybind11, header=headers["python"])
         elif not source.stem.endswith("_torch"):
             exported = is_exported(source.relative_to(ROOT / "csrc"))
             compile_("cxx", source, flags="-fvisibility=default" if exported else "")
         elif torch:
             compile_("cxx", source, flags=torch_flags, header=headers["torch"])
-    kernels = sorted({name for library in LIBRARIES for name in objects[library] if not name.endswith("_torch.o")})
+    kernels = sorted({name for library in objects for name in objects[library] if not name.endswith("_torch.o")})
     lines.append(f"build kernels: phony {' '.join(kernels)}")
     if torch is None:
         return "\n".join(lines) + "\n"
@@ -419,6 +453,16 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         )
     lines.append(f"default {' '.join(f'{library}.so' for library in LIBRARIES)}")
 
+    def link_module(folder: str) -> None:
+        if objects[MODULE]:  # Python's functions stay undefined: the process that imports it has them
+            lines.append(
+                f"build {folder}{MODULE_FILE}: link {' '.join(objects[MODULE])} | {folder}libinfinicore_cpp_api.so"
+                f"\n  libs = -L./{folder} -linfinicore_cpp_api -linfinirt -Wl,-z,undefs\n  soname = {MODULE_FILE}"
+                f"\n  exports = {CSRC}/infinicore/python/exports.map\ndefault {folder}{MODULE_FILE}"
+            )
+
+    link_module("")
+
     # The same libraries with the CUDA kernels compiled for the host, for tests: INFINI_EMULATION=1, csrc/emulation.
     objects = host_objects
     for source in [*sorted(emulation.glob("*.cpp")), *cuda_sources()]:
@@ -433,6 +477,7 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         )
     if os.environ.get("INFINI_EMULATION") == "1":
         lines.append(f"default {' '.join(f'emulated/{library}.so' for library in LIBRARIES)}")
+        link_module("emulated/")
     return "\n".join(lines) + "\n"
 
 
@@ -473,13 +518,13 @@ def page_for_an_index() -> str:
 
 if __name__ == "__main__":
     has_torch = installed_torch() is not None
+    built = (*LIBRARIES, MODULE) if module_flags()[0] is not None else LIBRARIES
     setup(
         long_description=page_for_an_index(),
         long_description_content_type="text/markdown",
-        ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in LIBRARIES],
+        ext_modules=[Extension(f"torch_infini.lib.{library}", sources=[]) for library in built],
         cmdclass={"build_ext": NinjaBuild, "build_kernels": BuildKernels},
         # Without a torch, pip's build gets the pinned release, and so does the installation; the kernels need none.
         setup_requires=[] if has_torch or "build_kernels" in sys.argv else [PINNED_TORCH],
         install_requires=[f"torch>={OLDEST_TORCH}" if has_torch else PINNED_TORCH],
-        options={"bdist_wheel": {"py_limited_api": "cp310"}},
     )

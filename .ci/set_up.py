@@ -78,6 +78,8 @@ class SetUp:
         on_path = any(os.access(Path(folder, "ninja"), os.X_OK) for folder in os.get_exec_path())
         if not on_path and not self.has("ninja") and not self.pip(*PINNED, "ninja"):
             sys.exit("set-up: ninja could not be installed")
+        if not self.has("pybind11"):
+            self.pip(*PINNED, "pybind11", quiet=True)  # setup.py says what it leaves out without it
 
     def install_torch(self, release: str) -> None:
         """The CPU build: uv knows where PyTorch keeps it; pip finds one only where a configured index has it."""

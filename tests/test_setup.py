@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import platform
 import runpy
@@ -126,6 +127,44 @@ def test_a_failed_compilation_ends_the_set_up() -> None:
     with pytest.raises(SystemExit):
         set_up.run("-c", "import time; time.sleep(600)")
     assert time.monotonic() - start < 500
+
+
+def test_the_module_is_built_for_this_python(checkout: Path) -> None:
+    """A wheel that has it is tagged for the Python that built it."""
+    source = checkout / "csrc" / "infinicore" / "python" / "module.cpp"
+    source.parent.mkdir(parents=True)
+    source.write_text("#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_infinicore, module) { (void)module; }\n")
+    done = build_kernels(checkout)
+    assert done.returncode == 0, done.stdout
+    assert (checkout / "build" / "native" / "infinicore.python.module.o").is_file()
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "bdist_wheel"]
+    done = subprocess.run(
+        command, cwd=checkout, env={**os.environ, "INFINI_BUILD": "0"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    (wheel,) = (checkout / "dist").iterdir()
+    python = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    assert wheel.name.startswith(f"torch_infini-0-{python}-{python}-linux_")
+
+
+@pytest.mark.parametrize("missing", ["Python.h", "pybind11", "the target's Python"])
+def test_the_module_is_left_out_by_name(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where it cannot be built the rest is, and the build says why."""
+    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="test_setup")
+    module_flags, ninja_file = setup["module_flags"], setup["ninja_file"]
+    assert module_flags()[0] is not None and "infinicore.python" in ninja_file(None, None)
+    if missing == "Python.h":
+        monkeypatch.setattr(sysconfig, "get_path", lambda *_, **__: str(tmp_path))
+        reason = f"Python's headers are missing in {tmp_path}: install python3-dev"
+    elif missing == "pybind11":
+        find_spec = importlib.util.find_spec
+        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pybind11" else find_spec(name))
+        reason = "pybind11 is missing: pip install pybind11"
+    else:
+        monkeypatch.setitem(module_flags.__globals__, "IS_CROSS", True)
+        reason = f"a cross build for {platform.machine()} has no Python of that machine"
+    assert module_flags() == (None, reason)
+    assert "infinicore.python" not in ninja_file(None, None)
 
 
 def test_forced_cuda_says_what_it_serves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,25 @@
+// What the files of the Python module _infinicore share: pybind11, the C++ front end, and when the GIL is released.
+// module.cpp calls the bind_ functions. torch_infini/infinicore/lib/_infinicore.pyi describes what Python sees.
+#pragma once
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <infinicore/context/context.hpp>
+#include <infinicore/device_event.hpp>
+#include <infinicore/ops.hpp>
+
+namespace infinicore::python {
+
+namespace py = pybind11;
+
+// For whatever computes, allocates, copies or waits: another Python thread runs meanwhile.
+using WithoutGil = py::call_guard<py::gil_scoped_release>;
+
+void bind_tensor(py::module_ &module);
+void bind_dlpack(py::module_ &module, py::class_<Tensor> &tensor);
+void bind_context(py::module_ &module);
+void bind_graph(py::module_ &module);
+void bind_ops(py::module_ &module);
+
+} // namespace infinicore::python

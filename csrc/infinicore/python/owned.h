@@ -1,0 +1,22 @@
+// Tensors over memory that something else owns (a torch tensor, a numpy array, a DLPack capsule), and the references
+// that keep it alive; tensor.cpp has both.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+
+#include "bindings.h"
+
+namespace infinicore::python {
+
+// A reference to a Python object that any thread may drop, with or without the GIL. At the interpreter's end, when the
+// GIL can no longer be had, the object is left to the process's exit.
+std::shared_ptr<PyObject> share(py::object object);
+
+// A tensor whose element [0, ..., 0] is at `data`; strides in elements may be negative. `release` is called once, by
+// any thread, when the last tensor on this memory is gone, and keeps its owner alive until then.
+Tensor tensor_over(void *data, const Shape &shape, const Strides &strides, DataType dtype, const Device &device,
+                   std::function<void()> release);
+
+} // namespace infinicore::python

@@ -1,0 +1,20 @@
+"""The ops that models are made of. Each takes `out`, written and returned; while a graph is recorded, it is noted."""
+
+from .activation import silu, swiglu
+from .embedding import embedding
+from .linear import linear
+from .norm import causal_softmax, rms_norm
+from .random_sample import random_sample
+from .rope import RopeAlgo, rope
+
+__all__ = [
+    "RopeAlgo",
+    "causal_softmax",
+    "embedding",
+    "linear",
+    "random_sample",
+    "rms_norm",
+    "rope",
+    "silu",
+    "swiglu",
+]

@@ -1,0 +1,23 @@
+"""Parameter: the tensor that a module registers when it becomes an attribute."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+from .._arguments import described
+from ..tensor import Tensor
+
+
+class Parameter(Tensor):
+    """A tensor that is a module's parameter: over the same memory as `data`. It cannot be copied or pickled as such."""
+
+    def __init__(self, data: Tensor) -> None:
+        if not isinstance(data, Tensor):
+            raise ValueError(f"infinicore.nn.Parameter: data must be an infinicore.Tensor, got {described(data)}")
+        super().__init__(data._underlying, _torch_ref=data._torch_ref)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
+        raise ValueError("infinicore.nn.Parameter: cannot be deep-copied: copy its data to a new one (copy_())")
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise ValueError("infinicore.nn.Parameter: cannot be pickled: save the values of a state_dict()")

@@ -1,0 +1,23 @@
+"""The ops at the top of the package. Each takes `out`, written and returned; while a graph is recorded, it is noted."""
+
+from .attention import attention, paged_attention, paged_attention_prefill, paged_caching
+from .elementwise import add, mul
+from .layout import narrow, rearrange, squeeze, unsqueeze
+from .matmul import matmul
+from .norm import add_rms_norm, add_rms_norm_
+
+__all__ = [
+    "add",
+    "add_rms_norm",
+    "add_rms_norm_",
+    "attention",
+    "matmul",
+    "mul",
+    "narrow",
+    "paged_attention",
+    "paged_attention_prefill",
+    "paged_caching",
+    "rearrange",
+    "squeeze",
+    "unsqueeze",
+]

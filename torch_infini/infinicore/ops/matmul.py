@@ -1,0 +1,22 @@
+"""Matrix products."""
+
+from __future__ import annotations
+
+from .._arguments import raw
+from ..lib import _infinicore
+from ..tensor import Tensor
+
+
+def matmul(input: Tensor, other: Tensor, *, alpha: float = 1.0, out: Tensor | None = None) -> Tensor:
+    """Return alpha * input @ other; `alpha * torch.matmul(input, other)`.
+
+    Args:
+        input: [m, k] or [b, m, k].
+        other: [k, n] or [b, k, n], of as many dimensions.
+        out: [m, n] or [b, m, n].
+    """
+    a, b = raw(input, "infinicore.matmul", "input"), raw(other, "infinicore.matmul", "other")
+    if out is None:
+        return Tensor(_infinicore.matmul(a, b, alpha))
+    _infinicore.matmul_(raw(out, "infinicore.matmul", "out"), a, b, alpha)
+    return out
