@@ -71,32 +71,28 @@ Block *CachingAllocator::take_cached(size_t rounded, const StreamId &stream) {
     if (entry == free_.end() || entry->first - rounded > rounded / 8) {
         return nullptr;
     }
+    // What another stream had queued is not waited for: it may wait for this one, as a rank of an all-reduce does.
     std::vector<Block *> &blocks = entry->second;
-    // One that is free for this stream at once, of the last few; else the oldest, whose wait is most likely over.
-    size_t index = 0;
-    for (size_t back = blocks.size(); back-- > 0 && back + 16 >= blocks.size();) {
-        if (blocks[back]->freed == nullptr &&
-            (blocks[back]->home.id == stream.id || alive_.count(blocks[back]->home.id) == 0)) {
-            index = back;
-            break;
+    const auto usable = [&](const Block *block) {
+        if (block->home.id != stream.id && alive_.count(block->home.id) != 0) {
+            return false;
         }
+        infinirtEventStatus_t status = INFINIRT_EVENT_COMPLETE;
+        return block->freed == nullptr || (infinirtEventQuery(block->freed, &status) == INFINI_STATUS_SUCCESS &&
+                                           status == INFINIRT_EVENT_COMPLETE);
+    };
+    const auto found = std::find_if(blocks.rbegin(), blocks.rend(), usable); // the last one is most likely in a cache
+    if (found == blocks.rend()) {
+        return nullptr;
     }
-    Block *const block = blocks[index];
-    blocks.erase(blocks.begin() + static_cast<std::ptrdiff_t>(index));
+    Block *const block = *found;
+    blocks.erase(std::next(found).base());
     if (blocks.empty()) {
         free_.erase(entry);
     }
     if (block->freed != nullptr) {
-        check(infinirtStreamWaitEvent(stream.stream, block->freed));
         infinirtEventDestroy(block->freed);
         block->freed = nullptr;
-    }
-    if (block->home.id != stream.id && alive_.count(block->home.id) != 0) {
-        infinirtEvent_t done = nullptr;
-        check(infinirtEventCreateWithFlags(&done, INFINIRT_EVENT_DISABLE_TIMING));
-        check(infinirtEventRecord(done, block->home.stream));
-        check(infinirtStreamWaitEvent(stream.stream, done));
-        infinirtEventDestroy(done);
     }
     return block;
 }
@@ -105,7 +101,7 @@ Block *CachingAllocator::allocate(size_t size, const StreamId &stream) {
     const size_t rounded = rounded_size(size);
     const std::lock_guard<std::mutex> lock(mutex_);
     ++stats_.allocations;
-    alive_.emplace(stream.id, stream.stream);
+    alive_.try_emplace(stream.id, stream.stream);
     Block *block = take_cached(rounded, stream);
     if (block != nullptr) {
         ++stats_.cache_hits;

@@ -1,5 +1,5 @@
 // The caches that memory comes from: one for each device and kind of memory. A freed block belongs to the stream that it
-// was allocated for, whose later work uses it again without waiting; others wait for that stream on the device first.
+// was allocated for, whose later work uses it again without waiting; another stream gets it when that stream is gone.
 // Method: stream-ordered reuse as in cudaMallocAsync and PyTorch's caching allocator; blocks are not split.
 #pragma once
 
@@ -24,8 +24,8 @@ struct StreamId {
 struct Block {
     std::byte *data = nullptr;
     size_t size = 0;                 // bytes; what Memory gets may be less
-    StreamId home;                   // where it is free: after what this stream had queued
-    infinirtEvent_t freed = nullptr; // and after this event of another stream, if there is one
+    StreamId home;                   // free for what this stream does later
+    infinirtEvent_t freed = nullptr; // once this event is complete: where another stream was when it was freed
 };
 
 class CachingAllocator {

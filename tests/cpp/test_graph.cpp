@@ -43,6 +43,7 @@ Tensor integers(const std::vector<int64_t> &values, const Device &device) {
 
 std::vector<std::byte> bytes(const Tensor &tensor) {
     const Tensor host = tensor->contiguous()->to(Device::cpu());
+    context::syncStream(); // with INFINI_CPU_STREAMS=queued the CPU computes later, too
     return std::vector<std::byte>(host->data(), host->data() + host->nbytes());
 }
 

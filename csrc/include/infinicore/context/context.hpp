@@ -28,10 +28,9 @@ void syncStream();
 void syncDevice();
 
 // Memory of the current device, of the host, and of the host where the device copies fast. It comes from a cache: freed
-// memory is used again by what the same stream does later, without waiting; another stream waits on the device for what
-// the stream before had queued. Freed on another thread it is used again after what that thread's stream has queued. A
-// stream of the caller's own must be done with it before it is freed. Where the system has no more, the caches of the
-// device are given back to it and it is asked again. 0 bytes have no address.
+// memory is used again by what the same stream does later, without waiting. Freed on another thread it is used again once
+// what that thread's stream had queued is done. A stream of the caller's own must be done with it before it is freed.
+// Where the system has no more, the cache is given back to it and it is asked again. 0 bytes have no address.
 std::shared_ptr<Memory> allocateMemory(size_t size);
 std::shared_ptr<Memory> allocateHostMemory(size_t size);
 std::shared_ptr<Memory> allocatePinnedHostMemory(size_t size);
