@@ -185,7 +185,7 @@ def _result_without_values(compute: _Compute, args: Any, kwargs: Any) -> tuple[_
     with torch.no_grad():
         try:
             with fake_tensor.FakeTensorMode():
-                sources = _Sources(lambda tensor: _like(torch.empty_strided, tensor))
+                sources = _Sources(lambda tensor: _like(tensor))
                 their_args, their_kwargs = _converted(args, kwargs, sources, _refused)
                 return sources, compute(their_args, their_kwargs)
         except (
@@ -194,17 +194,18 @@ def _result_without_values(compute: _Compute, args: Any, kwargs: Any) -> tuple[_
             fake_tensor.UnsupportedOperatorException,
             NotImplementedError,
         ):
-            # torch looks at values on the way to a result whose size does not depend on them: zeros will do.
-            sources = _Sources(lambda tensor: _like(torch.empty_strided, tensor).zero_())
+            # torch looks at values on the way to a result whose size does not depend on them (the weights of cov(), the
+            # variances of gaussian_nll_loss(), the pairs of combinations()): ones are valid for all of these.
+            sources = _Sources(lambda tensor: _like(tensor).fill_(1))
             their_args, their_kwargs = _converted(args, kwargs, sources, _refused)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 return sources, compute(their_args, their_kwargs)
 
 
-def _like(make: Callable[..., torch.Tensor], tensor: Tensor) -> torch.Tensor:
+def _like(tensor: Tensor) -> torch.Tensor:
     dtype, device = utils.to_torch_dtype(tensor.dtype), _torch_device(tensor.device)
-    return make(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
 
 
 def _check_recordable(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
