@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_infini.infinicore as ic
-from torch_infini.infinicore._adapter import SIZED_BY_VALUES, VIEWS
+from torch_infini.infinicore._recording import SIZED_BY_VALUES, VIEWS
 from torch_infini.infinicore._rules import RULES
 
 F = ic.nn.functional

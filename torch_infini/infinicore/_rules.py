@@ -5,6 +5,7 @@ A rule's function takes torch's arguments and returns NotImplemented where our o
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from .. import ops as infini
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 WITH_DOUBLE = (*FLOATS, torch.float64)
+MAX_DIMS = 8  # of our kernels
 COPIED = (*WITH_DOUBLE, torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -28,7 +30,8 @@ class Rule:
         function: torch's arguments, without out; returns the result or NotImplemented.
         op: torch.ops.infini.<op>.
         where: What it must be called with, in words.
-        dtypes: Of the first tensor; all floating-point tensors of a call must have the same.
+        dtypes: Of the first tensor. The floating-point tensors of a call must have the same dtype, and all its tensors
+            elements, a device in common and at most MAX_DIMS dimensions.
     """
 
     function: Callable[..., Any]
@@ -42,9 +45,17 @@ class Rule:
             return False
         first = tensors[0]
         return all(
-            t.device == first.device and (t.dtype == first.dtype or not t.dtype.is_floating_point) and t.numel()
+            t.device == first.device
+            and (t.dtype == first.dtype or not t.dtype.is_floating_point)
+            and t.numel()
+            and t.dim() <= MAX_DIMS
             for t in tensors
         )
+
+
+def is_dim(dim: Any, input: Tensor) -> bool:
+    """Whether it is the number of a dimension of a tensor."""
+    return isinstance(dim, int) and -input.dim() <= dim < input.dim()
 
 
 def softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Any:
@@ -52,26 +63,27 @@ def softplus(input: Tensor, beta: float = 1, threshold: float = 20) -> Any:
 
 
 def log_softmax(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
-    if dim is None or dtype not in (None, input.dtype) or not input.dim():
+    if dim is None or not is_dim(dim, input) or dtype not in (None, input.dtype):
         return NotImplemented
     return infini.log_softmax(input, dim)
 
 
 def softmin(input: Tensor, dim: int | None = None, _stacklevel: int = 3, dtype: torch.dtype | None = None) -> Any:
-    if dim is None or dtype not in (None, input.dtype) or not input.dim():
+    if dim is None or not is_dim(dim, input) or dtype not in (None, input.dtype):
         return NotImplemented
     return infini.softmax(-input, dim)
 
 
 def normalize(input: Tensor, p: float = 2.0, dim: int = 1, eps: float = 1e-12) -> Any:
     # Ours adds eps to the norm, torch takes the larger of both: the same to float16, whose least norm is 6e-8.
-    if not isinstance(dim, int) or not 0 < eps <= 1e-12 or not (1 <= p < 2**31 and p == int(p)) or not input.dim():
+    if not is_dim(dim, input) or not 0 < eps <= 1e-12 or not (1 <= p < 2**31 and p == int(p)):
         return NotImplemented
     return infini.lp_norm(input, int(p), dim, eps)
 
 
 def hardtanh(input: Tensor, min_val: float = -1.0, max_val: float = 1.0, inplace: bool = False) -> Any:
-    if not min_val <= max_val:
+    largest = torch.finfo(input.dtype).max
+    if not -largest <= min_val <= max_val <= largest:
         return NotImplemented
     return infini.clip(input, min_val, max_val, out=input if inplace else None)
 
@@ -220,7 +232,7 @@ RULES = {
     "nn.functional.conv1d": Rule(conv(1), "conv", _CONV),
     "nn.functional.conv2d": Rule(conv(2), "conv", _CONV),
     "nn.functional.conv3d": Rule(conv(3), "conv", _CONV),
-    "nn.functional.hardtanh": Rule(hardtanh, "clip", "min_val is at most max_val", WITH_DOUBLE),
+    "nn.functional.hardtanh": Rule(hardtanh, "clip", "min_val is at most max_val, both finite", WITH_DOUBLE),
     "nn.functional.log_softmax": Rule(log_softmax, "log_softmax", "dim is given and dtype is not"),
     "nn.functional.normalize": Rule(normalize, "lp_norm", "p is whole and eps is at most 1e-12", (torch.float16,)),
     "nn.functional.relu6": Rule(relu6, "clip", "no size is 0", WITH_DOUBLE),
@@ -232,3 +244,24 @@ RULES = {
     "nn.functional.softmin": Rule(softmin, "softmax", "dim is given and dtype is not"),
     "nn.functional.softplus": Rule(softplus, "softplus", "beta is 1 and threshold 20", WITH_DOUBLE),
 }
+
+
+class Compute:
+    """A function of torch tensors: our kernel where a rule says so, else torch's function."""
+
+    def __init__(self, theirs: Callable[..., Any], rule: Rule | None) -> None:
+        self.theirs = theirs
+        self.rule = rule
+        self.parameters = None if rule is None else inspect.signature(rule.function)
+
+    def __call__(self, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+        if self.rule is not None and self.parameters is not None:
+            try:
+                self.parameters.bind(*args, **kwargs)
+            except TypeError:  # torch says what is wrong, or knows another form of the call
+                return self.theirs(*args, **kwargs)
+            if self.rule.fits(args, kwargs):
+                result = self.rule.function(*args, **kwargs)
+                if result is not NotImplemented:
+                    return result
+        return self.theirs(*args, **kwargs)
