@@ -240,6 +240,7 @@ EDGES: list[tuple[str, Call]] = [
     ("nn.functional.log_softmax", call(torch.tensor(1.0), 0)),
     ("nn.functional.softmin", call(torch.full((2, 3), torch.inf), -1)),
     ("nn.functional.normalize", call(_G(2, 3) * 1e-6, eps=1e-3)),
+    ("nn.functional.normalize", call((_G(2, 3) * 0.1).half(), eps=1.0)),
     ("nn.functional.normalize", call((_G(2, 3) + 1).half(), torch.inf)),
     ("nn.functional.normalize", call((_G(2, 3) + 1).half(), 0.5)),
     ("nn.functional.normalize", call((_G(2, 3) + 1).half(), 2, (0, 1))),
@@ -365,6 +366,17 @@ def test_out(recorded: bool) -> None:
     assert torch.equal(x, original.sqrt())
 
 
+def test_in_place() -> None:
+    x = ic.from_torch(torch.tensor([-1.0, 3.0, 9.0]))
+    assert F.relu6(x, inplace=True) is x
+    assert to_torch(x).tolist() == [0, 3, 6]
+    with ic.graph() as graph:
+        assert F.threshold(x, 4, -1, inplace=True) is x
+    assert to_torch(x).tolist() == [0, 3, 6]
+    graph.run()
+    assert to_torch(x).tolist() == [-1, -1, 6]
+
+
 def test_results_of_several_tensors() -> None:
     x = Values(1)(4, 6)
     found = ic.max(ic.from_torch(x), dim=1)
@@ -446,6 +458,8 @@ def test_backend_of() -> None:
     assert ic.backend_of("infinicore.nn.functional.conv2d", ic.bfloat16, ic.device("cpu")) == "infini"
     assert ic.backend_of("nn.functional.conv2d", "float64") == "torch"
     assert ic.backend_of("clone", "int64") == "infini"
+    assert {name for name in SAMPLES if ic.backend_of(name) == "infini"} == RULES.keys() - {"nn.functional.normalize"}
+    assert {name for name in SAMPLES if ic.backend_of(name, "float16") == "infini"} == RULES.keys()
     for name in ("matmul", "nn.functional.rope", "empty", "nn.Linear", "Tensor", "context.get_stream"):
         assert ic.backend_of(name) == "infini"
     with pytest.raises(ValueError, match=r"there is no infinicore.nn.functional.conv4d: did you mean .*conv2d"):

@@ -65,12 +65,8 @@ def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
         their_outs = tuple(view for _, view in filter(None, pairs))
         their_kwargs["out"] = their_outs if len(their_outs) > 1 else their_outs[0]
         pairs = []
-    on_cuda = any(tensor.device.type == "cuda" for tensor in (*written, *sources.tensors))
 
     def function() -> None:
-        if on_cuda and torch.cuda.is_current_stream_capturing():
-            # torch would use the memory of its intermediate results again for others, while the graph writes to it.
-            raise RuntimeError(f"infinicore.{name} is computed by torch, which is not captured")
         found = compute(their_args, their_kwargs)
         if pairs:
             kept = [(value, pair) for value, pair in zip(leaves(found), pairs, strict=True) if pair is not None]
