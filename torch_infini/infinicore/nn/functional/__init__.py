@@ -1,5 +1,10 @@
-"""The ops that models are made of. Each takes `out`, written and returned; while a graph is recorded, it is noted."""
+"""The ops that models are made of, and those of torch.nn.functional.
 
+Each takes `out`, written and returned; while a graph is recorded, it is noted.
+"""
+
+from ... import _aten_functional
+from ..._aten_functional import *  # noqa: F403
 from .activation import silu, swiglu
 from .embedding import embedding
 from .linear import linear
@@ -17,4 +22,5 @@ __all__ = [
     "rope",
     "silu",
     "swiglu",
+    *_aten_functional.__all__,
 ]

@@ -1,0 +1,137 @@
+"""Between calls of infinicore and calls of torch: arguments as torch takes them, results as infinicore tensors, `out`.
+
+torch gets views of the tensors' memory: nothing is copied but results into `out`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+from . import utils
+from ._arguments import described
+from .device import device as Device
+from .dtype import dtype as DataType
+from .tensor import Tensor
+
+
+class Sources:
+    """The tensors of a call, each with what torch gets for it: a view of its memory, or a tensor without values."""
+
+    def __init__(self, make: Callable[[Tensor], torch.Tensor]) -> None:
+        self._make = make
+        self._found: dict[int, tuple[Tensor, torch.Tensor]] = {}
+
+    def __getitem__(self, tensor: Tensor) -> torch.Tensor:
+        if id(tensor) not in self._found:
+            self._found[id(tensor)] = tensor, self._make(tensor)
+        return self._found[id(tensor)][1]
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        return [tensor for tensor, _ in self._found.values()]
+
+    def view(self, value: torch.Tensor) -> Tensor | None:
+        """The tensor that is `value`, or the view of it, if it lies in the memory of an argument; else None."""
+        for tensor, source in self._found.values():
+            if value is source:
+                return tensor
+            if (
+                value.dtype == source.dtype
+                and value.untyped_storage()._cdata == source.untyped_storage()._cdata
+                and not (value.is_conj() or value.is_neg())
+            ):
+                offset = int(value.storage_offset() - source.storage_offset()) if value.numel() else 0
+                start = tensor._underlying
+                if offset:
+                    start = start.as_strided([offset + 1], [1]).narrow(0, offset, 1)
+                return Tensor(start.as_strided(list(value.shape), list(value.stride())))
+        return None
+
+
+def converted(
+    args: tuple[Any, ...], kwargs: dict[str, Any], sources: Sources, wrap: Callable[[Callable[..., Any]], Any]
+) -> tuple[list[Any], dict[str, Any]]:
+    """The arguments as torch takes them; `wrap` does so for functions."""
+
+    def convert(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return sources[value]
+        if isinstance(value, torch.Tensor):
+            raise TypeError("tensors must be infinicore.Tensor, got a torch.Tensor: use from_torch()")
+        if isinstance(value, DataType):
+            return utils.to_torch_dtype(value)
+        if isinstance(value, Device):
+            return torch_device(value)
+        if type(value) in (list, tuple):
+            return type(value)(map(convert, value))
+        return wrap(value) if callable(value) and not isinstance(value, type) else value
+
+    theirs = {name: convert(value) for name, value in kwargs.items()}
+    if isinstance(theirs.get("device"), str):
+        theirs["device"] = torch_device(Device(theirs["device"]))
+    return [convert(value) for value in args], theirs
+
+
+def torch_device(device: Device) -> torch.device:
+    if device.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be a CPU or a CUDA device, since torch computes, got {device}")
+    return torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
+
+
+def leaves(value: Any) -> Iterator[torch.Tensor]:
+    """The tensors of a result, in order."""
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from leaves(item)
+
+
+def rebuilt(value: Any, convert: Callable[[torch.Tensor], Tensor]) -> Any:
+    """A result with its tensors converted; torch's named tuples stay what they are."""
+    if isinstance(value, torch.Tensor):
+        return convert(value)
+    if isinstance(value, (list, tuple)):
+        items = [rebuilt(item, convert) for item in value]
+        return items if isinstance(value, list) else type(value)(items)
+    return value
+
+
+def outs(out: Any) -> Sequence[Tensor]:
+    return [] if out is None else [out] if isinstance(out, Tensor) else list(out)
+
+
+def by_device(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """With those first whose device has streams: the first one's is the stream on which torch computes."""
+    return sorted(tensors, key=lambda tensor: tensor.device.type == "cpu")
+
+
+def check_out(out: Any) -> None:
+    if out is not None and not isinstance(out, Tensor):
+        is_sequence = isinstance(out, (list, tuple))
+        wrong = [value for value in out if not isinstance(value, Tensor)] if is_sequence else [out]
+        if wrong or not out:
+            raise TypeError(
+                f"out must be an infinicore.Tensor, or a tuple of them, got {described(wrong[0] if wrong else out)}"
+            )
+
+
+def check_results(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, torch.Tensor]]) -> None:
+    if len(values) != len(outs):
+        raise TypeError(f"out must be as many tensors as there are results, {len(values)}, got {len(outs)}")
+    for value, (tensor, view) in zip(values, outs):
+        if list(value.shape) != tensor.shape:
+            raise ValueError(f"out must have the shape of the result, {list(value.shape)}, got {tensor.shape}")
+        if not torch.can_cast(value.dtype, view.dtype):
+            raise TypeError(f"out must have a dtype that takes the result's, {value.dtype}, got {tensor.dtype}")
+        if value.device != view.device:
+            raise ValueError(f"out must be on the device of the result, {value.device}, got {tensor.device}")
+
+
+def write(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, torch.Tensor]]) -> None:
+    check_results(values, outs)
+    for value, (_, view) in zip(values, outs):
+        view.copy_(value)

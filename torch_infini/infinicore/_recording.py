@@ -1,0 +1,149 @@
+"""record(): notes a call of a function that torch computes in the graph that is being recorded, without values.
+
+A call on torch's fake tensors gives the shapes and dtypes of the results; each run of the graph writes their memory.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from . import utils
+from ._arguments import described
+from ._bridge import as_torch, record_or_run
+from ._conversion import Sources, by_device, check_results, converted, leaves, outs, rebuilt, torch_device, write
+from ._rules import Compute
+from .device import device as Device
+from .tensor import Tensor, strided_empty
+
+# Results that share the memory of an argument are its views; a call of one of these notes no op then.
+VIEWS = {"broadcast_to", "diagonal", "hsplit", "reshape", "select", "split", "transpose"}
+_OTHER = "call it before the recording, or"
+# Names whose result has a size that depends on values, which a recording does not have; what to do instead.
+SIZED_BY_VALUES = {
+    "argwhere": f"{_OTHER} use where() with three arguments",
+    "bincount": f"{_OTHER} use histc() with given bins, min and max",
+    "masked_select": f"{_OTHER} use where() with three arguments",
+    "nonzero": f"{_OTHER} use where() with three arguments",
+    "unique": f"{_OTHER} use sort()",
+}
+
+
+def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
+    """Note a call, and return its result, whose tensors hold nothing before the graph's first run.
+
+    Args:
+        name: Of the function, without "infinicore.".
+        compute: The function of torch tensors.
+        args, kwargs: As the caller gave them.
+        out: None, or the tensors to write.
+    """
+    _check_recordable(name, args, kwargs)
+    sources, fake, takes_out = _result_without_values(compute, args, kwargs)
+    targets: list[Tensor | None] = []
+
+    def planned(value: torch.Tensor) -> Tensor:
+        view = sources.view(value)
+        targets.append(_allocated(value) if view is None else None)
+        return view or targets[-1]  # type: ignore[return-value]
+
+    if out is None:
+        result = rebuilt(fake, planned)
+    else:
+        result, targets = out, list(outs(out))
+        check_results(list(leaves(fake)), [(tensor, as_torch(tensor)) for tensor in outs(out)])
+    written = [tensor for tensor in targets if tensor is not None]
+    if not written and name in VIEWS:
+        return result
+    views = Sources(as_torch)
+    their_args, their_kwargs = converted(args, kwargs, views, _refused)
+    pairs = [None if target is None else (target, as_torch(target)) for target in targets]
+    if takes_out and out is None and None not in targets:
+        their_outs = tuple(view for _, view in filter(None, pairs))
+        their_kwargs["out"] = their_outs if len(their_outs) > 1 else their_outs[0]
+        pairs = []
+
+    def function() -> None:
+        found = compute(their_args, their_kwargs)
+        if pairs:
+            kept = [(value, pair) for value, pair in zip(leaves(found), pairs, strict=True) if pair is not None]
+            write([value for value, _ in kept], [pair for _, pair in kept])
+
+    record_or_run(function, by_device(written or sources.tensors))
+    return result
+
+
+class _Planned(NamedTuple):
+    """A call without values: its arguments, its result, and whether torch can write the result into given tensors."""
+
+    sources: Sources
+    result: Any
+    takes_out: bool
+
+
+def _result_without_values(compute: Compute, args: Any, kwargs: Any) -> _Planned:
+    # Imported here: it takes a while, and only recordings need it.
+    from torch._subclasses import fake_tensor
+
+    with torch.no_grad():
+        try:
+            with fake_tensor.FakeTensorMode():
+                sources = Sources(_like)
+                their_args, their_kwargs = converted(args, kwargs, sources, _refused)
+                result = compute(their_args, their_kwargs)
+                return _Planned(sources, result, _takes_out(compute, their_args, their_kwargs, result))
+        except (
+            fake_tensor.DataDependentOutputException,
+            fake_tensor.DynamicOutputShapeException,
+            fake_tensor.UnsupportedOperatorException,
+            NotImplementedError,
+        ):
+            # torch looks at values on the way to a result whose size does not depend on them (the weights of cov(), the
+            # variances of gaussian_nll_loss(), the pairs of combinations()): ones are valid for all of these.
+            sources = Sources(lambda tensor: _like(tensor).fill_(1))
+            their_args, their_kwargs = converted(args, kwargs, sources, _refused)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                return _Planned(sources, compute(their_args, their_kwargs), False)
+
+
+def _takes_out(compute: Compute, args: list[Any], kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether torch's function, called so, has an `out` for this result: what a replay writes without a copy."""
+    values = list(leaves(result))
+    if compute.rule is not None or not values:
+        return False
+    given = tuple(torch.empty_like(value) for value in values)
+    try:
+        compute.theirs(*args, **kwargs, out=given if len(given) > 1 else given[0])
+    except Exception:  # the function has none, or this form of it: the reason is of no interest
+        return False
+    return all(one.shape == value.shape for one, value in zip(given, values))
+
+
+def _allocated(value: torch.Tensor) -> Tensor:
+    """A tensor for a result, with its strides, or contiguous where elements of the result share memory."""
+    like = torch.empty_like(value, device="meta")
+    dtype, device = utils.to_infinicore_dtype(value.dtype), Device(value.device.type, value.device.index)
+    return strided_empty(list(like.shape), list(like.stride()), dtype=dtype, device=device)
+
+
+def _like(tensor: Tensor) -> torch.Tensor:
+    dtype, device = utils.to_torch_dtype(tensor.dtype), torch_device(tensor.device)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device=device)
+
+
+def _check_recordable(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    advice = SIZED_BY_VALUES.get(name)
+    if name == "where" and len(args) + len(kwargs) == 1:
+        advice = f"{_OTHER} give where() three arguments"
+    if name == "nn.functional.one_hot" and (args[1] if len(args) > 1 else kwargs.get("num_classes", -1)) == -1:
+        advice = f"{_OTHER} give num_classes"
+    if advice is not None:
+        raise RuntimeError(f"the size of its result depends on values, which a recording does not have: {advice}")
+
+
+def _refused(function: Callable[..., Any]) -> Any:
+    raise RuntimeError(f"a graph cannot record a call of the function {described(function)}: call it eagerly")
