@@ -29,7 +29,8 @@ def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> 
 
     Args:
         function: Reads and writes torch views (as_torch()); runs at each Graph.run() if recorded. On CUDA, torch's
-            current stream is then the context's. What it raises comes out of this call, or of Graph.run().
+            current stream is then the context's, and a graph with such a function runs op by op. What it raises comes
+            out of this call, or of Graph.run().
         outputs: What it writes; kept alive by the graph. The first one's device is that of the stream.
     """
     if not _infinicore.is_graph_recording():
@@ -50,6 +51,9 @@ def _run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:
         try:
             stream = torch.cuda.ExternalStream(_infinicore.get_stream(), f"cuda:{device.index}")
             with torch.cuda.stream(stream):
+                if torch.cuda.is_current_stream_capturing():
+                    # torch would use the memory of intermediate results again, which a captured graph keeps writing.
+                    raise RuntimeError("an op that torch computes is run anew each time, not captured")
                 function()
         finally:
             _infinicore.set_device(before)

@@ -27,6 +27,12 @@ void add_host_operator(py::function function) {
     }));
 }
 
+// The same graph for Python: its end waits for the device, and must not hold the GIL meanwhile.
+std::shared_ptr<graph::Graph> for_python(std::shared_ptr<graph::Graph> graph) {
+    graph::Graph *const address = graph.get();
+    return {address, [kept = std::move(graph)](graph::Graph *) mutable { without_gil([&] { kept.reset(); }); }};
+}
+
 // A recording that Python ends by stop(), or drops without making it ready to run.
 class Recording {
 public:
@@ -34,7 +40,7 @@ public:
     std::shared_ptr<graph::Graph> stop() {
         auto graph = recording_.value().stop();
         recording_.reset();
-        return graph;
+        return for_python(std::move(graph));
     }
     void drop() { recording_.reset(); }
 
@@ -112,7 +118,13 @@ void bind_graph(py::module_ &module) {
         .def("drop", &Recording::drop, WithoutGil());
     module.def("is_graph_recording", &context::isGraphRecording);
     module.def("start_graph_recording", &context::startGraphRecording, WithoutGil());
-    module.def("stop_graph_recording", &context::stopGraphRecording, WithoutGil());
+    module.def(
+        "stop_graph_recording",
+        [] {
+            auto graph = context::stopGraphRecording();
+            return graph ? for_python(std::move(graph)) : nullptr;
+        },
+        WithoutGil());
     module.def("add_host_operator", &add_host_operator,
                "Add a call of a Python function without arguments to the graph that is being recorded.",
                py::arg("function"));

@@ -142,7 +142,7 @@ template <typename Managed> struct Exported {
         if (waits && infinirtGetDevice(&type, &index) == INFINI_STATUS_SUCCESS) {
             const Device device = tensor->device();
             infinirtSetDevice(infiniDevice_t(device.getType()), int(device.getIndex()));
-            infinirtDeviceSynchronize();
+            without_gil([] { infinirtDeviceSynchronize(); });
             infinirtSetDevice(type, index);
         }
     }

@@ -19,4 +19,14 @@ std::shared_ptr<PyObject> share(py::object object);
 Tensor tensor_over(void *data, const Shape &shape, const Strides &strides, DataType dtype, const Device &device,
                    std::function<void()> release);
 
+// Calls `function`, which may wait, without the GIL, be it held or not: for what runs when objects are dropped.
+template <typename Function> void without_gil(const Function &function) {
+    if (Py_IsInitialized() && PyGILState_Check()) {
+        const py::gil_scoped_release release;
+        function();
+    } else {
+        function();
+    }
+}
+
 } // namespace infinicore::python
