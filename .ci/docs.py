@@ -83,6 +83,31 @@ def ops_table() -> Iterator[str]:
         yield row(*cells, ", ".join(forms_of(spec)))
 
 
+def infinicore_table() -> Iterator[str]:
+    """The functions of torch_infini.infinicore: those of its C++ interface, then those that torch has as well."""
+    core = package("infinicore")
+    backends, rules, recording = (package(f"infinicore.{name}") for name in ("_backends", "_rules", "_recording"))
+    from_torch = [*package("infinicore._aten").__all__[1:]]
+    from_torch += [f"nn.functional.{name}" for name in package("infinicore._aten_functional").__all__]
+    names = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
+
+    def short(dtypes: Iterable[Any]) -> str:
+        plain = [str(dtype).removeprefix("torch.") for dtype in dtypes]
+        return " ".join(names.get(name, name) for name in plain)
+
+    yield "| function | computed by | dtypes | recorded |"
+    yield "| --- | --- | --- | --- |"
+    for name, dtypes in sorted(backends._OURS.items()):
+        yield row(f"`{name}`", "infini", short(dtypes), "yes")
+    for name in sorted(from_torch):
+        assert core.backend_of(name)
+        rule = rules.RULES.get(name)
+        served = "torch" if rule is None else f"infini (`{rule.op}`) where {rule.where}; else torch"
+        recorded = "no: its size depends on values" if name in recording.SIZED_BY_VALUES else "yes"
+        recorded = "a view" if name in recording.VIEWS else recorded
+        yield row(f"`{name}`", served, "torch's" if rule is None else f"{short(rule.dtypes)}; else torch's", recorded)
+
+
 def ops_stub() -> str:
     """The text of torch_infini/ops/__init__.pyi: what the package exports by hand, and a function for each op."""
     exported = {element.value for element in _literal_all(OPS_PACKAGE)}
@@ -189,6 +214,7 @@ GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "c operators": c_operators_table,
     "c headers": c_headers_list,
     "gpu goals": gpu_goals,
+    "infinicore": infinicore_table,
     "scale-out": scale_out_table,
 }
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PLACE = ROOT / "build" / "gpu"
-LIBRARIES = ("libinfinirt.so", "libinfiniop.so", "libinfiniccl.so", "libtorch_infini.so")
+LIBRARIES = ("libinfinirt.so", "libinfiniop.so", "libinfiniccl.so", "libinfinicore_cpp_api.so", "libtorch_infini.so")
 DIGEST = "sources.sha256"
 
 

@@ -16,7 +16,7 @@ infiniDevice_t c_type(const Device &device) {
 }
 
 infinirtStream_t stream_or_own(infinirtStream_t stream) {
-    return stream != nullptr ? stream : getStream();
+    return stream != nullptr ? stream : own_stream();
 }
 
 void copy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, bool async) {
@@ -24,7 +24,7 @@ void copy(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, bo
         fail("infinicore::context: a copy of an address cannot be recorded: use Tensor::copy_from, or copy before "
              "startGraphRecording()");
     }
-    check(infinirtMemcpyAsync(dst, src, size, kind, getStream()));
+    check(infinirtMemcpyAsync(dst, src, size, kind, own_stream()));
     if (!async) {
         syncStream();
     }
@@ -70,7 +70,8 @@ size_t getDeviceCount(Device::Type type) {
 }
 
 infinirtStream_t getStream() {
-    return ThreadState::current()->stream(getDevice()).stream;
+    ThreadState::current()->expose();
+    return own_stream();
 }
 
 infiniopHandle_t getInfiniopHandle(Device device) {
@@ -97,7 +98,7 @@ infiniopHandle_t getInfiniopHandle(Device device) {
 }
 
 void syncStream() {
-    check(infinirtStreamSynchronize(getStream()));
+    check(infinirtStreamSynchronize(own_stream()));
 }
 
 void syncDevice() {

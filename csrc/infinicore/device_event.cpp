@@ -36,7 +36,7 @@ DeviceEvent::~DeviceEvent() {
 
 void DeviceEvent::record() {
     const DeviceScope scope(device_);
-    record(context::getStream());
+    record(own_stream());
 }
 
 void DeviceEvent::record(infinirtStream_t stream) {

@@ -82,7 +82,7 @@ void Graph::run() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     context::setDevice(resources_->device);
     if (resources_->exec != nullptr) {
-        check(infinirtGraphLuanch(resources_->exec, context::getStream()));
+        check(infinirtGraphLuanch(resources_->exec, own_stream()));
     } else {
         for (const std::shared_ptr<GraphOperator> &op : op_list_) {
             op->run();
@@ -98,7 +98,7 @@ void Graph::instantiate() {
     if (resources_->device.getType() == Device::Type::CPU || op_list_.empty()) {
         return;
     }
-    const infinirtStream_t stream = context::getStream();
+    const infinirtStream_t stream = own_stream();
     check(infinirtStreamBeginCapture(stream, INFINIRT_STREAM_CAPTURE_MODE_RELAXED));
     try {
         for (const std::shared_ptr<GraphOperator> &op : op_list_) {

@@ -42,12 +42,12 @@ void copy_bytes(Tensor dst, Tensor src) {
         }
         // The graph keeps the memory of both.
         auto copy = [bytes, kind, dst, src]() mutable {
-            check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, context::getStream()));
+            check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
         };
         context::addGraphOperator(std::make_shared<graph::HostOperator>(std::move(copy), "copy"));
         return;
     }
-    check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, context::getStream()));
+    check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
     if (is_host(from) || is_host(to)) {
         context::syncStream(); // the host may change or free its memory as soon as this returns
     }

@@ -1,6 +1,9 @@
 // Streams of a thread, and their end.
 #include "thread_state.h"
 
+#include <cstdlib>
+#include <cstring>
+
 #include "error.h"
 
 namespace infinicore {
@@ -49,6 +52,15 @@ StreamId ThreadState::stream(const Device &device, bool make) {
         streams.resize(index + 1);
     }
     return streams[index] = StreamId{next_id.fetch_add(1, std::memory_order_relaxed), stream};
+}
+
+infinirtStream_t ThreadState::launch_stream(const Device &device) {
+    static const bool queues = [] {
+        const char *const kind = std::getenv("INFINI_CPU_STREAMS");
+        return kind != nullptr && std::strcmp(kind, "immediate") != 0;
+    }();
+    const bool is_direct = device.getType() == Device::Type::CPU && !is_exposed_ && !queues;
+    return is_direct ? nullptr : stream(device).stream;
 }
 
 ThreadState::~ThreadState() {

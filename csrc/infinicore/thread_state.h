@@ -28,16 +28,27 @@ public:
 
     // The thread's stream of the device; made there if `make`, else none where it has none.
     StreamId stream(const Device &device, bool make = true);
+    // What an operator on the device is given: that stream; on the CPU none, which saves the way through a queue, while the
+    // stream is immediate and the caller has not seen it, so that it cannot be captured.
+    infinirtStream_t launch_stream(const Device &device);
+    // The caller has asked for the thread's streams.
+    void expose() { is_exposed_ = true; }
 
     std::unique_ptr<Recording> recording;
 
 private:
+    bool is_exposed_ = false;
     std::array<std::vector<StreamId>, static_cast<size_t>(Device::Type::COUNT)> streams_;
 };
 
 inline Recording *current_recording() {
     ThreadState *const state = ThreadState::current();
     return state == nullptr ? nullptr : state->recording.get();
+}
+
+// This thread's stream of its current device, for this library's own use: context::getStream() shows it to the caller.
+inline infinirtStream_t own_stream() {
+    return ThreadState::current()->stream(context::getDevice()).stream;
 }
 
 // Makes a device current for a scope.

@@ -2,6 +2,7 @@
 #include "all_reduce.h"
 
 #include "../error.h"
+#include "../thread_state.h"
 #include "infinicore/context/context.hpp"
 
 namespace infinicore::nn {
@@ -23,7 +24,7 @@ void run(void *planned_meta) {
     context::setDevice(planned.x->device());
     check(infinicclAllReduce(planned.x->data(), planned.x->data(), planned.x->numel(),
                              static_cast<infiniDtype_t>(planned.x->dtype()), INFINICCL_SUM, planned.communicator,
-                             context::getStream()));
+                             own_stream()));
 }
 
 void cleanup(void **planned_meta) {

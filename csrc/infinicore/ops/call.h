@@ -220,12 +220,14 @@ private:
     template <typename... Ran, size_t... i>
     static void launch(const Prepared &prepared, void *workspace, void *const *data, const std::tuple<Ran...> &ran,
                        std::index_sequence<i...>) {
+        const Device device(static_cast<Device::Type>(prepared.desc->device_type),
+                            static_cast<size_t>(prepared.desc->device_id));
+        const infinirtStream_t stream = ThreadState::current()->launch_stream(device);
         const auto start = [&](auto... number) {
             if constexpr (std::is_null_pointer_v<decltype(workspace_size)>) {
-                return run(prepared.desc, data[i]..., number..., context::getStream());
+                return run(prepared.desc, data[i]..., number..., stream);
             } else {
-                return run(prepared.desc, workspace, prepared.workspace_size, data[i]..., number...,
-                           context::getStream());
+                return run(prepared.desc, workspace, prepared.workspace_size, data[i]..., number..., stream);
             }
         };
         check(std::apply(start, ran));
