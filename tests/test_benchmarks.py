@@ -191,6 +191,12 @@ def test_host_cost(measured: Any, tmp_path: Path) -> None:
     assert all(float(row["replayed_us"]) < float(row["functional_us"]) for row in rows)
 
 
+def test_record(measured: Any, tmp_path: Path) -> None:
+    rows = measured(tmp_path / "record.csv", "record.py --hidden 64 --rows 1", "record_us eager_us ratio_to_eager")
+    assert values(rows, "ops", "hidden", "rows") == [("infini", "64", "1"), ("torch", "64", "1")]
+    assert float(rows[0]["program_us"]) > 0 and rows[1]["program_us"] == ""
+
+
 def test_collectives(measured: Any, tmp_path: Path) -> None:
     out = tmp_path / "collectives.csv"
     positive = "torch_us async_us op_us infini_us gloo_us ratio_to_gloo copy_us share_of_copy"

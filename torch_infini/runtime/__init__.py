@@ -4,11 +4,13 @@ On CUDA a Stream is a stream of torch too: ops run on torch's current stream, an
 the CPU, where torch has no streams, functions are launched to a Stream: it runs them at once, or in a thread of its
 own.
 graph() captures a function once and replays it with other inputs, on either. program() records the kernel calls of a
-function on the CPU, and replays them without Python.
+function on the CPU, and replays them without Python. record() notes ops of torch between two points without running
+them, and runs them on the same tensors.
 """
 
 from .graphs import Graph, graph
 from .programs import Program, program
+from .recording import Recording, record
 from .streams import Event, Stream
 
-__all__ = ["Event", "Graph", "Program", "Stream", "graph", "program"]
+__all__ = ["Event", "Graph", "Program", "Recording", "Stream", "graph", "program", "record"]

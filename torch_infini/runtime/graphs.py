@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import _calls, _native
+from ._plan import refuse_inside
 from .streams import Stream
 
 if TYPE_CHECKING:
@@ -54,6 +55,7 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: _POOL_HANDL
         >>>     step = torch_infini.runtime.graph(model, tokens)
         >>> logits = step(next_tokens)
     """
+    refuse_inside()
     if warmup < 1:
         raise ValueError(f"{_OP}: warmup must be at least 1, got {warmup}")
     given, spec = pytree.tree_flatten(args)
@@ -199,6 +201,7 @@ class _CpuGraph(Graph):
         return pytree.tree_unflatten(leaves, outputs)
 
     def _guarded(self, leaves: Sequence[Any]) -> Any:
+        refuse_inside()  # a recording would not note what the stream runs
         if _calls.on_stream():  # which must not wait, least of all for itself
             raise RuntimeError(f"{_OP}: a graph of the CPU must not be called by a function that a stream runs")
         return super()._guarded(leaves)

@@ -1,0 +1,108 @@
+"""A graph of libinfinicore_cpp_api through ctypes, as record() fills it: ops are noted in order, and bound at the end.
+
+It is the graph of infinicore's own recording: ops that infinicore notes on the same thread stand between torch's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+import weakref
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+from .._library import PATH, RUNTIME
+
+_Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
+_FAILED = 1  # INFINI_STATUS_INTERNAL_ERROR
+
+
+@cache
+def _library() -> Any:
+    library = ctypes.CDLL(str(PATH.with_name("libinfinicore_cpp_api.so")))  # its functions release the GIL
+    handle = ctypes.c_void_p
+    for name, result, *arguments in (
+        ("IsRecording", ctypes.c_bool),
+        ("Begin", handle),
+        ("Note", ctypes.c_int64, handle, ctypes.c_char_p),
+        ("End", ctypes.c_int, handle),
+        ("Bind", ctypes.c_int, handle, ctypes.c_size_t, handle, handle),
+        ("Run", ctypes.c_int, handle),
+        ("Report", ctypes.c_char_p, handle),
+        ("Destroy", None, handle),
+    ):
+        function = getattr(library, f"infinicoreGraph{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def is_recording() -> bool:
+    """Whether this thread records a graph: by record(), or by infinicore.start_graph_recording()."""
+    return bool(_library().infinicoreGraphIsRecording())
+
+
+class OpGraph:
+    """A recording of the calling thread from its construction to end(), then a graph.
+
+    Raises RuntimeError where the library refuses: of a thread that records already, for one.
+    """
+
+    def __init__(self) -> None:
+        self._handle = _library().infinicoreGraphBegin()
+        if not self._handle:
+            raise RuntimeError(_last_error())
+        self.drop = weakref.finalize(self, _library().infinicoreGraphDestroy, self._handle)
+        self.drop.atexit = False
+        self._thread = threading.local()
+        self._kept: list[Any] = []
+        self._run = _library().infinicoreGraphRun
+
+    def note(self, name: str) -> int:
+        """Add an op, which does nothing before it is bound; return its place among all ops, infinicore's too."""
+        place = int(_library().infinicoreGraphNote(self._handle, name.encode()))
+        _check(place < 0)
+        return place
+
+    def end(self) -> None:
+        """End the recording."""
+        _check(_library().infinicoreGraphEnd(self._handle))
+
+    def bind(self, index: int, function: int, data: int | None, kept: object) -> None:
+        """Let the op noted as number `index` call a C function, given data; keep `kept` as long as the graph."""
+        self._kept.append(kept)
+        _check(_library().infinicoreGraphBind(self._handle, index, function, data))
+
+    def bind_python(self, index: int, function: Callable[[], object]) -> None:
+        """Let the op noted as number `index` call a Python function; what it raises comes out of run()."""
+        thread = self._thread
+
+        def guarded(_: int | None) -> int:
+            try:
+                function()
+            except BaseException as error:
+                thread.error = error
+                return _FAILED
+            return 0
+
+        pointer = _Function(guarded)
+        self.bind(index, ctypes.cast(pointer, ctypes.c_void_p).value or 0, None, pointer)
+
+    def run(self) -> None:
+        """Run all ops in order; the first failure ends it."""
+        if self._run(self._handle):
+            error = self._thread.__dict__.pop("error", None)
+            raise RuntimeError(_last_error()) if error is None else error
+
+    def report(self) -> str:
+        """What Graph::report() says."""
+        return str(_library().infinicoreGraphReport(self._handle).decode(errors="replace"))
+
+
+def _check(failed: int | bool) -> None:
+    if failed:
+        raise RuntimeError(_last_error())
+
+
+def _last_error() -> str:
+    return RUNTIME.infiniGetLastErrorMessage().decode(errors="replace")

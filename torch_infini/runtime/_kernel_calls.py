@@ -1,0 +1,46 @@
+"""Calls of CPU kernels behind one C function: csrc/torch/program.h records them and replays them without Python."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from collections.abc import Sequence
+
+from .._library import PATH, RUNTIME
+from ._plan import Call
+
+_LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL
+_begin, _end = _LIBRARY.infiniTorchProgramBegin, _LIBRARY.infiniTorchProgramEnd
+_replay, _destroy = _LIBRARY.infiniTorchProgramReplay, _LIBRARY.infiniTorchProgramDestroy
+_begin.argtypes, _begin.restype = [], ctypes.c_void_p
+_end.argtypes, _end.restype = [], ctypes.c_size_t
+_replay.argtypes = _destroy.argtypes = [ctypes.c_void_p]
+_destroy.restype = None
+REPLAY: int = ctypes.cast(_replay, ctypes.c_void_p).value or 0  # the C function, to be called with a handle
+
+
+class KernelCalls:
+    """Calls of ops of torch.ops.infini on CPU tensors, all of which write into their arguments.
+
+    Attributes:
+        handle: What REPLAY takes.
+    """
+
+    def __init__(self, what: str, calls: Sequence[Call]) -> None:
+        """Record the calls without running them; `what`: for the message of RuntimeError, of an op without kernel."""
+        self.handle: int = _begin()
+        assert self.handle, "this thread records already"
+        weakref.finalize(self, _destroy, self.handle).atexit = False
+        recorded = 0
+        try:
+            for call in calls:
+                call.func(*call.args, **call.kwargs)
+        finally:
+            recorded = _end()
+        if recorded != len(calls):
+            raise RuntimeError(f"{what}: every op must have a kernel in C++, got {len(calls) - recorded} without one")
+
+    def replay(self) -> None:
+        """Run the calls; RuntimeError with the message of the first that fails, which ends it."""
+        if _replay(self.handle):
+            raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode(errors="replace"))

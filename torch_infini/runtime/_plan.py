@@ -1,0 +1,90 @@
+"""What program() and record() share: calls that write into given tensors, and memory planned by lifetimes."""
+
+from __future__ import annotations
+
+import threading
+from bisect import insort
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils import _pytree as pytree
+
+_ALIGNMENT = 64  # bytes: a cache line, and what torch's own memory has
+
+_aten = torch.ops.aten
+ALLOCATIONS = (_aten.empty, _aten.empty_like, _aten.empty_strided, _aten.new_empty, _aten.new_empty_strided)
+
+_thread = threading.local()
+
+
+@contextmanager
+def noting(refusal: str) -> Iterator[None]:
+    """While this thread's calls are noted, let refuse_inside() raise: what is replayed then would not be noted."""
+    _thread.refusal = refusal
+    try:
+        yield
+    finally:
+        _thread.refusal = None
+
+
+def refuse_inside() -> None:
+    """Raise RuntimeError where this thread's calls are noted."""
+    if refusal := getattr(_thread, "refusal", None):
+        raise RuntimeError(refusal)
+
+
+@dataclass
+class Call:
+    """A call of an op that writes into its arguments: an out form or an in-place form."""
+
+    func: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+    def tensors(self) -> list[Tensor]:
+        """Return the tensors among the arguments."""
+        return tensors_of((self.args, self.kwargs))
+
+    def mapped(self, function: Callable[[Any], Any]) -> Call:
+        """Return the call with other arguments."""
+        return Call(self.func, *pytree.tree_map(function, (self.args, self.kwargs)))
+
+
+def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
+    """Place blocks of memory so that none overlaps another during its lifetime; return offsets and the total size.
+
+    The largest first, each at the lowest offset that is free.
+    """
+    offsets: dict[int, int] = {}
+    placed: list[tuple[int, int, int, int]] = []  # (offset, end, first call, last call)
+    for key in sorted(lives, key=lambda key: -sizes[key]):
+        size = -(-sizes[key] // _ALIGNMENT) * _ALIGNMENT
+        first, last = lives[key]
+        offset = 0
+        for other, end, other_first, other_last in placed:
+            if other_first <= last and first <= other_last:
+                if offset + size <= other:
+                    break
+                offset = max(offset, end)
+        offsets[key] = offset
+        insort(placed, (offset, offset + size, first, last))
+    return offsets, max((end for _, end, _, _ in placed), default=0)
+
+
+def storage_key(tensor: Tensor) -> int:
+    """Return a key that all views of one storage share."""
+    return tensor.untyped_storage()._cdata
+
+
+def tensors_of(values: Any) -> list[Tensor]:
+    """Return the tensors among nested values."""
+    return [leaf for leaf in pytree.tree_leaves(values) if isinstance(leaf, Tensor)]
+
+
+def is_view(func: torch._ops.OpOverload) -> bool:
+    """Whether an op returns its argument's memory, and writes nothing."""
+    return not func._schema.is_mutable and any(result.alias_info for result in func._schema.returns)
