@@ -18,7 +18,7 @@ TORCH := 2.13.0
 demo: build
 	@start=$$(date +%s); $(PY) -m torch_infini demo && echo "demo: $$(($$(date +%s) - start)) s"
 
-PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
+PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --durations 15 --durations-min 10
 
 # The emulated libraries first: tests/test_contributing.py copies what is built.
 test: build-emulated

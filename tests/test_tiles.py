@@ -536,8 +536,8 @@ PLANTED = [
     ("quantized_linear_tiles.cpp", "widen(from, left, at)", "widen(from, left - (planted == 7), at)"),  # the end of k
     (
         "tile_loops.h",
-        "first == 0, Ahead{}",
-        "planted != 8 && first == 0, Ahead{}",
+        "first == 0, PrefetchSpan{}",
+        "planted != 8 && first == 0, PrefetchSpan{}",
     ),
     ("tile_loops.h", "? block * pairs + pair :", "? planted == 9 ? block : block * pairs + pair :"),
     ("tile_loops.h", "from(first - from,", "from(planted == 10 ? 0 : first - from,"),
