@@ -111,7 +111,7 @@ def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("call", [0, 1, 5, 13])
-@pytest.mark.parametrize("function", ["Verifier.plan", "Answer.plan", "swap", "link", "register"])
+@pytest.mark.parametrize("function", ["Verifier.plan", "Answer.make", "swap", "link", "register"])
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, function: str, call: int, weights: str | None) -> None:
     """KeyboardInterrupt anywhere before the first weight is freed changes nothing."""
@@ -119,7 +119,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, function: str, call: int, 
     from torch_infini.patch import interface
     from torch_infini.patch.verify import Answer, Verifier
 
-    owners = {"Answer.plan": Answer, "Verifier.plan": Verifier, "swap": apply, "link": apply, "register": interface}
+    owners = {"Answer.make": Answer, "Verifier.plan": Verifier, "swap": apply, "link": apply, "register": interface}
     owner: Any = owners[function]
     name = function.rpartition(".")[2]
     real, count = getattr(owner, name), iter(range(1000))
