@@ -174,7 +174,8 @@ class QuantizedLinear(Patched):
     def __setstate__(self, state: dict[str, Any]) -> None:
         if "_infini_joint" in state:  # pickled by an earlier release
             state[FUSED] = state.pop("_infini_joint")
-        super().__setstate__(state)  # type: ignore[no-untyped-call]
+        set_state: Callable[[dict[str, Any]], None] = super().__setstate__  # torch's has no annotations
+        set_state(state)
 
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
