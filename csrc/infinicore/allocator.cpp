@@ -162,17 +162,16 @@ void CachingAllocator::trim() {
 
 void CachingAllocator::trim_locked() {
     for (auto &entry : free_) {
-        for (Block *block : entry.second) {
+        for (std::vector<Block *> &blocks = entry.second; !blocks.empty(); blocks.pop_back()) {
+            Block *const block = blocks.back();
+            // Both wait for what the device has queued. A block that the system refuses to take stays.
+            check(kind_ == Kind::Device ? infinirtFree(block->data) : infinirtFreeHost(block->data));
             if (block->freed != nullptr) {
-                infinirtEventSynchronize(block->freed);
                 infinirtEventDestroy(block->freed);
             }
-            // Both wait for what the device has queued.
-            check(kind_ == Kind::Device ? infinirtFree(block->data) : infinirtFreeHost(block->data));
             stats_.cached -= block->size;
             delete block;
         }
-        entry.second.clear();
     }
     free_.clear();
 }

@@ -17,15 +17,16 @@ using op::RecordedCall;
 using Tensors = RecordedCall::Tensors;
 using Operators = std::vector<std::shared_ptr<GraphOperator>>;
 
-// The bytes from a tensor's first element to its last; strides are at least 0.
+// The bytes between which a tensor's elements lie.
 struct Range {
     explicit Range(const Tensor &tensor) : begin(reinterpret_cast<uintptr_t>(tensor->data())), end(begin) {
         if (tensor->numel() > 0) {
-            size_t last = 0;
+            const auto size = static_cast<Stride>(tensor->element_size());
+            end += tensor->element_size();
             for (size_t dim = 0; dim < tensor->ndim(); ++dim) {
-                last += (tensor->size(dim) - 1) * static_cast<size_t>(tensor->stride(dim));
+                const Stride reach = static_cast<Stride>(tensor->size(dim) - 1) * tensor->stride(dim) * size;
+                (reach < 0 ? begin : end) += static_cast<uintptr_t>(reach);
             }
-            end = begin + (last + 1) * tensor->element_size();
         }
     }
     bool overlaps(const Range &other) const { return begin < other.end && other.begin < end; }

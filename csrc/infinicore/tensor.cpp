@@ -61,7 +61,11 @@ Strides checked_strides(const char *what, const Shape &shape, DataType dtype) {
 } // namespace
 
 TensorMetaData::TensorMetaData(const Shape &shape_, const Strides &strides_, const DataType &dtype_)
-    : shape(shape_), strides(strides_), dtype(dtype_) {}
+    : shape(shape_), strides(strides_), dtype(dtype_) {
+    if (dsize(dtype) == 0) {
+        fail("infinicore::Tensor: dtype must be one of DataType's, got ", static_cast<int>(dtype));
+    }
+}
 
 TensorMetaData::~TensorMetaData() {
     if (desc != nullptr) {
@@ -120,8 +124,8 @@ TensorImpl::TensorImpl(const Shape &shape, const Strides &strides, const DataTyp
 
 std::shared_ptr<TensorImpl> TensorImpl::strided_empty(const Shape &shape, const Strides &strides, const DataType &dtype,
                                                       const Device &device, bool pin_memory) {
+    auto impl = std::make_shared<TensorImpl>(shape, strides, dtype); // refuses a dtype that is none
     const size_t bytes = extent("Tensor::strided_empty", shape, strides, dtype) * dsize(dtype);
-    auto impl = std::make_shared<TensorImpl>(shape, strides, dtype);
     const bool pinned = pin_memory && device.getType() == Device::Type::CPU;
     if (pinned) { // of the device that is current: the one that will copy from it
         impl->data_.memory = context::allocatePinnedHostMemory(bytes);

@@ -68,6 +68,8 @@ void making(const Device &device) {
            "infinicore::Tensor::strided_empty: strides must be at least 0, got [-1]");
     THROWS(Tensor::empty({size_t{1} << 62, 8}, DataType::F32, device),
            "infinicore::Tensor::empty: shape must describe less than 2^63 bytes, got [4611686018427387904, 8]");
+    THROWS(Tensor::empty({1}, static_cast<DataType>(77), device),
+           "infinicore::Tensor: dtype must be one of DataType's, got 77");
     THROWS(tensor->size(3), "infinicore::Tensor::size: dim must be below 3, got 3");
     THROWS(tensor->stride(7), "infinicore::Tensor::stride: dim must be below 3, got 7");
 }
