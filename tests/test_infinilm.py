@@ -639,37 +639,21 @@ def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
 
 @pytest.mark.parametrize("cache", (None, static(), paged(), _infinilm.PagedKVCacheConfig(1 << 20, 8)), ids=str)
 def test_generate(tmp_path: Path, cache: Any) -> None:
+    """Of rows of any lengths; test_infinilm_around.py has its other arguments."""
     model = random_model("llama-biases-tied")
     model.save_pretrained(tmp_path)
-    engine = infer_engine.InferEngine(tmp_path, cache_config=cache)
+    engine = infer_engine.InferEngine.from_pretrained(tmp_path, cache_config=cache)
     assert engine.config.vocab_size == VOCABULARY
     expected = [greedy(model, prompt) for prompt in prompts()]
     settings = infer_engine.GenerationConfig(max_new_tokens=NEW, top_k=1)
-    assert engine.generate(prompts(), settings) == expected
+    generate = lambda ids: [
+        list(row) for row in zip(*(step.tolist() for step in map(torch.from_dlpack, engine.generate(ids, settings))))
+    ]
+    assert generate(prompts()) == expected
     equal = prompts((5, 5))
-    assert engine.generate(Wrapped(torch.tensor(equal)), settings) == [greedy(model, prompt) for prompt in equal]
+    assert generate(Wrapped(torch.tensor(equal))) == [greedy(model, prompt) for prompt in equal]
     if not isinstance(cache, _infinilm.PagedKVCacheConfig):
         assert continued(Static(engine, False), equal[:1]) == [greedy(model, equal[0])]
-
-
-def test_generate_ends_and_draws_as_told(tmp_path: Path) -> None:
-    model = random_model("llama")
-    (prompt,) = prompts((5,))
-    tokens = greedy(model, prompt)
-    end = tokens[3]
-    model.config.eos_token_id = end
-    model.save_pretrained(tmp_path)
-    engine = infer_engine.InferEngine(str(tmp_path))
-    assert engine.config.eos_token_id == [end]
-    run = lambda **settings: engine.generate([prompt], infer_engine.GenerationConfig(NEW, **settings))[0]
-    until = lambda token: tokens[: tokens.index(token) + 1]
-    assert run(top_k=1) == until(end) and len(until(end)) < NEW
-    assert run(top_k=1, stop_on_eos=False) == tokens
-    assert run(temperature=0.0, eos_token_id=tokens[1]) == until(tokens[1])
-    hot = {"temperature": 20.0, "top_k": 0, "stop_on_eos": False}
-    assert run(seed=1, **hot) == run(seed=1, **hot) != run(seed=2, **hot)
-    same = engine.generate([prompt, prompt], infer_engine.GenerationConfig(NEW, seed=1, **hot))
-    assert same[0] == run(seed=1, **hot) != same[1]
 
 
 def test_llm_by_its_names(tmp_path: Path) -> None:

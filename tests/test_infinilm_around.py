@@ -628,13 +628,15 @@ def test_generation_mixin_refuses() -> None:
         model.generate(torch.tensor([[1]]), GREEDY)
 
 
-def test_infini_to_numpy() -> None:
+def test_infini_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(3, 4)
     found = infini_to_numpy(infinicore.from_torch(values.T))
     assert found.tolist() == values.T.tolist()
     found[0, 0] = 9
     assert values[0, 0] != 9
     assert infini_to_numpy(infini([1, 2])._underlying).tolist() == [1, 2]
+    monkeypatch.setattr(infinicore.Tensor, "to_numpy", infini_to_numpy)  # as scripts do
+    assert infini([3]).to_numpy().tolist() == [3]
 
 
 # configuration_utils
