@@ -89,6 +89,7 @@ def by_row(steps: list[Any]) -> list[list[int]]:
 # Imports and signatures
 
 IMPORTS = (
+    "from infinilm import AutoConfig, AutoLlamaModel",
     "from infinilm.auto_config import AutoConfig",
     "from infinilm.cache_utils import Cache, DynamicCache, StaticCache",
     "from infinilm.configuration_utils import PretrainedConfig",
@@ -365,6 +366,23 @@ def test_auto_llama_model(llama: tuple[Path, list[list[int]]]) -> None:
     assert by_row(model.generate(infini(PROMPTS), GREEDY)) == expected
     half = AutoLlamaModel.from_pretrained(folder, dtype=infinicore.float16)
     assert half.dtype == infinicore.float16 and len(half.generate(infini(PROMPTS), GREEDY)) == NEW
+
+
+def test_parameters_come_after_the_engine(llama: tuple[Path, list[list[int]]]) -> None:
+    """Without any there are random ones and one warning, as benchmarks want that skip loading."""
+    folder, expected = llama
+    engine = InferEngine(folder)
+    with pytest.warns(UserWarning, match=r"InferEngine\.generate: no parameter has been loaded") as warned:
+        rows = [by_row(engine.generate(infini(PROMPTS), GREEDY)) for _ in range(2)]
+    assert len(warned) == 1 and rows[0] == rows[1] != expected
+    modeling_utils.load_model_state_dict_by_file(engine, folder)
+    assert by_row(engine.generate(infini(PROMPTS), GREEDY)) == expected
+    config = AutoConfig.from_pretrained(folder)
+    other = LlamaForCausalLM(config, dtype="bfloat16")
+    assert (other.dtype, config.dtype) == (infinicore.bfloat16, infinicore.float32)
+    other.load_param("model.norm.weight", torch.ones(SMALL["hidden_size"]))
+    with pytest.raises(RuntimeError, match=r"all parameters must have been loaded, got none for lm_head\.weight"):
+        other.generate(infini(PROMPTS), GREEDY)
 
 
 def test_an_unknown_model(tmp_path: Path) -> None:

@@ -15,9 +15,14 @@ from .lib._infinilm import (
     PagedKVCacheConfig,
     StaticKVCacheConfig,
 )
+from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
+from .models.llama import AutoLlamaModel
 
 __all__ = [
+    "LLM",
+    "AsyncLLMEngine",
     "AutoConfig",
+    "AutoLlamaModel",
     "CacheConfig",
     "Config",
     "DistConfig",
@@ -25,5 +30,8 @@ __all__ = [
     "InferEngine",
     "LlamaConfig",
     "PagedKVCacheConfig",
+    "RequestOutput",
+    "SamplingParams",
     "StaticKVCacheConfig",
+    "TokenOutput",
 ]
