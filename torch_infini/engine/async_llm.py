@@ -106,6 +106,20 @@ class AsyncLLM:
         """The engine's Metrics."""
         return self._llm.metrics()
 
+    @property
+    def engine(self) -> Engine:
+        """The Engine, for its settings, limits and tokenizer; only this object's thread may add requests or step it."""
+        return self._llm.engine
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this is neither closed nor failed."""
+        return self._thread.is_running
+
+    def chat_prompt(self, messages: list[Message]) -> list[int]:
+        """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
+        return self._llm.chat_prompt(messages)
+
     def close(self) -> None:
         """Cancel all requests and end the thread; also called when the object is dropped or its `async with` ends."""
         self._finalizer()
@@ -131,6 +145,10 @@ class _EngineThread:
         self._error: RuntimeError | None = None
         self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
         self._thread.start()
+
+    @property
+    def is_running(self) -> bool:
+        return self._error is None
 
     def add(self, prompt: Prompt, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
         """Add a request between steps; return the future of its id.
