@@ -7,10 +7,12 @@ import os
 import socket
 import stat
 import time
+from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
 
 from ..engine import AsyncLLM
 from .app import create_app
@@ -93,7 +95,13 @@ def address_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def run_server(llm: AsyncLLM, settings: ServeSettings, listener: socket.socket, log_level: str = "info") -> None:
+def run_server(
+    llm: AsyncLLM,
+    settings: ServeSettings,
+    listener: socket.socket,
+    log_level: str = "info",
+    extend: Callable[[FastAPI], FastAPI] | None = None,
+) -> None:
     """Serve until SIGTERM or Ctrl-C, then close the engine.
 
     Args:
@@ -101,10 +109,13 @@ def run_server(llm: AsyncLLM, settings: ServeSettings, listener: socket.socket, 
         settings: Of the server.
         listener: Of bind().
         log_level: Of uvicorn: critical, error, warning, info (with a line for each request), debug or trace.
+        extend: Called with the application, to add routes.
     """
     service = Service(llm, settings)
     try:
         app = create_app(service)
+        if extend is not None:
+            app = extend(app)
         config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=GRACE, server_header=False)
         Server(service, config).run([listener])
     finally:

@@ -12,7 +12,8 @@ from ..service import Service
 router = APIRouter()
 
 
-@router.api_route("/health", methods=["GET", "HEAD"], response_model=None)
+@router.head("/health", response_model=None, include_in_schema=False)
+@router.get("/health", response_model=None)
 async def health(request: Request) -> Response:
     """Answer 200 while requests are served, and 503 while draining or after the engine has failed."""
     service: Service = request.app.state.service
