@@ -14,8 +14,11 @@ from .lib._infinilm import (
     PagedKVCacheConfig,
     StaticKVCacheConfig,
 )
+from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
 
 __all__ = [
+    "LLM",
+    "AsyncLLMEngine",
     "AutoConfig",
     "CacheConfig",
     "DistConfig",
@@ -23,5 +26,8 @@ __all__ = [
     "InferEngine",
     "LlamaConfig",
     "PagedKVCacheConfig",
+    "RequestOutput",
+    "SamplingParams",
     "StaticKVCacheConfig",
+    "TokenOutput",
 ]

@@ -15,6 +15,7 @@ from .settings import ServeSettings
 from .token_texts import TokenTexts
 
 T = TypeVar("T")
+ENGINE_DEAD = "the engine has failed; the server's log has the cause"
 RETRY = {"Retry-After": "1"}  # seconds
 
 
@@ -64,7 +65,7 @@ class Service:
         tp_group = self.llm.engine.model.tp_group
         workers = None if tp_group is None else tp_group.workers
         if not self.llm.is_running or (workers is not None and not workers.all_alive):
-            raise ApiError(503, "the engine has failed; the server's log has the cause", code="engine_dead")
+            raise ApiError(503, ENGINE_DEAD, code="engine_dead")
 
     async def in_tokenizer(self, call: Callable[..., T], *args: Any) -> T:
         """Return call(*args), run by the tokenizer's thread, so that a long prompt does not stop other requests."""
@@ -118,8 +119,7 @@ class Service:
                 "context_length_exceeded",
             )
         try:
-            for prompt in prompts:
-                engine.new_request(prompt, params)  # the same check as the engine's own, before the response begins
+            requests = [engine.new_request(prompt, params) for prompt in prompts]
         except ValueError as error:
             raise bad_request(error, prompt=param) from None
         samples = len(prompts) * params.n
@@ -132,7 +132,11 @@ class Service:
                 headers=RETRY,
             )
         self.in_flight += samples
-        generation = Generation(self.llm, prompts, params, self._ended)
+        try:
+            generation = Generation(self.llm, requests, self._ended)
+        except RuntimeError:  # the engine has ended since check_health
+            self.in_flight -= samples
+            raise ApiError(503, ENGINE_DEAD, code="engine_dead") from None
         self._generations[generation] = samples
         return generation
 
