@@ -644,12 +644,3 @@ def test_generate(tmp_path: Path, cache: Any) -> None:
     steps = engine.generate(prompts(), settings)
     rows = [list(row) for row in zip(*(step.to_numpy().tolist() for step in steps), strict=True)]
     assert rows == [greedy(model, prompt) for prompt in prompts()]
-
-
-def test_llm_by_its_names(tmp_path: Path) -> None:
-    model = random_model("llama")
-    model.save_pretrained(tmp_path)
-    engine = llm.LLM(tmp_path, "cpu", None, max_batch_size=2)
-    assert isinstance(engine.engine, llm.LLMEngine)
-    (output,) = engine.generate(prompts((5,)), llm.SamplingParams.greedy(max_tokens=NEW))
-    assert output.tokens == greedy(model, *prompts((5,)))
