@@ -39,7 +39,7 @@ ALLOWED: dict[str, set[str]] = {
     "nn": BASE | {"quantize", "ops", "distributed"},
     "models": BASE | {"quantize", "ops", "distributed", "nn"},
     "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models"},
-    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine"},
+    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore"},
     "patch": BASE | {"_products", "quantize", "ops", "distributed"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops"},

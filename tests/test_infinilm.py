@@ -40,6 +40,12 @@ def engine_of(model: Any, folder: Path, cache: Any = None, cls: Any = _infinilm.
     return engine
 
 
+def state_of(engine: Any) -> dict[str, Tensor]:
+    """The parameters of the only rank, as torch tensors over the same memory."""
+    (state,) = engine.state_dict()
+    return {name: torch.from_dlpack(tensor) for name, tensor in state.items()}
+
+
 def prompts(lengths: Sequence[int] = (3, 9, 1, 6)) -> list[list[int]]:
     generator = torch.Generator().manual_seed(5)
     return [torch.randint(VOCABULARY, (n,), generator=generator).tolist() for n in lengths]
@@ -197,7 +203,7 @@ def test_positions_may_be_others_than_places_in_the_cache(tmp_path: Path) -> Non
         seen = hooked(engine, "lm_head")
         for part, past in ((slice(0, 6), 0), (slice(6, 8), 6)):
             at = places[:, part] if not more else places[0, part]
-            engine.forward(engine.Input(ids[:, part], at, torch.tensor([past]), **more))
+            engine.forward(engine.Input(ids[:, part], at, cache_lengths=torch.tensor([past]), **more))
         assert_same_but_rounding(seen[-1][0], expected, *sums_of(model.config))
 
 
@@ -217,7 +223,7 @@ def test_lengths_in_32_bits_and_on_no_rank(tmp_path: Path) -> None:
 def test_bfloat16(tmp_path: Path) -> None:
     model = random_model("llama", torch.bfloat16)
     engine = engine_of(model, tmp_path, static())
-    assert engine.state_dict()[0]["model.norm.weight"].dtype == torch.bfloat16
+    assert state_of(engine)["model.norm.weight"].dtype == torch.bfloat16
     (prompt,) = prompts((9,))
     seen = hooked(engine, "lm_head")
     Static(engine, False)([prompt], top_k=1)
@@ -323,7 +329,7 @@ def test_a_seed_draws_really(tmp_path: Path) -> None:
 def test_parameters_are_views_of_what_passes_read(tmp_path: Path) -> None:
     model = random_model("qwen3")
     engine = engine_of(model, tmp_path, static())
-    (state,) = engine.state_dict()
+    state = state_of(engine)
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     at = "model.layers.0.self_attn."
@@ -343,7 +349,8 @@ def test_parameters_may_be_wrapped_and_of_another_dtype(tmp_path: Path) -> None:
     engine = _infinilm.InferEngine(AutoConfig.from_pretrained(tmp_path))
     for name, parameter in model.state_dict().items():
         engine.load_param(name, Wrapped(Wrapped(parameter.double())))
-    assert all(torch.equal(engine.state_dict()[0][name], tensor) for name, tensor in model.state_dict().items())
+    state = state_of(engine)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_tied_checkpoint_may_have_its_head_and_old_ones_their_frequencies(tmp_path: Path) -> None:

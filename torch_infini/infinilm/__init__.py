@@ -7,6 +7,7 @@ infer_engine has generate, and llm continues many prompts at a time.
 from .auto_config import AutoConfig
 from .lib._infinilm import (
     CacheConfig,
+    Config,
     DistConfig,
     HookRegistry,
     InferEngine,
@@ -18,6 +19,7 @@ from .lib._infinilm import (
 __all__ = [
     "AutoConfig",
     "CacheConfig",
+    "Config",
     "DistConfig",
     "HookRegistry",
     "InferEngine",

@@ -56,7 +56,8 @@ class PagedKVCacheConfig(CacheConfig):
     """A cache of blocks, sized in bytes or in blocks.
 
     Versions of InfiniLM differ in the meaning of the first number. Here it is bytes, and a number of blocks is given by
-    name. The engine refuses fewer bytes than one block needs, so that a number of blocks in their place is noticed.
+    name; scripts that run through torch_infini.compat get the class of sized_in_blocks.py, where it is blocks. The
+    engine refuses fewer bytes than one block needs, so that a number of blocks in their place is noticed.
 
     Args:
         max_kv_memory_bytes: For keys and values of all layers; as many blocks as fit.
