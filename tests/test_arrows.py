@@ -18,7 +18,7 @@ PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
 # BASE imports nothing, or one another.
-BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes"}
+BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes", "_import_hooks"}
 ALLOWED: dict[str, set[str]] = {
     "_library": set(),
     "_memory": set(),
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "_bandwidth": set(),
     "_deprecated": set(),
     "_dtypes": set(),
+    "_import_hooks": set(),
     "_attention": {"_library"},
     "_products": {"_library", "_cpu", "_dtypes"},
     "quantize": {"_library"},
