@@ -15,8 +15,11 @@ from .lib._infinilm import (
     PagedKVCacheConfig,
     StaticKVCacheConfig,
 )
+from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
 
 __all__ = [
+    "LLM",
+    "AsyncLLMEngine",
     "AutoConfig",
     "CacheConfig",
     "Config",
@@ -25,5 +28,8 @@ __all__ = [
     "InferEngine",
     "LlamaConfig",
     "PagedKVCacheConfig",
+    "RequestOutput",
+    "SamplingParams",
     "StaticKVCacheConfig",
+    "TokenOutput",
 ]

@@ -101,7 +101,7 @@ def as_dtype(where: str, value: Any) -> torch.dtype:
     raise ValueError(f"{where}: dtype must be float32, bfloat16 or float16, got {value!r}")
 
 
-def as_device(where: str, value: Any) -> torch.device:
+def as_device(where: str, value: Any, argument: str = "device_type") -> torch.device:
     """Convert a device: an object or name of torch or Infini, or a number of infinicore.h.
 
     None: this thread's current device of infinicore, if the program uses it; otherwise the CPU.
@@ -112,7 +112,7 @@ def as_device(where: str, value: Any) -> torch.device:
     device = _device(_current() if value is None else value)
     if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         known = "cpu or nvidia" if torch.cuda.is_available() else "cpu, for torch finds no NVIDIA GPU"
-        raise ValueError(f"{where}: device_type must be {known}, got {value!r}")
+        raise ValueError(f"{where}: {argument} must be {known}, got {value!r}")
     return device
 
 
