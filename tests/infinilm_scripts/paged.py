@@ -1,4 +1,4 @@
-"""The paged cache, the documentation's names: a budget in bytes, cache_lengths and input_lengths; requests of any length.
+"""The paged cache, the documentation's names: a budget in bytes, cache_lengths and input_lengths, unequal lengths.
 
 python paged.py --model_path FOLDER --prompt "1,2;3,4,5"
 """
