@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 def infini_to_numpy(infini_tensor: Any) -> numpy.ndarray[Any, Any]:
     """Return a numpy array with a copy of a tensor's elements, on any device; bfloat16 needs the package ml_dtypes."""
-    return infinicore.Tensor(infini_tensor).to_numpy()
+    # Not by to_numpy(): callers write `infinicore.Tensor.to_numpy = infini_to_numpy`.
+    return infinicore.Tensor(infini_tensor).to("cpu").__array__(copy=True)
 
 
 class GenerationMixin:
