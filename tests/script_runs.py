@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import torch_infini.infinicore as infinicore
 from torch_infini import compat
 from torch_infini.commands import run as command
 
@@ -49,7 +50,7 @@ def run_here(script: Path, *arguments: str) -> Done:
 
     What a script's own writes to file descriptors 1 and 2 (C++ prints) say is not in the result.
     """
-    before = dict(sys.modules)
+    before, methods = dict(sys.modules), dict(vars(infinicore.Tensor))
     argv, path, main = sys.argv, list(sys.path), sys.modules["__main__"]
     out, err = io.StringIO(), io.StringIO()
     try:
@@ -61,6 +62,11 @@ def run_here(script: Path, *arguments: str) -> Done:
     finally:
         compat.uninstall()
         sys.argv, sys.path[:], sys.modules["__main__"] = argv, path, main
+        for name in set(vars(infinicore.Tensor)) - set(methods):
+            delattr(infinicore.Tensor, name)
+        for name, method in methods.items():
+            if vars(infinicore.Tensor)[name] is not method:  # Tensor.to_numpy = infini_to_numpy
+                setattr(infinicore.Tensor, name, method)
         for name in set(sys.modules) - set(before):
             place = getattr(sys.modules[name], "__file__", None)
             if place is not None and Path(place).parent == script.parent:  # its own helpers

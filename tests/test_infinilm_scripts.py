@@ -172,9 +172,9 @@ def test_benchmark_without_weights(reference: Reference, tmp_path: Path) -> None
 
 
 def test_pure_python(reference: Reference) -> None:
-    """A model of the caller's own on infinicore.nn, through the command line."""
+    """A model of the caller's own on infinicore.nn."""
     ids = reference.ids(PROMPTS[0])
-    s = shown(run_process(SCRIPTS / "pure_python.py", reference.folder, joined(ids), str(NEW)))
+    s = run("pure_python.py", reference.folder, joined(ids), NEW)
     assert s["ids"] == reference.greedy(ids)
 
 

@@ -33,7 +33,7 @@ async def main():
     )
     engine = AsyncLLMEngine(config)
     engine.start()
-    show("running", engine.is_running())
+    show("running", engine.is_running)
     greedy = SamplingParams(temperature=1.0, top_p=0.8, top_k=1, max_tokens=new)
     requests = [
         engine.add_request(prompt=prompt, sampling_params=greedy.clone(), request_id=f"request-{i}")
@@ -59,7 +59,7 @@ async def main():
     chat = engine.add_chat_request([{"role": "user", "content": prompts[0]}], sampling_params=greedy)
     show("chat", (await read(engine, chat))["ids"])
     engine.stop()
-    show("stopped", not engine.is_running())
+    show("stopped", not engine.is_running)
 
 
 asyncio.run(main())

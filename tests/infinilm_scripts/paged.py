@@ -57,7 +57,7 @@ def forward(new, cached):
             top_k=1,
         )
     )
-    return [int(token) for token in output.output_ids.to_numpy()]
+    return [int(token) for token in output.output_ids.to_numpy()[:, 0]]
 
 
 cached, step, made = [0] * R, prompts, [[] for _ in prompts]
