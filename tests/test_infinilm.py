@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_infini import infinicore
 from torch_infini.engine.decode import RECORDED
 from torch_infini.infinilm import AutoConfig, infer_engine, llm
 from torch_infini.infinilm.lib import _infinilm
@@ -496,23 +497,6 @@ class Wrapped:
         self._underlying = underlying
 
 
-class infinicore:
-    """As much of InfiniCore as the example needs."""
-
-    int64 = torch.int64
-
-    @staticmethod
-    def from_list(values: list[Any], dtype: torch.dtype) -> Wrapped:
-        return Wrapped(Wrapped(torch.tensor(values, dtype=dtype)))
-
-    @staticmethod
-    def device(name: str, index: int) -> Wrapped:
-        class Device:
-            type = {"cpu": 0, "nvidia": 1}[name]
-
-        return Wrapped(Device)
-
-
 def test_the_example_of_the_specification(tmp_path: Path) -> None:
     reference = random_model("llama")
     reference.save_pretrained(tmp_path)
@@ -530,7 +514,8 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
         config=config, distributed_config=dist_config, device_type=device._underlying.type, cache_config=cache_config
     )
     # 6. Load model weights
-    for name, param in {name: Wrapped(param) for name, param in reference.state_dict().items()}.items():
+    state_dict = {name: infinicore.from_torch(param) for name, param in reference.state_dict().items()}
+    for name, param in state_dict.items():
         engine.load_param(name, param._underlying)
     # 7. Prepare input tensors
     input_ids = infinicore.from_list([[1, 2, 3, 4]], dtype=infinicore.int64)
@@ -552,7 +537,8 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
 
     with torch.no_grad():
         logits = reference(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
-    assert generated_token.tolist() == [[expected_token(logits, 0.8, 50, 0.95)]]
+    assert isinstance(generated_token, infinicore.Tensor)
+    assert generated_token.to_numpy().tolist() == [[expected_token(logits, 0.8, 50, 0.95)]]
 
 
 def test_subclasses(tmp_path: Path) -> None:
@@ -675,7 +661,7 @@ def test_generate_ends_and_draws_as_told(tmp_path: Path) -> None:
 def test_llm_by_its_names(tmp_path: Path) -> None:
     model = random_model("llama")
     model.save_pretrained(tmp_path)
-    engine = llm.LLM(tmp_path, max_sequences=2)
+    engine = llm.LLM(tmp_path, "cpu", None, max_batch_size=2)
     assert isinstance(engine.engine, llm.LLMEngine)
     (output,) = engine.generate(prompts((5,)), llm.SamplingParams.greedy(max_tokens=NEW))
     assert output.tokens == greedy(model, *prompts((5,)))

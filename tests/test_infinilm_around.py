@@ -536,6 +536,7 @@ class Attending(GenerationMixin):
         draw = torch.Generator().manual_seed(3)
         self.table = torch.randn(rows, size, generator=draw)
         self.places = torch.randn(200, size, generator=draw)
+        self.query = torch.randn(size, size, generator=draw) / 4
         self.head = torch.randn(size, rows, generator=draw)
         self.seen: list[list[int]] = []
         self.config = type("Config", (), {"num_key_value_heads": 1, "eos_token_id": None})()
@@ -545,7 +546,7 @@ class Attending(GenerationMixin):
         keys, values = (x[:, None], self.table[ids][:, None])
         if cache is not None:
             keys, values = cache.update(keys, values, 0)
-        scores = x[:, None] @ keys.transpose(2, 3)
+        scores = (x @ self.query)[:, None] @ keys.transpose(2, 3)
         past = keys.shape[2] - ids.shape[1]
         mask = torch.ones(scores.shape[-2:], dtype=torch.bool).tril(past)
         return (scores.masked_fill(~mask, -torch.inf).softmax(-1) @ values)[:, 0] @ self.head

@@ -98,6 +98,13 @@ def test_blocks_by_position(way: str) -> None:
     assert infinilm.PagedKVCacheConfig is cache.PagedKVCacheConfig is ours is not theirs
 
 
+def test_modules_below_one_that_is_imported() -> None:
+    """infinilm imports its cache itself: what scripts reach so is what they import."""
+    module = importlib.import_module("infinilm")
+    assert module.cache.PagedKVCacheConfig is module.cache.cache.PagedKVCacheConfig is PagedKVCacheConfig
+    assert module.lib._infinilm is importlib.import_module("_infinilm")
+
+
 def test_by_run(tmp_path: Path) -> None:
     """All lines in a process of their own, through the command."""
     script = tmp_path / "script.py"

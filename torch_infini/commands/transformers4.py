@@ -59,14 +59,8 @@ def encode_plus(self: Any, text: Any, text_pair: Any = None, add_special_tokens:
 def batch_encode_plus(
     self: Any, batch_text_or_text_pairs: Sequence[Any], add_special_tokens: bool = True, **settings: Any
 ) -> Any:
-    """Encode texts, or pairs of texts, as calling the tokenizer with lists does."""
-    batch = list(batch_text_or_text_pairs)
-    settings["add_special_tokens"] = add_special_tokens
-    pairs = batch and not settings.get("is_split_into_words") and all(isinstance(text, (tuple, list)) for text in batch)
-    if not pairs:
-        return self(batch, **settings)
-    first, second = (list(texts) for texts in zip(*batch, strict=True))
-    return self(first, second, **settings)
+    """Encode texts, or pairs of texts as tuples, as calling the tokenizer does."""
+    return self(list(batch_text_or_text_pairs), add_special_tokens=add_special_tokens, **settings)
 
 
 def _provide_for_configs(undo: ExitStack, module: ModuleType) -> None:
