@@ -161,7 +161,7 @@ def test_several_prompts_and_samples(llm: AsyncLLM, service: Service) -> None:
     tokens = len(service.llm.engine.encode("first")) + len(service.llm.engine.encode("second one"))
     assert answer["usage"]["prompt_tokens"] == tokens
     assert answer["usage"]["completion_tokens"] == 4 * 6
-    texts = dict.fromkeys(range(4), "")
+    texts = {i: "" for i in range(4)}
     for event in events_of(ask(service, "POST", "/v1/completions", json={**body, "stream": True}).text):
         (choice,) = event["choices"]
         texts[choice["index"]] += choice["text"]
