@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from torch_infini import infinicore
 from torch_infini.engine.decode import RECORDED
-from torch_infini.infinilm import AutoConfig, infer_engine, llm
+from torch_infini.infinilm import AutoConfig, infer_engine
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
@@ -620,48 +620,27 @@ def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
     assert [ref() for ref in left] == [None] * len(left)
 
 
-# infinilm.infer_engine and infinilm.llm
+# infinilm.infer_engine: the rest is in test_infinilm_around.py
 
 
 @pytest.mark.parametrize("cache", (None, static(), paged(), _infinilm.PagedKVCacheConfig(1 << 20, 8)), ids=str)
 def test_generate(tmp_path: Path, cache: Any) -> None:
+    """Beside forward, whose cache it leaves alone."""
     model = random_model("llama-biases-tied")
     model.save_pretrained(tmp_path)
-    engine = infer_engine.InferEngine(tmp_path, cache_config=cache)
+    engine = infer_engine.InferEngine.from_pretrained(tmp_path, cache_config=cache)
     assert engine.config.vocab_size == VOCABULARY
-    expected = [greedy(model, prompt) for prompt in prompts()]
+    forward = super(infer_engine.InferEngine, engine).forward
     settings = infer_engine.GenerationConfig(max_new_tokens=NEW, top_k=1)
-    assert engine.generate(prompts(), settings) == expected
+    by_row = lambda steps: [list(row) for row in zip(*(step.tolist() for step in steps), strict=True)]
     equal = prompts((5, 5))
-    assert engine.generate(Wrapped(torch.tensor(equal)), settings) == [greedy(model, prompt) for prompt in equal]
+    expected = [greedy(model, prompt) for prompt in equal]
     if not isinstance(cache, _infinilm.PagedKVCacheConfig):
-        assert continued(Static(engine, False), equal[:1]) == [greedy(model, equal[0])]
-
-
-def test_generate_ends_and_draws_as_told(tmp_path: Path) -> None:
-    model = random_model("llama")
-    (prompt,) = prompts((5,))
-    tokens = greedy(model, prompt)
-    end = tokens[3]
-    model.config.eos_token_id = end
-    model.save_pretrained(tmp_path)
-    engine = infer_engine.InferEngine(str(tmp_path))
-    assert engine.config.eos_token_id == [end]
-    run = lambda **settings: engine.generate([prompt], infer_engine.GenerationConfig(NEW, **settings))[0]
-    until = lambda token: tokens[: tokens.index(token) + 1]
-    assert run(top_k=1) == until(end) and len(until(end)) < NEW
-    assert run(top_k=1, stop_on_eos=False) == tokens
-    assert run(temperature=0.0, eos_token_id=tokens[1]) == until(tokens[1])
-    hot = {"temperature": 20.0, "top_k": 0, "stop_on_eos": False}
-    assert run(seed=1, **hot) == run(seed=1, **hot) != run(seed=2, **hot)
-    same = engine.generate([prompt, prompt], infer_engine.GenerationConfig(NEW, seed=1, **hot))
-    assert same[0] == run(seed=1, **hot) != same[1]
-
-
-def test_llm_by_its_names(tmp_path: Path) -> None:
-    model = random_model("llama")
-    model.save_pretrained(tmp_path)
-    engine = llm.LLM(tmp_path, "cpu", None, max_batch_size=2)
-    assert isinstance(engine.engine, llm.LLMEngine)
-    (output,) = engine.generate(prompts((5,)), llm.SamplingParams.greedy(max_tokens=NEW))
-    assert output.tokens == greedy(model, *prompts((5,)))
+        ids, past = torch.tensor(equal[:1]), torch.tensor([0])
+        first = forward(engine.Input(ids, past_sequence_lengths=past)).output_ids
+        assert by_row(engine.generate(Wrapped(torch.tensor(equal)), settings)) == expected
+        second = forward(engine.Input(first[None], past_sequence_lengths=past + 5)).output_ids
+        assert [first.item(), second.item()] == expected[0][:2]
+    steps = engine.generate(prompts(), settings)
+    rows = [list(row) for row in zip(*(step.to_numpy().tolist() for step in steps), strict=True)]
+    assert rows == [greedy(model, prompt) for prompt in prompts()]

@@ -262,8 +262,8 @@ def test_no_weight_at_all(model: Any, tmp_path: Path) -> None:
 def test_biases_without_weights(tmp_path: Path) -> None:
     random_model("qwen2", num_hidden_layers=1).config.save_pretrained(tmp_path)
     engine = FolderEngine(tmp_path)
-    with pytest.warns(UserWarning, match="no parameter has been loaded"):
-        _infinilm.InferEngine.forward(engine, Input(torch.tensor([[1]]), cache_lengths=torch.tensor([0])))
+    with pytest.warns(UserWarning, match=r"forward: no parameter has been loaded"):
+        engine.forward(Input(torch.tensor([[1]]), cache_lengths=torch.tensor([0])))
     bias = engine.state_dict()[0]["model.layers.0.self_attn.q_proj.bias"]
     assert not torch.from_dlpack(bias).any()
 

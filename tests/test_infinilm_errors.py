@@ -387,9 +387,9 @@ def test_generate(tmp_path: Path) -> None:
         engine.generate([[1, 2]])
     for name, tensor in parameters.items():
         engine.load_param(name, tensor)
-    assert len(engine.generate([[1, 2]], GenerationConfig(3))[0]) == 3
+    assert len(engine.generate([[1, 2]], GenerationConfig(3))) == 3
     model.save_pretrained(tmp_path)
-    engine = InferEngine(tmp_path, cache_config=_infinilm.StaticKVCacheConfig(2, 16))
+    engine = InferEngine.from_pretrained(tmp_path, cache_config=_infinilm.StaticKVCacheConfig(2, 16))
     for prompt, message in (
         ([], "prompt must have at least one token, got none"),
         ([5] * 16, "prompt must be shorter than 16 tokens"),
