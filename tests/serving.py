@@ -1,9 +1,11 @@
-"""Servers for the tests of torch_infini.serve: a small model, its app without a network, and a server on a free port."""
+"""Servers for the tests of torch_infini.serve: a small model, an app without a network, a server on a free port."""
 
 from __future__ import annotations
 
 import asyncio
 import json
+import os
+import re
 import socket
 import threading
 import time
@@ -13,11 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import httpx2 as httpx
+import pytest
+import torch
 import uvicorn
 
 from torch_infini import AsyncLLM
+from torch_infini.__main__ import main
 from torch_infini.serve import Server, ServeSettings, Service, bind, create_app
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
+from torch_infini.testing.processes import forking
 
 MODEL = "small"
 
@@ -36,13 +42,37 @@ def service_of(llm: AsyncLLM, **settings: Any) -> Service:
 
 def ask(service: Service, method: str, path: str, **more: Any) -> httpx.Response:
     """Send one request to a service's app, without a network."""
+    return ask_app(create_app(service), method, path, **more)
+
+
+def ask_app(app: Any, method: str, path: str, **more: Any) -> httpx.Response:
+    """Send one request to an app, without a network."""
 
     async def send() -> httpx.Response:
-        transport = httpx.ASGITransport(create_app(service), raise_app_exceptions=False)
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
         async with httpx.AsyncClient(transport=transport, base_url="http://server", timeout=60) as client:
             return await client.request(method, path, **more)
 
     return asyncio.run(send())
+
+
+def slow_down(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let steps take 10 ms."""
+    run = llm.engine._runner.run
+
+    def run_slowly(*args: Any) -> Any:
+        time.sleep(0.01)
+        return run(*args)
+
+    monkeypatch.setattr(llm.engine._runner, "run", run_slowly)
+
+
+SERVERS: dict[Service, Server] = {}
+
+
+def server_of(service: Service) -> Server:
+    """Return the server that serves a service."""
+    return SERVERS[service]
 
 
 @contextmanager
@@ -51,7 +81,7 @@ def serving(service: Service) -> Iterator[str]:
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
         config = uvicorn.Config(create_app(service), log_level="error", timeout_graceful_shutdown=1)
-        server = Server(service, config)
+        server = SERVERS[service] = Server(service, config)
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:
@@ -86,3 +116,35 @@ def events_of(text: str) -> list[Any]:
     assert all(block.startswith("data: ") and "\n" not in block for block in blocks)
     assert blocks[-1] == "data: [DONE]"
     return [json.loads(block.removeprefix("data: ")) for block in blocks[:-1]]
+
+
+def run_command(arguments: list[str], output: str) -> None:
+    """Run a command in this process, whose output goes to a file."""
+    with open(output, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+    torch.set_num_threads(1)
+    os._exit(main(arguments))
+
+
+class Command:
+    """A command in a process of its own."""
+
+    def __init__(self, arguments: list[str], output: Path) -> None:
+        self.output = output
+        self.process = forking().Process(target=run_command, args=(arguments, str(output)))
+        self.process.start()
+
+    def url(self) -> str:
+        wait_until(lambda: self.output.exists() and "serving " in self.output.read_text(), 60)
+        url = re.search(r"serving \S+ at (http\S+)", self.output.read_text())
+        assert url
+        wait_until(lambda: responds(url[1]), 60)
+        return url[1]
+
+
+def responds(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health").status_code == 200
+    except httpx.TransportError:
+        return False

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +14,10 @@ import pytest
 import torch
 
 pytest.importorskip("fastapi")
-httpx = pytest.importorskip("httpx2")
+pytest.importorskip("httpx2")
 
-from serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, wait_until
+import httpx2 as httpx
+from serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, slow_down, wait_until
 
 from torch_infini import AsyncLLM, SamplingParams
 from torch_infini.engine import Completion, RequestOutput
@@ -51,14 +51,7 @@ def url(service: Service) -> Iterator[str]:
 
 @pytest.fixture
 def slow(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps take 10 ms."""
-    run = llm.engine._runner.run
-
-    def run_slowly(*args: Any) -> Any:
-        time.sleep(0.01)
-        return run(*args)
-
-    monkeypatch.setattr(llm.engine._runner, "run", run_slowly)
+    slow_down(llm, monkeypatch)
 
 
 def is_idle(service: Service) -> bool:
@@ -161,7 +154,7 @@ def test_several_prompts_and_samples(llm: AsyncLLM, service: Service) -> None:
     tokens = len(service.llm.engine.encode("first")) + len(service.llm.engine.encode("second one"))
     assert answer["usage"]["prompt_tokens"] == tokens
     assert answer["usage"]["completion_tokens"] == 4 * 6
-    texts = {i: "" for i in range(4)}
+    texts = dict.fromkeys(range(4), "")
     for event in events_of(ask(service, "POST", "/v1/completions", json={**body, "stream": True}).text):
         (choice,) = event["choices"]
         texts[choice["index"]] += choice["text"]

@@ -1,4 +1,4 @@
-"""Running a server: it listens, drains at the first SIGTERM or Ctrl-C, and ends at the second."""
+"""Running a server: it listens, drains at the first SIGTERM or Ctrl-C, and ends what runs at the second."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class Server(uvicorn.Server):
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._end is None:
             self.drain()
+        elif self._end > time.monotonic():
+            self._end = time.monotonic()
         else:
             self.force_exit = self.should_exit = True
 
@@ -53,7 +55,9 @@ class Server(uvicorn.Server):
 
     async def on_tick(self, counter: int) -> bool:
         """Return whether to end; uvicorn calls this ten times a second."""
-        if self._end is not None and (self._service.in_flight == 0 or time.monotonic() >= self._end):
+        # uvicorn's tasks are responses: what is computed may yet have to be sent.
+        is_idle = self._service.in_flight == 0 and not self.server_state.tasks
+        if self._end is not None and (is_idle or time.monotonic() >= self._end):
             self._service.end_all()
             return True
         return await super().on_tick(counter)
@@ -68,8 +72,11 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
 
     Raises:
         OSError: If the address cannot be had.
+        ValueError: For a port that is none.
     """
     address: Any
+    if not 0 <= port < 1 << 16:  # getaddrinfo takes the last 16 bits
+        raise ValueError(f"torch_infini.serve.bind: port must be an integer from 0 to 65535, got {port}")
     if uds is not None:
         if os.path.exists(uds) and stat.S_ISSOCK(os.stat(uds).st_mode):
             os.unlink(uds)

@@ -78,7 +78,10 @@ class Service:
         try:
             return await self.in_tokenizer(self.llm.engine.encode, prompt)
         except ValueError as error:
-            raise bad_request(error, prompt=param) from None
+            if self.llm.engine.tokenizer is None:
+                raise bad_request(error, prompt=param) from None
+            rule = f"{param} must be a text that the model's tokenizer takes, got {shown(prompt)}"
+            raise ApiError(400, rule, param) from None
 
     async def encode_chat(self, messages: list[Message]) -> list[int]:
         """Return the tokens of a conversation; ApiError if the chat template does not take it."""
@@ -108,6 +111,10 @@ class Service:
         engine = self.llm.engine
         if params.n > engine.config.max_sequences:
             raise ApiError(400, f"n must be at most {engine.config.max_sequences}, got {params.n}", "n")
+        size = engine.model.config.vocab_size
+        for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
+            if tokens and max(tokens) >= size:
+                raise ApiError(400, f"{field} must name tokens from 0 to {size - 1}, got {max(tokens)}", field)
         longest = max(map(len, prompts))
         if longest + (most or 1) > self.max_length:
             wanted = f"{longest}" if most is None else f"{longest} and {name} {most}"
