@@ -7,11 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from .._library import emulates_cuda
 from . import utils
 from .lib import _infinicore
 from .tensor import Tensor, from_torch
 
-__all__ = ["as_torch", "from_torch", "record_or_run"]
+__all__ = ["as_torch", "check_torch_has", "from_torch", "record_or_run"]
+
+
+def check_torch_has(kind: str) -> None:
+    """Raise RuntimeError for a type of device where torch does not compute."""
+    if kind == "cuda" and (emulates_cuda() or not torch.backends.cuda.is_built()):
+        without = "the CUDA of this build is emulated" if emulates_cuda() else "this torch has no CUDA"
+        raise RuntimeError(f"torch computes this, so its tensors must be on the CPU, since {without}, got one on cuda")
 
 
 def as_torch(tensor: Tensor) -> torch.Tensor:
@@ -20,6 +28,7 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
     On CUDA it is for work on the context's stream: what record_or_run() calls.
     """
     utils.to_torch_dtype(tensor.dtype)  # says what torch does not have
+    check_torch_has(tensor.device.type)
     found: torch.Tensor = from_dlpack(tensor._underlying.to_dlpack(True, False))
     return found
 
@@ -33,6 +42,8 @@ def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> 
             out of this call, or of Graph.run().
         outputs: What it writes; kept alive by the graph. The first one's device is that of the stream.
     """
+    if outputs:
+        check_torch_has(outputs[0].device.type)
     if not _infinicore.is_graph_recording():
         _run(function, outputs)
         return
