@@ -33,7 +33,7 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
     return found
 
 
-def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:
+def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor], name: str = "host function") -> None:
     """Run a function that fills `outputs` with torch; while a graph is recorded, add it to the graph instead.
 
     Args:
@@ -41,6 +41,7 @@ def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> 
             current stream is then the context's, and a graph with such a function runs op by op. What it raises comes
             out of this call, or of Graph.run().
         outputs: What it writes; kept alive by the graph. The first one's device is that of the stream.
+        name: For Graph.report().
     """
     if outputs:
         check_torch_has(outputs[0].device.type)
@@ -48,7 +49,7 @@ def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> 
         _run(function, outputs)
         return
     kept = tuple(outputs)
-    _infinicore.add_host_operator(lambda: _run(function, kept))
+    _infinicore.add_host_operator(lambda: _run(function, kept), name)
 
 
 def _run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:
