@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "emulator.h"
+#include "queues.h"
 #include "streams.h"
 
 namespace infini::emulation {
@@ -184,7 +185,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
-    run_all_of(device);
+    run_queues_of(device);
     return report(check_device_wait());
 }
 
@@ -197,7 +198,7 @@ cudaError_t cudaMalloc(void **p, size_t size) {
 
 cudaError_t cudaFree(void *p) {
     const cudaError_t error = check_unsafe_call();
-    run_all_of(device);
+    run_queues_of(device);
     return report(error != cudaSuccess ? error : release(p, Kind::kDevice, Kind::kPool));
 }
 
@@ -208,7 +209,7 @@ cudaError_t cudaHostAlloc(void **p, size_t size, unsigned) {
 
 cudaError_t cudaFreeHost(void *p) {
     const cudaError_t error = check_unsafe_call();
-    run_all_of(device);
+    run_queues_of(device);
     return report(error != cudaSuccess ? error : release(p, Kind::kHost, Kind::kHost));
 }
 

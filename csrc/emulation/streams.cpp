@@ -6,9 +6,6 @@
 
 #include <algorithm>
 #include <chrono>
-#include <cstdlib>
-#include <cstring>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <random>
@@ -17,6 +14,7 @@
 
 #include "../common/cuda/error.cuh"
 #include "emulator.h"
+#include "queues.h"
 
 namespace infini::emulation {
 
@@ -39,26 +37,7 @@ struct Capture {
     bool active = true, valid = true;
 };
 
-// A point in a queue: when the first `count` items are done.
-struct Queue;
-struct Point {
-    std::shared_ptr<Queue> queue; // nullptr: nothing is waited for
-    uint64_t count = 0;
-};
-
-// The work of a stream that has not run.
-struct Queue {
-    struct Item {
-        std::function<void()> work;
-        Point awaited; // instead of work
-    };
-    int device;
-    std::deque<Item> items{};
-    uint64_t queued = 0, done = 0;
-};
-
 std::mutex mutex; // of all that follows, and of all streams and events
-std::vector<std::weak_ptr<Queue>> queues;
 std::vector<std::shared_ptr<Capture>> active_captures;
 unsigned long long captures_made = 0;
 
@@ -97,60 +76,8 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
-bool runs_late() {
-    static const bool late = [] {
-        const char *const when = std::getenv("INFINI_EMULATED_STREAMS");
-        return when != nullptr && std::strcmp(when, "late") == 0;
-    }();
-    return late;
-}
-
 bool is_handle(cudaStream_t stream) {
     return stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
-}
-
-// Under the mutex.
-Point push(const std::shared_ptr<Queue> &queue, Queue::Item item) {
-    queue->items.push_back(std::move(item));
-    return {queue, ++queue->queued};
-}
-
-bool is_past(const Point &point) {
-    return point.queue == nullptr || point.queue->done >= point.count;
-}
-
-// Runs what has to be done until the point is reached, one thread at a time; at most `most` items.
-void run_until(const Point &point, uint64_t most = UINT64_MAX) {
-    static std::recursive_mutex running;
-    if (point.queue == nullptr) {
-        return;
-    }
-    const std::lock_guard<std::recursive_mutex> one(running);
-    for (uint64_t i = 0; i < most; ++i) {
-        Queue::Item item;
-        {
-            const Lock lock(mutex);
-            if (is_past(point)) {
-                return;
-            }
-            item = std::move(point.queue->items.front());
-            point.queue->items.pop_front();
-        }
-        const std::shared_ptr<void> done(nullptr, [&](void *) { // also of work that throws
-            const Lock lock(mutex);
-            ++point.queue->done;
-        });
-        run_until(item.awaited);
-        if (item.work) {
-            item.work();
-        }
-    }
-}
-
-// Where a stream's queue ends now.
-Point end_of(const std::shared_ptr<Queue> &queue) {
-    const Lock lock(mutex);
-    return {queue, queue->queued};
 }
 
 // The capture that the stream is in, or nullptr. Under the mutex.
@@ -236,7 +163,7 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
             return cudaSuccess;
         }
         if (runs_late() && is_handle(stream)) {
-            push(stream->queue, {std::move(work), {}});
+            push(stream->queue, std::move(work));
             return cudaSuccess;
         }
     }
@@ -279,21 +206,6 @@ cudaError_t check_device_wait() {
     return error;
 }
 
-void run_all_of(int device) {
-    std::vector<Point> ends;
-    {
-        const Lock lock(mutex);
-        for (const std::weak_ptr<Queue> &weak : queues) {
-            if (const auto queue = weak.lock(); queue != nullptr && queue->device == device) {
-                ends.push_back({queue, queue->queued});
-            }
-        }
-    }
-    for (const Point &end : ends) {
-        run_until(end);
-    }
-}
-
 void run_all_of(cudaStream_t stream) {
     if (is_handle(stream)) {
         run_until(end_of(stream->queue));
@@ -311,11 +223,7 @@ using namespace infini::emulation;
 // ---- streams ----
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-    const Lock lock(mutex);
-    *stream = new CUstream_st{current_device(), nullptr, {}, std::make_shared<Queue>(Queue{current_device()})};
-    queues.erase(std::remove_if(queues.begin(), queues.end(), [](const auto &queue) { return queue.expired(); }),
-                 queues.end());
-    queues.push_back((*stream)->queue);
+    *stream = new CUstream_st{current_device(), nullptr, {}, make_queue(current_device())};
     return cudaSuccess;
 }
 
@@ -357,7 +265,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     if (theirs == nullptr) {
         if (mine == nullptr) {
             if (is_handle(stream) && !is_past(event->point)) {
-                push(stream->queue, {{}, event->point});
+                push(stream->queue, nullptr, event->point);
             }
             return cudaSuccess;
         }
@@ -401,7 +309,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->capture = capture == nullptr ? nullptr : stream->capture;
     event->last = capture == nullptr ? Places{} : stream->last;
     event->asked = 0;
-    event->point = capture == nullptr && is_handle(stream) ? Point{stream->queue, stream->queue->queued} : Point{};
+    event->point = capture == nullptr && is_handle(stream) ? end_of(stream->queue) : Point{};
     return cudaSuccess;
 }
 
@@ -543,7 +451,6 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
         return report(submit(stream, [nodes = exec->nodes] { run(*nodes); }));
     }
     const Lock lock(mutex);
-    push(stream->queue, {{}, exec->last_launch});
-    exec->last_launch = push(stream->queue, {[nodes = exec->nodes] { run(*nodes); }, {}});
+    exec->last_launch = push(stream->queue, [nodes = exec->nodes] { run(*nodes); }, exec->last_launch);
     return cudaSuccess;
 }

@@ -22,8 +22,7 @@ bool is_captured(cudaStream_t stream);
 // Whether work of the stream waits: it runs late, and is not captured.
 bool waits(cudaStream_t stream);
 
-// Run what waits, for calls that wait for it.
-void run_all_of(int device);
+// Runs what waits in the stream.
 void run_all_of(cudaStream_t stream);
 
 // For calls such as cudaMalloc that CUDA considers unsafe during a capture: an error where the modes of the captures
