@@ -40,14 +40,15 @@ ALLOWED: dict[str, set[str]] = {
     "nn": BASE | {"quantize", "ops", "distributed"},
     "models": BASE | {"quantize", "ops", "distributed", "nn"},
     "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models"},
-    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore"},
+    "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
+    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore", "serve"},
     "patch": BASE | {"_products", "quantize", "ops", "distributed"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops"},
     "demo": set(),
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
-    | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "patch", "demo"}
+    | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "serve", "patch", "demo"}
     | {"compat", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.

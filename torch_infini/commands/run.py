@@ -79,7 +79,9 @@ def script_body(path: str) -> Callable[[], Any]:
 
 def module_body(name: str) -> Callable[[], Any]:
     """Prepare a module, or a package's __main__."""
-    return lambda: runpy.run_module(name, run_name="__main__", alter_sys=True)
+    # runpy asks a loader for code, and that of an alias has none: the real module runs.
+    real = compat.AliasFinder(compat.ALIASES).target(name) or name
+    return lambda: runpy.run_module(real, run_name="__main__", alter_sys=True)
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:
