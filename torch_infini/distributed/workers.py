@@ -65,6 +65,11 @@ class Workers:
         self.group = number_of(self._communicator, size)
         torch.set_num_threads(threads)
 
+    @property
+    def all_alive(self) -> bool:
+        """Whether every process is running."""
+        return all(process.poll() is None for process in self._processes)
+
     def make(self, make: Callable[..., Any], *args: Any) -> None:
         """Make every worker's object: make(tp_group, *args). Call this once, before send and call.
 

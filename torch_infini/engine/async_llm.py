@@ -134,6 +134,15 @@ class AsyncLLM:
         """The engine's Metrics."""
         return self._llm.metrics()
 
+    @property
+    def engine(self) -> Engine:
+        """The Engine, for its settings, limits and tokenizer; only this object's thread may add requests or step it."""
+        return self._llm.engine
+
+    def chat_prompt(self, messages: list[Message]) -> list[int]:
+        """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
+        return self._llm.chat_prompt(messages)
+
     def close(self) -> None:
         """Cancel all requests and end the thread; also called when the object is dropped or its `async with` ends."""
         self._finalizer()
