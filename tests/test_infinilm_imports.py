@@ -111,6 +111,14 @@ def test_blocks_by_position(way: str) -> None:
     assert infinilm.PagedKVCacheConfig is cache.PagedKVCacheConfig is ours is not theirs
 
 
+def test_the_server_line() -> None:
+    """Which needs the extra [serve]."""
+    pytest.importorskip("fastapi")
+    scope: dict[str, Any] = {}
+    exec("from infinilm.server.inference_server import InferenceServer, main", scope)
+    assert scope["InferenceServer"].__module__ == "torch_infini.infinilm.server.inference_server"
+
+
 def test_modules_below_one_that_is_imported() -> None:
     """infinilm imports its cache itself: what scripts reach so is what they import."""
     module = importlib.import_module("infinilm")
@@ -119,16 +127,18 @@ def test_modules_below_one_that_is_imported() -> None:
 
 
 def test_by_run(tmp_path: Path) -> None:
-    """All lines in a process of their own, through the command."""
+    """All lines in a process of their own, through the command; infinilm itself does without infinicore's module."""
     script = tmp_path / "script.py"
+    begins = ["import sys, infinilm", 'print("torch_infini.infinicore" in sys.modules)']
     ends = ["import infinilm", "print(infinilm.cache.PagedKVCacheConfig(9), _infinilm.PagedKVCacheConfig(7))"]
     ends += ["print(type(InferEngine.Output()).__name__, _infinilm.InferEngine.Input().top_k)"]
-    script.write_text("\n".join([*LINES, *ends, ""]))
+    script.write_text("\n".join([*begins, *LINES, *ends, ""]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", "-m", "torch_infini", "run", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
+        "False",
         "PagedKVCacheConfig(num_blocks=9, block_size=16) PagedKVCacheConfig(num_blocks=7, block_size=16)",
         "Output 50",
     ]
