@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_infini import infinicore
 from torch_infini.engine.decode import RECORDED
-from torch_infini.infinilm import AutoConfig, infer_engine, llm
+from torch_infini.infinilm import AutoConfig, infer_engine
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
@@ -496,23 +497,6 @@ class Wrapped:
         self._underlying = underlying
 
 
-class infinicore:
-    """As much of InfiniCore as the example needs."""
-
-    int64 = torch.int64
-
-    @staticmethod
-    def from_list(values: list[Any], dtype: torch.dtype) -> Wrapped:
-        return Wrapped(Wrapped(torch.tensor(values, dtype=dtype)))
-
-    @staticmethod
-    def device(name: str, index: int) -> Wrapped:
-        class Device:
-            type = {"cpu": 0, "nvidia": 1}[name]
-
-        return Wrapped(Device)
-
-
 def test_the_example_of_the_specification(tmp_path: Path) -> None:
     reference = random_model("llama")
     reference.save_pretrained(tmp_path)
@@ -530,7 +514,8 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
         config=config, distributed_config=dist_config, device_type=device._underlying.type, cache_config=cache_config
     )
     # 6. Load model weights
-    for name, param in {name: Wrapped(param) for name, param in reference.state_dict().items()}.items():
+    state_dict = {name: infinicore.from_torch(param) for name, param in reference.state_dict().items()}
+    for name, param in state_dict.items():
         engine.load_param(name, param._underlying)
     # 7. Prepare input tensors
     input_ids = infinicore.from_list([[1, 2, 3, 4]], dtype=infinicore.int64)
@@ -552,7 +537,8 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
 
     with torch.no_grad():
         logits = reference(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
-    assert generated_token.tolist() == [[expected_token(logits, 0.8, 50, 0.95)]]
+    assert isinstance(generated_token, infinicore.Tensor)
+    assert generated_token.to_numpy().tolist() == [[expected_token(logits, 0.8, 50, 0.95)]]
 
 
 def test_subclasses(tmp_path: Path) -> None:
@@ -634,32 +620,27 @@ def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
     assert [ref() for ref in left] == [None] * len(left)
 
 
-# infinilm.infer_engine and infinilm.llm
+# infinilm.infer_engine: the rest is in test_infinilm_around.py
 
 
 @pytest.mark.parametrize("cache", (None, static(), paged(), _infinilm.PagedKVCacheConfig(1 << 20, 8)), ids=str)
 def test_generate(tmp_path: Path, cache: Any) -> None:
-    """Of rows of any lengths; test_infinilm_around.py has its other arguments."""
+    """Beside forward, whose cache it leaves alone."""
     model = random_model("llama-biases-tied")
     model.save_pretrained(tmp_path)
     engine = infer_engine.InferEngine.from_pretrained(tmp_path, cache_config=cache)
     assert engine.config.vocab_size == VOCABULARY
-    expected = [greedy(model, prompt) for prompt in prompts()]
+    forward = super(infer_engine.InferEngine, engine).forward
     settings = infer_engine.GenerationConfig(max_new_tokens=NEW, top_k=1)
-    generate = lambda ids: [
-        list(row) for row in zip(*(step.tolist() for step in map(torch.from_dlpack, engine.generate(ids, settings))))
-    ]
-    assert generate(prompts()) == expected
+    by_row = lambda steps: [list(row) for row in zip(*(step.tolist() for step in steps), strict=True)]
     equal = prompts((5, 5))
-    assert generate(Wrapped(torch.tensor(equal))) == [greedy(model, prompt) for prompt in equal]
+    expected = [greedy(model, prompt) for prompt in equal]
     if not isinstance(cache, _infinilm.PagedKVCacheConfig):
-        assert continued(Static(engine, False), equal[:1]) == [greedy(model, equal[0])]
-
-
-def test_llm_by_its_names(tmp_path: Path) -> None:
-    model = random_model("llama")
-    model.save_pretrained(tmp_path)
-    engine = llm.LLM(tmp_path, "cpu", None, max_batch_size=2)
-    assert isinstance(engine.engine, llm.LLMEngine)
-    (output,) = engine.generate(prompts((5,)), llm.SamplingParams.greedy(max_tokens=NEW))
-    assert output.tokens == greedy(model, *prompts((5,)))
+        ids, past = torch.tensor(equal[:1]), torch.tensor([0])
+        first = forward(engine.Input(ids, past_sequence_lengths=past)).output_ids
+        assert by_row(engine.generate(Wrapped(torch.tensor(equal)), settings)) == expected
+        second = forward(engine.Input(first[None], past_sequence_lengths=past + 5)).output_ids
+        assert [first.item(), second.item()] == expected[0][:2]
+    steps = engine.generate(prompts(), settings)
+    rows = [list(row) for row in zip(*(step.to_numpy().tolist() for step in steps), strict=True)]
+    assert rows == [greedy(model, prompt) for prompt in prompts()]

@@ -32,14 +32,27 @@ LINES = (
     "from _infinilm import CacheConfig, Config, DistConfig, HookRegistry, InferEngine, LlamaConfig",
     "from _infinilm import PagedKVCacheConfig, StaticKVCacheConfig",
     "from infinilm import AutoConfig, DistConfig, InferEngine, LlamaConfig",
-    "from infinilm.auto_config import AutoConfig",
     "from infinilm.cache import CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig",
     "from infinilm.cache.cache import CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig",
     "from infinilm.distributed import DistConfig",
     "from infinilm.distributed.dist_config import DistConfig",
     "from infinilm.infer_engine import GenerationConfig, InferEngine",
     "from infinilm.lib._infinilm import InferEngine, LlamaConfig, PagedKVCacheConfig",
-    "from infinilm.llm import LLM, AsyncLLMEngine, SamplingParams",
+    "from infinilm.auto_config import AutoConfig",
+    "from infinilm.cache_utils import DynamicCache",
+    "from infinilm.configuration_utils import PretrainedConfig",
+    "from infinilm.generation.utils import GenerationMixin, infini_to_numpy",
+    "from infinilm.llm import LLM, AsyncLLMEngine, EngineConfig, FinishReason, LLMEngine, SamplingParams",
+    "from infinilm.llm import InferenceRequest, RequestOutput, RequestStatus, TokenOutput",
+    "from infinilm.llm.cache_manager import BlockManager",
+    "from infinilm.llm.llm import LLM, AsyncLLMEngine, EngineConfig, LLMEngine",
+    "from infinilm.llm.request import FinishReason, InferenceRequest, RequestOutput, RequestStatus, TokenOutput",
+    "from infinilm.llm.sampling_params import SamplingParams",
+    "from infinilm.llm.scheduler import Scheduler",
+    "from infinilm.modeling_utils import check_parameters, get_model_state_dict",
+    "from infinilm.modeling_utils import load_model_state_dict_by_file, load_model_state_dict_by_tensor",
+    "from infinilm.models.llama import AutoLlamaModel",
+    "from infinilm import LLM, AsyncLLMEngine, AutoLlamaModel, RequestOutput, SamplingParams, TokenOutput",
     "from infinilm import *",
 )
 WAYS = (
@@ -96,6 +109,13 @@ def test_blocks_by_position(way: str) -> None:
             cls()
     assert infinilm.PagedKVCacheConfig(9).max_kv_memory_bytes() == 9
     assert infinilm.PagedKVCacheConfig is cache.PagedKVCacheConfig is ours is not theirs
+
+
+def test_modules_below_one_that_is_imported() -> None:
+    """infinilm imports its cache itself: what scripts reach so is what they import."""
+    module = importlib.import_module("infinilm")
+    assert module.cache.PagedKVCacheConfig is module.cache.cache.PagedKVCacheConfig is PagedKVCacheConfig
+    assert module.lib._infinilm is importlib.import_module("_infinilm")
 
 
 def test_by_run(tmp_path: Path) -> None:
