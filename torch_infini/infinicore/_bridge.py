@@ -24,7 +24,7 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
     return found
 
 
-def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:
+def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor], name: str = "function of torch") -> None:
     """Run a function that fills `outputs` with torch; while a graph is recorded, add it to the graph instead.
 
     Args:
@@ -32,12 +32,13 @@ def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> 
             current stream is then the context's, and a graph with such a function runs op by op. What it raises comes
             out of this call, or of Graph.run().
         outputs: What it writes; kept alive by the graph. The first one's device is that of the stream.
+        name: In the graph's report().
     """
     if not _infinicore.is_graph_recording():
         _run(function, outputs)
         return
     kept = tuple(outputs)
-    _infinicore.add_host_operator(lambda: _run(function, kept))
+    _infinicore.add_host_operator(lambda: _run(function, kept), name)
 
 
 def _run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:

@@ -18,13 +18,15 @@ infinirtStream_t stream_of(std::optional<uintptr_t> stream) {
 }
 
 // Keeps `function` until the graph is gone; what it raises comes out of Graph.run().
-void add_host_operator(py::function function) {
+void add_host_operator(py::function function, std::string name) {
     auto kept = share(std::move(function));
     py::gil_scoped_release release;
-    context::addGraphOperator(std::make_shared<graph::HostOperator>([kept] {
-        py::gil_scoped_acquire gil;
-        py::handle(kept.get())();
-    }));
+    context::addGraphOperator(std::make_shared<graph::HostOperator>(
+        [kept] {
+            py::gil_scoped_acquire gil;
+            py::handle(kept.get())();
+        },
+        std::move(name)));
 }
 
 // The same graph for Python: its end waits for the device, and must not hold the GIL meanwhile.
@@ -43,6 +45,8 @@ public:
         return for_python(std::move(graph));
     }
     void drop() { recording_.reset(); }
+    bool is_active() const { return recording_ && recording_->is_active(); }
+    void end_at_errors() { recording_.value().end_at_errors(); }
 
 private:
     std::optional<context::GraphRecording> recording_;
@@ -115,7 +119,14 @@ void bind_graph(py::module_ &module) {
     py::class_<Recording>(module, "GraphRecording")
         .def(py::init<>())
         .def("stop", &Recording::stop, WithoutGil())
-        .def("drop", &Recording::drop, WithoutGil());
+        .def("drop", &Recording::drop, WithoutGil())
+        .def("is_active", &Recording::is_active)
+        .def("end_at_errors", &Recording::end_at_errors)
+        .def_static("op_failed", &context::GraphRecording::op_failed, WithoutGil());
+    module.def(
+        "shared_graph",
+        [](uintptr_t address) { return for_python(*reinterpret_cast<const std::shared_ptr<graph::Graph> *>(address)); },
+        "The graph at an address that infinicoreGraphShared gave.", py::arg("address"));
     module.def("is_graph_recording", &context::isGraphRecording);
     module.def("start_graph_recording", &context::startGraphRecording, WithoutGil());
     module.def(
@@ -125,9 +136,10 @@ void bind_graph(py::module_ &module) {
             return graph ? for_python(std::move(graph)) : nullptr;
         },
         WithoutGil());
-    module.def("add_host_operator", &add_host_operator,
-               "Add a call of a Python function without arguments to the graph that is being recorded.",
-               py::arg("function"));
+    module.def(
+        "add_host_operator", &add_host_operator,
+        "Add a call of a Python function without arguments to the graph that is being recorded; name: in report().",
+        py::arg("function"), py::arg("name") = "host function");
 }
 
 } // namespace infinicore::python
