@@ -70,6 +70,9 @@ void products_of_many_dimensions(const Device &device) {
     const Tensor a = f32({2, 3, 5, 8}), b = f32({2, 3, 8, 4}), apart = f32({2, 6, 5, 8}), one = f32({1, 1, 8, 4});
     const auto check = [&](const Tensor &left, const Tensor &right, const Tensor &product) {
         CHECK(product->shape() == (Shape{2, 3, 5, 4}));
+        if (device != Device::cpu()) { // where one matrix may be multiplied by another algorithm than a batch
+            return;
+        }
         for (size_t i = 0; i < 6; ++i) {
             const auto part = [&](const Tensor &t) {
                 const size_t first = t->size(0) == 1 ? 0 : i / 3, second = t->size(1) == 1 ? 0 : i % 3;
@@ -79,6 +82,7 @@ void products_of_many_dimensions(const Device &device) {
         }
     };
     check(a, b, op::matmul(a, b));
+    CHECK(bytes(op::matmul(a, b)) == bytes(op::matmul(a->view({6, 5, 8}), b->view({6, 8, 4}))));
     check(a, one, op::matmul(a, one));
     const Tensor first = f32({1, 1, 5, 8});
     check(first, b, op::matmul(first, b));
