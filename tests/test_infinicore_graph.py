@@ -175,9 +175,10 @@ def test_an_exception_drops_the_recording() -> None:
     assert torch.equal(theirs(x), 2 * before)
 
 
-def test_an_exception_between_start_and_stop_leaves_the_recording_to_its_caller() -> None:
+def test_an_exception_leaves_a_recording_of_the_raw_module_to_its_caller() -> None:
+    """As in C++; of start_graph_recording() it ends the recording: test_infinicore_record.py."""
     x = ours(3)
-    ic.start_graph_recording()
+    raw.start_graph_recording()
     with pytest.raises(RuntimeError, match="add"):
         ic.add(x, ours(4))
     assert ic.is_graph_recording()

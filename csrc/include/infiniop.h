@@ -22,6 +22,7 @@
 #include "infiniop/ops/int8_gemm.h"
 #include "infiniop/ops/layer_norm.h"
 #include "infiniop/ops/linear.h"
+#include "infiniop/ops/linear_add.h"
 #include "infiniop/ops/logsoftmax.h"
 #include "infiniop/ops/lp_norm.h"
 #include "infiniop/ops/mul.h"

@@ -6,6 +6,7 @@
 #include "infinicore/ops/add_rms_norm.hpp"
 #include "infinicore/ops/swiglu.hpp"
 #include "ops/call.h"
+#include "ops/linear_add.h"
 #include "recording.h"
 
 namespace infinicore::graph {
@@ -99,35 +100,69 @@ std::shared_ptr<GraphOperator> swiglu(const Recording &recording, const Recorded
     return Recorder::note_apart(recording, [&] { op::swiglu_(c, up, gate); });
 }
 
-bool is_call(const GraphOperator &op, const char *name) {
+// linear(s, input, weight, bias), add(c, s, residual) -> linear_add(c, input, weight, bias, residual), where s is not
+// needed any more. The product is rounded to s's dtype in both.
+std::shared_ptr<GraphOperator> linear_add(const Recording &recording, const RecordedCall &linear,
+                                          const RecordedCall &add) {
+    const Tensor &s = linear.tensors[0].blob, &c = add.tensors[0].blob;
+    const bool first = is_same(add.tensors[1].blob, s), second = is_same(add.tensors[2].blob, s);
+    if (first == second) {
+        return nullptr;
+    }
+    const Tensor &residual = add.tensors[first ? 2 : 1].blob;
+    if (Range(residual).overlaps(Range(s)) || !is_in_place_or_apart(c, residual)) {
+        return nullptr;
+    }
+    for (size_t i = 1; i < linear.tensors.size(); ++i) { // input, weight, and bias if there is one
+        if (Range(c).overlaps(Range(linear.tensors[i].blob))) {
+            return nullptr;
+        }
+    }
+    const Tensor bias = linear.tensors.size() > 3 ? linear.tensors[3].blob : Tensor();
+    return Recorder::note_apart(
+        recording, [&] { op::linear_add_(c, linear.tensors[1].blob, linear.tensors[2].blob, bias, residual); });
+}
+
+// Two calls that are neighbours, and the function that makes one of them.
+struct Rule {
+    const char *first, *second, *fused;
+    bool keeps_first; // the fused op writes what the first one wrote
+    std::shared_ptr<GraphOperator> (*fuse)(const Recording &, const RecordedCall &first, const RecordedCall &second);
+};
+
+// In this order over the whole graph: of linear + add + rms_norm the last two become one.
+constexpr Rule kRules[] = {
+    {"add", "rms_norm", "add_rms_norm", true, add_rms_norm},
+    {"silu", "mul", "swiglu", false, swiglu},
+    {"linear", "add", "linear_add", false, linear_add},
+};
+
+const RecordedCall *call_of(const GraphOperator &op, const char *name) {
     const auto *const call = dynamic_cast<const RecordedCall *>(&op);
-    return call != nullptr && std::strcmp(call->op, name) == 0;
+    return call != nullptr && std::strcmp(call->op, name) == 0 ? call : nullptr;
 }
 
 } // namespace
 
 std::vector<std::string> fuse(Operators &ops, const Recording &recording) {
     std::vector<std::string> report;
-    for (size_t i = 0; i + 1 < ops.size(); ++i) {
-        std::shared_ptr<GraphOperator> fused;
-        std::string line;
-        if (is_call(*ops[i], "add") && is_call(*ops[i + 1], "rms_norm")) {
-            line = "add + rms_norm -> add_rms_norm";
-            fused = add_rms_norm(recording, static_cast<const RecordedCall &>(*ops[i]),
-                                 static_cast<const RecordedCall &>(*ops[i + 1]));
-        } else if (is_call(*ops[i], "silu") && is_call(*ops[i + 1], "mul")) {
-            const auto &silu = static_cast<const RecordedCall &>(*ops[i]);
-            const auto &mul = static_cast<const RecordedCall &>(*ops[i + 1]);
-            line = "silu + mul -> swiglu";
-            const bool in_place = is_same(mul.tensors[0].blob, silu.tensors[0].blob);
-            if (in_place || is_dead(silu.tensors[0], ops, i + 1)) {
-                fused = swiglu(recording, silu, mul);
+    for (const Rule &rule : kRules) {
+        for (size_t i = 0; i + 1 < ops.size(); ++i) {
+            const RecordedCall *const first = call_of(*ops[i], rule.first);
+            const RecordedCall *const second = call_of(*ops[i + 1], rule.second);
+            if (first == nullptr || second == nullptr) {
+                continue;
             }
-        }
-        if (fused != nullptr) {
-            ops[i] = std::move(fused);
-            ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i) + 1);
-            report.push_back(std::move(line));
+            const bool is_gone = is_same(second->tensors[0].blob, first->tensors[0].blob) || // written over
+                                 is_dead(first->tensors[0], ops, i + 1);
+            if (!rule.keeps_first && !is_gone) {
+                continue;
+            }
+            if (std::shared_ptr<GraphOperator> fused = rule.fuse(recording, *first, *second)) {
+                ops[i] = std::move(fused);
+                ops.erase(ops.begin() + static_cast<std::ptrdiff_t>(i) + 1);
+                report.push_back(message(rule.first, " + ", rule.second, " -> ", rule.fused));
+            }
         }
     }
     return report;

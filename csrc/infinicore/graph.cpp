@@ -287,17 +287,38 @@ GraphRecording::GraphRecording() {
         fail("infinicore::context::GraphRecording: this thread records a graph already");
     }
     startGraphRecording();
+    graph_ = current_recording()->graph;
 }
 
 GraphRecording::~GraphRecording() {
-    if (!stopped_ && ThreadState::current() != nullptr) {
+    if (is_active()) {
         ThreadState::current()->recording.reset();
     }
 }
 
 std::shared_ptr<graph::Graph> GraphRecording::stop() {
-    stopped_ = true;
     return stopGraphRecording();
+}
+
+bool GraphRecording::is_active() const {
+    const Recording *const recording = current_recording();
+    return recording != nullptr && recording->graph == graph_.lock();
+}
+
+void GraphRecording::end_at_errors() {
+    if (is_active()) {
+        current_recording()->ends_at_errors = true;
+    }
+}
+
+void GraphRecording::op_failed() noexcept {
+    const Recording *const recording = current_recording();
+    if (recording != nullptr && recording->ends_at_errors) {
+        warn("a recording of ", recording->graph->size(),
+             " ops is dropped, because a call between its start and its "
+             "stop has failed");
+        ThreadState::current()->recording.reset();
+    }
 }
 
 } // namespace context

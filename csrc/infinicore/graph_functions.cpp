@@ -1,4 +1,5 @@
-// C functions by which torch_infini/runtime records into a graph of this library: begin, note, end, bind, run, destroy.
+// C functions by which torch_infini/runtime records into a graph of this library: begin, note, end, bind, run, destroy;
+// and, for graphs that Python's infinicore recorded by them, the graph itself.
 // What torch calls has its memory planned when the recording is complete, so that an op is noted without a function, in
 // its place among InfiniCore's ops, and bound to one at the end. torch_infini/runtime/_graph.py is the only user.
 #include <memory>
@@ -72,6 +73,18 @@ INFINI_API void *infinicoreGraphBegin(void) {
     return made;
 }
 
+// Whether the recording is this thread's still; lets errors of calls end it; says that a call has failed.
+INFINI_API bool infinicoreGraphIsActive(void *handle) {
+    const auto &recording = recorded(handle).recording;
+    return recording != nullptr && recording->is_active();
+}
+INFINI_API void infinicoreGraphEndAtErrors(void *handle) {
+    recorded(handle).recording->end_at_errors();
+}
+INFINI_API void infinicoreGraphOpFailed(void) {
+    infinicore::context::GraphRecording::op_failed();
+}
+
 // Notes an op that is bound later; `name` is for the report. Returns its place among all ops of the graph, -1: an error.
 INFINI_API int64_t infinicoreGraphNote(void *handle, const char *name) {
     int64_t place = -1;
@@ -110,6 +123,11 @@ INFINI_API infiniStatus_t infinicoreGraphBind(void *handle, size_t index, infini
 
 INFINI_API infiniStatus_t infinicoreGraphRun(void *handle) {
     return infini::guarded([&] { recorded(handle).graph->run(); });
+}
+
+// The graph, a std::shared_ptr<graph::Graph>: valid until infinicoreGraphDestroy.
+INFINI_API const void *infinicoreGraphShared(void *handle) {
+    return &recorded(handle).graph;
 }
 
 // The text of Graph::report(); valid until the next call.

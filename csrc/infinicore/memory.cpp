@@ -1,6 +1,8 @@
 // Memory calls its deleter once, at its end.
 #include "infinicore/memory.hpp"
 
+#include "thread_state.h"
+
 namespace infinicore {
 
 Memory::Memory(std::byte *data, size_t size, Device device, Deleter deleter, bool pin_memory)
@@ -10,6 +12,11 @@ Memory::~Memory() {
     if (deleter_) {
         deleter_(data_);
     }
+}
+
+bool Memory::is_recorded_now() const {
+    const Recording *const recording = current_recording();
+    return recording != nullptr && is_of(recording->pool->ran);
 }
 
 } // namespace infinicore

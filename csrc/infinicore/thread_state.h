@@ -17,6 +17,7 @@ struct Recording {
     Device device;
     std::shared_ptr<graph::Graph> graph;
     std::shared_ptr<GraphPool> pool;
+    bool ends_at_errors = false; // context::GraphRecording::end_at_errors()
 };
 
 class ThreadState {

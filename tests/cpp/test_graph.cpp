@@ -1,59 +1,19 @@
 // Recording in infinicore::: every op noted, none run; replays on changed contents, bit for bit as without a graph; memory
-// of a graph; fusion; ops and functions of a caller's own; threads; exceptions; what is refused.
+// of a graph; ops and functions of a caller's own; threads; exceptions; what is refused. Fusion: test_fusion.cpp.
 // Usage: test_graph [CPU | NVIDIA]
 #include <infinicore.hpp>
 
-#include <cstring>
 #include <functional>
-#include <random>
 #include <thread>
 #include <vector>
 
 #include "check.h"
 #include "device.h"
+#include "random_tensors.h"
 
-using namespace infinicore;
 using infinicore::op::operator+;
 
 namespace {
-
-using Tensors = std::vector<Tensor>;
-
-std::mt19937 generator(7);
-
-Tensor random(const Shape &shape, DataType dtype, const Device &device) {
-    Tensor host = Tensor::empty(shape, dtype, Device::cpu());
-    std::normal_distribution<float> normal;
-    for (size_t i = 0; i < host->numel(); ++i) {
-        const float value = normal(generator);
-        if (dtype == DataType::F32) {
-            std::memcpy(host->data() + 4 * i, &value, 4);
-        } else { // BF16: the upper half
-            std::memcpy(host->data() + 2 * i, reinterpret_cast<const char *>(&value) + 2, 2);
-        }
-    }
-    return host->to(device);
-}
-
-Tensor integers(const std::vector<int64_t> &values, const Device &device) {
-    const Tensor blob =
-        Tensor::from_blob(const_cast<int64_t *>(values.data()), {values.size()}, DataType::I64, Device::cpu());
-    return op::rearrange(blob)->to(device);
-}
-
-std::vector<std::byte> bytes(const Tensor &tensor) {
-    const Tensor host = tensor->contiguous()->to(Device::cpu());
-    context::syncStream(); // with INFINI_CPU_STREAMS=queued the CPU computes later, too
-    return std::vector<std::byte>(host->data(), host->data() + host->nbytes());
-}
-
-std::vector<std::vector<std::byte>> bytes(const Tensors &tensors) {
-    std::vector<std::vector<std::byte>> all;
-    for (const Tensor &tensor : tensors) {
-        all.push_back(bytes(tensor));
-    }
-    return all;
-}
 
 void fill(Tensors &targets, const Tensors &sources) {
     for (size_t i = 0; i < targets.size(); ++i) {
@@ -246,43 +206,6 @@ void memory(const Device &device) {
     CHECK(context::memoryStats(device).in_use <= before + 8192);
 }
 
-void fusion(const Device &device) {
-    for (const DataType dtype : {DataType::F32, DataType::BF16}) {
-        Tensor a = random({3, 64}, dtype, device), b = random({3, 64}, dtype, device), w = random({64}, dtype, device);
-        Tensor sum, norm, gated, held, held_gated;
-        const auto run = [&] {
-            sum = op::add(a, b);
-            norm = op::rms_norm(sum, w, 1e-6f);
-            gated = op::mul(op::silu(a), b);
-            held = op::silu(a);
-            held_gated = op::mul(b, held);
-        };
-        run();
-        const auto eager = bytes(Tensors{sum, norm, gated, held, held_gated});
-        context::startGraphRecording();
-        run();
-        const auto graph = context::stopGraphRecording();
-        graph->run();
-        CHECK(bytes(Tensors{sum, norm, gated, held, held_gated}) == eager);
-        const std::string report = graph->report();
-        CHECK(report.find("fused: add + rms_norm -> add_rms_norm") != std::string::npos);
-        // Where silu's result is rounded, or is still held, it is kept.
-        CHECK((report.find("fused: silu + mul -> swiglu") != std::string::npos) == (dtype == DataType::F32));
-        CHECK(graph->size() == (dtype == DataType::F32 ? 4u : 5u));
-    }
-    // What a later op reads is not fused away, be its handle gone.
-    Tensor a = random({64}, DataType::F32, device), out;
-    context::startGraphRecording();
-    {
-        const Tensor s = op::silu(a);
-        out = op::mul(s, a);
-        op::add_(out, out, s);
-    }
-    const auto graph = context::stopGraphRecording();
-    graph->run();
-    CHECK(graph->size() == 3 && bytes(out) == bytes(op::add(op::mul(op::silu(a), a), op::silu(a))));
-}
-
 // An op of the graph kind as a caller writes it.
 struct Plan {
     graph::GraphTensor y, x;
@@ -447,7 +370,6 @@ int main(int count, char **arguments) {
     CHECK_RUNS("replays", replays(device));
     CHECK_RUNS("nothing_is_run", nothing_is_run(device));
     CHECK_RUNS("memory", memory(device));
-    CHECK_RUNS("fusion", fusion(device));
     CHECK_RUNS("callers_own", callers_own(device));
     CHECK_RUNS("refusals", refusals(device));
     CHECK_RUNS("threads", threads(device));

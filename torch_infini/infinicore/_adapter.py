@@ -38,6 +38,7 @@ def adapted(name: str) -> Callable[..., Any]:
                 return record(name, compute, args, kwargs, out)
             return _run(compute, args, kwargs, out)
         except Exception as error:
+            _infinicore.GraphRecording.op_failed()
             raise _named(error, function) from error
 
     call.__name__ = name.rpartition(".")[2]

@@ -33,7 +33,7 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
     return found
 
 
-def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor], name: str = "host function") -> None:
+def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor], name: str = "function of torch") -> None:
     """Run a function that fills `outputs` with torch; while a graph is recorded, add it to the graph instead.
 
     Args:

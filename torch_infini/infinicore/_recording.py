@@ -16,6 +16,7 @@ from ._arguments import described
 from ._bridge import as_torch, record_or_run
 from ._conversion import Sources, by_device, check_results, converted, leaves, outs, rebuilt, torch_device, write
 from ._rules import Compute
+from ._started import without_modes
 from .device import device as Device
 from .tensor import Tensor, strided_empty
 
@@ -42,6 +43,11 @@ def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
         out: None, or the tensors to write.
     """
     _check_recordable(name, args, kwargs)
+    with without_modes():
+        return _noted(name, compute, args, kwargs, out)
+
+
+def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
     sources, fake, takes_out = _result_without_values(compute, args, kwargs)
     targets: list[Tensor | None] = []
 
@@ -72,7 +78,7 @@ def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
             kept = [(value, pair) for value, pair in zip(leaves(found), pairs, strict=True) if pair is not None]
             write([value for value, _ in kept], [pair for _, pair in kept])
 
-    record_or_run(function, by_device(written or sources.tensors), f"{name} (torch)")
+    record_or_run(function, by_device(written or sources.tensors), f"torch.{name}")
     return result
 
 

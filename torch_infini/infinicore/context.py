@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import _arguments
+from . import _arguments, _started
 from .device import _ALIASES, _TYPES
 from .device import device as Device
 from .graph import Graph
@@ -59,16 +59,22 @@ def is_graph_recording() -> bool:
 
 
 def start_graph_recording(device: Device | str | None = None) -> None:
-    """Note the ops that this thread calls from now on instead of running them.
+    """Note the ops that this thread calls from now on instead of running them: infinicore's and, on the CPU, torch's.
+
+    On other devices ops of torch raise RuntimeError meanwhile. An op that raises ends the recording, with a warning:
+    what follows runs. An exception of the caller's own does not; `with infinicore.graph():` ends at any.
 
     Args:
         device: Made the current device first; None: it stays.
 
-    A recording that has been started and not stopped is dropped, with a warning.
+    A recording that has been started and not stopped is dropped, with a warning. RuntimeError within
+    torch_infini.runtime.record().
     """
+    _started.refuse_torchs("infinicore.start_graph_recording")
+    _started.drop_loudly()
     if device is not None:
         set_device(device)
-    _infinicore.start_graph_recording()
+    _started.start("infinicore.start_graph_recording", ends_at_errors=True)
 
 
 def stop_graph_recording() -> Graph | None:
@@ -76,5 +82,5 @@ def stop_graph_recording() -> Graph | None:
 
     Tensors that recorded ops returned are written by each Graph.run(), and hold nothing before the first.
     """
-    recorded = _infinicore.stop_graph_recording()
-    return None if recorded is None else Graph(recorded)
+    recorded = _started.stop("infinicore.stop_graph_recording")
+    return None if recorded is None else Graph._of(*recorded)

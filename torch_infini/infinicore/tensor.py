@@ -10,6 +10,7 @@ import torch
 
 from . import utils
 from ._arguments import described, raw, raw_device, raw_dtype, sizes
+from ._started import without_modes
 from .device import device as Device
 from .dtype import dtype as DataType
 from .lib import _infinicore
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import numpy
 
 _HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
+_TORCHS = "torch.utils.dlpack"  # the module of torch.from_dlpack
 
 
 class Tensor:
@@ -187,7 +189,9 @@ class Tensor:
             source, place = self.to("cpu"), _HOST
         elif copy:
             source = Tensor(_infinicore.rearrange(self._underlying))
-        _check_readable(source, "__dlpack__")
+        # While the graph is recorded that writes it, torch notes ops on a view; any other consumer would read.
+        if not (source._underlying.is_recorded_now() and sys._getframe(1).f_globals.get("__name__") == _TORCHS):
+            _check_readable(source, "__dlpack__")
         waits = place[0] != _HOST[0] and stream != -1
         if waits:
             before = _infinicore.get_device()
@@ -400,13 +404,14 @@ def from_numpy(
         raw_dtype(dtype, function)
     native = np_array if np_array.dtype.isnative else np_array.astype(np_array.dtype.newbyteorder("="))
     copy = numpy.array(native, order="C")
-    if source == utils.to_infinicore_dtype(torch.bfloat16):
-        host = torch.from_numpy(copy.view(numpy.uint16)).view(torch.bfloat16)
-    else:
-        host = torch.from_numpy(copy)
-    if dtype is not None:
-        host = host.to(utils.to_torch_dtype(dtype))
-    made = from_torch(host)
+    with without_modes():
+        if source == utils.to_infinicore_dtype(torch.bfloat16):
+            host = torch.from_numpy(copy.view(numpy.uint16)).view(torch.bfloat16)
+        else:
+            host = torch.from_numpy(copy)
+        if dtype is not None:
+            host = host.to(utils.to_torch_dtype(dtype))
+        made = from_torch(host)
     return made if device is None else made.to(device)
 
 

@@ -25,10 +25,14 @@ def _library() -> Any:
     for name, result, *arguments in (
         ("IsRecording", ctypes.c_bool),
         ("Begin", handle),
+        ("IsActive", ctypes.c_bool, handle),
+        ("EndAtErrors", None, handle),
+        ("OpFailed", None),
         ("Note", ctypes.c_int64, handle, ctypes.c_char_p),
         ("End", ctypes.c_int, handle),
         ("Bind", ctypes.c_int, handle, ctypes.c_size_t, handle, handle),
         ("Run", ctypes.c_int, handle),
+        ("Shared", handle, handle),
         ("Report", ctypes.c_char_p, handle),
         ("Destroy", None, handle),
     ):
@@ -42,21 +46,37 @@ def is_recording() -> bool:
     return bool(_library().infinicoreGraphIsRecording())
 
 
+def op_failed() -> None:
+    """Say that a call of this thread has failed: a recording that ends at errors is dropped, with a warning."""
+    _library().infinicoreGraphOpFailed()
+
+
 class OpGraph:
     """A recording of the calling thread from its construction to end(), then a graph.
 
     Raises RuntimeError where the library refuses: of a thread that records already, for one.
+    ends_at_errors: Whether op_failed() drops the recording.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, ends_at_errors: bool = False) -> None:
         self._handle = _library().infinicoreGraphBegin()
         if not self._handle:
             raise RuntimeError(_last_error())
+        if ends_at_errors:
+            _library().infinicoreGraphEndAtErrors(self._handle)
         self.drop = weakref.finalize(self, _library().infinicoreGraphDestroy, self._handle)
         self.drop.atexit = False
         self._thread = threading.local()
         self._kept: list[Any] = []
         self._run = _library().infinicoreGraphRun
+
+    def is_active(self) -> bool:
+        """Whether the calling thread is recording it: neither dropped, nor ended by a start or stop of InfiniCore's."""
+        return self.drop.alive and bool(_library().infinicoreGraphIsActive(self._handle))
+
+    def shared(self) -> int:
+        """Return the address of the C++ graph's std::shared_ptr, for _infinicore.shared_graph()."""
+        return int(_library().infinicoreGraphShared(self._handle))
 
     def note(self, name: str) -> int:
         """Add an op, which does nothing before it is bound; return its place among all ops, infinicore's too."""
@@ -93,6 +113,14 @@ class OpGraph:
         if self._run(self._handle):
             error = self._thread.__dict__.pop("error", None)
             raise RuntimeError(_last_error()) if error is None else error
+
+    def run_by(self, run: Callable[[], None]) -> None:
+        """The same by a function that runs the C++ graph, and raises itself what other ops raise."""
+        try:
+            run()
+        except RuntimeError as failure:
+            error = self._thread.__dict__.pop("error", failure)
+            raise error from None
 
     def report(self) -> str:
         """What Graph::report() says."""

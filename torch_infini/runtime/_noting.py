@@ -25,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .._library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
+from ._graph import op_failed
 from ._plan import ALLOCATIONS, Call, is_view, storage_key, tensors_of
 
 OP = "torch_infini.runtime.record"
@@ -95,12 +96,17 @@ class Noted:
 
 
 class Readers(TorchFunctionMode):
-    """Refuses what reads a tensor's values without calling an op."""
+    """Refuses what reads a tensor's values without calling an op, while `active` says so."""
+
+    def __init__(self, active: Callable[[], bool] = lambda: True) -> None:
+        super().__init__()
+        self._active = active
 
     def __torch_function__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        if name := _READS.get(func):
+        if (name := _READS.get(func)) and self._active():
+            op_failed()
             _refuse_reading(f"Tensor.{name}")
         return func(*args, **(kwargs or {}))
 
@@ -149,9 +155,10 @@ class Recorder(TorchDispatchMode):
         blocks: What was made for results.
     """
 
-    def __init__(self, noted: Callable[[str], object]) -> None:
-        """Note calls; `noted` is told the name of each."""
+    def __init__(self, noted: Callable[[str], object], active: Callable[[], bool]) -> None:
+        """Note calls, while `active` says so, and run them otherwise; `noted` is told the name of each."""
         TorchDispatchMode.__init__(self)
+        self._active = active
         self.calls: list[Noted] = []
         self.blocks: list[Block] = []
         self._noted = noted
@@ -166,7 +173,15 @@ class Recorder(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        kwargs = kwargs or {}
+        if not self._active():
+            return func(*args, **(kwargs or {}))
+        try:
+            return self._dispatch(func, args, kwargs or {})
+        except Exception:
+            op_failed()
+            raise
+
+    def _dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not isinstance(func, torch._ops.OpOverload):
             raise RuntimeError(f"{OP}: only ops can be recorded, got {func}")
         for tensor in tensors_of((args, kwargs)):

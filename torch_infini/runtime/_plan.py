@@ -22,9 +22,12 @@ _thread = threading.local()
 
 
 @contextmanager
-def noting(refusal: str) -> Iterator[None]:
-    """While this thread's calls are noted, let refuse_inside() raise: what is replayed then would not be noted."""
-    _thread.refusal = refusal
+def noting(refusal: str, active: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    """While this thread's calls are noted, let refuse_inside() raise: what is replayed then would not be noted.
+
+    active: Whether they are noted still; asked by refuse_inside().
+    """
+    _thread.refusal = refusal, active
     try:
         yield
     finally:
@@ -33,7 +36,8 @@ def noting(refusal: str) -> Iterator[None]:
 
 def refuse_inside() -> None:
     """Raise RuntimeError where this thread's calls are noted."""
-    if refusal := getattr(_thread, "refusal", None):
+    refusal, active = getattr(_thread, "refusal", None) or ("", None)
+    if active is not None and active():
         raise RuntimeError(refusal)
 
 

@@ -22,6 +22,8 @@ from ._kernel_calls import REPLAY, KernelCalls
 from ._noting import OP, Checker, Noted, Part, Readers, Recorder
 from ._plan import capturing, noting, place, refuse_inside, tensors_of
 
+_thread = threading.local()
+
 _INSIDE = f"{OP}: what runs by itself must not be called while a graph is recorded, got a program or a graph"
 
 
@@ -93,19 +95,29 @@ class Recording:
         self._machine: _CpuMachine | _CudaMachine | None = None
         self._device, self._state = device, "new"
 
+    @classmethod
+    def current(cls) -> Recording | None:
+        """Return the one that the calling thread is recording, or has not left since an error ended it."""
+        return getattr(_thread, "recording", None)
+
     def __enter__(self) -> Recording:
         if self._state != "new":
             raise RuntimeError(f"{OP}: a graph is recorded once, got a second `with`")
         refuse_inside_recording()
-        self._machine = _CudaMachine(self._device) if self._device.type == "cuda" else _CpuMachine()
+        self._machine = self._begin()
         self._state = "recording"
+        _thread.recording = self
         return self
+
+    def _begin(self) -> _CpuMachine | _CudaMachine:
+        return _CudaMachine(self._device) if self._device.type == "cuda" else _CpuMachine()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         machine, self._machine, self._state = self._machine, None, "dropped"
         assert machine is not None
+        _thread.recording = None
         machine.end(kind, error, trace)
         if error is None:
             machine.make_ready()
@@ -136,7 +148,8 @@ class Recording:
 
 def refuse_inside_recording() -> None:
     """Raise RuntimeError where this thread records, by whatever means."""
-    refuse_inside()
+    if not isinstance(Recording.current(), SharedRecording):
+        refuse_inside()
     if is_recording():
         raise RuntimeError(f"{OP}: this thread records a graph already, and recordings do not nest")
 
@@ -146,19 +159,26 @@ class _CpuMachine:
 
     arena_bytes = held_bytes = 0
 
-    def __init__(self) -> None:
-        self._graph = OpGraph()
+    def __init__(self, ends_at_errors: bool = False) -> None:
+        self._graph = OpGraph(ends_at_errors)
         self._places: list[int] = []  # of torch's ops among all
-        self._recorder: Recorder | None = Recorder(lambda name: self._places.append(self._graph.note(name)))
+        active = self._graph.is_active
+        self._recorder: Recorder | None = Recorder(lambda name: self._places.append(self._graph.note(name)), active)
         self._modes = ExitStack()
-        self._modes.enter_context(noting(_INSIDE))
-        self._modes.enter_context(Readers())
+        self._modes.enter_context(noting(_INSIDE, active))
+        self._modes.enter_context(Readers(active))
         self._modes.enter_context(self._recorder)
         self._python = False
 
     @property
     def calls(self) -> int:
         return len(self._places)
+
+    def is_active(self) -> bool:
+        return self._graph.is_active()
+
+    def shared(self) -> int:
+        return self._graph.shared()
 
     def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._modes.close()
@@ -191,13 +211,14 @@ class _CpuMachine:
             steps = [_bound(noted, memory) for noted in group]
             self._graph.bind_python(index, steps[0] if len(steps) == 1 else partial(run_all, steps))
 
-    def run(self) -> None:
+    def run(self, run: Callable[[], None] | None = None) -> None:
+        run = self._graph.run if run is None else partial(self._graph.run_by, run)
         if not self._python:
-            self._graph.run()
+            run()
             return
         # Written whatever tensors they are, as the kernels do; and not by the caller's autocast.
         with torch._C._InferenceMode(True), torch._C._DisableAutocast():
-            self._graph.run()
+            run()
 
     def report(self) -> str:
         return (
@@ -230,6 +251,39 @@ class _Memory:
             where = (self._arena, self._offsets[value.block]) if held is None else (held, 0)
             self._tensors[value] = value.of(*where)
         return self._tensors[value]
+
+
+class SharedRecording(Recording):
+    """A Recording on the CPU that infinicore starts and stops, for a graph that it runs itself.
+
+    ends_at_errors: Whether an op that raises, of infinicore or torch, drops the recording, with a warning. Then ops
+        run again, and what is left to do is to leave it.
+    """
+
+    def __init__(self, ends_at_errors: bool) -> None:
+        super().__init__(torch.device("cpu"))
+        self._ends_at_errors = ends_at_errors
+
+    def _begin(self) -> _CpuMachine:
+        return _CpuMachine(self._ends_at_errors)
+
+    def is_active(self) -> bool:
+        """Whether the calling thread records it still."""
+        return isinstance(self._machine, _CpuMachine) and self._machine.is_active()
+
+    def leave(self) -> None:
+        """Drop what was recorded."""
+        self.__exit__(RuntimeError, RuntimeError("dropped"), None)
+
+    def shared(self) -> int:
+        """Return the address of the complete C++ graph's std::shared_ptr, for _infinicore.shared_graph()."""
+        assert isinstance(self._machine, _CpuMachine)
+        return self._machine.shared()
+
+    def run_by(self, run: Callable[[], None]) -> None:
+        """Run the ops by a function that runs the C++ graph, so that errors of infinicore's ops stay what they are."""
+        assert isinstance(self._machine, _CpuMachine)
+        self._machine.run(run)
 
 
 class _CudaMachine:

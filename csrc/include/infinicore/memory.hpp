@@ -30,6 +30,8 @@ public:
     bool is_owned() const { return static_cast<bool>(deleter_); }
     // Whether this was allocated while a graph was recorded that has not run yet: its contents are not there.
     bool is_recorded_only() const { return graph_ran_ != nullptr && !graph_ran_->load(std::memory_order_acquire); }
+    // Whether it belongs to the graph that this thread records.
+    bool is_recorded_now() const;
     // Whether it belongs to the graph whose first run sets `ran`.
     bool is_of(const std::shared_ptr<std::atomic<bool>> &ran) const { return graph_ran_ == ran; }
     void set_graph(std::shared_ptr<const std::atomic<bool>> ran) { graph_ran_ = std::move(ran); }

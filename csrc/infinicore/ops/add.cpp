@@ -30,7 +30,7 @@ void add_(Tensor c, Tensor a, Tensor b) {
 }
 
 Tensor add(Tensor a, Tensor b) {
-    Tensor c = Tensor::empty(a->shape(), a->dtype(), a->device());
+    Tensor c = result_like("add", "a", a);
     add_(c, std::move(a), std::move(b));
     return c;
 }

@@ -48,8 +48,8 @@ void add_rms_norm_(Tensor y, Tensor residual_out, Tensor a, Tensor b, Tensor wei
 }
 
 std::pair<Tensor, Tensor> add_rms_norm(Tensor a, Tensor b, Tensor weight, float epsilon) {
-    Tensor y = Tensor::empty(a->shape(), a->dtype(), a->device());
-    Tensor residual_out = Tensor::empty(a->shape(), a->dtype(), a->device());
+    Tensor y = result_like("add_rms_norm", "a", a);
+    Tensor residual_out = result_like("add_rms_norm", "a", a);
     add_rms_norm_(y, residual_out, std::move(a), std::move(b), std::move(weight), epsilon);
     return {y, residual_out};
 }

@@ -39,7 +39,7 @@ void attention_(Tensor out, Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor
 }
 
 Tensor attention(Tensor q, Tensor k, Tensor v, Tensor k_cache, Tensor v_cache, size_t pos) {
-    if (q->ndim() != 3) {
+    if (present("attention", "q", q)->ndim() != 3) {
         fail("infinicore::attention: q must have 3 dimensions [heads, seq, dim], got ", q->info());
     }
     Tensor out = Tensor::empty({q->size(1), q->size(0), q->size(2)}, q->dtype(), q->device());

@@ -3,18 +3,28 @@
 
 namespace infinicore::op {
 
+const Tensor &present(const char *op, const char *name, const Tensor &tensor) {
+    if (!tensor) {
+        fail("infinicore::", op, ": ", name, " must be a tensor, got an empty one");
+    }
+    return tensor;
+}
+
+Tensor result_like(const char *op, const char *name, const Tensor &argument) {
+    const Tensor &like = present(op, name, argument);
+    return Tensor::empty(like->shape(), like->dtype(), like->device());
+}
+
 Device enter(const char *op, const Argument *arguments, size_t count) {
     const Tensor *first = nullptr;
     const char *first_name = "";
     Recording *const recording = current_recording();
     for (size_t i = 0; i < count; ++i) {
         const Argument &argument = arguments[i];
-        if (!argument.tensor) {
-            if (argument.is_optional) {
-                continue;
-            }
-            fail("infinicore::", op, ": ", argument.name, " must be a tensor, got an empty one");
+        if (!argument.tensor && argument.is_optional) {
+            continue;
         }
+        present(op, argument.name, argument.tensor);
         if (first == nullptr) {
             first = &argument.tensor;
             first_name = argument.name;

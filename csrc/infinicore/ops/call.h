@@ -144,6 +144,10 @@ protected:
     std::array<void *, 12> data_{};
 };
 
+// The tensor, for what a function asks of it before enter() checks all; throws, naming the argument, for an empty one.
+const Tensor &present(const char *op, const char *name, const Tensor &tensor);
+// A tensor for a result of the shape, the dtype and on the device of an argument.
+Tensor result_like(const char *op, const char *name, const Tensor &argument);
 // Checks that all tensors are there and on one device, which becomes current, and that what is read has values.
 Device enter(const char *op, const Argument *arguments, size_t count);
 // Makes a call part of the recording.
@@ -260,7 +264,8 @@ template <typename Type> struct As { // keeps an argument from deciding what Arg
 template <typename... Arguments>
 void dispatch(const common::OpDispatcher<void (*)(Arguments...)> &dispatcher, void (*ours)(Arguments...),
               const char *name, const Tensor &first, typename As<Arguments>::type &&...arguments) {
-    void (*const function)(Arguments...) = dispatcher.lookup(first->device().getType());
+    // Without a first argument there is no device: ours names it.
+    void (*const function)(Arguments...) = first ? dispatcher.lookup(first->device().getType()) : ours;
     if (function == ours || current_recording() == nullptr) {
         function(std::forward<Arguments>(arguments)...);
     } else {

@@ -30,7 +30,7 @@ void causal_softmax_(Tensor output, Tensor input) {
 }
 
 Tensor causal_softmax(Tensor input) {
-    Tensor output = Tensor::empty(input->shape(), input->dtype(), input->device());
+    Tensor output = result_like("causal_softmax", "input", input);
     causal_softmax_(output, std::move(input));
     return output;
 }

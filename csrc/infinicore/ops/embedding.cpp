@@ -13,15 +13,15 @@ using Operator = COperator<infiniopCreateEmbeddingDescriptor, infiniopGetEmbeddi
 } // namespace
 
 void embedding_(Tensor out, Tensor input, Tensor weight) {
-    const Tensor ids = input->to(weight->device());
+    const Tensor ids = present("embedding", "input", input)->to(present("embedding", "weight", weight)->device());
     Operator::call("embedding", {{"out", out, Argument::Write}, {"input", ids}, {"weight", weight}});
 }
 
 Tensor embedding(Tensor input, Tensor weight) {
-    if (weight->ndim() != 2) {
+    if (present("embedding", "weight", weight)->ndim() != 2) {
         fail("infinicore::embedding: weight must have 2 dimensions, got ", weight->info());
     }
-    Shape shape = input->shape();
+    Shape shape = present("embedding", "input", input)->shape();
     shape.push_back(weight->size(1));
     Tensor out = Tensor::empty(shape, weight->dtype(), weight->device());
     embedding_(out, std::move(input), std::move(weight));

@@ -1,6 +1,8 @@
 // gemm and matmul, by libinfiniop's Gemm: an op of the graph kind, planned once and run many times.
 #include "infinicore/ops/gemm.hpp"
 
+#include <algorithm>
+
 #include "call.h"
 #include "infinicore/ops/matmul.hpp"
 #include "zeros.h"
@@ -17,7 +19,42 @@ struct Plan {
     float alpha, beta;
 };
 
+Shape leading(const Tensor &tensor) {
+    return Shape(tensor->shape().begin(), tensor->shape().end() - 2);
+}
+
+bool is_one(const Shape &shape) {
+    return std::all_of(shape.begin(), shape.end(), [](Size size) { return size == 1; });
+}
+
+// [..., m, n] as [batch, m, n], over the same memory.
+Tensor as_batch(const char *name, const Tensor &tensor, const Tensor &c) {
+    const size_t dims = tensor->ndim() - std::min<size_t>(tensor->ndim(), 2);
+    if (tensor->ndim() != c->ndim() || (leading(tensor) != leading(c) && !is_one(leading(tensor)))) {
+        fail("infinicore::gemm: ", name, " must have the leading dimensions of c, ", text(leading(c)),
+             ", or as many of size 1, got shape ", text(tensor->shape()));
+    }
+    Size batch = 1;
+    Stride stride = 0;
+    for (size_t dim = dims; dim-- > 0;) {
+        const Size size = tensor->size(dim);
+        if (size != 1 && batch != 1 && tensor->stride(dim) != stride * static_cast<Stride>(batch) &&
+            tensor->numel() > 0) {
+            fail("infinicore::gemm: ", name, " must have leading dimensions that lie as one (call contiguous()), got ",
+                 tensor->info());
+        }
+        stride = batch == 1 && size != 1 ? tensor->stride(dim) : stride;
+        batch *= size;
+    }
+    return tensor->as_strided({batch, tensor->size(dims), tensor->size(dims + 1)},
+                              {stride, tensor->stride(dims), tensor->stride(dims + 1)});
+}
+
 void compute(const Tensor &c, const Tensor &a, const Tensor &b, float alpha, float beta) {
+    if (present("gemm", "c", c)->ndim() > 3) {
+        const Tensor &left = present("gemm", "a", a), &right = present("gemm", "b", b);
+        return compute(as_batch("c", c, c), as_batch("a", left, c), as_batch("b", right, c), alpha, beta);
+    }
     Operator::call("gemm", {{"c", c, beta == 0 ? Argument::Write : Argument::ReadWrite}, {"a", a}, {"b", b}},
                    std::tuple{}, std::tuple{alpha, beta});
 }
@@ -38,11 +75,12 @@ void cleanup(void **planned_meta) {
 
 // [..., m, k] and [..., k, n] to [..., m, n].
 Tensor product(const char *op, const Tensor &a, const Tensor &b) {
-    if (a->ndim() < 2 || b->ndim() < 2) {
+    if (present(op, "a", a)->ndim() < 2 || present(op, "b", b)->ndim() < 2) {
         fail("infinicore::", op, ": a and b must have at least 2 dimensions, got ", a->info(), " and ", b->info());
     }
-    Shape shape = a->shape();
-    shape.back() = b->size(b->ndim() - 1);
+    Shape shape = a->ndim() == b->ndim() && is_one(leading(a)) ? leading(b) : leading(a);
+    shape.push_back(a->size(a->ndim() - 2));
+    shape.push_back(b->size(b->ndim() - 1));
     return Tensor::empty(shape, a->dtype(), a->device());
 }
 
@@ -57,7 +95,7 @@ Gemm::Gemm(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
 
 void Gemm::execute(Tensor c, Tensor a, Tensor b, float alpha, float beta) {
     // Ours needs no plan of this kind: its operators are prepared once for each shape anyway.
-    if (run_dispatcher().lookup(c->device().getType()) == &run_plan) {
+    if (!c || run_dispatcher().lookup(c->device().getType()) == &run_plan) {
         compute(c, a, b, alpha, beta);
     } else {
         context::setDevice(c->device());

@@ -30,7 +30,7 @@ void mul_(Tensor c, Tensor a, Tensor b) {
 }
 
 Tensor mul(Tensor a, Tensor b) {
-    Tensor c = Tensor::empty(a->shape(), a->dtype(), a->device());
+    Tensor c = result_like("mul", "a", a);
     mul_(c, std::move(a), std::move(b));
     return c;
 }

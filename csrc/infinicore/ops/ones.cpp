@@ -40,7 +40,7 @@ DataType part_of(DataType dtype) {
 }
 
 void compute(Tensor output) {
-    const DataType part = part_of(output->dtype());
+    const DataType part = part_of(present("ones", "output", output)->dtype());
     const Tensor real = part == output->dtype() ? output : parts(output, part, 0);
     FillOnes::call("ones", {{"output", real, Argument::Write}, {"output", real, Argument::Write}});
     if (part != output->dtype()) {

@@ -51,7 +51,7 @@ void paged_attention_prefill_(Tensor out, Tensor q, Tensor k_cache, Tensor v_cac
 
 Tensor paged_attention_prefill(Tensor q, Tensor k_cache, Tensor v_cache, Tensor block_tables, Tensor total_kv_lens,
                                Tensor cum_seqlens_q, std::optional<Tensor> alibi_slopes, float scale) {
-    Tensor out = Tensor::empty(q->shape(), q->dtype(), q->device());
+    Tensor out = result_like("paged_attention_prefill", "q", q);
     paged_attention_prefill_(out, std::move(q), std::move(k_cache), std::move(v_cache), std::move(block_tables),
                              std::move(total_kv_lens), std::move(cum_seqlens_q), std::move(alibi_slopes), scale);
     return out;

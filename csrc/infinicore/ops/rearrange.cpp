@@ -30,7 +30,7 @@ void rearrange_(Tensor y, Tensor x) {
 }
 
 Tensor rearrange(Tensor x) {
-    Tensor y = Tensor::empty(x->shape(), x->dtype(), x->device());
+    Tensor y = result_like("rearrange", "x", x);
     rearrange_(y, std::move(x));
     return y;
 }

@@ -30,7 +30,7 @@ void rms_norm_(Tensor y, Tensor x, Tensor weight, float epsilon) {
 }
 
 Tensor rms_norm(Tensor x, Tensor weight, float epsilon) {
-    Tensor y = Tensor::empty(x->shape(), x->dtype(), x->device());
+    Tensor y = result_like("rms_norm", "x", x);
     rms_norm_(y, std::move(x), std::move(weight), epsilon);
     return y;
 }

@@ -36,7 +36,7 @@ void rope_(Tensor x_out, const Tensor &x, const Tensor &pos, const Tensor &sin_t
 }
 
 Tensor rope(const Tensor &x, const Tensor &pos, const Tensor &sin_table, const Tensor &cos_table, nn::RoPE::Algo algo) {
-    Tensor x_out = Tensor::empty(x->shape(), x->dtype(), x->device());
+    Tensor x_out = result_like("rope", "x", x);
     rope_(x_out, x, pos, sin_table, cos_table, algo);
     return x_out;
 }

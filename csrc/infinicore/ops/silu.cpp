@@ -30,7 +30,7 @@ void silu_(Tensor output, Tensor input) {
 }
 
 Tensor silu(Tensor input) {
-    Tensor output = Tensor::empty(input->shape(), input->dtype(), input->device());
+    Tensor output = result_like("silu", "input", input);
     silu_(output, std::move(input));
     return output;
 }

@@ -30,7 +30,7 @@ void swiglu_(Tensor c, Tensor a, Tensor b) {
 }
 
 Tensor swiglu(Tensor a, Tensor b) {
-    Tensor c = Tensor::empty(a->shape(), a->dtype(), a->device());
+    Tensor c = result_like("swiglu", "a", a);
     swiglu_(c, std::move(a), std::move(b));
     return c;
 }

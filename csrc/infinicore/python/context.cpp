@@ -44,6 +44,8 @@ public:
         return for_python(std::move(graph));
     }
     void drop() { recording_.reset(); }
+    bool is_active() const { return recording_ && recording_->is_active(); }
+    void end_at_errors() { recording_.value().end_at_errors(); }
 
 private:
     std::optional<context::GraphRecording> recording_;
@@ -116,7 +118,14 @@ void bind_graph(py::module_ &module) {
     py::class_<Recording>(module, "GraphRecording")
         .def(py::init<>())
         .def("stop", &Recording::stop, WithoutGil())
-        .def("drop", &Recording::drop, WithoutGil());
+        .def("drop", &Recording::drop, WithoutGil())
+        .def("is_active", &Recording::is_active)
+        .def("end_at_errors", &Recording::end_at_errors)
+        .def_static("op_failed", &context::GraphRecording::op_failed, WithoutGil());
+    module.def(
+        "shared_graph",
+        [](uintptr_t address) { return for_python(*reinterpret_cast<const std::shared_ptr<graph::Graph> *>(address)); },
+        "The graph at an address that infinicoreGraphShared gave.", py::arg("address"));
     module.def("is_graph_recording", &context::isGraphRecording);
     module.def("start_graph_recording", &context::startGraphRecording, WithoutGil());
     module.def(
@@ -126,9 +135,10 @@ void bind_graph(py::module_ &module) {
             return graph ? for_python(std::move(graph)) : nullptr;
         },
         WithoutGil());
-    module.def("add_host_operator", &add_host_operator,
-               "Add a call of a Python function without arguments to the graph that is being recorded.",
-               py::arg("function"), py::arg("name") = "host function");
+    module.def(
+        "add_host_operator", &add_host_operator,
+        "Add a call of a Python function without arguments to the graph that is being recorded; name: in report().",
+        py::arg("function"), py::arg("name") = "host function");
 }
 
 } // namespace infinicore::python

@@ -1,6 +1,6 @@
 // The CPU kernel of linear and fused_linear: products of a few rows of x with weights that are streamed from memory.
 // Limit: memory bandwidth for up to about 8 rows (the weight's bytes), the multiply-add units beyond.
-#include "linear.h"
+#include "epilogue.h"
 #include "level_types.h"
 #include "parallel.h"
 #include "row_iterator.h"
@@ -265,20 +265,20 @@ template <typename T> void pack_row(const Plan<T> &plan, int64_t row, const T *f
     }
 }
 
-// Reduces the lanes of the products in `part` to y, for one row of x and n weight rows.
-template <typename T> void write(const VecF *part, int64_t n, const T *bias, T *y) {
+// Reduces the lanes of the products in `part` to results, for the row of y at `offset` and n columns from `column` on.
+template <typename T>
+void write(const VecF *part, int64_t n, const Epilogue<T> &epilogue, int64_t offset, int64_t column) {
     for_each_vector(n, [&](int64_t i, auto lanes) {
         const VecF value = sums([&](int lane) { return lane < lanes ? part[i + lane] : VecF{}; });
-        store_at(y, i, bias ? value + load_at(bias, i, lanes) : value, lanes);
+        epilogue(offset, column + i, value, lanes);
     });
 }
 
 // Computes y of kM rows of x, for the rows begin .. end-1 of one weight in streams. Returns the end of the rows that
 // divide evenly among the streams.
 template <int kM, typename T>
-int64_t multiply_streams(const TensorView &weights, const T *bias, const Plan<T> &plan,
-                         const typename Steps<T>::X *packed, T *y, const int64_t *y_offsets, int64_t begin,
-                         int64_t end) {
+int64_t multiply_streams(const TensorView &weights, const Epilogue<T> &epilogue, const Plan<T> &plan,
+                         const typename Steps<T>::X *packed, const int64_t *y_offsets, int64_t begin, int64_t end) {
     alignas(64) VecF part[kM * kStreams * kLanes];
     const int64_t length = (end - begin) / kStreams, stride = weights.stride(0), k = plan.k;
     for (int64_t from = 0; from < length; from += kLanes) {
@@ -292,7 +292,7 @@ int64_t multiply_streams(const TensorView &weights, const T *bias, const Plan<T>
         for (int64_t m = 0; m < kM; ++m) {
             for (int64_t s = 0; s < kStreams; ++s) {
                 const int64_t row = begin + s * length + from;
-                write(part + (m * kStreams + s) * kLanes, rows, bias ? bias + row : nullptr, y + y_offsets[m] + row);
+                write(part + (m * kStreams + s) * kLanes, rows, epilogue, y_offsets[m], row);
             }
         }
     }
@@ -301,11 +301,11 @@ int64_t multiply_streams(const TensorView &weights, const T *bias, const Plan<T>
 
 // Computes y of at most kMaxRows rows of x, for the rows begin .. end-1 of one weight; row m of y is at y_offsets[m].
 template <typename T>
-void multiply_rows(const TensorView &weights, const T *bias, const Plan<T> &plan, const typename Steps<T>::X *packed,
-                   T *y, const int64_t *y_offsets, int64_t begin, int64_t end) {
+void multiply_rows(const TensorView &weights, const Epilogue<T> &epilogue, const Plan<T> &plan,
+                   const typename Steps<T>::X *packed, const int64_t *y_offsets, int64_t begin, int64_t end) {
     if (plan.streams()) {
-        begin = plan.m == 1 ? multiply_streams<1>(weights, bias, plan, packed, y, y_offsets, begin, end)
-                            : multiply_streams<2>(weights, bias, plan, packed, y, y_offsets, begin, end);
+        begin = plan.m == 1 ? multiply_streams<1>(weights, epilogue, plan, packed, y_offsets, begin, end)
+                            : multiply_streams<2>(weights, epilogue, plan, packed, y_offsets, begin, end);
     }
     alignas(64) VecF part[kMaxRows * kGroup];
     const int64_t stride = weights.stride(0);
@@ -333,7 +333,7 @@ void multiply_rows(const TensorView &weights, const T *bias, const Plan<T> &plan
             }
         }
         for (int64_t m = 0; m < plan.m; ++m) {
-            write(part + m * kGroup, rows, bias ? bias + row : nullptr, y + y_offsets[m] + row);
+            write(part + m * kGroup, rows, epilogue, y_offsets[m], row);
         }
     }
 }
@@ -349,17 +349,17 @@ inline int64_t units(const TensorView &weight) {
 template <typename T>
 void multiply_units(const linear::Args &a, const Plan<T> &plan, const typename Steps<T>::X *packed,
                     const int64_t *y_offsets, int64_t begin, int64_t end) {
-    T *y = a.y.as<T>();
+    int64_t column = 0;
     for (int i = 0; i < a.weights && end > 0; ++i) {
-        const TensorView &weight = a.weight[i], &bias = a.bias[i];
+        const TensorView &weight = a.weight[i];
         const int64_t count = units(weight), n = weight.size(0);
         if (begin < count) {
-            multiply_rows<T>(weight, bias.dtype != INFINI_DTYPE_INVALID ? bias.as<const T>() : nullptr, plan, packed, y,
-                             y_offsets, begin * kUnit, end < count ? end * kUnit : n);
+            multiply_rows<T>(weight, Epilogue<T>(a, i, column), plan, packed, y_offsets, begin * kUnit,
+                             end < count ? end * kUnit : n);
         }
         begin = begin > count ? begin - count : 0;
         end -= count;
-        y += n;
+        column += n;
     }
 }
 

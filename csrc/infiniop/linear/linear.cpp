@@ -28,8 +28,22 @@ bool has_few_rows(const Args &args) {
     return args.x.dtype != INFINI_DTYPE_BF16 || args.y.numel() / columns(args) <= kFewRows[cpu_capability()];
 }
 
-bool given(const TensorView &bias) {
-    return bias.dtype != INFINI_DTYPE_INVALID;
+bool given(const TensorView &optional) {
+    return optional.dtype != INFINI_DTYPE_INVALID;
+}
+
+// Kernels find an element of the residual where y has its own.
+void check_residual(const Op &op, const TensorView &residual, const TensorView &y) {
+    op.rule.same_dtype("residual", residual, "out", y);
+    op.rule.same_shape("residual", residual, "out", y);
+    for (int dim = 0; dim < y.ndim; ++dim) {
+        if (y.shape[dim] > 1 && residual.strides[dim] != y.strides[dim] && y.numel() > 0) {
+            op.rule.fail(INFINI_STATUS_BAD_TENSOR_STRIDES, "residual",
+                         message("have the strides of out, ", strides_of(y)),
+                         message("strides ", strides_of(residual)));
+        }
+    }
+    op.rule.no_partial_overlap("out", y, "residual", residual);
 }
 
 // The rows of x as one dimension, if their strides allow it.
@@ -52,9 +66,9 @@ bool as_matrix(const TensorView &x, TensorView &matrix) {
     return true;
 }
 
-// Computes y by a library, if it takes the call.
+// Computes y by a library, if it takes the call. Callers with a residual, those of the C ABI, have none.
 bool run_by_library(const ExecutionContext &context, const Args &args) {
-    if (context.library == nullptr) {
+    if (context.library == nullptr || given(args.residual)) {
         return false;
     }
     const int64_t least = gemm::library_from(gemm::Products::kLinear, args.x.dtype);
@@ -125,6 +139,9 @@ void check_output(const Op &op, const Args &args) {
         if (given(args.bias[i])) {
             op.rule.no_overlap("out", y, op.bias[i], args.bias[i]);
         }
+    }
+    if (given(args.residual)) {
+        check_residual(op, args.residual, y);
     }
 }
 

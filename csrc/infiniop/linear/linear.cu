@@ -2,13 +2,18 @@
 // more cuBLAS computes a product for each weight into columns of y that already hold its bias: so the result is rounded
 // once. (A bias in the epilogue would take cublasLt: another library with ten more functions to load and algorithms to
 // select and cache, to save a launch and 4 bytes an element of y: on paper 8 % at k = 4096, for models that have a
-// bias.)
+// bias.) A residual is added in the epilogue of streamed weights; cuBLAS's product is rounded in the workspace first.
+#include "elementwise/elementwise.h"
 #include "gemm/matmul.h"
 #include "linear.h"
 #include "weight_stream.cuh"
 
 namespace infini::linear {
 namespace {
+
+bool has_residual(const Args &args) {
+    return args.residual.dtype != INFINI_DTYPE_INVALID;
+}
 
 template <typename T> struct Fill {
     T *y;
@@ -34,6 +39,7 @@ template <typename T> void stream(const ExecutionContext &context, const Args &a
         problem.add(args.weight[i]);
         problem.weight[i].bias = weight_stream::FloatVector(args.bias[i], 1);
     }
+    problem.residual = has_residual(args) ? args.residual.data : nullptr;
     weight_stream::multiply_dense(context, problem);
 }
 
@@ -81,6 +87,24 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
     }
 }
 
+// The same with a residual: an addition of its own behind it, for y may be the residual.
+template <typename T> void multiply_and_add(const ExecutionContext &context, const Args &args) {
+    Args product = args;
+    product.residual = {};
+    product.y.data = static_cast<char *>(args.workspace) + gemm::kWorkspaceBytes;
+    for (int64_t dim = product.y.ndim - 1, stride = 1; dim >= 0; --dim) {
+        product.y.strides[dim] = stride;
+        stride *= product.y.shape[dim];
+    }
+    multiply<T>(context, product);
+    elementwise::Args sum;
+    sum.op = elementwise::Op::add;
+    sum.tensors[0] = args.y;
+    sum.tensors[1] = product.y;
+    sum.tensors[2] = args.residual;
+    elementwise::kernels.run(context, sum);
+}
+
 bool streams(const Args &args) {
     const int64_t rows = args.y.numel() / columns(args);
     return rows <= weight_stream::streamed_rows(size_of(args.x.dtype)) || args.x.size(-1) == 0;
@@ -90,14 +114,20 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
     cuda::with_float_type(args.x.dtype, [&](auto type) {
         using T = decltype(type);
         if constexpr (sizeof(T) <= 4) {
-            streams(args) ? stream<T>(context, args) : multiply<T>(context, args);
+            streams(args)        ? stream<T>(context, args)
+            : has_residual(args) ? multiply_and_add<T>(context, args)
+                                 : multiply<T>(context, args);
         }
     });
 }
 
 // Not for streamed rows: a CUDA graph would keep it.
 size_t workspace_on_cuda(const ExecutionContext &, const Args &args) {
-    return streams(args) ? 0 : gemm::kWorkspaceBytes;
+    if (streams(args)) {
+        return 0;
+    }
+    const auto product = static_cast<size_t>(has_residual(args) ? args.y.numel() : 0) * size_of(args.y.dtype);
+    return gemm::kWorkspaceBytes + product;
 }
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda, workspace_on_cuda};

@@ -1,6 +1,7 @@
 // linear: y = x @ weight^T + bias; x [..., k], weight [n, k], bias [n], y [..., n]. fused_linear: up to three weights,
 // with their results concatenated along the columns of y. Products are summed in float in an order that depends on k
 // alone: a row of x has the same bits in any call. On CUDA that holds for few rows; cuBLAS multiplies more.
+// linear_add: y = linear + residual, rounded twice: the bits of linear and add.
 #pragma once
 
 #include "check.h"
@@ -18,6 +19,7 @@ struct Args {
     int weights = 1;
     TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
     TensorView bias[kMaxWeights];   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    TensorView residual;            // the shape, dtype and strides of y, which it may be; INFINI_DTYPE_INVALID: none
     void *workspace = nullptr;      // CUDA: workspace_bytes(); nullptr: cuBLAS allocates
 };
 
@@ -29,6 +31,11 @@ struct Op {
 };
 constexpr Op kLinear{
     Checker("linear"), {"weight"}, {"bias"}, {"to match the rows of weight"}, "the rows of x by the rows of weight"};
+constexpr Op kLinearAdd{Checker("linear_add"),
+                        {"weight"},
+                        {"bias"},
+                        {"to match the rows of weight"},
+                        "the rows of x by the rows of weight"};
 constexpr Op kFusedLinear{Checker("fused_linear"),
                           {"a", "b", "c"},
                           {"bias_a", "bias_b", "bias_c"},

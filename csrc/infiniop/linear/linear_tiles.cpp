@@ -1,6 +1,6 @@
 // The kernel of linear and fused_linear in tile registers, for any number of rows of bfloat16: gemm/tile_rows.h.
+#include "epilogue.h"
 #include "gemm/tile_rows.h"
-#include "linear.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
@@ -11,25 +11,20 @@ int64_t blocks_of(const TensorView &weight) {
 
 // One of the weights, and the epilogue of its products.
 struct Factor {
-    const bf16 *weight, *bias;
+    const bf16 *weight;
     int64_t stride, n, first_block;
-    bf16 *y;
+    Epilogue<bf16> epilogue;
 };
 
 void multiply(const linear::Args &a) {
     Factor factors[linear::kMaxWeights];
     int64_t blocks = 0;
-    auto *y = a.y.as<bf16>();
+    int64_t column = 0;
     for (int i = 0; i < a.weights; ++i) {
-        const TensorView &weight = a.weight[i], &bias = a.bias[i];
-        factors[i] = {weight.as<const bf16>(),
-                      bias.dtype != INFINI_DTYPE_INVALID ? bias.as<const bf16>() : nullptr,
-                      weight.stride(0),
-                      weight.size(0),
-                      blocks,
-                      y};
+        const TensorView &weight = a.weight[i];
+        factors[i] = {weight.as<const bf16>(), weight.stride(0), weight.size(0), blocks, Epilogue<bf16>(a, i, column)};
         blocks += blocks_of(weight);
-        y += weight.size(0);
+        column += weight.size(0);
     }
     const auto factor_of = [&](int64_t block) -> const Factor & {
         int i = a.weights - 1;
@@ -45,8 +40,7 @@ void multiply(const linear::Args &a) {
     };
     multiply_rows(a.x, a.y, blocks, block_of, [&](int64_t block, int64_t offset, int64_t n, VecF value, auto lanes) {
         const Factor &factor = factor_of(block);
-        const int64_t column = (block - factor.first_block) * kPairRows + n;
-        store_at(factor.y + offset, column, factor.bias ? value + load_at(factor.bias, column, lanes) : value, lanes);
+        factor.epilogue(offset, (block - factor.first_block) * kPairRows + n, value, lanes);
     });
 }
 

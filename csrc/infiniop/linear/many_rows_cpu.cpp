@@ -1,8 +1,8 @@
 // The CPU kernel of linear and fused_linear for many rows of bfloat16: both operands are packed into panels that stay
 // in the caches and multiplied by register tiles, in the same order of the sum as in the kernel for few rows.
 // Limit: the multiply-add units.
+#include "epilogue.h"
 #include "gemm/pack_panels.h"
-#include "linear.h"
 #include "parallel.h"
 #include "row_iterator.h"
 
@@ -188,9 +188,10 @@ void pack_group(const Pass &pass, int64_t group, const bf16 *x, const int64_t *o
 
 // Up to kTileColumns columns of y and the rows of one weight that they come from.
 struct Columns {
-    const bf16 *weight, *bias; // of the first column; there may be no bias
-    int64_t stride, count;     // of the weight's rows
-    bf16 *y;                   // of the first column
+    const bf16 *weight;    // of the first column
+    int64_t stride, count; // of the weight's rows
+    int64_t first;         // of all columns that come from the weight
+    const Epilogue<bf16> &epilogue;
 };
 
 // For a pair of chains a step takes kTileColumns words for the one chain, then for the other.
@@ -209,10 +210,8 @@ void pack_panel(const Pass &pass, const Columns &columns, float *panel) {
 
 void write_rows(const float *sums, int64_t rows, const int64_t *y_offsets, const Columns &columns) {
     for (int64_t m = 0; m < rows; ++m, sums += kTileColumns) {
-        bf16 *y = columns.y + y_offsets[m];
         for_each_vector(columns.count, [&](int64_t i, auto lanes) {
-            const VecF value = load_at(sums, i, lanes);
-            store_at(y, i, columns.bias ? value + load_at(columns.bias, i, lanes) : value, lanes);
+            columns.epilogue(y_offsets[m], columns.first + i, load_at(sums, i, lanes), lanes);
         });
     }
 }
@@ -233,7 +232,7 @@ void multiply_columns(const Pass &pass, float *x, const int64_t *y_offsets, cons
             for (int64_t tile = pass.tile(group); tile < pass.tile(group + 1); ++tile, stack += kStack * kSums) {
                 const int64_t row = pass.row(tile), rows = pass.row(tile + 1) - row;
                 for (int64_t m = row; finishes && m < row + rows; ++m) {
-                    __builtin_prefetch(columns.y + y_offsets[m], 1);
+                    __builtin_prefetch(columns.epilogue.y + columns.first + y_offsets[m], 1);
                 }
                 const bf16 *soon = next.weight + calls++ % next.count * next.stride;
                 tile_of(sizes, rows)(pass.x(x, group, tile, pair), panel + pair * pass.panel_floats, pass.steps,
@@ -253,15 +252,15 @@ int64_t panels(const TensorView &weight) {
 // The panels begin .. end-1 of all weights.
 void multiply_panels(const linear::Args &a, const Pass &pass, float *x, const int64_t *y_offsets, int64_t begin,
                      int64_t end, float *scratch) {
-    auto *y = a.y.as<bf16>();
+    int64_t first = 0; // of the weight's columns in y
     for (int i = 0; i < a.weights; ++i) {
-        const TensorView &weight = a.weight[i], &bias = a.bias[i];
+        const TensorView &weight = a.weight[i];
+        const Epilogue<bf16> epilogue(a, i, first);
         const int64_t n = weight.size(0), stride = weight.stride(0), count = panels(weight);
         const auto columns = [&](int64_t panel) -> Columns {
             const int64_t column = panel * kTileColumns, left = n - column;
-            return {weight.as<const bf16>() + column * stride,
-                    bias.dtype != INFINI_DTYPE_INVALID ? bias.as<const bf16>() + column : nullptr, stride,
-                    left < kTileColumns ? left : kTileColumns, y + column};
+            return {weight.as<const bf16>() + column * stride, stride, left < kTileColumns ? left : kTileColumns,
+                    column, epilogue};
         };
         for (int64_t panel = begin > 0 ? begin : 0; panel < count && panel < end; ++panel) {
             const int64_t next = panel + 1 < count ? panel + 1 : panel;
@@ -269,7 +268,7 @@ void multiply_panels(const linear::Args &a, const Pass &pass, float *x, const in
         }
         begin -= count;
         end -= count;
-        y += n;
+        first += n;
     }
 }
 

@@ -1,5 +1,5 @@
 // The arguments of weight_stream.cuh and float_stream.cuh: up to three weights, rows of x and y of any strides, and the
-// epilogue y = alpha * sum * row_scales * scales + beta * y + bias.
+// epilogue y = alpha * sum * row_scales * scales + beta * y + bias, to which, rounded, a residual is added.
 // Both kernels give a block of threads 16 rows of a weight.
 #pragma once
 
@@ -80,6 +80,7 @@ template <typename X> struct Problem {
     void *y;
     infiniDtype_t y_dtype;
     int64_t y_column;       // the stride of columns
+    const void *residual;   // of y's dtype and strides, which it may be; nullptr: none
     FloatVector row_scales; // one for each row of x, or none
     float alpha, beta;
     cuda::IntDivider<uint32_t> x_tiles; // blocks that share rows of the weight; adjacent, to share the cache
@@ -88,7 +89,7 @@ template <typename X> struct Problem {
     Problem(const TensorView &y_view, const TensorView &x_view)
         : x(x_view.as<const X>()), x_whole(cuda::vectors_fit(x_view)), m(0), k(x_view.size(-1)),
           rows({&x_view, &y_view}), weights(0), weight{}, group_shift(0), y(y_view.data), y_dtype(y_view.dtype),
-          y_column(y_view.size(-1) > 1 ? y_view.stride(-1) : 1), alpha(1), beta(0) {
+          y_column(y_view.size(-1) > 1 ? y_view.stride(-1) : 1), residual(nullptr), alpha(1), beta(0) {
         m = rows.count;
     }
     void add(const TensorView &view) {
@@ -112,6 +113,17 @@ template <typename X> __device__ __forceinline__ int weight_of(const Problem<X> 
         ++i;
     }
     return i;
+}
+
+// A value as y holds it, plus the residual, rounded as an addition of its own would round it.
+template <typename T> __device__ __forceinline__ void write(void *y, const void *residual, int64_t to, float value) {
+    T *const out = static_cast<T *>(y) + to;
+    if (residual != nullptr) {
+        T rounded;
+        cuda::narrow_to(&rounded, value);
+        value = cuda::widen(rounded) + cuda::widen(static_cast<const T *>(residual)[to]);
+    }
+    cuda::narrow_to(out, value);
 }
 
 // y of one sum.
@@ -139,11 +151,11 @@ __device__ __forceinline__ void finish(const Problem<X> &a, const Weight &w, int
     }
     switch (a.y_dtype) {
     case INFINI_DTYPE_BF16:
-        return cuda::narrow_to(static_cast<bf16 *>(a.y) + to, value);
+        return write<bf16>(a.y, a.residual, to, value);
     case INFINI_DTYPE_F16:
-        return cuda::narrow_to(static_cast<f16 *>(a.y) + to, value);
+        return write<f16>(a.y, a.residual, to, value);
     default:
-        static_cast<float *>(a.y)[to] = value;
+        return write<float>(a.y, a.residual, to, value);
     }
 }
 

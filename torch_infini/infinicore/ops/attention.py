@@ -74,7 +74,8 @@ def paged_attention(
         cache_lens: int64 [sequences], tokens in the cache, with the new one.
         alibi_slopes: float32 [heads].
         scale: Of the products of queries and keys.
-        out: [sequences, heads, d], as the result.
+        out: [sequences, heads, d], as the result. A sequence without tokens leaves its part as it is; without out, it
+            gets zeros.
     """
     function = "infinicore.paged_attention"
     tensors = (

@@ -11,9 +11,11 @@ def matmul(input: Tensor, other: Tensor, *, alpha: float = 1.0, out: Tensor | No
     """Return alpha * input @ other; `alpha * torch.matmul(input, other)`.
 
     Args:
-        input: [m, k] or [b, m, k].
-        other: [k, n] or [b, k, n], of as many dimensions.
-        out: [m, n] or [b, m, n].
+        input: [..., m, k].
+        other: [..., k, n], of as many dimensions; leading ones are input's, or all 1 in one of the two.
+        out: [..., m, n].
+
+    Beyond three dimensions, the leading ones of each tensor must lie as one; RuntimeError otherwise.
     """
     a, b = raw(input, "infinicore.matmul", "input"), raw(other, "infinicore.matmul", "other")
     if out is None:

@@ -73,9 +73,15 @@ public:
     GraphRecording(const GraphRecording &) = delete;
     GraphRecording &operator=(const GraphRecording &) = delete;
     std::shared_ptr<graph::Graph> stop();
+    // Whether it is this thread's recording still: no start, stop or error has ended it.
+    bool is_active() const;
+    // For callers without a scope: where an op fails, op_failed() drops the recording, with a warning.
+    void end_at_errors();
+    // Says that a call on this thread has failed.
+    static void op_failed() noexcept;
 
 private:
-    bool stopped_ = false;
+    std::weak_ptr<graph::Graph> graph_; // of the recording
 };
 
 } // namespace infinicore::context
