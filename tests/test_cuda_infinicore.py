@@ -44,3 +44,23 @@ def test_tokens(tmp_path: Path) -> None:
         done = started(llama, tmp_path, "1", "nvidia", mode, "12", *map(str, ids[0].tolist()))
         assert [int(token) for token in done.stdout.split()] == expected, done.stderr
         assert not done.stderr  # a step that could not be captured would be reported there
+
+
+def test_torchs_ops_are_refused_while_a_graph_of_the_device_is_recorded() -> None:
+    """In a sentence; the recording of start ends, that of a block goes on. Views and empty memory are no ops."""
+    ic = pytest.importorskip("torch_infini.infinicore")
+    device, t = ic.device("cuda:0"), torch.ones(3)
+    x = ic.ones([3], dtype=ic.float32, device=device)
+    ic.start_graph_recording(device)
+    assert t[1:].shape == torch.empty(2).shape
+    with pytest.raises(RuntimeError, match="records no ops of torch"):
+        t.add_(1)
+    assert not ic.is_graph_recording() and ic.stop_graph_recording() is None
+    assert t.add_(1).tolist() == [2.0, 2.0, 2.0]
+    with ic.graph(device) as g:
+        y = ic.add(x, x)
+        with pytest.raises(RuntimeError, match="records no ops of torch"):
+            t.exp()
+    g.run()
+    assert torch.from_dlpack(y.to("cpu")).tolist() == [2.0, 2.0, 2.0]
+    ic.set_device("cpu")

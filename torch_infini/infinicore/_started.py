@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -119,18 +119,18 @@ class _OnDevice:
         self._recording = _infinicore.GraphRecording()
         if ends_at_errors:
             self._recording.end_at_errors()
-        self._refuser = _Refuser(self._recording)
-        self._refuser.__enter__()
+        self._modes = ExitStack()
+        self._modes.enter_context(_Refuser(self._recording))
 
     def is_active(self) -> bool:
         return self._recording.is_active()
 
     def stop(self) -> tuple[_infinicore.Graph, None]:
-        self._refuser.__exit__(None, None, None)
+        self._modes.close()
         return self._recording.stop(), None
 
     def drop(self) -> None:
-        self._refuser.__exit__(None, None, None)
+        self._modes.close()
         self._recording.drop()
 
 
@@ -138,7 +138,7 @@ class _Refuser(TorchDispatchMode):
     """Refuses ops of torch but views and fresh memory, which compute nothing."""
 
     def __init__(self, recording: _infinicore.GraphRecording) -> None:
-        super().__init__()
+        TorchDispatchMode.__init__(self)
         self._recording = recording
 
     def __torch_dispatch__(
