@@ -141,7 +141,7 @@ $(VENV)/.sass: $(VENV)/.ready
 
 check-cuda: $(VENV)/.sass
 	@bin=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13/bin; \
-	  if [ -d $$bin ]; then chmod +x $$bin/*; fi; PATH=$$PATH:$$bin $(PY) .ci/check_cuda.py
+	  if [ -d $$bin ]; then chmod +x $$bin/*; fi; PATH=$$PATH:$$bin $(PY) .ci/check_cuda.py $(SAMPLE)
 
 # On a GPU. The architectures are those of the GPUs that are there.
 build-cuda: export TORCH_CUDA_ARCH_LIST ?= $(shell $(PYTHON) -c 'import torch; c = torch.cuda; \

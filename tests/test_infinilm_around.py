@@ -89,6 +89,7 @@ def by_row(steps: list[Any]) -> list[list[int]]:
 # Imports and signatures
 
 IMPORTS = (
+    "from infinilm import AutoConfig, AutoLlamaModel",
     "from infinilm.auto_config import AutoConfig",
     "from infinilm.cache_utils import Cache, DynamicCache, StaticCache",
     "from infinilm.configuration_utils import PretrainedConfig",
@@ -367,6 +368,23 @@ def test_auto_llama_model(llama: tuple[Path, list[list[int]]]) -> None:
     assert half.dtype == infinicore.float16 and len(half.generate(infini(PROMPTS), GREEDY)) == NEW
 
 
+def test_parameters_come_after_the_engine(llama: tuple[Path, list[list[int]]]) -> None:
+    """Without any there are random ones and one warning, as benchmarks want that skip loading."""
+    folder, expected = llama
+    engine = InferEngine(folder)
+    with pytest.warns(UserWarning, match=r"InferEngine\.generate: no parameter has been loaded") as warned:
+        rows = [by_row(engine.generate(infini(PROMPTS), GREEDY)) for _ in range(2)]
+    assert len(warned) == 1 and rows[0] == rows[1] != expected
+    modeling_utils.load_model_state_dict_by_file(engine, folder)
+    assert by_row(engine.generate(infini(PROMPTS), GREEDY)) == expected
+    config = AutoConfig.from_pretrained(folder)
+    other = LlamaForCausalLM(config, dtype="bfloat16")
+    assert (other.dtype, config.dtype) == (infinicore.bfloat16, infinicore.float32)
+    other.load_param("model.norm.weight", torch.ones(SMALL["hidden_size"]))
+    with pytest.raises(RuntimeError, match=r"all parameters must have been loaded, got none for lm_head\.weight"):
+        other.generate(infini(PROMPTS), GREEDY)
+
+
 def test_an_unknown_model(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "gpt2"}))
     for door in (AutoConfig.from_pretrained, InferEngine, AutoLlamaModel.from_pretrained):
@@ -628,13 +646,15 @@ def test_generation_mixin_refuses() -> None:
         model.generate(torch.tensor([[1]]), GREEDY)
 
 
-def test_infini_to_numpy() -> None:
+def test_infini_to_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
     values = torch.randn(3, 4)
     found = infini_to_numpy(infinicore.from_torch(values.T))
     assert found.tolist() == values.T.tolist()
     found[0, 0] = 9
     assert values[0, 0] != 9
     assert infini_to_numpy(infini([1, 2])._underlying).tolist() == [1, 2]
+    monkeypatch.setattr(infinicore.Tensor, "to_numpy", infini_to_numpy)  # as scripts do
+    assert infini([3]).to_numpy().tolist() == [3]
 
 
 # configuration_utils

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 import torch
 
 from torch_infini import infinicore
@@ -284,6 +285,16 @@ def test_folders(model: Any, tmp_path: Path) -> None:
         FolderEngine(tmp_path)
     with pytest.raises(ValueError, match="name must be a parameter of the model, such as .*, got 'model.surplus'"):
         FolderEngine(model.folder).load_param("model.surplus", ints([1]))
+    model.config.save_pretrained(tmp_path)
+    whole = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    few = {name: tensor for name, tensor in whole.items() if name != "model.norm.weight"}
+    for tensors, name in ((few, "model.norm.weight"), ({**whole, "model.surplus": torch.ones(2)}, "model.surplus")):
+        safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+        with pytest.raises(ValueError, match=name):
+            FolderEngine.from_pretrained(tmp_path)
+    safetensors.torch.save_file(whole, tmp_path / "model.safetensors")
+    right = FolderEngine.from_pretrained(tmp_path).forward(ints(ROWS[:1]), past_kv_lengths=ints([0]))
+    assert right.to_numpy().tolist() == greedy(model, ROWS[0])[:1]
 
 
 WRONG: dict[str, tuple[Any, dict[str, Any], str]] = {
@@ -344,8 +355,16 @@ def test_tensors_that_hold_nothing(engine: Any) -> None:
 
 def test_two_ranks(model: Any) -> None:
     """A hook's exception leaves ranks in step; random weights are those of one rank; a worker that ends is named."""
+
+    class Cache(PagedKVCacheConfig):
+        """Of a script: the other rank cannot import it."""
+
     config = AutoConfig.from_pretrained(model.folder)
-    engines = [_infinilm.InferEngine(config, _infinilm.DistConfig(size)._underlying, None, paged()) for size in (1, 2)]
+    caches = (paged(), Cache(12, 4))
+    engines = [
+        _infinilm.InferEngine(config, _infinilm.DistConfig(i)._underlying, None, cache)
+        for i, cache in enumerate(caches, 1)
+    ]
 
     def step(engine: Any, tokens: list[int], past: int) -> list[int]:
         input = Input(ints([tokens]), None, ints([past]), block_tables=ints([[3, 1]]))
@@ -358,6 +377,9 @@ def test_two_ranks(model: Any) -> None:
         assert len(caught) == 1
     assert found[0] == found[1]
     two = engines[1]
+    assert two.get_cache_config() is caches[1]
+    two.reset_cache(Cache(max_kv_memory_bytes=1 << 20))
+    two.reset_cache(caches[1])
     (whole,), parts = ([{n: torch.from_dlpack(x) for n, x in s.items()} for s in e.state_dict()] for e in engines)
     assert torch.cat([part["lm_head.weight"] for part in parts]).equal(whole["lm_head.weight"])
 

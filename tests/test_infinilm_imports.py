@@ -111,6 +111,14 @@ def test_blocks_by_position(way: str) -> None:
     assert infinilm.PagedKVCacheConfig is cache.PagedKVCacheConfig is ours is not theirs
 
 
+def test_the_server_line() -> None:
+    """Which needs the extra [serve]."""
+    pytest.importorskip("fastapi")
+    scope: dict[str, Any] = {}
+    exec("from infinilm.server.inference_server import InferenceServer, main", scope)
+    assert scope["InferenceServer"].__module__ == "torch_infini.infinilm.server.inference_server"
+
+
 def test_modules_below_one_that_is_imported() -> None:
     """infinilm imports its cache itself: what scripts reach so is what they import."""
     module = importlib.import_module("infinilm")

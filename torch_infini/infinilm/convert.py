@@ -15,6 +15,7 @@ from torch.utils.dlpack import from_dlpack
 
 from .._dtypes import INFINI_DTYPES
 
+_HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
 # Names by infiniDevice_t, and torch's names of those that torch_infini has kernels for.
 DEVICES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 TORCH_DEVICES = {"cpu": "cpu", "nvidia": "cuda", "cuda": "cuda"}
@@ -54,6 +55,8 @@ def as_torch(value: Any) -> Any:
         return found.detach()
     if not hasattr(found, "to_dlpack"):  # of _infinicore.Tensor: infinicore is imported then
         return found
+    if found.dlpack_device() == _HOST and not found.is_recorded_only():
+        return from_dlpack(found.to_dlpack(True, False))  # a step converts seven: no streams, no more objects
     from ..infinicore import Tensor as InfiniTensor
 
     return from_dlpack(InfiniTensor(found))

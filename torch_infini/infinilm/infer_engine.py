@@ -5,6 +5,7 @@ generate computes all prompts together by torch_infini.LLM; forward is that of t
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -91,7 +92,7 @@ class InferEngine(LowLevelEngine):
         dtype: Any = None,
     ) -> None:
         if isinstance(model_path, LlamaConfig):
-            self.config = model_path
+            self.config = copy.copy(model_path)
         else:
             self.config = AutoConfig.from_pretrained(model_path)
             if any(Path(model_path).glob("*.safetensors")):

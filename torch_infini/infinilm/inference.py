@@ -23,7 +23,7 @@ from ..models import Llama, Slot, load_checkpoint
 from ..models import LlamaConfig as ModelConfig
 from ..nn import Batch, KVCache
 from . import inputs
-from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig, without_subclass
 from .config import LlamaConfig
 from .convert import as_device, as_dtype, as_infinicore, as_tensor, like, underlying
 from .distributed import DistConfig
@@ -88,11 +88,11 @@ class InferEngine:
             device = as_device(_NAME, f"cuda:{distributed.tp_device_ids[0]}")
         if cache_config is not None:
             cache_config = _instance("cache_config", cache_config, CacheConfig)
-        arguments = config.to_model(), as_dtype(_NAME, config._dtype), device, cache_config
+        arguments = config.to_model(), as_dtype(_NAME, config._dtype), device
         tp_group = init_tp_group(size) if size > 1 else None
         if tp_group is not None and tp_group.workers is not None:
-            tp_group.workers.make(_Rank, *arguments)
-        self._rank = _Rank(tp_group, *arguments)
+            tp_group.workers.make(_Rank, *arguments, cache_config and without_subclass(cache_config))
+        self._rank = _Rank(tp_group, *arguments, cache_config)
         self._distributed = distributed
 
     def load_param(self, name: str, param: Any) -> None:
@@ -278,7 +278,7 @@ class _Rank(Worker):
         config = config or self.cache_config
         blocks, size = self._sizes(config)
         if send and self.workers is not None:
-            self.workers.send("reset", config)
+            self.workers.send("reset", without_subclass(config))
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
             self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated

@@ -97,6 +97,17 @@ class PagedKVCacheConfig(CacheConfig):
         return f"PagedKVCacheConfig({size}, block_size={self._block_size})"
 
 
+def without_subclass(config: CacheConfig) -> CacheConfig:
+    """Return an equal config of a class of this file: other processes cannot import a caller's."""
+    if isinstance(config, StaticKVCacheConfig):
+        return StaticKVCacheConfig(config.max_batch_size(), config.max_cache_len())
+    if isinstance(config, PagedKVCacheConfig):
+        blocks = config.num_blocks()
+        size = config.max_kv_memory_bytes() if blocks is None else None
+        return PagedKVCacheConfig(size, config.block_size(), num_blocks=blocks)
+    return config
+
+
 def _integer(where: str, name: str, value: int | None, least: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ValueError(f"{where}: {name} must be an integer of at least {least}, got {value!r}")
