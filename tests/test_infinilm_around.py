@@ -349,6 +349,10 @@ def test_generate_refuses(llama: tuple[Path, list[list[int]]]) -> None:
         assert str(raised.value) == message
     assert by_row(engine.generate(infini(PROMPTS), GREEDY)) == llama[1]  # three rows, one behind the other
     assert engine.generate([], GREEDY) == []
+    with pytest.raises(ValueError, match="prompt must be shorter than 16 tokens"):
+        engine.generate([[1] * 16], GREEDY)
+    engine.reset_cache(StaticKVCacheConfig(2, 32))
+    assert len(engine.generate([[1] * 16], GREEDY)) == NEW
 
 
 # models.llama and modeling_utils

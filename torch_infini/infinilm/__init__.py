@@ -18,7 +18,6 @@ from .lib._infinilm import (
     StaticKVCacheConfig,
 )
 from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
-from .models.llama import AutoLlamaModel
 
 if TYPE_CHECKING:
     from .models.llama import AutoLlamaModel

@@ -92,7 +92,7 @@ class InferEngine(LowLevelEngine):
         dtype: Any = None,
     ) -> None:
         if isinstance(model_path, LlamaConfig):
-            self.config = copy.copy(model_path)
+            self.config = model_path if dtype is None else copy.copy(model_path)
         else:
             self.config = AutoConfig.from_pretrained(model_path)
             if any(Path(model_path).glob("*.safetensors")):
@@ -236,8 +236,12 @@ class InferEngine(LowLevelEngine):
         if _measure_and_log_time and outputs:
             print(_times(outputs, seconds), flush=True)
         rows = [output.tokens for output in outputs]
-        steps = max(map(len, rows), default=0)
-        return [convert(torch.tensor([row[min(i, len(row) - 1)] for row in rows])) for i in range(steps)]
+        if not rows:
+            return []
+        steps = max(map(len, rows))
+        padded = (row + row[-1:] * (steps - len(row)) for row in rows)
+        table = convert(torch.tensor(list(zip(*padded, strict=True))))
+        return [table.narrow(0, i, 1).squeeze(0) for i in range(steps)]
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
         """As the low-level engine's; generate's cache is dropped too."""
