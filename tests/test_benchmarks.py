@@ -203,6 +203,15 @@ def test_record(measured: Any, tmp_path: Path) -> None:
     assert float(rows[0]["program_us"]) > 0 and rows[1]["program_us"] == ""
 
 
+def test_infinilm(measured: Any, tmp_path: Path) -> None:
+    """In a process of its own: imported here, the script would stand in the way of the name infinilm."""
+    pytest.importorskip("transformers")
+    positive = "infinilm_tokens_per_s infini_tokens_per_s ratio"
+    rows = measured(tmp_path / "infinilm.csv", "infinilm.py --quick --rounds 1", positive, alone=True)
+    cells = ("decode-16", "decode-16 async", "serve-32", "serve-32 async")
+    assert values(rows, "shape", "cell", "threads") == [("tiny", cell, "1") for cell in cells]
+
+
 def test_collectives(measured: Any, tmp_path: Path) -> None:
     out = tmp_path / "collectives.csv"
     positive = "torch_us async_us op_us infini_us gloo_us ratio_to_gloo copy_us share_of_copy"

@@ -33,6 +33,7 @@ from torch_infini.infinilm.llm import (
     TokenOutput,
 )
 from torch_infini.infinilm.llm import config as config_module
+from torch_infini.infinilm.llm.request import Outbox, Part
 from torch_infini.testing import async_soak, greedy_tokens
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
@@ -290,9 +291,11 @@ def test_steps_beside_generate(llm: LLM, alone: list[list[int]]) -> None:
     """A request of the engine goes on in the steps of generate, and the other way round."""
     request = llm.engine.add_request(PROMPTS[1])
     stream = llm.engine.llm.stream(PROMPTS[0], torch_infini.SamplingParams.greedy(max_tokens=NEW))
-    next(stream)
+    outputs = [next(stream)]
     llm.engine.step()
-    assert [output.tokens for output in stream][-1] == alone[0]
+    outputs += stream
+    assert [token for output in outputs for token in output.completions[0].new_tokens] == alone[0]
+    assert len(outputs) == NEW
     assert request.generated_token_ids == alone[1] and llm.engine.has_unfinished_requests()
     assert llm.engine.step() == [request] and not llm.engine.has_unfinished_requests()
 
@@ -363,6 +366,39 @@ def test_cancelled(served: AsyncLLMEngine) -> None:
         assert late.to_request_output().finish_reason is FinishReason.TIMEOUT
         again = served.add_request(PROMPTS[0], request_id=left.request_id)  # the id is free
         assert len(await read(served, again, timeout=60.0, request_timeout=60.0)) == NEW
+
+    asyncio.run(run())
+
+
+def test_the_id_is_free_when_the_reader_learns_of_the_end(served: AsyncLLMEngine) -> None:
+    request = served.add_request(PROMPTS[0], request_id="again")
+    put, is_free = request.outbox.put, []
+
+    def look_and_put(part: Any) -> None:
+        if part.reason is not None:
+            is_free.append(request.request_id not in served._requests)
+        put(part)
+
+    request.outbox.put = look_and_put  # type: ignore[method-assign]
+    assert len(asyncio.run(read(served, request))) == NEW and is_free == [True]
+
+
+def test_a_part_that_comes_before_its_reader_waits() -> None:
+    """Between the look at an empty outbox and the wait for the next part, the engine's thread may add one."""
+    part = Part(0, [1], "a", None)
+
+    async def run() -> None:
+        box, loop = Outbox(), asyncio.get_running_loop()
+        make = loop.create_future
+
+        def put_and_make() -> asyncio.Future[Any]:
+            loop.create_future = make  # type: ignore[method-assign]
+            box.put(part)
+            return make()
+
+        loop.create_future = put_and_make  # type: ignore[method-assign]
+        until = loop.time() + 2
+        assert await box.get(until) == part and loop.time() < until
 
     asyncio.run(run())
 
@@ -536,6 +572,13 @@ def test_other_ways_to_fail(folder: Path, tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(ValueError, match="device must be cpu, for torch finds no NVIDIA GPU, got 'cuda'"):
         LLM(folder, **{**SIZES, "device": "cuda"})
     assert LLM(folder, **{**SIZES, "device": None}).engine.llm.engine.model.embed.weight.device.type == "cpu"
+
+
+def test_what_the_engine_is_told(folder: Path) -> None:
+    arguments = EngineConfig(folder, **SIZES, tensor_parallel_size=2, enable_graph=False, settings={"chunk_size": 64})
+    found = arguments.arguments()
+    assert (found["tensor_parallel"], found["record"], found["chunk_size"]) == (2, False, 64)
+    assert (found["max_sequences"], found["cache_blocks"], found["block_size"]) == (16, 64, 16)
 
 
 def test_a_cache_beyond_memory(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
