@@ -18,7 +18,7 @@ PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
 # BASE imports nothing, or one another.
-BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes"}
+BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes", "_import_hooks"}
 ALLOWED: dict[str, set[str]] = {
     "_library": set(),
     "_memory": set(),
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "_bandwidth": set(),
     "_deprecated": set(),
     "_dtypes": set(),
+    "_import_hooks": set(),
     "_attention": {"_library"},
     "_products": {"_library", "_cpu", "_dtypes"},
     "quantize": {"_library"},
@@ -40,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "models": BASE | {"quantize", "ops", "distributed", "nn"},
     "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models"},
     "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
-    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "serve"},
+    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore", "serve"},
     "patch": BASE | {"_products", "quantize", "ops", "distributed"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops"},
@@ -51,7 +52,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"compat", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
-    "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "patch"},
+    "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "infinilm", "patch"},
     # The package itself.
     PACKAGE: BASE
     | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}

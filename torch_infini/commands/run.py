@@ -13,6 +13,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from .. import compat
+from . import transformers4
 from .errors import CommandError
 
 HELP = "run a script written for infinicore or infinilm, which are then torch_infini's"
@@ -40,7 +41,8 @@ def run(arguments: argparse.Namespace) -> int:
     except ImportError as error:
         raise CommandError(str(error)) from None
     try:
-        body()
+        with transformers4.names():
+            body()
     except SystemExit:
         raise
     except BaseException as error:

@@ -233,6 +233,15 @@ class Engine:
             self._broken = True
             raise
 
+    def forget_prefixes(self) -> None:
+        """Reuse no keys and values of earlier prompts: for callers that changed the model's parameters."""
+        self._repair()
+        try:
+            self._blocks.forget()
+        except BaseException:  # interrupted
+            self._broken = True
+            raise
+
     def has(self, id: str) -> bool:
         """Return whether a request is unfinished, or its last output was not returned yet."""
         return id in self._requests

@@ -4,9 +4,12 @@
 infer_engine has generate, and llm continues many prompts at a time.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .auto_config import AutoConfig
 from .lib._infinilm import (
     CacheConfig,
+    Config,
     DistConfig,
     HookRegistry,
     InferEngine,
@@ -15,12 +18,18 @@ from .lib._infinilm import (
     StaticKVCacheConfig,
 )
 from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
+from .models.llama import AutoLlamaModel
+
+if TYPE_CHECKING:
+    from .models.llama import AutoLlamaModel
 
 __all__ = [
     "LLM",
     "AsyncLLMEngine",
     "AutoConfig",
+    "AutoLlamaModel",
     "CacheConfig",
+    "Config",
     "DistConfig",
     "HookRegistry",
     "InferEngine",
@@ -31,3 +40,11 @@ __all__ = [
     "StaticKVCacheConfig",
     "TokenOutput",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AutoLlamaModel":  # needs infinicore's module for this Python, which the names above do without
+        from .models.llama import AutoLlamaModel
+
+        return AutoLlamaModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -220,6 +220,9 @@ def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput
     if isinstance(output, BaseException):  # the thread failed or was closed; stop() will cancel what is left
         request.fail(output)
         return
+    if output.is_finished:  # before its reader knows: the id is free then
+        requests.pop(request.request_id, None)
+        request.release()
     for c in output.completions:
         if c.finish is None:
             if c.new_tokens:
@@ -227,9 +230,6 @@ def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput
         elif c.index not in request.told:
             request.told.add(c.index)
             request.outbox.put(Part(c.index, c.new_tokens, c.new_text, reason_of(c.finish, c.stopped_by)))
-    if len(request.told) == request.sample_count:
-        requests.pop(request.request_id, None)
-        request.release()
 
 
 def _check_added(request: InferenceRequest, added: Future[str]) -> None:
