@@ -127,16 +127,18 @@ def test_modules_below_one_that_is_imported() -> None:
 
 
 def test_by_run(tmp_path: Path) -> None:
-    """All lines in a process of their own, through the command."""
+    """All lines in a process of their own, through the command; infinilm itself does without infinicore's module."""
     script = tmp_path / "script.py"
+    begins = ["import sys, infinilm", 'print("torch_infini.infinicore" in sys.modules)']
     ends = ["import infinilm", "print(infinilm.cache.PagedKVCacheConfig(9), _infinilm.PagedKVCacheConfig(7))"]
     ends += ["print(type(InferEngine.Output()).__name__, _infinilm.InferEngine.Input().top_k)"]
-    script.write_text("\n".join([*LINES, *ends, ""]))
+    script.write_text("\n".join([*begins, *LINES, *ends, ""]))
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-W", "error", "-m", "torch_infini", "run", str(script)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines() == [
+        "False",
         "PagedKVCacheConfig(num_blocks=9, block_size=16) PagedKVCacheConfig(num_blocks=7, block_size=16)",
         "Output 50",
     ]
