@@ -4,6 +4,7 @@
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
 # make test-aarch64: a cross build for Arm, and a part of the tests under qemu.
 # make docs: writes the generated sections of the pages and of infiniop.h; make check-docs compares them.
+# make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
 # make soak: 10,000 random requests through the engine.
 # PYTHON is the interpreter to start from; a torch that it has is used, otherwise the pinned CPU release is installed.
 PYTHON ?= python3
@@ -11,8 +12,8 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-emulated test-levels test-tiles test-aarch64 build build-emulated bench sanitize fuzz soak format check-format \
-  check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
+.PHONY: demo test test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-emulated bench sanitize fuzz \
+  soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
 demo: build
@@ -42,6 +43,17 @@ build-emulated: build
 
 test-emulated: build-emulated
 	OMP_NUM_THREADS=1 INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
+
+# Callers of InfiniLM have transformers 4. Not a part of test: a download of 30 MB, and the same scripts again.
+TRANSFORMERS4 := build/transformers4
+$(TRANSFORMERS4)/.ready: $(VENV)/.ready
+	@$(PY) -m pip install -q --upgrade --target $(TRANSFORMERS4) 'transformers==4.57.1' 'huggingface_hub<1' 'tokenizers<0.23'
+	@touch $@
+
+test-transformers4: export PYTHONPATH := $(abspath $(TRANSFORMERS4))
+test-transformers4: build $(TRANSFORMERS4)/.ready
+	@$(PY) -c 'import transformers; v = transformers.__version__; v == "4.57.1" or exit(f"transformers is {v}")'
+	OMP_NUM_THREADS=1 $(PYTEST) tests/test_infinilm_scripts.py tests/test_infinilm_signatures.py
 
 test-aarch64: build
 	@$(PY) .ci/aarch64.py

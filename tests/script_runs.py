@@ -35,11 +35,16 @@ class Done(NamedTuple):
         return {line["name"]: line["value"] for line in lines}
 
 
+def python_path() -> str:
+    """This repository, then what the caller put in front of the environment: another release of transformers."""
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+
+
 def run_process(
     script: Path, *arguments: str, environment: Mapping[str, str] | None = None, timeout: float = 300
 ) -> Done:
     """Run the command line in a process of its own."""
-    everything = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", **(environment or {})}
+    everything = {**os.environ, "PYTHONPATH": python_path(), "OMP_NUM_THREADS": "1", **(environment or {})}
     line = [sys.executable, "-m", "torch_infini", "run", str(script), *arguments]
     done = subprocess.run(line, capture_output=True, text=True, env=everything, timeout=timeout)
     return Done(done.stdout, done.stderr, done.returncode)

@@ -301,6 +301,7 @@ def test_parameters() -> None:
     assert refusal(TypeError, load(name, [1.0]), ".load_param") == (
         f"{name} must be an infinicore or a torch tensor, or carry one as _underlying, got list"
     )
+    assert refusal(TypeError, load(5, torch.ones(2)), ".load_param") == "name must be a string, got int"
     # An untied head is a parameter like others.
     assert "lm_head.weight" in engine.state_dict()[0]
 

@@ -52,6 +52,7 @@ for path in ("/chat/completions", "/v1/chat/completions"):
             pieces.append(choice["delta"].get("content") or "")
             reasons.append(choice.get("finish_reason"))
     show(f"stream of {path}", ["".join(pieces), [reason for reason in reasons if reason], done])
-    show(f"pieces of {path}", len([piece for piece in pieces if piece]))
+response = call("POST", "/chat/completions", {**body, "stream": True, "max_tokens": 120, "ignore_eos": True})
+show("pieces of many tokens", sum(line.startswith(b"data: {") for line in response))
 response = call("POST", "/chat/completions", {**body, "messages": "what"})
 show("bad", [response.status, bool(response.read())])

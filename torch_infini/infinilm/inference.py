@@ -106,7 +106,7 @@ class InferEngine:
 
         Raises:
             ValueError: For a name, shape or dtype that is not the model's.
-            TypeError: If there is no tensor.
+            TypeError: For a name that is no string, or no tensor.
         """
         self._rank.load(name, param)
 
@@ -213,11 +213,13 @@ class _Rank(Worker):
 
     def load(self, name: str, param: Any) -> None:
         where = f"{_NAME}.load_param"
+        if not isinstance(name, str):
+            raise TypeError(f"{where}: name must be a string, got {type(name).__name__}")
         slot = self.slots.get(name)
         if slot is None:
             if self.has_elsewhere(name):
                 return
-            close = difflib.get_close_matches(str(name), self.slots, 3, 0)
+            close = difflib.get_close_matches(name, self.slots, 3, 0)
             raise ValueError(
                 f"{where}: name must be a parameter of the model, such as {', '.join(close)}, got {name!r}"
             )
