@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "demo": set(),
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
-    | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "serve", "patch", "demo"}
+    | {"_attention", "_products", "quantize", "ops", "runtime", "distributed", "engine", "serve", "patch", "demo"}
     | {"compat", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.

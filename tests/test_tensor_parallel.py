@@ -7,7 +7,6 @@ from __future__ import annotations
 import gc
 import os
 import re
-import signal
 import subprocess
 import sys
 import threading
@@ -204,7 +203,7 @@ def test_a_worker_that_ends(tmp_path: Path) -> None:
     llm = LLM(tmp_path, tensor_parallel=2)
     assert llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error is None
     workers = llm.engine.model.tp_group.workers
-    workers._processes[0].send_signal(signal.SIGKILL)
+    workers._processes[0].kill()
     workers._processes[0].wait()
     for _ in range(2):
         error = llm.generate([1, 2, 3], SamplingParams.greedy(max_tokens=3))[0].completions[0].error

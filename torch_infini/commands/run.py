@@ -6,6 +6,7 @@ import argparse
 import importlib.machinery
 import io
 import os
+import re
 import runpy
 import sys
 from collections.abc import Callable
@@ -13,6 +14,7 @@ from types import ModuleType, TracebackType
 from typing import Any
 
 from .. import compat
+from ..distributed import prepare_workers
 from . import transformers4
 from .errors import CommandError
 
@@ -40,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
         compat.install(replace=arguments.replace)
     except ImportError as error:
         raise CommandError(str(error)) from None
+    if asks_for_ranks(argv):
+        prepare_workers()  # they import torch while the script imports what it needs
     try:
         with transformers4.names():
             body()
@@ -52,6 +56,12 @@ def run(arguments: argparse.Namespace) -> int:
         sys.excepthook(type(error), error, error.__traceback__)
         return INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
     return 0
+
+
+def asks_for_ranks(argv: list[str]) -> bool:
+    """Return whether a script's arguments seem to ask for tensor parallelism: --tp 2, --tensor-parallel-size=4, ..."""
+    asked = re.search(r"\0--(tp|tensor[-_]parallel)[\w-]*[=\0]0*([2-9]|[1-9]\d+)(\0|$)", "\0".join(argv))
+    return asked is not None and "TORCHELASTIC_RUN_ID" not in os.environ
 
 
 def script_body(path: str) -> Callable[[], Any]:

@@ -13,9 +13,10 @@ import torch
 
 from .groups import communicator
 from .tensor_parallel import TPGroup, init_tp_group
+from .worker_process import prepare_workers
 from .workers import Workers
 
-__all__ = ["TPGroup", "Workers", "communicator", "init_tp_group"]
+__all__ = ["TPGroup", "Workers", "communicator", "init_tp_group", "prepare_workers"]
 
 
 def _make_group(options: Any, backend_options: Any) -> Any:

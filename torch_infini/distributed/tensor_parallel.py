@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
@@ -122,6 +123,19 @@ class TPGroup:
             )
 
 
+class _StartingTPGroup(TPGroup):
+    """The group of rank 0, whose workers may still be starting: its number waits for them."""
+
+    workers: Workers
+
+    def __init__(self, size: int, workers: Workers) -> None:
+        vars(self).update(rank=0, size=size, workers=workers)
+
+    @cached_property
+    def group(self) -> int:
+        return self.workers.group
+
+
 def init_tp_group(size: int, device: torch.device | str = "cpu") -> TPGroup:
     """Make the tensor-parallel group of a model.
 
@@ -131,7 +145,9 @@ def init_tp_group(size: int, device: torch.device | str = "cpu") -> TPGroup:
 
     Returns:
         Under torchrun, with `size` processes, their group; all of them make the same calls. Otherwise this process is
-        rank 0 and starts the other ranks as workers; the ranks divide this process's threads among themselves.
+        rank 0 and starts the other ranks as workers; the ranks divide this process's threads among themselves. Workers
+        start while the caller goes on; the first collective waits for them, and raises RuntimeError if one does not
+        come.
 
     Raises:
         ValueError: For a size below 2, under torchrun a size other than its number of processes, or CUDA without
@@ -145,8 +161,7 @@ def init_tp_group(size: int, device: torch.device | str = "cpu") -> TPGroup:
             raise ValueError(f"{_INIT}: device must be cpu where torchrun did not start the ranks, got {device}")
         if size > MOST_RANKS:
             raise ValueError(f"{_INIT}: size must be at most {MOST_RANKS}, the ranks of one machine, got {size}")
-        workers = Workers(size)
-        return TPGroup(0, size, workers.group, workers)
+        return _StartingTPGroup(size, Workers(size))
     if not torch.distributed.is_initialized():
         torch.distributed.init_process_group("infiniccl")
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()

@@ -5,15 +5,15 @@ Each worker holds one object and runs the calls that rank 0 sends, while rank 0 
 
 from __future__ import annotations
 
-import json
 import os
 import pickle
 import socket
-import subprocess
 import sys
+import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -21,49 +21,57 @@ import torch
 
 from ..libinfiniccl import Communicator, unique_id
 from .groups import number_of
+from .worker_process import Start, WorkerProcess, start_worker
 
 _NAME = "torch_infini.distributed.Workers"
-_START = """
-import json, sys
-sys.path[:] = json.loads(sys.argv[1])
-from torch_infini.distributed.worker_main import main
-main(int(sys.argv[2]))
-"""
+SECONDS = 10.0  # in which a worker has to end when its connection is closed
 
 
 class Workers:
     """The processes of ranks 1 to size - 1. They end with this object, with close(), or with this process.
 
-    Args:
-        size: The number of ranks, this process included.
+    The constructor does not wait for them: they start while the caller reads a model, and calls are sent meanwhile.
 
-    Attributes:
-        group: The number of the group of all ranks (torch_infini.distributed.communicator); this process is its rank 0.
+    Args:
+        size: The number of ranks, this process included, which divide its threads among themselves.
 
     Raises:
-        RuntimeError: If a process does not start.
+        RuntimeError: If no process can be started. One that ends while it starts is an error of the first later call.
     """
 
     def __init__(self, size: int) -> None:
-        threads = max(torch.get_num_threads() // size, 1)
+        self._threads = max(torch.get_num_threads() // size, 1)
+        self._size, unique = size, unique_id()
         self._connections: list[Connection] = []
-        self._processes: list[subprocess.Popen[bytes]] = []
-        self.close = weakref.finalize(self, _close, self._connections, self._processes)
-        unique = unique_id()
-        for rank in range(1, size):
-            connection, process = _start(threads)
-            self._connections.append(connection)
-            self._processes.append(process)
-            connection.send((rank, size, unique, threads))
-        for rank, connection in enumerate(self._connections, 1):
-            try:
-                connection.recv()  # the process is up: from now on libinfiniccl notices if it ends
-            except EOFError:
-                code = self._processes[rank - 1].wait()
-                raise RuntimeError(f"{_NAME}: rank {rank} must start, got exit status {code}") from None
-        self._communicator = Communicator(size, unique, 0)
-        self.group = number_of(self._communicator, size)
-        torch.set_num_threads(threads)
+        self._processes: list[WorkerProcess] = []
+        self._joining = _Joining(self._connections, self._processes, unique)
+        arguments = os.getpid(), self._joining, self._connections, self._processes
+        self.close = weakref.finalize(self, _close, *arguments)
+        environment = {**os.environ, "OMP_NUM_THREADS": str(self._threads)}
+        try:
+            for rank in range(1, size):
+                connection, process = start_worker()
+                self._connections.append(connection)
+                self._processes.append(process)
+                with suppress(ConnectionError):  # it has ended, as the thread below will find
+                    connection.send(Start(rank, size, unique, self._threads, environment, list(sys.path)))
+        except OSError as error:
+            self.close()
+            raise RuntimeError(f"{_NAME}: {size - 1} processes must be startable, got: {error}") from error
+        torch.set_num_threads(self._threads)
+        self._joining.start()
+        _live.add(self)
+
+    @cached_property
+    def group(self) -> int:
+        """The number of the group of all ranks (torch_infini.distributed.communicator); this process is its rank 0.
+
+        Waits until the workers are up.
+
+        Raises:
+            RuntimeError: If one of them is not.
+        """
+        return number_of(self._joining.result(), self._size)
 
     @property
     def all_alive(self) -> bool:
@@ -85,6 +93,7 @@ class Workers:
     def call(self, method: str, *args: Any) -> list[Any]:
         """Call a method on every worker's object, wait, and return the results of ranks 1, 2, ..."""
         self._broadcast((method, args, True))
+        self._joining.result()
         try:
             return [_reply(connection, rank) for rank, connection in enumerate(self._connections, 1)]
         except (OSError, EOFError) as error:
@@ -106,6 +115,7 @@ class Workers:
         try:
             yield
         except (RuntimeError, OSError) as error:
+            self._joining.result()
             for rank, connection in enumerate(self._connections, 1):
                 with suppress(OSError, EOFError):
                     if connection.poll(0.5):
@@ -113,16 +123,6 @@ class Workers:
             if isinstance(error, OSError):
                 raise RuntimeError(f"{_NAME}: all ranks must be there, got one that has ended") from error
             raise
-
-
-def _start(threads: int) -> tuple[Connection, subprocess.Popen[bytes]]:
-    here, there = socket.socketpair()
-    with there:
-        # Not multiprocessing, which would import the program's main module again.
-        command = [sys.executable, "-c", _START, json.dumps(sys.path), str(there.fileno())]
-        environment = {**os.environ, "OMP_NUM_THREADS": str(threads)}
-        process = subprocess.Popen(command, pass_fds=[there.fileno()], env=environment, stdin=subprocess.DEVNULL)
-    return Connection(here.detach()), process
 
 
 def _reply(connection: Connection, rank: int) -> Any:
@@ -133,12 +133,69 @@ def _reply(connection: Connection, rank: int) -> Any:
     return value
 
 
-def _close(connections: list[Connection], processes: list[subprocess.Popen[bytes]]) -> None:
+class _Joining(threading.Thread):
+    """Waits until the workers are up, and makes the group's Communicator."""
+
+    def __init__(self, connections: list[Connection], processes: list[WorkerProcess], unique: bytes) -> None:
+        super().__init__(name=_NAME, daemon=True)
+        self._connections, self._processes, self._unique = connections, processes, unique
+        self._communicator: Communicator | None = None
+        self._error = "closed while the workers started"
+
+    def run(self) -> None:
+        try:
+            for rank, (connection, process) in enumerate(zip(self._connections, self._processes, strict=True), 1):
+                try:
+                    failed = connection.recv()  # None: it is up, from now on libinfiniccl notices if it ends
+                except (OSError, EOFError):
+                    raise RuntimeError(f"{_NAME}: rank {rank} must start, got {_end_of(process)}") from None
+                if failed:
+                    raise RuntimeError(f"{_NAME}: rank {rank} must start, got: {failed[1]}")
+            self._communicator = Communicator(len(self._connections) + 1, self._unique, 0)
+        except Exception as error:
+            self._error = str(error)
+
+    def result(self) -> Communicator:
+        """Wait for the Communicator; RuntimeError if there is none."""
+        self.join()
+        if self._communicator is None:
+            raise RuntimeError(self._error)
+        return self._communicator
+
+
+def _end_of(process: WorkerProcess) -> str:
+    with suppress(TimeoutError):
+        status = process.wait(SECONDS)
+        return "no process: its server ended" if status is None else f"exit status {status}"
+    return "a closed connection"
+
+
+def _close(owner: int, joining: _Joining, connections: list[Connection], processes: list[WorkerProcess]) -> None:
+    if os.getpid() != owner:  # a forked child, whose parent's workers they are
+        return
+    for connection in connections:  # closed only later, for the thread may be reading
+        with socket.socket(fileno=os.dup(connection.fileno())) as end, suppress(OSError):
+            end.shutdown(socket.SHUT_RDWR)
+    if joining.ident is not None and joining is not threading.current_thread():
+        joining.join(SECONDS)
     for connection in connections:
         connection.close()
     for process in processes:
         try:
-            process.wait(10)
-        except subprocess.TimeoutExpired:
+            process.wait(SECONDS)
+        except TimeoutError:
             process.kill()
             process.wait()
+
+
+_live: weakref.WeakSet[Workers] = weakref.WeakSet()
+
+
+def _after_fork() -> None:
+    """Close a forked child's copies of the connections: workers end when nobody has them any more."""
+    for workers in list(_live):
+        for connection in workers._connections:
+            connection.close()
+
+
+os.register_at_fork(after_in_child=_after_fork)

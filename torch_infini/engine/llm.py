@@ -87,8 +87,8 @@ class LLM:
             folder = Path(model)
             if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
                 checked_config(folder)
-            tokenizer = tokenizer or load_tokenizer(folder)
             tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
+            tokenizer = tokenizer or load_tokenizer(folder)  # while workers start
             read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), tp_group=tp_group)
             if tp_group is None or tp_group.workers is None:
                 model = read(progress=progress)

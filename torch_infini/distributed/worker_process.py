@@ -1,0 +1,231 @@
+"""WorkerProcess: a process that a Workers object starts, by the fork server of this process; worker_main.py is its
+program, fork_server.py the server's.
+
+A program has one server, from its first workers, or prepare_workers(), to its end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection
+
+NUMBER = struct.Struct("i")  # in a worker's pipe: its pid, then its exit status
+DESCRIPTORS = 5  # of a request: the worker's socket, the end of that pipe, its folder, its stdout and stderr
+
+# torch's import is a tenth faster without garbage collections. OpenBLAS, which numpy brings, starts threads when it is
+# loaded, and a process with threads cannot be forked.
+_START = """
+import gc, signal
+gc.disable()
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+import json, sys
+sys.path[:] = json.loads(sys.argv[1])
+import torch_infini
+from torch_infini.distributed.fork_server import main
+main(int(sys.argv[2]))
+"""
+_ENVIRONMENT = {"OPENBLAS_NUM_THREADS": "1"}
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first message to a worker.
+
+    Attributes:
+        rank, size: Of the worker, and of the group.
+        unique: For the group's Communicator.
+        threads: For kernels.
+        environment, path: os.environ and sys.path of rank 0.
+    """
+
+    rank: int
+    size: int
+    unique: bytes
+    threads: int
+    environment: Mapping[str, str]
+    path: Sequence[str]
+
+
+class WorkerProcess:
+    """A worker, as its parent sees it. The fork server is the one that the system tells its end.
+
+    Args:
+        pipe: From which the pid can be read, then the exit status.
+    """
+
+    def __init__(self, pipe: int) -> None:
+        self._pipe, self._numbers = pipe, list[int]()
+        self._lock = threading.Lock()
+
+    def __del__(self) -> None:
+        os.close(self._pipe)
+
+    @property
+    def pid(self) -> int | None:
+        """The process's number; None if it was never started. Waits for the start."""
+        return self._number(0, None)
+
+    def poll(self) -> int | None:
+        """Return the exit status, a signal's number below 0, or None: it runs, or the server ended before it did."""
+        return self._number(1, 0.0)
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """Return the exit status as soon as there is one; None if the server ended before it did.
+
+        Raises:
+            TimeoutError: If the process runs after `timeout` seconds.
+        """
+        status = self._number(1, timeout)
+        if status is None and not self._is_at_end():
+            raise TimeoutError(f"a worker must end within {timeout:g} s, got one that runs")
+        return status
+
+    def kill(self) -> None:
+        """End the process, if it runs."""
+        if self.poll() is None and self.pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, signal.SIGKILL)
+
+    def _number(self, index: int, timeout: float | None) -> int | None:
+        end = None if timeout is None else time.monotonic() + timeout
+        readable = select.poll()
+        readable.register(self._pipe, select.POLLIN)
+        with self._lock:
+            while len(self._numbers) <= index:
+                left = None if end is None else max(0.0, end - time.monotonic()) * 1000
+                if not readable.poll(left):
+                    return None
+                data = os.read(self._pipe, NUMBER.size)  # a pipe gives as many bytes as are written at once
+                if not data:
+                    return None
+                self._numbers += NUMBER.unpack(data)
+            return self._numbers[index]
+
+    def _is_at_end(self) -> bool:
+        readable = select.poll()
+        readable.register(self._pipe, 0)
+        return bool(readable.poll(0))
+
+
+class _Server:
+    def __init__(self) -> None:
+        self._requests, there = socket.socketpair()
+        with there:
+            # Not multiprocessing's server, whose children would import the program's main module again.
+            command = [sys.executable, "-c", _START, json.dumps(sys.path), str(there.fileno())]
+            environment = {**os.environ, **_ENVIRONMENT}
+            self._process = subprocess.Popen(
+                command,
+                pass_fds=[there.fileno()],
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+            )
+        self.close = weakref.finalize(self, _close, self._requests, self._process)
+
+    def runs(self) -> bool:
+        return self._process.poll() is None
+
+    def start(self) -> tuple[Connection, WorkerProcess]:
+        here, there = socket.socketpair()
+        read, write = os.pipe()
+        process = WorkerProcess(read)
+        descriptors = [there.detach(), write]
+        try:
+            descriptors.append(os.open(".", os.O_RDONLY | os.O_DIRECTORY))
+            descriptors += map(_stream, (1, 2))
+            assert len(descriptors) == DESCRIPTORS
+            socket.send_fds(self._requests, [b"w"], descriptors)
+        except OSError:
+            here.close()
+            raise
+        finally:
+            for descriptor in descriptors:
+                os.close(descriptor)
+        return Connection(here.detach()), process
+
+    def forget(self) -> None:
+        """Leave the server to the parent, in a forked child."""
+        self.close.detach()
+        self._requests.close()
+        self._process.returncode = 0  # it is no child of this process
+
+
+def _close(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    """End a server, also one that is still importing; workers end by themselves."""
+    requests.close()
+    process.kill()
+    process.wait()
+
+
+def _stream(descriptor: int) -> int:
+    try:
+        return os.dup(descriptor)
+    except OSError:  # a program may have closed it
+        return os.open(os.devnull, os.O_WRONLY)
+
+
+_lock = threading.Lock()
+_server: _Server | None = None
+
+
+def _running() -> _Server:
+    global _server
+    if _server is None or not _server.runs():
+        if _server is not None:
+            _server.close()
+        _server = _Server()
+    return _server
+
+
+def start_worker() -> tuple[Connection, WorkerProcess]:
+    """Start a worker; it may be up only later.
+
+    Returns:
+        (connection, process): the connection's other end is the worker's.
+
+    Raises:
+        OSError: If no process can be started.
+    """
+    with _lock:
+        try:
+            return _running().start()
+        except ConnectionError:  # the server has ended, and the system did not know a moment ago
+            _running().close()
+            return _running().start()
+
+
+def prepare_workers() -> None:
+    """Start the process that workers are forked from, and return at once.
+
+    It imports torch meanwhile, so that a model with tensor_parallel that is made more than a second later has its
+    workers at once. Programs need not call this: the first such model does. A worker has os.environ, sys.path, the
+    current folder, stdout and stderr of its start; settings that are read when torch or torch_infini is imported are
+    those of the first call.
+    """
+    with _lock:
+        _running()
+
+
+def _after_fork() -> None:
+    global _lock, _server
+    _lock = threading.Lock()
+    if _server is not None:
+        _server.forget()
+        _server = None
+
+
+os.register_at_fork(after_in_child=_after_fork)
