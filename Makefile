@@ -63,9 +63,11 @@ sanitize: build
 	  ASAN_OPTIONS=detect_leaks=0:allocator_may_return_null=1:log_path=report UBSAN_OPTIONS=print_stacktrace=1:log_path=report PYTHONPATH=. $(abspath $(PY)) -m pytest -q $(TESTS)
 
 SECONDS := 600
-# 10,000 short requests with random arrivals, settings and cancellations on a cache that is too small for them.
+# 10,000 short requests with random arrivals, settings and cancellations on a cache that is too small for them; 2,000
+# through each asynchronous front end, in a process each.
 soak: build
 	OMP_NUM_THREADS=1 $(PY) -m torch_infini.testing.engines --requests 10000
+	OMP_NUM_THREADS=1 $(PY) -m torch_infini.testing.async_soak --requests 2000
 
 fuzz: build $(VENV)/.fuzz
 	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)
@@ -127,7 +129,7 @@ $(VENV)/.sass: $(VENV)/.ready
 
 check-cuda: $(VENV)/.sass
 	@bin=$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/nvidia/cu13/bin; \
-	  if [ -d $$bin ]; then chmod +x $$bin/*; fi; PATH=$$PATH:$$bin $(PY) .ci/check_cuda.py
+	  if [ -d $$bin ]; then chmod +x $$bin/*; fi; PATH=$$PATH:$$bin $(PY) .ci/check_cuda.py $(SAMPLE)
 
 # On a GPU. The architectures are those of the GPUs that are there.
 build-cuda: export TORCH_CUDA_ARCH_LIST ?= $(shell $(PYTHON) -c 'import torch; c = torch.cuda; \

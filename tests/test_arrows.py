@@ -18,7 +18,7 @@ PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
 # BASE imports nothing, or one another.
-BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes"}
+BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes", "_import_hooks"}
 ALLOWED: dict[str, set[str]] = {
     "_library": set(),
     "_memory": set(),
@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "_bandwidth": set(),
     "_deprecated": set(),
     "_dtypes": set(),
+    "_import_hooks": set(),
     "_attention": {"_library"},
     "_products": {"_library", "_cpu", "_dtypes"},
     "quantize": {"_library"},
@@ -39,18 +40,19 @@ ALLOWED: dict[str, set[str]] = {
     "nn": BASE | {"quantize", "ops", "distributed"},
     "models": BASE | {"quantize", "ops", "distributed", "nn"},
     "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models"},
-    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine"},
+    "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
+    "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore", "serve"},
     "patch": BASE | {"_products", "quantize", "ops", "distributed"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops"},
     "demo": set(),
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
-    | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "patch", "demo"}
+    | {"_attention", "_products", "quantize", "ops", "runtime", "engine", "serve", "patch", "demo"}
     | {"compat", "distributed", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
-    "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "patch"},
+    "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "infinilm", "patch"},
     # The package itself.
     PACKAGE: BASE
     | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}

@@ -23,7 +23,7 @@ def nothing_left() -> Iterator[None]:
     yield
     compat.uninstall()
     for name in set(sys.modules) - before:
-        if name.partition(".")[0] in ("madeup", "madeup_real", "infinicore", "infinilm"):
+        if name.partition(".")[0] in ("madeup", "madeup_real", "_madeup", "infinicore", "infinilm", "_infinilm"):
             del sys.modules[name]
 
 
@@ -44,7 +44,8 @@ def madeup(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         path.parent.mkdir(exist_ok=True, parents=True)
         path.write_text(text)
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(compat, "ALIASES", {"madeup": "madeup_real"})
+    monkeypatch.setattr(compat, "ALIASES", {"madeup": "madeup_real", "_madeup": "madeup.lib._low"})
+    monkeypatch.setattr(compat, "OVERRIDES", {})
     return tmp_path
 
 
@@ -66,6 +67,43 @@ def test_the_same_modules(madeup: Path) -> None:
     exec("from madeup.nn import functional as F, Module\nfrom madeup import *", scope)
     assert scope["F"] is real.nn.functional and scope["Module"] is real.nn.Module
     assert sum(isinstance(finder, compat.AliasFinder) for finder in sys.meta_path) == 1
+
+
+def test_an_alias_of_an_alias(madeup: Path) -> None:
+    compat.install()
+    low = importlib.import_module("_madeup")
+    assert low is sys.modules["madeup.lib._low"] is sys.modules["madeup_real.lib._low"]
+    compat.uninstall()
+    assert not {"_madeup", "madeup", "madeup.lib._low"} & sys.modules.keys()
+
+
+def test_overrides(madeup: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that leads elsewhere in one module, whichever way a script comes to it, and nowhere else."""
+    (madeup / "madeup_real" / "other.py").write_text("from .nn import Module\nclass Module(Module): pass\n")
+    overrides = {"Module": ("madeup_real.other", "Module")}
+    monkeypatch.setattr(compat, "OVERRIDES", {"madeup": {}, "madeup.lib": {}, "madeup.lib._low": overrides})
+    compat.install()
+    scope: dict[str, object] = {}
+    exec(
+        "import madeup, _madeup, madeup.lib._low as low\n"
+        "from madeup.lib import _low\nfrom madeup.lib._low import *\nfrom madeup import nn",
+        scope,
+    )
+    real = importlib.import_module("madeup_real")
+    other = importlib.import_module("madeup_real.other").Module
+    low = scope["low"]
+    assert low is scope["_low"] is scope["_madeup"] is scope["madeup"].lib._low is sys.modules["madeup.lib._low"]
+    assert low.Module is scope["Module"] is other and issubclass(other, real.nn.Module)
+    assert low.Low is scope["Low"] is real.lib._low.Low
+    assert real.lib._low.Module is real.nn.Module is scope["nn"].Module
+    assert scope["nn"] is real.nn is scope["madeup"].nn
+    assert low.__package__ == "madeup.lib" and low.__file__ == real.lib._low.__file__ and "Low" in dir(low)
+    with pytest.raises(AttributeError, match="madeup_real.lib._low' has no attribute 'nothing'"):
+        getattr(low, "nothing")  # noqa: B009
+    with pytest.raises(ModuleNotFoundError, match="No module named 'madeup.nothing'"):
+        importlib.import_module("madeup.nothing")
+    compat.uninstall()
+    assert not [name for name in sys.modules if name.partition(".")[0] in ("madeup", "_madeup")]
 
 
 def test_what_is_not_there(madeup: Path) -> None:
@@ -141,12 +179,17 @@ def test_ours(name: str) -> None:
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")
     compat.install()
-    assert importlib.import_module(name) is real
-    for module in [module for module in sys.modules if module.startswith(f"torch_infini.{name}.")]:
+    for module in [module for module in sys.modules if f"{module}.".startswith(f"torch_infini.{name}.")]:
         alias = module.removeprefix("torch_infini.")
-        assert importlib.import_module(alias) is sys.modules[module]
+        imported = importlib.import_module(alias)
+        if alias in compat.OVERRIDES:
+            assert dir(imported) == dir(sys.modules[module])
+        else:
+            assert imported is sys.modules[module]
     low = {"infinilm": "lib._infinilm", "infinicore": "lib._infinicore"}[name]
-    assert importlib.import_module(f"{name}.{low}") is importlib.import_module(f"torch_infini.{name}.{low}")
+    theirs = importlib.import_module(f"torch_infini.{name}.{low}")
+    assert (importlib.import_module(f"{name}.{low}") is theirs) == (name == "infinicore")
+    assert importlib.import_module(name).Tensor is real.Tensor if name == "infinicore" else True
 
 
 # ---- python -m torch_infini run ----
@@ -159,7 +202,7 @@ import torch_infini.infinilm
 from infinilm.lib import _infinilm
 import __main__
 
-print(sys.argv[1:], __name__, __main__.__dict__ is globals(), infinilm is torch_infini.infinilm)
+print(sys.argv[1:], __name__, __main__.__dict__ is globals(), infinilm.LlamaConfig is torch_infini.infinilm.LlamaConfig)
 print(sys.path[0])
 print(__file__)
 sys.stdout.flush()

@@ -12,7 +12,7 @@ import torch
 from cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
 
 from torch_infini.libinfiniccl import NVIDIA
-from torch_infini.testing import greedy_tokens
+from torch_infini.testing import emulates_cuda, greedy_tokens
 from torch_infini.testing.c_runtime import device_count
 from torch_infini.testing.tiny_llama import tiny
 
@@ -21,6 +21,16 @@ pytestmark = pytest.mark.skipif(device_count(NVIDIA) == 0, reason="no GPU, and t
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program(name: str, tmp_path: Path) -> None:
+    run(compiled(SOURCES / f"{name}.cpp", tmp_path), "NVIDIA", tmp_path)
+
+
+@pytest.mark.skipif(not emulates_cuda(), reason="asks the emulation")
+@pytest.mark.parametrize(
+    "name", ["test_graph", "test_nn_layers", "test_tensor"]
+)  # test_stream_order asks for it itself
+def test_program_on_late_streams(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Work runs when it is waited for, and no earlier: what is not waited for would read what is not there yet."""
+    monkeypatch.setenv("INFINI_EMULATED_STREAMS", "late")
     run(compiled(SOURCES / f"{name}.cpp", tmp_path), "NVIDIA", tmp_path)
 
 

@@ -147,7 +147,7 @@ def run_page(script: Path, output: Path) -> None:
 
 
 def test_pages_that_must_have_examples() -> None:
-    pages = ("README.md", "docs/patching.md", "docs/compiling.md", "docs/ops.md", "docs/engine.md")
+    pages = ("README.md", "docs/patching.md", "docs/compiling.md", "docs/ops.md", "docs/engine.md", "docs/infinilm.md")
     assert {name_of(page) for page in RUNNING} >= set(pages)
     assert len(blocks(ROOT / "README.md", "python")) == 4
 

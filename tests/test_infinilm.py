@@ -16,8 +16,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from torch_infini import infinicore
 from torch_infini.engine.decode import RECORDED
-from torch_infini.infinilm import AutoConfig, infer_engine, llm
+from torch_infini.infinilm import AutoConfig, infer_engine
 from torch_infini.infinilm.lib import _infinilm
 from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
@@ -38,6 +39,12 @@ def engine_of(model: Any, folder: Path, cache: Any = None, cls: Any = _infinilm.
     for name, parameter in model.state_dict().items():
         engine.load_param(name, parameter)
     return engine
+
+
+def state_of(engine: Any) -> dict[str, Tensor]:
+    """The parameters of the only rank, as torch tensors over the same memory."""
+    (state,) = engine.state_dict()
+    return {name: torch.from_dlpack(tensor) for name, tensor in state.items()}
 
 
 def prompts(lengths: Sequence[int] = (3, 9, 1, 6)) -> list[list[int]]:
@@ -197,7 +204,7 @@ def test_positions_may_be_others_than_places_in_the_cache(tmp_path: Path) -> Non
         seen = hooked(engine, "lm_head")
         for part, past in ((slice(0, 6), 0), (slice(6, 8), 6)):
             at = places[:, part] if not more else places[0, part]
-            engine.forward(engine.Input(ids[:, part], at, torch.tensor([past]), **more))
+            engine.forward(engine.Input(ids[:, part], at, cache_lengths=torch.tensor([past]), **more))
         assert_same_but_rounding(seen[-1][0], expected, *sums_of(model.config))
 
 
@@ -217,7 +224,7 @@ def test_lengths_in_32_bits_and_on_no_rank(tmp_path: Path) -> None:
 def test_bfloat16(tmp_path: Path) -> None:
     model = random_model("llama", torch.bfloat16)
     engine = engine_of(model, tmp_path, static())
-    assert engine.state_dict()[0]["model.norm.weight"].dtype == torch.bfloat16
+    assert state_of(engine)["model.norm.weight"].dtype == torch.bfloat16
     (prompt,) = prompts((9,))
     seen = hooked(engine, "lm_head")
     Static(engine, False)([prompt], top_k=1)
@@ -323,7 +330,7 @@ def test_a_seed_draws_really(tmp_path: Path) -> None:
 def test_parameters_are_views_of_what_passes_read(tmp_path: Path) -> None:
     model = random_model("qwen3")
     engine = engine_of(model, tmp_path, static())
-    (state,) = engine.state_dict()
+    state = state_of(engine)
     assert state.keys() == model.state_dict().keys()
     assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
     at = "model.layers.0.self_attn."
@@ -343,7 +350,8 @@ def test_parameters_may_be_wrapped_and_of_another_dtype(tmp_path: Path) -> None:
     engine = _infinilm.InferEngine(AutoConfig.from_pretrained(tmp_path))
     for name, parameter in model.state_dict().items():
         engine.load_param(name, Wrapped(Wrapped(parameter.double())))
-    assert all(torch.equal(engine.state_dict()[0][name], tensor) for name, tensor in model.state_dict().items())
+    state = state_of(engine)
+    assert all(torch.equal(state[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_a_tied_checkpoint_may_have_its_head_and_old_ones_their_frequencies(tmp_path: Path) -> None:
@@ -489,23 +497,6 @@ class Wrapped:
         self._underlying = underlying
 
 
-class infinicore:
-    """As much of InfiniCore as the example needs."""
-
-    int64 = torch.int64
-
-    @staticmethod
-    def from_list(values: list[Any], dtype: torch.dtype) -> Wrapped:
-        return Wrapped(Wrapped(torch.tensor(values, dtype=dtype)))
-
-    @staticmethod
-    def device(name: str, index: int) -> Wrapped:
-        class Device:
-            type = {"cpu": 0, "nvidia": 1}[name]
-
-        return Wrapped(Device)
-
-
 def test_the_example_of_the_specification(tmp_path: Path) -> None:
     reference = random_model("llama")
     reference.save_pretrained(tmp_path)
@@ -523,7 +514,8 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
         config=config, distributed_config=dist_config, device_type=device._underlying.type, cache_config=cache_config
     )
     # 6. Load model weights
-    for name, param in {name: Wrapped(param) for name, param in reference.state_dict().items()}.items():
+    state_dict = {name: infinicore.from_torch(param) for name, param in reference.state_dict().items()}
+    for name, param in state_dict.items():
         engine.load_param(name, param._underlying)
     # 7. Prepare input tensors
     input_ids = infinicore.from_list([[1, 2, 3, 4]], dtype=infinicore.int64)
@@ -545,7 +537,8 @@ def test_the_example_of_the_specification(tmp_path: Path) -> None:
 
     with torch.no_grad():
         logits = reference(torch.tensor([[1, 2, 3, 4]])).logits[0, -1]
-    assert generated_token.tolist() == [[expected_token(logits, 0.8, 50, 0.95)]]
+    assert isinstance(generated_token, infinicore.Tensor)
+    assert generated_token.to_numpy().tolist() == [[expected_token(logits, 0.8, 50, 0.95)]]
 
 
 def test_subclasses(tmp_path: Path) -> None:
@@ -627,48 +620,27 @@ def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
     assert [ref() for ref in left] == [None] * len(left)
 
 
-# infinilm.infer_engine and infinilm.llm
+# infinilm.infer_engine: the rest is in test_infinilm_around.py
 
 
 @pytest.mark.parametrize("cache", (None, static(), paged(), _infinilm.PagedKVCacheConfig(1 << 20, 8)), ids=str)
 def test_generate(tmp_path: Path, cache: Any) -> None:
+    """Beside forward, whose cache it leaves alone."""
     model = random_model("llama-biases-tied")
     model.save_pretrained(tmp_path)
-    engine = infer_engine.InferEngine(tmp_path, cache_config=cache)
+    engine = infer_engine.InferEngine.from_pretrained(tmp_path, cache_config=cache)
     assert engine.config.vocab_size == VOCABULARY
-    expected = [greedy(model, prompt) for prompt in prompts()]
+    forward = super(infer_engine.InferEngine, engine).forward
     settings = infer_engine.GenerationConfig(max_new_tokens=NEW, top_k=1)
-    assert engine.generate(prompts(), settings) == expected
+    by_row = lambda steps: [list(row) for row in zip(*(step.tolist() for step in steps), strict=True)]
     equal = prompts((5, 5))
-    assert engine.generate(Wrapped(torch.tensor(equal)), settings) == [greedy(model, prompt) for prompt in equal]
+    expected = [greedy(model, prompt) for prompt in equal]
     if not isinstance(cache, _infinilm.PagedKVCacheConfig):
-        assert continued(Static(engine, False), equal[:1]) == [greedy(model, equal[0])]
-
-
-def test_generate_ends_and_draws_as_told(tmp_path: Path) -> None:
-    model = random_model("llama")
-    (prompt,) = prompts((5,))
-    tokens = greedy(model, prompt)
-    end = tokens[3]
-    model.config.eos_token_id = end
-    model.save_pretrained(tmp_path)
-    engine = infer_engine.InferEngine(str(tmp_path))
-    assert engine.config.eos_token_id == [end]
-    run = lambda **settings: engine.generate([prompt], infer_engine.GenerationConfig(NEW, **settings))[0]
-    until = lambda token: tokens[: tokens.index(token) + 1]
-    assert run(top_k=1) == until(end) and len(until(end)) < NEW
-    assert run(top_k=1, stop_on_eos=False) == tokens
-    assert run(temperature=0.0, eos_token_id=tokens[1]) == until(tokens[1])
-    hot = {"temperature": 20.0, "top_k": 0, "stop_on_eos": False}
-    assert run(seed=1, **hot) == run(seed=1, **hot) != run(seed=2, **hot)
-    same = engine.generate([prompt, prompt], infer_engine.GenerationConfig(NEW, seed=1, **hot))
-    assert same[0] == run(seed=1, **hot) != same[1]
-
-
-def test_llm_by_its_names(tmp_path: Path) -> None:
-    model = random_model("llama")
-    model.save_pretrained(tmp_path)
-    engine = llm.LLM(tmp_path, max_sequences=2)
-    assert isinstance(engine.engine, llm.LLMEngine)
-    (output,) = engine.generate(prompts((5,)), llm.SamplingParams.greedy(max_tokens=NEW))
-    assert output.tokens == greedy(model, *prompts((5,)))
+        ids, past = torch.tensor(equal[:1]), torch.tensor([0])
+        first = forward(engine.Input(ids, past_sequence_lengths=past)).output_ids
+        assert by_row(engine.generate(Wrapped(torch.tensor(equal)), settings)) == expected
+        second = forward(engine.Input(first[None], past_sequence_lengths=past + 5)).output_ids
+        assert [first.item(), second.item()] == expected[0][:2]
+    steps = engine.generate(prompts(), settings)
+    rows = [list(row) for row in zip(*(step.to_numpy().tolist() for step in steps), strict=True)]
+    assert rows == [greedy(model, prompt) for prompt in prompts()]

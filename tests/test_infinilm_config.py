@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import pickle
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
-from torch_infini import infinilm
+from torch_infini import infinicore, infinilm
 from torch_infini.infinilm import cache, distributed
 from torch_infini.infinilm.auto_config import AutoConfig
 from torch_infini.infinilm.convert import as_device, as_dtype
@@ -23,6 +25,7 @@ from torch_infini.models import LlamaConfig as ModelConfig
 
 NAMES = (
     "CacheConfig",
+    "Config",
     "DistConfig",
     "HookRegistry",
     "InferEngine",
@@ -42,8 +45,8 @@ def test_names_are_where_scripts_look() -> None:
     assert sorted(_infinilm.__all__) == sorted(NAMES)
     assert all(getattr(infinilm, name) is getattr(_infinilm, name) for name in NAMES)
     assert infinilm.AutoConfig is AutoConfig
-    assert cache.StaticKVCacheConfig is _infinilm.StaticKVCacheConfig
-    assert distributed.DistConfig is _infinilm.DistConfig
+    assert cache.StaticKVCacheConfig is cache.cache.StaticKVCacheConfig is _infinilm.StaticKVCacheConfig
+    assert distributed.DistConfig is distributed.dist_config.DistConfig is _infinilm.DistConfig
 
 
 # DistConfig
@@ -58,6 +61,11 @@ def test_dist_config() -> None:
     config = DistConfig()
     config.tp_device_ids = [1]
     assert repr(config) == "DistConfig(tp_device_ids=[1])"
+    assert config._underlying is config and isinstance(pickle.loads(pickle.dumps(config)), DistConfig)
+    config._underlying = "a caller's"
+    assert config._underlying == "a caller's"
+    with pytest.raises(AttributeError, match="'DistConfig' object has no attribute 'tp_size'"):
+        getattr(config, "tp_size")  # noqa: B009
 
 
 @pytest.mark.parametrize(
@@ -220,6 +228,43 @@ def test_llama_config_is_written() -> None:
     )
 
 
+def test_config_is_the_base() -> None:
+    assert isinstance(_infinilm.LlamaConfig(), _infinilm.Config)
+    assert message_of(TypeError, _infinilm.Config) == "Config: it must be a LlamaConfig, got the base class"
+
+
+@pytest.mark.parametrize("value", ("a", True, 2.0, [1, "a"], [False], [0.5], {3}), ids=str)
+@pytest.mark.parametrize("name", ("bos_token_id", "eos_token_id", "pad_token_id"))
+def test_token_ids_of_wrong_types(name: str, value: Any) -> None:
+    config = _infinilm.LlamaConfig()
+    kinds = "a token id or None" if name == "pad_token_id" else "a token id, several or None"
+    message = f"LlamaConfig: {name} must be {kinds}, got {value!r}"
+    assert message_of(TypeError, lambda: setattr(config, name, value)) == message
+    assert message_of(TypeError, lambda: _infinilm.LlamaConfig(**{name: value})) == message
+    assert repr(config) == "LlamaConfig()"
+
+
+def test_token_ids_of_numpy() -> None:
+    config = _infinilm.LlamaConfig(eos_token_id=[numpy.int64(3), 4], bos_token_id=numpy.int32(5), pad_token_id=None)
+    values = [*config.eos_token_id, *config.bos_token_id]
+    assert values == [3, 4, 5] and {type(value) for value in values} == {int} and config.validate()
+
+
+def test_dtype_of_llama_config() -> None:
+    """Read as infinicore's, whose functions take it; what was set stays as `_dtype`."""
+    config = _infinilm.LlamaConfig()
+    assert (config.dtype, config._dtype) == (infinicore.float32, None)
+    for value in (torch.bfloat16, "bfloat16", infinicore.bfloat16, infinicore.bfloat16._underlying):
+        config.dtype = value
+        assert config._dtype is value and config.dtype == infinicore.bfloat16
+        assert _infinilm.LlamaConfig(dtype=value).dtype == _infinilm.LlamaConfig(_dtype=value).dtype == config.dtype
+    assert infinicore.ones([2], dtype=config.dtype, device="cpu").dtype == config.dtype
+    for wrong in ("int8", torch.int64, infinicore.float64):
+        with pytest.raises(ValueError, match="LlamaConfig: dtype must be float32, bfloat16 or float16, got"):
+            config.dtype = wrong
+    assert config.dtype == infinicore.bfloat16
+
+
 def test_biases_and_windows_reach_the_model() -> None:
     config = _infinilm.LlamaConfig(num_hidden_layers=2)
     model = config.to_model()
@@ -246,6 +291,10 @@ def test_biases_and_windows_reach_the_model() -> None:
         (
             {"sliding_window": 4, "layer_types": ["full_attention"]},
             "layer_types must name sliding_attention or full_attention for each of 32 layers, got ['full_attention']",
+        ),
+        (
+            {"sliding_window": 4, "layer_types": 5},
+            "layer_types must name sliding_attention or full_attention for each of 32 layers, got 5",
         ),
     ),
 )

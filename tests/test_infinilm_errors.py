@@ -272,7 +272,7 @@ def test_other_kinds(static: Any) -> None:
         "input must be an InferEngine.Input, got dict"
     )
     assert refusal(TypeError, lambda: static.forward(Engine.Input([[1]]))) == (
-        "input_ids must be a torch tensor or carry one as _underlying, got list"
+        "input_ids must be an infinicore or a torch tensor, or carry one as _underlying, got list"
     )
     one = lambda: Engine.Input(ids, cache_lengths=torch.tensor([0]))
     for seed in ([1, 2], ["x"], 1.5):
@@ -299,7 +299,7 @@ def test_parameters() -> None:
         f"{name} must be of a floating dtype, got torch.int32"
     )
     assert refusal(TypeError, load(name, [1.0]), ".load_param") == (
-        f"{name} must be a torch tensor or carry one as _underlying, got list"
+        f"{name} must be an infinicore or a torch tensor, or carry one as _underlying, got list"
     )
     # An untied head is a parameter like others.
     assert "lm_head.weight" in engine.state_dict()[0]
@@ -308,14 +308,16 @@ def test_parameters() -> None:
 def test_missing_parameters() -> None:
     engine = Engine(config())
     input = lambda: Engine.Input(torch.tensor([[1]]), cache_lengths=torch.tensor([0]))
-    names = sorted(engine.state_dict()[0])
+    parameters = {name: torch.randn(tensor.shape) for name, tensor in engine.state_dict()[0].items()}
+    names = sorted(parameters)
     assert len(names) == 12
+    engine.load_param(names[0], parameters[names[0]])
     assert refusal(RuntimeError, lambda: engine.forward(input())) == (
-        f"all parameters must have been loaded, got none for {', '.join(names[:10])} and 2 more"
+        f"all parameters must have been loaded, got none for {', '.join(names[1:11])} and 1 more"
     )
-    for name, tensor in engine.state_dict()[0].items():
+    for name, tensor in parameters.items():
         if name != "model.norm.weight":
-            engine.load_param(name, torch.randn_like(tensor))
+            engine.load_param(name, tensor)
     assert refusal(RuntimeError, lambda: engine.forward(input())) == (
         "all parameters must have been loaded, got none for model.norm.weight"
     )
@@ -327,7 +329,7 @@ def test_missing_parameters() -> None:
 @pytest.mark.parametrize("bad", (float("nan"), float("inf")))
 def test_logits_that_are_not_finite(bad: float, top_k: int) -> None:
     engine = engine_with()
-    engine.state_dict()[0]["lm_head.weight"][7] = bad
+    torch.from_dlpack(engine.state_dict()[0]["lm_head.weight"])[7] = bad
     input = Engine.Input(torch.tensor([[1]]), cache_lengths=torch.tensor([0]), top_k=top_k)
     for seed in (None, 1):
         with pytest.raises(RuntimeError, match="logits"):
@@ -379,13 +381,15 @@ def test_generate(tmp_path: Path) -> None:
     model = random_model("llama")
     model.config.save_pretrained(tmp_path)
     engine = InferEngine(tmp_path)
-    with pytest.raises(RuntimeError, match=r"generate: all parameters must have been loaded, got none for lm_head"):
+    parameters = model.state_dict()
+    engine.load_param("lm_head.weight", parameters.pop("lm_head.weight"))
+    with pytest.raises(RuntimeError, match=r"generate: all parameters must have been loaded, got none for model.embed"):
         engine.generate([[1, 2]])
-    for name, tensor in model.state_dict().items():
+    for name, tensor in parameters.items():
         engine.load_param(name, tensor)
-    assert len(engine.generate([[1, 2]], GenerationConfig(3))[0]) == 3
+    assert len(engine.generate([[1, 2]], GenerationConfig(3))) == 3
     model.save_pretrained(tmp_path)
-    engine = InferEngine(tmp_path, cache_config=_infinilm.StaticKVCacheConfig(2, 16))
+    engine = InferEngine.from_pretrained(tmp_path, cache_config=_infinilm.StaticKVCacheConfig(2, 16))
     for prompt, message in (
         ([], "prompt must have at least one token, got none"),
         ([5] * 16, "prompt must be shorter than 16 tokens"),
@@ -396,7 +400,7 @@ def test_generate(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="temperature must be"):
         engine.generate([[1, 2]], GenerationConfig(temperature=-1.0))
     assert engine.generate([]) == []
-    engine.state_dict()[0]["model.embed_tokens.weight"][7] = float("nan")
+    torch.from_dlpack(engine.state_dict()[0]["model.embed_tokens.weight"])[7] = float("nan")
     with pytest.raises(RuntimeError) as error:
         engine.generate([[1, 2], [1, 7]])
     assert str(error.value).startswith(

@@ -1,6 +1,6 @@
 """torch_infini.runtime.record: bits as of eager calls, nothing run while recording, memory, threads, refusals, errors.
 
-Recordings on CUDA need a GPU, and are not tested here.
+tests/test_cuda_record.py has recordings on CUDA.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The element types of the C ABI (infiniDtype_t) and torch's dtypes of the same elements, in one table."""
+"""The element types of the C ABI (infiniDtype_t) and of safetensors files, each with torch's dtype in one table."""
 
 from __future__ import annotations
 
@@ -55,4 +55,18 @@ TORCH_DTYPES: dict[InfiniDtype, torch.dtype] = {  # torch has no C16
 # The reverse; uint8 is U8, not BYTE.
 INFINI_DTYPES: dict[torch.dtype, InfiniDtype] = {
     dtype: number for number, dtype in TORCH_DTYPES.items() if number is not InfiniDtype.BYTE
+}
+
+# By the names that safetensors files have.
+SAFETENSORS_DTYPES: dict[str, torch.dtype] = {
+    "F64": torch.float64,
+    "F32": torch.float32,
+    "F16": torch.float16,
+    "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
 }

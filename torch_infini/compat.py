@@ -13,16 +13,56 @@ import importlib.util
 import sys
 from collections.abc import Mapping, Sequence
 from types import ModuleType
+from typing import Any
 
-# What scripts import: what they get.
-ALIASES = {"infinicore": "torch_infini.infinicore", "infinilm": "torch_infini.infinilm"}
+# What scripts import: what they get. A name of the first column may stand in the second.
+ALIASES = {
+    "infinicore": "torch_infini.infinicore",
+    "infinilm": "torch_infini.infinilm",
+    "_infinilm": "infinilm.lib._infinilm",
+}
+# Modules in which scripts find another object than users of torch_infini do: {alias: {name: (module, name in it)}}.
+# `infinilm` and `infinilm.lib` are of them for what lies below.
+_IN_BLOCKS = {"PagedKVCacheConfig": ("torch_infini.infinilm.cache.sized_in_blocks", "PagedKVCacheConfig")}
+OVERRIDES = {
+    "infinilm": _IN_BLOCKS,
+    "infinilm.cache": _IN_BLOCKS,
+    "infinilm.cache.cache": _IN_BLOCKS,
+    "infinilm.infer_engine": _IN_BLOCKS,
+    "infinilm.lib": {},
+    "infinilm.lib._infinilm": _IN_BLOCKS,
+}
+
+
+class View(ModuleType):
+    """A module under an alias, in which some names lead elsewhere; all others are those of the module itself."""
+
+    def __init__(self, name: str, real: ModuleType, overrides: Mapping[str, tuple[str, str]]) -> None:
+        super().__init__(name, real.__doc__)
+        self.__real = real
+        for attribute, (module, there) in overrides.items():
+            setattr(self, attribute, getattr(importlib.import_module(module), there))
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__all__" and not hasattr(self.__real, name):  # `import *` would else look at this one's own names
+            return [public for public in vars(self.__real) if not public.startswith("_")]
+        value = getattr(self.__real, name)
+        if isinstance(value, ModuleType) and value.__name__ == f"{self.__real.__name__}.{name}":
+            return importlib.import_module(f"{self.__name__}.{name}")  # which may be another view
+        return value
+
+    def __dir__(self) -> list[str]:
+        return dir(self.__real)
 
 
 class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """Finds modules under other names: finder and loader in one."""
 
-    def __init__(self, aliases: Mapping[str, str]) -> None:
+    def __init__(
+        self, aliases: Mapping[str, str], overrides: Mapping[str, Mapping[str, tuple[str, str]]] | None = None
+    ) -> None:
         self.aliases = dict(aliases)
+        self.overrides = dict(overrides or {})
 
     def target(self, name: str) -> str | None:
         """The module that a name stands for; None: the name is none of ours."""
@@ -35,34 +75,46 @@ class AliasFinder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         real = self.target(fullname)
         if real is None:
             return None
-        if importlib.util.find_spec(real) is None:
+        found = importlib.util.find_spec(real)
+        if found is None:
             if "." in fullname:
                 return None  # and no other finder finds it in the package's folder either
             raise ModuleNotFoundError(f"No module named {real!r}, which is to serve as {fullname!r}", name=fullname)
-        return importlib.machinery.ModuleSpec(fullname, self, is_package=None)
+        spec = importlib.machinery.ModuleSpec(fullname, self, is_package=None)
+        spec.submodule_search_locations = found.submodule_search_locations
+        return spec
 
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        """Let the import system make a module of its own, which exec_module leaves behind.
-
-        It would write the alias's spec into one that is returned here.
-        """
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
+        """Make a view; for all other modules, let the import system make one of its own, which exec_module leaves
+        behind: it would write the alias's spec into one that is returned here."""
+        if spec.name not in self.overrides:
+            return None
+        return View(spec.name, self._real(spec.name), self.overrides[spec.name])
 
     def exec_module(self, module: ModuleType) -> None:
         name = module.__name__
-        real = self.target(name)
-        assert real is not None
-        sys.modules[name] = importlib.import_module(real)
+        real = self._real(name)
+        if not isinstance(module, View):
+            sys.modules[name] = real
         # All that it has imported so far: an import of one by its alias would else write it into its package again,
         # where a function of the same name may have taken its place.
-        for other in [other for other in sys.modules if other.startswith(f"{real}.")]:
-            sys.modules.setdefault(name + other.removeprefix(real), sys.modules[other])
+        for other in [other for other in sys.modules if other.startswith(f"{real.__name__}.")]:
+            alias = name + other.removeprefix(real.__name__)
+            if alias not in self.overrides:
+                sys.modules.setdefault(alias, sys.modules[other])
+
+    def _real(self, name: str) -> ModuleType:
+        target = self.target(name)
+        assert target is not None
+        return importlib.import_module(target)
 
 
 _finder: AliasFinder | None = None
 
 
 def install(*, replace: bool = False) -> None:
-    """Let infinicore and infinilm be imported as torch_infini.infinicore and torch_infini.infinilm from now on.
+    """Let infinicore, infinilm and _infinilm be imported from now on, as torch_infini.infinicore, torch_infini.infinilm
+    and its lib._infinilm, in the form that scripts expect (OVERRIDES).
 
     Called again it does nothing.
 
@@ -89,7 +141,7 @@ def install(*, replace: bool = False) -> None:
                 "take its place with replace=True (python -m torch_infini run --replace)",
                 name=name,
             )
-    _finder = AliasFinder(ALIASES)
+    _finder = AliasFinder(ALIASES, OVERRIDES)
     sys.meta_path.insert(0, _finder)
 
 

@@ -6,8 +6,10 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <vector>
 
 #include "emulator.h"
+#include "queues.h"
 #include "streams.h"
 
 namespace infini::emulation {
@@ -57,6 +59,17 @@ cudaError_t release(void *p, Kind kind, Kind or_kind) {
     allocations.erase(found);
     std::free(p);
     return cudaSuccess;
+}
+
+bool is_pinned(const void *p) {
+    const std::lock_guard<std::mutex> lock(mutex);
+    auto after = allocations.upper_bound(const_cast<void *>(p));
+    if (after == allocations.begin()) {
+        return false;
+    }
+    const auto &[begin, allocation] = *--after;
+    return allocation.kind == Kind::kHost &&
+           static_cast<const char *>(p) < static_cast<char *>(begin) + allocation.size;
 }
 
 struct ErrorText {
@@ -172,6 +185,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr, int) {
 }
 
 cudaError_t cudaDeviceSynchronize() {
+    run_queues_of(device);
     return report(check_device_wait());
 }
 
@@ -184,6 +198,7 @@ cudaError_t cudaMalloc(void **p, size_t size) {
 
 cudaError_t cudaFree(void *p) {
     const cudaError_t error = check_unsafe_call();
+    run_queues_of(device);
     return report(error != cudaSuccess ? error : release(p, Kind::kDevice, Kind::kPool));
 }
 
@@ -194,6 +209,7 @@ cudaError_t cudaHostAlloc(void **p, size_t size, unsigned) {
 
 cudaError_t cudaFreeHost(void *p) {
     const cudaError_t error = check_unsafe_call();
+    run_queues_of(device);
     return report(error != cudaSuccess ? error : release(p, Kind::kHost, Kind::kHost));
 }
 
@@ -230,11 +246,24 @@ cudaError_t cudaMallocAsync(void **p, size_t size, cudaStream_t stream) {
 }
 
 cudaError_t cudaFreeAsync(void *p, cudaStream_t stream) {
+    if (waits(stream)) {
+        return report(submit(stream, [p] { release(p, Kind::kPool, Kind::kPool); }));
+    }
     return report(is_captured(stream) ? submit(stream, [] {}) : release(p, Kind::kPool, Kind::kPool));
 }
 
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size, cudaMemcpyKind, cudaStream_t stream) {
-    return report(submit(stream, [=] { std::memcpy(dst, src, size); }));
+// As in CUDA, what is copied from pageable memory has been read on return, and what is copied there has been written.
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t size, cudaMemcpyKind kind, cudaStream_t stream) {
+    if (waits(stream) && kind == cudaMemcpyHostToDevice && !is_pinned(src)) {
+        const auto *const begin = static_cast<const char *>(src);
+        const auto read = std::make_shared<std::vector<char>>(begin, begin + size);
+        return report(submit(stream, [=] { std::memcpy(dst, read->data(), size); }));
+    }
+    const cudaError_t error = submit(stream, [=] { std::memcpy(dst, src, size); });
+    if (waits(stream) && (kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyHostToHost) && !is_pinned(dst)) {
+        run_all_of(stream);
+    }
+    return report(error);
 }
 
 cudaError_t cudaMemsetAsync(void *p, int value, size_t size, cudaStream_t stream) {

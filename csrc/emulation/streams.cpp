@@ -1,6 +1,7 @@
-// The emulated CUDA runtime: streams that run their work when it is queued, events, captures and graphs. The nodes of
-// a graph run in a shuffled order that keeps their dependencies, so that a missing dependency shows. Calls that are not
-// allowed during a capture return CUDA's error and, as in CUDA, invalidate the capture.
+// The emulated CUDA runtime: streams that run their work when it is queued or, with INFINI_EMULATED_STREAMS=late, when
+// something waits for it, so that work that is not waited for shows; events, captures and graphs. The nodes of a graph run
+// in a shuffled order that keeps their dependencies, so that a missing one shows. Calls that are not allowed during a
+// capture return CUDA's error and, as in CUDA, invalidate the capture.
 #include "streams.h"
 
 #include <algorithm>
@@ -13,6 +14,7 @@
 
 #include "../common/cuda/error.cuh"
 #include "emulator.h"
+#include "queues.h"
 
 namespace infini::emulation {
 
@@ -49,6 +51,7 @@ struct CUstream_st {
     int device;
     std::shared_ptr<infini::emulation::Capture> capture; // the current or last one
     infini::emulation::Places last;                      // the next node depends on these
+    std::shared_ptr<infini::emulation::Queue> queue;
 };
 struct CUevent_st {
     int device;
@@ -56,12 +59,15 @@ struct CUevent_st {
     std::chrono::steady_clock::time_point time{};
     std::shared_ptr<infini::emulation::Capture> capture{}; // of the last record
     infini::emulation::Places last{};
+    infini::emulation::Point point{};
+    unsigned asked = 0; // since it was recorded
 };
 struct CUgraph_st {
     std::shared_ptr<const infini::emulation::Nodes> nodes;
 };
 struct CUgraphExec_st {
     std::shared_ptr<const infini::emulation::Nodes> nodes;
+    infini::emulation::Point last_launch{}; // the next one, on whatever stream, comes behind it
 };
 
 namespace infini::emulation {
@@ -70,10 +76,13 @@ namespace {
 
 using Lock = std::lock_guard<std::mutex>;
 
+bool is_handle(cudaStream_t stream) {
+    return stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
+}
+
 // The capture that the stream is in, or nullptr. Under the mutex.
 Capture *capture_of(cudaStream_t stream) {
-    const bool is_handle = stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
-    return is_handle && stream->capture != nullptr && stream->capture->active ? stream->capture.get() : nullptr;
+    return is_handle(stream) && stream->capture != nullptr && stream->capture->active ? stream->capture.get() : nullptr;
 }
 
 void end(Capture &capture) {
@@ -153,14 +162,17 @@ cudaError_t submit(cudaStream_t stream, std::function<void()> work) {
             stream->last = {capture->nodes.size() - 1};
             return cudaSuccess;
         }
+        if (runs_late() && is_handle(stream)) {
+            push(stream->queue, std::move(work));
+            return cudaSuccess;
+        }
     }
     work();
     return cudaSuccess;
 }
 
 void enqueue(cudaStream_t stream, std::function<void()> work) {
-    const bool is_handle = stream != nullptr && stream != cudaStreamLegacy && stream != cudaStreamPerThread;
-    const bool elsewhere = is_handle && stream->device != current_device();
+    const bool elsewhere = is_handle(stream) && stream->device != current_device();
     cuda::check_cuda("a kernel launch",
                      report(elsewhere ? cudaErrorInvalidResourceHandle : submit(stream, std::move(work))));
 }
@@ -194,6 +206,16 @@ cudaError_t check_device_wait() {
     return error;
 }
 
+void run_all_of(cudaStream_t stream) {
+    if (is_handle(stream)) {
+        run_until(end_of(stream->queue));
+    }
+}
+
+bool waits(cudaStream_t stream) {
+    return runs_late() && is_handle(stream) && !is_captured(stream);
+}
+
 } // namespace infini::emulation
 
 using namespace infini::emulation;
@@ -201,7 +223,7 @@ using namespace infini::emulation;
 // ---- streams ----
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
-    *stream = new CUstream_st{current_device(), nullptr, {}};
+    *stream = new CUstream_st{current_device(), nullptr, {}, make_queue(current_device())};
     return cudaSuccess;
 }
 
@@ -215,6 +237,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t stream) {
             }
         }
     }
+    run_all_of(stream);
     delete stream;
     return cudaSuccess;
 }
@@ -232,6 +255,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t stream) {
             return report(cudaErrorStreamCaptureUnsupported);
         }
     }
+    run_all_of(stream);
     return report(check_unsafe_call());
 }
 
@@ -240,6 +264,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
     Capture *const mine = capture_of(stream), *const theirs = event->capture.get();
     if (theirs == nullptr) {
         if (mine == nullptr) {
+            if (is_handle(stream) && !is_past(event->point)) {
+                push(stream->queue, nullptr, event->point);
+            }
             return cudaSuccess;
         }
         mine->valid = false;
@@ -281,10 +308,15 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
     event->time = std::chrono::steady_clock::now();
     event->capture = capture == nullptr ? nullptr : stream->capture;
     event->last = capture == nullptr ? Places{} : stream->last;
+    event->asked = 0;
+    event->point = capture == nullptr && is_handle(stream) ? end_of(stream->queue) : Point{};
     return cudaSuccess;
 }
 
-cudaError_t cudaEventQuery(cudaEvent_t event) {
+namespace {
+
+// Whether the event may be asked about.
+cudaError_t check_query(cudaEvent_t event) {
     {
         const Lock lock(mutex);
         if (event->capture != nullptr) {
@@ -295,8 +327,34 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
     return report(check_unsafe_call());
 }
 
+} // namespace
+
+cudaError_t cudaEventQuery(cudaEvent_t event) {
+    constexpr unsigned kPatience = 100; // who asks more often than that waits: its work goes on
+    const cudaError_t error = check_query(event);
+    Point point;
+    {
+        const Lock lock(mutex);
+        if (error != cudaSuccess || is_past(event->point)) {
+            return error;
+        }
+        point = ++event->asked > kPatience ? event->point : Point{};
+    }
+    run_until(point, 1);
+    return report(cudaErrorNotReady);
+}
+
 cudaError_t cudaEventSynchronize(cudaEvent_t event) {
-    return cudaEventQuery(event);
+    const cudaError_t error = check_query(event);
+    Point point;
+    {
+        const Lock lock(mutex);
+        point = event->point;
+    }
+    if (error == cudaSuccess) {
+        run_until(point);
+    }
+    return error;
 }
 
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end) {
@@ -379,7 +437,7 @@ cudaError_t cudaGraphInstantiateWithParams(cudaGraphExec_t *exec, cudaGraph_t gr
                                            cudaGraphInstantiateParams *params) {
     params->errNode_out = nullptr;
     params->result_out = cudaGraphInstantiateSuccess;
-    *exec = new CUgraphExec_st{graph->nodes};
+    *exec = new CUgraphExec_st{graph->nodes, {}};
     return cudaSuccess;
 }
 
@@ -389,5 +447,10 @@ cudaError_t cudaGraphExecDestroy(cudaGraphExec_t exec) {
 }
 
 cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t stream) {
-    return report(submit(stream, [nodes = exec->nodes] { run(*nodes); }));
+    if (!waits(stream)) {
+        return report(submit(stream, [nodes = exec->nodes] { run(*nodes); }));
+    }
+    const Lock lock(mutex);
+    exec->last_launch = push(stream->queue, [nodes = exec->nodes] { run(*nodes); }, exec->last_launch);
+    return cudaSuccess;
 }

@@ -13,10 +13,17 @@ int current_device();
 // Keeps the error for cudaGetLastError() and returns it.
 cudaError_t report(cudaError_t error);
 
-// Runs the work now, which is a legal order, or adds it to the capture that the stream is in.
+// Runs the work now, which is a legal order, or, with INFINI_EMULATED_STREAMS=late, when it is waited for; or adds it to the
+// capture that the stream is in.
 cudaError_t submit(cudaStream_t stream, std::function<void()> work);
 
 bool is_captured(cudaStream_t stream);
+
+// Whether work of the stream waits: it runs late, and is not captured.
+bool waits(cudaStream_t stream);
+
+// Runs what waits in the stream.
+void run_all_of(cudaStream_t stream);
 
 // For calls such as cudaMalloc that CUDA considers unsafe during a capture: an error where the modes of the captures
 // and of the calling thread forbid them. The captures that forbid them become invalid.

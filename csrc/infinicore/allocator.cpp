@@ -37,6 +37,13 @@ std::string bytes(size_t count) {
     return text;
 }
 
+void forget(Block &block) {
+    for (const infinirtEvent_t event : block.freed) {
+        infinirtEventDestroy(event);
+    }
+    block.freed.clear();
+}
+
 } // namespace
 
 CachingAllocator &CachingAllocator::of(Device device, Kind kind) {
@@ -77,23 +84,23 @@ Block *CachingAllocator::take_cached(size_t rounded, const StreamId &stream) {
         if (block->home.id != stream.id && alive_.count(block->home.id) != 0) {
             return false;
         }
-        infinirtEventStatus_t status = INFINIRT_EVENT_COMPLETE;
-        return block->freed == nullptr || (infinirtEventQuery(block->freed, &status) == INFINI_STATUS_SUCCESS &&
-                                           status == INFINIRT_EVENT_COMPLETE);
+        return std::all_of(block->freed.begin(), block->freed.end(), [](infinirtEvent_t event) {
+            infinirtEventStatus_t status = INFINIRT_EVENT_NOT_READY;
+            return infinirtEventQuery(event, &status) == INFINI_STATUS_SUCCESS && status == INFINIRT_EVENT_COMPLETE;
+        });
     };
-    const auto found = std::find_if(blocks.rbegin(), blocks.rend(), usable); // the last one is most likely in a cache
-    if (found == blocks.rend()) {
+    // The last one is most likely in a cache; else that which waits longest.
+    const auto found =
+        usable(blocks.back()) ? std::prev(blocks.end()) : std::find_if(blocks.begin(), blocks.end(), usable);
+    if (found == blocks.end()) {
         return nullptr;
     }
     Block *const block = *found;
-    blocks.erase(std::next(found).base());
+    blocks.erase(found);
     if (blocks.empty()) {
         free_.erase(entry);
     }
-    if (block->freed != nullptr) {
-        infinirtEventDestroy(block->freed);
-        block->freed = nullptr;
-    }
+    forget(*block);
     return block;
 }
 
@@ -108,8 +115,13 @@ Block *CachingAllocator::allocate(size_t size, const StreamId &stream) {
         stats_.cached -= block->size;
     } else {
         void *data = malloc_or_null(rounded);
+        std::string trimmed = " after the cache was trimmed";
         if (data == nullptr) {
-            trim_locked();
+            try {
+                trim_locked();
+            } catch (const std::exception &error) { // as while a stream of the device is captured
+                trimmed = message(", which could not be trimmed: ", error.what());
+            }
             data = malloc_or_null(rounded);
         }
         if (data == nullptr) {
@@ -118,9 +130,9 @@ Block *CachingAllocator::allocate(size_t size, const StreamId &stream) {
             throw infini::Error(INFINI_STATUS_INTERNAL_ERROR,
                                 message("infinicore::context: ", bytes(size), what, device_.toString(),
                                         " cannot be had: ", bytes(stats_.in_use), " are in use, ", bytes(stats_.cached),
-                                        " are cached after the cache was trimmed (", reason, ")"));
+                                        " are cached", trimmed, " (", reason, ")"));
         }
-        block = new Block{static_cast<std::byte *>(data), rounded, {}, nullptr};
+        block = new Block{static_cast<std::byte *>(data), rounded, {}};
     }
     block->home = stream;
     stats_.in_use += block->size;
@@ -131,18 +143,35 @@ Block *CachingAllocator::allocate(size_t size, const StreamId &stream) {
 void CachingAllocator::free(Block *block, const StreamId &stream) {
     const std::lock_guard<std::mutex> lock(mutex_);
     if (stream.id != 0 && stream.id != block->home.id) {
-        infinirtEvent_t freed = nullptr;
-        if (infinirtEventCreateWithFlags(&freed, INFINIRT_EVENT_DISABLE_TIMING) == INFINI_STATUS_SUCCESS) {
-            if (infinirtEventRecord(freed, stream.stream) == INFINI_STATUS_SUCCESS) {
-                block->freed = freed;
-            } else {
-                infinirtEventDestroy(freed);
-            }
-        }
+        mark(*block, stream);
+    }
+    // The host, which writes its memory at once, does not queue up behind the home stream.
+    const bool is_host =
+        kind_ == Kind::Pinned || (device_.getType() == Device::Type::CPU && ThreadState::cpu_streams_queue());
+    const auto home = is_host ? alive_.find(block->home.id) : alive_.end();
+    if (home != alive_.end()) {
+        mark(*block, block->home);
     }
     stats_.in_use -= block->size;
     stats_.cached += block->size;
     free_[block->size].push_back(block);
+}
+
+void CachingAllocator::mark(Block &block, const StreamId &stream) {
+    // An event is of the device that is current, which need not be this one where something is freed.
+    infiniDevice_t type = INFINI_DEVICE_CPU;
+    int index = 0;
+    infinirtGetDevice(&type, &index);
+    infinirtSetDevice(static_cast<infiniDevice_t>(device_.getType()), static_cast<int>(device_.getIndex()));
+    infinirtEvent_t freed = nullptr;
+    if (infinirtEventCreateWithFlags(&freed, INFINIRT_EVENT_DISABLE_TIMING) == INFINI_STATUS_SUCCESS &&
+        infinirtEventRecord(freed, stream.stream) == INFINI_STATUS_SUCCESS) {
+        block.freed.push_back(freed);
+    } else {
+        infinirtStreamSynchronize(stream.stream);
+        infinirtEventDestroy(freed);
+    }
+    infinirtSetDevice(type, index);
 }
 
 void CachingAllocator::retire(const StreamId &stream) {
@@ -166,9 +195,7 @@ void CachingAllocator::trim_locked() {
             Block *const block = blocks.back();
             // Both wait for what the device has queued. A block that the system refuses to take stays.
             check(kind_ == Kind::Device ? infinirtFree(block->data) : infinirtFreeHost(block->data));
-            if (block->freed != nullptr) {
-                infinirtEventDestroy(block->freed);
-            }
+            forget(*block);
             stats_.cached -= block->size;
             delete block;
         }

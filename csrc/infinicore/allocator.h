@@ -3,6 +3,7 @@
 // Method: stream-ordered reuse as in cudaMallocAsync and PyTorch's caching allocator; blocks are not split.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <map>
 #include <memory>
@@ -23,9 +24,11 @@ struct StreamId {
 
 struct Block {
     std::byte *data = nullptr;
-    size_t size = 0;                 // bytes; what Memory gets may be less
-    StreamId home;                   // free for what this stream does later
-    infinirtEvent_t freed = nullptr; // once this event is complete: where another stream was when it was freed
+    size_t size = 0; // bytes; what Memory gets may be less
+    StreamId home;   // free for what this stream does later
+    // Once these events are complete: where other streams, of what the host writes also the home stream, were when it was
+    // freed.
+    std::vector<infinirtEvent_t> freed{};
 };
 
 class CachingAllocator {
@@ -50,6 +53,8 @@ public:
 private:
     CachingAllocator(Device device, Kind kind) : device_(device), kind_(kind) {}
     Block *take_cached(size_t rounded, const StreamId &stream);
+    // What the block's next user waits for.
+    void mark(Block &block, const StreamId &stream);
     void trim_locked();
     void *malloc_or_null(size_t size);
 
@@ -61,8 +66,8 @@ private:
     MemoryStats stats_;
 };
 
-// Memory of a graph: blocks that are freed while it is recorded go to what is recorded later; all of them go back to
-// the cache at its end, with the last Memory that shares it.
+// Memory of a graph: blocks that are freed while it is recorded, or captured, go to what is recorded later; all of them go
+// back to the cache at its end, with the last Memory that shares it.
 class GraphPool : public std::enable_shared_from_this<GraphPool> {
 public:
     GraphPool() : ran(std::make_shared<std::atomic<bool>>(false)) {}

@@ -38,6 +38,9 @@ std::shared_ptr<Memory> allocate(CachingAllocator &allocator, size_t size, Devic
     if (state->recording != nullptr) {
         return state->recording->pool->allocate(allocator, size, device, pinned);
     }
+    if (state->capture_pool != nullptr) {
+        return state->capture_pool->allocate(allocator, size, device, pinned);
+    }
     Block *const block = allocator.allocate(size, state->stream(allocator.device()));
     struct Free {
         CachingAllocator *allocator;

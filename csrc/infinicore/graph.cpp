@@ -18,11 +18,28 @@ namespace graph {
 struct Resources {
     Device device;
     std::shared_ptr<GraphPool> pool;
-    std::vector<std::shared_ptr<GraphPool>> pools; // of fused ops
+    std::vector<std::shared_ptr<GraphPool>> pools; // of fused ops, and of what a capture allocated
     std::vector<std::shared_ptr<Memory>> memory;   // what recorded ops name, beside the pool's
     std::vector<std::string> fused;
     infinirtGraphExec_t exec = nullptr;
-    std::string not_captured; // why not
+    std::string not_captured;      // why not
+    infinirtEvent_t ran = nullptr; // behind the last run, and with it behind all runs
+    uint64_t ran_on = 0;           // the id of that run's stream
+
+    // Lets the stream wait for the run before, which another thread may have queued: runs share their memory.
+    void begin_run(const StreamId &stream) {
+        if (ran == nullptr) {
+            check(infinirtEventCreateWithFlags(&ran, INFINIRT_EVENT_DISABLE_TIMING));
+        } else if (ran_on != stream.id && infinirtStreamWaitEvent(stream.stream, ran) != INFINI_STATUS_SUCCESS) {
+            check(infinirtDeviceSynchronize()); // the run before was captured by the caller: its order is not known
+        }
+    }
+    void end_run(const StreamId &stream) {
+        if (infinirtEventRecord(ran, stream.stream) != INFINI_STATUS_SUCCESS) {
+            infinirtStreamSynchronize(stream.stream);
+        }
+        ran_on = stream.id;
+    }
 };
 
 GraphTensor::GraphTensor(const Tensor &tensor) : Tensor(tensor) {
@@ -63,10 +80,12 @@ std::string GraphOperator::name() const {
 Graph::Graph() : resources_(std::make_unique<Resources>()) {}
 
 Graph::~Graph() {
-    if (resources_->exec != nullptr) {
+    if (resources_->ran != nullptr) {
         // Runs that other threads queued may still be under way, on memory that goes back to the cache now.
-        const DeviceScope scope(resources_->device);
-        infinirtDeviceSynchronize();
+        infinirtEventSynchronize(resources_->ran);
+        infinirtEventDestroy(resources_->ran);
+    }
+    if (resources_->exec != nullptr) {
         infinirtGraphExecDestroy(resources_->exec);
     }
 }
@@ -81,15 +100,28 @@ void Graph::run() const {
     }
     const std::lock_guard<std::mutex> lock(mutex_);
     context::setDevice(resources_->device);
-    if (resources_->exec != nullptr) {
-        check(infinirtGraphLuanch(resources_->exec, own_stream()));
+    ThreadState *const state = ThreadState::current();
+    if (state->launch_stream(resources_->device) == nullptr) { // each op is done when it returns
+        run_ops();
     } else {
-        for (const std::shared_ptr<GraphOperator> &op : op_list_) {
-            op->run();
+        const StreamId stream = state->stream(resources_->device);
+        resources_->begin_run(stream);
+        try {
+            resources_->exec != nullptr ? check(infinirtGraphLuanch(resources_->exec, stream.stream)) : run_ops();
+        } catch (...) { // the ops before it are queued
+            resources_->end_run(stream);
+            throw;
         }
+        resources_->end_run(stream);
     }
     if (resources_->pool != nullptr) {
         resources_->pool->ran->store(true, std::memory_order_release);
+    }
+}
+
+void Graph::run_ops() const {
+    for (const std::shared_ptr<GraphOperator> &op : op_list_) {
+        op->run();
     }
 }
 
@@ -100,13 +132,20 @@ void Graph::instantiate() {
     }
     const infinirtStream_t stream = own_stream();
     check(infinirtStreamBeginCapture(stream, INFINIRT_STREAM_CAPTURE_MODE_RELAXED));
+    const auto pool = std::make_shared<GraphPool>();
+    pool->ran->store(true); // what functions of the host make while they are captured is used by their ops at once
+    ThreadState::current()->capture_pool = pool;
+    const GraphOperator *captured_op = nullptr;
     try {
         for (const std::shared_ptr<GraphOperator> &op : op_list_) {
+            captured_op = op.get();
             op->run();
         }
     } catch (const std::exception &error) {
-        resources_->not_captured = error.what();
+        const std::string said = error.what(); // Python's has lines with a traceback
+        resources_->not_captured = captured_op->name() + ": " + said.substr(0, said.find('\n'));
     }
+    ThreadState::current()->capture_pool = nullptr;
     infinirtGraph_t captured = nullptr;
     const infiniStatus_t ended = infinirtStreamEndCapture(stream, &captured);
     if (ended == INFINI_STATUS_SUCCESS && resources_->not_captured.empty()) {
@@ -120,7 +159,9 @@ void Graph::instantiate() {
     if (captured != nullptr) {
         infinirtGraphDestroy(captured);
     }
-    if (resources_->exec == nullptr) {
+    if (resources_->exec != nullptr) {
+        resources_->pools.push_back(pool);
+    } else {
         warn("a graph of ", op_list_.size(), " ops on ", resources_->device.toString(),
              " runs op by op, because it could not be captured: ", resources_->not_captured);
     }

@@ -7,6 +7,7 @@
 
 #include "error.h"
 #include "infinicore/context/context.hpp"
+#include "infinicore/device_event.hpp"
 #include "infinicore/ops/rearrange.hpp"
 #include "infinicore/tensor.hpp"
 #include "thread_state.h"
@@ -26,6 +27,14 @@ void readable(const char *what, const TensorImpl &tensor) {
     }
 }
 
+// Lets what this thread queues on one device from now on wait for what it has queued on another.
+void wait_for(const Device &device, const Device &waits) {
+    ThreadState *const state = ThreadState::current();
+    DeviceEvent event(device, INFINIRT_EVENT_DISABLE_TIMING);
+    event.record(state->stream(device).stream);
+    event.wait(state->stream(waits).stream);
+}
+
 // Bytes between two devices, of contiguous tensors, queued on the stream of the one that is not the host.
 void copy_bytes(Tensor dst, Tensor src) {
     const Device to = dst->device(), from = src->device();
@@ -40,6 +49,10 @@ void copy_bytes(Tensor dst, Tensor src) {
         if (is_host(to)) {
             fail("infinicore::Tensor::copy_from: a copy to the host cannot be recorded: copy after Graph::run()");
         }
+        if (!is_host(from)) { // a graph waits for nothing of another device
+            fail("infinicore::Tensor::copy_from: a copy from another device, ", from.toString(),
+                 ", cannot be recorded: copy before startGraphRecording()");
+        }
         // The graph keeps the memory of both.
         auto copy = [bytes, kind, dst, src]() mutable {
             check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
@@ -47,9 +60,13 @@ void copy_bytes(Tensor dst, Tensor src) {
         context::addGraphOperator(std::make_shared<graph::HostOperator>(std::move(copy), "copy"));
         return;
     }
-    check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
     if (is_host(from) || is_host(to)) {
+        check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
         context::syncStream(); // the host may change or free its memory as soon as this returns
+    } else {
+        wait_for(from, to);
+        check(infinirtMemcpyAsync(dst->data(), src->data(), bytes, kind, own_stream()));
+        wait_for(to, from); // which may write or reuse the source's memory next
     }
 }
 

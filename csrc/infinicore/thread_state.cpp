@@ -54,12 +54,16 @@ StreamId ThreadState::stream(const Device &device, bool make) {
     return streams[index] = StreamId{next_id.fetch_add(1, std::memory_order_relaxed), stream};
 }
 
-infinirtStream_t ThreadState::launch_stream(const Device &device) {
+bool ThreadState::cpu_streams_queue() {
     static const bool queues = [] {
         const char *const kind = std::getenv("INFINI_CPU_STREAMS");
         return kind != nullptr && std::strcmp(kind, "immediate") != 0;
     }();
-    const bool is_direct = device.getType() == Device::Type::CPU && !is_exposed_ && !queues;
+    return queues;
+}
+
+infinirtStream_t ThreadState::launch_stream(const Device &device) {
+    const bool is_direct = device.getType() == Device::Type::CPU && !is_exposed_ && !cpu_streams_queue();
     return is_direct ? nullptr : stream(device).stream;
 }
 

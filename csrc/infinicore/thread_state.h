@@ -31,10 +31,14 @@ public:
     // What an operator on the device is given: that stream; on the CPU none, which saves the way through a queue, while the
     // stream is immediate and the caller has not seen it, so that it cannot be captured.
     infinirtStream_t launch_stream(const Device &device);
+    // Whether streams of the CPU run their work later, as a device's do.
+    static bool cpu_streams_queue();
     // The caller has asked for the thread's streams.
     void expose() { is_exposed_ = true; }
 
     std::unique_ptr<Recording> recording;
+    // While a graph is captured: where what its ops allocate comes from, since every replay writes there again.
+    std::shared_ptr<GraphPool> capture_pool;
 
 private:
     bool is_exposed_ = false;

@@ -1,6 +1,6 @@
 """The commands of python -m torch_infini, by name."""
 
-from . import bench, demo, doctor, env, generate, ops, root, run, tune
+from . import bench, demo, doctor, env, generate, ops, root, run, serve, tune
 from .errors import CommandError
 
 COMMANDS = {
@@ -12,6 +12,7 @@ COMMANDS = {
     "ops": ops,
     "root": root,
     "run": run,
+    "serve": serve,
     "tune": tune,
 }
 

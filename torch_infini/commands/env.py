@@ -22,6 +22,7 @@ NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 
 # Every environment variable that torch_infini reads when it runs.
 VARIABLES = {
+    "INFINI_API_KEY": "the key that clients of serve must send; env does not show it",
     "INFINI_CPU_CAPABILITY": f"lowers the CPU kernels' instruction set: {', '.join(CPU_CAPABILITIES)}",
     "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
     "INFINI_CUDA_PDL": "0: kernels on CUDA are launched one after another, with no programmatic dependent launch",
@@ -79,6 +80,12 @@ def cuda_devices() -> list[str]:
     return names
 
 
+def shown(variable: str) -> str | None:
+    """A variable's value; of a secret only that it is set."""
+    value = os.environ.get(variable)
+    return "set" if value is not None and variable == "INFINI_API_KEY" else value
+
+
 def collect() -> dict[str, Any]:
     return {
         "torch_infini": __version__,
@@ -105,7 +112,7 @@ def collect() -> dict[str, Any]:
         "cuda_attention": _attention.described(),
         "providers": [f"{p.op} on {p.device} by {p.name}" for p in ops.chosen_providers()],
         "providers_missing": ops.awaited_providers(),
-        "variables": {name: os.environ.get(name) for name in VARIABLES},
+        "variables": {name: shown(name) for name in VARIABLES},
     }
 
 

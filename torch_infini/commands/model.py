@@ -1,17 +1,19 @@
-"""The model options of generate and bench, and loading a model with errors for the command line."""
+"""The model options of generate, bench and serve, and loading a model with errors for the command line."""
 
 from __future__ import annotations
 
 import argparse
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..demo import MODEL
 from .errors import CommandError
 
 if TYPE_CHECKING:
-    from ..engine import LLM
+    from ..engine import LLM, AsyncLLM
 
 MOST_THREADS = 1024
+T = TypeVar("T")
 
 
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,9 +32,21 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
 
 def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
     """Load the LLM of the arguments; CommandError if that fails."""
-    import torch
-
     from ..engine import LLM
+
+    return make(LLM, arguments, settings)
+
+
+def load_async(arguments: argparse.Namespace, **settings: Any) -> AsyncLLM:
+    """Load the AsyncLLM of the arguments; CommandError if that fails."""
+    from ..engine import AsyncLLM
+
+    return make(AsyncLLM, arguments, settings)
+
+
+def make(kind: Callable[..., T], arguments: argparse.Namespace, settings: dict[str, Any]) -> T:
+    """Make a front end of the engine with the model options and these settings; CommandError if that fails."""
+    import torch
 
     if arguments.threads is not None:
         if arguments.threads < 1:
@@ -41,7 +55,7 @@ def load(arguments: argparse.Namespace, **settings: Any) -> LLM:
             raise CommandError(f"--threads must be at most {MOST_THREADS}, got {arguments.threads}")
         torch.set_num_threads(arguments.threads)
     try:
-        return LLM(
+        return kind(
             arguments.model or MODEL,
             weights=arguments.weights or "dense",
             dtype=arguments.dtype,

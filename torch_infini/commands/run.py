@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import compat
 from ..distributed import prepare_workers
+from . import transformers4
 from .errors import CommandError
 
 HELP = "run a script written for infinicore or infinilm, which are then torch_infini's"
@@ -44,7 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     if asks_for_ranks(argv):
         prepare_workers()  # they import torch while the script imports what it needs
     try:
-        body()
+        with transformers4.names():
+            body()
     except SystemExit:
         raise
     except BaseException as error:
@@ -87,7 +89,9 @@ def script_body(path: str) -> Callable[[], Any]:
 
 def module_body(name: str) -> Callable[[], Any]:
     """Prepare a module, or a package's __main__."""
-    return lambda: runpy.run_module(name, run_name="__main__", alter_sys=True)
+    # runpy asks a loader for code, and that of an alias has none: the real module runs.
+    real = compat.AliasFinder(compat.ALIASES).target(name) or name
+    return lambda: runpy.run_module(real, run_name="__main__", alter_sys=True)
 
 
 def without_ours(traceback: TracebackType | None) -> TracebackType | None:

@@ -16,15 +16,17 @@ from .engine import Engine, Prompt
 from .llm import LLM, Message
 from .outputs import Metrics, RequestOutput
 from .sampling_params import SamplingParams
+from .sequence import Request
 
 log = logging.getLogger("torch_infini")
+Deliver = Callable[[RequestOutput | BaseException], None]
 
 
 class AsyncLLM:
     """A model that continues prompts, for asyncio: requests join the running batch at any time.
 
     Args:
-        *args, **settings: As torch_infini.LLM.
+        *args, **settings: As torch_infini.LLM; or an LLM, which nothing else may use until this is closed.
 
     Raises:
         ValueError: Under torchrun, whose processes would have to add the same requests at the same steps; and as LLM.
@@ -36,7 +38,7 @@ class AsyncLLM:
     """
 
     def __init__(self, *args: Any, **settings: Any) -> None:
-        self._llm = LLM(*args, **settings)
+        self._llm = args[0] if args and isinstance(args[0], LLM) and not settings else LLM(*args, **settings)
         tp_group = self._llm.engine.model.tp_group
         if tp_group is not None and tp_group.workers is None:
             raise ValueError(
@@ -89,7 +91,7 @@ class AsyncLLM:
             if not loop.is_closed():
                 loop.call_soon_threadsafe(outputs.put_nowait, output)
 
-        request = self._thread.add(prompt, params, deliver)
+        request = self.add(prompt, params, deliver)
         try:
             await asyncio.wrap_future(request)
             while True:
@@ -100,11 +102,46 @@ class AsyncLLM:
                 if output.is_finished:
                     return
         finally:
-            self._thread.abort(request)
+            self.cancel(request)
+
+    def add(self, prompt: Prompt | Request, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
+        """Add a request from any thread, for callers that wait for outputs by other means than stream.
+
+        Args:
+            prompt: As stream takes one, or a request of Engine.new_request.
+            params: None: SamplingParams(), or the request's.
+            deliver: Called on the engine's thread with each output, or with the error that ended the thread. It must
+                neither wait nor raise.
+
+        Returns:
+            The future of the request's id; it has the error of a prompt that cannot be served.
+
+        Raises:
+            RuntimeError: If this is closed, or its thread failed.
+        """
+        return self._thread.add(prompt, params, deliver)
+
+    def cancel(self, request: Future[str]) -> None:
+        """Cancel a request of add from any thread, if it is not finished; its `deliver` is called no more."""
+        self._thread.abort(request)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether this is neither closed nor failed."""
+        return self._thread.is_running
 
     def metrics(self) -> Metrics:
         """The engine's Metrics."""
         return self._llm.metrics()
+
+    @property
+    def engine(self) -> Engine:
+        """The Engine, for its settings, limits and tokenizer; only this object's thread may add requests or step it."""
+        return self._llm.engine
+
+    def chat_prompt(self, messages: list[Message]) -> list[int]:
+        """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
+        return self._llm.chat_prompt(messages)
 
     def close(self) -> None:
         """Cancel all requests and end the thread; also called when the object is dropped or its `async with` ends."""
@@ -115,9 +152,6 @@ class AsyncLLM:
 
     async def __aexit__(self, *exception: object) -> None:
         self.close()
-
-
-Deliver = Callable[[RequestOutput | BaseException], None]
 
 
 class _EngineThread:
@@ -132,7 +166,11 @@ class _EngineThread:
         self._thread = threading.Thread(target=self._run, name="torch_infini.AsyncLLM", daemon=True)
         self._thread.start()
 
-    def add(self, prompt: Prompt, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
+    @property
+    def is_running(self) -> bool:
+        return self._error is None
+
+    def add(self, prompt: Prompt | Request, params: SamplingParams | None, deliver: Deliver) -> Future[str]:
         """Add a request between steps; return the future of its id.
 
         Args:

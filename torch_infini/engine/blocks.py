@@ -101,6 +101,11 @@ class BlockManager:
         self._kept = OrderedDict.fromkeys(oldest_first)
         self._uncached = [b for b in range(self.blocks - 1, -1, -1) if b not in cached]
 
+    def forget(self) -> None:
+        """Find no cached block again: `match` begins anew. Sequences keep the blocks that they have."""
+        self._uncached.extend(reversed(self._kept))
+        self._kept, self._block_of, self._key_of = OrderedDict(), {}, {}
+
     def is_shared(self, block: int) -> bool:
         """Return whether the block has several references and so must not be written."""
         return self._references[block] > 1

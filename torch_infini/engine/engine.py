@@ -114,11 +114,12 @@ class Engine:
             raise ValueError(f"{_NAME}: cache_bytes must be at least a block's, {block_bytes}, got {budget}")
         return budget // block_bytes
 
-    def add(self, prompt: Prompt, params: SamplingParams | None = None, id: str | None = None) -> str:
+    def add(self, prompt: Prompt | Request, params: SamplingParams | None = None, id: str | None = None) -> str:
         """Add a request; the next steps compute it.
 
         Args:
             prompt: Text, which needs a tokenizer, or token ids; also as {"prompt": text} or {"prompt_token_ids": ids}.
+                Or what new_request made of them, with its params.
             params: None: SamplingParams().
             id: Of the request; None: a new one.
 
@@ -130,7 +131,7 @@ class Engine:
                 ids outside the vocabulary, a text that the tokenizer fails on, or an id that is in use. Other requests
                 are not affected.
         """
-        request = self.new_request(prompt, params)
+        request = prompt if isinstance(prompt, Request) else self.new_request(prompt, params)
         if id is not None and not isinstance(id, str):
             raise ValueError(f"{_NAME}: id must be a string or None, got {id!r}")
         if id in self._requests:
@@ -229,6 +230,15 @@ class Engine:
                     self._finish(sequence, Finish.ABORT)
             return True
         except BaseException:
+            self._broken = True
+            raise
+
+    def forget_prefixes(self) -> None:
+        """Reuse no keys and values of earlier prompts: for callers that changed the model's parameters."""
+        self._repair()
+        try:
+            self._blocks.forget()
+        except BaseException:  # interrupted
             self._broken = True
             raise
 

@@ -119,6 +119,17 @@ class LLM:
         Raises:
             ValueError: For a prompt that cannot be served; none is computed then.
         """
+        return list(self.iterate(prompts, params))
+
+    def iterate(
+        self,
+        prompts: Prompt | SequenceOf[Prompt],
+        params: SamplingParams | SequenceOf[SamplingParams] | None = None,
+    ) -> Iterator[RequestOutput]:
+        """As generate, but yield each finished output as soon as all before it are; leaving the loop cancels the rest.
+
+        The prompts are checked when the loop begins.
+        """
         rows = prompts_of(prompts)
         settings = params_of(params, len(rows))
         readers: list[_Reader] = []
@@ -128,7 +139,8 @@ class LLM:
                     readers.append(self._add(prompt, one, keep=1))
                 except ValueError as error:
                     raise ValueError(f"{error} (prompt {i})") from None
-            return [deque(self._outputs(reader), maxlen=1).pop() for reader in readers]
+            for reader in readers:
+                yield deque(self._outputs(reader), maxlen=1).pop()
         finally:
             self._drop(readers)
 
@@ -175,12 +187,16 @@ class LLM:
         Raises:
             ValueError: If the tokenizer has no chat template, or as generate.
         """
+        return self.generate(self.chat_prompts(messages), params)
+
+    def chat_prompts(self, messages: SequenceOf[Message] | SequenceOf[SequenceOf[Message]]) -> list[list[int]]:
+        """Return the tokens of each conversation of chat; errors as there."""
         conversations: Any = messages  # checked here and by chat_prompt
         if isinstance(conversations, SequenceOf) and conversations and isinstance(conversations[0], Mapping):
             conversations = [conversations]
         if not isinstance(conversations, SequenceOf) or isinstance(conversations, (str, bytes)):
             raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
-        return self.generate([self.chat_prompt(conversation) for conversation in conversations], params)
+        return [self.chat_prompt(conversation) for conversation in conversations]
 
     def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
         """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
@@ -201,6 +217,16 @@ class LLM:
             return list(encoded["input_ids"])
         except Exception as error:  # a template raises whatever it likes
             raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error
+
+    def step(self) -> list[RequestOutput]:
+        """Step the engine, for a caller that has added requests to it; outputs of all others reach their callers too.
+
+        Returns:
+            As Engine.step.
+        """
+        with self._lock:
+            self._step()
+            return list(self.engine.outputs)
 
     def metrics(self) -> Metrics:
         """The engine's Metrics."""

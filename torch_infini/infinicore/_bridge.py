@@ -7,11 +7,19 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.dlpack import from_dlpack
 
+from .._library import emulates_cuda
 from . import utils
 from .lib import _infinicore
 from .tensor import Tensor, from_torch
 
-__all__ = ["as_torch", "from_torch", "record_or_run"]
+__all__ = ["as_torch", "check_torch_has", "from_torch", "record_or_run"]
+
+
+def check_torch_has(kind: str) -> None:
+    """Raise RuntimeError for a type of device where torch does not compute."""
+    if kind == "cuda" and (emulates_cuda() or not torch.backends.cuda.is_built()):
+        without = "the CUDA of this build is emulated" if emulates_cuda() else "this torch has no CUDA"
+        raise RuntimeError(f"torch computes this, so its tensors must be on the CPU, since {without}, got one on cuda")
 
 
 def as_torch(tensor: Tensor) -> torch.Tensor:
@@ -20,11 +28,12 @@ def as_torch(tensor: Tensor) -> torch.Tensor:
     On CUDA it is for work on the context's stream: what record_or_run() calls.
     """
     utils.to_torch_dtype(tensor.dtype)  # says what torch does not have
+    check_torch_has(tensor.device.type)
     found: torch.Tensor = from_dlpack(tensor._underlying.to_dlpack(True, False))
     return found
 
 
-def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:
+def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor], name: str = "host function") -> None:
     """Run a function that fills `outputs` with torch; while a graph is recorded, add it to the graph instead.
 
     Args:
@@ -32,12 +41,15 @@ def record_or_run(function: Callable[[], object], outputs: Sequence[Tensor]) -> 
             current stream is then the context's, and a graph with such a function runs op by op. What it raises comes
             out of this call, or of Graph.run().
         outputs: What it writes; kept alive by the graph. The first one's device is that of the stream.
+        name: For Graph.report().
     """
+    if outputs:
+        check_torch_has(outputs[0].device.type)
     if not _infinicore.is_graph_recording():
         _run(function, outputs)
         return
     kept = tuple(outputs)
-    _infinicore.add_host_operator(lambda: _run(function, kept))
+    _infinicore.add_host_operator(lambda: _run(function, kept), name)
 
 
 def _run(function: Callable[[], object], outputs: Sequence[Tensor]) -> None:

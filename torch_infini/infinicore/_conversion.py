@@ -12,6 +12,7 @@ import torch
 
 from . import utils
 from ._arguments import described
+from ._bridge import check_torch_has
 from .device import device as Device
 from .dtype import dtype as DataType
 from .tensor import Tensor
@@ -78,6 +79,7 @@ def converted(
 def torch_device(device: Device) -> torch.device:
     if device.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or a CUDA device, since torch computes, got {device}")
+    check_torch_has(device.type)
     return torch.device("cpu") if device.type == "cpu" else torch.device("cuda", device.index)
 
 

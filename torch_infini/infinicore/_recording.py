@@ -72,7 +72,7 @@ def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
             kept = [(value, pair) for value, pair in zip(leaves(found), pairs, strict=True) if pair is not None]
             write([value for value, _ in kept], [pair for _, pair in kept])
 
-    record_or_run(function, by_device(written or sources.tensors))
+    record_or_run(function, by_device(written or sources.tensors), f"{name} (torch)")
     return result
 
 

@@ -23,15 +23,22 @@ _HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
 class Tensor:
     """A tensor of the C++ front end: `_underlying` is its `_infinicore.Tensor`.
 
+    Tensor(x) of such a one, or of another Tensor, is over the same memory.
+
     Sizes and strides are lists, strides in elements. Views share memory. `+`, `*` and `@` take two tensors.
     numpy.asarray(), numpy.from_dlpack() and torch.from_dlpack() give views of the same memory, which they keep alive.
     """
 
-    def __init__(self, underlying: _infinicore.Tensor, *, _torch_ref: torch.Tensor | None = None) -> None:
-        if not isinstance(underlying, _infinicore.Tensor):
+    _underlying: _infinicore.Tensor
+    _torch_ref: torch.Tensor | None
+
+    def __init__(self, underlying: _infinicore.Tensor | Tensor, *, _torch_ref: torch.Tensor | None = None) -> None:
+        if isinstance(underlying, Tensor):
+            self._underlying, self._torch_ref = underlying._underlying, underlying._torch_ref
+        elif isinstance(underlying, _infinicore.Tensor):
+            self._underlying, self._torch_ref = underlying, _torch_ref
+        else:
             raise TypeError(f"infinicore.Tensor: underlying must be an _infinicore.Tensor, got {described(underlying)}")
-        self._underlying = underlying
-        self._torch_ref = _torch_ref
         self._shape: list[int] | None = None
         self._dtype: DataType | None = None
         self._device: Device | None = None
@@ -220,6 +227,10 @@ class Tensor:
                 )
             return found.astype(dtype)
         return found.copy() if copy else found
+
+    def to_numpy(self) -> numpy.ndarray[Any, Any]:
+        """Return a numpy array with a copy of the elements, also of a tensor on another device."""
+        return self.to("cpu").__array__(copy=True)
 
     def __repr__(self) -> str:
         return f"infinicore.{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, device={self.device})"

@@ -4,9 +4,12 @@
 infer_engine has generate, and llm continues many prompts at a time.
 """
 
+from typing import TYPE_CHECKING, Any
+
 from .auto_config import AutoConfig
 from .lib._infinilm import (
     CacheConfig,
+    Config,
     DistConfig,
     HookRegistry,
     InferEngine,
@@ -14,14 +17,33 @@ from .lib._infinilm import (
     PagedKVCacheConfig,
     StaticKVCacheConfig,
 )
+from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
+
+if TYPE_CHECKING:
+    from .models.llama import AutoLlamaModel
 
 __all__ = [
+    "LLM",
+    "AsyncLLMEngine",
     "AutoConfig",
+    "AutoLlamaModel",
     "CacheConfig",
+    "Config",
     "DistConfig",
     "HookRegistry",
     "InferEngine",
     "LlamaConfig",
     "PagedKVCacheConfig",
+    "RequestOutput",
+    "SamplingParams",
     "StaticKVCacheConfig",
+    "TokenOutput",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AutoLlamaModel":  # needs infinicore's module for this Python, which the names above do without
+        from .models.llama import AutoLlamaModel
+
+        return AutoLlamaModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

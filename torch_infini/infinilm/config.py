@@ -8,13 +8,26 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from numbers import Integral
 from typing import Any
 
 from ..models import LlamaConfig as ModelConfig
-from ..models.config import token_ids
+from .convert import as_dtype
 
 
-class LlamaConfig:
+class Config:
+    """The base class of the models' configs.
+
+    Raises:
+        TypeError: If it is instantiated itself.
+    """
+
+    def __init__(self) -> None:
+        if type(self) is Config:
+            raise TypeError("torch_infini.infinilm.Config: it must be a LlamaConfig, got the base class")
+
+
+class LlamaConfig(Config):
     """A model's sizes and settings.
 
     Args:
@@ -30,14 +43,16 @@ class LlamaConfig:
         rope_theta: Base of the rotation's angles.
         rope_scaling: None, or a dict as in a config.json: {"rope_type": "llama3", "factor": 8.0, ...}.
         bos_token_id, eos_token_id: Set as an integer, several or None; read as a list.
-        pad_token_id: -1 or None: there is none.
+        pad_token_id: An integer; -1 or None: there is none.
+        dtype: Of weights and activations; set as `_dtype`, and read as an infinicore.dtype.
         sliding_window: How many keys a query sees; None: all.
         layer_types: "sliding_attention" or "full_attention" for each layer; None: all as sliding_window says.
         use_cache, attention_dropout, initializer_range, pretraining_tp, name_or_path: Kept, and without effect.
         _dtype: Of weights and activations, torch's or infinicore's, or its name; None: float32.
 
     Raises:
-        TypeError: For a value whose name is none of these.
+        TypeError: For a value whose name is none of these, or token ids that are no integers.
+        ValueError: For a dtype that is not served.
     """
 
     model_type: str = "llama"
@@ -62,13 +77,12 @@ class LlamaConfig:
     initializer_range: float = 0.02
     pretraining_tp: int = 1
     name_or_path: str = ""
-    pad_token_id: int | None = -1
     sliding_window: int | None = None
     layer_types: Sequence[str] | None = None
     _dtype: Any = None  # as convert.as_dtype takes it
 
     def __init__(self, **values: Any) -> None:
-        unknown = values.keys() - _DEFAULTS.keys()
+        unknown = values.keys() - _DEFAULTS.keys() - {"dtype"}
         if unknown:
             raise TypeError(f"{_NAME}: values must be attributes of a LlamaConfig, got {', '.join(sorted(unknown))}")
         for name, value in (_DEFAULTS | values).items():
@@ -80,7 +94,7 @@ class LlamaConfig:
 
     @bos_token_id.setter
     def bos_token_id(self, value: int | Sequence[int] | None) -> None:
-        self._bos = list(token_ids(value))
+        self._bos = token_ids("bos_token_id", value)
 
     @property
     def eos_token_id(self) -> list[int]:
@@ -88,7 +102,28 @@ class LlamaConfig:
 
     @eos_token_id.setter
     def eos_token_id(self, value: int | Sequence[int] | None) -> None:
-        self._eos = list(token_ids(value))
+        self._eos = token_ids("eos_token_id", value)
+
+    @property
+    def pad_token_id(self) -> int | None:
+        return self._pad
+
+    @pad_token_id.setter
+    def pad_token_id(self, value: int | None) -> None:
+        if value is not None and not _is_token(value):
+            raise TypeError(f"{_NAME}: pad_token_id must be a token id or None, got {value!r}")
+        self._pad = None if value is None else int(value)
+
+    @property
+    def dtype(self) -> Any:
+        from ..infinicore.utils import to_infinicore_dtype
+
+        return to_infinicore_dtype(as_dtype(_NAME, self._dtype))
+
+    @dtype.setter
+    def dtype(self, value: Any) -> None:
+        as_dtype(_NAME, value)
+        self._dtype = value
 
     def kv_dim(self) -> int:
         """Columns of the keys, or of the values, of one token in one layer."""
@@ -98,7 +133,7 @@ class LlamaConfig:
         """Return whether the values are consistent and served; InferEngine's error says what is wrong."""
         try:
             self.to_model()
-        except ValueError:
+        except (TypeError, ValueError):
             return False
         return True
 
@@ -133,11 +168,15 @@ class LlamaConfig:
             return (0,) * layers
         if type(window) is not int or window < 1:
             raise ValueError(f"{_NAME}: sliding_window must be a positive integer or None, got {window!r}")
-        types = ["sliding_attention"] * layers if types is None else list(types)
-        if len(types) != layers or not set(types) <= {"sliding_attention", "full_attention"}:
+        types = ["sliding_attention"] * layers if types is None else types
+        if (
+            not isinstance(types, (list, tuple))
+            or len(types) != layers
+            or not set(types) <= {"sliding_attention", "full_attention"}
+        ):
             raise ValueError(
                 f"{_NAME}: layer_types must name sliding_attention or full_attention for each of {layers} layers, "
-                f"got {types}"
+                f"got {types!r}"
             )
         return tuple(window if kind == "sliding_attention" else 0 for kind in types)
 
@@ -148,7 +187,19 @@ class LlamaConfig:
 
 
 _DEFAULTS = {name: vars(LlamaConfig)[name] for name in LlamaConfig.__annotations__}
-_DEFAULTS |= {"bos_token_id": [1], "eos_token_id": [2]}
+_DEFAULTS |= {"pad_token_id": -1, "bos_token_id": [1], "eos_token_id": [2]}
 # Attributes that to_model() converts itself.
 _OWN = {"rope_theta", "rope_scaling", "sliding_window", "layer_types", "_dtype", "bos_token_id"}
 _NAME = "torch_infini.infinilm.LlamaConfig"
+
+
+def token_ids(name: str, value: Any) -> list[int]:
+    """Convert an id, several or none to a list; TypeError, which names the attribute, for what is no integer."""
+    ids = value if isinstance(value, (list, tuple)) else [] if value is None else [value]
+    if not all(map(_is_token, ids)):
+        raise TypeError(f"{_NAME}: {name} must be a token id, several or None, got {value!r}")
+    return list(map(int, ids))
+
+
+def _is_token(value: object) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)

@@ -1,17 +1,21 @@
-"""Converts arguments of InfiniLM's callers to torch's tensors, dtypes and devices.
+"""Converts arguments of InfiniLM's callers to torch's tensors, dtypes and devices, and results to their tensors.
 
-InfiniCore's objects wrap one another in an attribute `_underlying`; the innermost object is torch's.
+InfiniCore's objects wrap one another in an attribute `_underlying`. Tensors are views of the same memory both ways.
 """
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 
 from .._dtypes import INFINI_DTYPES
 
+_HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
 # Names by infiniDevice_t, and torch's names of those that torch_infini has kernels for.
 DEVICES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 TORCH_DEVICES = {"cpu": "cpu", "nvidia": "cuda", "cuda": "cuda"}
@@ -28,19 +32,64 @@ DTYPES = {
 
 def underlying(value: Any) -> Any:
     """Return the innermost object of a chain of `_underlying`."""
-    while not isinstance(value, Tensor) and getattr(value, "_underlying", None) is not None:
-        value = value._underlying
+    while not isinstance(value, Tensor):
+        inner = getattr(value, "_underlying", None)
+        if inner is None or inner is value:
+            break
+        value = inner
     return value
 
 
-def as_tensor(where: str, name: str, value: Any) -> Tensor:
-    """Return the tensor of an argument; else raise TypeError, whose message begins with `where`."""
+def as_torch(value: Any) -> Any:
+    """Return the torch tensor of an argument, over the memory of an infinicore tensor; any other object as it is.
+
+    Args:
+        value: A torch.Tensor, an infinicore.Tensor, an _infinicore.Tensor, or an object with one as `_underlying`.
+
+    Raises:
+        RuntimeError: For an infinicore tensor that a recorded graph has not filled yet.
+        BufferError: For one of a dtype that torch does not have.
+    """
     found = underlying(value)
+    if isinstance(found, Tensor):
+        return found.detach()
+    if not hasattr(found, "to_dlpack"):  # of _infinicore.Tensor: infinicore is imported then
+        return found
+    if found.dlpack_device() == _HOST and not found.is_recorded_only():
+        return from_dlpack(found.to_dlpack(True, False))  # a step converts seven: no streams, no more objects
+    from ..infinicore import Tensor as InfiniTensor
+
+    return from_dlpack(InfiniTensor(found))
+
+
+def as_tensor(where: str, name: str, value: Any) -> Tensor:
+    """Return the torch tensor of an argument; else raise TypeError, whose message begins with `where`."""
+    try:
+        found = as_torch(value)
+    except BufferError as error:
+        raise ValueError(f"{where}: {name} must be of a dtype that torch has: {error}") from None
     if not isinstance(found, Tensor):
         raise TypeError(
-            f"{where}: {name} must be a torch tensor or carry one as _underlying, got {type(found).__name__}"
+            f"{where}: {name} must be an infinicore or a torch tensor, or carry one as _underlying, got "
+            f"{type(found).__name__}"
         )
-    return found.detach()
+    return found
+
+
+def as_infinicore(tensor: Tensor) -> Any:
+    """Return an infinicore.Tensor over a torch tensor's memory."""
+    from ..infinicore import from_torch
+
+    return from_torch(tensor.detach())
+
+
+def like(value: Any) -> Callable[[Tensor], Any]:
+    """Return what converts torch tensors to the kind of an argument: torch's as they are, else infinicore's."""
+    return _same if isinstance(underlying(value), Tensor) else as_infinicore
+
+
+def _same(tensor: Tensor) -> Tensor:
+    return tensor
 
 
 def as_dtype(where: str, value: Any) -> torch.dtype:
@@ -55,17 +104,24 @@ def as_dtype(where: str, value: Any) -> torch.dtype:
     raise ValueError(f"{where}: dtype must be float32, bfloat16 or float16, got {value!r}")
 
 
-def as_device(where: str, value: Any) -> torch.device:
-    """Convert a device: an object or name of torch or Infini, or a number of infinicore.h; None: the CPU.
+def as_device(where: str, value: Any, argument: str = "device_type") -> torch.device:
+    """Convert a device: an object or name of torch or Infini, or a number of infinicore.h.
+
+    None: this thread's current device of infinicore, if the program uses it; otherwise the CPU.
 
     Raises:
         ValueError: For a device that is not there, or that torch_infini has no kernels for.
     """
-    device = torch.device("cpu") if value is None else _device(value)
+    device = _device(_current() if value is None else value)
     if device is None or (device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count()):
         known = "cpu or nvidia" if torch.cuda.is_available() else "cpu, for torch finds no NVIDIA GPU"
-        raise ValueError(f"{where}: device_type must be {known}, got {value!r}")
+        raise ValueError(f"{where}: {argument} must be {known}, got {value!r}")
     return device
+
+
+def _current() -> Any:
+    infinicore = sys.modules.get("torch_infini.infinicore")
+    return "cpu" if infinicore is None else infinicore.get_device()
 
 
 def _device(value: Any) -> torch.device | None:

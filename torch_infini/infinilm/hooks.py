@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ..models import Llama
 from ..nn import RMSNorm
 
-Callback = Callable[[str, Tensor, int], object]
+Callback = Callable[[str, Any, int], object]
 
 
 class HookRegistry:
@@ -40,7 +40,9 @@ class HookRegistry:
         Args:
             name: The tensor's; it may have several callbacks.
             callback: Called as callback(name, tensor, layer_index) in the order of the computation. The tensor is a
-                copy on the engine's device. What it raises ends the pass.
+                copy on the engine's device, torch's or infinicore's as input_ids are. What it raises comes out of
+                forward, whose tokens are lost, and no callback is called in between; where several ranks share the
+                model, they finish the pass first.
 
         Raises:
             TypeError: For a callback that cannot be called.
@@ -88,25 +90,38 @@ _NAME = "torch_infini.infinilm.HookRegistry"
 
 
 @contextmanager
-def tapped(model: Llama, registry: HookRegistry | None) -> Iterator[None]:
-    """Attach the registry's callbacks to the model for the body."""
+def tapped(model: Llama, registry: HookRegistry | None, convert: Callable[[Tensor], Any]) -> Iterator[None]:
+    """Attach the registry's callbacks to the model for the body.
+
+    Args:
+        convert: Makes of a torch tensor what the callbacks get.
+    """
     if registry is None or not registry.has_hooks():
         yield
         return
     registry.check(model)
-    tap = _Tap({name: list(callbacks) for name, callbacks in registry._callbacks.items()})
+    callbacks = {name: list(callbacks) for name, callbacks in registry._callbacks.items()}
+    # Other ranks wait for this one within the pass: an exception may not leave it before they are through.
+    tap = _Tap(callbacks, convert, defers_errors=model.tp_group is not None)
     try:
         tap.attach(model)
         yield
     finally:
         tap.remove()
+    if tap.error is not None:
+        raise tap.error
 
 
 class _Tap:
     """The hooks of one pass."""
 
-    def __init__(self, callbacks: dict[str, list[Callback]]) -> None:
+    def __init__(
+        self, callbacks: dict[str, list[Callback]], convert: Callable[[Tensor], Any], defers_errors: bool
+    ) -> None:
         self._callbacks = callbacks
+        self._convert = convert
+        self._defers_errors = defers_errors
+        self.error: Exception | None = None
         self._handles: list[Any] = []
         self._norms: list[RMSNorm] = []
 
@@ -138,7 +153,14 @@ class _Tap:
 
     def _call(self, name: str, tensor: Tensor, layer: int) -> None:
         for callback in self._callbacks.get(name, ()):
-            callback(name, tensor.clone(), layer)  # memory of the pass may be written again
+            if self.error is not None:
+                return
+            try:
+                callback(name, self._convert(tensor.clone()), layer)  # memory of the pass may be written again
+            except Exception as error:
+                if not self._defers_errors:
+                    raise
+                self.error = error
 
     def _result(self, module: nn.Module, layer: int, name: str) -> None:
         if name in self._callbacks:

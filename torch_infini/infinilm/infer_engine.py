@@ -1,27 +1,35 @@
-"""InferEngine with generate: a model folder, and continuations of prompts that are token ids.
+"""InferEngine as scripts use it: made from a model folder, forward with keywords, and generate.
 
 generate computes all prompts together by torch_infini.LLM; forward is that of the low-level engine.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import copy
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from torch import Tensor
 
+from .. import infinicore
 from ..engine import LLM, SamplingParams
+from ..engine.outputs import RequestOutput
 from ..engine.sampler import resolve_seeds
 from ..models.config import token_ids
 from ..models.llama import checked_config
 from .auto_config import AutoConfig
 from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
-from .convert import underlying
+from .config import LlamaConfig
+from .convert import as_dtype, as_torch, like
 from .distributed import DistConfig
-from .lib import _infinilm
+from .inference import InferEngine as LowLevelEngine
+from .inputs import Input, Output
 
+_Engine = TypeVar("_Engine", bound="InferEngine")
 BLOCK = 32  # tokens in a block, where a static cache's config stands for a paged one
 
 
@@ -48,77 +56,258 @@ class GenerationConfig:
     seed: int | None = None
 
 
-class InferEngine(_infinilm.InferEngine):
-    """The low-level engine with the config and the parameters of a model folder.
+class InferEngine(LowLevelEngine):
+    """The low-level engine for a model folder. It reads the folder's config; the parameters come afterwards.
+
+    modeling_utils.load_model_state_dict_by_file reads the folder's safetensors into it, and from_pretrained makes an
+    engine with its parameters. The low-level engine says what a pass without them does.
 
     Args:
-        model_path: A Hugging Face folder on this machine. Without safetensors the parameters come by load_param.
+        model_path: A Hugging Face folder on this machine, or a LlamaConfig.
         device: As device_type of the low-level engine.
         distributed_config: As there.
         cache_config: As there.
+        dtype: Of parameters and activations, torch's or infinicore's, or its name; None: the config's.
 
     Attributes:
-        config: The folder's LlamaConfig.
+        config: The LlamaConfig.
+        dtype: infinicore's dtype of parameters and activations.
+        device: The infinicore.device where the model is.
+        enable_paged_attn: Whether the cache is paged.
+        use_cache: Kept for callers that set it; a pass always uses the cache.
 
     Raises:
         FileNotFoundError: For a config.json or file that is not there.
-        ValueError: For a model that is not served, or a checkpoint that does not fit its config.
+        ValueError: For a model that is not served, or safetensors that do not fit its config.
         What the low-level engine raises.
     """
 
     def __init__(
         self,
-        model_path: str | Path,
+        model_path: str | Path | LlamaConfig = "",
         device: Any = None,
         distributed_config: DistConfig | None = None,
         cache_config: CacheConfig | None = None,
+        *,
+        dtype: Any = None,
     ) -> None:
-        self.config = AutoConfig.from_pretrained(model_path)
-        has_files = any(Path(model_path).glob("*.safetensors"))
-        if has_files:
-            checked_config(model_path)
+        if isinstance(model_path, LlamaConfig):
+            self.config = model_path if dtype is None else copy.copy(model_path)
+        else:
+            self.config = AutoConfig.from_pretrained(model_path)
+            if any(Path(model_path).glob("*.safetensors")):
+                checked_config(model_path)  # before memory is allocated for sizes that are not the files'
+        if dtype is not None:
+            self.config._dtype = as_dtype(_NAME, dtype)
+        self.use_cache = False
+        self._llm: LLM | None = None
         super().__init__(self.config, distributed_config, device, cache_config)
-        if has_files:
-            self._rank.load_folder(model_path)
+        model = self._rank.model
+        self.dtype = infinicore.utils.to_infinicore_dtype(model.dtype)
+        self.device = infinicore.device(self._rank.device.type, self._rank.device.index)
+        self.enable_paged_attn = isinstance(self.get_cache_config(), PagedKVCacheConfig)
 
-    def generate(self, input_ids: Any, generation_config: GenerationConfig | None = None) -> list[list[int]]:
-        """Continue prompts.
-
-        During the call it has a cache of its own, of the size of cache_config (without a limit, or None: of
-        torch_infini.LLM's default size); forward's cache is not touched. Hooks are called in forward only.
+    @classmethod
+    def from_pretrained(
+        cls: type[_Engine],
+        model_path: str | Path,
+        device: Any = None,
+        dtype: Any = None,
+        backend: str = "cpp",
+        distributed_config: DistConfig | None = None,
+        cache_config: CacheConfig | None = None,
+    ) -> _Engine:
+        """Make an engine with the parameters of a model folder.
 
         Args:
-            input_ids: [rows, length], or what carries it as `_underlying`, or a list of token ids for each row, of any
-                lengths.
-            generation_config: For all rows; None: GenerationConfig().
+            model_path: As of the class. A folder without safetensors leaves the parameters to load_param.
+            device, dtype, distributed_config, cache_config: As of the class.
+            backend: "cpp" or "python", InfiniLM's two implementations; both are this engine.
+
+        Raises:
+            ValueError: For another backend; otherwise as the class.
+        """
+        if backend not in ("cpp", "python"):
+            raise ValueError(f"{_NAME}.from_pretrained: backend must be 'cpp' or 'python', got {backend!r}")
+        engine = cls(model_path, device, distributed_config, cache_config, dtype=dtype)
+        if any(Path(model_path).glob("*.safetensors")):
+            engine._rank.load_folder(model_path)
+        return engine
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.forward(*args, **kwargs)
+
+    def forward(
+        self,
+        input_ids: Any,
+        *,
+        position_ids: Any = None,
+        past_kv_lengths: Any = None,
+        total_kv_lengths: Any = None,
+        input_offsets: Any = None,
+        block_tables: Any = None,
+        slot_mapping: Any = None,
+        temperature: Any = None,
+        top_k: Any = None,
+        top_p: Any = None,
+        seed: int | Sequence[int] | Tensor | None = None,
+    ) -> Any:
+        """Compute the new tokens of all rows, and the next token of each.
+
+        Args:
+            input_ids: The new tokens, infinicore's or torch's, as Input takes them; or an Input, and nothing else.
+            position_ids, input_offsets, block_tables, slot_mapping: As of Input.
+            past_kv_lengths, total_kv_lengths: Its past_sequence_lengths and total_sequence_lengths.
+            temperature, top_k, top_p: As of Input; None: 1.0, 1 and 1.0.
+            seed: As of the low-level engine's forward.
 
         Returns:
-            The new tokens of each row; one that ends it is the last of them.
+            The next token of each row, [rows] int64 on the CPU, torch's where input_ids are and infinicore's otherwise;
+            for an Input an Output.
+
+        Raises:
+            TypeError: For an Input with other arguments; otherwise as the low-level engine's forward.
+        """
+        more = {
+            "position_ids": position_ids,
+            "past_sequence_lengths": past_kv_lengths,
+            "total_sequence_lengths": total_kv_lengths,
+            "input_offsets": input_offsets,
+            "block_tables": block_tables,
+            "slot_mapping": slot_mapping,
+            "temperature": temperature,
+            "top_k": top_k,
+            "top_p": top_p,
+        }
+        if isinstance(input_ids, Input):
+            given = [name for name, value in more.items() if value is not None]
+            if given:
+                raise TypeError(f"{_NAME}.forward: an Input must come alone, got {', '.join(given)} beside it")
+            return super().forward(input_ids, seed=seed)
+        more["top_k"] = 1 if top_k is None else top_k  # also where no name of the newer set says so
+        output: Output = super().forward(Input(input_ids, **more), seed=seed)
+        tokens = output.output_ids
+        return tokens if len(tokens.shape) == 1 else tokens.view([tokens.shape[0]])
+
+    def generate(
+        self,
+        input_ids: Any,
+        generation_config: GenerationConfig | None = None,
+        *,
+        _measure_and_log_time: bool = False,
+        paged_block_size: int = 16,
+    ) -> list[Any]:
+        """Continue prompts.
+
+        It has a cache of its own, of the size of cache_config (without a limit, or None: of torch_infini.LLM's default
+        size), which is kept until reset_cache; forward's cache is not touched. Rows that do not fit into it together
+        are computed one after the other. Hooks are called in forward only.
+
+        Args:
+            input_ids: [rows, length], infinicore's or torch's, or a list of token ids for each row, of any lengths.
+            generation_config: For all rows; None: GenerationConfig().
+            _measure_and_log_time: Whether a line with the times of prefill and decode is printed.
+            paged_block_size: Without effect: blocks have the block_size of cache_config.
+
+        Returns:
+            For each step the tokens of all rows, [rows] int64 on the CPU: torch's where input_ids are, infinicore's
+            otherwise. There are as many steps as the longest row has new tokens; a row that ended before repeats its
+            last token, which is the end token if one ended it.
 
         Raises:
             ValueError: For prompts or settings that cannot be served.
             RuntimeError: If parameters are missing, or a row fails.
         """
-        self._rank.check_loaded(_NAME)
-        found = underlying(input_ids)
-        prompts = found.tolist() if isinstance(found, Tensor) else [list(row) for row in found]
-        g = generation_config or GenerationConfig()
-        common: dict[str, Any] = {
-            "temperature": g.temperature,
-            "top_k": g.top_k,
-            "top_p": g.top_p,
-            "max_tokens": g.max_new_tokens,
-        }
-        if g.eos_token_id is not None or not g.stop_on_eos:  # not the model's
-            common |= {"ignore_eos": True, "stop_token_ids": token_ids(g.eos_token_id) if g.stop_on_eos else ()}
-        seeds = resolve_seeds(SamplingParams(n=max(len(prompts), 1), seed=g.seed))
-        params = [SamplingParams(**common, seed=seed) for seed in seeds[: len(prompts)]]
-        llm = LLM(self._rank.model, **_cache_settings(self.get_cache_config(), self.config.max_position_embeddings))
-        outputs = llm.generate(prompts, params)
+        where = f"{_NAME}.generate"
+        prompts, convert = _rows(where, input_ids), like(input_ids)
+        params = _params(generation_config or GenerationConfig(), len(prompts))
+        with self._rank.lock:
+            self._rank.check_loaded(where)
+            if self._llm is None:
+                positions = self.config.max_position_embeddings
+                self._llm = LLM(self._rank.model, **_cache_settings(self.get_cache_config(), positions))
+            self._llm.engine.forget_prefixes()  # parameters may be others since
+            start = time.perf_counter()
+            outputs = self._llm.generate(prompts, params)
+            seconds = time.perf_counter() - start
         for row, output in enumerate(outputs):
             if output.completions[0].error is not None:
-                raise RuntimeError(f"{_NAME}: row {row} failed: {output.completions[0].error}")
-        return [output.tokens for output in outputs]
+                raise RuntimeError(f"{where}: row {row} failed: {output.completions[0].error}")
+        if _measure_and_log_time and outputs:
+            print(_times(outputs, seconds), flush=True)
+        rows = [output.tokens for output in outputs]
+        if not rows:
+            return []
+        steps = max(map(len, rows))
+        padded = (row + row[-1:] * (steps - len(row)) for row in rows)
+        table = convert(torch.tensor(list(zip(*padded, strict=True))))
+        return [table.narrow(0, i, 1).squeeze(0) for i in range(steps)]
+
+    def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
+        """As the low-level engine's; generate's cache is dropped too."""
+        self._llm = None
+        super().reset_cache(cache_config)
+        self.enable_paged_attn = isinstance(self.get_cache_config(), PagedKVCacheConfig)
+
+    def state_dict_keyname(self) -> list[str]:
+        """The names of the parameters."""
+        return list(self._rank.slots)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any], strict: bool | None = None) -> tuple[list[str], list[str]]:
+        """Set parameters by name, as load_param does.
+
+        Args:
+            state_dict: Tensors by Hugging Face names, infinicore's or torch's.
+            strict: True: names that are missing or unknown are an error, and nothing is set. None: only unknown ones
+                are, so that a checkpoint may come file by file. False: unknown names are left out.
+
+        Returns:
+            (missing names, unknown names), as of infinicore.nn.Module.
+
+        Raises:
+            RuntimeError: For names as strict says.
+            ValueError, TypeError: As load_param.
+        """
+        known = {name for name in state_dict if name in self._rank.slots or self._rank.has_elsewhere(name)}
+        unknown = [name for name in state_dict if name not in known]
+        missing = [name for name in self._rank.slots if name not in known]
+        wrong = [f"missing: {', '.join(missing)}"] if strict and missing else []
+        wrong += [f"unknown: {', '.join(unknown)}"] if strict is not False and unknown else []
+        if wrong:
+            raise RuntimeError(f"{_NAME}.load_state_dict: the names must be the model's parameters, {'; '.join(wrong)}")
+        for name in known:
+            self.load_param(name, state_dict[name])
+        return missing, unknown
+
+
+def _rows(where: str, input_ids: Any) -> list[list[int]]:
+    """The prompts of generate, a list of ids for each; the engine checks the ids themselves."""
+    found = as_torch(input_ids)
+    if isinstance(found, Tensor):
+        if found.dim() != 2 or found.dtype not in (torch.int64, torch.int32):
+            kind = str(found.dtype).removeprefix("torch.")
+            raise ValueError(
+                f"{where}: input_ids must be int64 or int32 [rows, length], got {kind} {list(found.shape)}"
+            )
+        return found.tolist()
+    if not isinstance(found, Sequence) or not all(
+        isinstance(row, Sequence) and not isinstance(row, str) for row in found
+    ):
+        raise TypeError(f"{where}: input_ids must be a tensor or a list of token ids for each row, got {input_ids!r}")
+    return [list(row) for row in found]
+
+
+def _params(g: GenerationConfig, rows: int) -> list[SamplingParams]:
+    common: dict[str, Any] = {
+        "temperature": g.temperature,
+        "top_k": g.top_k,
+        "top_p": g.top_p,
+        "max_tokens": g.max_new_tokens,
+    }
+    if g.eos_token_id is not None or not g.stop_on_eos:  # not the model's
+        common |= {"ignore_eos": True, "stop_token_ids": token_ids(g.eos_token_id) if g.stop_on_eos else ()}
+    seeds = resolve_seeds(SamplingParams(n=max(rows, 1), seed=g.seed))
+    return [SamplingParams(**common, seed=seed) for seed in seeds[:rows]]
 
 
 def _cache_settings(config: CacheConfig, positions: int) -> dict[str, Any]:
@@ -138,4 +327,18 @@ def _cache_settings(config: CacheConfig, positions: int) -> dict[str, Any]:
     }
 
 
-_NAME = "torch_infini.infinilm.infer_engine.InferEngine.generate"
+def _times(outputs: Sequence[RequestOutput], seconds: float) -> str:
+    """The line of a measured call: prefill until every row has a token, decode from there on."""
+    prompt = sum(len(output.prompt_tokens) for output in outputs)
+    prefill = max(output.time_to_first_token or 0.0 for output in outputs)
+    decode, tokens = seconds - prefill, sum(len(output.tokens) - 1 for output in outputs)
+    steps = max(len(output.tokens) - 1 for output in outputs)
+    line = f"generate: {len(outputs)} rows; prefill {prompt} tokens in {prefill * 1e3:.2f} ms"
+    line += f" ({prompt / prefill:.1f} tokens/s)"
+    if steps:
+        line += f"; decode {tokens} tokens in {decode * 1e3:.2f} ms ({tokens / decode:.1f} tokens/s, "
+        line += f"{decode * 1e3 / steps:.2f} ms a step)"
+    return line
+
+
+_NAME = "torch_infini.infinilm.infer_engine.InferEngine"

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import difflib
 import threading
+import warnings
+import zlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,9 +23,9 @@ from ..models import Llama, Slot, load_checkpoint
 from ..models import LlamaConfig as ModelConfig
 from ..nn import Batch, KVCache
 from . import inputs
-from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig, without_subclass
 from .config import LlamaConfig
-from .convert import as_device, as_dtype, as_tensor, underlying
+from .convert import as_device, as_dtype, as_infinicore, as_tensor, like, underlying
 from .distributed import DistConfig
 from .hooks import HookRegistry, tapped
 from .inputs import WHERE, paged_batch, static_batch
@@ -31,6 +33,7 @@ from .sampling import by_fixed_number, drawn, each_seed, settings
 
 _NAME = "torch_infini.infinilm.InferEngine"
 _SHOWN = 10  # names that an error gives
+_SCALE = 0.02  # standard deviation of random weights
 
 
 class InferEngine:
@@ -43,8 +46,8 @@ class InferEngine:
         distributed_config: The devices of the tensor-parallel group. On NVIDIA one, by its number. On the CPU they are
             processes: under torchrun its processes, which all make the same calls; otherwise this process and workers
             that it starts, which divide its threads among themselves.
-        device_type: Where the model is: a device of torch's or of InfiniCore's, its name, or a number of
-            infinicore.h (0: CPU, 1: NVIDIA); None: the CPU.
+        device_type: Where the model is: a device of torch's or of InfiniCore's, its type, its name, or a number of
+            infinicore.h (0: CPU, 1: NVIDIA). None: infinicore's current device, and the CPU without infinicore.
         cache_config: How keys and values are kept. None: as StaticKVCacheConfig(), whose memory is taken when the first
             pass needs it.
 
@@ -85,11 +88,11 @@ class InferEngine:
             device = as_device(_NAME, f"cuda:{distributed.tp_device_ids[0]}")
         if cache_config is not None:
             cache_config = _instance("cache_config", cache_config, CacheConfig)
-        arguments = config.to_model(), as_dtype(_NAME, config._dtype), device, cache_config
+        arguments = config.to_model(), as_dtype(_NAME, config._dtype), device
         tp_group = init_tp_group(size) if size > 1 else None
         if tp_group is not None and tp_group.workers is not None:
-            tp_group.workers.make(_Rank, *arguments)
-        self._rank = _Rank(tp_group, *arguments)
+            tp_group.workers.make(_Rank, *arguments, cache_config and without_subclass(cache_config))
+        self._rank = _Rank(tp_group, *arguments, cache_config)
         self._distributed = distributed
 
     def load_param(self, name: str, param: Any) -> None:
@@ -98,7 +101,8 @@ class InferEngine:
         Args:
             name: The Hugging Face name: "model.layers.0.self_attn.q_proj.weight". "lm_head.weight" of a tied embedding
                 and a checkpoint's "inv_freq" are accepted and ignored.
-            param: The whole tensor, of any floating dtype, or an object with one as `_underlying`.
+            param: The whole tensor, infinicore's or torch's, of any floating dtype, or an object with one as
+                `_underlying`. Its values are copied to where passes read them; otherwise it is not copied.
 
         Raises:
             ValueError: For a name, shape or dtype that is not the model's.
@@ -106,11 +110,15 @@ class InferEngine:
         """
         self._rank.load(name, param)
 
-    def state_dict(self) -> list[dict[str, Tensor]]:
-        """The parameters by name: a dict for each device that this process serves, with the parts that are there. Those
-        of this process are views of the memory that passes read, those of others copies."""
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the parameters by name as infinicore tensors.
+
+        Returns:
+            A dict for each device that this process serves, with the parts that are there. Those of this process are
+            views of the memory that passes read, those of others copies.
+        """
         others = [] if self._rank.workers is None else self._rank.workers.call("state")
-        return [self._rank.state(), *others]
+        return [{name: as_infinicore(x) for name, x in state.items()} for state in (self._rank.state(), *others)]
 
     def forward(self, input: inputs.Input, *, seed: int | Sequence[int] | Tensor | None = None) -> inputs.Output:
         """Compute the new tokens of all rows, and the next token of each.
@@ -126,17 +134,22 @@ class InferEngine:
                 share the random number.
 
         Returns:
-            The tokens: [rows, 1], or [rows] where the input has the newer vocabulary.
+            The tokens: [rows, 1], or [rows] where the input has the newer vocabulary. They are torch's where input_ids
+            are, otherwise infinicore's.
+
+        If no parameter was loaded at all, the first call warns and fills them with random numbers, the same in every
+        process, for benchmarks.
 
         Raises:
             TypeError, ValueError: For an input that cannot be served; nothing is computed then.
-            RuntimeError: If parameters are missing, or the logits are not finite.
+            RuntimeError: If some parameters are missing, the logits are not finite, or a worker has ended.
+            What a callback of a HookRegistry raises.
         """
         if not isinstance(input, inputs.Input):
             raise TypeError(f"{WHERE}: input must be an InferEngine.Input, got {type(input).__name__}")
         with self._rank.lock:
             tokens = self._rank.forward(input, seed)
-        return inputs.Output(tokens if input.names_newer_lengths else tokens[:, None])
+        return inputs.Output(like(input.input_ids)(tokens if input.names_newer_lengths else tokens[:, None]))
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
         """Drop all sequences.
@@ -228,12 +241,34 @@ class _Rank(Worker):
         self.missing.clear()
 
     def check_loaded(self, where: str) -> None:
-        if self.missing:
+        """Raise RuntimeError if some parameters are missing; if all are, warn and make random ones."""
+        with self.lock:
+            if not self.missing:
+                return
             some = sorted(self.missing)
             more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
-            raise RuntimeError(
-                f"{where}: all parameters must have been loaded, got none for {', '.join(some[:_SHOWN])}{more}"
-            )
+            names = f"{', '.join(some[:_SHOWN])}{more}"
+            if len(self.missing) < len(self.slots):
+                raise RuntimeError(f"{where}: all parameters must have been loaded, got none for {names}")
+            if self.model.tp_group is None or self.model.tp_group.rank == 0:
+                warnings.warn(
+                    f"{where}: no parameter has been loaded, so all are random numbers: {names}", stacklevel=2
+                )
+            if self.workers is not None:
+                self.workers.send("fill")
+            self.fill()
+
+    def fill(self) -> None:
+        """Fill norms with ones, biases with zeros, and weights with random numbers that their names determine."""
+        for name, slot in self.slots.items():
+            tensor = torch.zeros(slot.shape, device=self.device)
+            if len(slot.shape) > 1:
+                generator = torch.Generator(self.device).manual_seed(zlib.crc32(name.encode()))
+                tensor.normal_(0, _SCALE, generator=generator)
+            elif not name.endswith(".bias"):
+                tensor.fill_(1)
+            slot.load(slot.cut(tensor), 0)
+        self.missing.clear()
 
     def has_elsewhere(self, name: str) -> bool:
         """Return whether a checkpoint's tensor follows from the config, or shares another one's memory."""
@@ -243,7 +278,7 @@ class _Rank(Worker):
         config = config or self.cache_config
         blocks, size = self._sizes(config)
         if send and self.workers is not None:
-            self.workers.send("reset", config)
+            self.workers.send("reset", without_subclass(config))
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
             self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated
@@ -298,32 +333,31 @@ class _Rank(Worker):
             self.cached[:n] = lengths - (1 if starts is None else starts.diff())
         tapped_by = self.hooks if self.hooks is not None and self.hooks.has_hooks() else None
         whole = tapped_by is not None
-        if self.workers is not None:
-            self.workers.send("compute", batch, None, whole)
-            with self.workers.relay_errors():
-                logits = self.compute(batch, tapped_by, whole)
-        else:
-            if self.model.tp_group is not None and starts is not None:
-                whole = self.model.tp_group.any(whole)  # under torchrun each rank has hooks of its own
-            logits = self.compute(batch, tapped_by, whole)
+        with tapped(self.model, tapped_by, like(input.input_ids)):
+            if self.workers is not None:
+                self.workers.send("compute", batch, whole)
+                with self.workers.relay_errors():
+                    logits = self.compute(batch, whole)
+            else:
+                if self.model.tp_group is not None and starts is not None:
+                    whole = self.model.tp_group.any(whole)  # under torchrun each rank has hooks of its own
+                logits = self.compute(batch, whole)
         if static:
             self.cached[:n] = lengths
         tokens = by_fixed_number(logits, rows) if seeds is None else drawn(logits, rows, seeds, lengths)
         return tokens.cpu()
 
     @torch.no_grad()
-    def compute(self, batch: Batch, hooks: HookRegistry | None, whole: bool) -> Tensor:
+    def compute(self, batch: Batch, whole: bool) -> Tensor:
         """Compute the logits behind the last token of each row.
 
         Args:
-            hooks: This rank's, or None.
             whole: Run the modules on all tokens, for hooks of this rank or another.
         """
         assert self.cache is not None
         if batch.cum_seq_lens_q is None and not whole:
             return self.decode(batch)
-        with tapped(self.model, hooks):
-            return self.model(_on(self.device, batch), self.cache, last=True, whole=whole)
+        return self.model(_on(self.device, batch), self.cache, last=True, whole=whole)
 
     def decode(self, batch: Batch) -> Tensor:
         """Compute the logits of a batch with one new token per row by a recorded step."""

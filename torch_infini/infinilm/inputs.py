@@ -18,25 +18,26 @@ WHERE = "torch_infini.infinilm.InferEngine.forward"
 
 
 class Input:
-    """The input of a forward pass. All tensors hold integers; each is torch's, or an object with one as `_underlying`.
+    """The input of a forward pass. All tensors hold integers; each is infinicore's or torch's, or an object with one as
+    `_underlying`. The result is of the kind of input_ids.
 
     There are two sets of names for lengths. A call with `past_sequence_lengths`, `total_sequence_lengths` or
     `input_offsets` uses the newer set: top_k is then 1 by default, and output_ids is [rows]. In the older set top_k is
-    50 by default, and output_ids is [rows, 1]. One of several lengths that determine each other is enough. All
-    arguments behind the third are keyword-only, because the two sets differ in their order.
+    50 by default, and output_ids is [rows, 1]. One of several lengths that determine each other is enough. By position
+    the arguments are the newer set's; those of the older one are given by name. All are attributes, to read and to set.
 
     Args:
         input_ids: Static cache: [rows, length]. Paged: [1, tokens], the new tokens of all rows, one behind the other.
         position_ids: Of the same shape, or [tokens]: the place of each token in its sequence; None: as the lengths say.
-        cache_lengths: [rows], tokens of each row that are in the cache; None: as position_ids say.
-        input_lengths: [rows], new tokens of each row; None: for a static cache as many as input_ids has columns, for
-            a paged one 1, or all for a single row.
+        past_sequence_lengths: [rows], tokens of each row that are in the cache; None: as position_ids say.
+        total_sequence_lengths: [rows], cached and new tokens together.
+        input_offsets: [rows + 1], from 0: where each row's new tokens begin.
         block_tables: [rows, blocks], for a paged cache: the blocks of each row in order, -1 where there is none.
         slot_mapping: [tokens], for a paged cache: block * block_size + row of each new token; None: as block_tables
             say.
-        past_sequence_lengths: cache_lengths, in the newer vocabulary.
-        total_sequence_lengths: [rows], cached and new tokens together.
-        input_offsets: [rows + 1], from 0: where each row's new tokens begin.
+        cache_lengths: past_sequence_lengths, in the older vocabulary.
+        input_lengths: [rows], new tokens of each row; None: for a static cache as many as input_ids has columns, for
+            a paged one 1, or all for a single row.
         temperature: At least 0; a number, or one for each row (so the next two); None: 1.0.
         top_k: Below 1: no limit; None: 50 or 1, as above.
         top_p: At least 0; 1 or more: no limit; None: 1.0.
@@ -49,14 +50,14 @@ class Input:
         self,
         input_ids: Any = None,
         position_ids: Any = None,
-        cache_lengths: Any = None,
-        *,
-        input_lengths: Any = None,
-        block_tables: Any = None,
-        slot_mapping: Any = None,
         past_sequence_lengths: Any = None,
         total_sequence_lengths: Any = None,
         input_offsets: Any = None,
+        block_tables: Any = None,
+        slot_mapping: Any = None,
+        *,
+        cache_lengths: Any = None,
+        input_lengths: Any = None,
         temperature: Any = None,
         top_k: Any = None,
         top_p: Any = None,
@@ -108,10 +109,11 @@ class Output:
     """The result of a forward pass.
 
     Attributes:
-        output_ids: The next token of each row, int64 on the CPU: [rows, 1], or [rows], as Input says.
+        output_ids: The next token of each row, int64 on the CPU: [rows, 1], or [rows], as Input says. An
+            infinicore.Tensor, or a torch.Tensor where input_ids are one. May be set.
     """
 
-    def __init__(self, output_ids: Tensor) -> None:
+    def __init__(self, output_ids: Any = None) -> None:
         self.output_ids = output_ids
 
 

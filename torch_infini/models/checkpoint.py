@@ -21,13 +21,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._dtypes import SAFETENSORS_DTYPES
 from ..nn import WeightFormat
 from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
 # By safetensors' names.
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-INTEGERS = {"I8": torch.int8, "U8": torch.uint8}  # where a slot wants them
+DTYPES = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if dtype.is_floating_point}
+INTEGERS = {name: SAFETENSORS_DTYPES[name] for name in ("I8", "U8")}  # where a slot wants them
 _SHOWN = 10  # tensors of each kind that an error names
 # Bytes that a thread reads at a time: several of the large pages that reading allocates.
 _PIECE = 8 << 20

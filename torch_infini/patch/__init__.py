@@ -5,22 +5,19 @@ Importing this module is cheap: transformers is imported by the first call of pa
 
 from __future__ import annotations
 
-import sys
 import warnings
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
-from importlib.abc import MetaPathFinder
-from importlib.machinery import ModuleSpec
-from importlib.util import find_spec
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 from torch import nn
 
+from .._import_hooks import after_import
 from .decoder import find_decoder
 from .report import PatchReport, Row, Verification
 from .swap import STATE, Patched
@@ -235,38 +232,10 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
             unpatch_model(model)
 
 
-def _register_quantizer() -> None:
-    """Let transformers' from_pretrained open folders of save_patched, now or when transformers is imported."""
-    module = "transformers.quantizers.auto"
-    if module in sys.modules:
-        if hasattr(sys.modules[module], "register_quantizer"):  # of transformers 5
-            from . import hugging_face  # noqa: F401
-    elif not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder(module))
-
-
-class _Finder(MetaPathFinder):
-    """Registers the quantizer right after transformers' registry is imported; importing transformers takes seconds."""
-
-    def __init__(self, module: str) -> None:
-        self.module = module
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != self.module:
-            return None
-        sys.meta_path.remove(self)
-        spec = find_spec(name)
-        loader = None if spec is None else spec.loader
-        if spec is None or loader is None:
-            return None
-        run = loader.exec_module
-
-        def exec_module(module: ModuleType) -> None:
-            run(module)
-            _register_quantizer()
-
-        loader.exec_module = exec_module  # type: ignore[method-assign]
-        return spec
+def _register_quantizer(registry: ModuleType) -> None:
+    """Let transformers' from_pretrained open folders of save_patched."""
+    if hasattr(registry, "register_quantizer"):  # of transformers 5
+        from . import hugging_face  # noqa: F401
 
 
 def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
@@ -319,4 +288,4 @@ def load_patched(folder: str | Path) -> nn.Module:
     return load(Path(folder))
 
 
-_register_quantizer()
+after_import("transformers.quantizers.auto", _register_quantizer)

@@ -19,6 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
+from .._dtypes import SAFETENSORS_DTYPES
 from .quantized_linear import GROUP_SIZES
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
@@ -33,18 +34,6 @@ QUANTIZED = "quantised"  # field of the quantized layers; its spelling is part o
 LOAD = "torch_infini.load_patched"
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # the lengths of lists of modules
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 def all_tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -124,9 +113,9 @@ def read_header(folder: Path, file: str) -> dict[str, Stored]:
             part = source.get_slice(name)
             header[name] = str(part.get_dtype()), tuple(part.get_shape())
     for name, (dtype, _) in header.items():
-        if dtype not in DTYPES:
-            raise invalid(file, name, f"be of one of the dtypes {', '.join(DTYPES)}", dtype)
-    return {name: Stored(DTYPES[dtype], shape) for name, (dtype, shape) in header.items()}
+        if dtype not in SAFETENSORS_DTYPES:
+            raise invalid(file, name, f"be of one of the dtypes {', '.join(SAFETENSORS_DTYPES)}", dtype)
+    return {name: Stored(SAFETENSORS_DTYPES[dtype], shape) for name, (dtype, shape) in header.items()}
 
 
 def checked_layers(value: Any, file: str, where: str = LOAD) -> dict[str, dict[str, Any]]:
@@ -168,7 +157,7 @@ def read_description(folder: Path) -> Description:
         if field not in value:
             raise ValueError(f"{LOAD}: {DESCRIPTION} must have the field {field}, got {', '.join(value)[:200]}")
     dtype = getattr(torch, value["dtype"], None) if isinstance(value["dtype"], str) else None
-    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype not in DTYPES.values():
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point or dtype not in SAFETENSORS_DTYPES.values():
         raise invalid(DESCRIPTION, "dtype", "be float32, bfloat16, float16 or float64", value["dtype"])
     aliases = value.get("aliases", {}) if format == 1 else {}
     if not isinstance(aliases, dict) or not all(isinstance(name, str) for name in aliases.values()):

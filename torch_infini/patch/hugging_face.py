@@ -15,6 +15,8 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .._dtypes import SAFETENSORS_DTYPES
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -69,7 +71,7 @@ class Quantizer(HfQuantizer):
         files, config = kwargs.get("checkpoint_files") or (), self.quantization_config
         self.folder = Path(files[0]).parent if files else None
         stored = getattr(torch, str(config.dtype), None)
-        if not isinstance(stored, torch.dtype) or stored not in folder.DTYPES.values():
+        if not isinstance(stored, torch.dtype) or stored not in SAFETENSORS_DTYPES.values():
             raise folder.invalid(folder.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
         layers = folder.checked_layers(config.quantised, folder.CONFIG, WHERE)
         for field in ("only", "skip") if config.only is not None else ("skip",):

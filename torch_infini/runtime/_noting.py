@@ -106,10 +106,11 @@ class Readers(TorchFunctionMode):
 
 
 class Checker(TorchDispatchMode):
-    """Refuses what a recording on CUDA, which capturing notes, must not hold."""
+    """Refuses what a recording on CUDA, which capturing notes, must not hold: what would run once, and not in run()."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: torch.device) -> None:
         TorchDispatchMode.__init__(self)
+        self._device = device
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -121,7 +122,23 @@ class Checker(TorchDispatchMode):
         kwargs = kwargs or {}
         if isinstance(func, torch._ops.OpOverload):
             _check(func, args, kwargs)
-        return func(*args, **kwargs)
+            if torch.Tag.dynamic_output_shape in func.tags and kwargs.get("output_size") is None:
+                _refuse_reading(str(func))
+            if func is _aten._to_copy.default and torch.device(kwargs.get("device") or self._device) != self._device:
+                raise RuntimeError(f"{OP}: a copy must stay on {self._device}, got one to {kwargs['device']}")
+            self._check_places((args, kwargs))
+        result = func(*args, **kwargs)
+        self._check_places(result)
+        return result
+
+    def _check_places(self, values: Any) -> None:
+        for tensor in tensors_of(values):
+            if tensor.device != self._device and (tensor.dim() or tensor.device.type != "cpu"):
+                raise RuntimeError(
+                    f"{OP}: every tensor must be on {self._device}, as record() was told, but for numbers (tensors "
+                    f"without dimensions), which stay as they are now, got one of shape {list(tensor.shape)} on "
+                    f"{tensor.device}"
+                )
 
 
 class Recorder(TorchDispatchMode):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from bisect import insort
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +35,25 @@ def refuse_inside() -> None:
     """Raise RuntimeError where this thread's calls are noted."""
     if refusal := getattr(_thread, "refusal", None):
         raise RuntimeError(refusal)
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any = None) -> Iterator[None]:
+    """Capture what is queued on a stream meanwhile; other threads may allocate.
+
+    What the body raises comes out of it, whatever the end of a capture that it has made invalid says then. The current
+    stream is what it was.
+    """
+    with torch.cuda.stream(stream):
+        capture = torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local")
+        capture.__enter__()
+        try:
+            yield
+        except BaseException:
+            with suppress(RuntimeError):
+                capture.__exit__(None, None, None)
+            raise
+        capture.__exit__(None, None, None)
 
 
 @dataclass

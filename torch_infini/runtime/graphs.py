@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from . import _calls, _native
-from ._plan import refuse_inside
+from ._plan import capturing, refuse_inside
 from .streams import Stream
 
 if TYPE_CHECKING:
@@ -168,8 +168,7 @@ class _CudaGraph(Graph):
                 self._warm_up(fn, given, warmup)
             torch.cuda.current_stream().wait_stream(aside)
             self._graph = torch.cuda.CUDAGraph()
-            # Other threads may allocate meanwhile.
-            with torch.cuda.graph(self._graph, self._pool, aside, capture_error_mode="thread_local"):
+            with capturing(self._graph, aside, self._pool):
                 outputs = fn(*self.inputs)
             self._stream = torch.cuda.current_stream()
             self._graph.replay()  # a capture computes nothing

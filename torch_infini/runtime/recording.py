@@ -20,7 +20,7 @@ from ._bound import bound, copy_results, run_all
 from ._graph import OpGraph, is_recording
 from ._kernel_calls import REPLAY, KernelCalls
 from ._noting import OP, Checker, Noted, Part, Readers, Recorder
-from ._plan import noting, place, refuse_inside, tensors_of
+from ._plan import capturing, noting, place, refuse_inside, tensors_of
 
 _INSIDE = f"{OP}: what runs by itself must not be called while a graph is recorded, got a program or a graph"
 
@@ -31,7 +31,8 @@ def record(fn: Callable[..., Any] | None = None, *args: Any, device: torch.devic
     Used as a context manager, or given a function, which is called once. Ops of torch.ops.infini and of torch are
     noted; their results have shape, dtype and memory, and no values before run(). Tensors are read and written where
     they are: run() takes what the inputs hold then, and rewrites the results that the caller still holds. Results that
-    the caller has dropped share memory. Ops that infinicore notes on this thread are part of the same graph.
+    the caller has dropped share memory. Ops that infinicore notes on this thread are part of the same graph; on CUDA
+    they are refused.
 
     The order of the ops is fixed, and so is what Python decided. Nothing may read values: no item(), tolist() or
     print(), no branch on a tensor, no nonzero(). Random ops draw anew in each run.
@@ -41,13 +42,14 @@ def record(fn: Callable[..., Any] | None = None, *args: Any, device: torch.devic
         args: Of fn.
         device: cpu or cuda, where all tensors are. None: where the first tensor in args is; without one, the CPU. On
             CUDA the ops are captured; a library that sets itself up at its first call should have been called before.
+            There, tensors of the CPU without dimensions may take part: as the numbers that they are now.
 
     Returns:
         A Recording, complete if fn is given.
 
     Raises:
-        RuntimeError: If this thread records already, if something cannot be replayed, or, in grad mode, if a tensor
-            requires a gradient. The recording is dropped.
+        RuntimeError: If this thread records already, if torch does not have the device, if something cannot be
+            replayed, or, in grad mode, if a tensor requires a gradient. The recording is dropped.
         BaseException: What fn raises.
 
     Example:
@@ -236,27 +238,39 @@ class _CudaMachine:
     arena_bytes = held_bytes = calls = 0
 
     def __init__(self, device: torch.device) -> None:
-        self._device = device
+        if not torch.cuda.is_available():
+            raise RuntimeError(f"{OP}: device must be one that torch has, which has no CUDA device here, got {device}")
+        # The current device of the thread that records, not of those that run.
+        self._device = torch.device("cuda", torch.cuda.current_device() if device.index is None else device.index)
         self._lock = threading.Lock()
-        self._graph = torch.cuda.CUDAGraph()
-        self._modes = ExitStack()
-        self._modes.enter_context(noting(_INSIDE))
-        self._modes.enter_context(torch.cuda.device(device))
-        self._modes.enter_context(Readers())
-        self._modes.enter_context(Checker())
-        aside = torch.cuda.Stream()
-        # The allocator gives what is dropped to later ops of the capture, and keeps what is held.
-        self._modes.enter_context(torch.cuda.graph(self._graph, stream=aside, capture_error_mode="thread_local"))
-        self._stream: torch.cuda.Stream = aside
+        with ExitStack() as modes:  # ends them where one of them fails
+            modes.enter_context(noting(_INSIDE))
+            modes.enter_context(torch.cuda.device(self._device))
+            self._graph = torch.cuda.CUDAGraph()
+            self._stream: torch.cuda.Stream = torch.cuda.Stream()
+            # infinicore would run its ops at once, on a stream of its own: it records on the CPU instead, and so
+            # refuses those on CUDA.
+            self._others = OpGraph()
+            modes.callback(self._others.drop)
+            # The allocator gives what is dropped to later ops of the capture, and keeps what is held.
+            modes.enter_context(capturing(self._graph, self._stream))
+            modes.enter_context(Readers())
+            modes.enter_context(Checker(self._device))
+            self._modes = modes.pop_all()
 
     def end(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._modes.__exit__(kind, error, trace)
+        try:
+            others = 0 if error is not None else self._others.note("end")
+        finally:
+            self._modes.__exit__(kind, error, trace)
+        if others:
+            raise RuntimeError(f"{OP}: ops of infinicore cannot be recorded on CUDA, got {others} on the CPU")
 
     def make_ready(self) -> None:
         pass  # the end of the capture has done it
 
     def run(self) -> None:
-        refuse_inside()
+        refuse_inside_recording()
         with self._lock, torch.cuda.device(self._device):
             stream = torch.cuda.current_stream()
             if stream != self._stream:  # the run before may still be under way

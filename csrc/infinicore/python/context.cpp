@@ -18,13 +18,14 @@ infinirtStream_t stream_of(std::optional<uintptr_t> stream) {
 }
 
 // Keeps `function` until the graph is gone; what it raises comes out of Graph.run().
-void add_host_operator(py::function function) {
+void add_host_operator(py::function function, std::string name) {
     auto kept = share(std::move(function));
     py::gil_scoped_release release;
-    context::addGraphOperator(std::make_shared<graph::HostOperator>([kept] {
+    auto call = [kept] {
         py::gil_scoped_acquire gil;
         py::handle(kept.get())();
-    }));
+    };
+    context::addGraphOperator(std::make_shared<graph::HostOperator>(std::move(call), std::move(name)));
 }
 
 // The same graph for Python: its end waits for the device, and must not hold the GIL meanwhile.
@@ -127,7 +128,7 @@ void bind_graph(py::module_ &module) {
         WithoutGil());
     module.def("add_host_operator", &add_host_operator,
                "Add a call of a Python function without arguments to the graph that is being recorded.",
-               py::arg("function"));
+               py::arg("function"), py::arg("name") = "host function");
 }
 
 } // namespace infinicore::python

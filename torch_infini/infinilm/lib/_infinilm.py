@@ -4,13 +4,14 @@ The classes are plain Python: callers may subclass them, with other classes too,
 """
 
 from ..cache import CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
-from ..config import LlamaConfig
+from ..config import Config, LlamaConfig
 from ..distributed import DistConfig
 from ..hooks import HookRegistry
 from ..inference import InferEngine
 
 __all__ = [
     "CacheConfig",
+    "Config",
     "DistConfig",
     "HookRegistry",
     "InferEngine",

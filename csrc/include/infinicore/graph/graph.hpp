@@ -69,7 +69,7 @@ public:
     Graph &operator=(const Graph &) = delete;
 
     // Queues all ops, in the order of their recording, on this thread's stream of the graph's device, which becomes
-    // current. Any thread may call it; runs of one graph are queued one at a time. The first failure throws.
+    // current. Any thread may call it; runs of one graph come one behind another. The first failure throws.
     void run() const;
 
     // What became of the recording: its ops, what was fused, and how it runs. (Additions to InfiniCore's interface.)
@@ -84,6 +84,7 @@ protected:
 
 private:
     friend class ::infinicore::Recorder;
+    void run_ops() const;
     std::unique_ptr<Resources> resources_;
     mutable std::mutex mutex_;
 };

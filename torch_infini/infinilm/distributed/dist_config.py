@@ -39,6 +39,12 @@ class DistConfig:
         if not ids or min(ids) < 0 or len(set(ids)) < len(ids):
             raise ValueError(f"{_NAME}: tp_device_ids must be different devices, at least one, from 0 on, got {ids}")
 
+    def __getattr__(self, name: str) -> DistConfig:
+        # Scripts pass `distributed_config._underlying` on. No property, which a subclass could not set.
+        if name == "_underlying":
+            return self
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+
     def __repr__(self) -> str:
         return f"DistConfig(tp_device_ids={self.tp_device_ids})"
 

@@ -56,7 +56,8 @@ class PagedKVCacheConfig(CacheConfig):
     """A cache of blocks, sized in bytes or in blocks.
 
     Versions of InfiniLM differ in the meaning of the first number. Here it is bytes, and a number of blocks is given by
-    name. The engine refuses fewer bytes than one block needs, so that a number of blocks in their place is noticed.
+    name; scripts that run through torch_infini.compat get the class of sized_in_blocks.py, where it is blocks. The
+    engine refuses fewer bytes than one block needs, so that a number of blocks in their place is noticed.
 
     Args:
         max_kv_memory_bytes: For keys and values of all layers; as many blocks as fit.
@@ -94,6 +95,17 @@ class PagedKVCacheConfig(CacheConfig):
     def __repr__(self) -> str:
         size = f"num_blocks={self._blocks}" if self._bytes is None else f"max_kv_memory_bytes={self._bytes}"
         return f"PagedKVCacheConfig({size}, block_size={self._block_size})"
+
+
+def without_subclass(config: CacheConfig) -> CacheConfig:
+    """Return an equal config of a class of this file: other processes cannot import a caller's."""
+    if isinstance(config, StaticKVCacheConfig):
+        return StaticKVCacheConfig(config.max_batch_size(), config.max_cache_len())
+    if isinstance(config, PagedKVCacheConfig):
+        blocks = config.num_blocks()
+        size = config.max_kv_memory_bytes() if blocks is None else None
+        return PagedKVCacheConfig(size, config.block_size(), num_blocks=blocks)
+    return config
 
 
 def _integer(where: str, name: str, value: int | None, least: int) -> int:

@@ -1,0 +1,367 @@
+"""torch_infini.serve answers as LLM does, in the forms that clients of OpenAI's interface read; clients that leave."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx2")
+
+import httpx2 as httpx
+from serving import MODEL, ask, events_of, save_model, send_raw, service_of, serving, slow_down, wait_until
+
+from torch_infini import AsyncLLM, SamplingParams
+from torch_infini.engine import Completion, RequestOutput
+from torch_infini.serve import Service
+from torch_infini.serve.answers import CompletionAnswer, Parts
+from torch_infini.serve.token_texts import TokenTexts
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+MESSAGES = [{"role": "user", "content": "hello world"}]
+PROMPT = "naïve café ☕"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    torch.set_num_threads(1)
+    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), reuse_prefixes=False)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def service(llm: AsyncLLM) -> Service:
+    return service_of(llm)
+
+
+@pytest.fixture(scope="module")
+def url(service: Service) -> Iterator[str]:
+    with serving(service) as address:
+        yield address
+
+
+@pytest.fixture
+def slow(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(llm, monkeypatch)
+
+
+def is_idle(service: Service) -> bool:
+    """Whether no request is left, neither in the server nor in the engine, and all blocks are free."""
+    metrics = service.llm.metrics()
+    return (
+        service.in_flight == metrics.running == metrics.waiting == 0
+        and service.llm.engine.is_idle
+        and metrics.free_blocks == metrics.blocks
+    )
+
+
+def expected(llm: AsyncLLM, prompt: list[int] | str, **params: Any) -> RequestOutput:
+    """What LLM.generate gives, by a second engine on the same model."""
+    from torch_infini import LLM
+
+    other = LLM(llm.engine.model, tokenizer=llm.engine.tokenizer, reuse_prefixes=False)
+    return other.generate([prompt], SamplingParams(**params))[0]
+
+
+def test_whole_and_streamed_texts_are_those_of_llm(llm: AsyncLLM, service: Service, url: str) -> None:
+    """The official client, which checks every field of every answer against its types."""
+    openai = pytest.importorskip("openai")
+    settings: dict[str, Any] = {"seed": 3, "temperature": 0.9, "top_p": 0.95, "max_tokens": 24}
+    usage = {"include_usage": True}
+    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", _strict_response_validation=True) as client:
+        assert [model.id for model in client.models.list()] == [MODEL]
+        assert client.models.retrieve(MODEL).id == MODEL
+        want = expected(llm, llm.chat_prompt(MESSAGES), **settings)
+        assert want.text
+        whole = client.chat.completions.create(model=MODEL, messages=MESSAGES, **settings)
+        assert (whole.choices[0].message.content, whole.choices[0].finish_reason) == (want.text, "length")
+        assert (whole.usage.prompt_tokens, whole.usage.completion_tokens) == (len(want.prompt_tokens), 24)
+        chunks = list(
+            client.chat.completions.create(
+                model=MODEL, messages=MESSAGES, stream=True, stream_options=usage, **settings
+            )
+        )
+        assert "".join(chunk.choices[0].delta.content for chunk in chunks[:-1]) == want.text
+        assert chunks[-1].choices == [] and chunks[-1].usage == whole.usage
+        assert chunks[0].choices[0].delta.role == "assistant" and chunks[0].choices[0].delta.content
+        assert [chunk.choices[0].finish_reason for chunk in chunks[-2:-1]] == ["length"]
+        assert all(chunk.usage is None for chunk in chunks[:-1])
+
+        want = expected(llm, PROMPT, **settings)
+        whole = client.completions.create(model=MODEL, prompt=PROMPT, logprobs=2, **settings)
+        assert whole.choices[0].text == want.text
+        # The client's type has no null for finish_reason in a stream, which is what OpenAI's own server sends.
+        lenient = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        chunks = list(lenient.completions.create(model=MODEL, prompt=PROMPT, logprobs=2, stream=True, **settings))
+        assert "".join(chunk.choices[0].text for chunk in chunks) == want.text
+        for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+            joined = [value for chunk in chunks for value in getattr(chunk.choices[0].logprobs, name)]
+            assert joined == getattr(whole.choices[0].logprobs, name), name
+        ids = client.completions.create(model=MODEL, prompt=want.prompt_tokens, **settings)
+        assert ids.choices[0].text == want.text
+        with pytest.raises(openai.NotFoundError) as caught:
+            client.completions.create(model="other", prompt="x")
+        assert (caught.value.param, caught.value.code) == ("model", "model_not_found")
+        with pytest.raises(openai.BadRequestError) as caught:
+            client.chat.completions.create(model=MODEL, messages=MESSAGES, max_tokens=5000)
+        assert caught.value.code == "context_length_exceeded"
+        assert "512" in str(caught.value) and "5000" in str(caught.value)
+    assert is_idle(service)
+
+
+def test_a_seed_gives_one_text_alone_and_among_others(service: Service, url: str) -> None:
+    body = {"messages": MESSAGES, "seed": 7, "max_tokens": 24}
+    alone = httpx.post(f"{url}/v1/chat/completions", json=body).json()["choices"][0]["message"]["content"]
+    texts: dict[int, str] = {}
+    most = []
+
+    def run(i: int) -> None:
+        mine = {**body, "stream": i % 2 == 0, "seed": 7 if i % 4 < 2 else i, "temperature": 1.0}
+        answer = httpx.post(f"{url}/v1/chat/completions", json=mine, timeout=60)
+        if i % 2:
+            texts[i] = answer.json()["choices"][0]["message"]["content"]
+        else:
+            texts[i] = "".join(event["choices"][0]["delta"]["content"] for event in events_of(answer.text))
+        most.append(service.llm.metrics().running)
+
+    threads = [threading.Thread(target=run, args=(i,)) for i in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(texts) == 32 and max(most) > 1
+    assert {texts[i] for i in range(32) if i % 4 < 2} == {alone}
+    assert len(set(texts.values())) > 10
+    assert is_idle(service)
+
+
+def test_several_prompts_and_samples(llm: AsyncLLM, service: Service) -> None:
+    prompts = ["first", "second one", [5, 6, 7]]
+    body = {"prompt": prompts[:2], "n": 2, "seed": 1, "max_tokens": 6}
+    wanted = [c.text for prompt in prompts[:2] for c in expected(llm, prompt, n=2, seed=1, max_tokens=6).completions]
+    answer = ask(service, "POST", "/v1/completions", json=body).json()
+    assert [choice["text"] for choice in answer["choices"]] == wanted
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    tokens = len(service.llm.engine.encode("first")) + len(service.llm.engine.encode("second one"))
+    assert answer["usage"]["prompt_tokens"] == tokens
+    assert answer["usage"]["completion_tokens"] == 4 * 6
+    texts = dict.fromkeys(range(4), "")
+    for event in events_of(ask(service, "POST", "/v1/completions", json={**body, "stream": True}).text):
+        (choice,) = event["choices"]
+        texts[choice["index"]] += choice["text"]
+    assert list(texts.values()) == wanted
+    ids = ask(service, "POST", "/v1/completions", json={**body, "prompt": [[5, 6, 7], [8]]}).json()
+    assert len(ids["choices"]) == 4
+
+
+def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
+    """Each field gives what SamplingParams gives under its name: one that is dropped gives another text."""
+    plain = {"seed": 5, "max_tokens": 16}
+    free = expected(llm, PROMPT, **plain)
+    letter = next(letter for letter in free.text if letter.isalnum())
+    cases: list[tuple[dict[str, Any], dict[str, Any]]] = [
+        ({"temperature": 0.3}, {"temperature": 0.3}),
+        ({"top_k": 2}, {"top_k": 2}),
+        ({"top_k": -1, "top_p": 0.1}, {"top_p": 0.1}),
+        ({"min_p": 0.5}, {"min_p": 0.5}),
+        ({"repetition_penalty": 3.0, "temperature": 0}, {"repetition_penalty": 3.0, "temperature": 0.0}),
+        ({"presence_penalty": 8, "temperature": 0}, {"presence_penalty": 8.0, "temperature": 0.0}),
+        ({"frequency_penalty": 8, "temperature": 0}, {"frequency_penalty": 8.0, "temperature": 0.0}),
+        ({"logit_bias": {"70": 100}}, {"logit_bias": {70: 100.0}}),
+        ({"stop": letter}, {"stop": letter}),
+        ({"stop": [letter], "include_stop_str_in_output": True}, {"stop": letter, "include_stop": True}),
+        ({"stop_token_ids": [free.tokens[2]]}, {"stop_token_ids": [free.tokens[2]]}),
+        ({"stop_token_ids": [free.tokens[2]], "min_tokens": 9}, {"stop_token_ids": [free.tokens[2]], "min_tokens": 9}),
+        ({"seed": 6}, {"seed": 6}),
+        ({"max_tokens": 4}, {"max_tokens": 4}),
+    ]
+    for body, params in cases:
+        want = expected(llm, PROMPT, **{**plain, **params})
+        answer = ask(service, "POST", "/v1/completions", json={"prompt": PROMPT, **plain, **body}).json()
+        assert answer["choices"][0]["text"] == want.text != free.text, body
+        assert answer["choices"][0]["finish_reason"] == want.completions[0].finish
+        assert answer["usage"]["completion_tokens"] == len(want.tokens)
+    # Defaults, and what chat calls max_tokens.
+    want = expected(llm, PROMPT, seed=5)
+    assert (
+        ask(service, "POST", "/v1/completions", json={"prompt": PROMPT, "seed": 5}).json()["choices"][0]["text"]
+        == want.text
+    )
+    chat = {"messages": MESSAGES, "max_completion_tokens": 3, "user": "me", "metadata": {"a": "b"}, "tools": None}
+    assert ask(service, "POST", "/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] == 3
+    whole = ask(service, "POST", "/v1/chat/completions", json={"messages": MESSAGES, "logit_bias": {"300": 100}})
+    assert whole.json()["usage"]["total_tokens"] == service.max_length  # no limit but the context
+
+
+def test_end_of_sequence(tmp_path: Path) -> None:
+    """An end token ends the text; ignore_eos goes on."""
+    from torch_infini.models import Llama
+
+    folder = save_model(tmp_path)
+    (folder / "config.json").write_text(
+        json.dumps({**json.loads((folder / "config.json").read_text()), "eos_token_id": list(range(40))})
+    )
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    assert Llama.from_pretrained(folder).config.eos_token_ids
+    made = AsyncLLM(folder)
+    try:
+        body = {
+            "prompt": "hello",
+            "seed": 1,
+            "max_tokens": 100,
+            "stream": True,
+            "stream_options": {"include_usage": True},
+        }
+        service = service_of(made)
+        ends = []
+        for ignore in (False, True):
+            *_, last, usage = events_of(
+                ask(service, "POST", "/v1/completions", json={**body, "ignore_eos": ignore}).text
+            )
+            ends.append((last["choices"][0]["finish_reason"], usage["usage"]["completion_tokens"]))
+        assert ends[0][0] == "stop" and ends[0][1] < 100
+        assert ends[1] == ("length", 100)
+    finally:
+        made.close()
+
+
+def test_messages(llm: AsyncLLM, service: Service) -> None:
+    """Parts, null, names that clients send along, and developers, as the chat template gets them."""
+    body = {"seed": 1, "max_tokens": 8}
+    conversation = [
+        {"role": "developer", "content": "be brief"},
+        {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]},
+        {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "annotations": [], "audio": None},
+        {"role": "user", "content": "again"},
+    ]
+    plain = [
+        {"role": "system", "content": "be brief"},
+        {"role": "user", "content": "hello\nthere"},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "again"},
+    ]
+    answer = ask(service, "POST", "/v1/chat/completions", json={"messages": conversation, **body}).json()
+    want = expected(llm, llm.chat_prompt(plain), **body)
+    assert answer["choices"][0]["message"]["content"] == want.text
+    tokens = ask(service, "POST", "/tokenize", json={"messages": conversation}).json()
+    assert tokens == {"count": len(want.prompt_tokens), "max_model_len": 512, "tokens": want.prompt_tokens}
+
+
+def test_logprobs_of_chat(llm: AsyncLLM, service: Service) -> None:
+    body = {"messages": MESSAGES, "seed": 2, "max_tokens": 12, "logprobs": True, "top_logprobs": 3}
+    want = expected(llm, llm.chat_prompt(MESSAGES), seed=2, max_tokens=12, logprobs=3).completions[0]
+    whole = ask(service, "POST", "/v1/chat/completions", json=body).json()["choices"][0]
+    entries = whole["logprobs"]["content"]
+    assert want.logprobs is not None
+    assert [entry["logprob"] for entry in entries] == [logprob for logprob, _ in want.logprobs]
+    for entry, (_, top) in zip(entries, want.logprobs, strict=True):
+        assert [other["logprob"] for other in entry["top_logprobs"]] == [logprob for _, logprob in top]
+        assert bytes(entry["bytes"]).decode("utf-8", "replace") == entry["token"]
+    # The bytes of all tokens are the text, where single tokens are parts of characters.
+    data = b"".join(bytes(entry["bytes"]) for entry in entries)
+    assert data.decode("utf-8", "replace") == whole["message"]["content"]
+    streamed = [
+        entry
+        for event in events_of(ask(service, "POST", "/v1/chat/completions", json={**body, "stream": True}).text)
+        for entry in event["choices"][0]["logprobs"]["content"]
+    ]
+    assert streamed == entries
+
+
+def test_texts_of_single_tokens(llm: AsyncLLM) -> None:
+    """Every token of the byte-level tokenizer, and names as sentencepiece has them."""
+    texts = TokenTexts(llm.engine.tokenizer)
+    for character in PROMPT:
+        assert b"".join(map(texts.bytes_of, llm.engine.encode(character))).decode() == character
+    assert [texts.text_of(token) for token in (256, 319)] == [" w0", " w63"]
+    assert texts.bytes_of(100_000) == b""
+    names = {0: "<0xE2>", 1: "\u2581the", 2: "<s>", 3: "é"}
+    tokenizer = SimpleNamespace(
+        convert_ids_to_tokens=names.get, added_tokens_decoder={2: SimpleNamespace(content="<s>", special=True)}
+    )
+    texts = TokenTexts(tokenizer)
+    assert [texts.bytes_of(token) for token in range(4)] == [b"\xe2", b" the", b"<s>", "é".encode()]
+
+
+def test_parts_of_outputs_that_were_skipped() -> None:
+    """What a slow reader missed comes with the next part; a choice that ended gives nothing more."""
+    parts = Parts(2, CompletionAnswer("m", None))
+    had = [parts.new(1, output_with("", [])), parts.new(1, output_with("ab", [1, 2]))]
+    assert [[(p.choice, p.text, p.tokens, p.is_first) for p in new] for new in had] == [[], [(2, "ab", [1, 2], True)]]
+    last = output_with("abcd", [1, 2, 3, 4], "stop")
+    assert [(p.text, p.tokens, p.is_first, p.finish) for p in parts.new(1, last)] == [("cd", [3, 4], False, "stop")]
+    assert list(parts.new(1, last)) == []
+
+
+def output_with(text: str, tokens: list[int], finish: str | None = None) -> RequestOutput:
+    return RequestOutput("1", None, [0], [Completion(0, text, "", tokens, [], None, finish)])
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_leaves_frees_its_blocks(stream: bool, service: Service, url: str, slow: None) -> None:
+    body = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True, "stream": stream, "n": 3}
+    connection = send_raw(url, "/v1/completions", body)
+    if stream:
+        assert b"200 OK" in connection.recv(100)
+    wait_until(lambda: service.llm.metrics().running == 3)
+    steps = service.llm.metrics().steps
+    connection.close()
+    wait_until(lambda: is_idle(service), seconds=2)
+    assert service.llm.metrics().steps - steps < 50  # of 500; a step takes 10 ms, the server's turn less
+
+
+def test_many_clients_that_give_up(service: Service, url: str, slow: None) -> None:
+    """Fifty long requests, each given up after 0.1 s, streamed and not; the next one is answered at once."""
+    body = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True}
+    connections = [send_raw(url, "/v1/completions", {**body, "stream": i % 2 == 0}) for i in range(50)]
+    wait_until(lambda: service.in_flight == 50 and service.llm.metrics().waiting > 0)
+    for connection in connections:
+        connection.close()
+    answer = httpx.post(f"{url}/v1/completions", json={"prompt": "hello", "max_tokens": 2}, timeout=5)
+    assert answer.json()["usage"]["completion_tokens"] == 2
+    wait_until(lambda: is_idle(service), seconds=2)
+
+
+def test_outputs_do_not_pile_up(service: Service) -> None:
+    """Of a client that reads slowly, which this one does not do at all until the end: one output waits for it."""
+
+    async def read() -> list[Any]:
+        params = SamplingParams(max_tokens=100, ignore_eos=True)
+        generation = service.start([[1, 2], [3]], params, "prompt", ("max_tokens", 100))
+        while service.in_flight:
+            await asyncio.sleep(0.01)
+        return [new async for new in generation.newest()]
+
+    outputs = asyncio.run(read())
+    assert sorted((at, len(output.tokens)) for at, output in outputs) == [(0, 100), (1, 100)]
+
+
+def test_status_routes(service: Service) -> None:
+    from torch_infini import __version__
+
+    assert ask(service, "GET", "/health").json() == {"status": "ok"}
+    assert ask(service, "HEAD", "/health").status_code == 200
+    assert ask(service, "GET", "/version").json() == {"version": __version__}
+    (model,) = ask(service, "GET", "/v1/models").json()["data"]
+    assert (model["id"], model["object"], model["max_model_len"]) == (MODEL, "model", 512)
+    assert "/v1/chat/completions" in ask(service, "GET", "/openapi.json").json()["paths"]
+    assert ask(service, "GET", "/health", headers={"x-request-id": "mine"}).headers["x-request-id"] == "mine"
+    assert len(ask(service, "GET", "/health").headers["x-request-id"]) == 32
+
+
+def test_tokenize_and_detokenize(llm: AsyncLLM, service: Service) -> None:
+    tokens = ask(service, "POST", "/tokenize", json={"prompt": PROMPT}).json()["tokens"]
+    assert tokens == llm.engine.encode(PROMPT)
+    assert ask(service, "POST", "/tokenize", json={"prompt": PROMPT, "add_special_tokens": False}).json()[
+        "count"
+    ] == len(tokens)
+    assert ask(service, "POST", "/detokenize", json={"tokens": tokens}).json() == {"prompt": PROMPT}

@@ -1,0 +1,91 @@
+"""serve: an HTTP server with OpenAI's interface on a model folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from pathlib import Path
+from typing import Any
+
+from .errors import CommandError
+from .model import add_model_arguments, load_async
+
+HELP = "serve a model over HTTP, with OpenAI's interface"
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+# Fields of EngineConfig that are numbers, as --max-sequences.
+ENGINE = {
+    "max_sequences": "samples in a step (default: 32)",
+    "max_length": "tokens of a prompt and its output (default: the model's positions)",
+    "cache_bytes": "bytes for keys and values (default: at most 2 GiB)",
+    "cache_blocks": "the same in blocks",
+    "block_size": "tokens in a block of the cache (default: 32)",
+    "max_batched_tokens": "prompt tokens in a step (default: 512)",
+    "chunk_size": "prompts are cut at multiples of this (default: 256)",
+}
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add_model_arguments(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="where to listen (default: 127.0.0.1, this machine alone)")
+    parser.add_argument("--port", type=int, default=8000, help="default: 8000; 0: a free one")
+    parser.add_argument("--uds", metavar="PATH", help="listen at a Unix socket instead")
+    parser.add_argument(
+        "--api-key", metavar="KEY", help="clients must send it (default: INFINI_API_KEY of the environment, if set)"
+    )
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="names of the model (default: its folder's)"
+    )
+    parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's")
+    parser.add_argument("--max-queue", type=int, metavar="N", help="samples that may wait (default: 256)")
+    parser.add_argument("--max-body", type=int, metavar="BYTES", help="of a request (default: 4 MiB)")
+    parser.add_argument(
+        "--drain", type=float, metavar="SECONDS", help="for running requests after SIGTERM (default: 30)"
+    )
+    parser.add_argument(
+        "--allow-origin", action="append", default=[], metavar="ORIGIN", help="of web pages that may call (CORS)"
+    )
+    parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: info, a line a request")
+    for name, text in ENGINE.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
+    parser.add_argument("--no-reuse-prefixes", action="store_true", help="compute every prompt from its beginning")
+    parser.add_argument("--no-record", action="store_true", help="do not record decode steps for replay")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        from ..serve import ServeSettings, address_of, bind, run_server
+    except ImportError as error:
+        raise CommandError(str(error)) from error
+    folder = Path(arguments.model).resolve() if arguments.model else Path("demo")
+    given = {
+        "api_key": arguments.api_key if arguments.api_key is not None else os.environ.get("INFINI_API_KEY"),
+        "max_queue": arguments.max_queue,
+        "max_body": arguments.max_body,
+        "drain": arguments.drain,
+    }
+    template = None
+    try:
+        settings = ServeSettings(
+            tuple(arguments.served_model_name or [folder.name]),
+            allow_origins=tuple(arguments.allow_origin),
+            **{name: value for name, value in given.items() if value is not None},
+        )
+        if arguments.chat_template is not None:
+            template = Path(arguments.chat_template).read_text(encoding="utf-8")
+        # Before the model is read, which takes long: the address may be in use.
+        listener = bind(arguments.host, arguments.port, arguments.uds)
+    except (OSError, OverflowError, ValueError) as error:
+        raise CommandError(str(error)) from error
+    with listener:
+        engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
+        engine = {name: value for name, value in engine.items() if value is not None}
+        engine["reuse_prefixes"], engine["record"] = not arguments.no_reuse_prefixes, not arguments.no_record
+        llm = load_async(arguments, **engine)
+        if template is not None:
+            if llm.engine.tokenizer is None:
+                raise CommandError("--chat-template must not be given where the model's folder has no tokenizer")
+            llm.engine.tokenizer.chat_template = template
+        print(f"serving {settings.model_names[0]} at {address_of(listener)}", flush=True)
+        run_server(llm, settings, listener, arguments.log_level)
+    return 0

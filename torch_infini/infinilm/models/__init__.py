@@ -1,0 +1,1 @@
+"""infinilm.models: the models by their families' names."""

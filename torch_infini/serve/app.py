@@ -1,0 +1,38 @@
+"""create_app: the ASGI application: routes, middleware and error handlers around a Service."""
+
+from __future__ import annotations
+
+from fastapi import FastAPI
+from starlette.middleware.cors import CORSMiddleware
+
+from .. import __version__
+from .errors import add_handlers
+from .middleware import Authentication, BodyLimit, RequestId
+from .routes import ROUTERS
+from .service import Service
+
+
+def create_app(service: Service) -> FastAPI:
+    """Make the application of a service.
+
+    Args:
+        service: Its engine stays the caller's to close.
+
+    Returns:
+        An ASGI application for uvicorn, or for another server or test client; app.state.service is the service.
+    """
+    # FastAPI's pages of documentation load scripts from the internet; /openapi.json has the same facts.
+    app = FastAPI(title="torch_infini", version=__version__, docs_url=None, redoc_url=None)
+    app.state.service = service
+    add_handlers(app)
+    for router in ROUTERS:
+        app.include_router(router)
+    # The last one added comes first.
+    app.add_middleware(BodyLimit, max_body=service.settings.max_body)
+    if service.settings.api_key is not None:
+        app.add_middleware(Authentication, api_key=service.settings.api_key)
+    if service.settings.allow_origins:
+        origins = list(service.settings.allow_origins)
+        app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+    app.add_middleware(RequestId)
+    return app

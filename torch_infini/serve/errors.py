@@ -1,0 +1,138 @@
+"""ApiError: bad input or a server that cannot serve, as OpenAI's error object. No traceback, no path gets into a body.
+
+What the server cannot foresee is logged, and its answer is a fixed sentence.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+from fastapi import FastAPI, HTTPException, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException as StarletteHTTPException
+from starlette.responses import Response
+
+from .encoding import json_response
+
+log = logging.getLogger("torch_infini")
+
+# Status: (type, default code) of the error object.
+KINDS = {
+    400: ("invalid_request_error", None),
+    401: ("authentication_error", "invalid_api_key"),
+    404: ("invalid_request_error", "not_found"),
+    405: ("invalid_request_error", "method_not_allowed"),
+    413: ("invalid_request_error", "body_too_large"),
+    415: ("invalid_request_error", "unsupported_media_type"),
+    429: ("rate_limit_error", "queue_full"),
+    500: ("server_error", "internal_error"),
+    503: ("server_error", "unavailable"),
+}
+ENGINE_FAILED = "the engine could not compute the request; the server's log has the cause"
+SHOWN = 80  # characters of a value that came, in messages
+
+
+class ApiError(HTTPException):
+    """An error with the status and the object that the client gets.
+
+    Args:
+        status: In KINDS.
+        message: One sentence.
+        param: The field of the body, messages[0].role for one within.
+        code: None: that of the status.
+        headers: Of the response.
+    """
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        param: str | None = None,
+        code: str | None = None,
+        headers: dict[str, str] | None = None,
+    ) -> None:
+        super().__init__(status, message, headers)
+        self.param, self.code = param, code
+
+    def body(self) -> dict[str, Any]:
+        """Return the error object."""
+        kind, code = KINDS.get(self.status_code, ("invalid_request_error", None))
+        message, param = (None if text is None else printable(text) for text in (self.detail, self.param))
+        return {"error": {"message": message, "type": kind, "param": param, "code": self.code or code}}
+
+    def response(self) -> Response:
+        return json_response(self.body(), self.status_code, dict(self.headers or {}))
+
+
+def bad_request(error: ValueError, **names: str) -> ApiError:
+    """Make the ApiError of a ValueError of SamplingParams or Engine: "torch_infini.NAME: ARGUMENT must ...".
+
+    Args:
+        error: Its message is for the client, without the name of the class.
+        **names: What arguments are called in the body, where that differs.
+    """
+    message = re.sub(r"^torch_infini[\w.]*: ", "", str(error))
+    found = re.match(r"(\w+) must ", message)
+    argument = found[1] if found else None
+    if argument in names:
+        message = names[argument] + message.removeprefix(argument)
+        argument = names[argument]
+    return ApiError(400, message, argument)
+
+
+def printable(text: str) -> str:
+    """Replace halves of surrogate pairs, which JSON can bring and UTF-8 cannot write."""
+    return text.encode("utf-8", "replace").decode()
+
+
+def shown(value: object) -> str:
+    """Format a value that came, in few characters."""
+    text = repr(value if not isinstance(value, (str, bytes)) else value[: SHOWN + 1])
+    return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
+
+
+def invalid(error: dict[str, Any]) -> ApiError:
+    """Make the ApiError of one of pydantic's errors."""
+    place = [part for part in error["loc"] if part != "body"]
+    if error["type"] == "json_invalid":
+        return ApiError(400, f"the body must be JSON, got an error: {error['ctx']['error']}", code="invalid_json")
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in place).removeprefix(".")
+    if error["type"] == "missing":
+        rule, came = "must be given", "none"
+    else:
+        rule = re.sub(r"^(Value error, |[A-Z]\w* should )", lambda m: "must " * ("should" in m[0]), error["msg"])
+        came = shown(error["input"])
+    if not param:
+        return ApiError(400, f"the body must be a JSON object, got {came}")
+    if error["type"] == "value_error":  # a sentence of schemas.py
+        return ApiError(400, f"{param} {rule}", param)
+    return ApiError(400, f"{param} {rule}, got {came}", param)
+
+
+def add_handlers(app: FastAPI) -> None:
+    """Let every error of the app be answered with an error object."""
+
+    async def on_http(request: Request, error: Exception) -> Response:
+        assert isinstance(error, StarletteHTTPException)
+        if not isinstance(error, ApiError):
+            detail = {404: f"there is no {request.method} {shown(request.url.path)}"}.get(error.status_code)
+            error = ApiError(error.status_code, detail or str(error.detail), headers=dict(error.headers or {}))
+        return error.response()
+
+    async def on_validation(request: Request, error: Exception) -> Response:
+        assert isinstance(error, RequestValidationError)
+        kind = request.headers.get("content-type", "")
+        if not re.match(r"application/([\w.-]+\+)?json\s*(;|$)", kind):
+            came = shown(kind) if kind else "none"
+            return ApiError(415, f"Content-Type must be application/json, got {came}").response()
+        return invalid(error.errors()[0]).response()
+
+    async def on_fault(request: Request, error: Exception) -> Response:
+        # Starlette raises the error again behind this response, and uvicorn logs it.
+        return ApiError(500, "the server failed; its log has the cause").response()
+
+    app.add_exception_handler(StarletteHTTPException, on_http)
+    app.add_exception_handler(RequestValidationError, on_validation)
+    app.add_exception_handler(Exception, on_fault)

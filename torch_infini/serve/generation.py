@@ -1,0 +1,110 @@
+"""Generation: the engine's requests of one HTTP request. Closing it cancels them, whatever the client waits for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Sequence
+from concurrent.futures import Future
+from contextlib import aclosing, suppress
+from functools import partial
+
+from ..engine import AsyncLLM, RequestOutput
+from ..engine.sequence import Request
+from .errors import ENGINE_FAILED, ApiError, log
+
+IDLE = 15.0  # seconds without an output, after which `newest` says that it still waits
+
+
+class Generation:
+    """The outputs of several requests of the engine; for one event loop.
+
+    Only the newest output of each is kept: it contains those before it, and a client that reads slowly must not let
+    them pile up.
+
+    Args:
+        llm: The engine.
+        requests: Of Engine.new_request.
+        on_end: Called once, when no request is left in the engine.
+    """
+
+    def __init__(self, llm: AsyncLLM, requests: Sequence[Request], on_end: Callable[[Generation], None]) -> None:
+        self._llm, self._on_end = llm, on_end
+        self._loop = asyncio.get_running_loop()
+        self._changed = asyncio.Event()
+        self._newest: dict[int, RequestOutput] = {}
+        self._error: ApiError | None = None
+        self._running: dict[int, Future[str]] = {}  # by index of the request
+        for at, request in enumerate(requests):
+            # The first argument of both is called on the engine's thread.
+            self._running[at] = llm.add(request, None, partial(self._call_soon, self._take, at))
+            self._running[at].add_done_callback(partial(self._call_soon, self._added, at))
+
+    async def newest(self) -> AsyncGenerator[tuple[int, RequestOutput] | None, None]:
+        """Yield (index of the request, newest output) as the engine computes; None after IDLE seconds without one.
+
+        Raises:
+            ApiError: If the engine failed, or the server ends.
+        """
+        while True:
+            timer = self._loop.call_later(IDLE, self._changed.set)
+            try:
+                await self._changed.wait()
+            finally:
+                timer.cancel()
+            self._changed.clear()
+            new, self._newest = self._newest, {}
+            for at, output in new.items():
+                yield at, output
+            if self._error is not None:
+                raise self._error
+            if not self._running and not self._newest:
+                return
+            if not new:
+                yield None
+
+    async def finish(self) -> list[RequestOutput]:
+        """Wait for the end; return the last output of each request. ApiError as newest."""
+        last: dict[int, RequestOutput] = {}
+        async with aclosing(self.newest()) as outputs:
+            async for new in outputs:
+                last.update([new] if new is not None else [])
+        return [last[at] for at in sorted(last)]
+
+    def fail(self, error: ApiError) -> None:
+        """Cancel what runs; the reader gets this error."""
+        self._error = self._error or error
+        self._changed.set()
+        self.close()
+
+    def close(self) -> None:
+        """Cancel what runs."""
+        running, self._running = self._running, {}
+        for request in running.values():
+            self._llm.cancel(request)
+        if running:
+            self._on_end(self)
+
+    def _call_soon(self, call: Callable[..., None], *args: object) -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits
+            self._loop.call_soon_threadsafe(call, *args)
+
+    def _added(self, at: int, request: Future[str]) -> None:
+        if not request.cancelled() and request.exception() is not None:
+            self._take(at, request.exception())
+
+    def _take(self, at: int, output: RequestOutput | BaseException | None) -> None:
+        """Take an output, or the error that ended the engine."""
+        if at not in self._running:
+            return
+        errors = [c.error for c in output.completions] if isinstance(output, RequestOutput) else [str(output)]
+        if error := next(filter(None, errors), None):
+            log.error("a request failed: %s", error)
+            code = "engine_error" if self._llm.is_running else "engine_dead"
+            return self.fail(ApiError(500, ENGINE_FAILED, code=code))
+        assert isinstance(output, RequestOutput)
+        self._newest[at] = output
+        self._changed.set()
+        if output.is_finished:
+            del self._running[at]
+            if not self._running:
+                self._on_end(self)

@@ -1,0 +1,130 @@
+"""Running a server: it listens, drains at the first SIGTERM or Ctrl-C, and ends what runs at the second."""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import stat
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI
+
+from ..engine import AsyncLLM
+from .app import create_app
+from .service import Service
+from .settings import ServeSettings
+
+log = logging.getLogger("torch_infini")
+GRACE = 1  # seconds that responses have to be written after the last request ended
+
+
+class Server(uvicorn.Server):
+    """uvicorn's server, with a signal handler that lets running requests finish while it refuses new ones.
+
+    uvicorn's own stops listening first, so that new requests would meet a closed port instead of a 503, and raises the
+    signal again behind the end, so that the exit status would not be 0.
+
+    Args:
+        service: What it serves.
+        config: Of uvicorn.
+    """
+
+    def __init__(self, service: Service, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self._service = service
+        self._end: float | None = None  # when what still runs is ended
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if self._end is None:
+            self.drain()
+        elif self._end > time.monotonic():
+            self._end = time.monotonic()
+        else:
+            self.force_exit = self.should_exit = True
+
+    def drain(self) -> None:
+        """Refuse new requests; end when those that run are finished, at the latest after the settings' seconds."""
+        self._service.drain()
+        self._end = time.monotonic() + self._service.settings.drain
+        log.warning("draining: %d samples are running or waiting", self._service.in_flight)
+
+    async def on_tick(self, counter: int) -> bool:
+        """Return whether to end; uvicorn calls this ten times a second."""
+        # uvicorn's tasks are responses: what is computed may yet have to be sent.
+        is_idle = self._service.in_flight == 0 and not self.server_state.tasks
+        if self._end is not None and (is_idle or time.monotonic() >= self._end):
+            self._service.end_all()
+            return True
+        return await super().on_tick(counter)
+
+
+def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
+    """Reserve the address of a server, which begins to listen when it runs.
+
+    Args:
+        host, port: Of the network; port 0: a free one.
+        uds: The path of a Unix socket instead; a socket that an earlier server left there is removed.
+
+    Raises:
+        OSError: If the address cannot be had.
+        ValueError: For a port that is none.
+    """
+    address: Any
+    if not 0 <= port < 1 << 16:  # getaddrinfo takes the last 16 bits
+        raise ValueError(f"torch_infini.serve.bind: port must be an integer from 0 to 65535, got {port}")
+    if uds is not None:
+        if os.path.exists(uds) and stat.S_ISSOCK(os.stat(uds).st_mode):
+            os.unlink(uds)
+        family, address = socket.AF_UNIX, uds
+    else:
+        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        if uds is None:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(address)
+    except OSError:
+        listener.close()
+        raise
+    return listener
+
+
+def address_of(listener: socket.socket) -> str:
+    """Return the URL of a bound socket."""
+    if listener.family == socket.AF_UNIX:
+        return f"unix:{listener.getsockname()}"
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def run_server(
+    llm: AsyncLLM,
+    settings: ServeSettings,
+    listener: socket.socket,
+    log_level: str = "info",
+    extend: Callable[[FastAPI], FastAPI] | None = None,
+) -> None:
+    """Serve until SIGTERM or Ctrl-C, then close the engine.
+
+    Args:
+        llm: The engine.
+        settings: Of the server.
+        listener: Of bind().
+        log_level: Of uvicorn: critical, error, warning, info (with a line for each request), debug or trace.
+        extend: Called with the application, to add routes.
+    """
+    service = Service(llm, settings)
+    try:
+        app = create_app(service)
+        if extend is not None:
+            app = extend(app)
+        config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=GRACE, server_header=False)
+        Server(service, config).run([listener])
+    finally:
+        service.close()
+        llm.close()

@@ -1,0 +1,81 @@
+"""What runs before the routes: request ids, the key, the limit of bodies. Plain ASGI, so that streams pass through."""
+
+from __future__ import annotations
+
+import hmac
+import re
+import uuid
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from .errors import ApiError
+
+PUBLIC = ("/health",)  # for load balancers, which have no key
+ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class RequestId:
+    """Sends the request's x-request-id back, or one of its own."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        given = Headers(scope=scope).get("x-request-id", "")
+        id = given if ID.fullmatch(given) else uuid.uuid4().hex
+
+        async def send_with_id(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                MutableHeaders(scope=message)["x-request-id"] = id
+            await send(message)
+
+        await self._app(scope, receive, send_with_id)
+
+
+class Authentication:
+    """Refuses requests without "Authorization: Bearer KEY"."""
+
+    def __init__(self, app: ASGIApp, api_key: str) -> None:
+        self._app, self._expected = app, api_key.encode()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in PUBLIC or self._is_known(Headers(scope=scope)):
+            return await self._app(scope, receive, send)
+        message = "Authorization must be Bearer with the server's API key, got another or none"
+        await ApiError(401, message, headers={"WWW-Authenticate": "Bearer"}).response()(scope, receive, send)
+
+    def _is_known(self, headers: Headers) -> bool:
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        # In constant time: the time of a plain comparison tells how many characters are right.
+        return scheme.lower() == "bearer" and hmac.compare_digest(key.strip().encode("latin-1"), self._expected)
+
+
+class BodyLimit:
+    """Refuses bodies beyond a number of bytes, by their Content-Length or while they come."""
+
+    def __init__(self, app: ASGIApp, max_body: int) -> None:
+        self._app, self._max_body = app, max_body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        length = Headers(scope=scope).get("content-length", "0")
+        if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body:
+            return await self._error(f"{length[:20]}").response()(scope, receive, send)
+        came = 0
+
+        async def receive_counted() -> Message:
+            nonlocal came
+            message = await receive()
+            came += len(message.get("body", b""))
+            if came > self._max_body:
+                raise self._error("more")
+            return message
+
+        await self._app(scope, receive_counted, send)
+
+    def _error(self, came: str) -> ApiError:
+        return ApiError(413, f"the body must have at most {self._max_body} bytes, got {came}")

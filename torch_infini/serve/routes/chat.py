@@ -1,0 +1,25 @@
+"""POST /v1/chat/completions."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..answers import ChatAnswer
+from ..schemas import ChatBody
+from ..service import Service
+from ..streaming import respond
+
+router = APIRouter()
+
+
+@router.post("/v1/chat/completions", response_model=None)
+async def chat_completions(body: ChatBody, request: Request) -> Response:
+    """Answer a conversation."""
+    service: Service = request.app.state.service
+    service.check_model(body.model)
+    params = body.params({"max_tokens": None, **service.settings.sampling})
+    prompt = await service.encode_chat(body.conversation())
+    generation = service.start([prompt], params, "messages", body.most_tokens)
+    answer = ChatAnswer(service.model, service.token_texts)
+    return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

@@ -1,0 +1,41 @@
+"""GET /v1/models and /v1/models/NAME."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ..encoding import json_response
+from ..service import Service
+
+router = APIRouter()
+STARTED = int(time.time())
+
+
+def described(service: Service, name: str) -> dict[str, Any]:
+    return {
+        "id": name,
+        "object": "model",
+        "created": STARTED,
+        "owned_by": "torch_infini",
+        "max_model_len": service.max_length,  # as vLLM's
+    }
+
+
+@router.get("/v1/models", response_model=None)
+async def models(request: Request) -> Response:
+    """List the names under which the model is served."""
+    service: Service = request.app.state.service
+    data = [described(service, name) for name in service.settings.model_names]
+    return json_response({"object": "list", "data": data})
+
+
+@router.get("/v1/models/{name:path}", response_model=None)
+async def model(name: str, request: Request) -> Response:
+    """Describe the model of one name."""
+    service: Service = request.app.state.service
+    service.check_model(name)
+    return json_response(described(service, name))

@@ -1,0 +1,27 @@
+"""GET /health and /version."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from ... import __version__
+from ..encoding import json_response
+from ..service import Service
+
+router = APIRouter()
+
+
+@router.head("/health", response_model=None, include_in_schema=False)
+@router.get("/health", response_model=None)
+async def health(request: Request) -> Response:
+    """Answer 200 while requests are served, and 503 while draining or after the engine has failed."""
+    service: Service = request.app.state.service
+    service.check_health()
+    return json_response({"status": "ok"})
+
+
+@router.get("/version", response_model=None)
+async def version() -> Response:
+    """Answer the release of torch_infini."""
+    return json_response({"version": __version__})

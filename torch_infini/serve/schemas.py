@@ -1,0 +1,319 @@
+"""The bodies of requests, as pydantic models. Types are strict: "1" is no number, and true is no integer.
+
+Every field either does what it says, or has no effect by nature, or is refused where its value would ask for something.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+
+from ..engine import SamplingParams
+from .errors import ApiError, bad_request, shown
+
+MOST_STOPS, MOST_STOP_TOKENS, MOST_TOP_LOGPROBS = 64, 1024, 20
+
+# Fields without an effect on the answer, whatever their value.
+WITHOUT_EFFECT = {
+    "metadata",
+    "parallel_tool_calls",  # there are no tool calls
+    "prompt_cache_key",
+    "prompt_cache_retention",
+    "safety_identifier",
+    "service_tier",
+    "store",
+    "user",
+}
+# Fields that are refused but with these values, which ask for nothing; null is always such a value.
+NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "add_generation_prompt": (True,),
+    "audio": (),
+    "best_of": (1,),
+    "echo": (False,),
+    "function_call": ("none", "auto"),
+    "functions": ([],),
+    "modalities": (["text"],),
+    "response_format": ({"type": "text"},),
+    "skip_special_tokens": (True,),
+    "suffix": ("",),
+    "tool_choice": ("none", "auto"),
+    "tool_calls": ([],),
+    "tools": ([],),
+    "annotations": ([],),
+}
+
+Message = dict[str, str]
+
+
+def checked(rule: str, check: Callable[[Any], Any], value: Any) -> Any:
+    """Return check(value); pydantic's error with this rule where that raises."""
+    try:
+        return check(value)
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{str(error) or rule}, got {shown(value)}") from None
+
+
+def given_as(form: Any, rule: str, check: Callable[[Any], Any]) -> PlainValidator:
+    """Make the validator of a field that comes in several forms.
+
+    Args:
+        form: The type that it comes in, for the schema.
+        rule: For the error's sentence.
+        check: Returns the value that the model has; TypeError or ValueError refuses it, with its message if it has one.
+    """
+    return PlainValidator(partial(checked, rule, check), json_schema_input_type=form)
+
+
+def is_integer(value: Any) -> bool:
+    return type(value) is int
+
+
+def prompts_of(value: Any) -> list[str | list[int]]:
+    """Return the prompts of /v1/completions as a list."""
+    if isinstance(value, str):
+        return [value]
+    if not isinstance(value, list) or not value:
+        raise TypeError
+    if all(map(is_integer, value)):
+        return [value]
+    if all(isinstance(one, str) for one in value):
+        return list(value)
+    if all(isinstance(one, list) and all(map(is_integer, one)) for one in value):
+        return list(value)
+    raise TypeError
+
+
+def stops_of(value: Any) -> tuple[str, ...]:
+    if value is None:
+        return ()
+    stops = [value] if isinstance(value, str) else value
+    if not isinstance(stops, list) or not all(isinstance(stop, str) and stop for stop in stops):
+        raise TypeError
+    if len(stops) > MOST_STOPS:
+        raise ValueError(f"must have at most {MOST_STOPS} strings")
+    return tuple(stops)
+
+
+def bias_of(value: Any) -> dict[int, float] | None:
+    if value is None:
+        return None
+    bias = {}
+    for token, number in value.items() if isinstance(value, dict) else [("", 0)]:
+        if not (token.isascii() and token.isdigit() and len(token) < 19) or type(number) not in (int, float):
+            raise TypeError
+        if not -100 <= number <= 100:
+            raise TypeError
+        bias[int(token)] = float(number)
+    return bias
+
+
+def text_of(value: Any) -> str:
+    """Return a message's content as a string; parts of text are joined by newlines, null is empty."""
+    if value is None:
+        return ""
+    if isinstance(value, str):
+        return value
+    if not isinstance(value, list):
+        raise TypeError
+    for part in value:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if isinstance(kind, str) and kind != "text":
+            raise ValueError(f"must have parts of type text alone, not {shown(kind)}")
+        if kind is None or not isinstance(part.get("text"), str):
+            raise TypeError
+    return "\n".join(part["text"] for part in value)
+
+
+Prompts = Annotated[
+    list[str | list[int]],
+    given_as(
+        str | list[str] | list[int] | list[list[int]],
+        "must be a text, token ids, or a list of texts or of token ids, at least one",
+        prompts_of,
+    ),
+]
+Stops = Annotated[
+    tuple[str, ...],
+    given_as(str | list[str] | None, "must be a string or a list of strings, none of them empty", stops_of),
+]
+Bias = Annotated[
+    dict[int, float] | None,
+    given_as(dict[str, float] | None, "must map token ids, written as strings, to numbers from -100 to 100", bias_of),
+]
+Content = Annotated[
+    str,
+    given_as(
+        str | list[dict[str, str]] | None,
+        'must be a string, or a list of parts {"type": "text", "text": "..."}',
+        text_of,
+    ),
+]
+
+
+class Body(BaseModel):
+    """A body, or an object within one."""
+
+    model_config = ConfigDict(strict=True, extra="allow")
+
+    def refuse_unbuilt(self, within: str = "") -> None:
+        """Raise ApiError for a field that is not there, or not built, unless its value asks for nothing."""
+        for name, value in (self.model_extra or {}).items():
+            if value is None or name in WITHOUT_EFFECT:
+                continue
+            if name not in NEUTRAL:
+                unknown = f"{within}{shown(name)[1:-1]} must be a field of this request, got an unknown one"
+                raise ApiError(400, unknown, within + name)
+            neutral = NEUTRAL[name]
+            if not any(type(value) is type(one) and value == one for one in neutral):
+                allowed = " or ".join(["null", *map(repr, neutral)])
+                refused = f"{within}{name} must be {allowed} (more is not supported), got {shown(value)}"
+                raise ApiError(400, refused, within + name)
+
+
+class StreamOptions(Body):
+    include_usage: bool | None = None
+
+
+class ChatMessage(Body):
+    """A message of a conversation; of an assistant's, what the official client writes with it is accepted."""
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content = ""
+    name: str | None = None
+
+    def plain(self) -> Message:
+        """Return the message for the chat template, in which a developer is the system."""
+        named = {} if self.name is None else {"name": self.name}
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content, **named}
+
+
+class SamplingBody(Body):
+    """The fields that /v1/chat/completions and /v1/completions share."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: Stops = ()
+    stop_token_ids: list[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
+    logit_bias: Bias = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    include_stop_str_in_output: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+
+    @property
+    def include_usage(self) -> bool:
+        return self.stream_options is not None and bool(self.stream_options.include_usage)
+
+    @property
+    def top(self) -> int | None:
+        """How many likely tokens each token comes with; None: no log-probabilities."""
+        raise NotImplementedError
+
+    @property
+    def most_tokens(self) -> tuple[str, int | None]:
+        """The name and value of the field that limits the output."""
+        return "max_tokens", self.max_tokens
+
+    def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
+        """Make SamplingParams, with defaults for what is not given; ApiError for a value that it refuses."""
+        self.refuse_unbuilt()
+        if self.stream_options is not None:
+            self.stream_options.refuse_unbuilt("stream_options.")
+            if not self.stream:
+                refused = "stream_options must be null where stream is not true, got an object"
+                raise ApiError(400, refused, "stream_options")
+        limit, most = self.most_tokens
+        given = {
+            "max_tokens": most,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "top_k": 0 if self.top_k == -1 else self.top_k,  # -1: no limit, for clients of vLLM
+            "min_p": self.min_p,
+            "n": self.n,
+            "seed": self.seed,
+            "stop": self.stop or None,
+            "stop_token_ids": self.stop_token_ids,
+            "logit_bias": self.logit_bias,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "repetition_penalty": self.repetition_penalty,
+            "min_tokens": self.min_tokens,
+            "ignore_eos": self.ignore_eos,
+            "include_stop": self.include_stop_str_in_output,
+            "logprobs": self.top,
+        }
+        try:
+            return SamplingParams(**{**defaults, **{name: value for name, value in given.items() if value is not None}})
+        except ValueError as error:
+            names = {"max_tokens": limit, "include_stop": "include_stop_str_in_output", "logprobs": "top_logprobs"}
+            raise bad_request(error, **names) from None
+
+
+class ChatBody(SamplingBody):
+    """The body of /v1/chat/completions."""
+
+    messages: list[ChatMessage] = Field(min_length=1)
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+
+    @property
+    def top(self) -> int | None:
+        if self.top_logprobs and not self.logprobs:
+            raise ApiError(400, "logprobs must be true where top_logprobs is given, got another", "logprobs")
+        return (self.top_logprobs or 0) if self.logprobs else None
+
+    @property
+    def most_tokens(self) -> tuple[str, int | None]:
+        if self.max_completion_tokens is None:
+            return super().most_tokens
+        if self.max_tokens not in (None, self.max_completion_tokens):
+            other = f"max_completion_tokens, {self.max_completion_tokens}, or null"
+            raise ApiError(400, f"max_tokens must be {other}, got {self.max_tokens}", "max_tokens")
+        return "max_completion_tokens", self.max_completion_tokens
+
+    def conversation(self) -> list[Message]:
+        """Return the messages for the chat template."""
+        for at, message in enumerate(self.messages):
+            message.refuse_unbuilt(f"messages[{at}].")
+        return [message.plain() for message in self.messages]
+
+
+class CompletionBody(SamplingBody):
+    """The body of /v1/completions."""
+
+    prompt: Prompts
+    logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+
+    @property
+    def top(self) -> int | None:
+        return self.logprobs
+
+
+class TokenizeBody(Body):
+    """The body of /tokenize: a prompt, or messages."""
+
+    model: str | None = None
+    prompt: str | None = None
+    messages: list[ChatMessage] | None = Field(None, min_length=1)
+    add_special_tokens: bool | None = None
+
+
+class DetokenizeBody(Body):
+    """The body of /detokenize."""
+
+    model: str | None = None
+    tokens: list[int]

@@ -1,0 +1,61 @@
+"""ServeSettings: names, key, limits and defaults of a server, checked when they are set."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..engine import SamplingParams
+
+_NAME = "torch_infini.serve.ServeSettings"
+MAX_QUEUE, MAX_BODY, DRAIN = 256, 4 << 20, 30.0
+
+
+@dataclass(frozen=True)
+class ServeSettings:
+    """What a server adds to the settings of its engine.
+
+    Attributes:
+        model_names: Names that requests may give as `model`; answers have the first.
+        any_model: Whether requests may give any other name too.
+        api_key: Requests must come with "Authorization: Bearer KEY" (all but GET /health); None: without.
+        max_queue: Samples that may wait beside the engine's max_sequences; more are refused with status 429.
+        max_body: Bytes of a request's body; larger ones are refused with status 413.
+        drain: Seconds that running requests have to finish after the first SIGTERM.
+        allow_origins: Origins of web pages that may call the server (CORS); "*": all.
+        sampling: Fields of SamplingParams for requests that do not give them. A max_tokens here is lowered to what the
+            context leaves, unlike one of a request.
+
+    Raises:
+        ValueError: For a value outside what is said above.
+    """
+
+    model_names: tuple[str, ...]
+    any_model: bool = False
+    api_key: str | None = None
+    max_queue: int = MAX_QUEUE
+    max_body: int = MAX_BODY
+    drain: float = DRAIN
+    allow_origins: tuple[str, ...] = ()
+    sampling: Mapping[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("model_names", "allow_origins"):
+            values = getattr(self, name)
+            if not isinstance(values, tuple) or not all(isinstance(value, str) and value for value in values):
+                raise ValueError(f"{_NAME}: {name} must be a tuple of strings, none of them empty, got {values!r}")
+        if not self.model_names:
+            raise ValueError(f"{_NAME}: model_names must have at least one name, got none")
+        if self.api_key is not None and not (isinstance(self.api_key, str) and self.api_key.strip()):
+            raise ValueError(f"{_NAME}: api_key must be a string that is not blank, or None, got another")
+        for name, least in (("max_queue", 0), ("max_body", 1)):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ValueError(f"{_NAME}: {name} must be an integer of at least {least}, got {value!r}")
+        if isinstance(self.drain, bool) or not isinstance(self.drain, (int, float)) or not 0 <= self.drain < 1e9:
+            raise ValueError(f"{_NAME}: drain must be a number of seconds, at least 0, got {self.drain!r}")
+        try:
+            SamplingParams(**self.sampling)
+        except TypeError as error:
+            raise ValueError(f"{_NAME}: sampling must have fields of SamplingParams, got {error}") from error

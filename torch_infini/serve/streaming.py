@@ -1,0 +1,101 @@
+"""Sending answers to clients that may leave: whole ones and server-sent events. A client that is gone ends the work."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from .answers import Answer, Parts
+from .encoding import DONE, PING, json_response, to_event
+from .errors import ApiError
+from .generation import Generation
+
+CLIENT_CLOSED_REQUEST = 499  # in the log; nobody reads the response
+HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # proxies must not collect events
+
+
+async def respond(
+    request: Request, generation: Generation, answer: Answer, samples: int, stream: bool, include_usage: bool
+) -> Response:
+    """Return the response that sends an answer, or the stream of its chunks."""
+    if stream:
+        return EventStream(generation, events(generation, answer, samples, include_usage))
+    try:
+        outputs = await unless_gone(request.receive, generation.finish())
+    finally:
+        generation.close()
+    return Response(status_code=CLIENT_CLOSED_REQUEST) if outputs is None else json_response(answer.whole(outputs))
+
+
+async def events(
+    generation: Generation, answer: Answer, samples: int, include_usage: bool
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events of a streamed answer; an error is one of them, for the status has been sent."""
+    parts = Parts(samples, answer)
+    try:
+        async with aclosing(generation.newest()) as outputs:
+            async for new in outputs:
+                if new is None:
+                    yield PING
+                    continue
+                data = b"".join(to_event(answer.chunk(part, include_usage)) for part in parts.new(*new))
+                if data:
+                    yield data
+        if include_usage:
+            yield to_event(answer.usage_chunk(parts.outputs.values()))
+    except ApiError as error:
+        yield to_event(error.body())
+    yield DONE
+
+
+class EventStream(Response):
+    """A response of server-sent events; it ends, and the generation with it, when the client is gone.
+
+    Starlette's StreamingResponse does not watch the client where the server's ASGI version is 2.4 or more.
+
+    Args:
+        generation: What computes them.
+        events: As bytes.
+    """
+
+    def __init__(self, generation: Generation, events: AsyncGenerator[bytes, None]) -> None:
+        super().__init__(None, 200, HEADERS, "text/event-stream")
+        del self.headers["content-length"]
+        self._generation, self._events = generation, events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await unless_gone(receive, self._send(send))
+        finally:
+            self._generation.close()
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        async with aclosing(self._events) as events:
+            async for data in events:
+                await send({"type": "http.response.body", "body": data, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Any]) -> Any:
+    """Return the result of work; None if the client disconnects first, and the work is cancelled."""
+    tasks = asyncio.ensure_future(work), asyncio.ensure_future(disconnected(receive))
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        return tasks[0].result() if tasks[0].done() else None
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Wait until the client is gone; the request's body has been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,57 @@
+"""TokenTexts: text and bytes of single tokens, for log-probabilities and /tokenize."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
+SPACE = "\u2581"  # what sentencepiece writes for a space
+
+
+class TokenTexts:
+    """Bytes of tokens, by the forms of a token's name: those of byte-level BPE and of sentencepiece.
+
+    Args:
+        tokenizer: Of transformers.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._names = tokenizer.convert_ids_to_tokens
+        self._added = {int(token): str(entry.content) for token, entry in tokenizer.added_tokens_decoder.items()}
+        backend = getattr(tokenizer, "backend_tokenizer", None)
+        decoder = "" if backend is None or backend.decoder is None else str(backend.decoder.__getstate__())
+        self._byte_of = byte_alphabet() if "ByteLevel" in decoder else None
+        self._known: dict[int, bytes] = {}
+
+    def bytes_of(self, token: int) -> bytes:
+        """Return a token's bytes; of a token that the tokenizer does not know, none."""
+        found = self._known.get(token)
+        if found is None:
+            found = self._known[token] = self._find(token)
+        return found
+
+    def text_of(self, token: int) -> str:
+        """Return a token's text; bytes that are no character alone are U+FFFD."""
+        return self.bytes_of(token).decode("utf-8", "replace")
+
+    def _find(self, token: int) -> bytes:
+        if token in self._added:
+            return self._added[token].encode("utf-8", "replace")
+        name = self._names(token)
+        if not isinstance(name, str):
+            return b""
+        if self._byte_of is not None and all(letter in self._byte_of for letter in name):
+            return bytes(self._byte_of[letter] for letter in name)
+        if byte := BYTE.fullmatch(name):
+            return bytes([int(byte[1], 16)])
+        return name.replace(SPACE, " ").encode("utf-8", "replace")
+
+
+def byte_alphabet() -> dict[str, int]:
+    """Return the byte of each letter of byte-level BPE: printable ones of Latin-1 stand for themselves, the others, in
+    order, for the letters from U+0100 on.
+    """
+    plain = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [byte for byte in range(256) if byte not in plain]
+    return {chr(byte): byte for byte in plain} | {chr(0x100 + at): byte for at, byte in enumerate(others)}
