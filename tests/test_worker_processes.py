@@ -211,9 +211,13 @@ def test_a_server_that_is_killed(no_server: None) -> None:
     assert server is not None
     server._process.kill()
     server._process.wait()
-    assert added(tp_group, theirs, 1.0) == 2.0
+    assert added(tp_group, theirs, 1.0) == 2.0 and theirs.all_alive
+    os.kill(pid, signal.SIGKILL)
+    assert wait_until(lambda: not theirs.all_alive)
+    with pytest.raises(RuntimeError, match="all ranks must be there, got one that has ended"):
+        theirs.call("place")
     theirs.close()
-    assert wait_until(lambda: not is_there(pid))
+    assert not theirs.all_alive
 
 
 def test_a_forked_child_leaves_the_workers_alone() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import select
 import socket
 import sys
 import threading
@@ -75,8 +76,13 @@ class Workers:
 
     @property
     def all_alive(self) -> bool:
-        """Whether every process is running."""
-        return all(process.poll() is None for process in self._processes)
+        """Whether every process is running, or still to start."""
+        hung_up = select.poll()
+        for connection in self._connections:
+            if connection.closed:
+                return False
+            hung_up.register(connection.fileno(), 0)  # POLLHUP alone: nobody else has the other end
+        return not hung_up.poll(0)
 
     def make(self, make: Callable[..., Any], *args: Any) -> None:
         """Make every worker's object: make(tp_group, *args). Call this once, before send and call.
