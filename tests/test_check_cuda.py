@@ -68,12 +68,12 @@ def test_promised_instructions(tmp_path: Path) -> None:
 
 
 def test_sampled_archs(tmp_path: Path) -> None:
-    """A sample has the architecture that is looked at and, over many texts, each of the others; always the same."""
+    """A sample has the architecture that is looked at and, over many texts, each of the others or none."""
     seen = set()
     for i in range(20):
         source = tmp_path / f"{i}.cu"
         source.write_text(f"// {i}")
         archs = check_cuda.sampled_archs(source)
-        assert archs == check_cuda.sampled_archs(source) and "9.0" in archs and len(archs) == 2
-        seen.update(archs)
-    assert sorted(seen, key=float) == check_cuda.ARCHS
+        assert archs == check_cuda.sampled_archs(source) and "9.0" in archs and len(archs) <= 2
+        seen.add(tuple(archs))
+    assert sorted(seen) == [("8.0", "9.0"), ("9.0",), ("9.0", "10.0")]
