@@ -458,10 +458,12 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
             lines.append(
                 f"build {folder}{MODULE_FILE}: link {' '.join(objects[MODULE])} | {folder}libinfinicore_cpp_api.so"
                 f"\n  libs = -L./{folder} -linfinicore_cpp_api -linfinirt -Wl,-z,undefs\n  soname = {MODULE_FILE}"
-                f"\n  exports = {CSRC}/infinicore/python/exports.map\ndefault {folder}{MODULE_FILE}"
+                f"\n  exports = {CSRC}/infinicore/python/exports.map"
             )
 
     link_module("")
+    modules = [MODULE_FILE] if objects[MODULE] else []
+    lines += [f"default {name}" for name in modules]
 
     # The same libraries with the CUDA kernels compiled for the host, for tests: INFINI_EMULATION=1, csrc/emulation.
     objects = host_objects
@@ -475,9 +477,10 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
             f"  libs = -Lemulated {uses[library]}\n  soname = {library}.so"
             + exports.get(library, f"\n  exports = {CSRC}/emulation/exports.map")
         )
+    link_module("emulated/")  # always: what a build does not know, it removes
     if os.environ.get("INFINI_EMULATION") == "1":
-        lines.append(f"default {' '.join(f'emulated/{library}.so' for library in LIBRARIES)}")
-        link_module("emulated/")
+        names = [*(f"{library}.so" for library in LIBRARIES), *modules]
+        lines.append(f"default {' '.join(f'emulated/{name}' for name in names)}")
     return "\n".join(lines) + "\n"
 
 
