@@ -439,6 +439,7 @@ LOOPS: dict[str, tuple[int, Callable[[], Callable[[], object]]]] = {
 }
 
 
+@pytest.mark.skipif("libasan" in os.environ.get("LD_PRELOAD", ""), reason="AddressSanitizer keeps freed memory a while")
 @pytest.mark.parametrize("name", LOOPS)
 def test_nothing_leaks(name: str) -> None:
     """Neither what the caches count as in use, nor the process's memory: 64 bytes a call would be seen."""
