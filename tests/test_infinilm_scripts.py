@@ -182,6 +182,32 @@ def test_pure_python(reference: Reference) -> None:
     assert s["ids"] == reference.greedy(ids)
 
 
+def test_generation_mixin(reference: Reference) -> None:
+    """That model with generate of infinilm's mixin."""
+    ids = reference.ids(PROMPTS[1])
+    expected = reference.greedy(ids)
+    end = expected[4]
+    s = run("mixin.py", reference.folder, joined(ids), NEW, end)
+    assert s["ids"] == expected and s["text"] == reference.text(expected) and s["by a cache"] == expected[:3]
+    until = expected[: expected.index(end) + 1]
+    assert s["until end"] == until
+    assert s["seen"] == [n for steps in (NEW, len(until), 3) for n in [len(ids)] + [1] * (steps - 1)]
+
+
+def test_hooks(reference: Reference) -> None:
+    """What they see is what transformers' layers give, and watching changes no token."""
+    ids = reference.ids(PROMPTS[2])
+    s = run("hooks.py", reference.folder, joined(ids), NEW)
+    assert s["watched"] == s["plain"] == s["best"] == reference.greedy(ids)
+    with torch.inference_mode():
+        *states, last = reference.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    layers = reference.model.config.num_hidden_layers
+    assert s["calls"] == {"layer": layers * NEW, "norm": NEW, "lm_head": NEW} and len(states) == layers
+    expected = {f"layer {i}": state for i, state in enumerate(states[1:])} | {"norm -1": last}
+    for name, state in expected.items():
+        torch.testing.assert_close(torch.tensor(s["lengths"][name]), state[0].norm(dim=-1), rtol=1e-4, atol=0)
+
+
 def test_comparison(reference: Reference) -> None:
     """A script that compares with transformers itself, in the names of transformers 4."""
     s = run("compare.py", "--model_path", reference.folder, "--prompt", PROMPTS[1])
