@@ -107,7 +107,6 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "device": ANY,
         "dtype": "float16",
         "tensor_parallel_size": 1,
-        "*": None,
         "max_batch_size": 16,
         "max_tokens": 4096,
         "num_blocks": 8192,
