@@ -232,6 +232,14 @@ def test_what_cannot_be_recorded() -> None:
         y.to(CPU)
     g.run()
     assert torch.equal(got(z), 4 * got(x))
+    ic.set_device(CPU)
+    with ic.graph(), pytest.raises(RuntimeError) as error:
+        x + x
+    assert str(error.value).endswith(
+        "must be on CPU:0, whose graph is recorded, got NVIDIA:0 (torch_infini.runtime.record on CUDA records torch's "
+        "ops alone)"
+    )
+    ic.set_device(CUDA)
 
 
 def test_a_copy_from_the_host_is_recorded() -> None:

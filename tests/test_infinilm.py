@@ -620,7 +620,7 @@ def test_a_dropped_engine_is_freed(tmp_path: Path, no_collector: None) -> None:
     assert [ref() for ref in left] == [None] * len(left)
 
 
-# infinilm.infer_engine: the rest is in test_infinilm_around.py
+# infinilm.infer_engine: the rest is in test_infinilm_engine.py
 
 
 @pytest.mark.parametrize("cache", (None, static(), paged(), _infinilm.PagedKVCacheConfig(1 << 20, 8)), ids=str)

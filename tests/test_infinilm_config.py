@@ -178,39 +178,6 @@ def test_cache_configs_refuse(make: Any, error: type[Exception], message: str) -
 # LlamaConfig
 
 
-def test_defaults_of_llama_config() -> None:
-    config = _infinilm.LlamaConfig()
-    expected = {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "num_key_value_heads": 32,
-        "head_dim": 128,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "hidden_act": "silu",
-        "model_type": "llama",
-        "rope_theta": 1e4,
-        "attention_bias": True,
-        "attention_output_bias": False,
-        "mlp_bias": False,
-        "tie_word_embeddings": False,
-        "use_cache": True,
-        "attention_dropout": 0,
-        "initializer_range": 0.02,
-        "pretraining_tp": 1,
-        "name_or_path": "",
-        "pad_token_id": -1,
-        "bos_token_id": [1],
-        "eos_token_id": [2],
-        "rope_scaling": None,
-    }
-    assert {name: getattr(config, name) for name in expected} == expected
-    assert config.validate() is True and config.kv_dim() == 4096 and repr(config) == "LlamaConfig()"
-
-
 def test_llama_config_is_written() -> None:
     config = _infinilm.LlamaConfig(num_key_value_heads=8)
     config.head_dim, config.eos_token_id, config.bos_token_id, config.pad_token_id = 64, [5, 6], 7, None

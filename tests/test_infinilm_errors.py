@@ -113,7 +113,11 @@ STATIC_ERRORS: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "more new tokens than columns": (
         {"input_lengths": [3, 1]},
-        "input_lengths must be at most 2, the columns of input_ids, got 3",
+        "input_lengths must leave each row at most 2 new tokens, the columns of input_ids, got 3",
+    ),
+    "a total beyond the columns": (
+        {**NEWER, "total_sequence_lengths": [2, 3]},
+        "total_sequence_lengths must leave each row at most 2 new tokens, the columns of input_ids, got 3",
     ),
     "no new token": ({"input_lengths": [0, 2]}, "input_lengths must leave each row at least one new token, got 0"),
     "a total below the past": (

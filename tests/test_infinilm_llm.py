@@ -118,12 +118,12 @@ def test_names(module: str, names: str) -> None:
 
 def test_signatures() -> None:
     assert str(inspect.signature(LLM)).replace("'", "").partition(" -> ")[0] == (
-        "(model_path: Any, device: Any = None, dtype: Any = float16, tensor_parallel_size: int = 1, cache_type: str = "
-        "paged, max_batch_size: int = 16, max_tokens: int = 4096, num_blocks: int = 8192, block_size: int = 16, "
-        "max_cache_len: int = 4096, temperature: float = 1.0, top_p: float = 0.8, top_k: int = 1, enable_graph: bool = "
-        "True, **settings: Any)"
+        "(model_path: Any, device: Any = None, dtype: Any = float16, tensor_parallel_size: int = 1, "
+        "max_batch_size: int = 16, max_tokens: int = 4096, num_blocks: int = 8192, block_size: int = 16, "
+        "temperature: float = 1.0, top_p: float = 0.8, top_k: int = 1, cache_type: str = paged, "
+        "max_cache_len: int = 4096, enable_graph: bool = True, **settings: Any)"
     )
-    assert [*inspect.signature(EngineConfig).parameters][:-1] == [*inspect.signature(LLM).parameters][:-1]
+    assert inspect.signature(EngineConfig).parameters.keys() == inspect.signature(LLM).parameters.keys()
     arguments = lambda call: [*inspect.signature(call).parameters][1:]
     assert arguments(LLM.generate) == ["prompts", "sampling_params", "use_tqdm"]
     assert arguments(LLM.chat) == ["messages", "sampling_params", "use_tqdm"]

@@ -182,6 +182,63 @@ def test_pure_python(reference: Reference) -> None:
     assert s["ids"] == reference.greedy(ids)
 
 
+def test_generation_mixin(reference: Reference) -> None:
+    """That model with generate of infinilm's mixin."""
+    ids = reference.ids(PROMPTS[1])
+    expected = reference.greedy(ids)
+    end = expected[4]
+    s = run("mixin.py", reference.folder, joined(ids), NEW, end)
+    assert s["ids"] == expected and s["text"] == reference.text(expected) and s["by a cache"] == expected[:3]
+    until = expected[: expected.index(end) + 1]
+    assert s["until end"] == until
+    assert s["seen"] == [n for steps in (NEW, len(until), 3) for n in [len(ids)] + [1] * (steps - 1)]
+
+
+def test_hooks(reference: Reference) -> None:
+    """What they see is what transformers' layers give, and watching changes no token."""
+    ids = reference.ids(PROMPTS[2])
+    s = run("hooks.py", reference.folder, joined(ids), NEW)
+    assert s["watched"] == s["plain"] == s["best"] == reference.greedy(ids)
+    with torch.inference_mode():
+        *states, last = reference.model(torch.tensor([ids]), output_hidden_states=True).hidden_states
+    layers = reference.model.config.num_hidden_layers
+    assert s["calls"] == {"layer": layers * NEW, "norm": NEW, "lm_head": NEW} and len(states) == layers
+    expected = {f"layer {i}": state for i, state in enumerate(states[1:])} | {"norm -1": last}
+    for name, state in expected.items():
+        torch.testing.assert_close(torch.tensor(s["lengths"][name]), state[0].norm(dim=-1), rtol=1e-4, atol=0)
+
+
+BAD = {
+    "type": "model_type must be one of llama, mistral, qwen2, qwen3, got 'mamba'",
+    "missing": "must be those of its config.json, got missing: model.norm.weight",
+    "surplus": "must be those of its config.json, got surplus: extra",
+    "rows": "input_ids must have 1 to 2 rows (max_batch_size), none of them empty, got [3, 4]",
+    "row's length": "total_sequence_lengths must be at most max_cache_len, 32, got 132",
+    "lengths": "total_sequence_lengths must leave each row at most 4 new tokens, the columns of input_ids, got 5",
+    "block beyond": "block_tables must name blocks from 0 to 3, got 4",
+    "block below": "block_tables must name blocks from 0 to 3, got -1",
+    "offsets": "total_sequence_lengths must leave as many new tokens as input_offsets, got 4",
+    "slots": "slot_mapping must be where block_tables have each new token, got 40",
+    "hook": "mlp 0",
+    "no token": "data must not be empty, got shape (1, 0)",
+    "token": "prompt must be token ids from 0 to 2047, got 1048576 (prompt 0)",
+    "too long": "prompt must be shorter than 256 tokens, the least of max_length and what the cache holds, got 256",
+    "setting": "top_p must be a number from 0 to 1, got -1.0",
+}
+
+
+def test_bad_input(reference: Reference, tmp_path: Path) -> None:
+    """A sentence each, and the engines serve on."""
+    ids = reference.ids(PROMPTS[0])[:4]
+    s = run("bad_input.py", reference.folder, joined(ids), tmp_path)
+    assert {name.partition(":")[0] for name in s["said"]} == set(BAD)
+    for name, (kind, sentence) in s["said"].items():
+        assert kind == ("Stop" if name == "hook" else "ValueError") and BAD[name.partition(":")[0]] in sentence, name
+        assert "\n" not in sentence
+    expected = reference.greedy(ids, 4)
+    assert s["after"] == {"forward": expected[:1], "generate": expected, "llm": expected}
+
+
 def test_comparison(reference: Reference) -> None:
     """A script that compares with transformers itself, in the names of transformers 4."""
     s = run("compare.py", "--model_path", reference.folder, "--prompt", PROMPTS[1])

@@ -18,7 +18,9 @@ import torch
 import torch_infini.infinicore as infinicore
 from torch_infini import compat
 from torch_infini.demo import MODEL
+from torch_infini.infinilm import auto_config, cache_utils, generation, infer_engine, modeling_utils
 from torch_infini.infinilm.lib import _infinilm as own
+from torch_infini.infinilm.models import llama
 
 ANY = object()  # a default that the documents leave open
 NAMES = {
@@ -105,7 +107,6 @@ SIGNATURES: dict[str, dict[str, Any]] = {
         "device": ANY,
         "dtype": "float16",
         "tensor_parallel_size": 1,
-        "*": None,
         "max_batch_size": 16,
         "max_tokens": 4096,
         "num_blocks": 8192,
@@ -226,12 +227,62 @@ def test_signature(name: str) -> None:
             assert parameter.default is not parameter.empty, f"{parameter.name} is required, and callers give none"
 
 
+def in_words(function: Any) -> list[str]:
+    """Parameters as `name`, `name=default` or `*, name`; without self."""
+    shown, keywords = [], False
+    for parameter in inspect.signature(function).parameters.values():
+        if parameter.name == "self":
+            continue
+        if parameter.kind is parameter.KEYWORD_ONLY and not keywords:
+            shown, keywords = [*shown, "*"], True
+        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
+        shown.append(parameter.name + default)
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("function", "expected"),
+    (
+        (auto_config.AutoConfig.from_pretrained, "model_path"),
+        (
+            infer_engine.InferEngine.forward,
+            "input_ids, *, position_ids=None, past_kv_lengths=None, total_kv_lengths=None, input_offsets=None, "
+            "block_tables=None, slot_mapping=None, temperature=None, top_k=None, top_p=None, seed=None",
+        ),
+        (
+            infer_engine.InferEngine.generate,
+            "input_ids, generation_config=None, *, _measure_and_log_time=False, paged_block_size=16",
+        ),
+        (infer_engine.InferEngine.load_state_dict, "state_dict, strict=None"),
+        (infer_engine.InferEngine.reset_cache, "cache_config=None"),
+        (
+            infer_engine.GenerationConfig,
+            "max_new_tokens=None, temperature=1.0, top_k=50, top_p=1.0, eos_token_id=None, stop_on_eos=True, seed=None",
+        ),
+        (
+            llama.AutoLlamaModel.from_pretrained,
+            "model_path, device=None, dtype=None, backend='cpp', distributed_config=None, cache_config=None",
+        ),
+        (modeling_utils.load_model_state_dict_by_file, "model, model_path, dtype=None"),
+        (modeling_utils.load_model_state_dict_by_tensor, "model, model_path, dtype=None"),
+        (modeling_utils.get_model_state_dict, "model_path, device=None, dtype=None"),
+        (modeling_utils.check_parameters, "model_keys, already_loaded_keys"),
+        (generation.utils.infini_to_numpy, "infini_tensor"),
+        (cache_utils.DynamicCache.update, "key_states, value_states, layer_idx, cache_kwargs=None"),
+    ),
+)
+def test_whole_signature(function: Any, expected: str) -> None:
+    """All of it: a further argument of ours is added here on purpose."""
+    assert ", ".join(in_words(function)) == expected
+
+
 class TestConfigs:
     def test_llama_config_defaults(self) -> None:
         low = found("_infinilm")
         config = low.LlamaConfig()
         assert {name: getattr(config, name) for name in CONFIG} == CONFIG
         assert isinstance(config, low.Config) and config.validate() is True and config.kv_dim() == 32 * 128
+        assert repr(config) == "LlamaConfig()"
 
     def test_llama_config_is_written(self) -> None:
         config = found("_infinilm").LlamaConfig()

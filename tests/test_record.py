@@ -121,6 +121,25 @@ def test_out_and_in_place_forms(spec: OpInfo) -> None:
         assert not spec.inplace or same_bits(results[1], want[0])
 
 
+@pytest.mark.parametrize("spec", OPS, ids=lambda spec: spec.name)
+def test_rules(spec: OpInfo) -> None:
+    """Those of shapes, dtypes and strides hold while noting, those of values and of groups in run(); all in the op's
+    own words, but for results, whose shape and dtype the recording has told before.
+    """
+    for case in spec.errors():
+        op = spec.out if any(name in case.kwargs for name in spec.out_names) else spec.op
+        given = tensors((case.args, case.kwargs))
+        call = lambda op=op, case=case: record(lambda: op(*case.args, **case.kwargs))
+        if any(tensor.is_meta for tensor in given):
+            assert "must be strided and on the CPU" in message(call), case.name
+            continue
+        before = [tensor.clone() for tensor in given]
+        late = case.of_values or "group" in spec.arguments
+        heard = message(lambda call=call: call().run()) if late else message(call)
+        assert heard == case.message or heard.startswith(f"infini::{spec.name}: out"), case.name
+        assert all(map(same_bits, given, before)), case.name
+
+
 class Inputs:
     def __init__(self) -> None:
         self.x, self.image, self.q = torch.randn(6, 8), torch.randn(2, 4, 9, 9), torch.randn(2, 4, 5, 8)

@@ -1,6 +1,6 @@
 // Program: calls of ops on the CPU, recorded instead of being run, and replayed by one C call.
 // Each call is a function of a *_torch.cpp file with copies of its arguments: numbers, and handles of the tensors.
-// torch_infini/runtime/programs.py, the only user of the C functions, calls them through ctypes.
+// torch_infini/runtime/_kernel_calls.py, the only user of the C functions, calls them through ctypes.
 #pragma once
 
 #include <cstddef>
@@ -17,6 +17,13 @@ using Program = std::vector<std::function<void()>>;
 
 // The program that records this thread's calls, or null.
 inline thread_local Program *recording = nullptr;
+
+// Whether this thread's calls, of forms that can be recorded, end after the op's rules: nothing is read or written.
+inline thread_local bool checks_only = false;
+
+// Calls a function with a context of a device type that nothing is built for: it checks shapes, dtypes and strides, and
+// no values, for those may be on a device; then it finds no kernel, which is the end that is expected.
+void check_rules(const std::function<void(const ExecutionContext &)> &function);
 
 // How many tensors a function returns.
 template <typename Result> constexpr size_t result_count = 1;
@@ -35,6 +42,10 @@ template <typename Result, typename... Arguments, Result (*function)(const Execu
 struct OnCpu<function> {
     static Result call(Arguments... arguments) {
         if constexpr (returns_last(kLast)) {
+            if (checks_only) {
+                check_rules([&](const ExecutionContext &context) { function(context, arguments...); });
+                return last(std::tie(arguments...), kLast);
+            }
             if (recording != nullptr) {
                 recording->push_back([=] { function(cpu_context(), arguments...); });
                 return last(std::tie(arguments...), kLast);
@@ -70,4 +81,6 @@ INFINI_API size_t infiniTorchProgramEnd(void);
 // Runs the calls in order on this thread. The first failure ends it; infiniGetLastErrorMessage() has its message.
 INFINI_API infiniStatus_t infiniTorchProgramReplay(const void *program);
 INFINI_API void infiniTorchProgramDestroy(void *program);
+// Whether calls of this thread check their arguments, without their values, and do nothing else.
+INFINI_API void infiniTorchChecksOnly(bool checks_only);
 }

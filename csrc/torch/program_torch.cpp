@@ -1,11 +1,49 @@
-// The C functions of programs: record, replay, destroy.
+// The C functions of programs: record, replay, destroy; and the calls that check their arguments alone.
 // Independent of the ops: OnCpu, which wraps every function that INFINI_BOX registers, records the calls.
 #include "program.h"
 
+#include <optional>
+
 #include "guard.h"
+#include "infinirt.h"
+#include "status.h"
 
 using infini::Program;
 using infini::recording;
+
+namespace infini {
+namespace {
+
+// The last device type without a backend, and so without kernels; none where vendors have brought up all of them.
+std::optional<infiniDevice_t> device_without_kernels() {
+    for (int type = INFINI_DEVICE_TYPE_COUNT - 1; type > INFINI_DEVICE_NVIDIA; --type) {
+        int count = 0;
+        if (infinirtGetDeviceCount(static_cast<infiniDevice_t>(type), &count) == INFINI_STATUS_SUCCESS && count == 0) {
+            return static_cast<infiniDevice_t>(type);
+        }
+    }
+    return std::nullopt;
+}
+
+} // namespace
+
+void check_rules(const std::function<void(const ExecutionContext &)> &function) {
+    static const std::optional<infiniDevice_t> type = device_without_kernels();
+    if (!type) {
+        return;
+    }
+    ExecutionContext context;
+    context.device_type = *type;
+    try {
+        function(context);
+    } catch (const Error &error) {
+        if (error.status != INFINI_STATUS_NOT_IMPLEMENTED) {
+            throw;
+        }
+    }
+}
+
+} // namespace infini
 
 void *infiniTorchProgramBegin() {
     return recording == nullptr ? recording = new Program : nullptr;
@@ -27,4 +65,8 @@ infiniStatus_t infiniTorchProgramReplay(const void *program) {
 
 void infiniTorchProgramDestroy(void *program) {
     delete static_cast<Program *>(program);
+}
+
+void infiniTorchChecksOnly(bool checks_only) {
+    infini::checks_only = checks_only;
 }

@@ -95,18 +95,28 @@ class Llama(nn.Module):
         return self.lm_head(last).view([config["vocab_size"]])
 
 
-model = Llama()
-state = {name: infinicore.from_torch(tensor.float()) for name, tensor in load_file(f"{path}/model.safetensors").items()}
-if config.get("tie_word_embeddings"):
-    state["lm_head.weight"] = state["model.embed_tokens.weight"]
-model.load_state_dict(state, strict=True)
-cache, tokens, past, made = DynamicCache(), prompt, 0, []
-for _ in range(new):
-    positions = infinicore.from_list([list(range(past, past + len(tokens)))], dtype=infinicore.int64)
-    logits = model(infinicore.from_list([tokens], dtype=infinicore.int64), positions, cache)
-    token = int(F.random_sample(logits, 0.0, 1.0, 1, 1.0).to_numpy())
-    past += len(tokens)
-    assert cache.get_seq_length() == past
-    tokens = [token]
-    made.append(token)
-print(json.dumps({"name": "ids", "value": made}))
+def loaded(model):
+    state = load_file(f"{path}/model.safetensors")
+    state = {name: infinicore.from_torch(tensor.float()) for name, tensor in state.items()}
+    if config.get("tie_word_embeddings"):
+        state["lm_head.weight"] = state["model.embed_tokens.weight"]
+    model.load_state_dict(state, strict=True)
+    return model
+
+
+def main():
+    model = loaded(Llama())
+    cache, tokens, past, made = DynamicCache(), prompt, 0, []
+    for _ in range(new):
+        positions = infinicore.from_list([list(range(past, past + len(tokens)))], dtype=infinicore.int64)
+        logits = model(infinicore.from_list([tokens], dtype=infinicore.int64), positions, cache)
+        token = int(F.random_sample(logits, 0.0, 1.0, 1, 1.0).to_numpy())
+        past += len(tokens)
+        assert cache.get_seq_length() == past
+        tokens = [token]
+        made.append(token)
+    print(json.dumps({"name": "ids", "value": made}))
+
+
+if __name__ == "__main__":
+    main()

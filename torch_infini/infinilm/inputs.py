@@ -140,8 +140,8 @@ def static_batch(input: Input, cached: Tensor, length: int, vocabulary: int, pos
         _fail("input_ids", f"have 1 to {len(cached)} rows (max_batch_size), none of them empty", list(ids.shape))
     places = _tensor(input, "position_ids", rows, columns)
     first = lambda new: None if places is None else places[:, 0]
-    past, new = _lengths(input, rows, torch.full((rows,), columns), first)
-    _hold("input_lengths", new, new <= columns, f"be at most {columns}, the columns of input_ids")
+    past, new, name = _lengths(input, rows, torch.full((rows,), columns), first)
+    _hold(name, new, new <= columns, f"leave each row at most {columns} new tokens, the columns of input_ids")
     _hold(_past(input), past, past <= cached[:rows], "be at most the tokens that the cache has of that row")
     total = past + new
     _hold("total_sequence_lengths", total, total <= length, f"be at most max_cache_len, {length}")
@@ -168,7 +168,7 @@ def paged_batch(input: Input, blocks: int, block_size: int, vocabulary: int, pos
     places = _tensor(input, "position_ids", tokens, flat=True)
     usual = torch.tensor([tokens]) if rows == 1 else torch.ones(rows, dtype=torch.int64) if rows == tokens else None
     first = lambda new: None if places is None else places[(new.cumsum(0) - new).clamp(max=tokens - 1)]
-    past, new = _lengths(input, rows, usual, first, tokens)
+    past, new, _ = _lengths(input, rows, usual, first, tokens)
     total = past + new
     room = tables.shape[1] * block_size
     _hold("total_sequence_lengths", total, total <= room, f"be at most {room}, what a row of block_tables has room for")
@@ -209,8 +209,8 @@ def _lengths(
     usual: Tensor | None,
     first: Callable[[Tensor], Tensor | None],
     tokens: int | None = None,
-) -> tuple[Tensor, Tensor]:
-    """Compute the numbers of cached and of new tokens of each row from whichever lengths are given.
+) -> tuple[Tensor, Tensor, str]:
+    """Compute the numbers of cached and of new tokens of each row from whichever lengths are given, and their name.
 
     Args:
         input: As given.
@@ -249,7 +249,7 @@ def _lengths(
     if past is None:
         _fail(_past(input), "be given where position_ids are not", "None")
     _hold(_past(input), past, past >= 0, "be at least 0")
-    return past, new
+    return past, new, name
 
 
 def _past(input: Input) -> str:

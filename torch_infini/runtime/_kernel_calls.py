@@ -1,4 +1,7 @@
-"""Calls of CPU kernels behind one C function: csrc/torch/program.h records them and replays them without Python."""
+"""Calls of CPU kernels behind one C function: csrc/torch/program.h records them and replays them without Python.
+
+check_call applies an op's rules alone, where its kernel is to run later.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +15,12 @@ from ._plan import Call
 _LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL
 _begin, _end = _LIBRARY.infiniTorchProgramBegin, _LIBRARY.infiniTorchProgramEnd
 _replay, _destroy = _LIBRARY.infiniTorchProgramReplay, _LIBRARY.infiniTorchProgramDestroy
+_checks_only = _LIBRARY.infiniTorchChecksOnly
 _begin.argtypes, _begin.restype = [], ctypes.c_void_p
 _end.argtypes, _end.restype = [], ctypes.c_size_t
 _replay.argtypes = _destroy.argtypes = [ctypes.c_void_p]
 _destroy.restype = None
+_checks_only.argtypes, _checks_only.restype = [ctypes.c_bool], None
 REPLAY: int = ctypes.cast(_replay, ctypes.c_void_p).value or 0  # the C function, to be called with a handle
 
 
@@ -44,3 +49,12 @@ class KernelCalls:
         """Run the calls; RuntimeError with the message of the first that fails, which ends it."""
         if _replay(self.handle):
             raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode(errors="replace"))
+
+
+def check_call(call: Call) -> None:
+    """Check the shapes, dtypes and strides of an out or in-place form's arguments; RuntimeError for what it refuses."""
+    _checks_only(True)
+    try:
+        call.func(*call.args, **call.kwargs)
+    finally:
+        _checks_only(False)

@@ -26,6 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .._library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._graph import op_failed
+from ._kernel_calls import check_call
 from ._plan import ALLOCATIONS, Call, is_view, storage_key, tensors_of
 
 OP = "torch_infini.runtime.record"
@@ -237,9 +238,12 @@ class Recorder(TorchDispatchMode):
             names = [argument.name for argument in form._schema.arguments if argument.is_out]
             kwargs = {name: value for name, value in kwargs.items() if name in taken}
             func, kwargs, copies = form, {**kwargs, **dict(zip(names, made, strict=True))}, False
-        described = Call(func, args, kwargs).mapped(self._part_of)
+        call, native = Call(func, args, kwargs), native and not copies
+        if native and "group" not in (argument.name for argument in func._schema.arguments):  # other ranks would wait
+            check_call(call)
+        described = call.mapped(self._part_of)
         self._noted(name)
-        self.calls.append(Noted(described, native and not copies, [self._part_of(t) for t in made] if copies else None))
+        self.calls.append(Noted(described, native, [self._part_of(t) for t in made] if copies else None))
 
     def _native(self, func: torch._ops.OpOverload) -> bool:
         """Whether the op has a kernel that runs without Python; not where a provider is chosen."""
@@ -262,8 +266,10 @@ class Recorder(TorchDispatchMode):
             _refuse_reading(str(func))
         except UnsupportedOperatorException as error:
             raise RuntimeError(f"{OP}: every op must have a fake, which tells its results, got {func}") from error
-        except RuntimeError as error:
-            if func.namespace == "infini":  # which names itself
+        except Exception as error:
+            if func.namespace == "infini" and not func._schema.is_mutable:
+                func(*args, **kwargs)  # whose own rule, the fake knowing none, refuses before anything is computed
+            if func.namespace == "infini" or not isinstance(error, RuntimeError):
                 raise
             raise RuntimeError(f"{OP}: {func}: {error}") from error
         for given, fake in zip(tensors_of((args, kwargs)), tensors_of(fakes), strict=True):

@@ -51,7 +51,9 @@ def record(fn: Callable[..., Any] | None = None, *args: Any, device: torch.devic
 
     Raises:
         RuntimeError: If this thread records already, if torch does not have the device, if something cannot be
-            replayed, or, in grad mode, if a tensor requires a gradient. The recording is dropped.
+            replayed, if an op does not take the shapes, dtypes or strides, or, in grad mode, if a tensor requires a
+            gradient. The recording is dropped. What an op refuses of values, such as an index out of range, it refuses
+            in run().
         BaseException: What fn raises.
 
     Example:

@@ -41,8 +41,12 @@ Device enter(const char *op, const Argument *arguments, size_t count) {
     const Device device = (*first)->device();
     context::setDevice(device);
     if (recording != nullptr && recording->device != device) {
+        // torch_infini.runtime.record holds a graph of the CPU open while torch captures on CUDA.
+        const char *const why = recording->device == Device::cpu() && device.getType() == Device::Type::NVIDIA
+                                    ? " (torch_infini.runtime.record on CUDA records torch's ops alone)"
+                                    : "";
         fail("infinicore::", op, ": ", first_name, " must be on ", recording->device.toString(),
-             ", whose graph is recorded, got ", device.toString());
+             ", whose graph is recorded, got ", device.toString(), why);
     }
     return device;
 }

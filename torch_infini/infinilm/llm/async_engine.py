@@ -17,13 +17,13 @@ from ...engine import AsyncLLM, Metrics
 from ...engine import RequestOutput as EngineOutput
 from ...engine.llm import Message
 from .config import EngineConfig
-from .engine import LLMEngine, request_of
+from .engine import LLMEngine, TakesRequests
 from .request import FinishReason, InferenceRequest, Part, TokenOutput, reason_of
 
 _NAME = "torch_infini.infinilm.llm.AsyncLLMEngine"
 
 
-class AsyncLLMEngine:
+class AsyncLLMEngine(TakesRequests):
     """A model that serves requests while further ones come.
 
     Args:
@@ -89,29 +89,7 @@ class AsyncLLMEngine:
                 if added is not None and added.done() and not added.cancelled() and added.exception() is None:
                     self.engine.llm.engine.abort(added.result())
 
-    def add_request(
-        self,
-        prompt: str | Sequence[int] | InferenceRequest | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        sampling_params: Any = None,
-        request_id: str | None = None,
-    ) -> InferenceRequest:
-        """Add a request, which joins the running batch with the next step. It does not wait for that.
-
-        Args:
-            prompt: Text, which needs a tokenizer, or token ids; or an InferenceRequest, which has the other three.
-            prompt_token_ids: Instead of the text, or beside it.
-            sampling_params: None: the config's.
-            request_id: None: a new one.
-
-        Returns:
-            The request, for stream_request; its attributes change with each step.
-
-        Raises:
-            ValueError: For a prompt, settings or an id that cannot be served; other requests are not affected.
-            RuntimeError: If the engine does not run.
-        """
-        request = request_of(_NAME, prompt, prompt_token_ids, sampling_params, request_id)
+    def _add(self, request: InferenceRequest) -> None:
         with self._lock:
             llm = self._running()
             if request.request_id in self._requests:
@@ -127,18 +105,11 @@ class AsyncLLMEngine:
                 del self._requests[request.request_id]
                 raise
         request.added.add_done_callback(partial(_check_added, request))
-        return request
 
-    def add_chat_request(
-        self, messages: Sequence[Message], sampling_params: Any = None, request_id: str | None = None
-    ) -> InferenceRequest:
-        """Add a request that answers a conversation, [{"role": "user", "content": "..."}, ...]; otherwise as
-        add_request.
-        """
+    def _chat_prompt(self, messages: Sequence[Message]) -> list[int]:
         with self._lock:
             self._running()
-            tokens = self.engine.llm.chat_prompt(messages)
-        return self.add_request(None, tokens, sampling_params, request_id)
+            return self.engine.llm.chat_prompt(messages)
 
     async def stream_request(
         self, request: InferenceRequest, timeout: float | None = None, request_timeout: float | None = None
@@ -191,13 +162,6 @@ class AsyncLLMEngine:
                 left -= reason is not None
         finally:
             request.abort()
-
-    def abort(self, request: InferenceRequest | str) -> bool:
-        """Cancel a request, given by itself or its id, from any thread. False if it is not there or finished."""
-        found = self._requests.get(request.request_id if isinstance(request, InferenceRequest) else request)
-        return found is not None and found.abort()
-
-    abort_request = cancel = abort
 
     def metrics(self) -> Metrics:
         """The engine's Metrics."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,71 @@ if TYPE_CHECKING:
 _NAME = "torch_infini.infinilm.llm.LLMEngine"
 
 
-class LLMEngine:
+class TakesRequests(ABC):
+    """add_request, add_chat_request and abort, of LLMEngine and AsyncLLMEngine."""
+
+    _requests: dict[str, InferenceRequest]  # those that go on
+
+    def add_request(
+        self,
+        prompt: str | Sequence[int] | InferenceRequest | None = None,
+        prompt_token_ids: Sequence[int] | None = None,
+        sampling_params: Any = None,
+        request_id: str | None = None,
+    ) -> InferenceRequest:
+        """Add a request; the next step begins to compute it. It does not wait for that.
+
+        Args:
+            prompt: Text, which needs a tokenizer, or token ids; or an InferenceRequest, which has the other three.
+            prompt_token_ids: Instead of the text, or beside it.
+            sampling_params: None: the config's.
+            request_id: None: a new one.
+
+        Returns:
+            The request, whose attributes change with each step; AsyncLLMEngine.stream_request reads it.
+
+        Raises:
+            ValueError: For a prompt, settings or an id that cannot be served; other requests are not affected.
+            RuntimeError: If an AsyncLLMEngine does not run.
+        """
+        where = f"torch_infini.infinilm.llm.{type(self).__name__}.add_request"
+        if not isinstance(prompt, InferenceRequest):
+            request = InferenceRequest(request_id, prompt, prompt_token_ids, sampling_params)
+        elif (prompt_token_ids, sampling_params, request_id) != (None, None, None):
+            raise ValueError(f"{where}: the other arguments must be None where an InferenceRequest is given")
+        elif prompt.is_added or prompt.is_finished():
+            raise ValueError(f"{where}: a request must be added once, got {prompt!r}")
+        else:
+            request = prompt
+        self._add(request)
+        return request
+
+    def add_chat_request(
+        self, messages: Sequence[Message], sampling_params: Any = None, request_id: str | None = None
+    ) -> InferenceRequest:
+        """Add a request that answers a conversation, [{"role": "user", "content": "..."}, ...]; otherwise as
+        add_request.
+        """
+        return self.add_request(None, self._chat_prompt(messages), sampling_params, request_id)
+
+    def abort(self, request: InferenceRequest | str) -> bool:
+        """Cancel a request, given by itself or its id. False if it is not there or finished.
+
+        An AsyncLLMEngine's from any thread.
+        """
+        found = self._requests.get(request.request_id if isinstance(request, InferenceRequest) else request)
+        return found is not None and found.abort()
+
+    abort_request = cancel = abort
+
+    @abstractmethod
+    def _add(self, request: InferenceRequest) -> None: ...
+
+    @abstractmethod
+    def _chat_prompt(self, messages: Sequence[Message]) -> list[int]: ...
+
+
+class LLMEngine(TakesRequests):
     """Many requests on one model, step by step; for one thread at a time.
 
     Args:
@@ -60,41 +125,14 @@ class LLMEngine:
         """Make the engine's request; ValueError for a prompt or settings that cannot be served."""
         return self.llm.engine.new_request(prompt, resolved(params, self.config.default_params()))
 
-    def add_request(
-        self,
-        prompt: str | Sequence[int] | InferenceRequest | None = None,
-        prompt_token_ids: Sequence[int] | None = None,
-        sampling_params: Any = None,
-        request_id: str | None = None,
-    ) -> InferenceRequest:
-        """Add a request; the next steps compute it.
-
-        Args:
-            prompt: Text, which needs a tokenizer, or token ids; or an InferenceRequest, which has the other three.
-            prompt_token_ids: Instead of the text, or beside it.
-            sampling_params: None: the config's.
-            request_id: None: a new one.
-
-        Returns:
-            The request, whose attributes change with each step.
-
-        Raises:
-            ValueError: For a prompt, settings or an id that cannot be served; other requests are not affected.
-        """
-        request = request_of(_NAME, prompt, prompt_token_ids, sampling_params, request_id)
+    def _add(self, request: InferenceRequest) -> None:
         made = self.new_request(request.engine_prompt, request.sampling_params)
         id = self.llm.engine.add(made, id=request.request_id)
         request.bind(made, partial(self.llm.engine.abort, id))
         self._requests[id] = request
-        return request
 
-    def add_chat_request(
-        self, messages: Sequence[Message], sampling_params: Any = None, request_id: str | None = None
-    ) -> InferenceRequest:
-        """Add a request that answers a conversation, [{"role": "user", "content": "..."}, ...]; otherwise as
-        add_request.
-        """
-        return self.add_request(None, self.llm.chat_prompt(messages), sampling_params, request_id)
+    def _chat_prompt(self, messages: Sequence[Message]) -> list[int]:
+        return self.llm.chat_prompt(messages)
 
     def step(self) -> list[InferenceRequest]:
         """Compute one step.
@@ -120,30 +158,6 @@ class LLMEngine:
 
     has_unfinished = has_unfinished_requests
 
-    def abort_request(self, request: InferenceRequest | str) -> bool:
-        """Cancel a request, given by itself or its id. False if it is not there or finished."""
-        found = self._requests.get(request.request_id if isinstance(request, InferenceRequest) else request)
-        return found is not None and found.abort()
-
-    abort = cancel = abort_request
-
     def metrics(self) -> Metrics:
         """The engine's Metrics."""
         return self.llm.metrics()
-
-
-def request_of(
-    where: str,
-    prompt: str | Sequence[int] | InferenceRequest | None,
-    prompt_token_ids: Sequence[int] | None,
-    sampling_params: Any,
-    request_id: str | None,
-) -> InferenceRequest:
-    """Return the request that add_request's arguments are; ValueError for one that was added before."""
-    if not isinstance(prompt, InferenceRequest):
-        return InferenceRequest(request_id, prompt, prompt_token_ids, sampling_params)
-    if (prompt_token_ids, sampling_params, request_id) != (None, None, None):
-        raise ValueError(f"{where}.add_request: the other arguments must be None where an InferenceRequest is given")
-    if prompt.is_added or prompt.is_finished():
-        raise ValueError(f"{where}.add_request: a request must be added once, got {prompt!r}")
-    return prompt

@@ -33,9 +33,10 @@ class LLM:
     """A model that continues prompts, many at a time.
 
     Args:
-        model_path, device, dtype, tensor_parallel_size, cache_type, max_batch_size, max_tokens, num_blocks, block_size,
-        max_cache_len, temperature, top_p, top_k, enable_graph: Fields of EngineConfig, which says what they mean. The
-            GPU that a device names must be there; without the argument a machine without a GPU computes on its CPU.
+        model_path, device, dtype, tensor_parallel_size, max_batch_size, max_tokens, num_blocks, block_size,
+            temperature, top_p, top_k, cache_type, max_cache_len, enable_graph: Fields of EngineConfig, which says what
+            they mean. The GPU that a device names must be there; without the argument a machine without a GPU computes
+            on its CPU.
         **settings: Further arguments of torch_infini.LLM, such as weights="int8".
 
     Attributes:
@@ -56,19 +57,19 @@ class LLM:
     def __init__(
         self,
         model_path: Any,
-        device: Any = None,
-        dtype: Any = "float16",
-        tensor_parallel_size: int = 1,
-        cache_type: str = "paged",
-        max_batch_size: int = 16,
-        max_tokens: int = 4096,
-        num_blocks: int = 8192,
-        block_size: int = 16,
-        max_cache_len: int = 4096,
-        temperature: float = 1.0,
-        top_p: float = 0.8,
-        top_k: int = 1,
-        enable_graph: bool = True,
+        device: Any = EngineConfig.device,
+        dtype: Any = EngineConfig.dtype,
+        tensor_parallel_size: int = EngineConfig.tensor_parallel_size,
+        max_batch_size: int = EngineConfig.max_batch_size,
+        max_tokens: int = EngineConfig.max_tokens,
+        num_blocks: int = EngineConfig.num_blocks,
+        block_size: int = EngineConfig.block_size,
+        temperature: float = EngineConfig.temperature,
+        top_p: float = EngineConfig.top_p,
+        top_k: int = EngineConfig.top_k,
+        cache_type: str = EngineConfig.cache_type,
+        max_cache_len: int = EngineConfig.max_cache_len,
+        enable_graph: bool = EngineConfig.enable_graph,
         **settings: Any,
     ) -> None:
         self.config = EngineConfig(
@@ -76,17 +77,17 @@ class LLM:
             device,
             dtype,
             tensor_parallel_size,
-            cache_type,
-            max_batch_size,
-            max_tokens,
-            num_blocks,
-            block_size,
-            max_cache_len,
-            temperature,
-            top_p,
-            top_k,
-            enable_graph,
-            settings,
+            max_batch_size=max_batch_size,
+            max_tokens=max_tokens,
+            num_blocks=num_blocks,
+            block_size=block_size,
+            temperature=temperature,
+            top_p=top_p,
+            top_k=top_k,
+            cache_type=cache_type,
+            max_cache_len=max_cache_len,
+            enable_graph=enable_graph,
+            settings=settings,
         )
         self.engine = LLMEngine(self.config)
 

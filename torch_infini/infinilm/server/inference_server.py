@@ -50,21 +50,21 @@ class InferenceServer:
     def __init__(
         self,
         model_path: str | Path,
-        device: Any = None,
-        dtype: Any = "float16",
-        tensor_parallel_size: int = 1,
-        cache_type: str = "paged",
-        max_tokens: int = 4096,
-        max_batch_size: int = 16,
-        num_blocks: int = 8192,
-        block_size: int = 16,
-        max_cache_len: int = 4096,
-        temperature: float = 1.0,
-        top_p: float = 0.8,
-        top_k: int = 1,
+        device: Any = EngineConfig.device,
+        dtype: Any = EngineConfig.dtype,
+        tensor_parallel_size: int = EngineConfig.tensor_parallel_size,
+        cache_type: str = EngineConfig.cache_type,
+        max_tokens: int = EngineConfig.max_tokens,
+        max_batch_size: int = EngineConfig.max_batch_size,
+        num_blocks: int = EngineConfig.num_blocks,
+        block_size: int = EngineConfig.block_size,
+        max_cache_len: int = EngineConfig.max_cache_len,
+        temperature: float = EngineConfig.temperature,
+        top_p: float = EngineConfig.top_p,
+        top_k: int = EngineConfig.top_k,
         host: str = HOST,
         port: int = PORT,
-        enable_graph: bool = True,
+        enable_graph: bool = EngineConfig.enable_graph,
         log_level: str = "info",
         **serving: Any,
     ) -> None:
@@ -136,18 +136,29 @@ def parser() -> argparse.ArgumentParser:
     add("device", help="cpu, cuda or nvidia (default: the first GPU; without one the CPU)")
     for device in ("cpu", "nvidia"):
         add(device, dest="device", action="store_const", const=device, help=f"as --device {device}")
-    add("dtype", default="float16", help="of activations and weights (default: float16)")
+    add("dtype", default=EngineConfig.dtype, help="of activations and weights (default: %(default)s)")
+    ranks = EngineConfig.tensor_parallel_size
     for name in ("tp", "tensor_parallel_size"):
-        add(name, dest="tensor_parallel_size", type=int, default=1, help="ranks that share the model (default: 1)")
-    add("cache_type", choices=("paged", "static"), default="paged", help="default: paged")
-    add("max_tokens", type=int, default=4096, help="of an output, unless a request says (default: 4096)")
-    add("max_batch_size", type=int, default=16, help="requests that run at a time (default: 16)")
-    add("num_blocks", type=int, default=8192, help="of a paged cache (default: 8192)")
-    add("block_size", type=int, default=16, help="tokens in a block (default: 16)")
-    add("max_cache_len", type=int, default=4096, help="tokens of a request, with a static cache (default: 4096)")
-    add("temperature", type=float, default=1.0, help="unless a request says (default: 1.0)")
-    add("top_p", type=float, default=0.8, help="unless a request says (default: 0.8)")
-    add("top_k", type=int, default=1, help="unless a request says (default: 1)")
+        add(
+            name,
+            dest="tensor_parallel_size",
+            type=int,
+            default=ranks,
+            help="that share the model (default: %(default)s)",
+        )
+    add("cache_type", choices=("paged", "static"), default=EngineConfig.cache_type, help="default: %(default)s")
+    for name, help in (
+        ("max_tokens", "of an output, unless a request says"),
+        ("max_batch_size", "requests that run at a time"),
+        ("num_blocks", "of a paged cache"),
+        ("block_size", "tokens in a block"),
+        ("max_cache_len", "tokens of a request, with a static cache"),
+        ("temperature", "unless a request says"),
+        ("top_p", "unless a request says"),
+        ("top_k", "unless a request says"),
+    ):
+        default = getattr(EngineConfig, name)
+        add(name, type=type(default), default=default, help=f"{help} (default: %(default)s)")
     add("host", default=HOST, help=f"where to listen (default: {HOST}, this machine alone)")
     add("port", type=int, default=PORT, help=f"default: {PORT}")
     add("enable_graph", action="store_true", default=True, help="record and replay decode steps (the default)")
