@@ -198,6 +198,33 @@ def test_a_worker_that_ends_while_it_starts(message: Any, said: str, monkeypatch
     assert added(*good, 1.5) == 3.0
 
 
+class Hangs:
+    def __reduce__(self) -> Any:
+        return time.sleep, (1000,)
+
+
+def test_a_worker_that_hangs_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error after the seconds that ranks wait for each other, and ends with the group."""
+    monkeypatch.setenv("INFINI_CCL_TIMEOUT", "0.5")
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "Start", lambda *_: Hangs())
+        tp_group = init_tp_group(2)
+    assert tp_group.workers is not None
+    (process,) = tp_group.workers._processes
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as raised:
+            tp_group.all_reduce(torch.ones(1))
+        assert str(raised.value) == (
+            "torch_infini.distributed.Workers: rank 1 must start within 0.5 s (INFINI_CCL_TIMEOUT), got no answer from "
+            f"process {process.pid}"
+        )
+    tp_group.workers.close()
+    assert not is_there(process.pid or 0)
+    monkeypatch.delenv("INFINI_CCL_TIMEOUT")
+    good = ranks()
+    assert added(*good, 1.5) == 3.0
+
+
 def test_a_server_that_is_killed(no_server: None) -> None:
     """While it imports torch: a sentence. Later: its workers live on, their end is noticed, and there is a new one."""
     tp_group, theirs = ranks()
