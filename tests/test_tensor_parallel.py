@@ -299,6 +299,17 @@ def test_a_cache_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert token() == want
 
 
+def test_infer_engine_on_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, before a process or memory is asked for."""
+    from torch_infini.infinilm import AutoConfig, InferEngine, inference
+
+    random_model("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(inference, "init_tp_group", None)
+    with pytest.raises(NotImplementedError, match="InferEngine: distributed_config must name one device, for ranks "):
+        InferEngine(AutoConfig.from_pretrained(tmp_path), _infinilm.DistConfig(2), "cuda")
+
+
 def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under torchrun, where each rank has an engine: one that is looked into changes nothing for the others."""
     from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig, inference
