@@ -273,6 +273,43 @@ def test_infer_engine(tmp_path: Path) -> None:
     assert torch.equal(torch.cat([part[name] for part in parts]), whole[name])
 
 
+def test_a_cache_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For this rank, or for another alone: MemoryError, after which the engine goes on."""
+    from torch_infini.infinilm import AutoConfig, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig
+
+    random_model("llama").save_pretrained(tmp_path)
+    cache = StaticKVCacheConfig(1, 64)
+    engine = InferEngine(AutoConfig.from_pretrained(tmp_path), _infinilm.DistConfig(2), None, cache)
+    engine._rank.load_folder(tmp_path)
+
+    def token() -> int:
+        given = InferEngine.Input(torch.tensor([[5, 6, 7]]), cache_lengths=torch.tensor([0]), top_k=1)
+        return engine.forward(given).output_ids.item()
+
+    want = token()
+    large = PagedKVCacheConfig(num_blocks=2**60, block_size=2**20)
+    new_cache = engine._rank.model.new_cache
+    for here in (new_cache, lambda *_: new_cache(1, 64)):
+        monkeypatch.setattr(engine._rank.model, "new_cache", here)
+        with pytest.raises(MemoryError, match="InferEngine: cache_config must be one that fits into memory, got "):
+            engine.reset_cache(large)
+        monkeypatch.undo()
+        assert engine.get_cache_config() == cache and token() == want
+    engine.reset_cache(StaticKVCacheConfig(1, 128))
+    assert token() == want
+
+
+def test_infer_engine_on_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One sentence, before a process or memory is asked for."""
+    from torch_infini.infinilm import AutoConfig, InferEngine, inference
+
+    random_model("llama").save_pretrained(tmp_path)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.setattr(inference, "init_tp_group", None)
+    with pytest.raises(NotImplementedError, match="InferEngine: distributed_config must name one device, for ranks "):
+        InferEngine(AutoConfig.from_pretrained(tmp_path), _infinilm.DistConfig(2), "cuda")
+
+
 def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under torchrun, where each rank has an engine: one that is looked into changes nothing for the others."""
     from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig, inference

@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from torch_infini.commands.run import asks_for_ranks
-from torch_infini.distributed import TPGroup, init_tp_group, worker_process, workers
+from torch_infini.distributed import TPGroup, fork_caller, init_tp_group, worker_process, workers
 from torch_infini.testing.processes import forking
 
 pytestmark = [
@@ -83,10 +83,11 @@ def wait_until(what: Callable[[], bool], seconds: float = SECONDS) -> bool:
 
 
 @pytest.fixture
-def no_server() -> None:
-    """As in a program that has not started workers."""
+def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As in a program that has not started workers, and cannot be forked."""
     if worker_process._server is not None:
         worker_process._server.close()
+    monkeypatch.setattr(fork_caller, "obstacle", lambda: "a test")
 
 
 def test_one_server_starts_all_with_the_place_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,6 +198,33 @@ def test_a_worker_that_ends_while_it_starts(message: Any, said: str, monkeypatch
     assert added(*good, 1.5) == 3.0
 
 
+class Hangs:
+    def __reduce__(self) -> Any:
+        return time.sleep, (1000,)
+
+
+def test_a_worker_that_hangs_while_it_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is an error after the seconds that ranks wait for each other, and ends with the group."""
+    monkeypatch.setenv("INFINI_CCL_TIMEOUT", "0.5")
+    with monkeypatch.context() as patched:
+        patched.setattr(workers, "Start", lambda *_: Hangs())
+        tp_group = init_tp_group(2)
+    assert tp_group.workers is not None
+    (process,) = tp_group.workers._processes
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as raised:
+            tp_group.all_reduce(torch.ones(1))
+        assert str(raised.value) == (
+            "torch_infini.distributed.Workers: rank 1 must start within 0.5 s (INFINI_CCL_TIMEOUT), got no answer from "
+            f"process {process.pid}"
+        )
+    tp_group.workers.close()
+    assert not is_there(process.pid or 0)
+    monkeypatch.delenv("INFINI_CCL_TIMEOUT")
+    good = ranks()
+    assert added(*good, 1.5) == 3.0
+
+
 def test_a_server_that_is_killed(no_server: None) -> None:
     """While it imports torch: a sentence. Later: its workers live on, their end is noticed, and there is a new one."""
     tp_group, theirs = ranks()
@@ -250,6 +278,8 @@ def test_a_forked_child_leaves_the_workers_alone() -> None:
 def program(when: str, pipe: Connection) -> None:
     """A program that is killed."""
     torch.set_num_threads(1)
+    if when == "torch is imported":
+        fork_caller.obstacle = lambda: "a test"
     _, theirs = ranks(3)
     server = worker_process._server
     assert server is not None
@@ -262,7 +292,7 @@ def program(when: str, pipe: Connection) -> None:
     signal.pause()
 
 
-@pytest.mark.parametrize("when", ["they start", "they compute"])
+@pytest.mark.parametrize("when", ["torch is imported", "they start", "they compute"])
 def test_nothing_stays_of_a_program_that_is_killed(when: str) -> None:
     context = forking()
     here, there = context.Pipe()
@@ -275,7 +305,7 @@ def test_nothing_stays_of_a_program_that_is_killed(when: str) -> None:
     parent.kill()
     parent.join()
     assert wait_until(lambda: not any(map(is_there, pids))), pids
-    if when == "they start":  # what it may have forked
+    if when != "they compute":  # what it may have forked
         assert not [pid for pid in map(int, filter(str.isdigit, os.listdir("/proc"))) if _parent_of(pid) in pids]
 
 

@@ -1,8 +1,8 @@
-"""fork_server: the program of a helper process that imports torch once and forks a worker for each request.
+"""fork_server: the program of a helper process that has torch and forks a worker for each request.
 
-An import of torch takes over a second, a fork 20 ms. The caller itself must not be forked: its threads may hold locks,
-and OpenMP's pool does not survive in a child. This process computes nothing and has one thread. worker_process.py
-starts it.
+An import of torch takes over a second, a fork 20 ms. The caller itself must not be forked for each worker: once it
+computes, its threads may hold locks, and OpenMP's pool does not survive in a child. This process computes nothing and
+has one thread. worker_process.py starts it.
 """
 
 from __future__ import annotations

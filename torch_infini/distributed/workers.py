@@ -25,6 +25,8 @@ from .groups import number_of
 from .worker_process import Start, WorkerProcess, start_worker
 
 _NAME = "torch_infini.distributed.Workers"
+_TIMEOUT = 300.0  # libinfiniccl's default
+_LONGEST = 1e6  # seconds that poll(2) takes
 SECONDS = 10.0  # in which a worker has to end when its connection is closed
 
 
@@ -147,11 +149,17 @@ class _Joining(threading.Thread):
         self._connections, self._processes, self._unique = connections, processes, unique
         self._communicator: Communicator | None = None
         self._error = "closed while the workers started"
+        self._timeout = _timeout()
 
     def run(self) -> None:
         try:
             for rank, (connection, process) in enumerate(zip(self._connections, self._processes, strict=True), 1):
                 try:
+                    if not connection.poll(self._timeout):
+                        raise RuntimeError(
+                            f"{_NAME}: rank {rank} must start within {self._timeout:g} s (INFINI_CCL_TIMEOUT), got no "
+                            f"answer from process {process.pid}"
+                        )
                     failed = connection.recv()  # None: it is up, from now on libinfiniccl notices if it ends
                 except (OSError, EOFError):
                     raise RuntimeError(f"{_NAME}: rank {rank} must start, got {_end_of(process)}") from None
@@ -167,6 +175,14 @@ class _Joining(threading.Thread):
         if self._communicator is None:
             raise RuntimeError(self._error)
         return self._communicator
+
+
+def _timeout() -> float:
+    """Return the seconds that a rank waits for another; Communicator refuses what is no number of seconds."""
+    try:
+        return min(float(os.environ.get("INFINI_CCL_TIMEOUT", "")), _LONGEST)
+    except ValueError:
+        return _TIMEOUT
 
 
 def _end_of(process: WorkerProcess) -> str:

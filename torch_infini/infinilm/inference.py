@@ -279,8 +279,6 @@ class _Rank(Worker):
     def reset(self, config: CacheConfig | None, send: bool = True) -> None:
         config = config or self.cache_config
         blocks, size = self._sizes(config)
-        if send and self.workers is not None:
-            self.workers.send("reset", without_subclass(config))
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
             self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated
@@ -290,8 +288,23 @@ class _Rank(Worker):
                 raise MemoryError(
                     f"{_NAME}: cache_config must be one that fits into memory, got {config}: {error}"
                 ) from error
+            if send and self.workers is not None:
+                refusals = list(filter(None, self.workers.call("try_reset", without_subclass(config))))
+                if refusals:
+                    self.cache = None  # the workers may have none; the next pass makes all of them
+                    raise MemoryError(refusals[0])
+        elif send and self.workers is not None:
+            self.workers.send("reset", without_subclass(config))
         self.cache_config = config
         self.cached = torch.zeros(blocks, dtype=torch.int64)
+
+    def try_reset(self, config: CacheConfig) -> str:
+        """Reset the cache of a worker; return the message of an error that leaves the worker usable, or ""."""
+        try:
+            self.reset(config)
+        except MemoryError as error:
+            return str(error)
+        return ""
 
     def _sizes(self, config: CacheConfig) -> tuple[int, int]:
         """Blocks, and tokens in a block: for a static cache the rows and their length."""
