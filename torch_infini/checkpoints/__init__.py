@@ -1,0 +1,10 @@
+"""Checkpoints as people have them: folders of safetensors, GGUF files and names of the hub, dense or quantized.
+
+open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
+"""
+
+from .description import Layer, TensorInfo
+from .reader import Checkpoint, open_checkpoint
+from .weight import Format, LinearWeight
+
+__all__ = ["Checkpoint", "Format", "Layer", "LinearWeight", "TensorInfo", "open_checkpoint"]
