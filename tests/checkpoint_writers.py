@@ -308,8 +308,9 @@ def gguf_blocks(kind: str, weight: Tensor) -> tuple[Any, Tensor]:
     if kind in HALVES:
         elements, size = BLOCK_BYTES[kind]
         blocks = torch.randint(0, 256, (weight.shape[0], weight.shape[1] // elements, size), dtype=torch.uint8)
-        for at in HALVES[kind]:
-            scales = (torch.rand(blocks.shape[:2]) + 0.5) * (4e-5 if kind == "Q6_K" else 2e-4)
+        for at in HALVES[kind]:  # the second is of what is subtracted: the middle of 4 or 5 bits
+            middle = {"Q6_K": 0.2, "Q4_K": 7.5, "Q5_K": 15.5}[kind] if at else 1.0
+            scales = (torch.rand(blocks.shape[:2]) * 0.1 + 0.95) * middle * 2e-4
             blocks[..., at : at + 2] = scales.half()[..., None].view(torch.uint8)
         data = blocks.flatten(1).numpy()
     elif kind == "BF16":

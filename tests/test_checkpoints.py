@@ -262,7 +262,9 @@ TENSORS: list[tuple[str, dict[str, Any], Callable[[dict[str, Tensor]], None], st
 ]
 
 
-@pytest.mark.parametrize("writer, config, change, rule", TENSORS, ids=lambda value: repr(value)[:30])
+@pytest.mark.parametrize(
+    "writer, config, change, rule", TENSORS, ids=lambda value: value if isinstance(value, str) else ""
+)
 def test_bad_tensors(
     writer: str, config: dict[str, Any], change: Callable[[dict[str, Tensor]], None], rule: str, tmp_path: Path
 ) -> None:

@@ -4,7 +4,19 @@ open_checkpoint reads config, tensors and quantized layers; each format's layout
 """
 
 from .description import Layer, TensorInfo
+from .gguf_file import has_tokenizer as has_gguf_tokenizer
+from .hub import find, is_hub_name
 from .reader import Checkpoint, open_checkpoint
 from .weight import Format, LinearWeight
 
-__all__ = ["Checkpoint", "Format", "Layer", "LinearWeight", "TensorInfo", "open_checkpoint"]
+__all__ = [
+    "Checkpoint",
+    "Format",
+    "Layer",
+    "LinearWeight",
+    "TensorInfo",
+    "find",
+    "has_gguf_tokenizer",
+    "is_hub_name",
+    "open_checkpoint",
+]

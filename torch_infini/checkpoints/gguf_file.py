@@ -109,6 +109,28 @@ class GGUFFile:
         self._places.clear()
 
 
+def open_reader(path: Path) -> Any:
+    """Return the package's reader of a file; ImportError without the package, ValueError for no whole file."""
+    try:
+        from gguf import GGUFReader
+    except ImportError as error:
+        raise ImportError(f"{NAME}: GGUF files need the package gguf: run `pip install gguf`, got {path}") from error
+    try:
+        return GGUFReader(path)
+    except Exception as error:  # numpy's, where the file is cut off
+        raise not_whole(path, error) from error
+
+
+def not_whole(path: Path, error: Exception) -> ValueError:
+    cause = " ".join(str(error).split()) or type(error).__name__
+    return ValueError(f"{NAME}: {path} must be a whole GGUF file, got: {cause}")
+
+
+def has_tokenizer(path: Path) -> bool:
+    """Whether a GGUF file holds a tokenizer; errors as open_reader."""
+    return "tokenizer.ggml.tokens" in open_reader(path).fields
+
+
 def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Layer]]:
     """Open a GGUF file.
 
@@ -119,18 +141,13 @@ def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Layer]]:
         ImportError: Without the package gguf.
         ValueError, NotImplementedError: As open_checkpoint.
     """
+    reader = open_reader(path)
     try:
-        from gguf import GGUFReader
-    except ImportError as error:
-        raise ImportError(f"{NAME}: GGUF files need the package gguf: run `pip install gguf`, got {path}") from error
-    try:
-        reader = GGUFReader(path)
         fields = {name: field.contents() for name, field in reader.fields.items() if not name.startswith("tokenizer.")}
         ids = {name: reader.fields.get(f"tokenizer.ggml.{name}_token_id") for name in ("bos", "eos")}
         tokens = {f"{name}_token_id": int(field.contents()) for name, field in ids.items() if field is not None}
     except Exception as error:  # numpy's, where the file is cut off
-        cause = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{NAME}: {path} must be a whole GGUF file, got: {cause}") from error
+        raise not_whole(path, error) from error
     infos = {info.name: info for info in reader.tensors}
     config = {**config_of(path, fields, infos), **tokens}
     heads = None

@@ -14,6 +14,11 @@ _HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
 _FILES = ["*.json", "*.safetensors", "tokenizer*", "*.model", "*.txt", "*.jinja"]  # no weights in other formats
 
 
+def is_hub_name(name: str) -> bool:
+    """Whether a text that is no path may be the name of a model of the hub: owner/model."""
+    return _HUB_NAME.fullmatch(name) is not None and name[0] != "."
+
+
 def find(name: str | Path) -> Path:
     """Return the folder or .gguf file of a checkpoint.
 
@@ -24,7 +29,7 @@ def find(name: str | Path) -> Path:
         FileNotFoundError: If there is no such path, and no such name in the hub or, without a network, in its cache.
     """
     path = Path(name)
-    if path.exists() or not isinstance(name, str) or not _HUB_NAME.fullmatch(name) or name[0] == ".":
+    if path.exists() or not isinstance(name, str) or not is_hub_name(name):
         if path.is_file() and path.suffix != ".gguf":
             raise FileNotFoundError(f"{NAME}: a checkpoint must be a folder or a .gguf file, got {name}")
         if not path.exists():

@@ -93,11 +93,22 @@ class Checkpoint:
         except ValueError as error:
             raise ValueError(f"{NAME}: {name}, {layer.format.name}: {error}") from error
 
-    def dequantize(self, name: str) -> Tensor:
-        """Return the values [n, k] of a quantized layer by its format's formula, in float64."""
+    def release(self, name: str) -> None:
+        """Drop the pages of a quantized layer, for a caller that has copied its weight."""
+        for tensor in self.layers[name].names.values():
+            self._source.release(tensor)
+
+    def dequantize(self, name: str, first: int = 0, count: int = -1) -> Tensor:
+        """Return the values [n, k] of a quantized layer by its format's formula, in float64.
+
+        Args:
+            name: In `layers`.
+            first: The first row, a multiple of 32.
+            count: Rows; -1: all.
+        """
         layer = self.layers[name]
         with self._tensors_of(layer) as tensors:
-            return layer.format.dequantize(tensors, layer.n, layer.k)
+            return layer.format.dequantize(tensors, layer.n, layer.k, first, count)
 
 
 def open_checkpoint(name: str | Path) -> Checkpoint:
