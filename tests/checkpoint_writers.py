@@ -180,11 +180,11 @@ def layers_of(model: Any) -> Iterator[tuple[str, Any]]:
 
 
 def config_of_compressed(format: str, weights: dict[str, Any], **more: Any) -> dict[str, Any]:
-    group = {"targets": ["Linear"], "weights": weights, **more}
     return {
         "quant_method": "compressed-tensors",
         "format": format,
-        "config_groups": {"group_0": group},
+        "quantization_status": "compressed",
+        "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights, **more}},
         "ignore": ["lm_head"],
     }
 

@@ -12,9 +12,11 @@ from checkpoint_writers import BLOCK_BYTES, BY_LIBRARY, CASES, write_folder, wri
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+import torch_infini
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.nn import Batch
+from torch_infini.testing.checkpoints import random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -191,3 +193,104 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
     write_folder(tmp_path, CASES["awq"])
     with pytest.raises(ValueError, match=r"weights must be left out for a checkpoint that is quantized .*, got 'int8'"):
         LLM(tmp_path, weights="int8", progress=False)
+
+
+# ---- torch_infini.load ----
+
+
+@pytest.mark.parametrize("name", [*CASES, "Q4_K", "Q6_K", "F16"])
+def test_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A patched model of transformers."""
+    monkeypatch.setattr("torch_infini.patch.quantized_linear.quantizes_x", lambda *args: False)
+    if name in BY_LIBRARY:
+        pytest.importorskip("compressed_tensors")
+    path = tmp_path
+    if name not in CASES:
+        pytest.importorskip("gguf")
+        path = tmp_path / "model.gguf"
+        dense, layout = write_gguf(path, lambda module: name), "int4" if name == "Q4_K" else "dense"
+    else:
+        dense, layout = write_folder(tmp_path, CASES[name]), CASES[name].layout
+    model = torch_infini.load(path, torch.float32)
+    assert torch_infini.is_patched(model) and not model.training
+    with torch.no_grad():
+        expected, found = (one(torch.tensor([TOKENS])).logits for one in (dense, model))
+    assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+    integers = {b.dtype for key, b in model.named_buffers() if key.endswith(".weight_integers")}
+    assert integers == {"int4": {torch.uint8}, "int8": {torch.int8}, "dense": set()}[layout]
+    for layer, module in dense.named_modules():
+        if isinstance(module, torch.nn.Linear):
+            assert torch.equal(model.get_submodule(layer).weight, module.weight), layer
+    if layout != "dense":
+        with pytest.raises(ValueError, match="the model must have its original weights"):
+            torch_infini.unpatch_model(model)
+
+
+@pytest.mark.parametrize("name", ["llama3", "qwen2", "mistral", "llama-biases-tied"])
+def test_load_families(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Buffers that no checkpoint has, biases and tied heads; a dense folder as well."""
+    monkeypatch.setattr("torch_infini.patch.quantized_linear.quantizes_x", lambda *args: False)
+    changes = {"tie_word_embeddings": "tied" in name}
+    quantized = write_folder(tmp_path / "awq", CASES["awq"], name=name, **changes)
+    dense = random_model(name)
+    dense.save_pretrained(tmp_path / "dense")
+    for folder, expected in (("awq", quantized), ("dense", dense)):
+        model = torch_infini.load(tmp_path / folder, torch.float32)
+        with torch.no_grad():
+            a, b = (one(torch.tensor([TOKENS])).logits for one in (expected, model))
+        assert (a - b).abs().max() <= 1e-5 * a.abs().max()
+
+
+def test_saving_what_was_loaded(tmp_path: Path) -> None:
+    """AWQ has the form of patch_model's int4; weights without zeros are of another form."""
+    write_folder(tmp_path / "awq", CASES["awq"])
+    model = torch_infini.load(tmp_path / "awq", torch.float32)
+    torch_infini.save_patched(model, tmp_path / "saved")
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits
+        for again in (torch_infini.load_patched(tmp_path / "saved"), torch_infini.load(tmp_path / "saved")):
+            assert torch.equal(again(torch.tensor([TOKENS])).logits, expected)
+    write_folder(tmp_path / "gptq", CASES["gptq"])
+    with pytest.raises(ValueError, match=r"quantized layers must be of patch_model\(weights=...\), got model.layers.0"):
+        torch_infini.save_patched(torch_infini.load(tmp_path / "gptq"), tmp_path / "other")
+
+
+def test_load_says_what_does_not_fit(tmp_path: Path) -> None:
+    write_folder(tmp_path, CASES["awq"])
+    change(tmp_path, intermediate_size=1024)
+    with pytest.raises(ValueError, match=r"mlp.gate_proj.weight must have shape \[1024, 256\], got \[512, 256\]"):
+        torch_infini.load(tmp_path)
+    change(tmp_path, {f"{Q}.scales": None}, intermediate_size=512)
+    with pytest.raises(ValueError, match=f"{Q} must have scales, as awq has"):
+        torch_infini.load(tmp_path)
+    change(tmp_path, model_type="nothing")
+    with pytest.raises(ValueError):
+        torch_infini.load(tmp_path)
+
+
+# ---- patch_model ----
+
+
+def test_patch_model_takes_compressed_layers_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before transformers decompresses them: the integers stay what they are."""
+    pytest.importorskip("compressed_tensors")
+    transformers = pytest.importorskip("transformers")
+    monkeypatch.setattr("torch_infini.patch.quantized_linear.quantizes_x", lambda *args: False)
+    for name in ("pack-quantized", "float-quantized"):
+        dense = write_folder(tmp_path / name, CASES[name])
+        model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)
+        packed = model.model.layers[1].mlp.down_proj._parameters.get("weight_packed")
+        report = torch_infini.patch_model(model)
+        assert not report.reason and "ct_decompress_hook" not in vars(model)
+        with torch.no_grad():
+            expected, found = (one(torch.tensor([TOKENS])).logits for one in (dense, model))
+        assert (found - expected).abs().max() <= 1e-5 * expected.abs().max()
+        for layer, module in dense.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                assert torch.equal(model.get_submodule(layer).weight, module.weight), layer
+        integers = model.model.layers[1].mlp.down_proj._buffers.get("weight_integers")
+        assert (integers is None) == (packed is None)
+        if packed is not None and integers is not None:
+            assert integers.shape == (256, 256) and torch.equal(integers, packed.view(torch.uint8))
+            with pytest.raises(ValueError, match="the model must have its original weights"):
+                torch_infini.unpatch_model(model)

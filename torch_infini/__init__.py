@@ -14,6 +14,7 @@ from . import checkpoints, compat, compile, demo, distributed, models, nn, ops, 
 from ._library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
+from .patch import load_model as load
 
 if os.environ.get("INFINI_LOG"):
     from . import _logging
@@ -42,6 +43,7 @@ __all__ = [
     "demo",
     "distributed",
     "is_patched",
+    "load",
     "load_patched",
     "models",
     "nn",

@@ -3,7 +3,7 @@
 open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
 """
 
-from .description import Layer, TensorInfo
+from .description import Layer, TensorInfo, layers_of
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
 from .reader import Checkpoint, open_checkpoint
@@ -18,5 +18,6 @@ __all__ = [
     "find",
     "has_gguf_tokenizer",
     "is_hub_name",
+    "layers_of",
     "open_checkpoint",
 ]
