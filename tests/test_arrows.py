@@ -38,11 +38,12 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": BASE | {"ops"},
     "distributed": BASE | {"libinfiniccl"},
     "nn": BASE | {"quantize", "ops", "distributed"},
-    "models": BASE | {"quantize", "ops", "distributed", "nn"},
-    "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models"},
+    "checkpoints": BASE | {"quantize", "ops"},
+    "models": BASE | {"quantize", "ops", "distributed", "nn", "checkpoints"},
+    "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "checkpoints"},
     "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
     "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore", "serve"},
-    "patch": BASE | {"_products", "quantize", "ops", "distributed"},
+    "patch": BASE | {"_products", "quantize", "ops", "distributed", "checkpoints"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops", "runtime"},
     "demo": set(),
@@ -56,7 +57,7 @@ ALLOWED: dict[str, set[str]] = {
     # The package itself.
     PACKAGE: BASE
     | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
-    | {"patch", "compile", "demo", "compat"},
+    | {"checkpoints", "patch", "compile", "demo", "compat"},
 }
 # (importing module, room): the reason. Imports inside functions and for type checkers only.
 EXCEPTIONS = {

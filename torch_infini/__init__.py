@@ -10,10 +10,11 @@ import os
 
 from . import _attention as _attention  # long prefill on CUDA is torch's
 from . import _products as _products  # uses the table of products that was stored on this machine
-from . import compat, compile, demo, distributed, models, nn, ops, quantize, runtime
+from . import checkpoints, compat, compile, demo, distributed, models, nn, ops, quantize, runtime
 from ._library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
+from .patch import load_model as load
 
 if os.environ.get("INFINI_LOG"):
     from . import _logging
@@ -34,6 +35,7 @@ __all__ = [
     "EngineConfig",
     "PatchReport",
     "SamplingParams",
+    "checkpoints",
     "compat",
     "compile",
     "cpu_capabilities",
@@ -41,6 +43,7 @@ __all__ = [
     "demo",
     "distributed",
     "is_patched",
+    "load",
     "load_patched",
     "models",
     "nn",

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ..checkpoints import has_gguf_tokenizer
 from ..distributed import init_tp_group
 from ..models import Llama
-from ..models.llama import checked_config
+from ..models.llama import checked_config, found_folder
 from ..nn import WeightFormat
 from .config import EngineConfig
 from .engine import Engine, Prompt, described
@@ -38,7 +39,8 @@ class LLM:
     """A model that continues prompts, many at a time.
 
     Args:
-        model: A Hugging Face folder of a llama, mistral, qwen2 or qwen3 model on this machine, or a Llama.
+        model: A Hugging Face folder of a llama, mistral, qwen2 or qwen3 model, a GGUF file, "owner/model" of the hub
+            (from its cache where there is no network), or a Llama. Quantized checkpoints: docs/checkpoints.md.
         weights: "dense", or "int8" or "int4", to which the linear layers are quantized while they are read; not for a
             folder in which torch_infini.save_patched has left integers, which are taken as they are.
         dtype: Of activations and dense weights; None: the checkpoint's.
@@ -84,9 +86,8 @@ class LLM:
             )
         device_of(device)
         if not isinstance(model, Llama):
-            folder = Path(model)
-            if folder.is_dir():  # what is wrong with a config, the tokenizer's reader would say in other words
-                checked_config(folder)
+            folder = found_folder(model)
+            checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
             tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
             tokenizer = tokenizer or load_tokenizer(folder)  # while workers start
             read = partial(Llama.from_pretrained, folder, weights, dtype, str(device), tp_group=tp_group)
@@ -372,12 +373,15 @@ def is_prompt(prompts: Any) -> bool:
 
 def load_tokenizer(folder: Path) -> PreTrainedTokenizerBase | None:
     """The tokenizer of a model folder; None if there is none; ValueError if it cannot be read."""
-    if not any((folder / name).is_file() for name in _TOKENIZER_FILES):
+    is_gguf = folder.is_file()
+    if not (has_gguf_tokenizer(folder) if is_gguf else any((folder / name).is_file() for name in _TOKENIZER_FILES)):
         return None
     from transformers import AutoTokenizer
 
+    path, file = (folder.parent, folder.name) if is_gguf else (folder, None)
+    options: dict[str, Any] = {"gguf_file": file} if file else {}
     try:
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
+        return AutoTokenizer.from_pretrained(path, local_files_only=True, trust_remote_code=False, **options)
     except Exception as error:  # transformers and tokenizers raise whatever broken files lead to
         if names_code(folder):
             raise ValueError(

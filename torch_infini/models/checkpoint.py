@@ -103,7 +103,13 @@ def checkpoint_files(folder: Path) -> list[Path]:
 
 
 def digest_of(folder: str | Path) -> bytes:
-    """Return a 32-byte digest of a model folder's config, its files' headers and the beginning of every tensor."""
+    """Return a 32-byte digest of a model folder's config, its files' headers and the beginning of every tensor.
+
+    Of a GGUF file: of its size and first 8 MiB.
+    """
+    if Path(folder).is_file():  # GGUF: its metadata, and what may be the first weights
+        with open(folder, "rb") as file:
+            return hashlib.sha256(f"{os.path.getsize(folder)}".encode() + file.read(_PIECE)).digest()
     digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
     with ExitStack() as stack:
         for path in checkpoint_files(Path(folder)):
@@ -183,7 +189,7 @@ def load_checkpoint(
 
         with ThreadPoolExecutor(_readers(), "torch_infini loads") as pool:
             # An error takes back what has not begun.
-            _follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
+            follow(pool.map(load, pieces), [piece.bytes for piece in pieces], progress)
 
 
 def _readers() -> int:
@@ -319,7 +325,7 @@ def _check(
         raise ValueError(f"{_NAME}: the tensors in {folder} must be those of its config.json, got " + "; ".join(wrong))
 
 
-def _follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
+def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
     """Wait for pieces of these sizes; show on stderr how many bytes were loaded, and how fast."""
     shown = sys.stderr.isatty() if progress is None else progress
     start, read, whole = time.perf_counter(), 0, sum(sizes)

@@ -6,7 +6,7 @@ A forward pass takes a Batch of tokens and a KVCache, and gives logits. Read it 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -14,6 +14,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from .. import checkpoints
 from .._deprecated import renamed_arguments, renamed_fields
 from ..distributed import TPGroup
 from ..nn import (
@@ -24,11 +25,13 @@ from ..nn import (
     Embedding,
     KVCache,
     Linear,
+    MergedLinear,
     RMSNorm,
     RotaryEmbedding,
     SwiGLU,
 )
 from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
+from . import quantized
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, floating, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
@@ -178,35 +181,47 @@ class Llama(nn.Module):
         """
         stored = stored or {}
         of_linear = partial(_of_linear, stored)
-        c, tp_group, table = self.config, self.tp_group or TPGroup(0, 1, 0), self.embed
-        heads, inner = c.num_attention_heads, c.intermediate_size
-        first_kv, kv_count = tp_group.shard_or_replicate("num_key_value_heads", c.num_key_value_heads)
-        q = _Shard(heads, *tp_group.shard("num_attention_heads", heads)).times(c.head_dim)
-        kv = _Shard(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
-        mlp = _Shard(inner, *tp_group.shard("intermediate_size", inner))
+        c, table = self.config, self.embed
         vocabulary = _Shard(c.vocab_size, table.first, table.here)
-        whole = _Shard(c.hidden_size, 0, c.hidden_size)
         slots = {
             "model.embed_tokens.weight": _of_rows(table.weight.data[: table.here], vocabulary),
             "model.norm.weight": _whole(self.norm.weight),
         }
         for i, layer in enumerate(self.layers):
             at = f"model.layers.{i}."
-            attention, gated = layer.attention, layer.mlp
+            attention = layer.attention
             slots[at + "input_layernorm.weight"] = _whole(layer.attention_norm.weight)
             slots[at + "post_attention_layernorm.weight"] = _whole(layer.mlp_norm.weight)
-            slots |= of_linear(at + "self_attn.", attention.qkv, {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
-            slots |= of_linear(at + "self_attn.", attention.out, {"o_proj": whole}, q)
             if attention.q_norm is not None and attention.k_norm is not None:
                 slots[at + "self_attn.q_norm.weight"] = _whole(attention.q_norm.weight)
                 slots[at + "self_attn.k_norm.weight"] = _whole(attention.k_norm.weight)
-            slots |= of_linear(at + "mlp.", gated.gate_up, {"gate_proj": mlp, "up_proj": mlp}, whole)
-            slots |= of_linear(at + "mlp.", gated.down, {"down_proj": whole}, mlp)
+        *of_layers, head = self._products()
+        for product in of_layers:
+            slots |= of_linear(product.prefix, product.linear, product.parts, product.columns)
         if not c.tie_word_embeddings or "lm_head" in stored:
-            slots |= of_linear("", self.head, {"lm_head": vocabulary}, whole)
+            slots |= of_linear(head.prefix, head.linear, head.parts, head.columns)
         elif not self.shares_embedding:
             slots["model.embed_tokens.weight"] = _both(slots["model.embed_tokens.weight"], self.head.load)
         return slots
+
+    def _products(self) -> Iterator[_Product]:
+        """Yield the linear layers with the projections that each holds; the head last."""
+        c, tp_group, table = self.config, self.tp_group or TPGroup(0, 1, 0), self.embed
+        heads, inner = c.num_attention_heads, c.intermediate_size
+        first_kv, kv_count = tp_group.shard_or_replicate("num_key_value_heads", c.num_key_value_heads)
+        q = _Shard(heads, *tp_group.shard("num_attention_heads", heads)).times(c.head_dim)
+        kv = _Shard(c.num_key_value_heads, first_kv, kv_count).times(c.head_dim)
+        mlp = _Shard(inner, *tp_group.shard("intermediate_size", inner))
+        whole = _Shard(c.hidden_size, 0, c.hidden_size)
+        for i, layer in enumerate(self.layers):
+            at = f"model.layers.{i}."
+            attention, gated = layer.attention, layer.mlp
+            yield _Product(at + "self_attn.", attention, "qkv", {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
+            yield _Product(at + "self_attn.", attention, "out", {"o_proj": whole}, q)
+            yield _Product(at + "mlp.", gated, "gate_up", {"gate_proj": mlp, "up_proj": mlp}, whole)
+            yield _Product(at + "mlp.", gated, "down", {"down_proj": whole}, mlp)
+        vocabulary = _Shard(c.vocab_size, table.first, table.here)
+        yield _Product("", self, "head", {"lm_head": vocabulary}, whole)
 
     @classmethod
     @renamed_arguments("torch_infini.models.Llama.from_pretrained", ranks="tp_group")
@@ -219,13 +234,14 @@ class Llama(nn.Module):
         progress: bool | None = None,
         tp_group: TPGroup | None = None,
     ) -> Llama:
-        """Read a Hugging Face model folder: config.json, generation_config.json, safetensors.
+        """Read a Hugging Face model folder: config.json, generation_config.json, safetensors; or a GGUF file.
 
         With integer weights every tensor is quantized as it is read: the model in full precision is never held. What
-        torch_infini.save_patched wrote as integers is taken as it is.
+        torch_infini.save_patched wrote as integers is taken as it is, and so are the integers of other libraries
+        (docs/checkpoints.md) that int8 and int4 hold without loss; others are dequantized.
 
         Args:
-            folder: On this machine.
+            folder: A folder or .gguf file on this machine, or "owner/model" of the hub.
             weights: "dense", packed where that is faster (torch_infini.nn.Linear); "int8" or "int4". Of a folder with
                 integers "dense" stands for what is there, and no other format is made of it.
             dtype: Of activations and dense weights; None: the checkpoint's.
@@ -241,10 +257,11 @@ class Llama(nn.Module):
             ValueError: For a config that is not served or that the group cannot shard, a checkpoint that does not fit
                 it (all tensors are named), or checkpoints that differ between ranks.
         """
-        if not Path(folder).is_dir():
-            raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {folder}")
+        folder = found_folder(folder)
         if tp_group is not None:
             tp_group.must_agree("the checkpoint", digest_of(folder))
+        if quantized.is_foreign(folder):
+            return cls._from_foreign(folder, weights, dtype, device, progress, tp_group)
         config = checked_config(folder)
         dtype = floating(dtype) or config.dtype or torch.float32
         stored = stored_layers(folder)
@@ -257,6 +274,32 @@ class Llama(nn.Module):
         if stored:
             model._set_formats(stored, formats, dtype, device)
         load_checkpoint(folder, model.slots(stored), partial(_is_known, config, stored), progress)
+        return model
+
+    @classmethod
+    def _from_foreign(
+        cls,
+        path: Path,
+        weights: WeightFormat,
+        dtype: torch.dtype | str | None,
+        device: torch.device | str,
+        progress: bool | None,
+        tp_group: TPGroup | None,
+    ) -> Llama:
+        """Read a checkpoint that another library quantized, or a GGUF file; as from_pretrained."""
+        if weights != "dense":
+            raise ValueError(
+                "torch_infini.models.Llama: weights must be left out for a checkpoint that is quantized or a GGUF "
+                f"file, got {weights!r} for {path}"
+            )
+        with checkpoints.open_checkpoint(path) as checkpoint:
+            config = _checked(checkpoint)
+            dtype = floating(dtype) or config.dtype or torch.float32
+            model = cls(config, "dense", dtype, device, tp_group)
+            products = [
+                quantized.Product(product.parent, product.attribute, product.rows()) for product in model._products()
+            ]
+            quantized.load(model, checkpoint, products, fastest("dense", dtype, device), progress)
         return model
 
     def _set_formats(
@@ -295,8 +338,33 @@ class Llama(nn.Module):
             self.head = Linear(old.in_features, old.out_features, False, "int8", dtype, device)
 
 
+def found_folder(name: str | Path) -> Path:
+    """Return the folder or .gguf file of a model: a path, or where the hub's cache has a name."""
+    path = Path(name)
+    if not path.exists() and isinstance(name, str) and checkpoints.is_hub_name(name):
+        return checkpoints.find(name)
+    if not path.is_dir() and not (path.is_file() and path.suffix == ".gguf"):
+        raise FileNotFoundError(f"torch_infini.models.Llama: the folder must exist, got {name}")
+    return path
+
+
+def _checked(checkpoint: checkpoints.Checkpoint) -> LlamaConfig:
+    """The config of a checkpoint of another library, whose tensors are compared with it."""
+    config = quantized.config_of(checkpoint)
+    if config.num_hidden_layers > len(checkpoint.tensors):
+        raise ValueError(
+            f"torch_infini.models.Llama: num_hidden_layers must be at most the number of tensors in {checkpoint.path}, "
+            f"{len(checkpoint.tensors)}, got {config.num_hidden_layers} in its config"
+        )
+    quantized.check(checkpoint, config, shapes_of(config))
+    return config
+
+
 def checked_config(folder: str | Path) -> LlamaConfig:
     """The config of a model folder whose files have the sizes that it names; errors as Llama.from_pretrained."""
+    if quantized.is_foreign(Path(folder)):
+        with checkpoints.open_checkpoint(folder) as checkpoint:
+            return _checked(checkpoint)
     config = LlamaConfig.from_pretrained(folder)
     stored = stored_layers(folder)
     integers = {f"{name}.weight_integers": kind for name, kind in stored.items()}
@@ -367,6 +435,33 @@ class _Shard(NamedTuple):
     def times(self, size: int) -> _Shard:
         """The shard in rows or columns, where each item has `size` of them."""
         return _Shard(self.whole * size, self.first * size, self.number * size)
+
+
+class _Product(NamedTuple):
+    """A linear layer and the projections that it holds, one below the other: these rows and columns of each."""
+
+    prefix: str
+    parent: nn.Module
+    attribute: str
+    parts: dict[str, _Shard]
+    columns: _Shard
+
+    @property
+    def linear(self) -> Linear | MergedLinear:
+        linear: Linear | MergedLinear = getattr(self.parent, self.attribute)
+        return linear
+
+    def rows(self) -> list[quantized.Rows]:
+        columns = self.columns
+        return [
+            quantized.Rows(
+                f"{self.prefix}{name}",
+                slice(shard.first, shard.first + shard.number),
+                slice(columns.first, columns.first + columns.number),
+                columns.whole,
+            )
+            for name, shard in self.parts.items()
+        ]
 
 
 def _of_rows(data: Tensor, rows: _Shard) -> Slot:
@@ -461,13 +556,13 @@ def _of_integers(
     }
 
 
-def _load_rows(linear: Linear, first: int, some: Tensor, row: int) -> None:
+def _load_rows(linear: Linear | MergedLinear, first: int, some: Tensor, row: int) -> None:
     """Load rows of a projection that begins at row `first` of a Linear."""
     linear.load(some, first + row)
 
 
 def _of_linear(
-    stored: Mapping[str, Stored], prefix: str, linear: Linear, parts: dict[str, _Shard], columns: _Shard
+    stored: Mapping[str, Stored], prefix: str, linear: Linear | MergedLinear, parts: dict[str, _Shard], columns: _Shard
 ) -> dict[str, Slot]:
     """The slots of the projections that a Linear holds, one below the other: these rows and columns of each."""
     slots: dict[str, Slot] = {}
@@ -475,11 +570,12 @@ def _of_linear(
     for name, shard in parts.items():
         rows = slice(first, first + shard.number)
         if f"{prefix}{name}" in stored:
+            assert isinstance(linear, Linear)
             slots |= _of_integers(f"{prefix}{name}", linear, first, shard, columns, stored[f"{prefix}{name}"])
         else:
             slots[f"{prefix}{name}.weight"] = Slot(
                 (shard.whole, columns.whole),
-                linear.weight.data[rows] if linear.format == "dense" else None,
+                linear.weight.data[rows] if isinstance(linear, Linear) and linear.format == "dense" else None,
                 partial(_load_rows, linear, first),
                 partial(linear.dense, rows),
                 Part(shard.first, shard.number, columns.first, columns.number),

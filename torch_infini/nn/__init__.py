@@ -8,6 +8,7 @@ from .batch import Batch
 from .cache import KVCache, LayerCache
 from .layer import DecoderLayer, DecoderLayers
 from .linear import Embedding, Linear, LinearFormat, WeightFormat
+from .merged_linear import MergedLinear
 from .mlp import SwiGLU
 from .norm import RMSNorm
 from .ranks import Ranks
@@ -23,6 +24,7 @@ __all__ = [
     "LayerCache",
     "Linear",
     "LinearFormat",
+    "MergedLinear",
     "RMSNorm",
     "Ranks",
     "RotaryEmbedding",

@@ -48,6 +48,7 @@ class Linear(nn.Module):
             (torch_infini.quantize.pack_int4).
         scales: [n] float32 for int8; [n, k / group] in dtype for int4; otherwise None.
         zeros: [n, k / group] in dtype for int4; otherwise None.
+        columns: [k] int64, the order in which the weight takes the columns of x; None: theirs. See from_integers.
         bias: [n] in dtype, or None.
 
     Raises:
@@ -83,6 +84,7 @@ class Linear(nn.Module):
 
         self.scales: nn.Parameter | None = None
         self.zeros: nn.Parameter | None = None
+        self.columns: nn.Parameter | None = None
         if format == "dense":
             self.weight = empty(n, k)
         elif format == "packed":
@@ -96,9 +98,45 @@ class Linear(nn.Module):
             self.scales, self.zeros = (empty(n, k // int4_group(k)) for _ in range(2))
         self.bias = empty(n) if bias else None
 
+    @classmethod
+    def from_integers(
+        cls,
+        weight: Tensor,
+        scales: Tensor,
+        zeros: Tensor | None = None,
+        columns: Tensor | None = None,
+        bias: bool = False,
+        dtype: torch.dtype | None = None,
+    ) -> Linear:
+        """Make a layer of a weight that was quantized elsewhere, in the tensors given.
+
+        Args:
+            weight: [n, k] int8, or [n, k / 2] uint8 of int4.
+            scales: [n] float32 of int8; [n, k / group] float32 or `dtype` of int4, with groups of 32, 64 or 128.
+            zeros: Of int4, as scales; None: 0.
+            columns: [k] int64: the weight is multiplied by x[..., columns]; None: by x.
+            bias: Whether there is one, to be set.
+            dtype: Of x, y and bias.
+
+        Returns:
+            The layer, of format "int8" or "int4". It has no `load`.
+        """
+        n, k = weight.shape[0], weight.shape[1] * (2 if weight.dtype == torch.uint8 else 1)
+        linear = cls(k, 0, False, "dense", dtype, weight.device)
+        linear.out_features, linear.format = n, "int4" if weight.dtype == torch.uint8 else "int8"
+        parameters = {"weight": weight, "scales": scales, "zeros": zeros, "columns": columns}
+        for name, tensor in parameters.items():
+            setattr(linear, name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
+        if bias:
+            memory = _memory.new(n, dtype=linear.dtype, device=weight.device)
+            linear.bias = nn.Parameter(memory, requires_grad=False)
+        return linear
+
     def forward(self, x: Tensor, out: Tensor | None = None) -> Tensor:
-        """Compute x [..., k] @ weight^T + bias: [..., n], in `out` where it is given."""
+        """Compute x [..., k] @ weight^T + bias: [..., n], in `out` where it is given: rows at any distance."""
         ops = torch.ops.infini
+        if self.columns is not None:
+            x = take_columns(x, self.columns)
         if self.format == "packed":
             if x.shape[-1] != self.in_features:  # the op cannot tell an odd number of columns from the next even one
                 raise ValueError(
@@ -133,9 +171,10 @@ class Linear(nn.Module):
             return
         assert self.scales is not None
         out = (self.weight[rows], self.scales[rows])
-        if self.zeros is None:
+        if self.format == "int8":
             quantize.quantize_int8(weight, out=out)
         else:
+            assert self.zeros is not None
             quantize.quantize_int4(weight, int4_group(self.in_features), out=(*out, self.zeros[rows]))
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
@@ -146,9 +185,11 @@ class Linear(nn.Module):
             first, end, _ = rows.indices(self.out_features)
             return unpack_linear(self.weight, max(end - first, 0), self.in_features, first)
         assert self.scales is not None
-        if self.zeros is None:
+        if self.format == "int8":
             return quantize.dequantize_int8(self.weight[rows], self.scales[rows], self.dtype)
-        return quantize.dequantize_int4(self.weight[rows], self.scales[rows], self.zeros[rows], self.dtype)
+        zeros = None if self.zeros is None else self.zeros[rows]
+        weight = quantize.dequantize_int4(self.weight[rows], self.scales[rows], zeros, self.dtype)
+        return weight if self.columns is None else torch.empty_like(weight).index_copy_(1, self.columns, weight)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         """Implement to(), cuda(), float() and the like; packed weights become dense where they cannot stay packed."""
@@ -223,6 +264,13 @@ class Embedding(nn.Module):
 
     def extra_repr(self) -> str:
         return f"{self.rows}, {self.weight.shape[1]}"
+
+
+def take_columns(x: Tensor, columns: Tensor) -> Tensor:
+    """x[..., columns], of x [..., k], by ops that recorded steps hold. They copy rows: x is transposed twice."""
+    ops = torch.ops.infini
+    by_column = ops.rearrange.default(x.flatten(0, -2).t())
+    return ops.rearrange.default(ops.embedding.default(columns, by_column).t()).view(x.shape)
 
 
 def rows_of(x: Tensor, rows: Tensor | None) -> Tensor:

@@ -15,6 +15,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
 from torch import nn
 
 from .._import_hooks import after_import
@@ -27,6 +28,7 @@ __all__ = [
     "Row",
     "Verification",
     "is_patched",
+    "load_model",
     "load_patched",
     "patch_model",
     "patched",
@@ -286,6 +288,30 @@ def load_patched(folder: str | Path) -> nn.Module:
     from .load import load
 
     return load(Path(folder))
+
+
+def load_model(name: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+    """Load a model of transformers from a checkpoint of any kind, patched, in evaluation mode.
+
+    Quantized layers keep their integers where int8 and int4 hold them without loss; others are dequantized, and rounded
+    once to `dtype`. The formats: docs/checkpoints.md. torch_infini.LLM serves the same checkpoints.
+
+    Args:
+        name: A folder, a .gguf file, or "owner/model" of the hub (from its cache where there is no network). A folder
+            of save_patched is loaded as by load_patched.
+        dtype: Of activations and dense weights; None: the checkpoint's.
+
+    Returns:
+        The model.
+
+    Raises:
+        FileNotFoundError: For a path that is not there, or a name that is neither in the hub nor in its cache.
+        ValueError: For a checkpoint that contradicts itself or its model, or a model that cannot be patched.
+        NotImplementedError: For a variant of a format that is not served.
+    """
+    from .foreign import load
+
+    return load(name, dtype)
 
 
 after_import("transformers.quantizers.auto", _register_quantizer)

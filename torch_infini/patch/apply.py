@@ -17,7 +17,8 @@ from transformers import GenerationMixin
 from .. import _products
 from . import interface
 from .attention import Attention
-from .decoder import Decoder, find_decoder
+from .compressed import compressed_layers, take_over
+from .decoder import Decoder, find_decoder, is_decoder
 from .layer import link
 from .memory import align
 from .mlp import GatedMLP
@@ -69,9 +70,18 @@ class Selection:
 
 def apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
     """Patch the model, or leave it exactly as it was and raise, or give the reason in the report."""
+    compressed = compressed_layers(model) if find_decoder(model) is not None else {}
     try:
         with labelled():
-            return _apply(model, weights, strict, selection)
+            # This cannot be undone, but leaves a model that computes the same where patching fails.
+            taken = take_over(model, compressed)
+            report = _apply(model, weights, strict, selection)
+            if taken and not report.reason:
+                state = state_of(model)
+                state.quantized = [*taken, *state.quantized]
+                for decoder in (module for module in model.modules() if is_decoder(module)):
+                    fuse_projections(decoder)
+            return report
     finally:
         clear_caches()
 

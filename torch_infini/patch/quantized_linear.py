@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from .. import quantize
+from ..checkpoints import LinearWeight
 from ..quantize import quantizes_x
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from .decoder import Decoder
@@ -30,6 +31,10 @@ WRITTEN = (
     "patch_model(weights=...)"
 )
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
+COLUMNS = "weight_columns"  # the order in which act-order's weight takes the columns of x
+
+
+NAMES = (INTEGERS, SCALES, ZEROS, COLUMNS)
 
 
 class WeightPlan(NamedTuple):
@@ -111,7 +116,10 @@ class QuantizedLinear(Patched):
         if plan.format == "int8":
             weight = quantize.dequantize_int8(integers, scales, plan.dtype)
         else:
-            weight = quantize.dequantize_int4(integers, scales, self._buffers[ZEROS], plan.dtype)
+            weight = quantize.dequantize_int4(integers, scales, self._buffers.get(ZEROS), plan.dtype)
+        columns = self._buffers.get(COLUMNS)
+        if columns is not None:
+            weight = torch.empty_like(weight).index_copy_(1, columns, weight)
         return weight if torch.compiler.is_compiling() else weight.as_subclass(ReadOnly)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -130,6 +138,9 @@ class QuantizedLinear(Patched):
         """Compute forward for a caller that has already ruled out a fallback."""
         buffers = self._buffers
         integers, scales, zeros = buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS)
+        columns = buffers.get(COLUMNS)
+        if columns is not None:
+            x = x.index_select(-1, columns)
         share: Share | None = self.__dict__[PLAN].share
         if share is None:
             return product(x, integers, scales, zeros, self._parameters["bias"])
@@ -185,8 +196,8 @@ class QuantizedLinear(Patched):
 
 
 def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Multiply x by a quantized weight: int4 if there are zeros, else int8."""
-    if zeros is None:
+    """Multiply x by a quantized weight: int4 if two are in a byte, else int8."""
+    if integers.dtype == torch.int8:
         return linear_int8(x, integers, scales, bias, quantizes_x(x, 8))
     return linear_int4(x, integers, scales, zeros, bias, quantizes_x(x, 4))
 
@@ -239,6 +250,9 @@ class FusedLinear:
             return False
         plans = {module.plan for module in modules}
         if len(plans) > 1 or any(plan.share is not None and not plan.share.apart for plan in plans):
+            return False
+        kinds = {tuple((name, b.dtype) for name in NAMES if (b := m._buffers.get(name)) is not None) for m in modules}
+        if len(kinds) > 1 or COLUMNS in modules[0]._buffers:
             return False
         sizes = [module._buffers[INTEGERS].shape[0] for module in modules]
         for name in (INTEGERS, SCALES, ZEROS):
@@ -295,6 +309,24 @@ def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> 
         module.register_buffer(name, value)
     swap(module, QuantizedLinear, plan)
     del module._parameters["weight"]
+
+
+def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) -> bool:
+    """Give a linear layer the weight of a checkpoint; return whether it is a quantized layer now."""
+    if weight.format == "dense":
+        module.weight = nn.Parameter(weight.weight.to(dtype), requires_grad=False)
+        return False
+    buffers = {INTEGERS: weight.weight, SCALES: weight.scales, ZEROS: weight.zeros, COLUMNS: weight.columns}
+    plan = WeightPlan(weight.format, weight.group, dtype)
+    install(module, plan, {name: tensor for name, tensor in buffers.items() if tensor is not None})
+    return True
+
+
+def is_own(module: QuantizedLinear) -> bool:
+    """Return whether the weight has a form that patch_model gives it, which save_patched can write."""
+    plan: WeightPlan = vars(module)[PLAN]
+    names = {INTEGERS, SCALES, ZEROS} if plan.format == "int4" else {INTEGERS, SCALES}
+    return plan.group in (0, *GROUP_SIZES) and names == {name for name in NAMES if name in module._buffers}
 
 
 def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Linear, str]]:

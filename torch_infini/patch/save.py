@@ -23,7 +23,7 @@ from transformers import PreTrainedModel
 from . import apply
 from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
 from .hugging_face import QuantizationConfig
-from .quantized_linear import QuantizedLinear
+from .quantized_linear import QuantizedLinear, is_own
 from .shares import local
 
 TOKENIZER = (
@@ -52,6 +52,12 @@ def save(model: Module, folder: Path, tokenizer: Any = None) -> None:
     for name, tensor in everything.items():
         if tensor.device.type == "meta":
             raise ValueError(f"torch_infini.save_patched: every tensor must be allocated, got {name} on meta")
+    for name, module in model.named_modules():
+        if isinstance(module, QuantizedLinear) and not is_own(module):
+            raise ValueError(
+                "torch_infini.save_patched: quantized layers must be of patch_model(weights=...), got "
+                f"{name} of a checkpoint of another library: keep that checkpoint"
+            )
     state = apply.state_of(model)
     quantized = {
         name: {"format": module.plan.format, "group": module.plan.group}

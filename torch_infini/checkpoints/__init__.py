@@ -1,0 +1,23 @@
+"""Checkpoints as people have them: folders of safetensors, GGUF files and names of the hub, dense or quantized.
+
+open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
+"""
+
+from .description import Layer, TensorInfo, layers_of
+from .gguf_file import has_tokenizer as has_gguf_tokenizer
+from .hub import find, is_hub_name
+from .reader import Checkpoint, open_checkpoint
+from .weight import Format, LinearWeight
+
+__all__ = [
+    "Checkpoint",
+    "Format",
+    "Layer",
+    "LinearWeight",
+    "TensorInfo",
+    "find",
+    "has_gguf_tokenizer",
+    "is_hub_name",
+    "layers_of",
+    "open_checkpoint",
+]

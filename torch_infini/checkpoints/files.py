@@ -1,0 +1,146 @@
+"""Files in memory: MappedFile, and SafetensorsFolder, the tensors of a model folder by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import mmap
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from .._dtypes import SAFETENSORS_DTYPES
+from .description import NAME, TensorInfo
+
+_DTYPES = SAFETENSORS_DTYPES | {
+    "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
+    "U16": torch.uint16,
+    "U32": torch.uint32,
+    "U64": torch.uint64,
+}
+_PAGE = mmap.PAGESIZE
+
+
+class Source(Protocol):
+    """The tensors of one kind of file."""
+
+    tensors: dict[str, TensorInfo]
+
+    def read(self, name: str) -> Tensor:
+        """A tensor, in the file's memory, which must not be written to."""
+
+    def release(self, name: str) -> None:
+        """Drop the tensor's pages from memory. They are read again where they are used again."""
+
+    def close(self) -> None: ...
+
+
+class MappedFile:
+    """A file in memory.
+
+    Args:
+        path: The file.
+    """
+
+    def __init__(self, path: Path) -> None:
+        with open(path, "rb") as file:
+            # A private map that may be written to: torch warns of one that may not.
+            self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        self.size = len(self._map)
+
+    def tensor(self, begin: int, info: TensorInfo) -> Tensor:
+        count = math.prod(info.shape)
+        if not count:
+            return torch.empty(info.shape, dtype=info.dtype)
+        if begin % info.dtype.itemsize == 0:
+            return torch.frombuffer(self._map, dtype=info.dtype, count=count, offset=begin).view(info.shape)
+        data = torch.frombuffer(self._map, dtype=torch.uint8, count=count * info.dtype.itemsize, offset=begin)
+        return data.clone().view(info.dtype).view(info.shape)
+
+    def release(self, begin: int, size: int) -> None:
+        first, end = -(-begin // _PAGE) * _PAGE, (begin + size) // _PAGE * _PAGE
+        if end > first and hasattr(mmap, "MADV_DONTNEED"):
+            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+
+
+class SafetensorsFolder:
+    """The safetensors files of a folder.
+
+    Args:
+        files: Shards, or the one file.
+
+    Raises:
+        ValueError: For a file that is cut off or has a dtype that torch does not have.
+    """
+
+    def __init__(self, files: list[Path]) -> None:
+        self.tensors: dict[str, TensorInfo] = {}
+        self._places: dict[str, tuple[MappedFile, int, int]] = {}
+        for path in files:
+            self._add(path)
+
+    def _add(self, path: Path) -> None:
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(path, framework="pt"):
+                pass  # the header is checked
+            file = MappedFile(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise ValueError(f"{NAME}: {path} must be a whole safetensors file, got: {error}") from error
+        with open(path, "rb") as raw:
+            size = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(size))
+        header.pop("__metadata__", None)
+        for name, entry in header.items():
+            if entry["dtype"] not in _DTYPES:
+                raise ValueError(f"{NAME}: {name} in {path} must be of a dtype of torch, got {entry['dtype']}")
+            begin, end = entry["data_offsets"]
+            self.tensors[name] = TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"]))
+            self._places[name] = file, 8 + size + begin, end - begin
+
+    def read(self, name: str) -> Tensor:
+        file, begin, _ = self._places[name]
+        return file.tensor(begin, self.tensors[name])
+
+    def release(self, name: str) -> None:
+        file, begin, size = self._places[name]
+        file.release(begin, size)
+
+    def close(self) -> None:
+        self._places.clear()
+
+
+def files_of(folder: Path) -> list[Path]:
+    """The safetensors files of a folder, by its index if it has one."""
+    index = folder / "model.safetensors.index.json"
+    if index.is_file():
+        names = read_object(index).get("weight_map")
+        if not isinstance(names, dict) or not names:
+            raise ValueError(f"{NAME}: {index} must have a weight_map of tensors to files, got {type(names).__name__}")
+        files = [folder / name for name in sorted(set(names.values()))]
+        missing = [file.name for file in files if not file.is_file()]
+        if missing:
+            raise FileNotFoundError(f"{NAME}: {folder} must hold the files of its index, {', '.join(missing)} missing")
+        return files
+    files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
+    files = files or sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise FileNotFoundError(f"{NAME}: a model folder must hold safetensors files, got {folder}, which has none")
+    return files
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read the object in a JSON file; errors name the file."""
+    if not path.is_file():
+        raise FileNotFoundError(f"{NAME}: a model folder must have a {path.name}, got {path.parent}, which has none")
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{NAME}: {path} must be JSON, got: {error}") from error
+    if not isinstance(value, dict):
+        raise ValueError(f"{NAME}: {path} must hold a JSON object, got {type(value).__name__}")
+    return value

@@ -1,0 +1,148 @@
+"""open_checkpoint: config, tensors and quantized layers of a model folder, a GGUF file or a name of the hub.
+
+Files are memory-mapped; a tensor's pages are dropped again once its layer has been read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .description import NAME, OURS, Layer, TensorInfo, layers_of
+from .files import SafetensorsFolder, Source, files_of, read_object
+from .gguf_file import open_gguf
+from .hub import find
+from .weight import LinearWeight
+
+
+class Checkpoint:
+    """A checkpoint that is open for reading.
+
+    Attributes:
+        path: The folder or file.
+        config: The contents of config.json, or what a GGUF file says in its place.
+        tensors: Dtype and shape of every tensor, by the names of transformers.
+        layers: The quantized linear layers by name; empty for dense checkpoints and those of save_patched.
+    """
+
+    def __init__(self, path: Path, config: dict[str, Any], source: Source, layers: dict[str, Layer]) -> None:
+        self.path, self.config, self.layers = path, config, layers
+        self._source = source
+
+    @property
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._source.tensors
+
+    def __enter__(self) -> Checkpoint:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the files; tensors that were read stay valid."""
+        self._source.close()
+
+    @contextmanager
+    def read(self, *names: str) -> Iterator[list[Tensor]]:
+        """Yield tensors in the memory of the files, not to be written to, and drop their pages afterwards."""
+        try:
+            yield [self._source.read(name) for name in names]
+        finally:
+            for name in names:
+                self._source.release(name)
+
+    @contextmanager
+    def _tensors_of(self, layer: Layer, lasts: tuple[str, ...] | None = None) -> Iterator[dict[str, Tensor]]:
+        names = {last: name for last, name in layer.names.items() if lasts is None or last in lasts}
+        with self.read(*names.values()) as tensors:
+            yield dict(zip(names, tensors, strict=True))
+
+    def check(self) -> None:
+        """Check the values of scales, zero points and groups of all layers, without reading a weight.
+
+        Raises:
+            ValueError: For the first tensor that is invalid.
+        """
+        for name, layer in self.layers.items():
+            with self._tensors_of(layer, layer.format.small()) as tensors:
+                fault = layer.format.check(tensors, layer.n, layer.k)
+            if fault:
+                last, rule, got = fault
+                raise ValueError(f"{NAME}: {name}.{last} must {rule} ({layer.format.name}), got {got}")
+
+    def weight(self, name: str, dtype: torch.dtype) -> LinearWeight:
+        """Return the weight of a quantized layer as the ops take it, in memory that may be the file's.
+
+        Args:
+            name: In `layers`.
+            dtype: Of activations, and of the weight where no op takes the layer's integers.
+
+        Raises:
+            ValueError: For invalid scales in a GGUF file.
+        """
+        layer = self.layers[name]
+        try:
+            with self._tensors_of(layer) as tensors:
+                return layer.format.weight(tensors, layer.n, layer.k, dtype)
+        except ValueError as error:
+            raise ValueError(f"{NAME}: {name}, {layer.format.name}: {error}") from error
+
+    def release(self, name: str) -> None:
+        """Drop the pages of a quantized layer, for a caller that has copied its weight."""
+        for tensor in self.layers[name].names.values():
+            self._source.release(tensor)
+
+    def dequantize(self, name: str, first: int = 0, count: int = -1) -> Tensor:
+        """Return the values [n, k] of a quantized layer by its format's formula, in float64.
+
+        Args:
+            name: In `layers`.
+            first: The first row, a multiple of 32.
+            count: Rows; -1: all.
+        """
+        layer = self.layers[name]
+        with self._tensors_of(layer) as tensors:
+            return layer.format.dequantize(tensors, layer.n, layer.k, first, count)
+
+
+def open_checkpoint(name: str | Path) -> Checkpoint:
+    """Open a checkpoint; its description, names, dtypes and shapes are checked, and no weight is read.
+
+    Args:
+        name: A folder with config.json and safetensors files, a .gguf file, or "owner/model" of the hub.
+
+    Returns:
+        The checkpoint, to be closed or used in a `with` statement.
+
+    Raises:
+        FileNotFoundError: For a folder or file that is not there, or a name that is not in the hub's cache.
+        ImportError: For a .gguf file without the package gguf.
+        ValueError: For a description that is unknown or contradicts itself, or tensors that contradict it.
+        NotImplementedError: For a variant of a format that is not served.
+    """
+    path = find(name)
+    if path.suffix == ".gguf" and path.is_file():
+        config, source, layers = open_gguf(path)
+        return Checkpoint(path, config, source, layers)
+    config = read_object(path / "config.json")
+    folder = SafetensorsFolder(files_of(path))
+    entry, where = config.get("quantization_config"), path / "config.json"
+    if entry is None and any(name.endswith(".qweight") for name in folder.tensors):
+        entry, where = described_beside(path)  # older files of GPTQ and AWQ
+    ours = isinstance(entry, Mapping) and entry.get("quant_method") == OURS
+    layers = {} if entry is None or ours else layers_of(entry, folder.tensors, str(where))
+    return Checkpoint(path, config, folder, layers)
+
+
+def described_beside(folder: Path) -> tuple[dict[str, Any], Path]:
+    """Return the description of a folder whose config.json has none, and its file."""
+    for file, method in (("quantize_config.json", "gptq"), ("quant_config.json", "awq")):
+        if (folder / file).is_file():
+            return {"quant_method": method, **read_object(folder / file)}, folder / file
+    raise ValueError(f"{NAME}: a folder with packed weights must have a quantization_config, got {folder} without one")

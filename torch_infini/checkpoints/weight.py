@@ -1,0 +1,167 @@
+"""LinearWeight: the weight of a linear layer in a layout that the ops multiply by; what all formats share.
+
+A format turns its tensors into int4 or int8 where that keeps every value, and into a dense weight otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from ..quantize import dequantize_int4, dequantize_int8
+
+GROUPS = (128, 64, 32)  # of linear_int4, in the order of preference: fewer scales
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+_CHUNK = 1 << 20  # elements that are dequantized at a time
+
+
+class LinearWeight(NamedTuple):
+    """The weight [n, k] of a linear layer.
+
+    Attributes:
+        format: "dense", or "int8" or "int4" of linear_int8 and linear_int4.
+        weight: [n, k] floating; [n, k] int8; [n, k / 2] uint8 as torch_infini.quantize.pack_int4 makes it.
+        scales: None; [n]; [n, k / group].
+        zeros: Of int4 only, [n, k / group] in the dtype of scales; None: 0.
+        columns: [k] int64: the weight is multiplied by x[..., columns]. None: by x.
+    """
+
+    format: Literal["dense", "int8", "int4"]
+    weight: Tensor
+    scales: Tensor | None = None
+    zeros: Tensor | None = None
+    columns: Tensor | None = None
+
+    @property
+    def group(self) -> int:
+        """int4's group size; 0 for the other formats."""
+        if self.format != "int4":
+            return 0
+        assert self.scales is not None
+        return 2 * self.weight.shape[1] // self.scales.shape[1]
+
+    def dense(self) -> Tensor:
+        """The values [n, k] in float64."""
+        if self.format == "dense":
+            return self.weight.double()
+        assert self.scales is not None
+        if self.format == "int8":
+            return dequantize_int8(self.weight, self.scales, torch.float64)
+        weight = dequantize_int4(self.weight, self.scales, self.zeros, torch.float64)
+        if self.columns is not None:
+            weight = torch.empty_like(weight).index_copy_(1, self.columns, weight)
+        return weight
+
+
+class Expected(NamedTuple):
+    """What a tensor of a layer must be. A size of -1 may be any.
+
+    Attributes:
+        shapes: One of them is the tensor's.
+        dtypes: One of them is the tensor's.
+        optional: The tensor may be missing.
+    """
+
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[torch.dtype, ...]
+    optional: bool = False
+
+
+class Format(Protocol):
+    """How one format stores the weight [n, k] of a linear layer.
+
+    Tensors go by the last part of their names: {"qweight": ...}.
+    """
+
+    @property
+    def name(self) -> str:
+        """As errors and reports call it."""
+
+    def size(self, shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, int]:
+        """Return (n, k) of a layer from the shape of the tensor that holds its integers; KeyError without it."""
+
+    def expected(self, n: int, k: int) -> dict[str, Expected]:
+        """The tensors of a layer; ValueError for sizes that the format does not have."""
+
+    def small(self) -> tuple[str, ...]:
+        """The tensors whose values `check` reads."""
+
+    def check(self, tensors: Mapping[str, Tensor], n: int, k: int) -> tuple[str, str, str] | None:
+        """Return (tensor, rule, what came) if values are invalid; `tensors` are those of `small`."""
+
+    def dequantize(self, tensors: Mapping[str, Tensor], n: int, k: int, first: int = 0, count: int = -1) -> Tensor:
+        """The format's formula: values of `count` rows from a multiple of 32 on, [count, k] in float64."""
+
+    def weight(self, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+        """The weight for activations of `dtype`, with every value of the formula: exactly as int8 and int4, rounded
+        once to `dtype` as dense.
+        """
+
+
+def dense_weight(format: Format, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+    """Dequantize a few rows at a time: nothing of the layer's size is held in float64."""
+    weight = torch.empty(n, k, dtype=dtype)
+    step = max(_CHUNK // max(k, 1) // 32, 1) * 32
+    for first in range(0, n, step):
+        count = min(step, n - first)
+        weight[first : first + count] = format.dequantize(tensors, n, k, first, count).to(dtype)
+    return LinearWeight("dense", weight)
+
+
+def int4_group(size: int) -> int:
+    """Return the largest group of linear_int4 that divides a format's group; 0 if there is none."""
+    return next((group for group in GROUPS if size and size % group == 0), 0)
+
+
+def int4_weight(
+    packed: Tensor, scales: Tensor, zero_points: Tensor | None, dtype: torch.dtype, columns: Tensor | None = None
+) -> LinearWeight:
+    """Return the weight (q - z) * scale, in the layout of linear_int4.
+
+    Args:
+        packed: [n, k / 2] uint8, as pack_int4.
+        scales: [n, k / size], with a size that int4_group takes.
+        zero_points: z, integers of the shape of scales; None: 8 everywhere.
+        dtype: Of activations: scales of that dtype are kept as they are, others become float32.
+        columns: As in LinearWeight.
+    """
+    size = 2 * packed.shape[1] // scales.shape[1]
+    zeros = None
+    if zero_points is not None:  # 4 or 5 bits times those of a half precision scale: float32 holds the product
+        scales = scales.float()
+        zeros = (8 - zero_points.to(torch.float32)) * scales
+    elif scales.dtype != dtype:
+        scales = scales.float()
+    if repeat := size // int4_group(size) - 1:
+        scales = scales.repeat_interleave(repeat + 1, 1)
+        zeros = None if zeros is None else zeros.repeat_interleave(repeat + 1, 1)
+    return LinearWeight("int4", packed, scales.contiguous(), zeros, columns)
+
+
+def pack_nibbles(values: Tensor) -> Tensor:
+    """Pack [n, k] uint8 from 0 to 15 as pack_int4 does, without looking at the values."""
+    return values[:, 0::2] | values[:, 1::2] << 4
+
+
+def nibbles(words: Tensor, order: tuple[int, ...] = tuple(range(8)), bits: int = 4) -> Tensor:
+    """Unpack int32 words [r, c] to integers [r, c * 32 / bits] uint8; order[j] is the place of element j of a word."""
+    mask = (1 << bits) - 1
+    parts = [(words >> bits * place & mask).to(torch.uint8) for place in order]
+    return torch.stack(parts, -1).flatten(1)
+
+
+def not_finite(name: str, tensor: Tensor) -> tuple[str, str, str] | None:
+    """Return the fault of scales that contain infinity or NaN."""
+    finite = tensor.float().isfinite()
+    if finite.all():
+        return None
+    at = (~finite).nonzero()[0].tolist()
+    return name, "be finite", f"{tensor[tuple(at)].item()} at {at}"
+
+
+def by_group(scales: Tensor, k: int) -> Tensor:
+    """Repeat [n, groups] to [n, k] in float64."""
+    return scales.double().repeat_interleave(k // scales.shape[1], 1)

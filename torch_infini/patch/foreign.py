@@ -1,0 +1,146 @@
+"""load: a patched model of transformers from a checkpoint that torch_infini.checkpoints reads.
+
+The model is made on the meta device; each tensor and each quantized layer is read into its place.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
+
+from ..checkpoints import Checkpoint, LinearWeight, find, open_checkpoint
+from . import apply
+from .decoder import is_decoder
+from .folder import DESCRIPTION
+from .load import load as load_ours
+from .quantized_linear import install_weight
+
+NAME = "torch_infini.load"
+_SHOWN = 10  # names that an error lists
+
+
+def load(name: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
+    """Load a checkpoint, patched."""
+    path = find(name)
+    if (path / DESCRIPTION).is_file():
+        model = load_ours(path)
+        return model if dtype is None else model.to(dtype)  # type: ignore[arg-type]  # of transformers
+    with open_checkpoint(path) as checkpoint:
+        model = empty_model(checkpoint, dtype)
+        check(model, checkpoint)
+        quantized = fill(model, checkpoint)
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    model.name_or_path = str(path)
+    model.eval()
+    report = apply.apply(model, None, False, apply.Selection(None, ()))
+    if report.reason:
+        raise ValueError(f"{NAME}: {type(model).__name__} cannot be patched: {report.reason}")
+    apply.state_of(model).quantized = quantized
+    for decoder in (module for module in model.modules() if is_decoder(module)):
+        apply.fuse_projections(decoder)
+    return model
+
+
+def empty_model(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrainedModel:
+    """Return the model on the meta device, its buffers computed."""
+    values = {key: value for key, value in checkpoint.config.items() if key != "quantization_config"}
+    kind = values.pop("model_type", None)
+    if dtype is None:
+        named = getattr(torch, str(values.get("dtype") or values.get("torch_dtype") or "float32"), None)
+        dtype = named if isinstance(named, torch.dtype) else torch.float32
+    try:
+        config = AutoConfig.for_model(kind, **values)
+        with torch.device("meta"):
+            model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
+    except Exception as error:  # transformers raises whatever broken configs lead to
+        cause = " ".join(str(error).split())[:300] or type(error).__name__
+        raise ValueError(
+            f"{NAME}: the config of {checkpoint.path} must be of a model of transformers, got: {cause}"
+        ) from error
+    with torch.no_grad():
+        for module in model.modules():
+            buffers = {key: b for key, b in module._buffers.items() if b is not None and b.is_meta}
+            for key, buffer in buffers.items():
+                module._buffers[key] = torch.empty_like(buffer, device="cpu")
+            if buffers:
+                model._init_weights(module)  # sets the buffers that no checkpoint has
+    return model
+
+
+def check(model: nn.Module, checkpoint: Checkpoint) -> None:
+    """Compare names and shapes of the checkpoint with the model's, and check the values of scales.
+
+    Raises:
+        ValueError: Naming the tensors.
+    """
+    layers = checkpoint.layers
+    found = {name: info.shape for name, info in checkpoint.tensors.items()}
+    stored = {tensor for layer in layers.values() for tensor in layer.names.values()}
+    found = {name: shape for name, shape in found.items() if name not in stored}
+    found |= {f"{name}.weight": (layer.n, layer.k) for name, layer in layers.items()}
+    tied = getattr(model, "all_tied_weights_keys", None) or {}
+    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
+    wrong = [f"missing: {name}" for name in wanted if name not in found and name not in tied]
+    wrong += [
+        f"{name} must have shape {list(shape)}, got {list(found[name])}"
+        for name, shape in wanted.items()
+        if name in found and tuple(found[name]) != shape
+    ]
+    modules = dict(model.named_modules())
+    for name in layers:
+        module = modules.get(name)
+        if not isinstance(module, nn.Linear | nn.Embedding):
+            wrong.append(f"{name} must be a linear layer of the model, got {type(module).__name__}")
+    if wrong:
+        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
+        raise ValueError(
+            f"{NAME}: the tensors in {checkpoint.path} must be those of its config, got "
+            + "; ".join(wrong[:_SHOWN])
+            + more
+        )
+    checkpoint.check()
+
+
+def fill(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
+    """Read every tensor into the model; return the names of the layers that are quantized."""
+    dtype, quantized = model.dtype, []
+    for name, layer in checkpoint.layers.items():
+        module = model.get_submodule(name)
+        if not isinstance(module, nn.Linear):
+            table = torch.empty(layer.n, layer.k, dtype=dtype)
+            for first in range(0, layer.n, 1024):
+                count = min(1024, layer.n - first)
+                table[first : first + count] = checkpoint.dequantize(name, first, count).to(dtype)
+            module.weight = nn.Parameter(table, requires_grad=False)
+        elif install_weight(module, own(checkpoint.weight(name, dtype)), dtype):
+            quantized.append(name)
+        checkpoint.release(name)
+    for name, parameter in list(model.named_parameters()):
+        if parameter.is_meta and name in checkpoint.tensors:
+            with checkpoint.read(name) as (tensor,):
+                put(model, name, tensor.to(parameter.dtype, copy=True))
+    for name in [name for name, buffer in model.named_buffers() if name in checkpoint.tensors]:
+        with checkpoint.read(name) as (tensor,):
+            model.get_buffer(name).copy_(tensor)
+    model.tie_weights()
+    return quantized
+
+
+def own(weight: LinearWeight) -> LinearWeight:
+    """Return a weight in memory of its own: the file may go, and its pages are not aligned."""
+
+    def copied(tensor: Tensor | None) -> Any:
+        return None if tensor is None else tensor.clone(memory_format=torch.contiguous_format)
+
+    tensors = (weight.weight, weight.scales, weight.zeros, weight.columns)
+    return LinearWeight(weight.format, *(copied(tensor) for tensor in tensors))
+
+
+def put(model: nn.Module, name: str, tensor: Tensor) -> None:
+    parent, _, last = name.rpartition(".")
+    model.get_submodule(parent)._parameters[last] = nn.Parameter(tensor, requires_grad=False)
