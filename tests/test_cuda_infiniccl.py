@@ -9,11 +9,11 @@ import ctypes
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fresh_python import run_python
 
 from torch_infini.libinfiniccl import NVIDIA, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cuda_device
@@ -216,7 +216,7 @@ def test_failures(fake: Fake, buffers: tuple[int, int]) -> None:
 def test_without_nccl(library: str, sentence: str) -> None:
     code = "from torch_infini.libinfiniccl import *\ntry: unique_id(1)\nexcept RuntimeError as e: print(e)"
     environment = {**os.environ, "INFINI_NCCL_LIBRARY": library}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = run_python(code, env=environment)
     assert done.stdout.startswith(sentence), done.stderr
 
 
@@ -253,5 +253,5 @@ def test_one_rank(device: str) -> None:
     if device == "cuda" and cuda_device() != "cuda":
         pytest.skip("no GPU")
     kind = NVIDIA if device == "cuda" else CPU
-    done = subprocess.run([sys.executable, "-c", ALONE, device, str(kind)], capture_output=True, text=True)
+    done = run_python(ALONE, device, kind)
     assert done.stdout == "alone\n", done.stderr

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from pairwise import on_gpu_all
 from torch import Tensor
 
 from torch_infini.testing import call, check_against_reference, cuda_device, moved
@@ -44,9 +45,9 @@ def same_bits(a: Tensor, b: Tensor) -> bool:
 # ---- the right numbers ----
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 128, 256, 16, 37, 40, 72, 112, 200, 300])
-@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize(
+    ("dtype", "size", "group"), on_gpu_all(DEVICE, DTYPES, [64, 128, 256, 16, 37, 40, 72, 112, 200, 300], [1, 4, 8])
+)
 def test_decode(dtype: torch.dtype, size: int, group: int) -> None:
     args, scales = quantized(inputs(dtype, LENGTHS, 2 * group, 2, size))
     check(DECODE, args, **scales)
@@ -64,9 +65,7 @@ def test_many_heads_of_a_key_head(dtype: torch.dtype, size: int, heads: int, kv_
     check(DECODE, args, **scales, window=17)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 128, 256, 40, 112])
-@pytest.mark.parametrize("group", [1, 4, 8])
+@pytest.mark.parametrize(("dtype", "size", "group"), on_gpu_all(DEVICE, DTYPES, [64, 128, 256, 40, 112], [1, 4, 8]))
 def test_prefill(dtype: torch.dtype, size: int, group: int) -> None:
     queries = [0, 1, 15, 2, 17, 90]
     args, scales = quantized(inputs(dtype, LENGTHS, 2 * group, 2, size, 16, queries))
@@ -74,9 +73,7 @@ def test_prefill(dtype: torch.dtype, size: int, group: int) -> None:
     check(PREFILL, args, **scales, window=16, alibi_slopes=slopes(2 * group))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 128, 256])
-@pytest.mark.parametrize("block", [1, 5, 16, 64])
+@pytest.mark.parametrize(("dtype", "size", "block"), on_gpu_all(DEVICE, DTYPES, [64, 128, 256], [1, 5, 16, 64]))
 def test_many_splits(dtype: torch.dtype, size: int, block: int) -> None:
     lengths = [1900, 3, 257, 512]
     args, scales = quantized(inputs(dtype, lengths, 4, 1, size, block))
@@ -136,9 +133,7 @@ def test_every_value_of_k_counts(dtype: torch.dtype, queries: int) -> None:
 # ---- scales ----
 
 
-@pytest.mark.parametrize("dtype", HALVES)
-@pytest.mark.parametrize("queries", [1, 40])
-@pytest.mark.parametrize("size", [64, 128, 256])
+@pytest.mark.parametrize(("dtype", "queries", "size"), on_gpu_all(DEVICE, HALVES, [1, 40], [64, 128, 256]))
 def test_scales_of_any_size(dtype: torch.dtype, queries: int, size: int) -> None:
     """Beyond what float16 can tell: keys of small values that count much, beside keys of large values."""
     args, scales = quantized(inputs(dtype, [200], 4, 2, size, 16, [queries]))
@@ -152,9 +147,9 @@ def test_scales_of_any_size(dtype: torch.dtype, queries: int, size: int) -> None
     check(PREFILL, args, k_scales=scales["k_scales"], v_scales=wide)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 128, 256])
-@pytest.mark.parametrize("which", ["k_scales", "v_scales"])
+@pytest.mark.parametrize(
+    ("dtype", "size", "which"), on_gpu_all(DEVICE, DTYPES, [64, 128, 256], ["k_scales", "v_scales"])
+)
 def test_scales_of_nan(dtype: torch.dtype, size: int, which: str) -> None:
     """Rows that see the key become NaN; those that do not keep their bits."""
     lengths, queries = [100, 40, 700, 30], [60, 3, 1, 0]
@@ -196,9 +191,7 @@ def test_blocks_outside_become_nan(dtype: torch.dtype, size: int) -> None:
 # ---- bits ----
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 128, 256, 40])
-@pytest.mark.parametrize("window", [0, 5, 260])
+@pytest.mark.parametrize(("dtype", "size", "window"), on_gpu_all(DEVICE, DTYPES, [64, 128, 256, 40], [0, 5, 260]))
 def test_neighbours_change_no_bit(dtype: torch.dtype, size: int, window: int) -> None:
     """Decode and prefill in one call, each alone, and decode by its own op, which has a kernel for fewer rows."""
     lengths, queries = [700, 33, 90, 300], [1, 33, 3, 20]
@@ -213,9 +206,7 @@ def test_neighbours_change_no_bit(dtype: torch.dtype, size: int, window: int) ->
     assert same_bits(decoded, together[:1])
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("size", [64, 128, 256])
-@pytest.mark.parametrize("queries", [1, 40])
+@pytest.mark.parametrize(("dtype", "size", "queries"), on_gpu_all(DEVICE, DTYPES, [64, 128, 256], [1, 40]))
 def test_layout_and_capacity_change_no_bit(dtype: torch.dtype, size: int, queries: int) -> None:
     args, scales = quantized(inputs(dtype, [410 if queries == 1 else 100, 60], 8, 2, size, 16, [queries] * 2))
     q, k, v, tables, lens, starts = args

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh_python import run_python
 
 from torch_infini.testing import cuda_device
 
@@ -57,8 +57,7 @@ print(*[hashlib.sha256(r.cpu().view(torch.uint8).numpy().tobytes()).hexdigest() 
 
 def run(value: str, code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), "INFINI_CUDA_PDL": value}
-    command = [sys.executable, "-W", "ignore", "-c", code, *arguments]
-    return subprocess.run(command, env=env, capture_output=True, text=True)
+    return run_python(code, *arguments, env=env)
 
 
 def test_a_chain_of_kernels() -> None:

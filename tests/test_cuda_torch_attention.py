@@ -6,8 +6,6 @@ In the emulation torch's attention for the CPU stands for CUDA's, and a function
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_python import run_python
 from torch import Tensor
 
 from torch_infini import _attention
@@ -251,9 +250,7 @@ def test_settings() -> None:
 
     def said(products: str) -> list[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "INFINI_PRODUCTS": products}
-        return subprocess.run(
-            [sys.executable, "-W", "ignore", "-c", code], env=env, capture_output=True, text=True, check=True
-        ).stdout.split("|")
+        return run_python(code, env=env, check=True).stdout.split("|")
 
     assert said("ours") == ["None", "torch_infini (INFINI_PRODUCTS=ours)\n"]
     if DEVICE == "cuda":

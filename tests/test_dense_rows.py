@@ -4,13 +4,11 @@ between the elements of an output stays as it was, and scratch that cannot be ha
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 import torch
+from fresh_python import run_python
 from torch import Tensor
 
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, sanitized
@@ -106,9 +104,7 @@ try:
 except CError as error:
     print(error.status, error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, cwd=Path(__file__).resolve().parent.parent
-    )
+    done = run_python(code)
     assert done.stdout == (f"INTERNAL_ERROR infini::softmax: no memory for {threads * (4 << 25)} bytes of scratch\n"), (
         done.stderr
     )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import importlib
 import io
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_python import run_python
 
 import torch_infini
 from torch_infini._deprecated import moved_names
@@ -75,7 +74,7 @@ assert not [name for name in sys.modules if name.startswith("torch_infini.testin
 torch_infini.ops.Sample
 assert "torch_infini.testing.ops" in sys.modules
 """
-    subprocess.run([sys.executable, "-W", "ignore", "-c", code], check=True, cwd=ROOT)
+    run_python(code, check=True)
 
 
 def test_other_names_are_attribute_errors() -> None:

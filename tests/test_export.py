@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_python import run_python
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -114,8 +114,7 @@ LOAD_PACKAGE = "program = torch._inductor.aoti_load_package(sys.argv[1])\n"
 
 
 def python(code: str, *arguments: Path) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "import sys, torch\n" + code, *map(str, arguments)]
-    return subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    return run_python("import sys, torch\n" + code, *arguments)
 
 
 def export(name: str, folder: Path) -> tuple[torch.export.ExportedProgram, Path, list[str]]:

@@ -8,12 +8,12 @@ import inspect
 import os
 import pickle
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fresh_python import run_python
 
 import torch_infini.infinicore as ic
 from torch_infini.infinicore import utils
@@ -381,7 +381,7 @@ def test_unsupported_dtypes(function: Any, value: Any) -> None:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+    return run_python(code, env=env)
 
 
 def test_torch_infini_does_not_import_it() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import os
-import subprocess
 import sys
 import threading
 import time
@@ -17,6 +16,7 @@ import ml_dtypes
 import numpy
 import pytest
 import torch
+from fresh_python import run_python
 
 import torch_infini.infinicore as ic
 from torch_infini.infinicore import _bridge, utils
@@ -384,7 +384,7 @@ time.sleep(0.2)
 print("done")
 """
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=120)
+    done = run_python(code, env=env, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
+from fresh_python import run_python
 
 import torch_infini
 from torch_infini._library import CPU_CAPABILITIES, PATH, RUNTIME, check_torch, load, set_cpu_capability
@@ -25,7 +25,7 @@ def nm(*arguments: str) -> list[list[str]]:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+    return run_python(code, env=env)
 
 
 def test_exports_only_what_python_calls() -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from fresh_python import run_python
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -21,7 +21,7 @@ def python(code: str, level: str | None) -> subprocess.CompletedProcess[str]:
     environment = {name: value for name, value in os.environ.items() if name != "INFINI_LOG"}
     if level is not None:
         environment["INFINI_LOG"] = level
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment, cwd=ROOT)
+    return run_python(code, env=environment)
 
 
 def run(code: str, level: str | None, before: str = "") -> tuple[list[str], list[str]]:

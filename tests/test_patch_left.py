@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+from fresh_python import run_python
 from torch import Tensor, nn
 
 import torch_infini
@@ -354,7 +353,7 @@ def test_import_is_cheap() -> None:
         "try: torch_infini.patch_model(torch.nn.Identity())\n"
         "except ImportError as error: print(error)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_python(code, check=True)
     assert run.stdout == "torch_infini.patch_model needs transformers: run `pip install 'transformers>=5,<6'`.\n"
 
 

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from fresh_python import run_python
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
@@ -106,7 +105,7 @@ def test_without_torch_infini(tmp_path: Path, weights: str) -> None:
         "else: print('OPENED')\n"
         "assert 'torch_infini' not in sys.modules\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_python(code, check=True)
     assert run.stdout.startswith("RAISED") and "torch_infini" in run.stdout + run.stderr
 
 
@@ -124,7 +123,7 @@ def test_imports_in_any_order(tmp_path: Path, first: str) -> None:
         f"model = transformers.AutoModelForCausalLM.from_pretrained({str(tmp_path)!r})\n"
         "print(torch_infini.is_patched(model))\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = run_python(code, check=True)
     assert run.stdout == "True\n"
 
 

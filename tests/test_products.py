@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from fresh_python import run_python
 from torch import Tensor
 
 import torch_infini
@@ -212,7 +212,7 @@ def test_never_aten() -> None:
         "print({p.aten_from(product, dtype) for product in p.PRODUCTS for dtype in p.DTYPES})"
     )
     environment = {**os.environ, "INFINI_PRODUCTS": "ours"}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment)
+    done = run_python(code, env=environment)
     assert "never ATen" in done.stdout and done.stdout.endswith("{None}\n"), done
 
 
@@ -246,7 +246,7 @@ def test_where_aten_wins() -> None:
 
 def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, **environment}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=env, cwd=ROOT)
+    return run_python(code, env=env)
 
 
 SHOW = """

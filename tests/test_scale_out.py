@@ -9,9 +9,10 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
+
+from torch_infini.__main__ import main
 
 HOSTS = ("10.199.7.1", "10.199.7.2")
 
@@ -45,26 +46,18 @@ def hosts() -> Iterator[list[str]]:
         run("ip", "link", "delete", cable[0], check=False)
 
 
-def test_generate_on_two_hosts(hosts: list[str], tmp_path: Path) -> None:
-    generate = [
-        "-m",
-        "torch_infini",
-        "generate",
-        "--dtype",
-        "float32",
-        "--max-new-tokens",
-        "16",
-        "--prompt",
-        "def main(",
-    ]
-    alone = run(sys.executable, *generate).stdout.splitlines()
+def test_generate_on_two_hosts(hosts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    generate = ["generate", "--dtype", "float32", "--max-new-tokens", "16", "--prompt", "def main("]
+    assert main(generate) == 0
+    alone = capsys.readouterr().out.splitlines()
+    assert len(alone) > 1
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "cable", "INFINI_LOG_LEVEL": "INFO"}
     ranks = []
     for number, name in enumerate(hosts):
         launch = (
             f"--nnodes 2 --node-rank {number} --nproc-per-node 1 --master-addr {HOSTS[0]} --master-port 29500".split()
         )
-        command = [sys.executable, "-m", "torch.distributed.run", *launch, *generate, "--tp", "2"]
+        command = [sys.executable, "-m", "torch.distributed.run", *launch, "-m", "torch_infini", *generate, "--tp", "2"]
         own_memory = ["unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /dev/shm && exec "$@"', "sh"]
         ranks.append(
             subprocess.Popen(

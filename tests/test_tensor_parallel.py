@@ -19,6 +19,7 @@ import torch
 
 import torch_infini
 from torch_infini import LLM, AsyncLLM, SamplingParams
+from torch_infini.__main__ import main
 from torch_infini.distributed import TPGroup, init_tp_group
 from torch_infini.distributed.groups import number_of
 from torch_infini.engine.runner import make_worker
@@ -359,18 +360,16 @@ def test_infer_engine_generates_from_a_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("under_torchrun", [False, True])
-def test_command_line(under_torchrun: bool, tmp_path: Path) -> None:
-    """generate --tp 2 says what generate says, once."""
+def test_command_line(under_torchrun: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    """generate --tp 2 says what generate, here in this process, says, once."""
     launcher = ["-m", "torch.distributed.run", "--nproc-per-node", "2"] if under_torchrun else []
     options = ["generate", "--dtype", "float32", "--max-new-tokens", "24", "--prompt", "def main("]
-    texts = [
-        subprocess.run(
-            [sys.executable, *first, "-m", "torch_infini", *options, *last], capture_output=True, text=True, check=True
-        ).stdout.splitlines()
-        for first, last in (([], []), (launcher, ["--tp", "2"]))
-    ]
-    assert texts[0][:-1] == texts[1][:-1]
-    assert texts[1][-1].startswith("24 tokens")
+    assert main(options) == 0
+    alone = capsys.readouterr().out.splitlines()
+    command = [sys.executable, *launcher, "-m", "torch_infini", *options, "--tp", "2"]
+    both = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
+    assert len(alone) > 1 and alone[:-1] == both[:-1]
+    assert both[-1].startswith("24 tokens")
 
 
 def test_old_names_of_a_group() -> None:
