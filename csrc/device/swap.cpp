@@ -423,9 +423,7 @@ void register_fallbacks() {
                 continue;
             }
             const auto op = c10::Dispatcher::singleton().findSchema(op_name);
-            // Where torch differentiates the parts of an op, a kernel for the whole of it would lose the gradient.
-            if (!op || !op->hasKernelForDispatchKey(backing.key) || op->isKernelFallthroughKernel(backing.key) ||
-                op->hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd)) {
+            if (!op || !op->hasKernelForDispatchKey(backing.key) || op->isKernelFallthroughKernel(backing.key)) {
                 continue;
             }
             auto kernel = std::make_unique<OnTwins>(*op);

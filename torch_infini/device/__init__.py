@@ -1,6 +1,6 @@
 """Device `infini`: PyTorch's PrivateUse1 on the memory of the CPU or of CUDA, without a copy.
 
-enable() registers it; importing torch_infini does not, for a registered device takes over torch.accelerator of the whole
+enable() registers it; importing torch_infini does not, for a registered device takes over torch.accelerator of its
 process. TORCH_INFINI_DEVICE=cpu or cuda enables it when torch is imported. Afterwards torch.infini is its module.
 
 Example:

@@ -1,4 +1,4 @@
-"""The module torch.infini: devices, streams, events, random numbers and memory, as other torch device modules name them.
+"""The module torch.infini: devices, streams, events, random numbers and memory, named as in other device modules.
 
 enable() puts it in place. Memory statistics are those of torch.accelerator.
 """
