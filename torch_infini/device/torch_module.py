@@ -21,7 +21,7 @@ from torch.accelerator.memory import (
     reset_peak_memory_stats,
 )
 
-from ._enable import backing
+from ._state import backing
 from ._streams import (
     Event,
     Stream,
