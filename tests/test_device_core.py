@@ -66,8 +66,11 @@ def test_memory_is_shared_and_counted() -> None:
         assert 0 < free <= total
         with pytest.raises(RuntimeError, match="not resizable"):
             a.resize_(100)
-        with pytest.raises(RuntimeError, match="not resizable"):
-            device.wrap(torch.ones(2)).resize_(100)
+        d = device.wrap(torch.ones(2))
+        for change in (lambda: d.resize_(100), lambda: d.set_(d.untyped_storage(), 0, (100,))):
+            with pytest.raises(RuntimeError, match="not resizable"):
+                change()
+            assert d.tolist() == [1, 1]  # as it was, not beyond its memory
         """
     )
 
