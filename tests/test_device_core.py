@@ -32,7 +32,8 @@ def run(body: str, enable: bool = True, **variables: str) -> None:
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", script], env=environment, capture_output=True, text=True
     )
-    assert done.returncode == 0, done.stderr[-4000:]
+    # Nor at exit, where autograd's threads are waited for.
+    assert done.returncode == 0 and "Traceback" not in done.stderr, done.stderr[-4000:]
 
 
 def test_memory_is_shared_and_counted() -> None:

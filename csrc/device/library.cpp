@@ -4,6 +4,7 @@
 
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
+#include <torch/csrc/autograd/autograd.h>
 
 namespace infini::device {
 namespace {
@@ -60,10 +61,22 @@ void follow(const at::Tensor &tensor) {
     follow_twin(storage, twin_of(storage));
 }
 
+// Returns when autograd's thread of each device is done with what it has run, to the last reference: a small backward
+// follows it in that thread. At the end of a process the thread would be caught releasing Python objects, and abort it.
+void settle_autograd() {
+    const at::AutoGradMode enabled(true);
+    for (c10::DeviceIndex i = 0; i < device_count(); ++i) {
+        const auto options = at::TensorOptions().device(c10::Device(kInfini, i));
+        const at::Tensor one = at::ones({}, options);
+        torch::autograd::backward({at::ones({}, options).set_requires_grad(true).mul(1)}, {one});
+    }
+}
+
 TORCH_LIBRARY(infini_device, m) {
     m.def("start(str backing) -> ()", &start);
     m.def("wrap(Tensor tensor) -> Tensor", &wrap);
     m.def("unwrap(Tensor tensor) -> Tensor", &unwrap);
+    m.def("settle_autograd() -> ()", &settle_autograd);
     m.def("follow(Tensor tensor) -> ()", &follow);
     m.def("default_generator(int index) -> Generator?", &generator);
     m.def("set_fallback(int mode) -> ()", &set_fallback);

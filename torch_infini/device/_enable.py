@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 from collections.abc import Callable
 from typing import Literal
@@ -58,5 +59,13 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
     )
     _state.enabled = "cuda" if chosen == "cuda" else "cpu"
     _dlpack.install()
+    atexit.register(_settle, os.getpid())
     for install in after_enabling:
         install()
+
+
+def _settle(process: int) -> None:
+    """Wait for autograd's threads at the end of the process; a child of fork() has none of its parent's."""
+    if os.getpid() == process:
+        with torch.inference_mode(False):
+            torch.ops.infini_device.settle_autograd()
