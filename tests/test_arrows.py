@@ -36,6 +36,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": BASE | {"quantize"},
     "_logging": BASE | {"ops"},
     "runtime": BASE | {"ops"},
+    "device": BASE | {"ops", "runtime"},
     "distributed": BASE | {"libinfiniccl"},
     "nn": BASE | {"quantize", "ops", "distributed"},
     "checkpoints": BASE | {"quantize", "ops"},
