@@ -210,8 +210,9 @@ def transformer_layer() -> None:
 
     def use(device: str) -> Any:
         torch.manual_seed(0)
+        model: Any = layer().eval().to(device)
         with torch.no_grad():
-            return layer().eval().to(device)(data(2, 5, 16).to(device))
+            return model(data(2, 5, 16).to(device))
 
     on_both(use)
 
