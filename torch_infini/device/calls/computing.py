@@ -144,8 +144,8 @@ def infini_ops() -> None:
 # ---- torch.nn ----
 
 
-def trained_step(make: Callable[[], torch.nn.Module], *inputs: torch.Tensor) -> None:
-    """Require equal results and gradients of a module on both devices."""
+def trained_step(make: Callable[[], torch.nn.Module], *inputs: torch.Tensor, exact: bool = True) -> None:
+    """Require equal results and gradients of a module on both devices; within rounding where it is not `exact`."""
 
     def use(device: str) -> Any:
         torch.manual_seed(0)
@@ -156,7 +156,7 @@ def trained_step(make: Callable[[], torch.nn.Module], *inputs: torch.Tensor) -> 
         loss.backward()
         return [leaf.detach() for leaf in leaves], {name: p.grad for name, p in module.named_parameters()}
 
-    on_both(use)
+    on_both(use, exact)
 
 
 @everyday("torch.nn")
@@ -217,11 +217,14 @@ def transformer_layer() -> None:
     on_both(use)
 
 
+# torch computes these cells by other sums on a device than on the CPU: equal but for rounding.
+
+
 @everyday("torch.nn")
 def lstm() -> None:
     """LSTM and LSTMCell, two layers, both directions, packed sequences."""
-    trained_step(lambda: torch.nn.LSTM(4, 5, 2, bidirectional=True), data(6, 3, 4))
-    trained_step(lambda: torch.nn.LSTMCell(4, 5), data(3, 4))
+    trained_step(lambda: torch.nn.LSTM(4, 5, 2, bidirectional=True), data(6, 3, 4), exact=False)
+    trained_step(lambda: torch.nn.LSTMCell(4, 5), data(3, 4), exact=False)
 
     def packed(device: str) -> Any:
         torch.manual_seed(0)
@@ -229,15 +232,15 @@ def lstm() -> None:
         several = torch.nn.utils.rnn.pack_sequence([data(n, 4).to(device) for n in (5, 3, 1)])
         return torch.nn.utils.rnn.pad_packed_sequence(model(several)[0])[0].detach()
 
-    on_both(packed)
+    on_both(packed, exact=False)
 
 
 @everyday("torch.nn")
 def gru() -> None:
     """GRU, GRUCell and RNN."""
-    trained_step(lambda: torch.nn.GRU(4, 5, 2, batch_first=True), data(3, 6, 4))
-    trained_step(lambda: torch.nn.GRUCell(4, 5), data(3, 4))
-    trained_step(lambda: torch.nn.RNN(4, 5, bidirectional=True), data(6, 3, 4))
+    trained_step(lambda: torch.nn.GRU(4, 5, 2, batch_first=True), data(3, 6, 4), exact=False)
+    trained_step(lambda: torch.nn.GRUCell(4, 5), data(3, 4), exact=False)
+    trained_step(lambda: torch.nn.RNN(4, 5, bidirectional=True), data(6, 3, 4), exact=False)
 
 
 @everyday("torch.nn")
@@ -308,6 +311,7 @@ def checkpointing() -> None:
     def use(device: str) -> Any:
         torch.manual_seed(0)
         layer = torch.nn.Sequential(torch.nn.Linear(5, 5), torch.nn.Dropout(0.5), torch.nn.Tanh()).to(device)
+        torch.manual_seed(1)  # the layer's parameters were drawn on the CPU
         x = data(3, 5).to(device).requires_grad_()
         y: Any = checkpoint(layer, x, use_reentrant=False)
         y.sum().backward()
