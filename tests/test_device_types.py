@@ -14,11 +14,11 @@ def run(name: str) -> tuple[int, int, list[str]]:
 
 def test_classes() -> None:
     """13 dtypes, three of them with large sizes, seven operators and three tests without either."""
-    ran, skipped, failures = in_process(run, "TestOnDevicePRIVATEUSE1")
+    ran, skipped, failures = in_process(run, "TestOnDevice")
     assert failures == []
     assert (ran, skipped) == (2 * 12 + 3 + 7 + 3, 0)
 
 
 def test_a_wrong_class_fails() -> None:
-    ran, _, failures = in_process(run, "TestWrongPRIVATEUSE1")
+    ran, _, failures = in_process(run, "TestWrong")
     assert ran == len(failures) == 1 and "not close" in failures[0]

@@ -68,7 +68,7 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def same_tensor(got: torch.Tensor, want: torch.Tensor, exact: bool = True) -> None:
-    """Require a tensor on infini with the dtype, shape and elements of one on the CPU, but for rounding if not exact."""
+    """Require a tensor on infini with the dtype, shape and elements of one on the CPU."""
     require(got.device.type == DEVICE, f"the result must be on infini, got {got.device}")
     require(got.dtype == want.dtype, f"the dtype must be {want.dtype}, got {got.dtype}")
     require(got.shape == want.shape, f"the shape must be {list(want.shape)}, got {list(got.shape)}")
