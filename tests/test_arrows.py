@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
     | {"_attention", "_products", "quantize", "ops", "runtime", "distributed", "engine", "serve", "patch", "demo"}
-    | {"compat", PACKAGE},
+    | {"compat", "device", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
     "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "infinilm", "patch"},

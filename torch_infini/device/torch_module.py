@@ -78,6 +78,10 @@ __all__ = [
 ]
 
 
+# torch.utils.checkpoint keeps the random states of devices whose module says that it is initialized.
+_initialized = True
+
+
 def _index(device: Device) -> int:
     """The index of an infini device, the current one where none is named; RuntimeError for one that does not exist."""
     if device is None:
