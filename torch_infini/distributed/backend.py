@@ -5,7 +5,7 @@ point with its tags, all-to-all, gather, scatter, reduce, bitwise reductions, sp
 machines through a Gloo group, CUDA tensors through an NCCL group. torch has no stable C++ interface for backends: this
 is a Python subclass of torch's ProcessGroup, whose virtual functions C++ callers (DDP's reducer, functional
 collectives) reach by its trampoline. What is not overridden here goes, as in every process group, to the backend that
-is registered for the tensors' device.
+is registered for the tensors' device. Tensors on infini are served as what backs them, in place.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
+from .._devices import backing_type, on_cpu, unwrap
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id
@@ -131,16 +132,16 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- how a call runs ----
 
     def _delegate(self, tensor: Tensor) -> Any:
-        """Return the Gloo or NCCL backend of the tensor's device.
+        """Return the Gloo or NCCL backend of the tensor's device, which takes unwrapped() tensors.
 
         Not super(): the trampoline of a virtual function holds the GIL when it calls torch's own, and would deadlock
         with Gloo's threads, which hold the lock that it waits for and take the GIL to release tensors.
         """
-        return self._get_backend(tensor.device)
+        return self._get_backend(torch.device(backing_type(tensor.device)))
 
     def _serves(self, tensors: Sequence[Tensor]) -> bool:
         strided = torch.strided
-        return self._communicator is not None and all(t.is_cpu and t.layout is strided for t in tensors)
+        return self._communicator is not None and all(on_cpu(t) and t.layout is strided for t in tensors)
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
         """Return the reduction, or None if libinfiniccl does not serve it for these tensors."""
@@ -148,7 +149,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         if self._communicator is None:
             return None
         for tensor in tensors:
-            if not (tensor.is_cpu and tensor.dtype in dtypes and tensor.layout is torch.strided):
+            if not (on_cpu(tensor) and tensor.dtype in dtypes and tensor.layout is torch.strided):
                 return None
         return op
 
@@ -207,20 +208,20 @@ class InfiniProcessGroup(dist.ProcessGroup):
         tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
         op = self._reduction(tensors, opts)
         if op is None:
-            return self._delegate(tensors[0]).allreduce(tensors, opts)
+            return self._delegate(tensors[0]).allreduce(unwrapped(tensors), opts)
         return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.AllreduceCoalescedOptions()
         op = self._reduction(tensors, opts)
         if op is None:
-            return self._delegate(tensors[0]).allreduce_coalesced(tensors, opts)
+            return self._delegate(tensors[0]).allreduce_coalesced(unwrapped(tensors), opts)
         return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.BroadcastOptions)
         if not self._serves(tensors):
-            return self._delegate(tensors[0]).broadcast(tensors, opts)
+            return self._delegate(tensors[0]).broadcast(unwrapped(tensors), opts)
         root = opts.rootRank
         return self._run(partial(_for_each, self._broadcast, tensors, [root] * len(tensors)), tensors, opts)
 
@@ -232,7 +233,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         parts = outputs[0]
         even = len(parts) == self.size() and all(p.shape == x.shape and p.dtype == x.dtype for p in parts)
         if len(inputs) != 1 or not even or not self._serves([x, *parts]):
-            return self._delegate(inputs[0]).allgather(outputs, inputs, opts)
+            return self._delegate(inputs[0]).allgather(unwrapped(outputs), unwrapped(inputs), opts)
 
         def run() -> None:
             gathered = x.new_empty((len(parts), *x.shape))
@@ -245,14 +246,15 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         if not self._serves((output, input)):
-            return self._delegate(input)._allgather_base(output, input, opts)
+            return self._delegate(input)._allgather_base(unwrap(output), unwrap(input), opts)
         return self._run(lambda: self._all_gather(output, input), [output], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         if not self._serves([*outputs, *inputs]):
             return together(
-                self._delegate(x)._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
+                self._delegate(x)._allgather_base(unwrap(out), unwrap(x), opts)
+                for out, x in zip(outputs, inputs, strict=True)
             )
         return self._run(partial(_for_each, self._all_gather, outputs, inputs), outputs, opts)
 
@@ -264,14 +266,14 @@ class InfiniProcessGroup(dist.ProcessGroup):
         even = len(parts) == self.size() and all(p.shape == out.shape and p.dtype == out.dtype for p in parts)
         op = self._reduction([out, *parts], opts)
         if len(outputs) != 1 or not even or op is None:
-            return self._delegate(outputs[0]).reduce_scatter(outputs, inputs, opts)
+            return self._delegate(outputs[0]).reduce_scatter(unwrapped(outputs), unwrapped(inputs), opts)
         return self._run(lambda: self._reduce_scatter(out, torch.stack(parts), op), outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
         op = self._reduction((output, input), opts)
         if op is None:
-            return self._delegate(input)._reduce_scatter_base(output, input, opts)
+            return self._delegate(input)._reduce_scatter_base(unwrap(output), unwrap(input), opts)
         return self._run(lambda: self._reduce_scatter(output, input, op), [output], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -279,14 +281,15 @@ class InfiniProcessGroup(dist.ProcessGroup):
         op = self._reduction([*outputs, *inputs], opts)
         if op is None:
             return together(
-                self._delegate(x)._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
+                self._delegate(x)._reduce_scatter_base(unwrap(out), unwrap(x), opts)
+                for out, x in zip(outputs, inputs, strict=True)
             )
         return self._run(partial(_for_each, self._reduce_scatter, outputs, inputs, [op] * len(outputs)), outputs, opts)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:  # type: ignore[override]
         opts = opts if opts is not None else dist.BarrierOptions()
-        if self._communicator is None or len(self._device_types) > 1:  # on GPUs a barrier waits for streams too
-            gpu = torch.device("cuda")
+        gpu = torch.device("cuda")
+        if self._communicator is None or gpu in self._device_types:  # on GPUs a barrier waits for streams too
             backend: Any = self._get_backend(gpu if gpu in self._device_types else torch.device("cpu"))
             return backend.barrier(opts)
         all_reduce = self._communicator.all_reduce
@@ -295,16 +298,33 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- delegated: libinfiniccl has no kernel, or lacks tags and receives from any source ----
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
-        return self._delegate(tensors[0]).send(tensors, peer, tag)
+        return self._delegate(tensors[0]).send(unwrapped(tensors), peer, tag)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
-        return self._delegate(tensors[0]).recv(tensors, peer, tag)
+        return self._delegate(tensors[0]).recv(unwrapped(tensors), peer, tag)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
     ) -> Any:
         opts = opts if opts is not None else dist.AllToAllOptions()
-        return self._delegate(input).alltoall_base(output, input, output_sizes, input_sizes, opts)
+        return self._delegate(input).alltoall_base(unwrap(output), unwrap(input), output_sizes, input_sizes, opts)
+
+    # torch's own would ask for a backend of the tensors' device, and infini has none of its own.
+
+    def reduce(self, tensors: Any, *settings: Any) -> Any:
+        return self._delegate(_first(tensors)).reduce(unwrapped(tensors), *settings)
+
+    def gather(self, outputs: Any, inputs: Any, *settings: Any) -> Any:
+        return self._delegate(_first(inputs)).gather(unwrapped(outputs), unwrapped(inputs), *settings)
+
+    def scatter(self, outputs: Any, inputs: Any, *settings: Any) -> Any:
+        return self._delegate(_first(outputs)).scatter(unwrapped(outputs), unwrapped(inputs), *settings)
+
+    def alltoall(self, outputs: Any, inputs: Any, *settings: Any) -> Any:
+        return self._delegate(_first(inputs)).alltoall(unwrapped(outputs), unwrapped(inputs), *settings)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
+        return self._delegate(tensors[0]).recv_anysource(unwrapped(tensors), tag)
 
     # The names that torch had for them before 2.13.
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -335,6 +355,15 @@ class InfiniProcessGroup(dist.ProcessGroup):
         if self._communicator is not None:
             self._communicator.destroy()
         super().shutdown()
+
+
+def unwrapped(tensors: Any) -> Any:
+    """Return a tensor or nested lists of them as they are on the backing device."""
+    return unwrap(tensors) if isinstance(tensors, Tensor) else [unwrapped(t) for t in tensors]
+
+
+def _first(tensors: Any) -> Tensor:
+    return tensors if isinstance(tensors, Tensor) else tensors[0]
 
 
 def _for_each(function: Callable[..., None], *columns: Sequence[Any]) -> None:

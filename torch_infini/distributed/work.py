@@ -11,7 +11,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.futures import Future
+
+from .._devices import INFINI
 
 NO_TIMEOUT = timedelta(0)  # torch's own word for it, kNoTimeout
 
@@ -28,7 +31,9 @@ class InfiniWork(torch.distributed.Work):
         self._results = results
         self._error: BaseException | None = None
         self.ended = threading.Event()
-        self._trigger: Future[None] = Future()
+        # torch's futures carry tensors of the CPU and of the devices that they are told.
+        devices: list[int | str | torch.device] = [*{x.device for x in tensors_in(results) if x.device.type == INFINI}]
+        self._trigger: Future[None] = Future(devices=devices) if devices else Future()
         # An error set by Future.set_exception is one for Python alone; what a callback raises is one for C++ too.
         self._future = self._trigger.then(lambda _: self.result())
 
@@ -61,6 +66,11 @@ class InfiniWork(torch.distributed.Work):
 
     def exception(self) -> Any:
         return self._error
+
+
+def tensors_in(results: Any) -> list[Tensor]:
+    """Return the tensors of nested lists."""
+    return [results] if isinstance(results, Tensor) else [x for part in results for x in tensors_in(part)]
 
 
 class DoneWork(torch.distributed.Work):
