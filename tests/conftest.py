@@ -70,6 +70,28 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
             faulthandler.cancel_dump_traceback_later()
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The tests of the device infini go last: once enabled, it is torch.accelerator to the end of the process.
+
+    Workers of pytest-xdist take tests in no fixed order, so beside others they leave these out.
+    """
+    others = [item for item in items if not item.path.name.startswith("test_device")]
+    on_device = [item for item in items if item.path.name.startswith("test_device")]
+    if others and "PYTEST_XDIST_WORKER" in os.environ:
+        for item in on_device:
+            item.add_marker(pytest.mark.skip(reason="needs workers of its own: make test-device"))
+    items[:] = others + on_device
+
+
+@pytest.fixture(scope="session")
+def infini() -> str:
+    """The name of the device, which is enabled, on the CPU, for the rest of the process."""
+    import torch_infini.device
+
+    torch_infini.device.enable("cpu")
+    return "infini"
+
+
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(0)

@@ -37,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "ops": BASE | {"quantize"},
     "_logging": BASE | {"ops"},
     "runtime": BASE | {"ops"},
+    "device": BASE | {"ops", "runtime"},
     "distributed": BASE | {"libinfiniccl"},
     "nn": BASE | {"quantize", "ops", "distributed"},
     "models": BASE | {"quantize", "ops", "distributed", "nn"},
@@ -50,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
     | {"_attention", "_products", "quantize", "ops", "runtime", "distributed", "engine", "serve", "patch", "demo"}
-    | {"compat", PACKAGE},
+    | {"compat", "device", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
     "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "infinilm", "patch"},

@@ -1,11 +1,12 @@
 """The commands of python -m torch_infini, by name."""
 
-from . import bench, demo, doctor, env, generate, ops, root, run, serve, tune
+from . import bench, demo, device, doctor, env, generate, ops, root, run, serve, tune
 from .errors import CommandError
 
 COMMANDS = {
     "bench": bench,
     "demo": demo,
+    "device": device,
     "doctor": doctor,
     "env": env,
     "generate": generate,

@@ -1,0 +1,43 @@
+"""81 everyday calls of PyTorch on the device infini, each checked against the CPU: `python -m torch_infini device`.
+
+The modules of this package register them by area; torch_infini.device.enable must have been called before they run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+
+from . import basics, computing, system
+from .checks import CALLS, Call
+
+__all__ = ["CALLS", "Call", "Outcome", "basics", "computing", "run", "system"]
+
+
+class Outcome(NamedTuple):
+    """What came of a call.
+
+    Attributes:
+        call: The call.
+        error: What it raised; None where it gave the CPU's result.
+        note: What another library refuses by itself, if anything.
+        seconds: How long it took.
+    """
+
+    call: Call
+    error: Exception | None
+    note: str | None
+    seconds: float
+
+
+def run(calls: Iterable[Call] | None = None) -> Iterator[Outcome]:
+    """Run everyday calls, by default all of CALLS, and yield what came of each; an exception ends only its call."""
+    for call in CALLS.values() if calls is None else calls:
+        start = time.perf_counter()
+        note, error = None, None
+        try:
+            note = call.function()
+        except Exception as raised:  # whatever it is, it is what the device gave
+            error = raised
+        yield Outcome(call, error, note, time.perf_counter() - start)
