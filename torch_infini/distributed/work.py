@@ -43,6 +43,15 @@ class InfiniWork(torch.distributed.Work):
         self.ended.set()
         self._trigger.set_result(None)
 
+    def follow(self, future: Future[Any]) -> None:
+        """Complete the work as another's future ended."""
+        try:
+            future.value()
+        except BaseException as error:
+            self.finish(error)
+        else:
+            self.finish()
+
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         seconds = timeout.total_seconds()
         if not self.ended.wait(seconds if seconds > 0 else None):
