@@ -6,7 +6,7 @@ A cross compiler as CXX builds in build/MACHINE, and links there against the tor
 Sources are found by name below csrc/:  *_cpu.cpp is compiled once for each instruction set, *_dot_cpu.cpp for those
 that add VNNI alone as well, *_tiles.cpp for the tile registers of AMX and for their emulation, *_torch.cpp against the
 LibTorch stable ABI, *.cu with nvcc where CUDA is chosen, infinicore/python/*.cpp with pybind11 for the Python that
-builds, any other *.cpp as it is. See CONTRIBUTING.md.
+builds, device/*.cpp against the C++ API of the torch that is there, any other *.cpp as it is. See CONTRIBUTING.md.
 """
 
 import importlib.util
@@ -55,6 +55,9 @@ DESCRIPTIONS = {"infini.pc": "pkgconfig", "infinicore.pc": "pkgconfig", "infini-
 # The Python module of torch_infini.infinicore, for one Python: a wheel holds the one of the Python that built it.
 MODULE = "_infinicore"
 MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
+# Device `infini`, for one release of torch: the stable ABI has no device. Older releases lack what it overrides.
+DEVICE = "libinfini_device"
+OLDEST_TORCH_OF_DEVICE = (2, 13)
 X86_LEVELS = {
     "baseline": "",
     "avx2": "-mavx2 -mfma -mf16c",
@@ -91,6 +94,7 @@ PRECOMPILED = {
         "type_traits",
         "vector",
     ),
+    "device": ("ATen/ATen.h", "torch/library.h"),
     "python": ("pybind11/pybind11.h", "pybind11/stl.h", "functional", "memory", "optional", "string", "vector"),
 }
 
@@ -171,6 +175,14 @@ def module_flags() -> tuple[str | None, str]:
     return " ".join(flags), ""
 
 
+def device_library(torch: Path | None) -> str | None:
+    """Name of the library of device `infini` for a torch, `libinfini_device-2.13`; None where that torch is too old."""
+    if torch is None:
+        return None
+    release = runpy.run_path(str(torch / "version.py"))["__version__"].split(".")[:2]
+    return f"{DEVICE}-{'.'.join(release)}" if tuple(map(int, release)) >= OLDEST_TORCH_OF_DEVICE else None
+
+
 class BuildKernels(Command):
     """Compiles every source that needs no torch; links nothing."""
 
@@ -191,6 +203,8 @@ class NinjaBuild(build_ext):
 
     def get_ext_filename(self, fullname: str) -> str:
         *folders, name = fullname.split(".")  # plain libraries, which know no Python, and the module
+        if name == DEVICE:  # the release of torch has a dot, which an extension's name cannot have
+            return str(Path(*folders, f"{device_library(find_torch())}.so"))
         return str(Path(*folders, MODULE_FILE if name == MODULE else f"{name}.so"))
 
     def run(self) -> None:
@@ -329,6 +343,8 @@ def libraries_of(path: Path) -> tuple[str, ...]:
         return ("libinfiniccl",)
     if path.parts[:2] == ("infinicore", "python"):
         return (MODULE,)
+    if path.parts[0] == "device":
+        return (DEVICE,)
     if path.parts[0] == "infinicore":
         return ("libinfinicore_cpp_api",)
     if path.parts[0] == "torch" or path.stem.endswith("_torch"):
@@ -372,7 +388,9 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         "rule link\n  command = $cxx $in -o $out -Wl,-soname,$soname -Wl,--version-script=$exports $ldflags"
         " $libs\n  description = LINK $out",
     ]
-    objects: dict[str, list[str]] = {library: [] for library in (*LIBRARIES, MODULE)}
+    objects: dict[str, list[str]] = {library: [] for library in (*LIBRARIES, MODULE, DEVICE)}
+    device = device_library(torch)
+    device_flags = f"-std=c++20 -O2 -isystem {shlex.quote(str(torch / 'include'))}" if torch else ""
     with_pybind11, _ = module_flags()
 
     def precompile(name: str, headers: tuple[str, ...], flags: str) -> str:
@@ -398,6 +416,8 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
     }
     if torch:
         headers["torch"] = precompile("torch", PRECOMPILED["torch"], torch_flags)
+    if device:
+        headers["device"] = precompile("device", PRECOMPILED["device"], device_flags)
     if with_pybind11 and any((ROOT / "csrc" / "infinicore" / "python").glob("*.cpp")):
         headers["python"] = precompile("python", PRECOMPILED["python"], with_pybind11)
     emulation, examples = ROOT / "csrc" / "emulation", (ROOT / "csrc" / "example").glob("*.cpp")
@@ -411,12 +431,17 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
         elif libraries_of(source.relative_to(ROOT / "csrc")) == (MODULE,):
             if with_pybind11:
                 compile_("cxx", source, flags=with_pybind11, header=headers["python"])
+        elif libraries_of(source.relative_to(ROOT / "csrc")) == (DEVICE,):
+            if device:
+                compile_("cxx", source, flags=device_flags, header=headers["device"])
         elif not source.stem.endswith("_torch"):
             exported = is_exported(source.relative_to(ROOT / "csrc"))
             compile_("cxx", source, flags="-fvisibility=default" if exported else "")
         elif torch:
             compile_("cxx", source, flags=torch_flags, header=headers["torch"])
-    kernels = sorted({name for library in objects for name in objects[library] if not name.endswith("_torch.o")})
+    kernels = sorted(
+        {name for library in {*LIBRARIES, MODULE} for name in objects[library] if not name.endswith("_torch.o")}
+    )
     lines.append(f"build kernels: phony {' '.join(kernels)}")
     if torch is None:
         return "\n".join(lines) + "\n"
@@ -462,6 +487,12 @@ def ninja_file(torch: Path | None, nvcc: str | None) -> str:
             )
 
     link_module("")
+    if device:  # stands on whichever libinfinirt the process has loaded
+        lines.append(
+            f"build {device}.so: link {' '.join(objects[DEVICE])} | libinfinirt.so\n"
+            f"  libs = -L. -linfinirt -L{shlex.quote(str(torch / 'lib'))} -ltorch_cpu -lc10 -pthread\n"
+            f"  soname = {device}.so\ndefault {device}.so"
+        )
     modules = [MODULE_FILE] if objects[MODULE] else []
     lines += [f"default {name}" for name in modules]
 
@@ -522,6 +553,8 @@ def page_for_an_index() -> str:
 if __name__ == "__main__":
     has_torch = installed_torch() is not None
     built = (*LIBRARIES, MODULE) if module_flags()[0] is not None else LIBRARIES
+    if device_library(find_torch()):
+        built = (*built, DEVICE)
     setup(
         long_description=page_for_an_index(),
         long_description_content_type="text/markdown",

@@ -166,6 +166,13 @@ class Stream:
         self._torch = stream
         return self
 
+    @classmethod
+    def borrow(cls, handle: int, device: torch.device) -> Stream:
+        """Wrap an infinirtStream_t that someone else owns, and ends; 0 is the device's NULL stream."""
+        self = cls.__new__(cls)
+        self._set(handle, device, lambda _: None)
+        return self
+
     def launch(self, function: Callable[..., Any], *args: Any) -> None:
         """Queue function(*args), to be run in the present grad, inference and autocast mode.
 

@@ -1,0 +1,210 @@
+// Ops of infini with code of their own: making and resizing tensors, views (sizes and strides alone), and copies
+// between devices. All others go through swap.cpp.
+#include "device.h"
+
+#include <unordered_set>
+
+#include <ATen/EmptyTensor.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/native/Resize.h>
+#include <ATen/ops/_copy_from_native.h>
+#include <ATen/ops/_reshape_alias_native.h>
+#include <ATen/ops/as_strided_native.h>
+#include <ATen/ops/set_native.h>
+#include <ATen/ops/unfold_native.h>
+#include <ATen/ops/view_native.h>
+
+namespace infini::device {
+namespace {
+
+using at::Tensor;
+
+constexpr c10::DispatchKeySet kKeys(c10::DispatchKey::PrivateUse1);
+
+bool is_infini(const Tensor &tensor) {
+    return tensor.device().type() == kInfini;
+}
+
+void check_options(std::optional<at::Layout> layout, std::optional<bool> pin_memory) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!layout || *layout == at::kStrided,
+                                "infini: the device has dense strided tensors only, got layout ", *layout);
+    TORCH_CHECK(!pin_memory.value_or(false), "Only dense CPU tensors can be pinned");
+}
+
+c10::Device device_of(std::optional<at::Device> device) {
+    return {kInfini, checked_index(device.value_or(c10::Device(kInfini)))};
+}
+
+Tensor empty(at::IntArrayRef size, std::optional<at::ScalarType> dtype, std::optional<at::Layout> layout,
+             std::optional<at::Device> device, std::optional<bool> pin_memory,
+             std::optional<at::MemoryFormat> memory_format) {
+    check_options(layout, pin_memory);
+    const c10::DeviceGuard guard(device_of(device));
+    return at::detail::empty_generic(size, device_allocator(), kKeys, c10::dtype_or_default(dtype), memory_format);
+}
+
+Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional<at::ScalarType> dtype,
+                     std::optional<at::Layout> layout, std::optional<at::Device> device,
+                     std::optional<bool> pin_memory) {
+    check_options(layout, pin_memory);
+    const c10::DeviceGuard guard(device_of(device));
+    return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
+}
+
+// Makes room in the tensor's storage for what its sizes, strides and offset reach.
+void fit_storage(const Tensor &tensor) {
+    if (tensor.numel() == 0) {
+        return;
+    }
+    c10::StorageImpl *const storage = tensor.storage().unsafeGetStorageImpl();
+    const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(),
+                                                          tensor.storage_offset());
+    if (bytes > storage->nbytes()) {
+        resize_storage(storage, bytes);
+    }
+}
+
+const Tensor &resize_(const Tensor &self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
+    c10::TensorImpl *const impl = self.unsafeGetTensorImpl();
+    if (self.sizes() != size) {
+        impl->set_sizes_contiguous(size);
+        fit_storage(self);
+    }
+    if (memory_format) {
+        TORCH_CHECK(*memory_format != at::MemoryFormat::Preserve, "Unsupported memory format", *memory_format);
+        impl->empty_tensor_restride(*memory_format);
+    }
+    return self;
+}
+
+Tensor &set_storage(Tensor &self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+    at::native::checkSetStorage<int64_t>(self, std::move(source), offset, size, stride);
+    c10::TensorImpl *const impl = self.unsafeGetTensorImpl();
+    if (stride.data() != nullptr) {
+        impl->set_sizes_and_strides(size, stride, offset);
+    } else {
+        impl->set_storage_offset(offset);
+        impl->set_sizes_contiguous(size);
+    }
+    fit_storage(self);
+    return self;
+}
+
+Tensor &set_nothing(Tensor &self) {
+    at::Storage storage(c10::make_intrusive<c10::StorageImpl>(
+        c10::StorageImpl::use_byte_size_t(), 0, device_allocator()->allocate(0), device_allocator(), true));
+    return set_storage(self, std::move(storage), 0, {0}, {});
+}
+
+// From and to infini. A kernel of its own, since torch's way to other devices is through a contiguous copy that
+// resolves the conjugate by another copy, and so on until the stack is full.
+Tensor &copy_(Tensor &self, const Tensor &source, bool non_blocking) {
+    if (source._is_zerotensor()) { // has no memory to copy from
+        return self.zero_();
+    }
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    Tensor to = is_infini(self) ? to_plain_twin(self) : self;
+    to.copy_(is_infini(source) ? to_plain_twin(source) : source, non_blocking);
+    return self;
+}
+
+Tensor copy_from(const Tensor &self, const Tensor &to, bool non_blocking) {
+    Tensor written = to;
+    return copy_(written, self, non_blocking);
+}
+
+Tensor copy_from_and_resize(const Tensor &self, const Tensor &to) {
+    to.resize_(self.sizes());
+    return copy_from(self, to, false);
+}
+
+// torch shares the memory until one of the two is written, which a twin would not be told.
+Tensor lazy_clone(const Tensor &self) {
+    return self.clone();
+}
+
+at::Scalar local_scalar(const Tensor &self) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    return at::_local_scalar_dense(to_plain_twin(self));
+}
+
+// The CPU's kernel would draw from the CPU's generator.
+std::tuple<Tensor, Tensor> native_dropout(const Tensor &input, double p, std::optional<bool> train) {
+    if (!train.value_or(true) || input.numel() == 0) {
+        return {input.clone(), at::ones_like(input, input.options().dtype(at::kBool))};
+    }
+    if (p == 1) {
+        return {at::zeros_like(input), at::zeros_like(input, input.options().dtype(at::kBool))};
+    }
+    const Tensor kept = at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(1 - p);
+    return {input.mul(kept).mul_(1 / (1 - p)), kept};
+}
+
+void record_stream(Tensor &self, at::Stream stream) {
+    device_allocator()->recordStream(self.storage().data_ptr(), stream);
+}
+
+const char *const kOwn[] = {
+    "aten::empty.memory_format",
+    "aten::empty_strided",
+    "aten::resize_",
+    "aten::as_strided",
+    "aten::view",
+    "aten::_reshape_alias",
+    "aten::unfold",
+    "aten::set_.source_Storage",
+    "aten::set_.source_Storage_storage_offset",
+    "aten::set_.source_Tensor",
+    "aten::set_",
+    "aten::copy_",
+    "aten::_copy_from",
+    "aten::_copy_from_and_resize",
+    "aten::_lazy_clone",
+    "aten::_local_scalar_dense",
+    "aten::native_dropout",
+    "aten::record_stream",
+    // overrideable.cpp
+    "aten::convolution",
+    "aten::convolution_backward",
+    "aten::convolution_overrideable",
+    "aten::convolution_backward_overrideable",
+    "aten::_fused_sdp_choice",
+    "aten::_scaled_dot_product_fused_attention_overrideable",
+    "aten::_scaled_dot_product_fused_attention_overrideable_backward",
+    "aten::_thnn_fused_lstm_cell",
+    "aten::_thnn_fused_lstm_cell_backward_impl",
+    "aten::_thnn_fused_gru_cell",
+    "aten::_thnn_fused_gru_cell_backward",
+};
+
+} // namespace
+
+bool has_own_kernel(const c10::OperatorName &name) {
+    static const std::unordered_set<std::string> own(std::begin(kOwn), std::end(kOwn));
+    return own.count(c10::toString(name)) != 0;
+}
+
+void register_kernels() {
+    static auto *library =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
+    library->impl("empty.memory_format", &empty);
+    library->impl("empty_strided", &empty_strided);
+    library->impl("resize_", &resize_);
+    library->impl("as_strided", &at::native::as_strided_tensorimpl);
+    library->impl("view", &at::native::view);
+    library->impl("_reshape_alias", &at::native::_reshape_alias);
+    library->impl("unfold", &at::native::unfold);
+    library->impl("set_.source_Storage", static_cast<Tensor &(*)(Tensor &, at::Storage)>(&at::native::set_));
+    library->impl("set_.source_Storage_storage_offset", &set_storage);
+    library->impl("set_.source_Tensor", &at::native::set_tensor_);
+    library->impl("set_", &set_nothing);
+    library->impl("copy_", &copy_);
+    library->impl("_copy_from", &copy_from);
+    library->impl("_copy_from_and_resize", &copy_from_and_resize);
+    library->impl("_lazy_clone", &lazy_clone);
+    library->impl("_local_scalar_dense", &local_scalar);
+    library->impl("native_dropout", &native_dropout);
+    library->impl("record_stream", &record_stream);
+}
+
+} // namespace infini::device

@@ -1,0 +1,17 @@
+"""Device `infini`: PyTorch's PrivateUse1 on the memory of the CPU or of CUDA, without a copy.
+
+enable() registers it; importing torch_infini does not, for a registered device takes over torch.accelerator of its
+process. TORCH_INFINI_DEVICE=cpu or cuda enables it when torch is imported. Afterwards torch.infini is its module.
+
+Example:
+    >>> torch_infini.device.enable("cpu")
+    >>> x = torch.randn(3, 4, device="infini")
+    >>> y = torch.ops.infini.silu(x) @ x.T
+    >>> torch_infini.device.unwrap(y)  # the same memory, as a tensor of the CPU
+"""
+
+from ._enable import backing, enable, is_enabled
+from ._fallback import fallback, fallback_report
+from ._memory import unwrap, wrap
+
+__all__ = ["backing", "enable", "fallback", "fallback_report", "is_enabled", "unwrap", "wrap"]

@@ -1,0 +1,38 @@
+"""DLPack of infini tensors, where torch looks for a device by the name that it had before it was renamed."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.dlpack import DLDeviceType
+
+
+def install() -> None:
+    """Let Tensor.__dlpack_device__ and Tensor.__dlpack__ know infini.
+
+    An infini tensor is of DLPack's kDLExtDev, which torch.from_dlpack() takes back as infini. To a consumer that asks
+    for the CPU (numpy.from_dlpack(x, device="cpu")) the memory of the backing CPU is given without a copy.
+    """
+    of_torch, capsule_of_torch = Tensor.__dlpack_device__, Tensor.__dlpack__
+
+    def device(self: Tensor) -> tuple[IntEnum, int]:
+        if self.device.type == "infini":
+            return DLDeviceType.kDLExtDev, self.device.index or 0
+        return of_torch(self)
+
+    def capsule(self: Tensor, **options: Any) -> Any:
+        if self.device.type != "infini":
+            return capsule_of_torch(self, **options)
+        wanted = options.get("dl_device")
+        if wanted is not None and tuple(wanted) != device(self):
+            return torch.ops.infini_device.unwrap(self).__dlpack__(**options)
+        if self.requires_grad or self.is_conj():  # torch's own refusals
+            return capsule_of_torch(self, **options)
+        tensor = self.clone() if options.get("copy") else self
+        return torch.utils.dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]
+
+    Tensor.__dlpack_device__ = device  # type: ignore[assignment,method-assign]
+    Tensor.__dlpack__ = capsule  # type: ignore[assignment,method-assign]

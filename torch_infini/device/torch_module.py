@@ -1,0 +1,258 @@
+"""The module torch.infini: devices, streams, events, random numbers and memory, named as in other device modules.
+
+enable() puts it in place. Memory statistics are those of torch.accelerator.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.accelerator.memory import (
+    empty_cache,
+    get_memory_info,
+    max_memory_allocated,
+    max_memory_reserved,
+    memory_allocated,
+    memory_reserved,
+    memory_stats,
+    reset_accumulated_memory_stats,
+    reset_peak_memory_stats,
+)
+
+from ._enable import backing
+from ._streams import (
+    Event,
+    Stream,
+    StreamContext,
+    current_stream,
+    default_stream,
+    set_stream,
+    stream,
+)
+
+Device = torch.device | str | int | None
+
+__all__ = [
+    "Event",
+    "Stream",
+    "StreamContext",
+    "current_device",
+    "current_stream",
+    "default_generator",
+    "default_stream",
+    "device",
+    "device_count",
+    "device_of",
+    "empty_cache",
+    "get_amp_supported_dtype",
+    "get_device_capability",
+    "get_device_name",
+    "get_memory_info",
+    "get_rng_state",
+    "get_rng_state_all",
+    "init",
+    "initial_seed",
+    "is_available",
+    "is_bf16_supported",
+    "is_initialized",
+    "manual_seed",
+    "manual_seed_all",
+    "max_memory_allocated",
+    "max_memory_reserved",
+    "mem_get_info",
+    "memory_allocated",
+    "memory_reserved",
+    "memory_stats",
+    "reset_accumulated_memory_stats",
+    "reset_peak_memory_stats",
+    "seed",
+    "seed_all",
+    "set_device",
+    "set_rng_state",
+    "set_rng_state_all",
+    "set_stream",
+    "stream",
+    "synchronize",
+]
+
+
+def _index(device: Device) -> int:
+    """The index of an infini device, the current one where none is named; RuntimeError for one that does not exist."""
+    if device is None:
+        return current_device()
+    if not isinstance(device, int):
+        device = torch.device(device)
+        if device.type != "infini":
+            raise ValueError(f"torch.infini: device must be infini, got {device}")
+        if device.index is None:
+            return current_device()
+        device = device.index
+    if not 0 <= device < device_count():
+        raise RuntimeError(f"The device index is out of range: {device} of {device_count()} infini devices")
+    return device
+
+
+# ---- devices ----
+
+
+def is_available() -> bool:
+    """Return whether there is a device; True from enable() on."""
+    return device_count() > 0
+
+
+def is_initialized() -> bool:
+    """Return whether the device is ready for use, which it is from enable() on."""
+    return True
+
+
+def init() -> None:
+    """Prepare the device, which enable() has done."""
+
+
+def device_count() -> int:
+    """Return the number of devices: 1 on the CPU, that of the GPUs on CUDA."""
+    return 1 if backing() == "cpu" else torch.cuda.device_count()
+
+
+def current_device() -> int:
+    """Return the index of the current device."""
+    return 0 if backing() == "cpu" else torch.cuda.current_device()
+
+
+def set_device(device: torch.device | str | int) -> None:
+    """Make a device the current one.
+
+    Raises:
+        RuntimeError: For one that does not exist.
+    """
+    torch.accelerator.set_device_index(_index(device))
+
+
+class device:
+    """Make a device the current one in a `with` statement."""
+
+    def __init__(self, device: torch.device | str | int) -> None:
+        self.idx = _index(device)
+        self.prev_idx = -1
+
+    def __enter__(self) -> None:
+        self.prev_idx = current_device()
+        torch.accelerator.set_device_index(self.idx)
+
+    def __exit__(self, *_: object) -> None:
+        torch.accelerator.set_device_index(self.prev_idx)
+
+
+class device_of(device):
+    """Make a tensor's device the current one in a `with` statement; without effect for tensors of others."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor.device if tensor.device.type == "infini" else current_device())
+
+
+def _exchange_device(index: int) -> int:
+    before = current_device()
+    if index >= 0:
+        torch.accelerator.set_device_index(index)
+    return before
+
+
+_maybe_exchange_device = _exchange_device
+
+
+def get_device_name(device: Device = None) -> str:
+    """Return "infini (cpu)", or with CUDA below the GPU's name."""
+    index = _index(device)
+    return "infini (cpu)" if backing() == "cpu" else f"infini ({torch.cuda.get_device_name(index)})"
+
+
+def get_device_capability(device: Device = None) -> dict[str, Any]:
+    """Return what the device supports, as torch.accelerator.get_device_capability() does."""
+    return torch.accelerator.get_device_capability(_index(device))
+
+
+def synchronize(device: Device = None) -> None:
+    """Return when all work on all streams of a device is done."""
+    torch.accelerator.synchronize(_index(device))
+
+
+def _is_in_bad_fork() -> bool:
+    return backing() == "cuda" and bool(torch.cuda._is_in_bad_fork())
+
+
+# ---- types ----
+
+
+def get_amp_supported_dtype() -> list[torch.dtype]:
+    """Return the dtypes of torch.amp.autocast("infini")."""
+    return [torch.bfloat16, torch.float16]
+
+
+def is_bf16_supported(including_emulation: bool = True) -> bool:
+    """Return whether bfloat16 can be computed with."""
+    return backing() == "cpu" or torch.cuda.is_bf16_supported(including_emulation)
+
+
+# ---- random numbers ----
+
+
+def default_generator(device: Device = None) -> torch.Generator:
+    """Return the generator of ops that are given none."""
+    return torch.ops.infini_device.default_generator(_index(device))
+
+
+def manual_seed(seed: int) -> None:
+    """Seed the current device's default generator."""
+    default_generator().manual_seed(int(seed))
+
+
+def manual_seed_all(seed: int) -> None:
+    """Seed the default generators of all devices."""
+    for index in range(device_count()):
+        default_generator(index).manual_seed(int(seed))
+
+
+def seed() -> int:
+    """Seed the current device's default generator with a number of the system's, and return it."""
+    return default_generator().seed()
+
+
+def seed_all() -> None:
+    """Seed the default generators of all devices with one number of the system's."""
+    manual_seed_all(seed())
+
+
+def initial_seed() -> int:
+    """Return the seed of the current device's default generator."""
+    return default_generator().initial_seed()
+
+
+def get_rng_state(device: Device = "infini") -> Tensor:
+    """Return the state of a device's default generator, a uint8 tensor on the CPU."""
+    return default_generator(device).get_state()
+
+
+def get_rng_state_all() -> list[Tensor]:
+    """Return the states of all devices' default generators."""
+    return [get_rng_state(index) for index in range(device_count())]
+
+
+def set_rng_state(new_state: Tensor, device: Device = "infini") -> None:
+    """Set the state of a device's default generator to one of get_rng_state()."""
+    default_generator(device).set_state(new_state)
+
+
+def set_rng_state_all(new_states: list[Tensor]) -> None:
+    """Set the states of all devices' default generators."""
+    for index, state in enumerate(new_states):
+        set_rng_state(state, index)
+
+
+# ---- memory ----
+
+
+def mem_get_info(device: Device = None) -> tuple[int, int]:
+    """Return the bytes that are free and those that there are."""
+    return get_memory_info(_index(device))
