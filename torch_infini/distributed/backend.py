@@ -37,7 +37,7 @@ _REDUCTIONS = {
     hash(dist.ReduceOp.AVG): (ReduceOp.AVG, _MEANS),
 }
 _DONE = DoneWork()
-_WITHOUT_FUTURE = ("send", "recv", "recv_anysource")
+_WITHOUT_FUTURE = ("send", "recv", "recv_anysource", "_reduce_scatter_base", "reduce_scatter")  # of Gloo's works
 
 
 def _element(tensor: Tensor) -> tuple[int, int]:
