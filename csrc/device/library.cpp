@@ -54,10 +54,17 @@ at::Generator generator(int64_t index) {
     return default_generator(static_cast<c10::DeviceIndex>(index));
 }
 
+// After the memory of an unwrapped tensor was moved, to share it with other processes.
+void follow(const at::Tensor &tensor) {
+    c10::StorageImpl *const storage = tensor.storage().unsafeGetStorageImpl();
+    follow_twin(storage, twin_of(storage));
+}
+
 TORCH_LIBRARY(infini_device, m) {
     m.def("start(str backing) -> ()", &start);
     m.def("wrap(Tensor tensor) -> Tensor", &wrap);
     m.def("unwrap(Tensor tensor) -> Tensor", &unwrap);
+    m.def("follow(Tensor tensor) -> ()", &follow);
     m.def("default_generator(int index) -> Generator?", &generator);
     m.def("set_fallback(int mode) -> ()", &set_fallback);
     m.def("get_fallback() -> int", &get_fallback);

@@ -112,7 +112,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> attention_backward(const Tensor &grad
     return {above_tensor(to_q), above_tensor(to_k), above_tensor(to_v), Tensor()};
 }
 
-// ---- cells: what the CPU computes step by step, in its order, so that the bits are the same ----
+// ---- cells: the CPU's steps in the CPU's order, but for the biases, which torch gives apart from the products: a last
+// bit can differ from the CPU's ----
 
 Tensor with_bias(const Tensor &gates, const std::optional<Tensor> &bias) {
     return bias && bias->defined() ? gates + *bias : gates;

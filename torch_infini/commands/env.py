@@ -32,7 +32,7 @@ VARIABLES = {
     "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table; ours: never ATen",
     "INFINI_PROVIDERS": "what computes ops instead of our kernels: op=name or op@device=name, with commas between",
     "INFINI_SLICE_BYTES": "bytes of unpacked quantized weight that CUDA holds at a time",
-    "TORCH_INFINI_DEVICE": "cpu or cuda: import torch enables the device infini, backed by that device",
+    "TORCH_INFINI_DEVICE": "cpu or cuda: device infini is enabled on it when torch is imported",
 }
 
 

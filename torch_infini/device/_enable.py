@@ -66,11 +66,12 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
     _load.load()
     torch.ops.infini_device.start(chosen)
     torch.utils.rename_privateuse1_backend(NAME)
-    from . import _dlpack, torch_module
+    from . import _dlpack, _sharing, torch_module
 
     torch._register_device_module(NAME, torch_module)
     torch.utils.generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-    _dlpack.install()
     _backing = "cuda" if chosen == "cuda" else "cpu"
+    _dlpack.install()
+    _sharing.install()

@@ -1,0 +1,50 @@
+"""Infini tensors between processes: torch.multiprocessing sends the backing device's tensor, and wraps it on arrival."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+from torch.multiprocessing import reductions
+
+from ._enable import backing, enable
+
+
+def rebuild(
+    below: Literal["cpu", "cuda"],
+    make: Callable[..., Tensor],
+    arguments: tuple[Any, ...],
+    requires_grad: bool,
+    kind: type,
+) -> Tensor:
+    """Make a sent tensor on infini, which the receiving process enables where it has not."""
+    enable(below)
+    tensor: Tensor = torch.ops.infini_device.wrap(make(*arguments))
+    if kind is torch.nn.Parameter:
+        return torch.nn.Parameter(tensor, requires_grad)
+    return tensor.requires_grad_(requires_grad)
+
+
+def reduce(tensor: Tensor) -> tuple[Any, ...]:
+    """What ForkingPickler sends of a tensor; the memory of one on the CPU moves to where other processes see it."""
+    if tensor.device.type != "infini":
+        return reductions.reduce_tensor(tensor)
+    if tensor.requires_grad and not tensor.is_leaf:
+        raise RuntimeError(
+            "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
+            "crossing process boundaries. If you just want to transfer the data, call detach() on the tensor before "
+            "serializing (e.g., putting it on the queue)."
+        )
+    below = torch.ops.infini_device.unwrap(tensor.detach()).share_memory_()
+    torch.ops.infini_device.follow(tensor)
+    make, arguments = reductions.reduce_tensor(below)
+    return rebuild, (backing(), make, arguments, tensor.requires_grad, type(tensor))
+
+
+def install() -> None:
+    """Let torch.multiprocessing's queues and processes take infini tensors."""
+    for kind in (Tensor, torch.nn.Parameter):
+        ForkingPickler.register(kind, reduce)
