@@ -72,7 +72,8 @@ std::tuple<Tensor, Tensor, Tensor> convolve_backward_overrideable(const Tensor &
 int64_t attention_choice(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
                          double dropout, bool causal, std::optional<double> scale, bool grouped) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (backing.type == c10::kCPU && mask && mask->defined() && mask->requires_grad()) {
+    const bool is_traced = q.key_set().has(c10::DispatchKey::Python); // a fake has no memory, so no twin
+    if (is_traced || (backing.type == c10::kCPU && mask && mask->defined() && mask->requires_grad())) {
         return static_cast<int64_t>(sdp::SDPBackend::math);
     }
     const int64_t chosen = at::_fused_sdp_choice(below_tensor(q), below_tensor(k), below_tensor(v), below_tensor(mask),
