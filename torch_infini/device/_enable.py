@@ -7,7 +7,8 @@ from typing import Literal
 
 import torch
 
-from . import _load
+from .. import _devices
+from . import _load, inductor
 
 VARIABLE = "TORCH_INFINI_DEVICE"
 NAME = "infini"
@@ -73,5 +74,7 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _backing = "cuda" if chosen == "cuda" else "cpu"
+    _devices.set_backing(_backing)
+    inductor.register()
     _dlpack.install()
     _sharing.install()
