@@ -6,6 +6,7 @@ name. torch's private modules are used in this file alone.
 
 from __future__ import annotations
 
+from functools import cache
 from types import ModuleType
 from typing import Any
 
@@ -26,6 +27,13 @@ def codegen(name: str) -> Any:
     """
     if name not in NAMES or backing_type(INFINI) != "cpu":
         raise AttributeError(f"module 'torch.infini' has no attribute {name!r}")
+    return _classes()[name]
+
+
+@cache
+def _classes() -> dict[str, Any]:
+    """Make Inductor's classes for infini."""
+    from torch._inductor import scheduler
     from torch._inductor.codegen import common, cpp, wrapper, wrapper_fxir
     from torch._inductor.codegen.cpu_device_op_overrides import CpuDeviceOpOverrides
     from torch._inductor.virtualized import V
@@ -56,18 +64,27 @@ def codegen(name: str) -> Any:
     class SubgraphCalls(Calls, wrapper.SubgraphPythonWrapperCodegen):
         """The same for a graph within a graph."""
 
+    # The scheduler fuses loops as C++ code can have them where a node says that it is the CPU's.
+    of_cpu = scheduler.BaseSchedulerNode.is_cpu
+
+    def is_cpu(node: Any) -> bool:
+        device = node.get_device()
+        return of_cpu(node) or (device is not None and device.type == INFINI)
+
+    scheduler.BaseSchedulerNode.is_cpu = is_cpu  # type: ignore[method-assign]
     common.register_device_op_overrides(INFINI, CpuDeviceOpOverrides())
-    found = {
+    return {
         "Scheduling": Scheduling,
         "PythonWrapperCodegen": Calls,
         "CppWrapperCodegen": NoCppWrapper,
         "WrapperFxCodegen": wrapper_fxir.WrapperFxCodegen,
     }
-    return found[name]
 
 
 class NoCppWrapper:
     """What stands for Inductor's wrappers in C++, whose interface names the devices of torch alone."""
+
+    supports_caching = True
 
     @staticmethod
     def create(*_: Any) -> Any:
@@ -99,7 +116,7 @@ def _add_interface(module: ModuleType) -> None:
 
             @staticmethod
             def get_device_properties(device: Any = None) -> Any:
-                return device_module.get_device_properties(device)
+                return module.CpuInterface.Worker.get_device_properties("cpu")
 
         current_device = staticmethod(device_module.current_device)
         set_device = staticmethod(device_module.set_device)
