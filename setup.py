@@ -553,7 +553,7 @@ def page_for_an_index() -> str:
 if __name__ == "__main__":
     has_torch = installed_torch() is not None
     built = (*LIBRARIES, MODULE) if module_flags()[0] is not None else LIBRARIES
-    if device_library(find_torch()):
+    if not (IS_CROSS and "INFINI_TARGET_TORCH" not in os.environ) and device_library(find_torch()):
         built = (*built, DEVICE)
     setup(
         long_description=page_for_an_index(),

@@ -1,5 +1,7 @@
-"""The core of device `infini`: memory, streams, random numbers, errors, sharing. Each test runs in a process of its own,
-because a registered device stays for the whole of one."""
+"""The core of device `infini`: memory, streams, random numbers, errors, sharing between processes.
+
+Each test runs in a process of its own, because a registered device stays for the whole of one.
+"""
 
 from __future__ import annotations
 
@@ -64,8 +66,11 @@ def test_memory_is_shared_and_counted() -> None:
         assert 0 < free <= total
         with pytest.raises(RuntimeError, match="not resizable"):
             a.resize_(100)
-        with pytest.raises(RuntimeError, match="not resizable"):
-            device.wrap(torch.ones(2)).resize_(100)
+        d = device.wrap(torch.ones(2))
+        for change in (lambda: d.resize_(100), lambda: d.set_(d.untyped_storage(), 0, (100,))):
+            with pytest.raises(RuntimeError, match="not resizable"):
+                change()
+            assert d.tolist() == [1, 1]  # as it was, not beyond its memory
         """
     )
 
@@ -168,12 +173,13 @@ def test_bad_input() -> None:
     run(
         """
         x = torch.ones(3, device="infini")
+        mixed = "Expected all tensors to be on the same device"
         for call, error, text in (
             (lambda: torch.ones(3, device="infini:7"), RuntimeError, "out of range: infini:7 .* there is 1"),
             (lambda: torch.infini.set_device(1), RuntimeError, "out of range"),
-            (lambda: x + torch.ones(3), RuntimeError, "Expected all tensors to be on the same device"),
-            (lambda: torch.add(x, 1, out=torch.empty(3)), RuntimeError, "Expected all tensors to be on the same device"),
-            (lambda: torch.arange(4)[x.long()], RuntimeError, "Expected all tensors to be on the same device"),
+            (lambda: x + torch.ones(3), RuntimeError, mixed),
+            (lambda: torch.add(x, 1, out=torch.empty(3)), RuntimeError, mixed),
+            (lambda: torch.arange(4)[x.long()], RuntimeError, mixed),
             (lambda: torch.ops.infini.rms_norm(x, torch.ones(3), 1e-6), RuntimeError, "infini::rms_norm"),
             (lambda: x.numpy(), TypeError, "Use Tensor.cpu"),
             (lambda: torch.empty(1 << 58, device="infini"), torch.OutOfMemoryError, f"allocate {1 << 60} bytes"),

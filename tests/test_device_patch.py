@@ -160,3 +160,11 @@ def test_from_pretrained_and_back(tmp_path: Path) -> None:
     loaded = transformers.AutoModelForCausalLM.from_pretrained(tmp_path, device_map="infini")
     assert {p.device.type for p in loaded.parameters()} == {"infini"}
     assert torch.equal(logits(loaded, ids.to("infini")).cpu(), expected)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64, torch.float32])
+def test_histogram(dtype: torch.dtype) -> None:
+    """Mixtures of experts count integers with histc on devices other than the CPU."""
+    x = torch.tensor([0, 3, 3, 1, 2, 3, 7])
+    made = torch.histc(x.to("infini", dtype), bins=4, min=0, max=3)
+    assert made.dtype == dtype and made.tolist() == [1, 1, 1, 3]

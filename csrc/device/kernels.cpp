@@ -51,33 +51,41 @@ Tensor empty_strided(at::IntArrayRef size, at::IntArrayRef stride, std::optional
     return at::detail::empty_strided_generic(size, stride, device_allocator(), kKeys, c10::dtype_or_default(dtype));
 }
 
-// Makes room in the tensor's storage for what its sizes, strides and offset reach.
-void fit_storage(const Tensor &tensor) {
-    if (tensor.numel() == 0) {
+// Makes room in a storage for a tensor of these sizes and strides (empty: contiguous). Before the tensor gets them: a
+// storage that cannot grow leaves the tensor as it was.
+void make_room(c10::StorageImpl *storage, at::IntArrayRef size, at::IntArrayRef stride, int64_t offset,
+               size_t itemsize) {
+    if (c10::multiply_integers(size) == 0) {
         return;
     }
-    c10::StorageImpl *const storage = tensor.storage().unsafeGetStorageImpl();
-    const size_t bytes = at::detail::computeStorageNbytes(tensor.sizes(), tensor.strides(), tensor.dtype().itemsize(),
-                                                          tensor.storage_offset());
+    const size_t bytes = stride.data() != nullptr ? at::detail::computeStorageNbytes(size, stride, itemsize, offset)
+                                                  : at::detail::computeStorageNbytesContiguous(size, itemsize, offset);
     if (bytes > storage->nbytes()) {
         resize_storage(storage, bytes);
     }
 }
 
 const Tensor &resize_(const Tensor &self, at::IntArrayRef size, std::optional<at::MemoryFormat> memory_format) {
+    TORCH_CHECK(!memory_format || *memory_format != at::MemoryFormat::Preserve, "Unsupported memory format ",
+                *memory_format);
     c10::TensorImpl *const impl = self.unsafeGetTensorImpl();
     if (self.sizes() != size) {
+        make_room(self.storage().unsafeGetStorageImpl(), size, {}, self.storage_offset(), self.dtype().itemsize());
         impl->set_sizes_contiguous(size);
-        fit_storage(self);
     }
     if (memory_format) {
-        TORCH_CHECK(*memory_format != at::MemoryFormat::Preserve, "Unsupported memory format", *memory_format);
         impl->empty_tensor_restride(*memory_format);
     }
     return self;
 }
 
 Tensor &set_storage(Tensor &self, at::Storage source, int64_t offset, at::IntArrayRef size, at::IntArrayRef stride) {
+    TORCH_CHECK(offset >= 0, "Tensor: invalid storage offset ", offset);
+    TORCH_CHECK(stride.data() == nullptr || size.size() == stride.size(), "unequal size length (", size.size(),
+                ") and stride length (", stride.size(), ")");
+    if (source.device() == self.device()) { // what follows refuses another
+        make_room(source.unsafeGetStorageImpl(), size, stride, offset, self.dtype().itemsize());
+    }
     at::native::checkSetStorage<int64_t>(self, std::move(source), offset, size, stride);
     c10::TensorImpl *const impl = self.unsafeGetTensorImpl();
     if (stride.data() != nullptr) {
@@ -86,7 +94,6 @@ Tensor &set_storage(Tensor &self, at::Storage source, int64_t offset, at::IntArr
         impl->set_storage_offset(offset);
         impl->set_sizes_contiguous(size);
     }
-    fit_storage(self);
     return self;
 }
 
@@ -169,6 +176,7 @@ const char *const kOwn[] = {
     "aten::convolution_overrideable",
     "aten::convolution_backward_overrideable",
     "aten::_fused_sdp_choice",
+    "aten::histc",
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
     "aten::_thnn_fused_lstm_cell",

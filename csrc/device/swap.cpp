@@ -311,8 +311,11 @@ private:
                 }
                 break;
             case Kind::generator:
-                value =
-                    generator_below(value.isNone() ? std::nullopt : std::optional<at::Generator>(value.toGenerator()));
+                if (!value.isNone()) {
+                    value = generator_below(value.toGenerator());
+                } else if (backing.type == c10::kCPU) { // CUDA's default generators are infini's as well
+                    value = generator_below(std::nullopt);
+                }
                 break;
             }
         }

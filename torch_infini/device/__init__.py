@@ -10,8 +10,10 @@ Example:
     >>> torch_infini.device.unwrap(y)  # the same memory, as a tensor of the CPU
 """
 
-from ._enable import backing, enable, is_enabled
+from . import _sharing as _sharing  # what enable() installs
+from ._enable import enable
 from ._fallback import fallback, fallback_report
 from ._memory import unwrap, wrap
+from ._state import backing, is_enabled
 
 __all__ = ["backing", "enable", "fallback", "fallback_report", "is_enabled", "unwrap", "wrap"]

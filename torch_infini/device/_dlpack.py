@@ -34,5 +34,5 @@ def install() -> None:
         tensor = self.clone() if options.get("copy") else self
         return torch.utils.dlpack.to_dlpack(tensor)  # type: ignore[attr-defined]
 
-    Tensor.__dlpack_device__ = device  # type: ignore[assignment,method-assign]
-    Tensor.__dlpack__ = capsule  # type: ignore[assignment,method-assign]
+    Tensor.__dlpack_device__ = device  # type: ignore[method-assign]
+    Tensor.__dlpack__ = capsule  # type: ignore[method-assign]

@@ -3,33 +3,20 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Literal
 
 import torch
+from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from .. import _devices
-from . import _load, inductor
+from . import _dlpack, _load, _state, inductor, torch_module
 
 VARIABLE = "TORCH_INFINI_DEVICE"
 NAME = "infini"
 
-_backing: Literal["cpu", "cuda"] | None = None
-
-
-def is_enabled() -> bool:
-    """Return whether device `infini` is registered in this process."""
-    return _backing is not None
-
-
-def backing() -> Literal["cpu", "cuda"]:
-    """Return the device whose memory and kernels `infini` uses.
-
-    Raises:
-        RuntimeError: If the device is not enabled.
-    """
-    if _backing is None:
-        raise RuntimeError("torch_infini.device is not enabled: call torch_infini.device.enable() first")
-    return _backing
+# What other modules of this package do then.
+after_enabling: list[Callable[[], None]] = []
 
 
 def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
@@ -45,16 +32,15 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
             without a GPU for "cuda".
         ImportError: If the library for this release of torch is missing.
     """
-    global _backing
     chosen = backing or os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")
     if chosen not in ("cpu", "cuda"):
         origin = "backing" if backing else VARIABLE
         raise ValueError(f"torch_infini.device.enable: {origin} must be cpu or cuda, got {chosen!r}")
-    if _backing is not None:
-        if chosen != _backing and backing is not None:
+    if _state.enabled is not None:
+        if chosen != _state.enabled and backing is not None:
             raise RuntimeError(
-                f"torch_infini.device.enable: infini is enabled on {_backing} already, and cannot move to {chosen} in "
-                "the same process"
+                f"torch_infini.device.enable: infini is enabled on {_state.enabled} already, and cannot move to "
+                f"{chosen} in the same process"
             )
         return
     other = torch._C._get_privateuse1_backend_name()
@@ -66,15 +52,14 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
         )
     _load.load()
     torch.ops.infini_device.start(chosen)
-    torch.utils.rename_privateuse1_backend(NAME)
-    from . import _dlpack, _sharing, torch_module
-
+    rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, torch_module)
-    torch.utils.generate_methods_for_privateuse1_backend(
+    generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
-    _backing = "cuda" if chosen == "cuda" else "cpu"
-    _devices.set_backing(_backing)
+    _state.enabled = "cuda" if chosen == "cuda" else "cpu"
+    _devices.set_backing(_state.enabled)
     inductor.register()
     _dlpack.install()
-    _sharing.install()
+    for install in after_enabling:
+        install()

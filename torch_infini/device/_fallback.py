@@ -6,7 +6,7 @@ from typing import Literal
 
 import torch
 
-from ._enable import backing
+from ._state import backing
 
 _MODES = ("allow", "warn", "error")
 

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._enable import backing
+from ._state import backing
 
 
 class _Wrap(torch.autograd.Function):
@@ -16,7 +16,7 @@ class _Wrap(torch.autograd.Function):
         return torch.ops.infini_device.wrap(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return unwrap(gradient)
 
 
@@ -26,7 +26,7 @@ class _Unwrap(torch.autograd.Function):
         return torch.ops.infini_device.unwrap(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return wrap(gradient)
 
 

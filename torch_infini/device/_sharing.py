@@ -1,4 +1,4 @@
-"""Infini tensors between processes: torch.multiprocessing sends the backing device's tensor, and wraps it on arrival."""
+"""Infini tensors between processes: torch.multiprocessing sends the backing device's tensor and wraps it on arrival."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 from torch.multiprocessing import reductions
 
-from ._enable import backing, enable
+from ._enable import after_enabling, enable
+from ._state import backing
 
 
 def rebuild(
@@ -48,3 +49,6 @@ def install() -> None:
     """Let torch.multiprocessing's queues and processes take infini tensors."""
     for kind in (Tensor, torch.nn.Parameter):
         ForkingPickler.register(kind, reduce)
+
+
+after_enabling.append(install)

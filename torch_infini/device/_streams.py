@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from ..runtime import streams as runtime
-from ._enable import backing
+from ._state import backing
 
 Device = torch.device | str | int | None
 
@@ -39,7 +39,8 @@ class Stream(torch.Stream):
         """This stream as torch_infini.runtime's, which launches functions and records events on it."""
         if backing() == "cuda":
             device = torch.device("cuda", self.device_index)
-            return runtime.Stream.from_torch(torch.cuda.ExternalStream(self.native_handle, device))
+            native = self.native_handle  # type: ignore[attr-defined]
+            return runtime.Stream.from_torch(torch.cuda.ExternalStream(native, device))
         return runtime.Stream.borrow(self.stream_id, torch.device("cpu", 0))
 
 

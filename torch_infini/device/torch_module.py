@@ -22,7 +22,7 @@ from torch.accelerator.memory import (
 )
 
 from . import inductor
-from ._enable import backing
+from ._state import backing
 from ._streams import (
     Event,
     Stream,
