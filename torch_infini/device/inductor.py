@@ -53,10 +53,8 @@ def _classes() -> dict[str, Any]:
         """Python code that allocates on infini and calls that C++ code as the CPU's."""
 
         @staticmethod
-        def create(
-            is_subgraph: bool, subgraph_name: str | None, parent_wrapper: Any, partition_signatures: Any = None
-        ) -> Any:
-            return SubgraphCalls(subgraph_name, parent_wrapper, partition_signatures) if is_subgraph else Calls()
+        def create(is_subgraph: bool, subgraph_name: Any, parent_wrapper: Any, partition_signatures: Any = None) -> Any:
+            return SubgraphCalls(subgraph_name, parent_wrapper, partition_signatures) if is_subgraph else Calls()  # type: ignore[no-untyped-call]
 
         def _generate_kernel_call_helper(self, *args: Any, **kwargs: Any) -> None:
             super()._generate_kernel_call_helper(*args, **{**kwargs, "device": torch.device("cpu")})
@@ -71,7 +69,7 @@ def _classes() -> dict[str, Any]:
         device = node.get_device()
         return of_cpu(node) or (device is not None and device.type == INFINI)
 
-    scheduler.BaseSchedulerNode.is_cpu = is_cpu  # type: ignore[method-assign]
+    scheduler.BaseSchedulerNode.is_cpu = is_cpu  # type: ignore[method-assign, assignment]
     common.register_device_op_overrides(INFINI, CpuDeviceOpOverrides())
     return {
         "Scheduling": Scheduling,
