@@ -83,6 +83,23 @@ def test_weights_stay_where_they_are() -> None:
     assert logits(model, prompts().to("infini")).device.type == "infini"
 
 
+def test_misaligned_weights_are_moved() -> None:
+    """As on the CPU: a weight off a cache line, as files are mapped, is copied to one, on infini."""
+    model, ids = LLAMA.build().to("infini"), prompts().to("infini")
+    linear = model.get_submodule("model.layers.0.mlp.up_proj")
+    weight = linear.weight.data.cpu()
+    memory = bytearray(weight.nbytes + 128)
+    odd = torch.frombuffer(memory, dtype=torch.uint8)
+    start = (4 - odd.data_ptr()) % 64
+    mapped = torch.frombuffer(memory, dtype=torch.float32, offset=start, count=weight.numel()).view(weight.shape)
+    linear.weight.data = wrap(mapped.copy_(weight))
+    assert linear.weight.data_ptr() % 64 == 4
+    assert patch_model(model).replaced
+    assert mapped.untyped_storage().nbytes() == weight.nbytes  # else it would be a part of another's memory
+    assert linear.weight.data_ptr() % 64 == 0 and linear.weight.device.type == "infini"
+    assert torch.equal(linear.weight.cpu(), weight) and logits(model, ids).isfinite().all()
+
+
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_quantized(weights: Any) -> None:
     model, ids = LLAMA.build(torch.bfloat16), prompts()
