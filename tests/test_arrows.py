@@ -18,19 +18,20 @@ PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
 # BASE imports nothing, or one another.
-BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_dtypes", "_import_hooks"}
+BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_devices", "_dtypes", "_import_hooks"}
 ALLOWED: dict[str, set[str]] = {
     "_library": set(),
-    "_memory": set(),
+    "_memory": {"_devices"},
     "_headers": set(),
     "_cpu": set(),
     "_bandwidth": set(),
     "_deprecated": set(),
+    "_devices": set(),
     "_dtypes": set(),
     "_import_hooks": set(),
     "_attention": {"_library"},
     "_products": {"_library", "_cpu", "_dtypes"},
-    "quantize": {"_library"},
+    "quantize": {"_library", "_devices"},
     "libinfiniccl": {"_library", "_headers", "_dtypes"},
     "libinfiniop": {"_library", "_headers", "_dtypes"},
     "ops": BASE | {"quantize"},

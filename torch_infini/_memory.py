@@ -13,15 +13,18 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
+from ._devices import INFINI, backing_type, wrap
+
 LARGE = 1 << 20  # bytes from which large pages are asked for
 
 
 def new(*shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
     """Make a contiguous tensor; a large one on the CPU holds zeros, in pages that are allocated at first touch."""
     size = math.prod(shape) * dtype.itemsize
-    if torch.device(device or "cpu").type != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if backing_type(device or "cpu") != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them
         pages.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(pages, dtype=dtype).view(shape)
+    made = torch.frombuffer(pages, dtype=dtype).view(shape)
+    return wrap(made) if device is not None and torch.device(device).type == INFINI else made

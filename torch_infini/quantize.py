@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import _library
+from ._devices import on_cpu
 
 GROUP_SIZES = (32, 64, 128)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -44,7 +45,7 @@ def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
         raise _fail("quantizes_x", "bits", "be 4 or 8", repr(bits))
     return (
         (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
-        and x.is_cpu
+        and on_cpu(x)
         and _library.capability in MULTIPLIES_INTEGERS
     )
 

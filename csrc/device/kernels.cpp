@@ -176,6 +176,7 @@ const char *const kOwn[] = {
     "aten::convolution_overrideable",
     "aten::convolution_backward_overrideable",
     "aten::_fused_sdp_choice",
+    "aten::histc",
     "aten::_scaled_dot_product_fused_attention_overrideable",
     "aten::_scaled_dot_product_fused_attention_overrideable_backward",
     "aten::_thnn_fused_lstm_cell",

@@ -72,7 +72,8 @@ std::tuple<Tensor, Tensor, Tensor> convolve_backward_overrideable(const Tensor &
 int64_t attention_choice(const Tensor &q, const Tensor &k, const Tensor &v, const std::optional<Tensor> &mask,
                          double dropout, bool causal, std::optional<double> scale, bool grouped) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
-    if (backing.type == c10::kCPU && mask && mask->defined() && mask->requires_grad()) {
+    const bool is_traced = q.key_set().has(c10::DispatchKey::Python); // a fake has no memory, so no twin
+    if (is_traced || (backing.type == c10::kCPU && mask && mask->defined() && mask->requires_grad())) {
         return static_cast<int64_t>(sdp::SDPBackend::math);
     }
     const int64_t chosen = at::_fused_sdp_choice(below_tensor(q), below_tensor(k), below_tensor(v), below_tensor(mask),
@@ -172,6 +173,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> gru_cell_backward(const Tenso
             has_bias ? of_hidden.sum(0, false) : Tensor()};
 }
 
+// ---- histc ----
+
+// Of integers too, as on CUDA: transformers' mixtures of experts count tokens with it on every device that is not named
+// cpu. Counts in float64 are exact up to 2^53.
+Tensor histogram(const Tensor &x, int64_t bins, const at::Scalar &least, const at::Scalar &most) {
+    const at::AutoDispatchBelowADInplaceOrView below_autograd;
+    const Tensor values = below_tensor(x);
+    const bool of_integers = backing.type == c10::kCPU && c10::isIntegralType(x.scalar_type(), false);
+    return above_tensor(of_integers ? at::histc(values.to(at::kDouble), bins, least, most).to(x.scalar_type())
+                                    : at::histc(values, bins, least, most));
+}
+
 } // namespace
 
 void register_overrideable() {
@@ -182,6 +195,7 @@ void register_overrideable() {
     library->impl("convolution_backward", &convolve_backward);
     library->impl("convolution_backward_overrideable", &convolve_backward_overrideable);
     library->impl("_fused_sdp_choice", &attention_choice);
+    library->impl("histc", &histogram);
     library->impl("_scaled_dot_product_fused_attention_overrideable", &attention);
     library->impl("_scaled_dot_product_fused_attention_overrideable_backward", &attention_backward);
     library->impl("_thnn_fused_lstm_cell", &lstm_cell);

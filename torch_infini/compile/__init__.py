@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from .._devices import backing_type
 from ..ops import REGISTRY, chosen_providers
 from . import lowering
 from .graph import make_positional
@@ -123,8 +124,8 @@ def no_replacement(graph_module: GraphModule, example_inputs: Sequence[Any]) -> 
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         return "gradients may be required, and infini ops have none (call it under torch.no_grad())"
     supported = REGISTRY["rms_norm"].backends
-    if any(t.device.type not in supported for t in tensors):
+    if any(backing_type(t.device) not in supported for t in tensors):
         return f"it is not on a device that has kernels ({', '.join(supported)})"
-    if any(torch.is_autocast_enabled(device) for device in supported):
+    if any(torch.is_autocast_enabled(device) for device in {*supported, *(t.device.type for t in tensors)}):
         return "autocast is on"
     return None

@@ -10,7 +10,8 @@ from typing import Literal
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from . import _dlpack, _load, _state, torch_module
+from .. import _devices
+from . import _dlpack, _load, _state, inductor, torch_module
 
 VARIABLE = "TORCH_INFINI_DEVICE"
 NAME = "infini"
@@ -58,6 +59,8 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _state.enabled = "cuda" if chosen == "cuda" else "cpu"
+    _devices.set_backing(_state.enabled)
+    inductor.register()
     _dlpack.install()
     atexit.register(_settle, os.getpid())
     for install in after_enabling:

@@ -21,6 +21,7 @@ from torch.accelerator.memory import (
     reset_peak_memory_stats,
 )
 
+from . import inductor
 from ._state import backing
 from ._streams import (
     Event,
@@ -260,3 +261,8 @@ def set_rng_state_all(new_states: list[Tensor]) -> None:
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the bytes that are free and those that there are."""
     return get_memory_info(_index(device))
+
+
+def __getattr__(name: str) -> Any:
+    """Give Inductor its classes, which it looks up here when it first compiles: inductor.py."""
+    return inductor.codegen(name)

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from .._devices import INFINI
 from .groups import communicator
 from .tensor_parallel import TPGroup, init_tp_group
 from .worker_process import prepare_workers
@@ -28,4 +29,5 @@ def _make_group(options: Any, backend_options: Any) -> Any:
 
 
 if torch.distributed.is_available():
-    torch.distributed.Backend.register_backend("infiniccl", _make_group, extended_api=True, devices=["cpu", "cuda"])
+    devices = ["cpu", "cuda", INFINI]
+    torch.distributed.Backend.register_backend("infiniccl", _make_group, extended_api=True, devices=devices)

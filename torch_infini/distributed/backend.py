@@ -5,7 +5,7 @@ point with its tags, all-to-all, gather, scatter, reduce, bitwise reductions, sp
 machines through a Gloo group, CUDA tensors through an NCCL group. torch has no stable C++ interface for backends: this
 is a Python subclass of torch's ProcessGroup, whose virtual functions C++ callers (DDP's reducer, functional
 collectives) reach by its trampoline. What is not overridden here goes, as in every process group, to the backend that
-is registered for the tensors' device.
+is registered for the tensors' device. Tensors on infini are served as what backs them, in place.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
+from .._devices import INFINI, backing_type, on_cpu, unwrap
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id
-from .work import DoneWork, InfiniWork, WorkThread, together
+from .work import DoneWork, InfiniWork, WorkThread, tensors_in, together
 
 _REDUCIBLE = frozenset(dtype for dtype in DTYPES if not dtype.is_complex)
 _MEANS = frozenset(dtype for dtype in _REDUCIBLE if dtype.is_floating_point)
@@ -36,6 +37,7 @@ _REDUCTIONS = {
     hash(dist.ReduceOp.AVG): (ReduceOp.AVG, _MEANS),
 }
 _DONE = DoneWork()
+_WITHOUT_FUTURE = ("send", "recv", "recv_anysource", "_reduce_scatter_base", "reduce_scatter")  # of Gloo's works
 
 
 def _element(tensor: Tensor) -> tuple[int, int]:
@@ -130,17 +132,26 @@ class InfiniProcessGroup(dist.ProcessGroup):
 
     # ---- how a call runs ----
 
-    def _delegate(self, tensor: Tensor) -> Any:
-        """Return the Gloo or NCCL backend of the tensor's device.
+    def _delegate(self, name: str, results: Any, *arguments: Any) -> Any:
+        """Call a function of the Gloo or NCCL backend of the results' device; return its work.
 
         Not super(): the trampoline of a virtual function holds the GIL when it calls torch's own, and would deadlock
         with Gloo's threads, which hold the lock that it waits for and take the GIL to release tensors.
         """
-        return self._get_backend(tensor.device)
+        device = tensors_in(results)[0].device
+        function = getattr(self._get_backend(torch.device(backing_type(device))), name)
+        if device.type != INFINI:
+            return function(*arguments)
+        work = function(*map(_unwrapped, arguments))
+        if name in _WITHOUT_FUTURE:
+            return work
+        moved = InfiniWork(results)
+        work.get_future().add_done_callback(moved.follow)
+        return moved
 
     def _serves(self, tensors: Sequence[Tensor]) -> bool:
         strided = torch.strided
-        return self._communicator is not None and all(t.is_cpu and t.layout is strided for t in tensors)
+        return self._communicator is not None and all(on_cpu(t) and t.layout is strided for t in tensors)
 
     def _reduction(self, tensors: Sequence[Tensor], opts: Any) -> ReduceOp | None:
         """Return the reduction, or None if libinfiniccl does not serve it for these tensors."""
@@ -148,7 +159,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         if self._communicator is None:
             return None
         for tensor in tensors:
-            if not (tensor.is_cpu and tensor.dtype in dtypes and tensor.layout is torch.strided):
+            if not (on_cpu(tensor) and tensor.dtype in dtypes and tensor.layout is torch.strided):
                 return None
         return op
 
@@ -207,20 +218,20 @@ class InfiniProcessGroup(dist.ProcessGroup):
         tensors, opts = _arguments(tensors, opts, dist.AllreduceOptions)
         op = self._reduction(tensors, opts)
         if op is None:
-            return self._delegate(tensors[0]).allreduce(tensors, opts)
+            return self._delegate("allreduce", tensors, tensors, opts)
         return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def allreduce_coalesced(self, tensors: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.AllreduceCoalescedOptions()
         op = self._reduction(tensors, opts)
         if op is None:
-            return self._delegate(tensors[0]).allreduce_coalesced(tensors, opts)
+            return self._delegate("allreduce_coalesced", tensors, tensors, opts)
         return self._run(partial(_for_each, self._all_reduce, tensors, [op] * len(tensors)), tensors, opts)
 
     def broadcast(self, tensors: Any, opts: Any = None, timeout: Any = None) -> Any:
         tensors, opts = _arguments(tensors, opts, dist.BroadcastOptions)
         if not self._serves(tensors):
-            return self._delegate(tensors[0]).broadcast(tensors, opts)
+            return self._delegate("broadcast", tensors, tensors, opts)
         root = opts.rootRank
         return self._run(partial(_for_each, self._broadcast, tensors, [root] * len(tensors)), tensors, opts)
 
@@ -232,7 +243,7 @@ class InfiniProcessGroup(dist.ProcessGroup):
         parts = outputs[0]
         even = len(parts) == self.size() and all(p.shape == x.shape and p.dtype == x.dtype for p in parts)
         if len(inputs) != 1 or not even or not self._serves([x, *parts]):
-            return self._delegate(inputs[0]).allgather(outputs, inputs, opts)
+            return self._delegate("allgather", outputs, outputs, inputs, opts)
 
         def run() -> None:
             gathered = x.new_empty((len(parts), *x.shape))
@@ -245,14 +256,14 @@ class InfiniProcessGroup(dist.ProcessGroup):
     def all_gather_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         if not self._serves((output, input)):
-            return self._delegate(input)._allgather_base(output, input, opts)
+            return self._delegate("_allgather_base", [output], output, input, opts)
         return self._run(lambda: self._all_gather(output, input), [output], opts)
 
     def all_gather_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
         opts = opts if opts is not None else AllgatherOptions()
         if not self._serves([*outputs, *inputs]):
             return together(
-                self._delegate(x)._allgather_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
+                self._delegate("_allgather_base", [out], out, x, opts) for out, x in zip(outputs, inputs, strict=True)
             )
         return self._run(partial(_for_each, self._all_gather, outputs, inputs), outputs, opts)
 
@@ -264,14 +275,14 @@ class InfiniProcessGroup(dist.ProcessGroup):
         even = len(parts) == self.size() and all(p.shape == out.shape and p.dtype == out.dtype for p in parts)
         op = self._reduction([out, *parts], opts)
         if len(outputs) != 1 or not even or op is None:
-            return self._delegate(outputs[0]).reduce_scatter(outputs, inputs, opts)
+            return self._delegate("reduce_scatter", outputs, outputs, inputs, opts)
         return self._run(lambda: self._reduce_scatter(out, torch.stack(parts), op), outputs, opts)
 
     def reduce_scatter_single(self, output: Tensor, input: Tensor, opts: Any = None) -> Any:
         opts = opts if opts is not None else dist.ReduceScatterOptions()
         op = self._reduction((output, input), opts)
         if op is None:
-            return self._delegate(input)._reduce_scatter_base(output, input, opts)
+            return self._delegate("_reduce_scatter_base", [output], output, input, opts)
         return self._run(lambda: self._reduce_scatter(output, input, op), [output], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: list[Tensor], inputs: list[Tensor], opts: Any = None) -> Any:
@@ -279,14 +290,15 @@ class InfiniProcessGroup(dist.ProcessGroup):
         op = self._reduction([*outputs, *inputs], opts)
         if op is None:
             return together(
-                self._delegate(x)._reduce_scatter_base(out, x, opts) for out, x in zip(outputs, inputs, strict=True)
+                self._delegate("_reduce_scatter_base", [out], out, x, opts)
+                for out, x in zip(outputs, inputs, strict=True)
             )
         return self._run(partial(_for_each, self._reduce_scatter, outputs, inputs, [op] * len(outputs)), outputs, opts)
 
     def barrier(self, opts: Any = None, timeout: Any = None) -> Any:  # type: ignore[override]
         opts = opts if opts is not None else dist.BarrierOptions()
-        if self._communicator is None or len(self._device_types) > 1:  # on GPUs a barrier waits for streams too
-            gpu = torch.device("cuda")
+        gpu = torch.device("cuda")
+        if self._communicator is None or gpu in self._device_types:  # on GPUs a barrier waits for streams too
             backend: Any = self._get_backend(gpu if gpu in self._device_types else torch.device("cpu"))
             return backend.barrier(opts)
         all_reduce = self._communicator.all_reduce
@@ -295,16 +307,33 @@ class InfiniProcessGroup(dist.ProcessGroup):
     # ---- delegated: libinfiniccl has no kernel, or lacks tags and receives from any source ----
 
     def send(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
-        return self._delegate(tensors[0]).send(tensors, peer, tag)
+        return self._delegate("send", tensors, tensors, peer, tag)
 
     def recv(self, tensors: list[Tensor], peer: int, tag: int) -> Any:
-        return self._delegate(tensors[0]).recv(tensors, peer, tag)
+        return self._delegate("recv", tensors, tensors, peer, tag)
 
     def all_to_all_single(
         self, output: Tensor, input: Tensor, output_sizes: list[int], input_sizes: list[int], opts: Any = None
     ) -> Any:
         opts = opts if opts is not None else dist.AllToAllOptions()
-        return self._delegate(input).alltoall_base(output, input, output_sizes, input_sizes, opts)
+        return self._delegate("alltoall_base", [output], output, input, output_sizes, input_sizes, opts)
+
+    # torch's own would ask for a backend of the tensors' device, and infini has none of its own.
+
+    def reduce(self, tensors: Any, *settings: Any) -> Any:
+        return self._delegate("reduce", tensors, tensors, *settings)
+
+    def gather(self, outputs: Any, inputs: Any, *settings: Any) -> Any:
+        return self._delegate("gather", outputs if tensors_in(outputs) else inputs, outputs, inputs, *settings)
+
+    def scatter(self, outputs: Any, inputs: Any, *settings: Any) -> Any:
+        return self._delegate("scatter", outputs, outputs, inputs, *settings)
+
+    def alltoall(self, outputs: Any, inputs: Any, *settings: Any) -> Any:
+        return self._delegate("alltoall", outputs, outputs, inputs, *settings)
+
+    def recv_anysource(self, tensors: list[Tensor], tag: int) -> Any:
+        return self._delegate("recv_anysource", tensors, tensors, tag)
 
     # The names that torch had for them before 2.13.
     alltoall_base = all_to_all_single  # type: ignore[assignment]
@@ -335,6 +364,13 @@ class InfiniProcessGroup(dist.ProcessGroup):
         if self._communicator is not None:
             self._communicator.destroy()
         super().shutdown()
+
+
+def _unwrapped(argument: Any) -> Any:
+    """Return tensors, also in nested lists, as they are on the backing device; other arguments as they are."""
+    if isinstance(argument, list):
+        return [_unwrapped(part) for part in argument]
+    return unwrap(argument) if isinstance(argument, Tensor) else argument
 
 
 def _for_each(function: Callable[..., None], *columns: Sequence[Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._devices import backing_type
 from .._library import PATH, RUNTIME
 from ..libinfiniccl import CPU, DTYPES, NVIDIA, Communicator, ReduceOp
 from .transport import choose, shared_unique_id
@@ -144,7 +145,7 @@ def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
     Args:
         group: A process group of any backend; None: the default one, or this process by itself where
             torch.distributed is not initialised.
-        device: "cpu" or "cuda": where the ops' tensors lie.
+        device: "cpu" or "cuda", or "infini", which is its backing: where the ops' tensors lie.
 
     Returns:
         A number above 0; 0 for a single rank.
@@ -158,7 +159,7 @@ def communicator(group: Any = None, device: str | torch.device = "cpu") -> int:
         >>> y = torch.ops.infini.all_reduce(x, group)
     """
     dist = torch.distributed
-    kind = torch.device(device).type
+    kind = backing_type(device)
     if kind not in ("cpu", "cuda"):
         raise ValueError(f"torch_infini.distributed.communicator: device must be cpu or cuda, got {kind}")
     if group is None and not (dist.is_available() and dist.is_initialized()):

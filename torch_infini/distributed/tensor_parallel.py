@@ -12,6 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+from .._devices import backing_type
 from .groups import communicator
 from .transport import MOST_RANKS
 from .workers import Workers
@@ -157,7 +158,7 @@ def init_tp_group(size: int, device: torch.device | str = "cpu") -> TPGroup:
     if not isinstance(size, int) or size < 2:
         raise ValueError(f"{_INIT}: size must be an integer of at least 2, got {size!r}")
     if "TORCHELASTIC_RUN_ID" not in os.environ and not torch.distributed.is_initialized():
-        if torch.device(device).type != "cpu":
+        if backing_type(device) != "cpu":
             raise ValueError(f"{_INIT}: device must be cpu where torchrun did not start the ranks, got {device}")
         if size > MOST_RANKS:
             raise ValueError(f"{_INIT}: size must be at most {MOST_RANKS}, the ranks of one machine, got {size}")

@@ -11,7 +11,10 @@ from queue import SimpleQueue
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.futures import Future
+
+from .._devices import INFINI
 
 NO_TIMEOUT = timedelta(0)  # torch's own word for it, kNoTimeout
 
@@ -28,7 +31,9 @@ class InfiniWork(torch.distributed.Work):
         self._results = results
         self._error: BaseException | None = None
         self.ended = threading.Event()
-        self._trigger: Future[None] = Future()
+        # torch's futures carry tensors of the CPU and of the devices that they are told.
+        devices: list[int | str | torch.device] = [*{x.device for x in tensors_in(results) if x.device.type == INFINI}]
+        self._trigger: Future[None] = Future(devices=devices) if devices else Future()
         # An error set by Future.set_exception is one for Python alone; what a callback raises is one for C++ too.
         self._future = self._trigger.then(lambda _: self.result())
 
@@ -37,6 +42,15 @@ class InfiniWork(torch.distributed.Work):
         self._error = error
         self.ended.set()
         self._trigger.set_result(None)
+
+    def follow(self, future: Future[Any]) -> None:
+        """Complete the work as another's future ended."""
+        try:
+            future.value()
+        except BaseException as error:
+            self.finish(error)
+        else:
+            self.finish()
 
     def wait(self, timeout: timedelta = NO_TIMEOUT) -> bool:
         seconds = timeout.total_seconds()
@@ -61,6 +75,11 @@ class InfiniWork(torch.distributed.Work):
 
     def exception(self) -> Any:
         return self._error
+
+
+def tensors_in(results: Any) -> list[Tensor]:
+    """Return the tensors of nested lists."""
+    return [results] if isinstance(results, Tensor) else [x for part in results for x in tensors_in(part)]
 
 
 class DoneWork(torch.distributed.Work):

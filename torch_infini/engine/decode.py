@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from .. import runtime
+from .._devices import backing_type
 from .._library import emulates_cuda
 from ..models import Llama
 from ..nn import Batch, KVCache
@@ -106,7 +107,7 @@ def power_of_two(size: int) -> int:
 
 def recorder(device: torch.device) -> Record | None:
     """Return a function that computes a step and returns its replay; None where steps cannot be recorded."""
-    if device.type == "cpu":
+    if backing_type(device) == "cpu":
         # A program has no place for a provider's Python.
         return (
             None if emulates_cuda() or chosen_providers("cpu") else lambda step: runtime.program(step).replay

@@ -327,7 +327,9 @@ def device_of(device: torch.device | str) -> torch.device:
     try:
         found = torch.device(device)
     except (RuntimeError, TypeError) as error:
-        raise ValueError(f"torch_infini.LLM: device must be cpu, cuda or cuda:N, got {device!r}") from error
+        raise ValueError(
+            f"torch_infini.LLM: device must be cpu, cuda, cuda:N, or infini once it is enabled, got {device!r}"
+        ) from error
     if found.type == "cuda" and (found.index or 0) >= torch.cuda.device_count():
         raise ValueError(
             f"torch_infini.LLM: device must be one that torch sees, got {device} of {torch.cuda.device_count()} GPUs"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .._devices import backing_type
 from ..quantize import FLOATS
 from .sampling_params import SamplingParams
 
@@ -107,8 +108,8 @@ class Settings:
     """Tensors of the settings of so many rows, filled from lists in one call (on CUDA: and one copy)."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
-        on_cpu = device.type == "cpu"
-        self.host = torch.empty(32 * rows, dtype=torch.uint8, device="cpu", pin_memory=not on_cpu)
+        on_cpu = backing_type(device) == "cpu"
+        self.host = torch.empty(32 * rows, dtype=torch.uint8, device=device if on_cpu else "cpu", pin_memory=not on_cpu)
         self.memory = (c_char * (32 * rows)).from_address(self.host.data_ptr())
         self.pack_into = struct.Struct(f"={rows}q{rows}Q{rows}q{rows}f{rows}f").pack_into
         self.there = self.host if on_cpu else torch.empty_like(self.host, device=device, pin_memory=False)

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from .._devices import on_cpu
 from .._dtypes import SAFETENSORS_DTYPES
 from ..nn import WeightFormat
 from .config import read_json
@@ -273,7 +274,7 @@ class _Piece(NamedTuple):
     def load(self) -> None:
         """Read the rows into the slot's memory, or pass them to its `load` if they must be converted."""
         place = self.slot.place
-        if place is not None and place.is_cpu and place.dtype == self.dtype:
+        if place is not None and on_cpu(place) and place.dtype == self.dtype:
             self._read(place.data_ptr() + self.first * self.row_bytes, 0, self.rows)
             return
         step = _rows_in(_PART, self.row_bytes)

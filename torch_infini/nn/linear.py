@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from .. import _library, _memory, quantize
 from .._deprecated import renamed_fields
+from .._devices import backing_type
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..quantize import quantizes_x
@@ -72,7 +73,7 @@ class Linear(nn.Module):
             )
         n, k = out_features, in_features
         dtype = dtype or torch.get_default_dtype()
-        if format == "packed" and (dtype != torch.bfloat16 or torch.device(device or "cpu").type != "cpu"):
+        if format == "packed" and (dtype != torch.bfloat16 or backing_type(device or "cpu") != "cpu"):
             raise ValueError(
                 "torch_infini.nn.Linear: format 'packed' must be of bfloat16 on the CPU, got "
                 f"{str(dtype).removeprefix('torch.')} on {device or 'cpu'}"
@@ -195,7 +196,7 @@ class Linear(nn.Module):
         """Implement to(), cuda(), float() and the like; packed weights become dense where they cannot stay packed."""
         if self.format == "packed":
             there = fn(self.weight.data[:0])
-            if there.dtype != torch.bfloat16 or there.device.type != "cpu":
+            if there.dtype != torch.bfloat16 or backing_type(there.device) != "cpu":
                 self.weight = nn.Parameter(self.dense(), requires_grad=False)
                 self.format = "dense"
         nn.Module._apply(self, fn, recurse)
@@ -213,7 +214,7 @@ def fastest(format: WeightFormat, dtype: torch.dtype, device: torch.device | str
     """
     if format not in get_args(WeightFormat):
         raise ValueError(f"torch_infini.models: weights must be 'dense', 'int8' or 'int4', got {format!r}")
-    packs = dtype == torch.bfloat16 and torch.device(device).type == "cpu" and not _library.emulates_cuda()
+    packs = dtype == torch.bfloat16 and backing_type(device) == "cpu" and not _library.emulates_cuda()
     return "packed" if format == "dense" and packs and _library.capability in MULTIPLIES_BFLOAT16 else format
 
 

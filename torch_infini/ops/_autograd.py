@@ -102,7 +102,7 @@ def trace(spec: OpSpec) -> None:
             results = tuple(without_backward(y, x, spec.name) for y in results)
         return results if isinstance(result, tuple) else results[0]
 
-    for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA):
+    for key in (DispatchKey.AutogradCPU, DispatchKey.AutogradCUDA, DispatchKey.AutogradPrivateUse1):
         op.py_impl(key)(traced)
 
 

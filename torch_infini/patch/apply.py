@@ -15,6 +15,7 @@ from torch import nn
 from transformers import GenerationMixin
 
 from .. import _products
+from .._devices import on_cpu
 from . import interface
 from .attention import Attention
 from .compressed import compressed_layers, take_over
@@ -89,7 +90,7 @@ def apply(model: nn.Module, weights: str | None, strict: bool, selection: Select
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     """Describe the dtype of the dense products and what computes them; empty if there are none."""
     dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
-    dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and p.is_cpu), None)
+    dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and on_cpu(p)), None)
     if not dense or dtype is None:
         return ""
     return f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype, ('linear', 'matmul'))}"

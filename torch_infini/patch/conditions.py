@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
+from .._devices import INFINI, on_cpu, on_cuda
 from ..ops._registry import FLOATS, REGISTRY
 from .parallel_forward import only_reduces_gradients
 
@@ -32,8 +33,14 @@ def needs_fallback(module: nn.Module, x: Tensor) -> bool:
 
 def has_kernels(x: Tensor) -> bool:
     """Return whether there are kernels for the tensor's device and dtype, and no autocast or transform is active."""
-    here = x.is_cpu or (CUDA and x.is_cuda and not torch.is_autocast_enabled("cuda"))
+    here = x.is_cpu or (CUDA and x.is_cuda and not torch.is_autocast_enabled("cuda")) or runs_on_infini(x)
     return here and x.dtype in FLOATS and not torch.is_autocast_enabled("cpu") and not transformed()
+
+
+def runs_on_infini(x: Tensor) -> bool:
+    """Return whether the tensor is on the device infini, whose backing has kernels, without its autocast."""
+    kernels = x.device.type == INFINI and (on_cpu(x) or (CUDA and on_cuda(x)))
+    return kernels and not torch.is_autocast_enabled(INFINI)
 
 
 def transformed() -> bool:
@@ -81,7 +88,7 @@ def unsupported_placement(module: nn.Module) -> str | None:
         return "its forward was replaced on the instance"
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:
-        if not (tensor.is_cpu or (CUDA and tensor.is_cuda)):
+        if not (on_cpu(tensor) or (CUDA and on_cuda(tensor))):
             return f"{name} is on {tensor.device}, not {'cpu or cuda' if CUDA else 'cpu'}"
     places = sorted({str(tensor.device) for _, tensor in tensors})
     return f"it is spread over {', '.join(places)}" if len(places) > 1 else None

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
+from .._devices import on_cpu
 from .probe import PROBE_SEED
 
 PLAIN = (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, Enum)
@@ -46,7 +47,7 @@ class Fingerprints:
             found = kind, self.of(vars(value))
         elif isinstance(value, nn.Module):
             found = self.of_module(value)
-        elif isinstance(value, Tensor) and value.is_cpu and not value.is_sparse and value.numel() <= LARGEST:
+        elif isinstance(value, Tensor) and on_cpu(value) and not value.is_sparse and value.numel() <= LARGEST:
             number = value.detach().contiguous().view(-1).view(torch.uint8) if value.numel() else value
             found = kind, value.dtype, value.shape, value.requires_grad, bytes(number.tolist())
         else:  # functions, objects of other classes, large tensors

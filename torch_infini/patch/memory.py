@@ -10,6 +10,7 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
+from .._devices import on_cpu, unwrap
 from .._memory import new
 from .shares import local
 
@@ -17,7 +18,7 @@ LINE = 64  # bytes
 
 
 def moved(x: Tensor) -> Tensor:
-    return new(*x.shape, dtype=x.dtype).copy_(x)
+    return new(*x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def align(modules: Iterable[nn.Module]) -> None:
@@ -29,7 +30,7 @@ def align(modules: Iterable[nn.Module]) -> None:
     for module in modules:
         parameter = module._parameters.get("weight") if isinstance(module, nn.Linear) else None
         weight = local(parameter)
-        if weight is None or not weight.is_cpu or weight.data_ptr() % LINE == 0 or weight.is_shared():
+        if weight is None or not on_cpu(weight) or weight.data_ptr() % LINE == 0 or unwrap(weight).is_shared():
             continue
         whole = weight.is_contiguous() and weight.untyped_storage().nbytes() == weight.numel() * weight.element_size()
         if whole or weight is not parameter:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from .._devices import backing_type
 from ..distributed import TPGroup
 from ..ops._registry import FLOATS
 from .conditions import dense_last, needs_fallback
@@ -31,7 +32,7 @@ def style_of(module: nn.Module) -> tuple[Any, TPGroup]:
     style, mesh = parts.get("self"), parts.get("mesh")
     if style is None or mesh is None:
         raise Unsupported(f"transformers shards it by {forward.__qualname__.partition('.')[0]}, which is not supported")
-    if mesh.device_type != "cpu":
+    if backing_type(mesh.device_type) != "cpu":
         raise Unsupported(f"it is sharded on {mesh.device_type}, and tensor parallelism is supported on the CPU only")
     for name, parameter in module.named_parameters():
         if not isinstance(parameter, DTensor) or len(parameter.placements) != 1:

@@ -12,6 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .._devices import backing_type
 from ..distributed import TPGroup
 from .parallel_forward import closure_of, parallel_forward
 
@@ -95,6 +96,6 @@ def ranks_of_model(model: nn.Module) -> TPGroup | None:
     """Return the tensor-parallel group of a model sharded on the CPU; None for a model that is not sharded."""
     for module in model.modules():
         mesh = closure_of(forward).get("mesh") if (forward := parallel_forward(module)) is not None else None
-        if mesh is not None and mesh.device_type == "cpu":
+        if mesh is not None and backing_type(mesh.device_type) == "cpu":
             return ranks_of(mesh)
     return None

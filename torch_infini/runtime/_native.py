@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from .._devices import backing_device
 from .._headers import Interface, declare, parse
 from .._library import ROOT, RUNTIME
 
@@ -48,10 +49,10 @@ def made(name: str, *arguments: Any, last: bool = False) -> int:
 
 
 def device_of(device: torch.device | str | int | None) -> torch.device:
-    """Return a device with its index; None: the current CUDA device, or the CPU without CUDA."""
+    """Return a device with its index; of infini, its backing's. None: the current CUDA device, or the CPU."""
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    device = torch.device(device)
+    device = backing_device(device)
     if device.type not in _DEVICES:
         raise ValueError(f"torch_infini.runtime: device must be cpu or cuda, got {device}")
     if device.index is None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
+from .._devices import backing_device, backing_type
 from . import _calls, _native
 from ._plan import capturing, refuse_inside
 from .streams import Stream
@@ -60,11 +61,11 @@ def graph(fn: Callable[..., Any], *args: Any, warmup: int = 2, pool: _POOL_HANDL
         raise ValueError(f"{_OP}: warmup must be at least 1, got {warmup}")
     given, spec = pytree.tree_flatten(args)
     devices = sorted({str(leaf.device) for leaf in given if isinstance(leaf, Tensor)})
-    if len(devices) != 1 or torch.device(devices[0]).type not in ("cpu", "cuda"):
+    if len(devices) != 1 or backing_type(devices[0]) not in ("cpu", "cuda"):
         got = ", ".join(devices) or "no tensor"
         raise ValueError(f"{_OP}: the tensors in args must be on one device, the CPU or a CUDA device, got {got}")
     inputs = [_copy(leaf) if isinstance(leaf, Tensor) else leaf for leaf in given]
-    kind = _CudaGraph if devices[0].startswith("cuda") else _CpuGraph
+    kind = _CudaGraph if backing_type(devices[0]) == "cuda" else _CpuGraph
     return kind(fn, given, inputs, spec, warmup, pool)
 
 
@@ -160,7 +161,7 @@ class Graph:
 
 class _CudaGraph(Graph):
     def _capture(self, fn: Callable[..., Any], given: Sequence[Any], warmup: int) -> Any:
-        self._device = next(leaf.device for leaf in given if isinstance(leaf, Tensor))
+        self._device = backing_device(next(leaf.device for leaf in given if isinstance(leaf, Tensor)))
         with torch.cuda.device(self._device):
             aside = torch.cuda.Stream()
             aside.wait_stream(torch.cuda.current_stream())

@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from .._devices import backing_type
 from .._library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._kernel_calls import KernelCalls
@@ -83,7 +84,7 @@ class Program:
         for leaf in results:
             if leaf is not None and not isinstance(leaf, Tensor):
                 raise RuntimeError(f"{_OP}: fn must return tensors, or tuples, lists and dicts of them, got {leaf!r}")
-        _check_devices(results)
+        notes.check_devices(results)
         if any(leaf.requires_grad for leaf in tensors_of(results)):
             raise RuntimeError(
                 f"{_OP}: results must not require a gradient, for a program has no backward (call program() under "
@@ -123,6 +124,7 @@ class _Notes(TorchDispatchMode):
 
     Attributes:
         calls: In order; a functional form is noted as the out form.
+        device: Where the tensors are: the CPU, or infini backed by it; the CPU before the first.
         made: The memory that fn made, by storage_key(). Kept, so that none has the address of one before it.
     """
 
@@ -130,6 +132,8 @@ class _Notes(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self.calls: list[Call] = []
         self.made: dict[int, torch.UntypedStorage] = {}
+        self.device = torch.device("cpu")
+        self._any = False
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -139,7 +143,7 @@ class _Notes(TorchDispatchMode):
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         kwargs = kwargs or {}
-        _check_devices((args, kwargs))
+        self.check_devices((args, kwargs))
         if isinstance(func, torch._ops.OpOverload):
             if func.namespace == "infini":
                 return self._note(func, args, kwargs)
@@ -175,9 +179,20 @@ class _Notes(TorchDispatchMode):
         return result
 
     def _keep(self, made: Any) -> Any:
-        _check_devices(made)
+        self.check_devices(made)
         self.made.update({storage_key(tensor): tensor.untyped_storage() for tensor in tensors_of(made)})
         return made
+
+    def check_devices(self, values: Any) -> None:
+        """Raise RuntimeError unless all tensors so far are in the CPU's memory, and on one device."""
+        for tensor in tensors_of(values):
+            if backing_type(tensor.device) != "cpu":
+                raise RuntimeError(f"{_OP}: every tensor must be on the CPU ({_ON_CUDA}), got one on {tensor.device}")
+            if self._any and tensor.device != self.device:
+                raise RuntimeError(
+                    f"{_OP}: all tensors must be on one device, got one on {tensor.device} after one on {self.device}"
+                )
+            self.device, self._any = tensor.device, True
 
 
 class _Arena:
@@ -195,14 +210,15 @@ class _Arena:
             use(call.tensors(), when)
         use(tensors_of(results), len(notes.calls))  # to the end
         self._offsets, self.bytes = place({key: notes.made[key].nbytes() for key in lives}, lives)
-        self._storage = torch.empty(self.bytes, dtype=torch.uint8).untyped_storage()
+        self._device = notes.device
+        self._storage = torch.empty(self.bytes, dtype=torch.uint8, device=self._device).untyped_storage()
         self._moved: dict[int, Tensor] = {}
 
     def copy(self, made: Sequence[Any]) -> None:
         """Copy the contents of those tensors that fn made to the arena."""
         for storage in {storage_key(tensor): tensor.untyped_storage() for tensor in tensors_of(made)}.values():
             if (offset := self._offsets.get(storage._cdata)) is not None:
-                whole = torch.empty(0, dtype=torch.uint8).set_(storage)
+                whole = torch.empty(0, dtype=torch.uint8, device=self._device).set_(storage)
                 whole.new_empty(0).set_(self._storage, offset, whole.shape, (1,)).copy_(whole)
 
     def moved(self, value: Any) -> Any:
@@ -212,12 +228,6 @@ class _Arena:
             return value
         if id(value) not in self._moved:
             start = offset // value.element_size() + value.storage_offset()
-            place_ = torch.empty(0, dtype=value.dtype)
+            place_ = torch.empty(0, dtype=value.dtype, device=self._device)
             self._moved[id(value)] = place_.set_(self._storage, start, value.shape, value.stride())
         return self._moved[id(value)]
-
-
-def _check_devices(values: Any) -> None:
-    for tensor in tensors_of(values):
-        if tensor.device.type != "cpu":
-            raise RuntimeError(f"{_OP}: every tensor must be on the CPU ({_ON_CUDA}), got one on {tensor.device}")

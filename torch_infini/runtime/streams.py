@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .._devices import backing_type
 from . import _calls, _native
 
 _LEGACY_STREAM = 1  # cudaStreamLegacy: torch's default stream, whose address is NULL
@@ -257,7 +258,7 @@ class Stream:
             ValueError: For a tensor on another device.
         """
         for i, tensor in enumerate(tensors):
-            if tensor.device.type != self.device.type or (tensor.is_cuda and tensor.device != self.device):
+            if backing_type(tensor.device) != self.device.type or (tensor.is_cuda and tensor.device != self.device):
                 raise ValueError(
                     f"torch_infini.runtime.Stream.uses: tensor {i} must be on the stream's device, "
                     f"{_name(self.device)}, got one on {tensor.device}"
