@@ -387,6 +387,11 @@ OnTwins &kernel_of(const OperatorHandle &op) {
     return *kernel;
 }
 
+// Kernels for every device that refuse all but those they know by name.
+bool asks_for_a_known_device(const c10::OperatorName &op) {
+    return op.name == "aten::mode" && op.overload_name == "values";
+}
+
 void fall_back(const OperatorHandle &op, c10::DispatchKeySet keys, Stack *stack) {
     kernel_of(op)(op, keys, stack);
 }
@@ -426,7 +431,9 @@ void register_fallbacks() {
                 continue;
             }
             const auto op = c10::Dispatcher::singleton().findSchema(op_name);
-            if (!op || !op->hasKernelForDispatchKey(backing.key) || op->isKernelFallthroughKernel(backing.key)) {
+            const bool has_kernel =
+                op && op->hasKernelForDispatchKey(backing.key) && !op->isKernelFallthroughKernel(backing.key);
+            if (!has_kernel && !asks_for_a_known_device(op_name)) {
                 continue;
             }
             auto kernel = std::make_unique<OnTwins>(*op);

@@ -205,12 +205,15 @@ def attention() -> None:
 @everyday("torch.nn")
 def transformer_layer() -> None:
     """TransformerEncoderLayer in training, and in evaluation by its fast path."""
-    layer = lambda: torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+
+    def layer() -> torch.nn.Module:
+        return torch.nn.TransformerEncoderLayer(16, 4, 32, dropout=0.0, batch_first=True)
+
     trained_step(layer, data(2, 5, 16))
 
     def use(device: str) -> Any:
         torch.manual_seed(0)
-        model: Any = layer().eval().to(device)
+        model = layer().eval().to(device)
         with torch.no_grad():
             return model(data(2, 5, 16).to(device))
 
