@@ -5,6 +5,7 @@ Each is refused with a sentence that names the file, the entry, the rule and wha
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -215,30 +216,44 @@ def add_code(folder: Path, config_too: bool) -> Path:
     return marker
 
 
-@pytest.mark.parametrize("command", ["generate", "bench", "demo"])
+QUICK = {
+    "generate": ["--max-new-tokens", "2"],
+    "bench": ["--requests", "1", "--rounds", "1", "--output-tokens", "2"],
+    "demo": ["--max-new-tokens", "2", "--runs", "1"],
+}
+
+
+@pytest.mark.parametrize("command", QUICK)
 @pytest.mark.parametrize("config_too", [False, True])
-def test_code_of_a_folder_is_never_run(command: str, config_too: bool, folder: Path) -> None:
+def test_code_of_a_folder_is_never_run(
+    command: str, config_too: bool, folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Not even for a yes on stdin: nobody is asked."""
     marker = add_code(folder, config_too)
-    quick = {
-        "generate": ["--max-new-tokens", "2"],
-        "bench": ["--requests", "1", "--rounds", "1", "--output-tokens", "2"],
-    }
-    options = quick.get(command, ["--max-new-tokens", "2", "--runs", "1"])
-    done = subprocess.run(
-        [sys.executable, "-m", "torch_infini", command, "--model", str(folder), *options],
-        input="y\n" * 10,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    answers = io.StringIO("y\n" * 10)
+    monkeypatch.setattr(sys, "stdin", answers)
+    status = main([command, "--model", str(folder), *QUICK[command]])
+    out, err = capfd.readouterr()
+    check_that_no_code_ran(marker, config_too, status, out, err)
+    assert answers.tell() == 0
+
+
+def test_code_of_a_folder_is_never_run_by_a_process(folder: Path) -> None:
+    """The same with a real stdin."""
+    marker = add_code(folder, False)
+    line = [sys.executable, "-m", "torch_infini", "generate", "--model", str(folder), *QUICK["generate"]]
+    done = subprocess.run(line, input="y\n" * 10, capture_output=True, text=True, timeout=300)
+    check_that_no_code_ran(marker, False, done.returncode, done.stdout, done.stderr)
+
+
+def check_that_no_code_ran(marker: Path, config_too: bool, status: int, out: str, err: str) -> None:
     assert not marker.exists()
-    assert "[y/N]" not in done.stdout + done.stderr
+    assert "[y/N]" not in out + err
     if config_too:
-        assert done.returncode == 2
-        assert "code of a model folder (auto_map) is never run" in done.stderr
+        assert status == 2
+        assert "code of a model folder (auto_map) is never run" in err
     else:  # the tokenizer can be read without its code, or is refused
-        assert done.returncode == 0 or "code of a model folder (auto_map) is never run" in done.stderr
+        assert status == 0 or "code of a model folder (auto_map) is never run" in err
 
 
 @pytest.mark.parametrize("door", ["LLM", "Llama", "InferEngine", "AutoConfig"])
