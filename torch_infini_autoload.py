@@ -7,7 +7,7 @@ import os
 
 
 def autoload() -> None:
-    """Enable device `infini` where TORCH_INFINI_DEVICE is set to cpu or cuda."""
+    """Enable device `infini` where TORCH_INFINI_DEVICE is set: to cpu, cuda, or a vendor's device or library."""
     if os.environ.get("TORCH_INFINI_DEVICE"):
         import torch_infini.device
 

@@ -674,8 +674,14 @@ def test_a_template_that_raises(folder: Path) -> None:
             "tensor_parallel must be an integer of at least 1, got 0",
         ),
         (lambda llm: LLM("x", tensor_parallel=True), "tensor_parallel must be an integer of at least 1, got True"),
-        (lambda llm: LLM("x", device="nowhere"), "torch_infini.LLM: device must be cpu, cuda or cuda:N, got 'nowhere'"),
-        (lambda llm: LLM("x", device=None), "torch_infini.LLM: device must be cpu, cuda or cuda:N, got None"),
+        (
+            lambda llm: LLM("x", device="nowhere"),
+            "torch_infini.LLM: device must be cpu, cuda, cuda:N, or infini once it is enabled, got 'nowhere'",
+        ),
+        (
+            lambda llm: LLM("x", device=None),
+            "torch_infini.LLM: device must be cpu, cuda, cuda:N, or infini once it is enabled, got None",
+        ),
         (
             lambda llm: LLM("x", device="cuda:99"),
             "torch_infini.LLM: device must be one that torch sees, got cuda:99 of",

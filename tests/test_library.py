@@ -31,7 +31,8 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 def test_exports_only_what_python_calls() -> None:
     exported = {fields[-1] for fields in nm("-D", "--defined-only", str(PATH))}
     programs = {f"infiniTorchProgram{name}" for name in ("Begin", "End", "Replay", "Destroy")} | {
-        "infiniTorchChecksOnly"
+        "infiniTorchChecksOnly",
+        "infiniTorchComputeOn",
     }
     products = {"infiniTorchLibraryFrom", "infiniTorchLibraryBelow", "infiniTorchSetLibraryFrom"}
     attention = {f"infiniTorch{name}" for name in ("AttentionFrom", "AttentionQueries", "SetAttentionFrom")}

@@ -12,12 +12,24 @@ from torch import Tensor
 INFINI = "infini"
 
 _backing: str | None = None
+_takes_any_memory = True
 
 
-def set_backing(device_type: str) -> None:
-    """Say what backs the device infini: "cpu" or "cuda". Called once, when the device is registered."""
-    global _backing
-    _backing = device_type
+def set_backing(device_type: str, takes_any_memory: bool) -> None:
+    """Say what backs the device infini, once, when it is registered.
+
+    Args:
+        device_type: "cpu" or "cuda".
+        takes_any_memory: Whether wrap() takes memory of any allocator of that device: not with a vendor's device.
+    """
+    global _backing, _takes_any_memory
+    _backing, _takes_any_memory = device_type, takes_any_memory
+
+
+def takes_memory_of(device: torch.device | str) -> bool:
+    """Return whether tensors on a device may lie in memory that this process has allocated for them by itself."""
+    found = torch.device(device).type
+    return found == "cpu" or (found == INFINI and _backing == "cpu" and _takes_any_memory)
 
 
 def backing_type(device: torch.device | str) -> str:

@@ -13,7 +13,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ._devices import INFINI, backing_type, wrap
+from ._devices import INFINI, takes_memory_of, wrap
 
 LARGE = 1 << 20  # bytes from which large pages are asked for
 
@@ -21,7 +21,7 @@ LARGE = 1 << 20  # bytes from which large pages are asked for
 def new(*shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
     """Make a contiguous tensor; a large one on the CPU holds zeros, in pages that are allocated at first touch."""
     size = math.prod(shape) * dtype.itemsize
-    if backing_type(device or "cpu") != "cpu" or size < LARGE or not hasattr(mmap, "MADV_HUGEPAGE"):
+    if size < LARGE or not takes_memory_of(device or "cpu") or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.empty(shape, dtype=dtype, device=device)
     pages = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     with suppress(OSError):  # a kernel without them

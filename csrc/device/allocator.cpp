@@ -12,8 +12,6 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/core/CPUAllocator.h>
 
-#include "infinirt.h"
-
 namespace infini::device {
 namespace {
 
@@ -77,6 +75,7 @@ public:
             backing.type == c10::kCPU ? c10::GetCPUAllocator() : c10::GetAllocator(backing.type);
         c10::DataPtr data;
         try {
+            const InVendorMemory in_vendor_memory;
             data = below_->allocate(bytes);
         } catch (const c10::OutOfMemoryError &) {
             throw; // CUDA's own says what was asked and what is free

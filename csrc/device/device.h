@@ -11,6 +11,8 @@
 #include <c10/core/CachingDeviceAllocator.h>
 #include <torch/library.h>
 
+#include "infinirt.h"
+
 namespace infini::device {
 
 constexpr c10::DeviceType kInfini = c10::DeviceType::PrivateUse1;
@@ -20,6 +22,12 @@ struct Backing {
     c10::DeviceType type = c10::DeviceType::CPU;
     c10::DispatchKey key = c10::DispatchKey::CPU;
     bool started = false;
+    // A device of infinirt that a vendor has brought, whose memory the host can use: twins are tensors of the CPU in it,
+    // and ops of torch.ops.infini run its kernels where it has them. CPU: there is none.
+    infiniDevice_t vendor = INFINI_DEVICE_CPU;
+    size_t (*compute_on)(infiniDevice_t, bool) = nullptr; // infiniTorchComputeOn, of csrc/torch
+
+    bool is_vendors() const { return vendor != INFINI_DEVICE_CPU; }
 };
 extern Backing backing;
 
@@ -69,6 +77,23 @@ bool is_pinned(const void *pointer);
 void register_allocators();
 // Throws OutOfMemoryError with the bytes that were asked for and those that are free.
 [[noreturn]] void out_of_memory(const std::string &cause, int64_t asked);
+
+// ---- vendor.cpp: memory of a vendor's device ----
+
+// While one exists, this thread makes tensors of the CPU in the vendor's memory, if there is a vendor.
+class InVendorMemory {
+public:
+    InVendorMemory();
+    ~InVendorMemory();
+    InVendorMemory(const InVendorMemory &) = delete;
+    InVendorMemory &operator=(const InVendorMemory &) = delete;
+
+private:
+    bool before_;
+};
+// Makes torch's allocator of the CPU one that knows the vendor's memory as well.
+void register_vendor_memory();
+bool is_vendor_memory(const c10::StorageImpl *storage);
 
 // ---- guard.cpp, generator.cpp, hooks.cpp, profiler.cpp ----
 

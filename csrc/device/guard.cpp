@@ -10,8 +10,6 @@
 
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "infinirt.h"
-
 namespace infini::device {
 
 Backing backing;

@@ -9,7 +9,8 @@
 namespace infini::device {
 namespace {
 
-void start(std::string_view name) {
+// vendor: a device of infinirt below backing "cpu", or 0; compute_on: the address of infiniTorchComputeOn.
+void start(std::string_view name, int64_t vendor, int64_t compute_on) {
     TORCH_CHECK_VALUE(name == "cpu" || name == "cuda",
                       "torch_infini.device.enable: backing must be \"cpu\" or \"cuda\", got ", name);
     TORCH_CHECK(!backing.started, "torch_infini.device.enable: the device is enabled already");
@@ -22,6 +23,11 @@ void start(std::string_view name) {
                     "torch_infini.device.enable: backing \"cuda\" needs a torch with CUDA and a GPU");
         at::globalContext().lazyInitDevice(c10::kCUDA);
         backing = {c10::kCUDA, c10::DispatchKey::CUDA};
+    }
+    if (vendor != INFINI_DEVICE_CPU) {
+        backing.vendor = static_cast<infiniDevice_t>(vendor);
+        backing.compute_on = reinterpret_cast<size_t (*)(infiniDevice_t, bool)>(compute_on);
+        register_vendor_memory();
     }
     register_guard();
     register_allocators();
@@ -73,7 +79,7 @@ void settle_autograd() {
 }
 
 TORCH_LIBRARY(infini_device, m) {
-    m.def("start(str backing) -> ()", &start);
+    m.def("start(str backing, int vendor, int compute_on) -> ()", &start);
     m.def("wrap(Tensor tensor) -> Tensor", &wrap);
     m.def("unwrap(Tensor tensor) -> Tensor", &unwrap);
     m.def("settle_autograd() -> ()", &settle_autograd);

@@ -5,6 +5,8 @@
 
 #include <mutex>
 
+#include <ATen/core/LegacyTypeDispatch.h>
+
 namespace infini::device {
 namespace {
 
@@ -161,6 +163,11 @@ at::Tensor from_result(const at::Tensor &tensor) {
                                 "; compute it on torch_infini.device.unwrap(tensor), which shares the memory");
     auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(
         tensor.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl());
+    if (C10_UNLIKELY(backing.is_vendors() && !is_vendor_memory(twin.get()))) { // of a kernel with memory of its own
+        const InVendorMemory in_vendor_memory;
+        const at::AutoDispatchBelowADInplaceOrView below_autograd;
+        return from_result(tensor.clone());
+    }
     return from_twin(tensor, storage_around(std::move(twin), true));
 }
 
@@ -184,6 +191,9 @@ at::Tensor wrap(const at::Tensor &tensor) {
         return from_result(tensor);
     }
     auto twin = c10::intrusive_ptr<c10::StorageImpl>::reclaim_copy(tensor.storage().unsafeGetStorageImpl());
+    TORCH_CHECK_NOT_IMPLEMENTED(!backing.is_vendors() || is_vendor_memory(twin.get()),
+                                "torch_infini.device.wrap: tensor must be in the memory of the vendor's device (made "
+                                "by unwrap), got one in the CPU's; tensor.to(\"infini\") copies it");
     twin->set_resizable(false);
     return from_twin(tensor, storage_around(std::move(twin), false));
 }

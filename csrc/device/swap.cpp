@@ -245,6 +245,7 @@ public:
         }
         Call call(plan_);
         swap(call, stack);
+        const InVendorMemory results_there;
         run(op, stack);
         call.follow();
         give_back(call, stack);
@@ -254,8 +255,8 @@ public:
     std::atomic<int64_t> calls{0};
 
 private:
-    void count() {
-        calls.fetch_add(1, std::memory_order_relaxed);
+    void count(size_t missing = 1) {
+        calls.fetch_add(static_cast<int64_t>(missing), std::memory_order_relaxed);
         const FallbackMode now = mode.load(std::memory_order_relaxed);
         if (C10_LIKELY(now == FallbackMode::allow)) {
             return;
@@ -265,8 +266,8 @@ private:
                                     "to \"allow\" to run torch's kernel for ",
                                     c10::Device(backing.type), ", or call an op of torch.ops.infini");
         if (!warned_.exchange(true)) {
-            TORCH_WARN(plan_.name, " has no kernel of infini: torch's kernel for ", c10::Device(backing.type),
-                       " runs on the same memory");
+            TORCH_WARN(plan_.name, " has no kernel of infini: ", plan_.is_ours ? "ours" : "torch's", " for ",
+                       c10::Device(backing.type), " runs on the same memory");
         }
     }
 
@@ -321,13 +322,16 @@ private:
         }
     }
 
-    void run(const OperatorHandle &op, Stack *stack) const {
+    void run(const OperatorHandle &op, Stack *stack) {
         try {
             if (plan_.is_aten) {
                 const at::AutoDispatchBelowADInplaceOrView below_autograd;
                 op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
-            } else { // ours ask for the grad mode, and compute without aten
+            } else if (!backing.is_vendors() ||
+                       !plan_.is_ours) { // ours ask for the grad mode, and compute without aten
                 op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
+            } else {
+                run_by_vendor(op, stack);
             }
         } catch (const c10::OutOfMemoryError &) {
             throw;
@@ -337,6 +341,20 @@ private:
                 out_of_memory(said, -1);
             }
             throw;
+        }
+    }
+
+    // What the vendor has no kernel for, the CPU's computes, and is counted.
+    void run_by_vendor(const OperatorHandle &op, Stack *stack) {
+        backing.compute_on(backing.vendor, mode.load(std::memory_order_relaxed) == FallbackMode::error);
+        try {
+            op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
+        } catch (...) {
+            backing.compute_on(INFINI_DEVICE_CPU, false);
+            throw;
+        }
+        if (const size_t missing = backing.compute_on(INFINI_DEVICE_CPU, false)) {
+            count(missing);
         }
     }
 

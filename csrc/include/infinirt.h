@@ -44,6 +44,10 @@ INFINI_API infiniStatus_t infinirtGetAllDeviceCount(int *count_array);
  * DEVICE_TYPE_NOT_SUPPORTED for a value that is no device type. */
 INFINI_API infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count);
 
+/* Writes 1 where the host reads and writes the device's memory by its address, as the CPU's own and that of devices with
+ * unified memory; 0 where it takes a copy. DEVICE_TYPE_NOT_SUPPORTED and DEVICE_NOT_FOUND as infinirtSetDevice. */
+INFINI_API infiniStatus_t infinirtIsHostAccessible(infiniDevice_t device, int device_id, int *is_accessible);
+
 /* Makes a device the calling thread's current one; a thread starts with CPU 0. What fails changes nothing:
  * DEVICE_TYPE_NOT_SUPPORTED without a backend for it in this build, DEVICE_NOT_FOUND for a device_id out of range. */
 INFINI_API infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id);

@@ -71,8 +71,11 @@ public:
     virtual void memcpy(int device_id, void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind) = 0;
     virtual void memcpy_async(void *dst, const void *src, size_t size, infinirtMemcpyKind_t kind, Stream &stream) = 0;
 
-    // ---- advanced: the defaults throw NOT_IMPLEMENTED ----
+    // ---- advanced: the defaults throw NOT_IMPLEMENTED, where nothing else is said ----
     // A stream given by pointer may be nullptr, which means: done on return.
+
+    // Whether the host may read and write what malloc() returned. Called with the device's number.
+    virtual bool is_host_accessible(int) { return false; }
 
     virtual std::shared_ptr<Event> event_create(int device_id, uint32_t flags);
     virtual void event_record(Event &event, Stream *stream);

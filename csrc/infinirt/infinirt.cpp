@@ -272,6 +272,13 @@ infiniStatus_t infinirtGetDeviceCount(infiniDevice_t device, int *count) {
     });
 }
 
+infiniStatus_t infinirtIsHostAccessible(infiniDevice_t device, int device_id, int *is_accessible) {
+    return enter(__func__, [&](const Call &call) {
+        call.not_null("is_accessible", is_accessible);
+        *is_accessible = call.device(device, device_id).is_host_accessible(device_id) ? 1 : 0;
+    });
+}
+
 infiniStatus_t infinirtSetDevice(infiniDevice_t device, int device_id) {
     return enter(__func__, [&](const Call &call) {
         call.device(device, device_id).set_device(device_id);

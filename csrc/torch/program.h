@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "execution_context.h"
+#include "status.h"
 
 namespace infini {
 
@@ -24,6 +25,15 @@ inline thread_local bool checks_only = false;
 // Calls a function with a context of a device type that nothing is built for: it checks shapes, dtypes and strides, and
 // no values, for those may be on a device; then it finds no kernel, which is the end that is expected.
 void check_rules(const std::function<void(const ExecutionContext &)> &function);
+
+// Whose kernels compute this thread's calls with CPU tensors: the CPU's, or those of a vendor's device that shares its
+// memory with the host, where it has them.
+struct HostDevice {
+    infiniDevice_t type = INFINI_DEVICE_CPU;
+    bool is_strict = false; // what it has no kernel for is an error; otherwise the CPU's kernel computes it
+};
+inline thread_local HostDevice host_device;
+inline thread_local size_t missing_kernels = 0; // calls of this thread that the CPU's kernel has computed so
 
 // How many tensors a function returns.
 template <typename Result> constexpr size_t result_count = 1;
@@ -47,14 +57,33 @@ struct OnCpu<function> {
                 return last(std::tie(arguments...), kLast);
             }
             if (recording != nullptr) {
-                recording->push_back([=] { function(cpu_context(), arguments...); });
+                recording->push_back([=, device = host_device] { compute(device, arguments...); });
                 return last(std::tie(arguments...), kLast);
             }
         }
-        return function(cpu_context(), static_cast<Arguments &&>(arguments)...);
+        if (host_device.type == INFINI_DEVICE_CPU) {
+            return function(cpu_context(), static_cast<Arguments &&>(arguments)...);
+        }
+        return compute(host_device, arguments...);
     }
 
 private:
+    static Result compute(HostDevice device, const Arguments &...arguments) {
+        if (device.type != INFINI_DEVICE_CPU) {
+            try {
+                ExecutionContext context;
+                context.device_type = device.type;
+                return function(context, arguments...);
+            } catch (const Error &error) {
+                if (error.status != INFINI_STATUS_NOT_IMPLEMENTED || device.is_strict) {
+                    throw;
+                }
+                ++missing_kernels;
+            }
+        }
+        return function(cpu_context(), arguments...);
+    }
+
     static constexpr size_t kOthers = sizeof...(Arguments) - result_count<Result>;
     static constexpr std::make_index_sequence<result_count<Result>> kLast{};
 
@@ -83,4 +112,7 @@ INFINI_API infiniStatus_t infiniTorchProgramReplay(const void *program);
 INFINI_API void infiniTorchProgramDestroy(void *program);
 // Whether calls of this thread check their arguments, without their values, and do nothing else.
 INFINI_API void infiniTorchChecksOnly(bool checks_only);
+// Sets whose kernels compute this thread's calls with CPU tensors (HostDevice). Returns how many calls since the last
+// one the device had no kernel for.
+INFINI_API size_t infiniTorchComputeOn(infiniDevice_t type, bool is_strict);
 }

@@ -3,6 +3,7 @@
 #include "program.h"
 
 #include <optional>
+#include <utility>
 
 #include "guard.h"
 #include "infinirt.h"
@@ -69,4 +70,9 @@ void infiniTorchProgramDestroy(void *program) {
 
 void infiniTorchChecksOnly(bool checks_only) {
     infini::checks_only = checks_only;
+}
+
+size_t infiniTorchComputeOn(infiniDevice_t type, bool is_strict) {
+    infini::host_device = {type, is_strict};
+    return std::exchange(infini::missing_kernels, 0);
 }

@@ -1,7 +1,8 @@
 """Device `infini`: PyTorch's PrivateUse1 on the memory of the CPU or of CUDA, without a copy.
 
 enable() registers it; importing torch_infini does not, for a registered device takes over torch.accelerator of its
-process. TORCH_INFINI_DEVICE=cpu or cuda enables it when torch is imported. Afterwards torch.infini is its module.
+process. TORCH_INFINI_DEVICE=cpu or cuda enables it when torch is imported, as does the path of a vendor's library.
+Afterwards torch.infini is its module.
 
 Example:
     >>> torch_infini.device.enable("cpu")
@@ -14,6 +15,6 @@ from . import _sharing as _sharing  # what enable() installs
 from ._enable import enable
 from ._fallback import fallback, fallback_report
 from ._memory import unwrap, wrap
-from ._state import backing, is_enabled
+from ._state import backing, is_enabled, vendor_device
 
-__all__ = ["backing", "enable", "fallback", "fallback_report", "is_enabled", "unwrap", "wrap"]
+__all__ = ["backing", "enable", "fallback", "fallback_report", "is_enabled", "unwrap", "vendor_device", "wrap"]

@@ -5,42 +5,49 @@ from __future__ import annotations
 import atexit
 import os
 from collections.abc import Callable
-from typing import Literal
 
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
 from .. import _devices
-from . import _dlpack, _load, _state, inductor, torch_module
+from . import _dlpack, _load, _state, _vendor, inductor, torch_module
 
 VARIABLE = "TORCH_INFINI_DEVICE"
+PROFILE = "TORCH_INFINI_ATEN_PROFILE"
 NAME = "infini"
 
 # What other modules of this package do then.
 after_enabling: list[Callable[[], None]] = []
 
 
-def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
+def enable(backing: str | None = None) -> None:
     """Register device `infini`. Enabling it again with the same backing device does nothing.
 
     Args:
-        backing: The device whose memory and kernels are used. None: what the variable TORCH_INFINI_DEVICE says; without
-            it "cuda" where torch has a GPU, else "cpu".
+        backing: The device whose memory and kernels are used: "cpu", "cuda", a vendor's device of infinirt by its name
+            ("qy"), or the path of the library that brings one (docs/new-device.md). None: what the variable
+            TORCH_INFINI_DEVICE says; without it "cuda" where torch has a GPU, else "cpu".
 
     Raises:
         ValueError: For another value, also of the variable.
-        RuntimeError: If another out-of-tree backend is registered, if `infini` is enabled with the other backing, or
-            without a GPU for "cuda".
+        RuntimeError: If another out-of-tree backend is registered, if `infini` is enabled with another backing, without
+            a device for it, or if the host cannot use the memory of the vendor's device.
+        NotImplementedError: If TORCH_INFINI_ATEN_PROFILE is set.
         ImportError: If the library for this release of torch is missing.
+        OSError: If the vendor's library cannot be loaded.
     """
     chosen = backing or os.environ.get(VARIABLE) or ("cuda" if torch.cuda.is_available() else "cpu")
-    if chosen not in ("cpu", "cuda"):
-        origin = "backing" if backing else VARIABLE
-        raise ValueError(f"torch_infini.device.enable: {origin} must be cpu or cuda, got {chosen!r}")
+    origin = "backing" if backing else VARIABLE
+    is_vendors = chosen in _vendor.NAMES[2:] or _vendor.is_library(chosen)
+    if chosen not in ("cpu", "cuda") and not is_vendors:
+        raise ValueError(
+            f"torch_infini.device.enable: {origin} must be cpu or cuda, or a vendor's device of infinirt "
+            f"({', '.join(_vendor.NAMES[2:])}) or the path of its library, got {chosen!r}"
+        )
     if _state.enabled is not None:
-        if chosen != _state.enabled and backing is not None:
+        if chosen not in (_state.enabled, _state.chosen) and backing is not None:
             raise RuntimeError(
-                f"torch_infini.device.enable: infini is enabled on {_state.enabled} already, and cannot move to "
+                f"torch_infini.device.enable: infini is enabled on {_state.chosen} already, and cannot move to "
                 f"{chosen} in the same process"
             )
         return
@@ -51,15 +58,27 @@ def enable(backing: Literal["cpu", "cuda"] | None = None) -> None:
             f"has room for one: start the process without it (TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from "
             f"loading it by itself), or without {VARIABLE}"
         )
+    if os.environ.get(PROFILE):
+        raise NotImplementedError(
+            f"torch_infini.device.enable: {PROFILE} must not be set, for no profile is built that has another "
+            f"implementation's kernels alone, got {os.environ[PROFILE]!r}; torch_infini.device.fallback('error') "
+            "refuses every op that torch's kernels would compute"
+        )
     _load.load()
-    torch.ops.infini_device.start(chosen)
+    vendor = _vendor.find(chosen, origin) if is_vendors else None
+    if vendor is None:
+        torch.ops.infini_device.start(chosen, 0, 0)
+    else:
+        torch.ops.infini_device.start("cpu", vendor.number, vendor.compute_on)
+        _state.vendor = vendor.name
+    _state.chosen = chosen
     rename_privateuse1_backend(NAME)
     torch._register_device_module(NAME, torch_module)
     generate_methods_for_privateuse1_backend(
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _state.enabled = "cuda" if chosen == "cuda" else "cpu"
-    _devices.set_backing(_state.enabled)
+    _devices.set_backing(_state.enabled, takes_any_memory=vendor is None)
     inductor.register()
     _dlpack.install()
     atexit.register(_settle, os.getpid())

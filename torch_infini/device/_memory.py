@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ._state import backing
+from ._state import backing, vendor_device
 
 
 class _Wrap(torch.autograd.Function):
@@ -27,7 +27,7 @@ class _Unwrap(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return wrap(gradient)
+        return gradient.to("infini") if vendor_device() else wrap(gradient)  # CPU kernels made it in their own memory
 
 
 def wrap(tensor: Tensor) -> Tensor:
@@ -42,7 +42,8 @@ def wrap(tensor: Tensor) -> Tensor:
     Raises:
         RuntimeError: If the device is not enabled.
         TypeError: For a tensor of another device.
-        NotImplementedError: For a sparse or quantized tensor.
+        NotImplementedError: For a sparse or quantized tensor, or one in the CPU's memory where a vendor's device backs
+            infini.
     """
     backing()
     return _Wrap.apply(tensor)  # type: ignore[no-untyped-call]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Literal
 
 enabled: Literal["cpu", "cuda"] | None = None
+chosen: str | None = None  # what enable() was told
+vendor: str | None = None
 
 
 def is_enabled() -> bool:
@@ -13,7 +15,7 @@ def is_enabled() -> bool:
 
 
 def backing() -> Literal["cpu", "cuda"]:
-    """Return the device whose memory and kernels `infini` uses.
+    """Return the device whose tensors share the memory of those on `infini`: "cpu" also with a vendor's device.
 
     Raises:
         RuntimeError: If the device is not enabled.
@@ -21,3 +23,13 @@ def backing() -> Literal["cpu", "cuda"]:
     if enabled is None:
         raise RuntimeError("torch_infini.device is not enabled: call torch_infini.device.enable() first")
     return enabled
+
+
+def vendor_device() -> str | None:
+    """Return the name of the vendor's device whose memory and kernels `infini` uses, "qy"; None without one.
+
+    Raises:
+        RuntimeError: If the device is not enabled.
+    """
+    backing()
+    return vendor

@@ -22,7 +22,7 @@ from torch.accelerator.memory import (
 )
 
 from . import inductor
-from ._state import backing
+from ._state import backing, vendor_device
 from ._streams import (
     Event,
     Stream,
@@ -170,7 +170,11 @@ _maybe_exchange_device = _exchange_device
 def get_device_name(device: Device = None) -> str:
     """Return "infini (cpu)", or with CUDA below the GPU's name."""
     index = _index(device)
-    return "infini (cpu)" if backing() == "cpu" else f"infini ({torch.cuda.get_device_name(index)})"
+    return (
+        f"infini ({vendor_device() or backing()})"
+        if backing() == "cpu"
+        else f"infini ({torch.cuda.get_device_name(index)})"
+    )
 
 
 def get_device_capability(device: Device = None) -> dict[str, Any]:

@@ -167,6 +167,9 @@ def refusals(name: str) -> dict[str, list[Refusal]]:
     return {
         "GetAllDeviceCount": null("count_array", None),
         "GetDeviceCount": null("count", CPU, None) + no_device_type(number),
+        "IsHostAccessible": null("is_accessible", CPU, 0, None)
+        + no_device_type(0, number)
+        + [((CPU, 1, number), NO_DEVICE, "device_id must be less than the number of devices")],
         "SetDevice": no_device_type(0),
         "StreamCreate": null("stream_ptr", None),
         "StreamCreateWithFlags": null("stream_ptr", None, 0)

@@ -120,6 +120,7 @@ class CpuBackend : public Backend {
 public:
     int device_count() override { return 1; }
     void set_device(int) override {}
+    bool is_host_accessible(int) override { return true; }
 
     void device_synchronize(int) override {
         not_on_worker("infinirtDeviceSynchronize");
