@@ -25,7 +25,7 @@ struct Backing {
     // A device of infinirt that a vendor has brought, whose memory the host can use: twins are tensors of the CPU in it,
     // and ops of torch.ops.infini run its kernels where it has them. CPU: there is none.
     infiniDevice_t vendor = INFINI_DEVICE_CPU;
-    size_t (*compute_on)(infiniDevice_t, bool) = nullptr; // infiniTorchComputeOn, of csrc/torch
+    void (*compute_on)(infiniDevice_t, bool, void (*)(const char *)) = nullptr; // infiniTorchComputeOn, of csrc/torch
 
     bool is_vendors() const { return vendor != INFINI_DEVICE_CPU; }
 };

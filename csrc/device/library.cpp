@@ -26,7 +26,7 @@ void start(std::string_view name, int64_t vendor, int64_t compute_on) {
     }
     if (vendor != INFINI_DEVICE_CPU) {
         backing.vendor = static_cast<infiniDevice_t>(vendor);
-        backing.compute_on = reinterpret_cast<size_t (*)(infiniDevice_t, bool)>(compute_on);
+        backing.compute_on = reinterpret_cast<decltype(backing.compute_on)>(compute_on);
         register_vendor_memory();
     }
     register_guard();

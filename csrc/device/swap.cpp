@@ -22,6 +22,9 @@ using torch::jit::Stack;
 
 std::atomic<FallbackMode> mode{FallbackMode::allow};
 
+// A call of an op of infini, "rms_norm.out", that the vendor has no kernel for; also in the replay of a program.
+void count_missing(const char *op);
+
 enum class Kind : uint8_t { tensor, tensors, optional_tensors, device, generator };
 
 // An argument that has to be looked at.
@@ -254,9 +257,9 @@ public:
     const Plan &plan() const { return plan_; }
     std::atomic<int64_t> calls{0};
 
-private:
-    void count(size_t missing = 1) {
-        calls.fetch_add(static_cast<int64_t>(missing), std::memory_order_relaxed);
+    // Counts a call that the backing device's kernel computes, and warns or refuses as the setting says.
+    void count() {
+        calls.fetch_add(1, std::memory_order_relaxed);
         const FallbackMode now = mode.load(std::memory_order_relaxed);
         if (C10_LIKELY(now == FallbackMode::allow)) {
             return;
@@ -271,6 +274,7 @@ private:
         }
     }
 
+private:
     void swap(Call &call, Stack *stack) const {
         IValue *const arguments = stack->data() + (stack->size() - plan_.arguments);
         for (const Slot &slot : plan_.slots) {
@@ -322,7 +326,7 @@ private:
         }
     }
 
-    void run(const OperatorHandle &op, Stack *stack) {
+    void run(const OperatorHandle &op, Stack *stack) const {
         try {
             if (plan_.is_aten) {
                 const at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -345,17 +349,17 @@ private:
     }
 
     // What the vendor has no kernel for, the CPU's computes, and is counted.
-    void run_by_vendor(const OperatorHandle &op, Stack *stack) {
-        backing.compute_on(backing.vendor, mode.load(std::memory_order_relaxed) == FallbackMode::error);
-        try {
-            op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
-        } catch (...) {
-            backing.compute_on(INFINI_DEVICE_CPU, false);
-            throw;
-        }
-        if (const size_t missing = backing.compute_on(INFINI_DEVICE_CPU, false)) {
-            count(missing);
-        }
+    void run_by_vendor(const OperatorHandle &op, Stack *stack) const {
+        class Scope {
+        public:
+            Scope() {
+                const bool is_strict = mode.load(std::memory_order_relaxed) == FallbackMode::error;
+                backing.compute_on(backing.vendor, is_strict, &count_missing);
+            }
+            ~Scope() { backing.compute_on(INFINI_DEVICE_CPU, false, nullptr); }
+        };
+        const Scope vendors;
+        op.redispatchBoxed(c10::DispatchKeySet(backing.key), stack);
     }
 
     void give_back(Call &call, Stack *stack) const {
@@ -403,6 +407,21 @@ OnTwins &kernel_of(const OperatorHandle &op) {
         kernels().all.push_back(kernel.get());
     }
     return *kernel;
+}
+
+void count_missing(const char *op) {
+    OnTwins *missing = nullptr;
+    {
+        const std::lock_guard<std::mutex> lock(kernels().mutex);
+        static auto *const by_name = new std::unordered_map<std::string, OnTwins *>;
+        if (by_name->empty()) {
+            for (OnTwins *kernel : kernels().all) {
+                by_name->emplace(kernel->plan().name, kernel);
+            }
+        }
+        missing = by_name->at(std::string("infini::") + op);
+    }
+    missing->count();
 }
 
 // Kernels for every device that refuse all but those they know by name.

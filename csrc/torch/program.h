@@ -9,6 +9,7 @@
 #include <type_traits>
 #include <vector>
 
+#include "autograd.h"
 #include "execution_context.h"
 #include "status.h"
 
@@ -31,9 +32,16 @@ void check_rules(const std::function<void(const ExecutionContext &)> &function);
 struct HostDevice {
     infiniDevice_t type = INFINI_DEVICE_CPU;
     bool is_strict = false; // what it has no kernel for is an error; otherwise the CPU's kernel computes it
+    void (*on_missing)(const char *op) = nullptr; // is told before that
 };
 inline thread_local HostDevice host_device;
-inline thread_local size_t missing_kernels = 0; // calls of this thread that the CPU's kernel has computed so
+
+// Whether a kernel says so that it is missing, or that it does not take such tensors. Where the op's own rules say it,
+// they say it on the CPU once more.
+constexpr bool is_refusal(infiniStatus_t status) {
+    return status == INFINI_STATUS_NOT_IMPLEMENTED || status == INFINI_STATUS_BAD_TENSOR_DTYPE ||
+           status == INFINI_STATUS_BAD_TENSOR_SHAPE || status == INFINI_STATUS_BAD_TENSOR_STRIDES;
+}
 
 // How many tensors a function returns.
 template <typename Result> constexpr size_t result_count = 1;
@@ -75,11 +83,11 @@ private:
                 context.device_type = device.type;
                 return function(context, arguments...);
             } catch (const Error &error) {
-                if (error.status != INFINI_STATUS_NOT_IMPLEMENTED || device.is_strict) {
+                if (!is_refusal(error.status) || device.is_strict) {
                     throw;
                 }
-                ++missing_kernels;
             }
+            device.on_missing(registered_name<function>);
         }
         return function(cpu_context(), arguments...);
     }
@@ -112,7 +120,6 @@ INFINI_API infiniStatus_t infiniTorchProgramReplay(const void *program);
 INFINI_API void infiniTorchProgramDestroy(void *program);
 // Whether calls of this thread check their arguments, without their values, and do nothing else.
 INFINI_API void infiniTorchChecksOnly(bool checks_only);
-// Sets whose kernels compute this thread's calls with CPU tensors (HostDevice). Returns how many calls since the last
-// one the device had no kernel for.
-INFINI_API size_t infiniTorchComputeOn(infiniDevice_t type, bool is_strict);
+// Sets whose kernels compute this thread's calls with CPU tensors (HostDevice).
+INFINI_API void infiniTorchComputeOn(infiniDevice_t type, bool is_strict, void (*on_missing)(const char *op));
 }

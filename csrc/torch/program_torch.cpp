@@ -3,7 +3,6 @@
 #include "program.h"
 
 #include <optional>
-#include <utility>
 
 #include "guard.h"
 #include "infinirt.h"
@@ -72,7 +71,6 @@ void infiniTorchChecksOnly(bool checks_only) {
     infini::checks_only = checks_only;
 }
 
-size_t infiniTorchComputeOn(infiniDevice_t type, bool is_strict) {
-    infini::host_device = {type, is_strict};
-    return std::exchange(infini::missing_kernels, 0);
+void infiniTorchComputeOn(infiniDevice_t type, bool is_strict, void (*on_missing)(const char *op)) {
+    infini::host_device = {type, is_strict, on_missing};
 }

@@ -9,12 +9,15 @@ import ctypes
 import gc
 import io
 import os
+from multiprocessing.reduction import ForkingPickler
 
 import torch
 from torch import Tensor, nn
 
 import torch_infini
 import torch_infini.device
+from torch_infini import LLM, SamplingParams
+from torch_infini.demo import MODEL
 from torch_infini.testing.tiny_llama import tiny
 
 QY = 9
@@ -67,23 +70,26 @@ def main() -> None:
     # Those of the CPU's tensors stay the CPU's.
     torch.ops.infini.rms_norm(x, w, 1e-5)
     assert vendor.qy_last_kernel() == b"add"
-    # The vendor's own errors come back, and the rules of the op.
-    assert "qy::add: tensors must be float32" in raised(
-        RuntimeError, torch.ops.infini.add, there.bfloat16(), there.bfloat16()
-    )
+    # The rules of the op.
     assert "weight must have" in raised(RuntimeError, torch.ops.infini.rms_norm, there, weight[:3], 1e-5)
 
-    # An op that it has no kernel for: the CPU's, counted; or an error.
+    # An op that it has no kernel for, or none for the dtype: the CPU's, counted; or an error.
     torch_infini.device.fallback_report(clear=True)
     assert torch.equal(torch.ops.infini.silu(there).cpu(), torch.ops.infini.silu(x))
     torch.ops.infini.rms_norm(there, weight, 1e-5)
+    half = there.bfloat16()
+    assert torch.equal(torch.ops.infini.add(half, half).cpu(), (x + x).bfloat16())
     report = torch_infini.device.fallback_report()
+    assert report["infini::add"] == 1, report
     assert report["infini::silu"] == 1 and "infini::rms_norm" not in report, report
     with torch_infini.device.fallback("error"):
         assert "silu" in raised(RuntimeError, torch.ops.infini.silu, there)
+        assert "qy::add: tensors must be float32" in raised(RuntimeError, torch.ops.infini.add, half, half)
         torch.ops.infini.rms_norm(there, weight, 1e-5)
     assert "in the memory of the vendor's device" in raised(NotImplementedError, torch_infini.device.wrap, x)
     assert in_vendor_memory(torch_infini.device.wrap(torch_infini.device.unwrap(there)))
+
+    assert "send tensor.cpu()" in raised(NotImplementedError, ForkingPickler.dumps, there)
 
     # Gradients, also through views on the CPU; saving.
     leaf = there.clone().requires_grad_()
@@ -119,6 +125,17 @@ def main() -> None:
     assert torch.equal(model.generate(ids.to("infini"), max_new_tokens=8, do_sample=False).cpu(), tokens)
     assert vendor.qy_last_kernel() in (b"rms_norm", b"add")
     assert not {"infini::rms_norm", "infini::add_rms_norm"} & torch_infini.device.fallback_report().keys()
+
+    # The engine, whose steps are recorded programs of calls.
+    prompts, greedy = ["A class definition"], SamplingParams(temperature=0, max_tokens=12)
+    texts = []
+    for device in ("cpu", "infini"):
+        llm = LLM(MODEL, device=device, dtype=torch.float32)
+        torch_infini.device.fallback_report(clear=True)
+        texts.append(llm.generate(prompts, greedy)[0].text)
+    assert texts[0] == texts[1] != ""
+    report = torch_infini.device.fallback_report()
+    assert "infini::add_rms_norm" not in report and any(count >= 12 for count in report.values()), report
 
     # Everything is given back.
     gc.collect()

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.multiprocessing import reductions
 
 from ._enable import after_enabling, enable
-from ._state import backing
+from ._state import backing, vendor_device
 
 
 def rebuild(
@@ -38,6 +38,11 @@ def reduce(tensor: Tensor) -> tuple[Any, ...]:
             "Cowardly refusing to serialize non-leaf tensor which requires_grad, since autograd does not support "
             "crossing process boundaries. If you just want to transfer the data, call detach() on the tensor before "
             "serializing (e.g., putting it on the queue)."
+        )
+    if vendor_device() is not None:
+        raise NotImplementedError(
+            f"infini: the memory of a {vendor_device()} device cannot be shared between processes: send tensor.cpu() "
+            "and move it there"
         )
     below = torch.ops.infini_device.unwrap(tensor.detach()).share_memory_()
     torch.ops.infini_device.follow(tensor)
