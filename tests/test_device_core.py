@@ -20,7 +20,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 HEAD = """
-import gc, pytest, torch, torch_infini
+import gc, os, pytest, torch, torch_infini
 from torch_infini import device
 """
 
@@ -190,7 +190,7 @@ def test_bad_input() -> None:
             (lambda: device.wrap(x), TypeError, "wrap: tensor must be on cpu"),
             (lambda: device.unwrap(torch.ones(3)), TypeError, "unwrap: tensor must be on infini"),
             (lambda: device.enable("cuda"), RuntimeError, "infini is enabled on cpu already"),
-            (lambda: device.enable("tpu"), ValueError, "backing must be cpu or cuda, got 'tpu'"),
+            (lambda: device.enable("tpu"), ValueError, "backing must be cpu or cuda, .*got 'tpu'"),
             (lambda: device.fallback("never"), ValueError, "mode must be one of"),
         ):
             with pytest.raises(error, match=text):
@@ -209,7 +209,11 @@ def test_enabling() -> None:
         assert accelerator is None or accelerator.type != "infini"
         with pytest.raises(RuntimeError, match="not enabled"):
             device.wrap(torch.ones(3))
-        with pytest.raises(ValueError, match="TORCH_INFINI_DEVICE must be cpu or cuda, got 'tpu'"):
+        os.environ["TORCH_INFINI_ATEN_PROFILE"] = "any"
+        with pytest.raises(NotImplementedError, match="TORCH_INFINI_ATEN_PROFILE must not be set"):
+            device.enable("cpu")
+        del os.environ["TORCH_INFINI_ATEN_PROFILE"]
+        with pytest.raises(ValueError, match="TORCH_INFINI_DEVICE must be cpu or cuda, .*got 'tpu'"):
             device.enable()
         device.enable("cpu")
         device.enable("cpu")

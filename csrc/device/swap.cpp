@@ -99,10 +99,10 @@ Plan plan_of(const OperatorHandle &op) {
                 int(current_index()), " and ", tensor.device(), "! (in a call of ", plan.name, ")");
 }
 
-// An infini tensor that takes part in a call, and what stands for it on the backing device.
+// An infini tensor that takes part in a call, and what stands for it on the backing device. Both live until the end of
+// the call: a kernel drops its arguments, and their addresses would go to other tensors.
 struct Swapped {
-    at::Tensor original;
-    c10::TensorImpl *stand_in;
+    at::Tensor original, stand_in;
     c10::StorageImpl *twin;
     bool is_written;
 };
@@ -127,8 +127,8 @@ public:
         if (followable) {
             watch(tensor, stand_in, slot);
         }
-        c10::TensorImpl *const impl = stand_in.unsafeGetTensorImpl();
-        swapped_.push_back({std::move(tensor), impl, impl->unsafe_storage().unsafeGetStorageImpl(), slot.is_written});
+        c10::StorageImpl *const twin = stand_in.unsafeGetTensorImpl()->unsafe_storage().unsafeGetStorageImpl();
+        swapped_.push_back({std::move(tensor), stand_in, twin, slot.is_written});
         return stand_in;
     }
 
@@ -139,7 +139,7 @@ public:
                 continue;
             }
             c10::TensorImpl *const to = swapped.original.unsafeGetTensorImpl();
-            c10::TensorImpl *const from = swapped.stand_in;
+            c10::TensorImpl *const from = swapped.stand_in.unsafeGetTensorImpl();
             c10::StorageImpl *const storage = from->unsafe_storage().unsafeGetStorageImpl();
             if (C10_LIKELY(storage == swapped.twin)) {
                 follow_twin(to->unsafe_storage().unsafeGetStorageImpl(), storage);
@@ -172,7 +172,7 @@ public:
             return above_of_many(result, impl, storage);
         }
         for (const Swapped &swapped : swapped_) {
-            if (swapped.stand_in == impl) {
+            if (swapped.stand_in.unsafeGetTensorImpl() == impl) {
                 return swapped.original;
             }
         }
@@ -208,7 +208,7 @@ private:
     at::Tensor above_of_many(const at::Tensor &result, c10::TensorImpl *impl, c10::StorageImpl *storage) {
         if (table_.empty()) {
             for (const Swapped &swapped : swapped_) {
-                table_.emplace(swapped.stand_in, &swapped);
+                table_.emplace(swapped.stand_in.unsafeGetTensorImpl(), &swapped);
                 table_.emplace(swapped.twin, &swapped);
             }
         }
