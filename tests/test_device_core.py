@@ -221,6 +221,7 @@ def test_enabling() -> None:
         """,
         enable=False,
         TORCH_INFINI_DEVICE="tpu",
+        TORCH_DEVICE_BACKEND_AUTOLOAD="0",  # an installed torch_infini would raise at `import torch`
     )
     run(
         """
