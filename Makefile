@@ -2,7 +2,6 @@
 # make gpu, make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed
 # (docs/gpu.md). make gpu-archive: on one without, the libraries for it.
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
-# make test-device-ops: torch's operator database on the device infini.
 # make test-aarch64: a cross build for Arm, and a part of the tests under qemu.
 # make docs: writes the generated sections of the pages and of infiniop.h; make check-docs compares them.
 # make test-transformers4: scripts of InfiniLM with transformers 4, which is installed beside the environment's release.
@@ -13,7 +12,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-device test-device-ops test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-emulated bench sanitize fuzz \
+.PHONY: demo test test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-emulated bench sanitize fuzz \
   soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
@@ -33,10 +32,6 @@ test: build-emulated
 # In processes of their own: a process that has enabled the device infini keeps it as torch.accelerator.
 test-device: build
 	OMP_NUM_THREADS=1 $(PYTEST) tests/test_device*.py
-
-# All of torch's operator database; test-device takes a sample of each operator.
-test-device-ops: build
-	OMP_NUM_THREADS=1 $(PY) tests/device_op_db.py
 
 # The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
 TILED := tests/test_linear.py tests/test_linear_packed.py tests/test_fused_linear.py tests/test_matmul.py \

@@ -1,9 +1,9 @@
 """torch's operator database on the device infini: results, gradients, out= and non-contiguous samples equal the CPU's.
 
-    python tests/device_op_db.py --samples 8 --dtypes float32,bfloat16    # the whole database: make test-device-ops
+    python tests/device_op_db.py --samples 8 --dtypes float32,bfloat16
 
 Samples are made on the CPU; each is called there and, moved, on infini, after the same seed. tests/test_device_ops.py
-takes one sample of each operator.
+runs it.
 """
 
 from __future__ import annotations
@@ -29,7 +29,10 @@ UNINITIALIZED = {"empty", "empty_like", "empty_permuted", "empty_strided", "new_
 UNINITIALIZED |= {"resize_as_"}
 
 # What may differ from the CPU, by operator and form ("*": all): the reason.
+HALVES = "torch adds halves up in float32 on devices that it knows by name, else in halves: pass acc_dtype."
 EXCEPTIONS: dict[tuple[str, str], str] = {
+    ("nn.functional.linear_cross_entropy.chunked", "backward"): HALVES,
+    ("nn.functional.linear_cross_entropy.chunked_none", "*"): HALVES,
     ("tensor_split", "*"): "torch asks for index tensors on the CPU, on every device; the sample moves them.",
     ("to_sparse", "*"): "The device has dense tensors only, and says so; unwrap(x) has all layouts.",
 }
@@ -197,21 +200,17 @@ def compared(op: OpInfo, dtype: torch.dtype, form: str, count: int) -> Outcome:
     return Outcome(name, dtype, form, done, None, inexact)
 
 
-def walk(
-    dtypes: Iterable[torch.dtype], count: int, forms: Sequence[str] = FORMS, every: int = 1, first: int = 0
-) -> Iterator[Outcome]:
+def walk(dtypes: Iterable[torch.dtype], count: int, forms: Sequence[str] = FORMS) -> Iterator[Outcome]:
     """What comes of every operator of the database that has the dtype and the form.
 
     Args:
         dtypes: Of the samples.
         count: Samples of each operator.
         forms: Of FORMS.
-        every: Take an operator of so many, from number `first` on.
-        first: The first operator.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for op in op_db[first::every]:
+        for op in op_db:
             for dtype in dtypes:
                 if dtype in op.supported_dtypes("cpu"):
                     for form in forms:
