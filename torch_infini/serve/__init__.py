@@ -1,15 +1,17 @@
 """An HTTP server with OpenAI's interface, on AsyncLLM: create_app makes the application, run_server serves it.
 
-To read the code: settings.py, app.py, routes/, schemas.py, service.py, generation.py, answers.py, streaming.py,
-lifecycle.py.
+To read the code: settings.py, app.py, routes/, schemas.py, service.py, generation.py, metrics.py, answers.py,
+streaming.py, lifecycle.py.
 """
 
 try:
     import fastapi as _fastapi
+    import prometheus_client as _prometheus_client
     import uvicorn as _uvicorn
 except ImportError as error:
     raise ImportError(
-        f"torch_infini.serve: fastapi and uvicorn must be installed (pip install 'torch_infini[serve]'), got {error}",
+        "torch_infini.serve: fastapi, prometheus-client and uvicorn must be installed (pip install "
+        f"'torch_infini[serve]'), got {error}",
         name=error.name,
     ) from None
 
@@ -19,4 +21,4 @@ from .service import Service
 from .settings import ServeSettings
 
 __all__ = ["ServeSettings", "Server", "Service", "address_of", "bind", "create_app", "run_server"]
-del _fastapi, _uvicorn
+del _fastapi, _prometheus_client, _uvicorn

@@ -11,6 +11,7 @@ from functools import partial
 from ..engine import AsyncLLM, RequestOutput
 from ..engine.sequence import Request
 from .errors import ENGINE_FAILED, ApiError, log
+from .metrics import NOTHING_SEEN, ServerMetrics
 
 IDLE = 15.0  # seconds without an output, after which `newest` says that it still waits
 
@@ -24,11 +25,19 @@ class Generation:
     Args:
         llm: The engine.
         requests: Of Engine.new_request.
+        metrics: Told of every output.
         on_end: Called once, when no request is left in the engine.
     """
 
-    def __init__(self, llm: AsyncLLM, requests: Sequence[Request], on_end: Callable[[Generation], None]) -> None:
-        self._llm, self._on_end = llm, on_end
+    def __init__(
+        self,
+        llm: AsyncLLM,
+        requests: Sequence[Request],
+        metrics: ServerMetrics,
+        on_end: Callable[[Generation], None],
+    ) -> None:
+        self._llm, self._metrics, self._on_end = llm, metrics, on_end
+        self._seen = [NOTHING_SEEN] * len(requests)
         self._loop = asyncio.get_running_loop()
         self._changed = asyncio.Event()
         self._newest: dict[int, RequestOutput] = {}
@@ -102,6 +111,7 @@ class Generation:
             code = "engine_error" if self._llm.is_running else "engine_dead"
             return self.fail(ApiError(500, ENGINE_FAILED, code=code))
         assert isinstance(output, RequestOutput)
+        self._seen[at] = self._metrics.observe(output, self._seen[at])
         self._newest[at] = output
         self._changed.set()
         if output.is_finished:

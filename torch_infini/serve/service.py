@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from ..engine import AsyncLLM, SamplingParams
 from .errors import ApiError, bad_request, shown
 from .generation import Generation
+from .metrics import ServerMetrics
 from .schemas import Message
 from .settings import ServeSettings
 from .token_texts import TokenTexts
@@ -32,6 +33,7 @@ class Service:
         capacity: The most samples in the engine, running and waiting.
         in_flight: How many there are.
         is_draining: Whether new requests are refused because the server ends.
+        metrics: What /metrics answers.
         token_texts: Texts of single tokens; None without a tokenizer.
     """
 
@@ -41,6 +43,7 @@ class Service:
         self.capacity = llm.engine.config.max_sequences + settings.max_queue
         self.in_flight = 0
         self.is_draining = False
+        self.metrics = ServerMetrics(llm.metrics, settings.model_names[0])
         tokenizer = llm.engine.tokenizer
         self.token_texts = TokenTexts(tokenizer) if tokenizer is not None else None
         self._generations: dict[Generation, int] = {}
@@ -140,7 +143,7 @@ class Service:
             )
         self.in_flight += samples
         try:
-            generation = Generation(self.llm, requests, self._ended)
+            generation = Generation(self.llm, requests, self.metrics, self._ended)
         except RuntimeError:  # the engine has ended since check_health
             self.in_flight -= samples
             raise ApiError(503, ENGINE_DEAD, code="engine_dead") from None

@@ -1,8 +1,9 @@
-"""GET /health and /version."""
+"""GET /health, /version, /load and /metrics."""
 
 from __future__ import annotations
 
 from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from ... import __version__
@@ -25,3 +26,17 @@ async def health(request: Request) -> Response:
 async def version() -> Response:
     """Answer the release of torch_infini."""
     return json_response({"version": __version__})
+
+
+@router.get("/load", response_model=None)
+async def load(request: Request) -> Response:
+    """Answer how many samples are running or waiting."""
+    service: Service = request.app.state.service
+    return json_response({"server_load": service.in_flight})
+
+
+@router.get("/metrics", response_model=None)
+async def metrics(request: Request) -> Response:
+    """Answer counts and times in Prometheus' text form."""
+    service: Service = request.app.state.service
+    return Response(service.metrics.text(), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,123 @@
+"""ServerMetrics: what GET /metrics answers, in Prometheus' text form, under the names that vLLM's dashboards read.
+
+The engine counts by itself, and is asked when a scrape comes; times of requests are observed as outputs come.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from ..engine import RequestOutput
+from ..engine.outputs import Metrics
+
+# Bounds in seconds, from a step of a small model on a GPU to a long prompt on a CPU; and in tokens.
+SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 25, 50, 100, 250)
+TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
+
+
+class Seen(NamedTuple):
+    """What had come of a request, and when.
+
+    Attributes:
+        time: Of time.perf_counter().
+        tokens: Of all its samples.
+    """
+
+    time: float
+    tokens: int
+
+
+NOTHING_SEEN = Seen(0.0, 0)
+
+
+class EngineCollector(Collector):
+    """The engine's state and counts at the time of a scrape.
+
+    Args:
+        metrics: Returns them.
+        model: Of the label model_name.
+    """
+
+    def __init__(self, metrics: Callable[[], Metrics], model: str) -> None:
+        self._metrics, self._model = metrics, model
+
+    def collect(self) -> Iterator[Metric]:
+        m = self._metrics()
+        for name, text, value in (
+            ("num_requests_running", "Samples in the engine's steps.", m.running),
+            ("num_requests_waiting", "Samples that wait for a place in a step or for cache.", m.waiting),
+            ("kv_cache_usage_perc", "Share of the cache's blocks in use; 1 is all.", 1 - m.free_blocks / m.blocks),
+        ):
+            gauge = GaugeMetricFamily(f"infini:{name}", text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, text, value in (
+            ("prompt_tokens", "Prompt tokens computed.", m.prompt_tokens),
+            ("generation_tokens", "Tokens sampled.", m.generated_tokens),
+            ("prefix_cache_queries", "Prompt tokens looked up in the cache.", m.prompt_tokens + m.reused_tokens),
+            ("prefix_cache_hits", "Prompt tokens found there.", m.reused_tokens),
+            ("num_preemptions", "Samples that gave their cache to others.", m.preemptions),
+        ):
+            counter = CounterMetricFamily(f"infini:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter
+        finished = CounterMetricFamily(
+            "infini:request_success", "Samples that ended, by reason.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in m.requests.items():
+            finished.add_metric([self._model, reason], count)
+        yield finished
+
+
+class ServerMetrics:
+    """Counts and times of one server, in a registry of its own.
+
+    Args:
+        metrics: Returns the engine's.
+        model: The name that is served.
+    """
+
+    def __init__(self, metrics: Callable[[], Metrics], model: str) -> None:
+        self._registry = CollectorRegistry()
+        self._registry.register(EngineCollector(metrics, model))
+
+        def histogram(name: str, text: str, bounds: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"infini:{name}", text, ["model_name"], registry=self._registry, buckets=bounds)
+            return made.labels(model)
+
+        self._first = histogram("time_to_first_token_seconds", "From a prompt's arrival to its first token.", SECONDS)
+        self._between = histogram("inter_token_latency_seconds", "Between two tokens of a sample.", SECONDS)
+        self._whole = histogram("e2e_request_latency_seconds", "From a prompt's arrival to its last token.", SECONDS)
+        self._prompts = histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
+        self._outputs = histogram("request_generation_tokens", "Tokens generated for a prompt.", TOKENS)
+
+    def observe(self, output: RequestOutput, before: Seen) -> Seen:
+        """Take the next output of a request.
+
+        Args:
+            output: The output.
+            before: What this returned for the one before it; NOTHING_SEEN for the first.
+        """
+        now = time.perf_counter()
+        samples, tokens = len(output.completions), sum(len(completion.tokens) for completion in output.completions)
+        if before.tokens:  # of several samples each has one token in such a time
+            for _ in range((tokens - before.tokens) // samples):
+                self._between.observe((now - before.time) * samples / (tokens - before.tokens))
+        elif output.time_to_first_token is not None:
+            self._first.observe(output.time_to_first_token)
+        if output.is_finished:
+            self._prompts.observe(len(output.prompt_tokens))
+            self._outputs.observe(tokens)
+            if output.time is not None:
+                self._whole.observe(output.time)
+        return Seen(now, tokens)
+
+    def text(self) -> bytes:
+        """Return all of it in Prometheus' text form."""
+        return generate_latest(self._registry)
