@@ -1,4 +1,4 @@
-"""python -m torch_infini: generate, bench, demo, run, env, ops and doctor on the command line.
+"""python -m torch_infini: generate, chat, serve, bench, demo, run, env, ops, doctor and others on the command line.
 
 Each command is a module of torch_infini/commands with HELP, add_arguments(parser) and run(arguments) -> exit status.
 """

@@ -1,10 +1,11 @@
 """The commands of python -m torch_infini, by name."""
 
-from . import bench, demo, device, doctor, env, generate, ops, root, run, serve, tune
+from . import bench, chat, demo, device, doctor, env, generate, ops, root, run, serve, tune
 from .errors import CommandError
 
 COMMANDS = {
     "bench": bench,
+    "chat": chat,
     "demo": demo,
     "device": device,
     "doctor": doctor,

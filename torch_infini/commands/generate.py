@@ -8,6 +8,7 @@ import sys
 
 from .errors import CommandError
 from .model import add_model_arguments, load
+from .sampling import add_sampling_arguments, sampling_of
 
 HELP = "continue a prompt with our own model and engine, and print the speed"
 
@@ -16,35 +17,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--prompt", default="A class definition", help="the text to continue, or to answer with --chat")
     parser.add_argument("--chat", action="store_true", help="put the prompt through the tokenizer's chat template")
-    parser.add_argument("--max-new-tokens", type=int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--temperature", type=float, default=0.0, help="0: the most likely token always (default)")
-    parser.add_argument("--top-k", type=int, default=0, help="0: no limit (default)")
-    parser.add_argument("--top-p", type=float, default=1.0, help="1: no limit (default)")
-    parser.add_argument("--min-p", type=float, default=0.0, help="0: no limit (default)")
-    parser.add_argument("--repetition-penalty", type=float, default=1.0, help="1: none (default)")
-    parser.add_argument("--seed", type=int, help="of the random numbers (default: another each time)")
-    parser.add_argument(
-        "--stop", action="append", default=[], metavar="TEXT", help="end there; may be given repeatedly"
-    )
-    parser.add_argument("--ignore-eos", action="store_true", help="go on behind end-of-sequence tokens")
+    add_sampling_arguments(parser, max_new_tokens=128, temperature=0.0)
 
 
 def run(arguments: argparse.Namespace) -> int:
     from .._bandwidth import read_bandwidth
-    from ..engine import SamplingParams
 
+    params = sampling_of(arguments)
     try:
-        params = SamplingParams(
-            temperature=arguments.temperature,
-            top_k=arguments.top_k,
-            top_p=arguments.top_p,
-            min_p=arguments.min_p,
-            repetition_penalty=arguments.repetition_penalty,
-            seed=arguments.seed,
-            stop=tuple(arguments.stop),
-            ignore_eos=arguments.ignore_eos,
-            max_tokens=arguments.max_new_tokens,
-        )
         llm = load(arguments, max_sequences=1)
         tp_group = llm.engine.model.tp_group
         if tp_group is not None and tp_group.rank > 0:

@@ -1,4 +1,4 @@
-"""The model options of generate, bench and serve, and loading a model with errors for the command line."""
+"""The model options of generate, chat, bench and serve, and loading a model with errors for the command line."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ T = TypeVar("T")
 def add_model_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
-        metavar="FOLDER",
-        help="a Hugging Face folder: llama, mistral, qwen2, qwen3 (default: the small one here)",
+        metavar="MODEL",
+        help="a Hugging Face folder, a GGUF file or a name of the hub; llama, mistral, qwen2 or qwen3 (default: the "
+        "small one here)",
     )
     parser.add_argument("--weights", choices=("int8", "int4"), help="quantize the linear layers while reading")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")

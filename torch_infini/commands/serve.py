@@ -34,7 +34,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--api-key", metavar="KEY", help="clients must send it (default: INFINI_API_KEY of the environment, if set)"
     )
     parser.add_argument(
-        "--served-model-name", nargs="+", metavar="NAME", help="names of the model (default: its folder's)"
+        "--served-model-name",
+        nargs="+",
+        metavar="NAME",
+        help="names of the model (default: its folder's, or that of the hub)",
     )
     parser.add_argument("--chat-template", metavar="FILE", help="a Jinja template instead of the tokenizer's")
     parser.add_argument("--max-queue", type=int, metavar="N", help="samples that may wait (default: 256)")
@@ -57,7 +60,9 @@ def run(arguments: argparse.Namespace) -> int:
         from ..serve import ServeSettings, address_of, bind, run_server
     except ImportError as error:
         raise CommandError(str(error)) from error
-    folder = Path(arguments.model).resolve() if arguments.model else Path("demo")
+    name = arguments.model or "demo"
+    if Path(name).exists():
+        name = Path(name).resolve().name
     given = {
         "api_key": arguments.api_key if arguments.api_key is not None else os.environ.get("INFINI_API_KEY"),
         "max_queue": arguments.max_queue,
@@ -67,7 +72,7 @@ def run(arguments: argparse.Namespace) -> int:
     template = None
     try:
         settings = ServeSettings(
-            tuple(arguments.served_model_name or [folder.name]),
+            tuple(arguments.served_model_name or [name]),
             allow_origins=tuple(arguments.allow_origin),
             **{name: value for name, value in given.items() if value is not None},
         )
