@@ -76,8 +76,9 @@ except (ValueError, RuntimeError) as error:
 """
 
 
-def test_refused(library: Path, tmp_path: Path) -> None:
+def test_refused(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is no vendor's library, has no device, or memory that the host cannot use."""
+    monkeypatch.setenv("TORCH_DEVICE_BACKEND_AUTOLOAD", "0")  # an installed torch_infini raises at `import torch`
     here = "torch_infini.device.enable: TORCH_INFINI_DEVICE must be"
     assert run(REFUSED, TORCH_INFINI_DEVICE="gpu").startswith(f"ValueError {here} cpu or cuda, or a vendor's device")
     missing = run(REFUSED, TORCH_INFINI_DEVICE=str(tmp_path / "none.so"))

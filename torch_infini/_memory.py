@@ -6,6 +6,7 @@ large ones: reading 2.2 GB into small pages took 1.0 s, into large ones 0.3 s.
 
 from __future__ import annotations
 
+import ctypes
 import math
 import mmap
 from contextlib import suppress
@@ -16,6 +17,16 @@ from torch import Tensor
 from ._devices import INFINI, takes_memory_of, wrap
 
 LARGE = 1 << 20  # bytes from which large pages are asked for
+_trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
+
+
+def trim() -> None:
+    """Give memory that is free in the C library's heap back to the system.
+
+    Intermediate results of some megabytes lie in the heap, between tensors that stay, and leave gaps there.
+    """
+    if _trim is not None:
+        _trim(ctypes.c_size_t(0))
 
 
 def new(*shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:

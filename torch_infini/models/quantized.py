@@ -184,6 +184,7 @@ def _replace(checkpoint: Checkpoint, product: Product, dense: LinearFormat) -> N
     old = product.linear
     if any(one.name in checkpoint.layers for one in product.projections) or old.format != dense:
         setattr(product.parent, product.attribute, _linear(checkpoint, old, product.projections, dense))
+        _memory.trim()
 
 
 def _fill(model: Model, checkpoint: Checkpoint, name: str, slot: Slot) -> None:
