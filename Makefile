@@ -1,4 +1,5 @@
-# make demo: the two-command start. make test: all tests. Both set .venv up first; a second call does nothing twice.
+# make demo: the two-command start. make test: every op, every interface, every family once. make test-full: everything.
+# All set .venv up first; a second call does nothing twice.
 # make gpu, make test-cuda, make bench-cuda: on a machine with a GPU, with the torch of PYTHON; nothing is installed
 # (docs/gpu.md). make gpu-archive: on one without, the libraries for it.
 # make sanitize: all tests on libraries with AddressSanitizer and UndefinedBehaviorSanitizer. make fuzz SECONDS=600.
@@ -12,53 +13,44 @@ VENV := .venv
 PY := $(VENV)/bin/python
 TORCH := 2.13.0
 
-.PHONY: demo test test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-emulated bench sanitize fuzz \
+.PHONY: demo test test-full test-device test-emulated test-levels test-tiles test-aarch64 test-transformers4 build build-demo build-emulated bench sanitize fuzz \
   soak format check-format check-types docs check-docs check-cuda build-cuda test-cuda bench-cuda gpu gpu-archive clean
 .DELETE_ON_ERROR:
 
-demo: build
+demo: build-demo
 	@start=$$(date +%s); $(PY) -m torch_infini demo && echo "demo: $$(($$(date +%s) - start)) s"
 
-PYTEST := $(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal --durations 15 --durations-min 10
-
-# The emulated libraries first: tests/test_contributing.py copies what is built.
+# .ci/stages.py has the stages; a table of them ends the output. The emulated libraries are built first, for
+# tests/test_contributing.py copies what is built.
+STAGES = $(PY) .ci/stages.py $(if $(KEEP),--keep)
 test: build-emulated
-	$(PYTEST) --ignore-glob='tests/test_cuda*' --ignore-glob='tests/test_device*'
-	$(MAKE) --no-print-directory test-device
-	$(MAKE) --no-print-directory test-tiles
-	$(MAKE) --no-print-directory test-levels
-	$(MAKE) --no-print-directory test-emulated
+	@$(STAGES) tests
 
-# In processes of their own: a process that has enabled the device infini keeps it as torch.accelerator.
-test-device: build
-	OMP_NUM_THREADS=1 $(PYTEST) tests/test_device*.py
+test-full: build-emulated
+	@$(STAGES) every device tiles avx2 baseline emulated $(ALSO)
 
-# The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
-TILED := tests/test_linear.py tests/test_linear_packed.py tests/test_fused_linear.py tests/test_matmul.py \
-  tests/test_conv.py tests/test_quantize.py tests/test_infiniop.py tests/test_ops.py
-test-tiles: build
-	INFINI_EMULATE=amx INFINI_CPU_CAPABILITY=avx512_amx $(PYTEST) $(TILED) \
-	  -k "avx512_amx and (linear or gemm or matmul or conv or int8 or integer or bits or finite or Gemm or Conv or \
-	  AttentionPrefill or attention and bfloat16 and not layouts)"
+test-device test-tiles: build
+	@$(STAGES) $(@:test-%=%)
 
-# The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
-EMULATED := build/native/emulated
+test-levels: build
+	@$(STAGES) avx2 baseline
+
+test-emulated: build-emulated
+	@$(STAGES) emulated
+
 build-emulated: build
 	@INFINI_EMULATION=1 $(PY) -W ignore setup.py -q build_ext --inplace
 
-test-emulated: build-emulated
-	OMP_NUM_THREADS=1 INFINI_LIBRARIES=$(abspath $(EMULATED)) $(PYTEST) tests/test_cuda*.py
-
 # Callers of InfiniLM have transformers 4. Not a part of test: a download of 30 MB, and the same scripts again.
 TRANSFORMERS4 := build/transformers4
-$(TRANSFORMERS4)/.ready: $(VENV)/.ready
+$(TRANSFORMERS4)/.ready: $(VENV)/.test
 	@$(PY) -m pip install -q --upgrade --target $(TRANSFORMERS4) 'transformers==4.57.1' 'huggingface_hub<1' 'tokenizers<0.23'
 	@touch $@
 
 test-transformers4: export PYTHONPATH := $(abspath $(TRANSFORMERS4))
 test-transformers4: build $(TRANSFORMERS4)/.ready
 	@$(PY) -c 'import transformers; v = transformers.__version__; v == "4.57.1" or exit(f"transformers is {v}")'
-	OMP_NUM_THREADS=1 $(PYTEST) tests/test_infinilm_scripts.py tests/test_infinilm_signatures.py
+	OMP_NUM_THREADS=1 $(PY) -m pytest -q -n auto --maxprocesses 8 tests/test_infinilm_scripts.py tests/test_infinilm_signatures.py
 
 test-aarch64: build
 	@$(PY) .ci/aarch64.py
@@ -89,20 +81,23 @@ soak: build
 fuzz: build $(VENV)/.fuzz
 	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)
 
-build: $(VENV)/.ready
+build: $(VENV)/.test
 	@$(PY) -W ignore setup.py -q build_ext --inplace
 
-$(VENV)/.ready: pyproject.toml .ci/constraints.txt
+# What the demo runs: no C interface, no InfiniCore, no device; kernels of the instruction sets that this CPU takes.
+build-demo: $(VENV)/.demo
+	@$(PY) -W ignore setup.py -q build_ext --inplace --demo
+
+$(VENV)/.demo $(VENV)/.test: pyproject.toml .ci/constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; \
 	  v >= (3, 10) or sys.exit("torch_infini needs Python >= 3.10, got %d.%d: make PYTHON=python3.12" % v[:2])'
-	@$(PYTHON) .ci/set_up.py $(VENV) $(TORCH)
-	@touch $@
+	@$(PYTHON) .ci/set_up.py $(VENV) $(TORCH) $(patsubst .%,%,$(notdir $@))
 
-$(VENV)/.fuzz: $(VENV)/.ready
+$(VENV)/.fuzz: $(VENV)/.test
 	@$(PY) -c 'import hypothesis' 2>/dev/null || $(PY) -m pip install -q -c .ci/constraints.txt hypothesis
 	@touch $@
 
-$(VENV)/.dev: $(VENV)/.ready
+$(VENV)/.dev: $(VENV)/.test
 	@$(PY) -m pip install -q -c .ci/constraints.txt ruff clang-format mypy
 	@touch $@
 
@@ -131,14 +126,8 @@ docs: build
 check-docs: build
 	@$(PY) -W ignore .ci/docs.py --check
 
-# What a CPU without AVX-512, and one with SSE2 alone, get: whole models and the engine. The ops' tests take every level.
-LEVELED := tests/test_models.py tests/test_decode.py tests/test_patch_generation.py
-test-levels: build
-	INFINI_CPU_CAPABILITY=avx2 $(PYTEST) $(LEVELED)
-	INFINI_CPU_CAPABILITY=baseline $(PYTEST) $(LEVELED)
-
 # cuobjdump and nvdisasm show the instructions; without them the rest is checked.
-$(VENV)/.sass: $(VENV)/.ready
+$(VENV)/.sass: $(VENV)/.test
 	@command -v cuobjdump >/dev/null || ! command -v nvcc >/dev/null \
 	  || $(PY) -m pip install -q -c .ci/constraints.txt --no-deps nvidia-cuda-cuobjdump nvidia-cuda-nvdisasm \
 	  || echo "check-cuda: no registry, so no cuobjdump: the instructions will not be looked at"
@@ -171,7 +160,7 @@ gpu:
 CUDA_TORCH ?= 2.11.0
 ARCHS ?= 9.0
 gpu-archive: ARCHIVE ?= build/gpu/libraries.tar.xz
-gpu-archive: $(VENV)/.ready
+gpu-archive: $(VENV)/.test
 	@$(PY) .ci/gpu_archive.py --torch $(CUDA_TORCH) --archs "$(ARCHS)" --out "$(ARCHIVE)"
 
 bench-cuda: build-cuda

@@ -166,7 +166,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sample", action="store_true", help="one or two architectures for each source")
     sample = parser.parse_args().sample
-    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="check_cuda")
+    setup = runpy.run_path(str(ROOT / "build_rules.py"), run_name="check_cuda")
     sources: list[Path] = setup["cuda_sources"]()
     if not shutil.which("nvcc"):
         print(f"check_cuda: no nvcc on PATH: none of the {len(sources)} CUDA sources was compiled")

@@ -83,6 +83,14 @@ def ops_table() -> Iterator[str]:
         yield row(*cells, ", ".join(forms_of(spec)))
 
 
+def sources_table() -> Iterator[str]:
+    """How a source's name says what is built from it, in the order in which build_rules.py looks."""
+    yield "| name | built |"
+    yield "| --- | --- |"
+    for kind in runpy.run_path(str(ROOT / "build_rules.py"), run_name="docs")["KINDS"]:
+        yield row(kind.shown, kind.built)
+
+
 def infinicore_table() -> Iterator[str]:
     """The functions of torch_infini.infinicore: those of its C++ interface, then those that torch has as well."""
     core = package("infinicore")
@@ -216,6 +224,7 @@ GENERATORS: dict[str, Callable[[], Iterable[str]]] = {
     "gpu goals": gpu_goals,
     "infinicore": infinicore_table,
     "scale-out": scale_out_table,
+    "sources": sources_table,
 }
 
 

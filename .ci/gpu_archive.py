@@ -58,7 +58,7 @@ def copied_tree(place: Path = PLACE) -> Path:
             shutil.rmtree(old) if old.is_dir() else old.unlink()
     listing = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", "csrc", "torch_infini"]
     names = subprocess.run(listing, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True).stdout.split("\0")
-    for name in (*filter(None, names), "setup.py", "pyproject.toml", "README.md"):
+    for name in (*filter(None, names), "setup.py", "build_rules.py", "pyproject.toml", "README.md"):
         if (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copy2(ROOT / name, tree / name)

@@ -242,7 +242,7 @@ def report(functions: Iterable[Function], pattern: str) -> list[str]:
 
 def compiled(source: Path, arch: str, folder: Path) -> Path:
     """The cubin of a source, with the build's flags."""
-    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="sass")
+    setup = runpy.run_path(str(ROOT / "build_rules.py"), run_name="sass")
     build = ROOT / "build" / "native"
     build.mkdir(parents=True, exist_ok=True)
     made = folder / f"{source.stem}.cubin"

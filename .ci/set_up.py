@@ -1,13 +1,16 @@
 """Sets up .venv for make: torch and the packages, while what needs no torch is already compiled.
 
-    python3 .ci/set_up.py VENV TORCH      TORCH: the release to install where this interpreter has none
+    python3 .ci/set_up.py VENV TORCH LAYER
 
-Each step prints a line with its time. What is there already is enough (then no registry is asked); what is missing is
-installed as pinned in constraints.txt. pip's warnings are hidden, its errors are not.
+TORCH is the release to install where this interpreter has none. LAYER is demo (what `make demo` imports and runs) or test
+(what the tests import; everything is compiled). Each step prints a line with its time. What is there already is enough
+(then no registry is asked); what is missing is installed as pinned in constraints.txt. pip's warnings are hidden, its
+errors are not. VENV/.demo and VENV/.test say that a layer is complete.
 """
 
 from __future__ import annotations
 
+import fcntl
 import os
 import subprocess
 import sys
@@ -17,8 +20,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-NEEDED = "numpy, pytest, xdist, expecttest, transformers, safetensors"  # by the tests, under the names they import
-PIP = ("-m", "pip", "install", "-qq", "--disable-pip-version-check", "--root-user-action", "ignore")
+# By layer: the extra of pyproject.toml, and what it cannot do without, under the names that are imported.
+EXTRAS = {"demo": "hf", "test": "test"}
+NEEDED = {"demo": "transformers, safetensors", "test": "numpy, pytest, xdist, expecttest, transformers, safetensors"}
+MADE_FROM = ("pyproject.toml", ".ci/constraints.txt")  # a change of these sets up anew
+# --no-compile: torch and transformers have 5,000 files, of which a process imports some; Python compiles those itself.
+PIP = ("-m", "pip", "install", "-qq", "--no-compile", "--disable-pip-version-check", "--root-user-action", "ignore")
 PINNED = ("-c", ".ci/constraints.txt")
 
 
@@ -37,8 +44,8 @@ def step(name: str) -> Iterator[None]:
 class SetUp:
     """The environment `venv`, and the compilation that runs meanwhile."""
 
-    def __init__(self, venv: Path) -> None:
-        self.venv = venv
+    def __init__(self, venv: Path, layer: str = "test") -> None:
+        self.venv, self.layer = venv, layer
         self.python = venv / "bin" / "python"
         self.compilation: subprocess.Popen[bytes] | None = None
 
@@ -64,7 +71,10 @@ class SetUp:
 
     def make_environment(self) -> None:
         """An environment with the packages of this interpreter, if it has torch, and with what the build needs."""
-        subprocess.run([sys.executable, "-m", "venv", str(self.venv)], check=True)
+        made = subprocess.run([sys.executable, "-m", "venv", str(self.venv)], capture_output=True, text=True)
+        if made.returncode:
+            said = " ".join((made.stdout + made.stderr).split())
+            sys.exit(f"set-up: {sys.executable} could make no environment {self.venv}: {said}")
         if subprocess.run([sys.executable, "-c", "import torch"], capture_output=True).returncode == 0:
             # A path file lends them, be this interpreter a virtual environment itself or not.
             code = "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -75,9 +85,10 @@ class SetUp:
         makes_wheels = self.has("setuptools.command.bdist_wheel") or self.has("setuptools, wheel")
         if not makes_wheels and not self.pip(*PINNED, "setuptools", "wheel"):
             sys.exit("set-up: setuptools and wheel could not be installed")
-        on_path = any(os.access(Path(folder, "ninja"), os.X_OK) for folder in os.get_exec_path())
-        if not on_path and not self.has("ninja") and not self.pip(*PINNED, "ninja"):
-            sys.exit("set-up: ninja could not be installed")
+        if not self.has("ninja") and not self.pip(*PINNED, "ninja"):
+            sys.exit(
+                "set-up: ninja could not be installed: pip's message is above; make goes on here when called again"
+            )
         if not self.has("pybind11"):
             self.pip(*PINNED, "pybind11", quiet=True)  # setup.py says what it leaves out without it
 
@@ -99,46 +110,79 @@ class SetUp:
     def install_packages(self) -> None:
         """The package itself, editable, and what it and its tests import."""
         package = ("--no-build-isolation", "-e")
+        wanted = f".[{EXTRAS[self.layer]}]"
         later = {"INFINI_BUILD": "0"}  # the libraries are built outside pip, where it can be seen
-        command = [str(self.python), *PIP, "--no-index", *package, ".[test]"]
+        command = [str(self.python), *PIP, "--no-index", *package, wanted]
         offline = subprocess.run(command, cwd=ROOT, env={**os.environ, **later}, capture_output=True, text=True)
-        if offline.returncode == 0 or self.pip(*PINNED, *package, ".[test]", **later):
+        if offline.returncode == 0 or self.pip(*PINNED, *package, wanted, **later):
             return
-        if self.has(NEEDED) and self.pip("--no-index", "--no-deps", *package, ".", **later):
-            say("set-up: no registry, and no peft or accelerate: their tests will be skipped")
+        if self.has(NEEDED[self.layer]) and self.pip("--no-index", "--no-deps", *package, ".", **later):
+            say("set-up: no registry, and not all packages: tests of those that are missing will be skipped")
             return
-        sys.exit(f"set-up: without a registry pip said: {offline.stdout}{offline.stderr}")
+        sys.exit(
+            f"set-up: the packages of {wanted} could not be installed: pip's message is above; "
+            "make goes on here when called again"
+        )
 
     def start_compilation(self) -> None:
         command = [str(self.python), "-W", "ignore", "setup.py", "-q", "build_kernels"]
+        command += ["--demo"] if self.layer == "demo" else []
         self.compilation = subprocess.Popen(command, cwd=ROOT)
 
     def finish_compilation(self) -> None:
         if self.compilation and self.compilation.wait():
             sys.exit(1)  # it has said why
 
+    def stamps(self) -> list[Path]:
+        """The files that say which layers are complete once this one is."""
+        return [self.venv / f".{layer}" for layer in (("demo",) if self.layer == "demo" else ("demo", "test"))]
+
+    def is_complete(self) -> bool:
+        newest = max((ROOT / file).stat().st_mtime for file in MADE_FROM)
+        return all(stamp.is_file() and stamp.stat().st_mtime >= newest for stamp in self.stamps())
+
+    def make(self, release: str) -> None:
+        with step(f"environment {self.venv.name}"):
+            self.make_environment()
+        self.start_compilation()
+        try:
+            if self.has("torch"):
+                say(f"set-up: using the torch of {self.python if self.is_own('torch') else sys.executable}")
+            else:
+                say(f"set-up: installing torch {release}, the CPU build; the kernels are compiled meanwhile")
+                with step(f"torch {release} downloaded and installed"):
+                    self.install_torch(release)
+            with step("packages installed"):
+                self.install_packages()
+            self.finish_compilation()
+        finally:
+            if self.compilation and self.compilation.poll() is None:
+                self.compilation.terminate()
+                self.compilation.wait()
+        for stamp in self.stamps():
+            stamp.touch()
+
+    def is_own(self, package: str) -> bool:
+        """Whether the environment has a package itself, and is not lent it by the interpreter that made it."""
+        return any(self.venv.glob(f"lib/*/site-packages/{package}"))
+
 
 def main() -> None:
-    set_up = SetUp(Path(os.path.abspath(sys.argv[1])))
-    release = sys.argv[2]
-    with step(f"environment {sys.argv[1]}"):
-        set_up.make_environment()
-    set_up.start_compilation()
-    try:
-        if set_up.has("torch"):
-            say(f"set-up: using the torch of {sys.executable}")
-        else:
-            say(f"set-up: installing torch {release}, the CPU build; the kernels are compiled meanwhile")
-            with step(f"torch {release} downloaded and installed"):
-                set_up.install_torch(release)
-        with step("packages installed"):
-            set_up.install_packages()
-        set_up.finish_compilation()
-    finally:
-        if set_up.compilation and set_up.compilation.poll() is None:
-            set_up.compilation.terminate()
-            set_up.compilation.wait()
+    set_up = SetUp(Path(os.path.abspath(sys.argv[1])), sys.argv[3])
+    (ROOT / "build").mkdir(exist_ok=True)
+    lock = ROOT / "build" / "set_up.lock"
+    with lock.open("w") as held:
+        try:
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say(f"set-up: another make is setting up {set_up.venv.name}: waiting for its end")
+            fcntl.flock(held, fcntl.LOCK_EX)
+        if not set_up.is_complete():
+            set_up.make(sys.argv[2])
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except KeyboardInterrupt:
+        sys.exit("set-up: interrupted; make goes on here when called again")

@@ -2,30 +2,36 @@
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import os
 import platform
+import re
 import runpy
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
 import time
 import venv
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+FILES = ("setup.py", "build_rules.py", "pyproject.toml", "README.md")
 
 
 @pytest.fixture
 def checkout(tmp_path: Path) -> Path:
     """The build, with a few sources instead of ours."""
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in FILES:
         shutil.copy(ROOT / name, tmp_path)
     sources = {
         "torch_infini/__init__.py": '__version__ = "0"\n',
+        "csrc/common/check.h": "",  # which is precompiled
         "csrc/common/two.h": "#define TWO 2\n",
         "csrc/common/two.cpp": '#include "two.h"\nint two() { return TWO; }\n',
         "csrc/infiniop/level_cpu.cpp": "int INFINI_LEVEL() { return 0; }\n",
@@ -98,13 +104,205 @@ def test_flags_compile_everything_again(checkout: Path) -> None:
 
 def test_the_full_build_takes_the_same_kernels() -> None:
     """What is compiled while torch is downloaded has the same commands afterwards: nothing is compiled twice."""
-    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="test_setup")
+    setup = runpy.run_path(str(ROOT / "build_rules.py"), run_name="test_setup")
     torch = setup["find_torch"]()
     without = setup["ninja_file"](None, None).split("\nbuild ")
     full = setup["ninja_file"](torch, None).split("\nbuild ")
     assert len(without) > 100
     missing = {edge.strip() for edge in without} - {edge.split("\ndefault ")[0].strip() for edge in full}
     assert not missing
+
+
+RULES = runpy.run_path(str(ROOT / "build_rules.py"), run_name="test_setup")
+PATHS = [path.relative_to(ROOT / "csrc") for pattern in ("*.cpp", "*.cu") for path in (ROOT / "csrc").rglob(pattern)]
+
+
+def test_every_kind_of_source_has_files() -> None:
+    kinds = {RULES["kind_of"](path.as_posix()).name for path in PATHS}
+    assert kinds == {kind.name for kind in RULES["KINDS"]}
+
+
+@pytest.mark.parametrize(
+    ("flags", "levels"),
+    [
+        ("sse2", "baseline"),
+        ("avx2 fma", "baseline"),
+        ("avx2 fma f16c", "avx2"),
+        ("avx2 fma f16c avx_vnni", "avx2 avx2_vnni"),
+        ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl", "avx512"),
+        ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni", "avx512 avx512_vnni"),
+        ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16", "avx512 avx512_bf16"),
+        (
+            "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8",
+            "avx512 avx512_bf16 avx512_amx",
+        ),
+    ],
+)
+def test_levels_of_a_cpu(flags: str, levels: str) -> None:
+    if not RULES["IS_X86"]:
+        pytest.skip("flags of x86-64")
+    assert RULES["levels_of"](set(flags.split())) == tuple(levels.split())
+
+
+def edges(text: str) -> dict[str, str]:
+    """The edges of a build.ninja by what they make."""
+    blocks = text.split("\nbuild ")[1:]
+    return {block.split(":", 1)[0]: block.split("\ndefault ")[0].strip() for block in blocks}
+
+
+def test_the_demo_compiles_objects_of_the_whole() -> None:
+    """A later build takes them; the choice of the level alone is compiled again."""
+    torch = RULES["find_torch"]()
+    levels = RULES["levels_of_this_cpu"]()
+    demo, whole = (edges(RULES["ninja_file"](torch, None, some)) for some in (levels, ()))
+    compiled = {name for name in demo if name.endswith(".o")}
+    assert {name for name in compiled if whole.get(name) != demo[name]} == {"infinirt.cpu.capability.of_demo.o"}
+    linked = " ".join(edge for edge in demo.values() if ": link " in edge)
+    assert "infinicore" not in linked and "_c.o" not in linked and "device." not in linked
+    kernels = {name.split(".")[-2] for name in re.findall(r"\S+_(?:cpu|tiles)\.\w+\.o", linked)}
+    assert kernels == set(levels)
+
+
+def test_a_library_of_the_demo_names_what_it_lacks(tmp_path: Path) -> None:
+    """infinirt chooses no level that was not built, and says how to get it."""
+    source = ROOT / "csrc" / "infinirt" / "cpu" / "capability.cpp"
+    objects = [str(path) for path in (ROOT / "build" / "native").glob("infinirt.*.o") if "capability" not in path.name]
+    objects += [
+        str(ROOT / "build" / "native" / f"common.{name}.o") for name in ("check", "overlap", "new_output", "scratch")
+    ]
+    objects = [name for name in objects if ".cuda." not in name and ".emulated." not in name]
+    library = tmp_path / "libinfinirt.so"
+    include = [f"-I{ROOT}/csrc/{name}" for name in ("include", "common", "infiniop")]
+    lowest = "neon" if platform.machine() == "aarch64" else "baseline"
+    command = ["g++", "-std=c++17", "-shared", "-fPIC", "-fopenmp", f'-DINFINI_BUILT_LEVELS="{lowest}"', *include]
+    done = subprocess.run(
+        [*command, str(source), *objects, "-o", str(library), "-pthread"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    code = f"""
+import ctypes
+rt = ctypes.CDLL({str(library)!r})
+for name in ("infinirtCpuCapability", "infiniGetLastErrorMessage"):
+    getattr(rt, name).restype = ctypes.c_char_p
+print((rt.infinirtCpuCapability() or rt.infiniGetLastErrorMessage()).decode())
+print(rt.infinirtCpuSetCapability(b"avx512_amx"), rt.infiniGetLastErrorMessage().decode())
+"""
+
+    def said(**environment: str) -> list[str]:
+        env = {**os.environ, **environment}
+        return subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True).stdout.splitlines()
+
+    chosen, refused = said(INFINI_CPU_CAPABILITY="", INFINI_EMULATE="")
+    assert chosen == lowest
+    assert refused.endswith(
+        f"the CPU capability must be one of {lowest} on this machine in this build (`make build` builds all), got avx512_amx"
+    )
+    emulated, _ = said(INFINI_CPU_CAPABILITY="", INFINI_EMULATE="amx")
+    assert emulated == (
+        f"infini: INFINI_EMULATE=amx needs kernels that this build has not, only those for {lowest}: `make build` builds all"
+    )
+
+
+def test_what_the_demo_leaves_out_is_named(tmp_path: Path) -> None:
+    """Where it is asked for, in one sentence; env lists it."""
+    lib = ROOT / "torch_infini" / "lib"
+    for name in RULES["DEMO_LIBRARIES"]:
+        (tmp_path / f"{name}.so").symlink_to(lib / f"{name}.so")
+    sentence = "is not in this build, which has what `make demo` runs: `make build` builds the rest"
+
+    def said(code: str) -> str:
+        env = {**os.environ, "INFINI_LIBRARIES": str(tmp_path)}
+        done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True)
+        return (done.stdout + done.stderr).strip().splitlines()[-1]
+
+    for module, subject in (
+        ("torch_infini.infinicore", "torch_infini.infinicore"),
+        ("torch_infini.libinfiniop", "the C interface of the ops"),
+    ):
+        assert said(f"import {module}") == f"ImportError: {subject} {sentence}"
+    record = "import torch, torch_infini.runtime as r; r.record(torch.ops.infini.silu, torch.ones(4))"
+    assert said(record) == f"ImportError: the recording of graphs, torch_infini.runtime.record, {sentence}"
+    assert "not built: C interface, infinicore" in said("from torch_infini.commands import env; print(env.build())")
+
+
+@pytest.mark.parametrize(
+    ("script", "sentence"),
+    [
+        (None, "building needs a C++ compiler, and there is no 'a-compiler': "),
+        ("echo '#define __GNUC__ 11'", "building needs g++ >= 12, and 'a-compiler' is g++ 11: "),
+        ("echo it is broken >&2; exit 1", "'a-compiler' must be a C++ compiler, but it said: it is broken; "),
+    ],
+)
+def test_the_compiler_is_checked_first(checkout: Path, script: str | None, sentence: str) -> None:
+    if script:
+        compiler = checkout / "bin" / "a-compiler"
+        compiler.parent.mkdir()
+        compiler.write_text(f"#!/bin/sh\n{script}\n")
+        compiler.chmod(0o755)
+    path = f"{checkout / 'bin'}{os.pathsep}{os.environ['PATH']}"
+    done = build_kernels(checkout, CXX="a-compiler", PATH=path)
+    assert done.returncode == 1
+    install = "install g++ >= 12 (Debian, Ubuntu: apt install g++) or set CXX."
+    assert done.stdout.splitlines() == [f"torch_infini: {sentence}{install}"]
+
+
+def test_two_builds_take_turns(checkout: Path) -> None:
+    lock = checkout / "build" / "native" / "lock"
+    lock.parent.mkdir(parents=True)
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_kernels"]
+    with lock.open("w") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        second = subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True)
+        assert second.stdout is not None
+        assert second.stdout.readline() == "torch_infini: another build is running here: waiting for its end\n"
+        assert second.poll() is None
+    assert "torch_infini: compiled " in second.communicate()[0]
+    assert second.returncode == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_build_goes_on(checkout: Path, number: signal.Signals) -> None:
+    """What was compiled stays; the other objects are compiled by the next call."""
+    slow = checkout / "csrc" / "common" / "three.cpp"
+    slow.write_text('#include "slow.h"\n')
+    os.mkfifo(slow.with_name("slow.h"))  # its compilation waits
+    command = [sys.executable, "-W", "ignore", "setup.py", "-q", "build_kernels"]
+    build = subprocess.Popen(
+        command, cwd=checkout, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
+    )
+    native = checkout / "build" / "native"
+    end = time.monotonic() + 120
+    while not (native / "common.two.o").is_file() and time.monotonic() < end:
+        time.sleep(0.05)
+    time.sleep(0.2)
+    os.killpg(build.pid, number)
+    said = build.communicate()[0].decode()
+    assert build.returncode
+    if number == signal.SIGINT:
+        assert said.splitlines()[-1] == (
+            "torch_infini: the build was interrupted; the next one goes on where it ended."
+        )
+    with suppress(OSError):  # ninja's children are in groups of their own: the compiler still waits
+        os.close(os.open(slow.with_name("slow.h"), os.O_WRONLY | os.O_NONBLOCK))
+    stamp = (native / "common.two.o").stat().st_mtime_ns
+    slow.with_name("slow.h").unlink()
+    slow.with_name("slow.h").write_text("int three() { return 3; }\n")
+    done = build_kernels(checkout)
+    assert done.returncode == 0, done.stdout
+    assert (native / "common.three.o").is_file()
+    assert (native / "common.two.o").stat().st_mtime_ns == stamp
+
+
+def test_a_full_disk_is_named(checkout: Path) -> None:
+    compiler = checkout / "cxx"
+    compiler.write_text(
+        '#!/bin/sh\ncase "$*" in *-dumpmachine*|*-dM*) exec g++ "$@" ;; esac\n'
+        "echo 'error writing to a.s: No space left on device' >&2; exit 1\n"
+    )
+    compiler.chmod(0o755)
+    done = build_kernels(checkout, CXX=str(compiler))
+    assert done.returncode == 1
+    assert done.stdout.splitlines()[-1].startswith("torch_infini: the build failed: a disk is full, that of ")
 
 
 def test_pip_says_errors_and_no_warnings(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -150,7 +348,7 @@ def test_the_module_is_built_for_this_python(checkout: Path) -> None:
 @pytest.mark.parametrize("missing", ["Python.h", "pybind11", "the target's Python"])
 def test_the_module_is_left_out_by_name(missing: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where it cannot be built the rest is, and the build says why."""
-    setup = runpy.run_path(str(ROOT / "setup.py"), run_name="test_setup")
+    setup = runpy.run_path(str(ROOT / "build_rules.py"), run_name="test_setup")
     module_flags, ninja_file = setup["module_flags"], setup["ninja_file"]
     assert module_flags()[0] is not None and "infinicore.python" in ninja_file(None, None)
     if missing == "Python.h":
@@ -172,7 +370,7 @@ def test_forced_cuda_says_what_it_serves(tmp_path: Path, monkeypatch: pytest.Mon
     (tmp_path / "bin").mkdir()
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
     monkeypatch.setenv("FORCE_CUDA", "1")
-    choose_cuda = runpy.run_path(str(ROOT / "setup.py"), run_name="test_setup")["choose_cuda"]
+    choose_cuda = runpy.run_path(str(ROOT / "build_rules.py"), run_name="test_setup")["choose_cuda"]
     nvcc = str(tmp_path / "bin" / "nvcc")
     assert choose_cuda("13.0") == (nvcc, "FORCE_CUDA=1")
     assert choose_cuda(None)[0] == nvcc
@@ -205,7 +403,7 @@ def test_what_the_tests_for_aarch64_lack_is_named(tmp_path: Path) -> None:
 
 def test_the_page_of_a_package_index(tmp_path: Path) -> None:
     """README.md goes into the package's metadata, without links that lead nowhere from there."""
-    for name in ("setup.py", "pyproject.toml", "README.md"):
+    for name in FILES:
         shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "torch_infini").mkdir()
     (tmp_path / "torch_infini" / "__init__.py").write_text('__version__ = "0"\n')

@@ -55,6 +55,22 @@ def load(path: Path) -> ctypes.CDLL:
     return runtime
 
 
+def is_whole(folder: Path = PATH.parent) -> bool:
+    """Whether the libraries of a folder are those of a whole build, not of the part that `make demo` runs."""
+    return (folder / "libinfinicore_cpp_api.so").is_file()
+
+
+def require_whole(what: str, folder: Path = PATH.parent) -> None:
+    """Raise ImportError unless the build is a whole one.
+
+    Args:
+        what: The part that the caller needs, as the subject of the sentence.
+        folder: Where the libraries lie.
+    """
+    if not is_whole(folder):
+        raise ImportError(f"{what} is not in this build, which has what `make demo` runs: `make build` builds the rest")
+
+
 check_torch(torch.__version__)
 RUNTIME = load(PATH)
 _sees_autograd = ctypes.CDLL(str(PATH)).infiniTorchSeesAutograd

@@ -49,11 +49,20 @@ inline Tiles cpu_tiles() {
 
 } // namespace infini
 
-#if defined(__x86_64__)
+// `make demo` links the kernels of some levels only, and infinirt chooses none of the others. Where kernels are defined
+// they are no weak symbols, so that a second definition is an error.
+#if defined(INFINI_KERNEL_SOURCE)
+#define INFINI_MAYBE_ABSENT
+#else
+#define INFINI_MAYBE_ABSENT __attribute__((weak))
+#endif
+
 #define INFINI_KERNEL_OF(level, name, ...)                                                                             \
     namespace level {                                                                                                  \
-    void name(const __VA_ARGS__ &);                                                                                    \
+    INFINI_MAYBE_ABSENT void name(const __VA_ARGS__ &);                                                                \
     }
+
+#if defined(__x86_64__)
 // at_avx2_vnni and at_avx512_vnni: the levels that are called at avx2_vnni and avx512_vnni.
 #define INFINI_X86_KERNEL(at_avx2_vnni, at_avx512_vnni, name, ...)                                                     \
     INFINI_KERNEL_OF(baseline, name, __VA_ARGS__)                                                                      \
@@ -71,24 +80,16 @@ inline Tiles cpu_tiles() {
 #define INFINI_DOT_KERNEL(name, ...) INFINI_X86_KERNEL(avx2_vnni, avx512_vnni, name, __VA_ARGS__)
 #elif defined(__aarch64__)
 #define INFINI_CPU_KERNEL(name, ...)                                                                                   \
-    namespace neon {                                                                                                   \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    namespace neon_dotprod {                                                                                           \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    namespace neon_bf16 {                                                                                              \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
+    INFINI_KERNEL_OF(neon, name, __VA_ARGS__)                                                                          \
+    INFINI_KERNEL_OF(neon_dotprod, name, __VA_ARGS__)                                                                  \
+    INFINI_KERNEL_OF(neon_bf16, name, __VA_ARGS__)                                                                     \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         constexpr void (*levels[])(const __VA_ARGS__ &) = {neon::name, neon_dotprod::name, neon_bf16::name};           \
         levels[cpu_capability()](args);                                                                                \
     }
 #else
 #define INFINI_CPU_KERNEL(name, ...)                                                                                   \
-    namespace baseline {                                                                                               \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
+    INFINI_KERNEL_OF(baseline, name, __VA_ARGS__)                                                                      \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         baseline::name(args);                                                                                          \
     }
@@ -100,20 +101,14 @@ inline Tiles cpu_tiles() {
 
 #if defined(__x86_64__)
 #define INFINI_TILE_KERNEL(name, ...)                                                                                  \
-    namespace avx512_amx {                                                                                             \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
-    namespace emulated_amx {                                                                                           \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
+    INFINI_KERNEL_OF(avx512_amx, name, __VA_ARGS__)                                                                    \
+    INFINI_KERNEL_OF(emulated_amx, name, __VA_ARGS__)                                                                  \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         cpu_tiles() == Tiles::kAmx ? avx512_amx::name(args) : emulated_amx::name(args);                                \
     }
 #else
 #define INFINI_TILE_KERNEL(name, ...)                                                                                  \
-    namespace emulated_amx {                                                                                           \
-    void name(const __VA_ARGS__ &);                                                                                    \
-    }                                                                                                                  \
+    INFINI_KERNEL_OF(emulated_amx, name, __VA_ARGS__)                                                                  \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         emulated_amx::name(args);                                                                                      \
     }

@@ -18,6 +18,7 @@ import torch
 from .. import _products
 from .._library import cpu_capabilities, cpu_tiles
 from ..ops import awaited_providers, chosen_providers
+from .env import build
 from .errors import CommandError
 
 if TYPE_CHECKING:
@@ -122,6 +123,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError(f"there is no op {name!r}; `python -m torch_infini ops` lists them")
     ops = [OP_INFOS[name] for name in arguments.ops.split(",")] if arguments.ops else all_op_infos()
     failed = passed = 0
+    print(f"build: {build()}")
     for name, check in checks(ops):
         try:
             check()

@@ -14,7 +14,16 @@ import torch
 
 from .. import __version__, _attention, _products, ops
 from .._cpu import cpu_name
-from .._library import CPU_CAPABILITIES, PATH, RUNTIME, cpu_capabilities, cpu_capability, cpu_tiles, emulates_cuda
+from .._library import (
+    CPU_CAPABILITIES,
+    PATH,
+    RUNTIME,
+    cpu_capabilities,
+    cpu_capability,
+    cpu_tiles,
+    emulates_cuda,
+    is_whole,
+)
 
 HELP = "print versions, CPU features and settings, for a bug report"
 
@@ -59,6 +68,15 @@ def cuda_driver() -> str | None:
     return f"{version.value // 1000}.{version.value % 1000 // 10}"
 
 
+def build() -> str:
+    """Which parts were built."""
+    if is_whole():
+        return "whole"
+    levels = ", ".join(cpu_capabilities())
+    absent = "C interface, infinicore, runtime.record, device infini"
+    return f"what `make demo` runs: kernels of {levels}; not built: {absent} (`make build` builds all)"
+
+
 def cuda_build() -> str:
     """Whether our libraries have CUDA kernels."""
     absent = RUNTIME.infinirtSetDevice(NVIDIA, -1) == DEVICE_TYPE_NOT_SUPPORTED  # refused in any case, and why tells
@@ -92,6 +110,7 @@ def collect() -> dict[str, Any]:
     return {
         "torch_infini": __version__,
         "library": PATH.name,
+        "build": build(),
         "python": platform.python_version(),
         "torch": torch.__version__,
         "transformers": version_of("transformers"),

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._headers import parse
-from .._library import PATH
+from .._library import PATH, require_whole
 from .op_register import OpRegister
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -40,8 +40,11 @@ def open_lib() -> InfiniLib:
 
     Raises:
         AssertionError: If a library or the headers, from which the signatures come, are not there.
+        ImportError: If torch_infini was built without the C interface.
     """
     given = os.environ.get("INFINI_ROOT")
+    if not given:
+        require_whole("the C interface of the ops")
     root = Path(given) if given else PACKAGE
     folder = root / "lib" if given else PATH.parent
     paths = [folder / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]

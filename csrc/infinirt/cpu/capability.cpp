@@ -36,6 +36,27 @@ constexpr unsigned bit(int level) {
     return 1u << level;
 }
 
+// A build of a part, `make demo`, has the kernels of some levels only; it names them here.
+#ifdef INFINI_BUILT_LEVELS
+constexpr bool kIsWhole = false;
+constexpr const char *kBuilt = INFINI_BUILT_LEVELS;
+#else
+constexpr bool kIsWhole = true;
+constexpr const char *kBuilt = "";
+#endif
+
+bool is_built(const char *name) {
+    return kIsWhole || message(" ", kBuilt, " ").find(message(" ", name, " ")) != std::string::npos;
+}
+
+unsigned built_levels() {
+    unsigned levels = 0;
+    for (int level = 0; level <= kAmx; ++level) {
+        levels |= is_built(kNames[level]) ? bit(level) : 0;
+    }
+    return levels;
+}
+
 #if defined(__x86_64__)
 bool has_avx_vnni() {
     unsigned most = 0, eax = 0, ebx = 0, ecx = 0, edx = 0;
@@ -80,16 +101,24 @@ unsigned detect_vectors() {
 }
 
 bool has_vectors(int level) {
-    static const unsigned levels = detect_vectors();
+    static const unsigned levels = detect_vectors() & built_levels();
     return (levels & bit(level)) != 0;
 }
 
-// The highest vector level of the machine that is at most this one; the lowest of all is everywhere.
+// The highest vector level of the machine that is at most this one; a whole build has the lowest of all everywhere.
 int vectors_up_to(int level) {
-    while (!has_vectors(level)) {
-        --level;
+    int found = level;
+    while (found >= 0 && !has_vectors(found)) {
+        --found;
     }
-    return level;
+    if (found < 0) {
+        throw Error(INFINI_STATUS_NOT_IMPLEMENTED,
+                    message("infini: this build has only the kernels that `make demo` runs (", kBuilt,
+                            "), and none that ",
+                            level >= kAmx ? "this CPU takes" : message("is at most ", kNames[level]),
+                            ": `make build` builds all"));
+    }
+    return found;
 }
 
 int highest_vectors() {
@@ -103,6 +132,9 @@ std::string tiles_refused() {
     constexpr unsigned kAmxBits = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
     if (!__get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) || (edx & kAmxBits) != kAmxBits || !has_vectors(kAvx512Bf16)) {
         return "the CPU has no AMX";
+    }
+    if (!is_built("avx512_amx")) {
+        return message("this build has no kernels for AMX, only those for ", kBuilt, ": `make build` builds all");
     }
     constexpr unsigned kOsxsave = 1u << 27, kTileState = 3u << 17; // of XCR0: configuration and data
     __get_cpuid(1, &eax, &ebx, &ecx, &edx);
@@ -136,6 +168,11 @@ bool emulates_tiles() {
     if (std::strcmp(wish, "amx") != 0) {
         throw Error(INFINI_STATUS_BAD_PARAM,
                     message("infini: INFINI_EMULATE must be amx or not be set, got '", wish, "'"));
+    }
+    if (!is_built("emulated_amx")) {
+        throw Error(INFINI_STATUS_NOT_IMPLEMENTED,
+                    message("infini: INFINI_EMULATE=amx needs kernels that this build has not, only those for ", kBuilt,
+                            ": `make build` builds all"));
     }
     return true;
 }
@@ -234,7 +271,8 @@ infiniStatus_t infinirtCpuSetCapability(const char *name) {
                 all += has(i) ? message(all.empty() ? "" : ", ", kNames[i]) : "";
             }
             throw Error(INFINI_STATUS_BAD_PARAM,
-                        message("infini: the CPU capability must be one of ", all, " on this machine, got ", name));
+                        message("infini: the CPU capability must be one of ", all, " on this machine",
+                                kIsWhole ? "" : " in this build (`make build` builds all)", ", got ", name));
         }
         in_use.store(wanted, std::memory_order_relaxed);
     });
