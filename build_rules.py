@@ -1,7 +1,7 @@
 """How a file's name below csrc/ says what is built from it: KINDS, and the build.ninja that follows from it.
 
-setup.py runs ninja on what `ninja_file` returns. A build is the whole, or the part that `make demo` runs: its objects are
-objects of the whole too, with the same commands, so that nothing is ever compiled twice.
+setup.py runs ninja on what `ninja_file` returns. A build is the whole, or the part that `make demo` runs: its objects
+are objects of the whole too, with the same commands, so that nothing is ever compiled twice.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ X86_VNNI = {"avx2_vnni": f"{X86_LEVELS['avx2']} -mavxvnni", "avx512_vnni": f"{X8
 
 IS_X86 = MACHINE in ("x86_64", "AMD64")
 LEVELS = X86_LEVELS if IS_X86 else ARM_LEVELS if MACHINE == "aarch64" else {"baseline": ""}
-DOT_LEVELS = {**LEVELS, **(X86_VNNI if IS_X86 else {})}
+DOT_LEVELS = {level: flags for level, flags in LEVELS.items() if level != "avx512_bf16"} | (X86_VNNI if IS_X86 else {})
 TILES = {**(X86_TILES if IS_X86 else {}), **EMULATED_TILES}
 
 
@@ -98,7 +98,7 @@ def levels_of(flags: set[str]) -> tuple[str, ...]:
     if "avx512_bf16" not in flags:
         return ("avx512", "avx512_vnni")
     tiles = ("avx512_amx",) if {"amx_tile", "amx_bf16", "amx_int8"} <= flags else ()
-    return ("avx512", "avx512_bf16", *tiles)
+    return ("avx512", "avx512_vnni", "avx512_bf16", *tiles)
 
 
 def levels_of_this_cpu() -> tuple[str, ...]:
@@ -106,9 +106,9 @@ def levels_of_this_cpu() -> tuple[str, ...]:
     try:
         text = Path("/proc/cpuinfo").read_text()
     except OSError:
-        return (*DOT_LEVELS, *X86_TILES)
+        return (*{**LEVELS, **DOT_LEVELS}, *X86_TILES)
     found = re.search(r"^(?:flags|Features)\s*:(.*)$", text, re.MULTILINE)
-    return levels_of(set(found[1].split())) if found else (*DOT_LEVELS, *X86_TILES)
+    return levels_of(set(found[1].split())) if found else (*{**LEVELS, **DOT_LEVELS}, *X86_TILES)
 
 
 # ---- the kinds of sources ----
@@ -135,8 +135,8 @@ KINDS = (
         "int8 kernel",
         r".*_dot_cpu\.cpp",
         "`*_dot_cpu.cpp` (products of int8)",
-        "once for each instruction set, and for those that add VNNI alone, avx2_vnni and avx512_vnni; tests of a new one "
-        "are selected by the name of its op (`torch_infini/testing/machine.py`)",
+        "once for each instruction set that adds something to them: avx2_vnni and avx512_vnni, not avx512_bf16; tests "
+        "of a new one are selected by the name of its op (`torch_infini/testing/machine.py`)",
         levels=DOT_LEVELS,
         flags="-DINFINI_KERNEL_SOURCE",
         header="kernels",
@@ -231,17 +231,18 @@ PRECOMPILED = {
     "kernels": (
         *(("arm_neon.h",) if MACHINE == "aarch64" else ("immintrin.h",) if IS_X86 else ()),
         *("omp.h", "cmath", "cstdint", "cstring", "limits", "type_traits", "utility"),
+        *("level_types.h", "parallel.h", "row_iterator.h", "scratch.h"),
     ),
     "torch": (
         *("torch/csrc/stable/library.h", "torch/csrc/stable/tensor.h"),
-        *("optional", "tuple", "type_traits", "vector"),
+        *("array", "optional", "string", "tuple", "type_traits", "vector", "../torch/tensor.h"),
     ),
     "c_interface": (*STANDARD, "c_api.h"),
     "infinicore": (*STANDARD, "../infinicore/ops/call.h"),
     "rules": (*STANDARD, "check.h"),
     "host": (*STANDARD, "atomic", "mutex", "guard.h"),
     "device": ("ATen/ATen.h", "torch/library.h"),
-    "python": ("pybind11/pybind11.h", "pybind11/stl.h", "functional", "memory", "optional", "string", "vector"),
+    "python": ("functional", "memory", "optional", "string", "vector", "../infinicore/python/bindings.h"),
 }
 
 # ---- what the build is made with ----
@@ -352,7 +353,7 @@ def module_flags() -> tuple[str | None, str]:
 
 
 def copy_pybind11() -> None:
-    """pybind11's headers into BUILD; those that are there already keep their time, so that nothing is compiled again."""
+    """Copy pybind11's headers into BUILD; equal ones keep their time, so that nothing is compiled again."""
     folder = package_folder("pybind11", "include/pybind11/pybind11.h")
     if folder is None:
         return
@@ -511,7 +512,7 @@ class NinjaFile:
                 self.compile_("cxx", source, kind, f".{level}" if level else "", level, flags, header)
 
     def compile_capability(self) -> None:
-        """The choice of the level, in a build that has some of them only; its object stands in for the whole build's."""
+        """The choice of the level, in a build that has some of them only: instead of the whole build's."""
         source = ROOT / "csrc" / "infinirt" / "cpu" / "capability.cpp"
         if not self.demo_levels or not source.is_file():
             return
@@ -556,7 +557,8 @@ class NinjaFile:
         torch_lib = shlex.quote(str(self.torch / "lib"))
         # Those with kernels or runtime calls get a copy of cudart each; what these share, the driver keeps.
         uses = {
-            "libinfinirt": f"-pthread -Wl,-z,nodelete {cudart}",  # stays after dlclose(): its streams' threads run in it
+            # Stays after dlclose(): its streams' threads run in it.
+            "libinfinirt": f"-pthread -Wl,-z,nodelete {cudart}",
             "libinfiniop": f"{at} -linfinirt -Wl,-Bsymbolic-functions {cudart}",
             "libinfiniccl": f"{at} -linfinirt -ldl -pthread",
             "libinfinicore_cpp_api": f"{at} -linfiniop -linfiniccl -linfinirt -pthread",

@@ -1,8 +1,8 @@
 """The package's metadata that pyproject.toml cannot state, and the commands that build its libraries with ninja.
 
-`setup.py build_kernels` compiles what needs no torch: the set-up calls it while torch is downloaded. With --demo, it and
-build_ext build the part that `make demo` runs. What is compiled how is in build_rules.py. A cross compiler as CXX builds in
-build/MACHINE, and links there against the torch of that machine, INFINI_TARGET_TORCH.
+`setup.py build_kernels` compiles what needs no torch: the set-up calls it while torch is downloaded. With --demo, it
+and build_ext build the part that `make demo` runs. What is compiled how is in build_rules.py. A cross compiler as CXX
+builds in build/MACHINE, and links there against the torch of that machine, INFINI_TARGET_TORCH.
 """
 
 import contextlib
@@ -207,8 +207,8 @@ def run_ninja(text: str, *targets: str) -> None:
         progress.clear()
         if full:
             sys.exit(
-                f"torch_infini: the build failed: a disk is full, that of {BUILD} or of the compiler's temporary files; "
-                "with room there (300 MB), the next build goes on where this one ended."
+                f"torch_infini: the build failed: a disk is full, that of {BUILD} or of the compiler's temporary "
+                "files; with room there (300 MB), the next build goes on where this one ended."
             )
         sys.exit("torch_infini: the build failed; the compiler's messages are above.")
     progress.finish()

@@ -26,7 +26,7 @@ DURATIONS = ROOT / "tests" / "durations.csv"
 LONGEST = 20
 PYTEST = ("-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "8", "--dist", "worksteal")
 
-# In processes of their own: emulated CUDA needs other libraries, the device infini stays torch.accelerator of its process.
+# In processes of their own: emulated CUDA needs other libraries, the device infini stays torch.accelerator.
 OTHERS = ("--ignore-glob=tests/test_cuda*", "--ignore-glob=tests/test_device*")
 # What a CPU without AVX-512, and one with SSE2 alone, get: whole models and the engine. The ops' tests take every level.
 LEVELED = ("tests/test_models.py", "tests/test_decode.py", "tests/test_patch_generation.py")
@@ -61,7 +61,7 @@ STAGES = {
     "tiles": Stage((*TILED, "-k", TILED_TESTS), {"INFINI_EMULATE": "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}),
     "avx2": Stage(LEVELED, {"INFINI_CPU_CAPABILITY": "avx2"}),
     "baseline": Stage(LEVELED, {"INFINI_CPU_CAPABILITY": "baseline"}),
-    # The CUDA kernels on the host: the same sources compiled for it, their threads run one after another (csrc/emulation).
+    # The CUDA kernels compiled for the host (csrc/emulation): their threads run one after another.
     "emulated": Stage(tuple(sorted(str(path) for path in Path("tests").glob("test_cuda*.py"))), EMULATED),
     "format": Stage(make=("check-format",)),
     # mypy has one thread; nvcc takes the other core meanwhile.

@@ -19,9 +19,17 @@ from torch_infini.testing.tiny_llama import close
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")
 
-EVERY = pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 # One of each build. The others' graphs of static shapes are those of generation, prompt and step.
 STATIC = ("Llama", "Qwen3", "Gemma3", "Mixtral")
+
+
+def case(family: Family, *values: object) -> Any:
+    """A parameter of a test; `make test` has one family of each build."""
+    marks = () if family.name in STATIC else pytest.mark.full
+    return pytest.param(family, *values, marks=marks, id="-".join((family.name, *map(str, values))))
+
+
+EVERY = pytest.mark.parametrize("family", list(map(case, FAMILIES)))
 LENGTHS = (6, 9, 20)  # around the sliding windows of 16
 
 
@@ -39,13 +47,14 @@ def patched_model(family: Family) -> nn.Module:
 
 
 @pytest.mark.parametrize(
-    ("family", "dynamic"),
-    [(family, dynamic) for family in FAMILIES for dynamic in (False, True) if dynamic or family.name in STATIC],
-    ids=lambda value: value.name if isinstance(value, Family) else "dynamic" if value else "static",
+    ("family", "shapes"),
+    [case(family, "dynamic") for family in FAMILIES]
+    + [case(family, "static") for family in FAMILIES if family.name in STATIC],
 )
-def test_forward(family: Family, dynamic: bool) -> None:
+def test_forward(family: Family, shapes: str) -> None:
     """One graph, for several lengths if shapes are dynamic; what eager gives."""
     model = patched_model(family)
+    dynamic = shapes == "dynamic"
     compiled = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
     for length in LENGTHS if dynamic else LENGTHS[-1:]:
         ids = tokens(length)

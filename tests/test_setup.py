@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib.util
 import os
 import platform
 import re
@@ -21,6 +20,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
+HEADERS = ("check", "level_types", "parallel", "row_iterator", "scratch")  # which are precompiled
 FILES = ("setup.py", "build_rules.py", "pyproject.toml", "README.md")
 
 
@@ -31,7 +31,7 @@ def checkout(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path)
     sources = {
         "torch_infini/__init__.py": '__version__ = "0"\n',
-        "csrc/common/check.h": "",  # which is precompiled
+        **{f"csrc/common/{name}.h": "" for name in HEADERS},
         "csrc/common/two.h": "#define TWO 2\n",
         "csrc/common/two.cpp": '#include "two.h"\nint two() { return TWO; }\n',
         "csrc/infiniop/level_cpu.cpp": "int INFINI_LEVEL() { return 0; }\n",
@@ -131,10 +131,10 @@ def test_every_kind_of_source_has_files() -> None:
         ("avx2 fma f16c avx_vnni", "avx2 avx2_vnni"),
         ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl", "avx512"),
         ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni", "avx512 avx512_vnni"),
-        ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16", "avx512 avx512_bf16"),
+        ("avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16", "avx512 avx512_vnni avx512_bf16"),
         (
             "avx2 fma f16c avx512f avx512bw avx512dq avx512vl avx512_vnni avx512_bf16 amx_tile amx_bf16 amx_int8",
-            "avx512 avx512_bf16 avx512_amx",
+            "avx512 avx512_vnni avx512_bf16 avx512_amx",
         ),
     ],
 )
@@ -195,11 +195,13 @@ print(rt.infinirtCpuSetCapability(b"avx512_amx"), rt.infiniGetLastErrorMessage()
     chosen, refused = said(INFINI_CPU_CAPABILITY="", INFINI_EMULATE="")
     assert chosen == lowest
     assert refused.endswith(
-        f"the CPU capability must be one of {lowest} on this machine in this build (`make build` builds all), got avx512_amx"
+        f"the CPU capability must be one of {lowest} on this machine in this build (`make build` builds all), "
+        "got avx512_amx"
     )
     emulated, _ = said(INFINI_CPU_CAPABILITY="", INFINI_EMULATE="amx")
     assert emulated == (
-        f"infini: INFINI_EMULATE=amx needs kernels that this build has not, only those for {lowest}: `make build` builds all"
+        f"infini: INFINI_EMULATE=amx needs kernels that this build has not, only those for {lowest}: "
+        "`make build` builds all"
     )
 
 
@@ -331,7 +333,8 @@ def test_the_module_is_built_for_this_python(checkout: Path) -> None:
     """A wheel that has it is tagged for the Python that built it."""
     source = checkout / "csrc" / "infinicore" / "python" / "module.cpp"
     source.parent.mkdir(parents=True)
-    source.write_text("#include <pybind11/pybind11.h>\nPYBIND11_MODULE(_infinicore, module) { (void)module; }\n")
+    (source.parent / "bindings.h").write_text("#include <pybind11/pybind11.h>\n")
+    source.write_text("PYBIND11_MODULE(_infinicore, module) { (void)module; }\n")
     done = build_kernels(checkout)
     assert done.returncode == 0, done.stdout
     assert (checkout / "build" / "native" / "infinicore.python.module.o").is_file()
@@ -355,8 +358,7 @@ def test_the_module_is_left_out_by_name(missing: str, tmp_path: Path, monkeypatc
         monkeypatch.setattr(sysconfig, "get_path", lambda *_, **__: str(tmp_path))
         reason = f"Python's headers are missing in {tmp_path}: install python3-dev"
     elif missing == "pybind11":
-        find_spec = importlib.util.find_spec
-        monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pybind11" else find_spec(name))
+        monkeypatch.setitem(module_flags.__globals__, "package_folder", lambda *_: None)
         reason = "pybind11 is missing: pip install pybind11"
     else:
         monkeypatch.setitem(module_flags.__globals__, "IS_CROSS", True)

@@ -1,5 +1,6 @@
 // Which instruction set the CPU kernels use. Each kernel file (*_cpu.cpp) is compiled once for every level of
-// CpuCapability except the VNNI-only ones, for which only *_dot_cpu.cpp files are compiled; a *_tiles.cpp file once for
+// CpuCapability except the VNNI-only ones, for which only *_dot_cpu.cpp files are compiled (at avx512_bf16, which adds
+// nothing to products of int8, avx512_vnni serves these); a *_tiles.cpp file once for
 // the AMX tile registers and once for their emulation. The level is chosen once from cpuid or AArch64's auxiliary
 // vector, and the environment variable INFINI_CPU_CAPABILITY can only lower it. INFINI_CPU_KERNEL(name, Args) declares
 // all compiled copies of a kernel, name(args), and the function that picks one, name(context, args), for a KernelTable.
@@ -63,21 +64,21 @@ inline Tiles cpu_tiles() {
     }
 
 #if defined(__x86_64__)
-// at_avx2_vnni and at_avx512_vnni: the levels that are called at avx2_vnni and avx512_vnni.
-#define INFINI_X86_KERNEL(at_avx2_vnni, at_avx512_vnni, name, ...)                                                     \
+// at_avx2_vnni, ...: the levels that are called at avx2_vnni, ...
+#define INFINI_X86_KERNEL(at_avx2_vnni, at_avx512_vnni, at_avx512_bf16, name, ...)                                     \
     INFINI_KERNEL_OF(baseline, name, __VA_ARGS__)                                                                      \
     INFINI_KERNEL_OF(avx2, name, __VA_ARGS__)                                                                          \
     INFINI_KERNEL_OF(at_avx2_vnni, name, __VA_ARGS__)                                                                  \
     INFINI_KERNEL_OF(avx512, name, __VA_ARGS__)                                                                        \
     INFINI_KERNEL_OF(at_avx512_vnni, name, __VA_ARGS__)                                                                \
-    INFINI_KERNEL_OF(avx512_bf16, name, __VA_ARGS__)                                                                   \
+    INFINI_KERNEL_OF(at_avx512_bf16, name, __VA_ARGS__)                                                                \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
         constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name,           at_avx2_vnni::name,   \
-                                                           avx512::name,   at_avx512_vnni::name, avx512_bf16::name};   \
+                                                           avx512::name,   at_avx512_vnni::name, at_avx512_bf16::name};   \
         levels[cpu_capability()](args);                                                                                \
     }
-#define INFINI_CPU_KERNEL(name, ...) INFINI_X86_KERNEL(avx2, avx512, name, __VA_ARGS__)
-#define INFINI_DOT_KERNEL(name, ...) INFINI_X86_KERNEL(avx2_vnni, avx512_vnni, name, __VA_ARGS__)
+#define INFINI_CPU_KERNEL(name, ...) INFINI_X86_KERNEL(avx2, avx512, avx512_bf16, name, __VA_ARGS__)
+#define INFINI_DOT_KERNEL(name, ...) INFINI_X86_KERNEL(avx2_vnni, avx512_vnni, avx512_vnni, name, __VA_ARGS__)
 #elif defined(__aarch64__)
 #define INFINI_CPU_KERNEL(name, ...)                                                                                   \
     INFINI_KERNEL_OF(neon, name, __VA_ARGS__)                                                                          \

@@ -510,7 +510,8 @@ private:
 void infini::attention::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     if (args.k_scales.dtype) {
-        with_float_type(args.q.dtype, [&](auto q) { Attention<decltype(q), int8_t>(args).run(); });
+        with_level_float_type(args.q.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
+                              [&](auto q) { Attention<decltype(q), int8_t>(args).run(); });
     } else {
         with_level_float_type(args.q.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel,
                               [&](auto q) { Attention<decltype(q), decltype(q)>(args).run(); });

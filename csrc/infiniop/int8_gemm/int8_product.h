@@ -30,7 +30,6 @@ public:
         row_bytes_ = (k + F::kPieces - 1) / F::kPieces;
         words_ = (row_bytes_ + 3) / 4;
         tiles_ = (m + kTileRows - 1) / kTileRows;
-        tile_rows_ = tiles_ > 0 ? (m + tiles_ - 1) / tiles_ : 0;
         vectors_ = tiles_ > 1 ? kWide : 1;
         run_words_ = tiles_ > 1 || words_ < kRunBytes / 4 ? words_ : kRunBytes / 4;
         scales_at_ = panel_rows() * 4 * F::kPieces * run_words_;
@@ -56,14 +55,15 @@ public:
         if (is_few_) {
             return few_.set_row(q, x_, row);
         }
-        const int64_t tile = row / tile_rows_, in_tile = row % tile_rows_, rows = rows_of(tile);
+        const int64_t tile = ((row + 1) * tiles_ - 1) / m_, first = first_of(tile), in_tile = row - first;
+        const int64_t rows = first_of(tile + 1) - first;
         const int64_t group = groups_ > 0 ? k_ / groups_ : 0;
         for (int64_t g = 0; g < groups_; ++g) {
             int32_t sum = 0;
             for (int64_t i = g * group; i < (g + 1) * group; ++i) {
                 sum += q[i];
             }
-            const int64_t at = tile * tile_rows_ * groups_ + g * rows + in_tile;
+            const int64_t at = first * groups_ + g * rows + in_tile;
             starts_[at] = -F::kOffset * sum;
             sums_[at] = static_cast<float>(sum);
         }
@@ -75,7 +75,7 @@ public:
                 std::memcpy(q + i, &sorted, 8);
             }
         }
-        uint8_t *const to = x_ + tile * tile_rows_ * x_row_bytes() + in_tile * 4;
+        uint8_t *const to = x_ + first * x_row_bytes() + in_tile * 4;
         for (int64_t word = 0; word < words_ * F::kPieces; ++word) {
             std::memcpy(to + word * rows * 4, q + word * 4, 4);
         }
@@ -113,7 +113,8 @@ private:
         bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
         return (bytes | bytes >> 16) & 0xffffffffu;
     }
-    int64_t rows_of(int64_t tile) const { return tile + 1 < tiles_ ? tile_rows_ : m_ - tile * tile_rows_; }
+    // The first row of x of a tile: they are as even as can be, so that tiles of few rows need no code.
+    int64_t first_of(int64_t tile) const { return m_ * tile / tiles_; }
     int64_t x_row_bytes() const { return words_ * F::kPieces * 4; }
     int64_t panel_rows() const { return vectors_ * kLanes; }
 
@@ -279,8 +280,13 @@ private:
         }
     }
 
+    // The fewest rows of a tile: one of several has half of kTileRows at least, a single one more than few_ takes.
+    static constexpr int fewest_rows(int vectors) {
+        return vectors > 1 ? (kTileRows + 1) / 2 : static_cast<int>(FewRows<F>::kMaxRows) + 1;
+    }
+
     // The same with the number of rows of x known at run time.
-    template <int kVectors, typename Epilogue, int kM = 1>
+    template <int kVectors, typename Epilogue, int kM = fewest_rows(kVectors)>
     void multiply_run(int64_t m, const Run &t, const Epilogue &output) const {
         if constexpr (kM < kTileRows) {
             if (m > kM) {
@@ -316,7 +322,7 @@ private:
         const int64_t apart = weights.count * weights.stride / kStreams, share = apart / calls;
         const int64_t step = words_ > 0 ? share * kStreams / words_ : 0;
         for (int64_t tile = 0; tile < tiles_; ++tile) {
-            const int64_t first = tile * tile_rows_, rows = rows_of(tile);
+            const int64_t first = first_of(tile), rows = first_of(tile + 1) - first;
             for (int64_t i = 0, panel = 0; i < weights.count; i += kRows, ++panel, next += share) {
                 const WeightRows held = rows_at(i);
                 uint8_t *const at = panels + panel * panel_bytes_;
@@ -341,7 +347,7 @@ private:
 
     int64_t m_, k_, groups_;
     int64_t row_bytes_, words_; // of a weight row
-    int64_t tiles_, tile_rows_; // of x
+    int64_t tiles_;             // of x
     int64_t vectors_, run_words_, scales_at_, panel_bytes_, panels_;
     FewRows<F> few_;
     bool is_few_;
