@@ -58,7 +58,7 @@ BUILD = ROOT / "build" / (MACHINE if IS_CROSS else "native")
 # ---- the levels: instruction sets that kernels are compiled for ----
 
 X86_LEVELS = {
-    "baseline": "",
+    "baseline": "-O1",  # for CPUs from before 2013: -O3 takes GCC half as long again
     "avx2": "-mavx2 -mfma -mf16c",
     "avx512": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl",
     "avx512_bf16": "-mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512dq -mavx512vl -mavx512bf16 -mavx512vnni",
@@ -122,9 +122,10 @@ class Kind:
     pattern: str  # a regular expression for the whole path
     shown: str  # the pattern as docs/architecture.md shows it
     built: str  # how, in words, for that page
-    levels: dict[str, str] = field(default_factory=dict)  # compiled once for each, with these flags
+    levels: dict[str, str] = field(default_factory=dict, hash=False)  # compiled once for each, with these flags
     flags: str = ""
     header: str = ""  # of PRECOMPILED; kernels have one for each level
+    together: bool = False  # all as one translation unit: where headers and their templates are most of the work
     in_demo: bool = True
 
 
@@ -166,16 +167,16 @@ KINDS = (
         "Python module",
         r"infinicore/python/.*\.cpp",
         "`infinicore/python/*.cpp`",
-        "with pybind11, for the Python that builds",
-        header="python",
+        "with pybind11, for the Python that builds, as one translation unit",
+        together=True,
         in_demo=False,
     ),
     Kind(
         "device",
         r"device/.*\.cpp",
         "`device/*.cpp`",
-        "against the C++ API of the torch that is there",
-        header="device",
+        "against the C++ API of the torch that is there, as one translation unit",
+        together=True,
         in_demo=False,
     ),
     Kind(
@@ -241,8 +242,6 @@ PRECOMPILED = {
     "infinicore": (*STANDARD, "../infinicore/ops/call.h"),
     "rules": (*STANDARD, "check.h"),
     "host": (*STANDARD, "atomic", "mutex", "guard.h"),
-    "device": ("ATen/ATen.h", "torch/library.h"),
-    "python": ("functional", "memory", "optional", "string", "vector", "../infinicore/python/bindings.h"),
 }
 
 # ---- what the build is made with ----
@@ -413,6 +412,13 @@ def gencode(archs: list[str]) -> str:
 # ---- build.ninja ----
 
 
+def write_if_changed(path: Path, text: str) -> None:
+    """Keep the file's time where it has this text: what is made from it is not made again."""
+    if not path.is_file() or path.read_text() != text:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 @dataclass(frozen=True)
 class Compiled:
     """An object of build.ninja."""
@@ -479,9 +485,7 @@ class NinjaFile:
             # The lowest level of x86-64 uses no intrinsics.
             headers = (one for one in PRECOMPILED[kind.header] if one != "immintrin.h" or level != "baseline")
             text = "".join(f"#include <{one}>\n" for one in headers)
-            if not header.is_file() or header.read_text() != text:
-                header.parent.mkdir(parents=True, exist_ok=True)
-                header.write_text(text)
+            write_if_changed(header, text)
             self.writer.build(
                 f"precompiled/{name}.h.gch", "precompile", f"precompiled/{name}.h", variables={"flags": flags}
             )
@@ -501,15 +505,33 @@ class NinjaFile:
 
     def compile_for_host(self) -> None:
         """Every C++ source, for each of its kind's levels."""
+        together: dict[Kind, list[Path]] = {}
         for source in sorted((ROOT / "csrc").rglob("*.cpp")):
             kind = kind_of(source.relative_to(ROOT / "csrc").as_posix())
             installed_flags = self.flags.get(kind.name, "")
             if installed_flags is None:
                 continue
+            if kind.together:
+                together.setdefault(kind, []).append(source)
+                continue
             for level, level_flags in (kind.levels or {"": ""}).items():
                 flags = f"{level_flags} {kind.flags} {installed_flags}".strip()
                 header = self.precompile(kind, level, flags)
                 self.compile_("cxx", source, kind, f".{level}" if level else "", level, flags, header)
+        for kind, sources in together.items():
+            self.compile_together(kind, sources)
+
+    def compile_together(self, kind: Kind, sources: list[Path]) -> None:
+        """Some sources as one: a file that includes them all."""
+        paths = [source.relative_to(ROOT / "csrc") for source in sources]
+        folder = os.path.commonpath([path.parent for path in paths])
+        name = folder.replace(os.sep, ".")
+        text = "".join(f'#include "../{CSRC}/{path.as_posix()}"\n' for path in paths)
+        write_if_changed(BUILD / "together" / f"{name}.cpp", text)
+        flags = f"{kind.flags} {self.flags[kind.name]}".strip()
+        self.writer.build(f"{name}.o", "cxx", f"together/{name}.cpp", variables={"flags": flags})
+        for library in libraries_of(paths[0]):
+            self.objects[library].append(Compiled(f"{name}.o", kind, ""))
 
     def compile_capability(self) -> None:
         """The choice of the level, in a build that has some of them only: instead of the whole build's."""

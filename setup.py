@@ -100,13 +100,13 @@ class NinjaBuild(build_ext):
                 self.extensions = [one for one in self.extensions if one.name.rpartition(".")[2] in DEMO_LIBRARIES]
                 shutil.rmtree(package / "lib", ignore_errors=True)  # of an earlier build, which is gone
             super().run()
+            shutil.copytree(ROOT / "csrc" / "include", package / "include", dirs_exist_ok=True)
             if not levels:
                 self.describe(package)
                 WHOLE.touch()
 
     def describe(self, package: Path) -> None:
-        """Write the C headers, and what tells compilers about them, into the package."""
-        shutil.copytree(ROOT / "csrc" / "include", package / "include", dirs_exist_ok=True)
+        """Write what tells compilers about the C libraries into the package."""
         for source, folder in DESCRIPTIONS.items():
             described = (ROOT / "csrc" / source).read_text().replace("@VERSION@", self.distribution.get_version())
             (package / "lib" / folder).mkdir(parents=True, exist_ok=True)

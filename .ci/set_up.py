@@ -4,8 +4,8 @@
 
 TORCH is the release to install where this interpreter has none. LAYER is demo (what `make demo` imports and runs) or
 test (what the tests import; everything is compiled). Each step prints a line with its time. What is there already is
-enough (then no registry is asked); what is missing is installed as pinned in constraints.txt. pip's warnings are hidden,
-its errors are not. VENV/.demo and VENV/.test say that a layer is complete.
+enough (then no registry is asked); what is missing is installed as pinned in constraints.txt. pip's warnings are
+hidden, its errors are not. VENV/.demo and VENV/.test say that a layer is complete.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ PYTEST = ("-m", "pytest", "-q", "-n", "auto", "--maxprocesses", "8", "--dist", "
 
 # In processes of their own: emulated CUDA needs other libraries, the device infini stays torch.accelerator.
 OTHERS = ("--ignore-glob=tests/test_cuda*", "--ignore-glob=tests/test_device*")
-# What a CPU without AVX-512, and one with SSE2 alone, get: whole models and the engine. The ops' tests take every level.
+# What a CPU without AVX-512, and one with SSE2 alone, get: whole models and the engine. Tests of ops take every level.
 LEVELED = ("tests/test_models.py", "tests/test_decode.py", "tests/test_patch_generation.py")
 TILED = tuple(
     f"tests/test_{name}.py"

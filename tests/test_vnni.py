@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -80,13 +81,12 @@ def test_instructions(source: str) -> None:
         ("avx2_vnni", "%ymm", True),
         ("avx512", "%zmm", False),
         ("avx512_vnni", "%zmm", True),
-        ("avx512_bf16", "%zmm", True),
     ):
         code = instructions(f"{source}.{level}.o")
         assert sum(width in text for _, text in code) > 500, level
         dots = [text for _, text in code if "vpdpbusd" in text]
         assert bool(dots) == has_dots and all(width in text for text in dots), level
-        assert any(re.match("vcvtne2?ps2bf16|vdpbf16ps", text) for _, text in code) == ("bf16" in level), level
+        assert not any(re.match("vcvtne2?ps2bf16|vdpbf16ps", text) for _, text in code), level
         if width == "%ymm":  # a first byte of 62 is AVX-512's
             wide = [text for encoded, text in code if encoded.startswith("62") or re.search(r"%zmm|%k\d", text)]
             assert not wide, (level, wide[:3])
@@ -94,8 +94,9 @@ def test_instructions(source: str) -> None:
 
 def command(target: str, output: Path) -> list[str]:
     """That by which the build makes an object or library, in NATIVE; into another file."""
-    ninja = shutil.which("ninja")
-    tool = [*([ninja] if ninja else [sys.executable, "-m", "ninja"]), "-C", str(NATIVE), "-t", "commands", target]
+    ninja = shutil.which("ninja", path=f"{sysconfig.get_path('scripts')}{os.pathsep}{os.environ['PATH']}")
+    assert ninja
+    tool = [ninja, "-C", str(NATIVE), "-t", "commands", target]
     done = subprocess.run(tool, capture_output=True, text=True, check=True)
     arguments = shlex.split(done.stdout.strip().splitlines()[-1])
     arguments[arguments.index("-o") + 1] = str(output)

@@ -60,14 +60,14 @@ def is_whole(folder: Path = PATH.parent) -> bool:
     return (folder / "libinfinicore_cpp_api.so").is_file()
 
 
-def require_whole(what: str, folder: Path = PATH.parent) -> None:
-    """Raise ImportError unless the build is a whole one.
+def require_part(what: str, is_there: bool) -> None:
+    """Raise ImportError for a part that `make demo` does not build.
 
     Args:
         what: The part that the caller needs, as the subject of the sentence.
-        folder: Where the libraries lie.
+        is_there: Whether this build has it.
     """
-    if not is_whole(folder):
+    if not is_there:
         raise ImportError(f"{what} is not in this build, which has what `make demo` runs: `make build` builds the rest")
 
 

@@ -63,13 +63,13 @@ private:
     std::unordered_set<void *> vendors_;
 };
 
-Allocator *the_allocator = nullptr; // never destroyed: tensors may outlive the end of main()
+Allocator *the_vendor_allocator = nullptr; // never destroyed: tensors may outlive the end of main()
 
 void Allocator::free_vendors(void *pointer) {
     if (pointer != nullptr) {
         {
-            const std::lock_guard<std::mutex> lock(the_allocator->mutex_);
-            the_allocator->vendors_.erase(pointer);
+            const std::lock_guard<std::mutex> lock(the_vendor_allocator->mutex_);
+            the_vendor_allocator->vendors_.erase(pointer);
         }
         const OnVendor current;
         infinirtFree(pointer);
@@ -80,13 +80,13 @@ void Allocator::free_vendors(void *pointer) {
 void Allocator::free_either(void *pointer) {
     bool is_vendors = false;
     {
-        const std::lock_guard<std::mutex> lock(the_allocator->mutex_);
-        is_vendors = the_allocator->vendors_.count(pointer) != 0;
+        const std::lock_guard<std::mutex> lock(the_vendor_allocator->mutex_);
+        is_vendors = the_vendor_allocator->vendors_.count(pointer) != 0;
     }
     if (is_vendors) {
         free_vendors(pointer);
     } else {
-        the_allocator->cpu_->raw_deleter()(pointer);
+        the_vendor_allocator->cpu_->raw_deleter()(pointer);
     }
 }
 
@@ -99,8 +99,8 @@ InVendorMemory::~InVendorMemory() {
 }
 
 void register_vendor_memory() {
-    the_allocator = new Allocator(c10::GetCPUAllocator());
-    c10::SetCPUAllocator(the_allocator, 255);
+    the_vendor_allocator = new Allocator(c10::GetCPUAllocator());
+    c10::SetCPUAllocator(the_vendor_allocator, 255);
 }
 
 bool is_vendor_memory(const c10::StorageImpl *storage) {

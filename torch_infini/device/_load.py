@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .._library import PATH, ROOT, require_whole
+from .._library import PATH, ROOT, is_whole, require_part
 
 OLDEST_TORCH = (2, 13)
 BUILD = "pip install --no-build-isolation --force-reinstall --no-deps"
@@ -52,7 +52,7 @@ def load() -> None:
     Raises:
         ImportError: If there is none for this torch, or it does not load.
     """
-    require_whole("torch_infini.device", ROOT / "lib")
+    require_part("torch_infini.device", is_whole(ROOT / "lib"))
     folder = PATH.parent if any(PATH.parent.glob("libinfini_device-*.so")) else ROOT / "lib"
     path = library(torch.__version__, folder)
     try:

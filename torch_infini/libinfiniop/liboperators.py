@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .._headers import parse
-from .._library import PATH, require_whole
+from .._library import PATH, require_part
 from .op_register import OpRegister
 
 PACKAGE = Path(__file__).resolve().parent.parent
@@ -43,14 +43,13 @@ def open_lib() -> InfiniLib:
         ImportError: If torch_infini was built without the C interface.
     """
     given = os.environ.get("INFINI_ROOT")
-    if not given:
-        require_whole("the C interface of the ops")
     root = Path(given) if given else PACKAGE
     folder = root / "lib" if given else PATH.parent
     paths = [folder / f"{name}.so" for name in ("libinfinirt", "libinfiniop")]
     for path in paths:
         assert path.is_file(), f"{path.name} is not in {path.parent}: build torch_infini, or set INFINI_ROOT"
     runtime, operators = (ctypes.CDLL(str(path)) for path in paths)
+    require_part("the C interface of the ops", hasattr(operators, "infiniopCreateHandle"))
     lib = InfiniLib(runtime, operators, root=root)
     missing = f"{root / 'include'} has no headers of torch_infini: without them no function has a signature"
     assert lib.interface.functions, missing

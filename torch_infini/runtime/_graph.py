@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from .._library import PATH, RUNTIME, require_whole
+from .._library import PATH, RUNTIME, is_whole, require_part
 
 _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _FAILED = 1  # INFINI_STATUS_INTERNAL_ERROR
@@ -20,7 +20,7 @@ _FAILED = 1  # INFINI_STATUS_INTERNAL_ERROR
 
 @cache
 def _library() -> Any:
-    require_whole("the recording of graphs, torch_infini.runtime.record,")
+    require_part("the recording of graphs, torch_infini.runtime.record,", is_whole())
     library = ctypes.CDLL(str(PATH.with_name("libinfinicore_cpp_api.so")))  # its functions release the GIL
     handle = ctypes.c_void_p
     for name, result, *arguments in (

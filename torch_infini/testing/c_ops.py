@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from .._dtypes import INFINI_DTYPES
-from .._headers import Function
-from ..libinfiniop import LIBINFINIOP
+from .._headers import Function, parse
+from .._library import PATH, ROOT
 
-INTERFACE = LIBINFINIOP.interface
+INTERFACE = parse(ROOT / "include")
 
 STATUS = {value: name.removeprefix("INFINI_STATUS_") for name, value in INTERFACE.enums["infiniStatus_t"].items()}
 # No operator computes in complex numbers.
@@ -124,12 +124,8 @@ class COp:
 _CTYPES = {"int": ctypes.c_int, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "infiniRoPEAlgo_t": ctypes.c_int}
 
 
-def _untyped(library: ctypes.CDLL) -> ctypes.CDLL:
-    """The same library, without the signatures of LIBINFINIOP: tests pass what those would refuse."""
-    return ctypes.CDLL(library._name)
-
-
-LIBRARIES = {"libinfinirt": _untyped(LIBINFINIOP.librt), "libinfiniop": _untyped(LIBINFINIOP.libop)}
+# Without the signatures of torch_infini.libinfiniop: tests pass what those would refuse.
+LIBRARIES = {name: ctypes.CDLL(str(PATH.with_name(f"{name}.so"))) for name in ("libinfinirt", "libinfiniop")}
 LIBRARIES["libinfinirt"].infiniGetLastErrorMessage.restype = ctypes.c_char_p
 
 

@@ -55,8 +55,9 @@ public:
         if (is_few_) {
             return few_.set_row(q, x_, row);
         }
-        const int64_t tile = ((row + 1) * tiles_ - 1) / m_, first = first_of(tile), in_tile = row - first;
-        const int64_t rows = first_of(tile + 1) - first;
+        int64_t tile = row / kTileRows < tiles_ - 2 ? row / kTileRows : tiles_ > 1 ? tiles_ - 2 : 0;
+        tile += row >= first_of(tile + 1) ? 1 : 0;
+        const int64_t first = first_of(tile), in_tile = row - first, rows = first_of(tile + 1) - first;
         const int64_t group = groups_ > 0 ? k_ / groups_ : 0;
         for (int64_t g = 0; g < groups_; ++g) {
             int32_t sum = 0;
@@ -113,8 +114,14 @@ private:
         bytes = (bytes | bytes >> 8) & 0x0000ffff0000ffffu;
         return (bytes | bytes >> 16) & 0xffffffffu;
     }
-    // The first row of x of a tile: they are as even as can be, so that tiles of few rows need no code.
-    int64_t first_of(int64_t tile) const { return m_ * tile / tiles_; }
+    // The first row of x of a tile. All are full but the last two, which share what is left: so tiles of few rows need no
+    // code.
+    int64_t first_of(int64_t tile) const {
+        if (tile >= tiles_) {
+            return m_;
+        }
+        return tile + 1 < tiles_ || tile == 0 ? tile * kTileRows : m_ - (m_ - (tile - 1) * kTileRows) / 2;
+    }
     int64_t x_row_bytes() const { return words_ * F::kPieces * 4; }
     int64_t panel_rows() const { return vectors_ * kLanes; }
 

@@ -1,8 +1,8 @@
 """Where `_infinicore` is found: the module of the C++ front end, built for one Python, among the other libraries."""
 
-from ..._library import PATH, require_whole
+from ..._library import PATH, is_whole, require_part
 
-require_whole("torch_infini.infinicore")
+require_part("torch_infini.infinicore", is_whole())
 
 # The folder of the libraries, so that INFINI_LIBRARIES chooses this one too.
 __path__.append(str(PATH.parent))
