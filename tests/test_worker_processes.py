@@ -18,7 +18,7 @@ import pytest
 import torch
 
 from torch_infini.commands.run import asks_for_ranks
-from torch_infini.distributed import TPGroup, fork_caller, init_tp_group, worker_process, workers
+from torch_infini.distributed import TPGroup, init_tp_group, worker_process, workers
 from torch_infini.testing.processes import forking
 
 pytestmark = [
@@ -83,11 +83,10 @@ def wait_until(what: Callable[[], bool], seconds: float = SECONDS) -> bool:
 
 
 @pytest.fixture
-def no_server(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As in a program that has not started workers, and cannot be forked."""
+def no_server() -> None:
+    """As in a program that has not started workers."""
     if worker_process._server is not None:
         worker_process._server.close()
-    monkeypatch.setattr(fork_caller, "obstacle", lambda: "a test")
 
 
 def test_one_server_starts_all_with_the_place_of_the_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,8 +277,6 @@ def test_a_forked_child_leaves_the_workers_alone() -> None:
 def program(when: str, pipe: Connection) -> None:
     """A program that is killed."""
     torch.set_num_threads(1)
-    if when == "torch is imported":
-        fork_caller.obstacle = lambda: "a test"
     _, theirs = ranks(3)
     server = worker_process._server
     assert server is not None
@@ -292,7 +289,7 @@ def program(when: str, pipe: Connection) -> None:
     signal.pause()
 
 
-@pytest.mark.parametrize("when", ["torch is imported", "they start", "they compute"])
+@pytest.mark.parametrize("when", ["they start", "they compute"])
 def test_nothing_stays_of_a_program_that_is_killed(when: str) -> None:
     context = forking()
     here, there = context.Pipe()

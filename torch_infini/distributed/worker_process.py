@@ -1,15 +1,12 @@
 """WorkerProcess: a process that a Workers object starts, by the fork server of this process; worker_main.py is its
 program, fork_server.py the server's.
 
-A program has one server, from its first workers, or prepare_workers(), to its end: a fork of the program where
-fork_caller.py finds that safe, otherwise a new interpreter.
+A program has one server, from its first workers, or prepare_workers(), to its end: a new interpreter.
 """
 
 from __future__ import annotations
 
-import importlib
 import json
-import logging
 import os
 import select
 import signal
@@ -24,10 +21,6 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-
-from .fork_caller import ForkedProcess, fork_caller
-
-LOGGER = logging.getLogger("torch_infini.distributed")
 
 NUMBER = struct.Struct("i")  # in a worker's pipe: its pid, then its exit status
 DESCRIPTORS = 5  # of a request: the worker's socket, the end of that pipe, its folder, its stdout and stderr
@@ -131,10 +124,7 @@ class _Server:
     def __init__(self) -> None:
         self._requests, there = socket.socketpair()
         with there:
-            forked, reason = fork_caller(_serve, there.fileno())
-            self._process = forked or _started(there.fileno())
-            way = "a fork of this process" if forked else f"a new process, for this one cannot be forked: {reason}"
-            LOGGER.debug("workers' server %d: %s", self._process.pid, way)
+            self._process = _started(there.fileno())
         self.close = weakref.finalize(self, _close, self._requests, self._process)
 
     def runs(self) -> bool:
@@ -165,13 +155,8 @@ class _Server:
         self._process.returncode = 0  # it is no child of this process
 
 
-def _serve(descriptor: int) -> None:
-    """Run fork_server.py, the program of another process, as _START does."""
-    importlib.import_module(f"{__package__}.fork_server").main(descriptor)
-
-
 def _started(descriptor: int) -> subprocess.Popen[bytes]:
-    """Start a server that imports torch itself."""
+    """Start a server."""
     # Not multiprocessing's server, whose children would import the program's main module again.
     return subprocess.Popen(
         [sys.executable, "-c", _START, json.dumps(sys.path), str(descriptor)],
@@ -182,7 +167,7 @@ def _started(descriptor: int) -> subprocess.Popen[bytes]:
     )
 
 
-def _close(requests: socket.socket, process: subprocess.Popen[bytes] | ForkedProcess) -> None:
+def _close(requests: socket.socket, process: subprocess.Popen[bytes]) -> None:
     """End a server, also one that is still importing; workers end by themselves."""
     requests.close()
     process.kill()
@@ -229,10 +214,9 @@ def start_worker() -> tuple[Connection, WorkerProcess]:
 def prepare_workers() -> None:
     """Start the process that workers are forked from, and return at once.
 
-    Where this program has threads, large tensors or a GPU, that is a new process, which imports torch for a second;
-    otherwise a fork. Programs need not call this: the first model with tensor_parallel does. A worker has os.environ,
-    sys.path, the current folder, stdout and stderr of its start. Settings that are read when torch or torch_infini is
-    imported are those of the first call.
+    It imports torch for a second, beside whatever this program does meanwhile. Programs need not call this: the first
+    model with tensor_parallel does. A worker has os.environ, sys.path, the current folder, stdout and stderr of its
+    start. Settings that are read when torch or torch_infini is imported are those of the first call.
     """
     with _lock:
         _running()
