@@ -8,6 +8,7 @@ WEIGHTS = {"bfloat16": "bf16", "dense": "bf16"}
 CASES = {
     "generate": "generate 32 tokens",
     "decode-16": "decode",
+    "decode-16x8": "decode x 8",
     "prefill-512": "prompt of 512",
     "serve-32": "32 requests",
 }
@@ -15,6 +16,7 @@ COLUMNS = {  # how a CSV names an engine: how the tables do
     "engine": "engine",
     "infini": "patched model",
     "eager": "transformers",
+    "packed": "packed torch",
     "llama.cpp": "llama.cpp",
     "OpenVINO": "OpenVINO",
 }
@@ -48,7 +50,7 @@ def by_engine(rows: Rows) -> Cells:
         {tuple(row[k] for k in keys) for row in rows}, key=lambda key: (key[0], key[2], order.index(key[1]))
     ):
         of_cell = [row for row in rows if tuple(row[k] for k in keys) == (cell, dtype, threads)]
-        rates = {row["engine"]: float(row["tokens_per_s"]) for row in of_cell}
+        rates = {row["engine"]: float(row["tokens_per_s"]) for row in of_cell if row["tokens_per_s"]}  # "": it failed
         best = max(rate for engine, rate in rates.items() if engine not in ("engine", "infini"))
         cells = [f"{CASES[cell]}, {WEIGHTS.get(dtype, dtype)}, {threads}"]
         for column in columns_of(rows):
