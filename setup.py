@@ -187,24 +187,26 @@ def run_ninja(text: str, *targets: str) -> None:
         command, env=environment, stdout=subprocess.PIPE, text=True, errors="replace", close_fds=False
     )
     assert ninja.stdout is not None
-    progress, full = Progress(), False
+    progress, full, interrupted = Progress(), False, False
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         for line in ninja.stdout:
             full = full or "No space left on device" in line
+            interrupted = interrupted or line.startswith("ninja: build stopped: interrupted")
             if line.startswith(MARK):
                 progress.done(*line.removeprefix(MARK).split()[:2])
             elif not line.startswith(("ninja: Entering directory", "ninja: no work to do")):
                 progress.clear()
                 print(line, end="", flush=True)
     except KeyboardInterrupt:  # ninja has it too, and removes what is half written
-        ninja.wait()
-        sys.exit("torch_infini: the build was interrupted; the next one goes on where it ended.")
+        interrupted = True
     finally:
         if sys.exc_info()[0]:
             ninja.terminate()
-    if ninja.wait():
+    if ninja.wait() or interrupted:
         progress.clear()
+        if interrupted:
+            sys.exit("torch_infini: the build was interrupted; the next one goes on where it ended.")
         if full:
             sys.exit(
                 f"torch_infini: the build failed: a disk is full, that of {BUILD} or of the compiler's temporary "

@@ -49,6 +49,10 @@ class Stage:
     make: tuple[str, ...] = ()
 
 
+def files(pattern: str) -> tuple[str, ...]:
+    return tuple(sorted(f"tests/{path.name}" for path in (ROOT / "tests").glob(pattern)))
+
+
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}
 EMULATED = {**ONE_THREAD, "INFINI_LIBRARIES": str(ROOT / "build" / "native" / "emulated")}
 STAGES = {
@@ -56,13 +60,13 @@ STAGES = {
     "tests": Stage((*OTHERS, "-m", "not full")),
     # The same and all that is marked `full`.
     "every": Stage(OTHERS),
-    "device": Stage(tuple(sorted(str(path) for path in Path("tests").glob("test_device*.py"))), ONE_THREAD),
+    "device": Stage(files("test_device*.py"), ONE_THREAD),
     # The kernels of the level avx512_amx in emulated tile registers (csrc/emulation/tile_registers.h), on any machine.
     "tiles": Stage((*TILED, "-k", TILED_TESTS), {"INFINI_EMULATE": "amx", "INFINI_CPU_CAPABILITY": "avx512_amx"}),
     "avx2": Stage(LEVELED, {"INFINI_CPU_CAPABILITY": "avx2"}),
     "baseline": Stage(LEVELED, {"INFINI_CPU_CAPABILITY": "baseline"}),
     # The CUDA kernels compiled for the host (csrc/emulation): their threads run one after another.
-    "emulated": Stage(tuple(sorted(str(path) for path in Path("tests").glob("test_cuda*.py"))), EMULATED),
+    "emulated": Stage(files("test_cuda*.py"), EMULATED),
     "format": Stage(make=("check-format",)),
     # mypy has one thread; nvcc takes the other core meanwhile.
     "types, cuda": Stage(make=("-j2", "-O", "check-types", "check-cuda", "SAMPLE=--sample")),
@@ -140,7 +144,6 @@ def main() -> None:
     unknown = [name for name in options.stages if name not in STAGES]
     if unknown:
         parser.error(f"there is no stage {unknown[0]!r}; there are {', '.join(STAGES)}")
-    os.chdir(ROOT)
     REPORTS.mkdir(parents=True, exist_ok=True)
     outcomes = [run(name, STAGES[name], REPORTS / f"{name}.xml") for name in options.stages]
     print(f"\n{'stage':14}{'passed':>8}{'failed':>8}{'skipped':>9}{'seconds':>9}  status")

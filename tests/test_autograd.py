@@ -100,6 +100,7 @@ def test_backward_raises_in_compiled_code(spec: OpInfo) -> None:
     backward_refused(spec, compiled, args, {})
 
 
+@pytest.mark.full
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_part_of_a_compiled_graph(backend: str) -> None:
     """The gradient by another way does not hide the one that is missing."""

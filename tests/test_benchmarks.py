@@ -99,6 +99,7 @@ def values(rows: Rows, *names: str) -> list[tuple[str, ...]]:
     return [tuple(row[name] for name in names) for row in rows]
 
 
+@pytest.mark.full
 def test_run(measured: Any, tmp_path: Path) -> None:
     out = tmp_path / "results" / "ops.csv"
     times = "infini_us infini_out_us eager_us compile_us ratio_to_eager ratio_to_compile"
@@ -118,6 +119,7 @@ def test_run(measured: Any, tmp_path: Path) -> None:
     assert again[0] == row and values(again[1:], "op", "compile_us") == [("silu", "")]
 
 
+@pytest.mark.full
 def test_c_abi(measured: Any, tmp_path: Path) -> None:
     command = "run.py --c-abi --quick --ops Gemm,RMSNorm --dtypes float32"
     gemm, norm = measured(tmp_path / "c.csv", command, "infini_us eager_us ratio_to_eager share")
@@ -127,6 +129,7 @@ def test_c_abi(measured: Any, tmp_path: Path) -> None:
     assert float(norm["compile_us"]) > 0 and float(norm["ratio_to_compile"]) > 0
 
 
+@pytest.mark.full
 def test_quantized(measured: Any, tmp_path: Path) -> None:
     positive = "infini_us torch_us dense_us ratio_to_torch ratio_to_dense read_gb_per_s share"
     rows = measured(tmp_path / "q.csv", "run.py --quantized --quick --dtypes bfloat16", positive)
@@ -166,6 +169,7 @@ def test_scripts_start(script: str, monkeypatch: pytest.MonkeyPatch, capsys: Out
     assert end.value.code == 0 and "--out" in capsys.readouterr().out
 
 
+@pytest.mark.full
 def test_decode(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     command = "decode.py --quick --layers 1 --tokens 2 --rounds 1 --threads 2"
@@ -177,6 +181,7 @@ def test_decode(measured: Any, tmp_path: Path) -> None:
     assert all(bool(row["weights_gb_per_s"]) == (row["phase"] != "prefill") for row in rows)
 
 
+@pytest.mark.full
 def test_families(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     from torch_infini.testing import rounding_limit, sums_of
@@ -190,6 +195,7 @@ def test_families(measured: Any, tmp_path: Path) -> None:
         assert float(row["float32_difference"]) < rounding_limit(logits(model, prompts()), *sums_of(model.config))
 
 
+@pytest.mark.full
 def test_host_cost(measured: Any, tmp_path: Path) -> None:
     positive = "functional_us out_us replayed_us aten_mul_us aten_mul_out_us"
     rows = measured(tmp_path / "host-cost.csv", "host_cost.py --ops rms_norm,add", positive)
@@ -197,12 +203,14 @@ def test_host_cost(measured: Any, tmp_path: Path) -> None:
     assert all(float(row["replayed_us"]) < float(row["functional_us"]) for row in rows)
 
 
+@pytest.mark.full
 def test_record(measured: Any, tmp_path: Path) -> None:
     rows = measured(tmp_path / "record.csv", "record.py --hidden 64 --rows 1", "record_us eager_us ratio_to_eager")
     assert values(rows, "ops", "hidden", "rows") == [("infini", "64", "1"), ("torch", "64", "1")]
     assert float(rows[0]["program_us"]) > 0 and rows[1]["program_us"] == ""
 
 
+@pytest.mark.full
 def test_infinilm(measured: Any, tmp_path: Path) -> None:
     """In a process of its own: imported here, the script would stand in the way of the name infinilm."""
     pytest.importorskip("transformers")
@@ -212,6 +220,7 @@ def test_infinilm(measured: Any, tmp_path: Path) -> None:
     assert values(rows, "shape", "cell", "threads") == [("tiny", cell, "1") for cell in cells]
 
 
+@pytest.mark.full
 def test_collectives(measured: Any, tmp_path: Path) -> None:
     out = tmp_path / "collectives.csv"
     positive = "torch_us async_us op_us infini_us gloo_us ratio_to_gloo copy_us share_of_copy"
@@ -220,6 +229,7 @@ def test_collectives(measured: Any, tmp_path: Path) -> None:
     assert out.with_suffix(".svg").read_text().count("<polyline") == 4
 
 
+@pytest.mark.full
 def test_patched_ranks(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     positive = "transformers_tokens_per_second patched_tokens_per_second"
@@ -228,6 +238,7 @@ def test_patched_ranks(measured: Any, tmp_path: Path) -> None:
     assert values(rows, "world", "threads") == worlds
 
 
+@pytest.mark.full
 def test_steps(measured: Any, tmp_path: Path) -> None:
     command = "steps.py --quick --threads 1,2 --steps 4"
     rows = measured(tmp_path / "steps.csv", command, "products_ms attention_ms step_ms")
@@ -236,6 +247,7 @@ def test_steps(measured: Any, tmp_path: Path) -> None:
     assert all((row["weights_gb_per_s"] != "") == (row["phase"] == "decode") for row in rows)
 
 
+@pytest.mark.full
 def test_step_profile(measured: Any, tmp_path: Path) -> None:
     pytest.importorskip("transformers")
     command = "step_profile.py --shape tiny --weights dense --weights int4 --batch 1,2 --steps 4 --folder"
@@ -245,6 +257,7 @@ def test_step_profile(measured: Any, tmp_path: Path) -> None:
     assert values(rows, "weights", "batch") == [(w, batch) for w in ("dense", "int4") for batch in ("1", "2")]
 
 
+@pytest.mark.full
 def test_packed(measured: Any, tmp_path: Path) -> None:
     command = "packed.py --quick --threads 1 --rounds 1"
     rows = measured(tmp_path / "packed.csv", command, "packed_ms linear_ms torch_ms share")
@@ -270,6 +283,7 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("peers")
 
 
+@pytest.mark.full
 def test_generate(measured: Any, tmp_path: Path, peers: Path) -> None:
     """The processes of the engines, with the two that need no environment of their own."""
     pytest.importorskip("transformers")
@@ -285,6 +299,7 @@ def test_generate(measured: Any, tmp_path: Path, peers: Path) -> None:
     assert out.with_suffix(".svg").read_text().count("<rect") == 1 + len(rows)
 
 
+@pytest.mark.full
 def test_generate_with_the_engine(measured: Any, tmp_path: Path, peers: Path) -> None:
     """Our own engine in every kind of cell; many requests at once beside it."""
     pytest.importorskip("transformers")
@@ -464,6 +479,7 @@ def test_results_are_tabulated_and_drawn(harness: Any) -> None:
     assert drawings and not [path for path in drawings if plot.drawn(path.with_suffix(".csv")) != path.read_text()]
 
 
+@pytest.mark.full
 def test_gpu(measured: Any, tmp_path: Path) -> None:
     """The GPU's script, on what is here: shapes, peers, the static cache of the models."""
     rows = measured(tmp_path / "gpu.csv", "gpu.py --quick", "infini_us share", alone=True)

@@ -31,6 +31,7 @@ LARGE = {"hidden_size": 1024, "intermediate_size": 2048}
 LAYERS = {"gptq": 8, "gguf": 36}  # as in large models, no layer is much
 
 
+@pytest.mark.full
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/status")
 def test_peak(tmp_path: Path) -> None:
     pytest.importorskip("gguf")

@@ -70,7 +70,10 @@ def built(request: pytest.FixtureRequest) -> tuple[Family, nn.Module]:
     return request.param, request.param.build()
 
 
-@pytest.mark.parametrize(("precision", "mode"), [("float", "static"), ("half", "static"), ("other half", "dynamic")])
+@pytest.mark.parametrize(
+    ("precision", "mode"),
+    [("float", "static"), pytest.param("half", "static", marks=pytest.mark.full), ("other half", "dynamic")],
+)
 def test_families(built: tuple[Family, nn.Module], precision: str, mode: str) -> None:
     """Every site is found and replaced; dynamic: sizes are symbols. One half is static, the other dynamic, in turns."""
     halves = DTYPES[1:] if FAMILIES.index(built[0]) % 2 else DTYPES[:0:-1]
@@ -96,6 +99,7 @@ def check_family(family: Family, model: nn.Module, dtype: torch.dtype, mode: str
         check_report(family, report)
 
 
+@pytest.mark.full
 def test_inductor(built: tuple[Family, nn.Module]) -> None:
     """The backend by its name, through Inductor."""
     family, model = built

@@ -16,6 +16,8 @@ import sys
 import threading
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -24,6 +26,7 @@ def blocks(page: str) -> list[tuple[str, str]]:
     return re.findall(r"```\w+ (\S+)\n(.*?)```", (ROOT / page).read_text(), re.S)
 
 
+@pytest.mark.full
 def test_add_an_op(tmp_path: Path) -> None:
     # With the objects built so far (times kept), so that only the new op is compiled.
     for folder in ("csrc", "torch_infini", "tests", "build", "docs", "benchmarks", ".ci"):
@@ -32,7 +35,15 @@ def test_add_an_op(tmp_path: Path) -> None:
             tmp_path / folder,
             ignore=shutil.ignore_patterns("__pycache__", "model", "sanitized", "peers", "gpu"),
         )
-    for file in ("setup.py", "pyproject.toml", "LICENSE", "README.md", "CONTRIBUTING.md", "CHANGELOG.md"):
+    for file in (
+        "setup.py",
+        "build_rules.py",
+        "pyproject.toml",
+        "LICENSE",
+        "README.md",
+        "CONTRIBUTING.md",
+        "CHANGELOG.md",
+    ):
         shutil.copy2(ROOT / file, tmp_path / file)
     files = blocks("docs/new-op.md")
     assert len(files) == 7

@@ -447,6 +447,7 @@ def test_bytes_per_step(tmp_path: Path) -> None:
         assert model.bytes_per_step == every - (0 if model.shares_embedding else table)
 
 
+@pytest.mark.full
 def test_soak() -> None:
     """A short one; `make soak` runs 10,000 requests."""
     report = soak(300, seed=1)

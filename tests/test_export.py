@@ -148,6 +148,7 @@ def test_without_torch_infini(tmp_path: Path) -> None:
     assert "Please import the custom op" in done.stderr
 
 
+@pytest.mark.full
 def test_ahead_of_time_package(tmp_path: Path) -> None:
     """AOTInductor's package: compiled code that calls the ops; without torch_infini it names the one it misses."""
     program, results, shapes = export("dynamic", tmp_path)

@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
+from layers import at_level
 from torch import Tensor
 
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
@@ -35,7 +36,7 @@ def name(value: COp | str) -> str:
     return value.name if isinstance(value, COp) else value
 
 
-LEVELS = [(op, level) for op in OPS for level in kernel_levels(op.name)]
+LEVELS = [at_level(op.name, level, op) for op in OPS for level in kernel_levels(op.name)]
 
 
 @pytest.mark.parametrize(("op", "capability"), LEVELS, ids=name)

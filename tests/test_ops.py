@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from layers import at_level
 
 from torch_infini._products import aten_from_set_to
 from torch_infini.testing import (
@@ -61,7 +62,7 @@ def clone(sample: Sample) -> Sample:
 
 @pytest.mark.parametrize(
     ("spec", "dtype", "capability"),
-    [(spec, dtype, level) for spec, dtype in op_dtype_pairs() for level in kernel_levels(spec.name)],
+    [at_level(spec.name, level, spec, dtype) for spec, dtype in op_dtype_pairs() for level in kernel_levels(spec.name)],
     ids=names,
 )
 def test_reference(spec: OpInfo, dtype: torch.dtype, capability: str) -> None:
@@ -72,13 +73,14 @@ def test_reference(spec: OpInfo, dtype: torch.dtype, capability: str) -> None:
             check_against_reference(spec, sample, dtype, actual)
 
 
-def levels_in_turns() -> list[tuple[OpInfo, torch.dtype, str]]:
+def levels_in_turns() -> list[Any]:
     """Each op and dtype at the highest level, and at one of the others in turns: they share the code that is tested."""
     chosen = []
     for i, spec in enumerate(OPS):
         *others, highest = kernel_levels(spec.name)
         for j, dtype in enumerate(spec.dtypes):
-            chosen += [(spec, dtype, level) for level in (*others[(i + j) % (len(others) or 1) :][:1], highest)]
+            levels = (*others[(i + j) % (len(others) or 1) :][:1], highest)
+            chosen += [at_level(spec.name, level, spec, dtype) for level in levels]
     return chosen
 
 

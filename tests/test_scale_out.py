@@ -46,6 +46,7 @@ def hosts() -> Iterator[list[str]]:
         run("ip", "link", "delete", cable[0], check=False)
 
 
+@pytest.mark.full
 def test_generate_on_two_hosts(hosts: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     generate = ["generate", "--dtype", "float32", "--max-new-tokens", "16", "--prompt", "def main("]
     assert main(generate) == 0

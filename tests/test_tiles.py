@@ -574,6 +574,7 @@ def plant(
             assert done.stdout.endswith(": wrong\n") == (planted > 0), (build, planted, done.stdout)
 
 
+@pytest.mark.full
 def test_planted_faults(tmp_path: Path) -> None:
     """Quantized weights in tiles, right to the bit; and each of several faults is found."""
     plant(tmp_path, QUANTIZED, PLANTED, ("gemm", "int8_gemm", "quantized_linear"))
@@ -672,6 +673,7 @@ FEW_ROWS = [
 ]
 
 
+@pytest.mark.full
 def test_few_rows(tmp_path: Path) -> None:
     """A row or two in vector registers: the tiles' bits; and each of several faults is found."""
     plant(tmp_path, DENSE, FEW_ROWS, ("gemm", "linear", "linear_packed"), only_wide=(7,))

@@ -157,6 +157,7 @@ for level in ("avx2", "avx2_vnni"):
 """
 
 
+@pytest.mark.full
 @x86
 @pytest.mark.skipif("avx512_vnni" not in torch_infini.cpu_capabilities(), reason="the CPU has no AVX-512 VNNI")
 def test_avx_vnni_in_the_encoding_of_avx512(tmp_path: Path) -> None:
