@@ -298,7 +298,7 @@ def test_model_around_a_patched_decoder() -> None:
     with pytest.raises(ValueError) as caught:
         patch_model(model)
     assert str(caught.value) == (
-        "torch_infini.patch_model: model must not contain patched modules, got model.layers.0: "
+        "torch_infini.patch_model: model must not contain patched modules, got model: "
         "first call unpatch_model with this model."
     )
     assert identity(model) == before and is_patched(model)

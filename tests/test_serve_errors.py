@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import random
@@ -512,3 +513,23 @@ def test_sigterm(signals: int, folder: Path, tmp_path: Path) -> None:
     else:
         assert time.monotonic() - start < 5 and b'"code":"draining"' in data
     assert "Traceback" not in command.output.read_text(), command.output.read_text()
+
+
+def test_small_packets_leave_at_once() -> None:
+    """A token's packet does not wait until the client has acknowledged the one before (Nagle's algorithm)."""
+
+    async def no_delay(listener: socket.socket) -> int:
+        told: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            told.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(*listener.getsockname())
+            option = await told
+            writer.close()
+        return option
+
+    with bind("127.0.0.1", 0) as listener:
+        assert asyncio.run(no_delay(listener))

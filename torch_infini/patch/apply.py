@@ -21,6 +21,7 @@ from .attention import Attention
 from .compressed import compressed_layers, take_over
 from .decoder import Decoder, find_decoder, is_decoder
 from .layer import link
+from .loop import Loop
 from .memory import align
 from .mlp import GatedMLP
 from .model import IMPLEMENTATION, Model
@@ -202,6 +203,8 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
                 reason = str(unsupported)
         rows[here] = Row(here, original, LEFT if reason else op, reason or "")
     link(list(decoder.layers), decoder.norm)
+    if "forward" not in vars(decoder) and not isinstance(decoder, GenerationMixin | Patched):
+        swap(decoder, Loop, None)
     for module in model.modules():
         if isinstance(module, GenerationMixin):
             swap(module, Model, Model.plans(module)[0])

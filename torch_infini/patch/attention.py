@@ -17,7 +17,7 @@ from ..ops.rms_norm import ROUNDINGS
 from .cache import append, commit, growing_layer, needs_grad, reserve, static_layer
 from .conditions import dense_last, needs_fallback, unsupported_placement, unsupported_weights
 from .interface import attend
-from .linear import project, project_together
+from .linear import project, project_to_own, project_together
 from .norm import RMSNorm, is_served, normalize_
 from .probe import (
     HALF,
@@ -338,11 +338,18 @@ class Attention(Patched):
         ):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         plan: AttentionPlan = self.__dict__["_infini_plan"]
+        if plan.norms and not all(is_served(self._modules[name]) for name in plan.norms):
+            # Whoever watches a norm of q and k sees the shape in which the original calls it.
+            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
         batch, length, _ = hidden_states.shape
         shape = (batch, length, -1, self.head_dim)
         q_heads, kv_heads = plan.heads
         inputs = [self._modules[name] for name in plan.inputs]
-        fused = project(hidden_states, inputs[0]) if len(inputs) == 1 else project_together(hidden_states, *inputs)
+        # Norms and rope write q and k where they are.
+        if len(inputs) == 1:
+            fused: Tensor | None = project_to_own(hidden_states, inputs[0])
+        else:
+            fused = project_together(hidden_states, *inputs)
         written = None
         in_one_pass = past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms)
         if fused is not None and in_one_pass:
@@ -354,7 +361,8 @@ class Attention(Patched):
                 fused = fused.view(shape)
                 q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
             else:
-                q, k, v = (project(hidden_states, module).view(shape) for module in inputs)
+                q, k = (project_to_own(hidden_states, module).view(shape) for module in inputs[:2])
+                v = project(hidden_states, inputs[2]).view(shape)
             if plan.norms and plan.norm_first:
                 self.normalize_heads(q, k, plan.norms)
             if plan.rope:
@@ -419,8 +427,4 @@ class Attention(Patched):
         """Apply the norms of q and k in place: to each head, or to all heads of a token as one row."""
         for x, name in zip((q, k), names):
             norm = self._modules[name]
-            row = x if norm._parameters["weight"].numel() == x.shape[-1] else x.flatten(2)
-            if is_served(norm):
-                normalize_(row, norm)
-            else:
-                row.copy_(norm(row))
+            normalize_(x if norm._parameters["weight"].numel() == x.shape[-1] else x.flatten(2), norm)

@@ -15,7 +15,16 @@ from .attention import Attention, causal_mask
 from .cache import needs_grad
 from .conditions import dense_last, needs_fallback, unsupported_placement, unwatched
 from .mlp import GatedMLP
-from .norm import RMSNorm, add_and_normalize, attach, attached, eps_name, is_served, normalize
+from .norm import (
+    RMSNorm,
+    add_and_normalize,
+    eps_name,
+    hand_over,
+    is_served,
+    may_hand_over,
+    normalize,
+    take_over,
+)
 from .probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
 from .swap import Call, Patched, Probe, Rotary, Unsupported
 
@@ -44,10 +53,11 @@ NEXT = "_infini_next"  # attribute of a patched layer: (the norm that its result
 
 
 class LayerPlan(NamedTuple):
-    """Positions of the norms, and the factor of both branches before the residual additions."""
+    """Positions of the norms, the factor of both branches before the residual additions, and the names of dropouts."""
 
     layout: Layout
     multiplier: float
+    dropouts: tuple[str, ...]
 
 
 class _Branch(nn.Module):
@@ -86,7 +96,8 @@ class DecoderLayer(Patched):
                 raise Unsupported(f"its {name} was left unpatched")
         if "forward" in vars(module):
             raise Unsupported(unsupported_placement(module) or "")
-        return [LayerPlan(layout, float(getattr(module, "residual_multiplier", 1.0)))]
+        dropouts = tuple(name for name, child in children.items() if isinstance(child, nn.Dropout))
+        return [LayerPlan(layout, float(getattr(module, "residual_multiplier", 1.0)), dropouts)]
 
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> Probe:
@@ -134,7 +145,7 @@ class DecoderLayer(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         modules = self._modules
-        (first, attended_by, second, last), multiplier = self.__dict__["_infini_plan"]
+        (first, attended_by, second, last), multiplier, _ = self.__dict__["_infini_plan"]
         compiling = torch.compiler.is_compiling()
         fallback = needs_fallback(self, hidden_states) or needs_grad(kwargs.get("past_key_values"))
         if args or fallback or not self.serves(modules):
@@ -142,7 +153,7 @@ class DecoderLayer(Patched):
         x = hidden_states = dense_last(hidden_states)
         if first is not None:
             norm = modules[first]
-            known = None if compiling or self._forward_pre_hooks else attached(hidden_states, norm)
+            known = None if compiling or self._forward_pre_hooks else take_over(hidden_states, norm)
             x = normalize(hidden_states, norm) if known is None else known
         x, _ = entry(modules["self_attn"], Attention)(hidden_states=x, **kwargs)
         if attended_by is not None:
@@ -159,18 +170,21 @@ class DecoderLayer(Patched):
         if multiplier != 1:
             x = x * multiplier
         (following,) = self.__dict__.get(NEXT, (None,))
-        if compiling or self._forward_hooks or not is_served(following):
-            return stream.add_(x)
+        if compiling or self._forward_hooks or not may_hand_over(stream) or not is_served(following):
+            # Without a norm before the MLP, the stream was its input, which hooks may keep.
+            return stream.add_(x) if second is not None else stream + x
         normed, stream = add_and_normalize(x, stream, following)
-        attach(stream, following, normed)
+        hand_over(stream, following, normed)
         return stream
 
     def serves(self, modules: dict[str, Any]) -> bool:
-        """Return whether the norms are patched and no dropout is active."""
-        for name in self.__dict__["_infini_plan"].layout:
+        """Return whether the norms are patched and no dropout is active or watched."""
+        plan: LayerPlan = self.__dict__["_infini_plan"]
+        for name in plan.layout:
             if name is not None and not is_served(modules[name]):
                 return False
-        return not (self.training and any(isinstance(child, nn.Dropout) and child.p for child in modules.values()))
+        dropouts = [modules[name] for name in plan.dropouts]
+        return not any((self.training and dropout.p) or not unwatched(dropout) for dropout in dropouts)
 
 
 def entry(module: Any, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:

@@ -18,14 +18,27 @@ linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default
 
 
-def project(x: Tensor, module: Any) -> Tensor:
-    """Compute a linear layer's product in a forward without fallback; call a layer with hooks or of another class."""
+def product(x: Tensor, module: Any) -> Tensor | None:
+    """Compute a linear layer's product without calling it; None for a layer with hooks or of another class."""
     if is_plain(module):
         parameters = module._parameters
         return linear(x, parameters["weight"], parameters["bias"])
     if type(module).forward in (QuantizedLinear.forward, ShardedLinear.forward) and unwatched(module):
-        return module.product(x)
-    return module(x)
+        own: Tensor = module.product(x)
+        return own
+    return None
+
+
+def project(x: Tensor, module: Any) -> Tensor:
+    """Compute a linear layer's product in a forward without fallback."""
+    y = product(x, module)
+    return module(x) if y is None else y
+
+
+def project_to_own(x: Tensor, module: Any) -> Tensor:
+    """Compute the same into memory that no hook has seen and the caller may write."""
+    y = product(x, module)
+    return module(x).clone(memory_format=torch.contiguous_format) if y is None else y
 
 
 def project_together(x: Tensor, *modules: Any) -> Tensor | None:

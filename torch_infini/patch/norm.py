@@ -5,6 +5,7 @@ The rounding mode of a model is determined numerically (verify.py); it is an arg
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -63,31 +64,48 @@ def is_served(module: nn.Module | None) -> bool:
     return module is not None and type(module).forward is RMSNorm.forward and unwatched(module)
 
 
-class PrecomputedNorm:
-    """The norm of a layer's result, computed in advance for the next module (layer.py)."""
+class _Handover(threading.local):
+    """What a layer hands to the module after it, within a call of their decoder on this thread (loop.py).
 
-    __slots__ = ("norm", "value", "version")
+    Outside of such a call anything may happen between two modules: weights change, hooks come, tensors are written.
 
-    def __init__(self, norm: nn.Module, value: Tensor, version: int | None) -> None:
-        self.norm, self.value, self.version = norm, value, version
+    Attributes:
+        calls: Of decoders that this thread is in, one inside another.
+        result: The layer's result, None where nothing is handed.
+        norm: Which normalizes it next.
+        normed: What that gives.
+        version: Of the result when it was handed.
+    """
+
+    calls = 0
+    result: Tensor | None = None
+    norm: nn.Module | None = None
+    normed: Tensor | None = None
+    version = 0
 
 
-def version_of(x: Tensor) -> int | None:
-    """Return the version counter of x; None for inference tensors, which have none."""
-    return None if x.is_inference() else x._version
+HANDOVER = _Handover()
 
 
-def attach(x: Tensor, norm: nn.Module, value: Tensor) -> None:
-    """Store the norm of x on x itself."""
-    x._infini_precomputed_norm = PrecomputedNorm(norm, value, version_of(x))  # type: ignore[attr-defined]
+def may_hand_over(result: Tensor) -> bool:
+    """Return whether a layer's result goes to the next layer of a loop, and a write in between would be noticed."""
+    return HANDOVER.calls > 0 and not result.is_inference()
 
 
-def attached(x: Tensor, norm: nn.Module) -> Tensor | None:
-    """Return the stored norm of x, if there is one and x was not written to since."""
-    known: PrecomputedNorm | None = getattr(x, "_infini_precomputed_norm", None)
-    if known is None or known.norm is not norm or known.version != version_of(x):
+def hand_over(result: Tensor, norm: nn.Module, normed: Tensor) -> None:
+    """Hand a layer's result and its norm to the next module of the loop."""
+    handed = HANDOVER
+    handed.result, handed.norm, handed.normed, handed.version = result, norm, normed, result._version
+
+
+def take_over(x: Tensor, norm: nn.Module) -> Tensor | None:
+    """Return the norm of x if the layer before has handed it, once."""
+    handed = HANDOVER
+    result, normed = handed.result, handed.normed
+    if result is None:
         return None
-    return known.value
+    handed.result = handed.normed = None
+    return normed if result is x and handed.norm is norm and handed.version == x._version else None
 
 
 class RMSNorm(Patched):
@@ -130,5 +148,5 @@ class RMSNorm(Patched):
         if needs_fallback(self, x):
             shared = vars(self).get(FORWARD)  # all-reduces gradients
             return super().forward(x) if shared is None else shared(x)
-        known = None if torch.compiler.is_compiling() else attached(x, self)
+        known = None if torch.compiler.is_compiling() else take_over(x, self)
         return normalize(dense_last(x), self) if known is None else known

@@ -16,7 +16,6 @@ from ..checkpoints import LinearWeight
 from ..quantize import quantizes_x
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from .decoder import Decoder
-from .norm import version_of
 from .sharded import ShardedLinear
 from .shares import Share, local
 from .swap import PLAN, Patched, Unsupported, restore, swap
@@ -44,6 +43,11 @@ class WeightPlan(NamedTuple):
     group: int
     dtype: torch.dtype  # of the original weight, and of the layer's input and output
     share: Share | None = None  # of a sharded layer, whose integers are this rank's
+
+
+def version_of(x: Tensor) -> int | None:
+    """Return the version counter of x; None for inference tensors, which have none."""
+    return None if x.is_inference() else x._version
 
 
 class ReadOnly(Tensor):

@@ -80,10 +80,11 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
     if uds is not None:
         if os.path.exists(uds) and stat.S_ISSOCK(os.stat(uds).st_mode):
             os.unlink(uds)
-        family, address = socket.AF_UNIX, uds
+        family, protocol, address = socket.AF_UNIX, 0, uds
     else:
-        family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
-    listener = socket.socket(family, socket.SOCK_STREAM)
+        family, _, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+    # With its protocol: asyncio sets TCP_NODELAY on connections of sockets that say TCP, and tokens are small packets.
+    listener = socket.socket(family, socket.SOCK_STREAM, protocol)
     try:
         if uds is None:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
