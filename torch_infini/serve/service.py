@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from ..engine import AsyncLLM, SamplingParams
@@ -18,6 +19,7 @@ from .token_texts import TokenTexts
 T = TypeVar("T")
 ENGINE_DEAD = "the engine has failed; the server's log has the cause"
 RETRY = {"Retry-After": "1"}  # seconds
+LONG = 1 << 16  # bytes of a text that takes a tokenizer some 0.1 s
 
 
 class Service:
@@ -46,9 +48,14 @@ class Service:
         self.metrics = ServerMetrics(llm.metrics, settings.model_names[0])
         tokenizer = llm.engine.tokenizer
         self.token_texts = TokenTexts(tokenizer) if tokenizer is not None else None
+        with suppress(
+            ValueError
+        ):  # the first call may change the tokenizer's settings, later ones on two threads do not
+            llm.engine.encode("a")
         self._generations: dict[Generation, int] = {}
-        # One thread: a tokenizer of transformers may not be used by several where it changes its settings.
+        # One thread for short texts, one for long ones. Neither changes the tokenizer's settings.
         self._tokenizing = ThreadPoolExecutor(1, "torch_infini.serve tokenizer")
+        self._tokenizing_long = ThreadPoolExecutor(1, "torch_infini.serve tokenizer of long texts")
 
     @property
     def model(self) -> str:
@@ -70,30 +77,78 @@ class Service:
         if not self.llm.is_running or (workers is not None and not workers.all_alive):
             raise ApiError(503, ENGINE_DEAD, code="engine_dead")
 
-    async def in_tokenizer(self, call: Callable[..., T], *args: Any) -> T:
-        """Return call(*args), run by the tokenizer's thread, so that a long prompt does not stop other requests."""
-        return await asyncio.get_running_loop().run_in_executor(self._tokenizing, call, *args)
+    async def in_tokenizer(self, call: Callable[..., T], *args: Any, size: int = 0) -> T:
+        """Return call(*args), run by a thread of the tokenizer's, so that a long prompt does not stop other requests.
+
+        Args:
+            call: What needs the tokenizer.
+            *args: Its arguments.
+            size: Bytes of text. Long ones have a thread of their own, where short ones do not wait for them.
+        """
+        thread = self._tokenizing if size < LONG else self._tokenizing_long
+        return await asyncio.get_running_loop().run_in_executor(thread, call, *args)
+
+    async def check_text(self, size: int, param: str) -> None:
+        """Raise ApiError for a text of so many bytes if it has too many tokens whatever they are."""
+        texts = self.token_texts
+        if texts is None or size < self.max_length:
+            return
+        least = -(-size // await self.in_tokenizer(lambda: texts.longest, size=LONG))
+        if least >= self.max_length:
+            raise self._too_long(param, f"at least {least} for a text of {size} bytes")
+
+    def _too_long(self, param: str, came: str) -> ApiError:
+        rule = f"the prompt's tokens and those of the output must be at most {self.max_length} together"
+        return ApiError(400, f"{rule}, the context's length, got {came}", param, "context_length_exceeded")
 
     async def encode(self, prompt: str | list[int], param: str) -> list[int]:
-        """Return a prompt's tokens; ApiError if the tokenizer does not take it."""
+        """Return a prompt's tokens; ApiError if it is too long or the tokenizer does not take it."""
         if isinstance(prompt, list):
             return prompt
+        size = bytes_in(prompt)
+        await self.check_text(size, param)
         try:
-            return await self.in_tokenizer(self.llm.engine.encode, prompt)
+            return await self.in_tokenizer(self.llm.engine.encode, prompt, size=size)
         except ValueError as error:
             if self.llm.engine.tokenizer is None:
                 raise bad_request(error, prompt=param) from None
             rule = f"{param} must be a text that the model's tokenizer takes, got {shown(prompt)}"
             raise ApiError(400, rule, param) from None
 
+    async def encode_all(self, prompts: Sequence[str | list[int]], param: str) -> list[list[int]]:
+        """Return the tokens of several prompts; ApiError as encode."""
+        return [await self.encode(prompt, param) for prompt in prompts]
+
     async def encode_chat(self, messages: list[Message]) -> list[int]:
-        """Return the tokens of a conversation; ApiError if the chat template does not take it."""
+        """Return the tokens of a conversation; ApiError if it is too long or the chat template does not take it."""
+        size = sum(bytes_in(str(message["content"])) for message in messages)
+        await self.check_text(size, "messages")
         try:
-            return await self.in_tokenizer(self.llm.chat_prompt, messages)
+            return await self.in_tokenizer(self.llm.chat_prompt, messages, size=size)
         except ValueError as error:
             failure = bad_request(error)
             failure.param = "messages"
             raise failure from None
+
+    def admit(self, prompts: int, params: SamplingParams, param: str) -> None:
+        """Raise ApiError unless so many prompts may come in one request, before anything is made of them.
+
+        Raises:
+            ApiError: For more samples than the engine takes, a full queue, a server that ends.
+        """
+        self.check_health()
+        most = self.llm.engine.config.max_sequences
+        if params.n > most:
+            raise ApiError(400, f"n must be at most {most}, got {params.n}", "n")
+        samples = prompts * params.n
+        if samples > self.capacity:
+            raise ApiError(400, f"{param} must ask for at most {self.capacity} samples in all, got {samples}", param)
+        if self.in_flight + samples > self.capacity:
+            raise ApiError(
+                429,
+                f"the queue is full: {self.in_flight} samples of at most {self.capacity} are running or waiting",
+                headers=RETRY,
+            )
 
     def start(
         self, prompts: Sequence[list[int]], params: SamplingParams, param: str, limit: tuple[str, int | None]
@@ -109,38 +164,21 @@ class Service:
         Raises:
             ApiError: For prompts or settings that the engine does not take, a full queue, a server that ends.
         """
-        self.check_health()
+        self.admit(len(prompts), params, param)  # once more: others came while these were tokenized
         name, most = limit
         engine = self.llm.engine
-        if params.n > engine.config.max_sequences:
-            raise ApiError(400, f"n must be at most {engine.config.max_sequences}, got {params.n}", "n")
         size = engine.model.config.vocab_size
         for field, tokens in (("stop_token_ids", params.stop_token_ids), ("logit_bias", params.logit_bias or ())):
             if tokens and max(tokens) >= size:
                 raise ApiError(400, f"{field} must name tokens from 0 to {size - 1}, got {max(tokens)}", field)
         longest = max(map(len, prompts))
         if longest + (most or 1) > self.max_length:
-            wanted = f"{longest}" if most is None else f"{longest} and {name} {most}"
-            raise ApiError(
-                400,
-                f"the prompt's tokens and those of the output must be at most {self.max_length} together, the "
-                f"context's length, got {wanted}",
-                param,
-                "context_length_exceeded",
-            )
+            raise self._too_long(param, f"{longest}" if most is None else f"{longest} and {name} {most}")
         try:
             requests = [engine.new_request(prompt, params) for prompt in prompts]
         except ValueError as error:
             raise bad_request(error, prompt=param) from None
         samples = len(prompts) * params.n
-        if samples > self.capacity:
-            raise ApiError(400, f"{param} must ask for at most {self.capacity} samples in all, got {samples}", param)
-        if self.in_flight + samples > self.capacity:
-            raise ApiError(
-                429,
-                f"the queue is full: {self.in_flight} samples of at most {self.capacity} are running or waiting",
-                headers=RETRY,
-            )
         self.in_flight += samples
         try:
             generation = Generation(self.llm, requests, self.metrics, self._ended)
@@ -164,5 +202,11 @@ class Service:
             generation.fail(ApiError(503, "the server is shutting down", code="draining", headers=RETRY))
 
     def close(self) -> None:
-        """End the tokenizer's thread."""
+        """End the tokenizer's threads."""
         self._tokenizing.shutdown(wait=False)
+        self._tokenizing_long.shutdown(wait=False, cancel_futures=True)
+
+
+def bytes_in(text: str) -> int:
+    """Return the bytes of a text; of lone surrogates, which no tokenizer takes, some."""
+    return len(text.encode("utf-8", "surrogatepass"))

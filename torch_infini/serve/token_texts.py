@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import cached_property
 from typing import Any
 
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
@@ -18,11 +19,17 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Any) -> None:
         self._names = tokenizer.convert_ids_to_tokens
+        self._tokenizer = tokenizer
         self._added = {int(token): str(entry.content) for token, entry in tokenizer.added_tokens_decoder.items()}
         backend = getattr(tokenizer, "backend_tokenizer", None)
         decoder = "" if backend is None or backend.decoder is None else str(backend.decoder.__getstate__())
         self._byte_of = byte_alphabet() if "ByteLevel" in decoder else None
         self._known: dict[int, bytes] = {}
+
+    @cached_property
+    def longest(self) -> int:
+        """The bytes of the longest token: a text of B bytes has at least B / longest tokens."""
+        return max(map(len, map(self._find, range(len(self._tokenizer)))), default=1) or 1
 
     def bytes_of(self, token: int) -> bytes:
         """Return a token's bytes; of a token that the tokenizer does not know, none."""

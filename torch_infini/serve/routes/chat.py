@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ..answers import ChatAnswer
 from ..schemas import ChatBody
 from ..service import Service
-from ..streaming import respond
+from ..streaming import CLIENT_CLOSED_REQUEST, respond, unless_gone
 
 router = APIRouter()
 
@@ -19,7 +19,10 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     params = body.params({"max_tokens": None, **service.settings.sampling})
-    prompt = await service.encode_chat(body.conversation())
+    service.admit(1, params, "messages")
+    prompt = await unless_gone(request.receive, service.encode_chat(body.conversation()))
+    if prompt is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     generation = service.start([prompt], params, "messages", body.most_tokens)
     answer = ChatAnswer(service.model, service.token_texts)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

@@ -8,7 +8,7 @@ from starlette.responses import Response
 from ..answers import CompletionAnswer
 from ..schemas import CompletionBody
 from ..service import Service
-from ..streaming import respond
+from ..streaming import CLIENT_CLOSED_REQUEST, respond, unless_gone
 
 router = APIRouter()
 
@@ -19,7 +19,10 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     service: Service = request.app.state.service
     service.check_model(body.model)
     params = body.params(service.settings.sampling)
-    prompts = [await service.encode(prompt, "prompt") for prompt in body.prompt]
+    service.admit(len(body.prompt), params, "prompt")
+    prompts = await unless_gone(request.receive, service.encode_all(body.prompt, "prompt"))
+    if prompts is None:
+        return Response(status_code=CLIENT_CLOSED_REQUEST)
     generation = service.start(prompts, params, "prompt", body.most_tokens)
     answer = CompletionAnswer(service.model, service.token_texts)
     return await respond(request, generation, answer, params.n, bool(body.stream), body.include_usage)

@@ -1,0 +1,138 @@
+"""What a server does before it makes anything of a request: counts, then bytes, then tokens; and whom that delays."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx2")
+
+import httpx2 as httpx
+from serving import ask, save_model, send_raw, service_of, serving, wait_until
+
+from torch_infini import AsyncLLM
+from torch_infini.serve import Service
+from torch_infini.serve import service as service_module
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXT, CHAT = "/v1/completions", "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AsyncLLM]:
+    torch.set_num_threads(1)
+    made = AsyncLLM(save_model(tmp_path_factory.mktemp("model")), max_sequences=4)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def service(llm: AsyncLLM) -> Service:
+    return service_of(llm, max_queue=4)
+
+
+def nothing_is_made(monkeypatch: pytest.MonkeyPatch, llm: AsyncLLM) -> None:
+    def fail(*args: Any) -> Any:
+        raise AssertionError("something was made of a request that is not admitted")
+
+    for name in ("encode", "new_request"):
+        monkeypatch.setattr(llm.engine, name, fail)
+    monkeypatch.setattr(llm, "chat_prompt", fail)
+
+
+@pytest.mark.parametrize("prompt", [[[1]] * 200_000, ["a"] * 200_000])
+def test_prompts_are_counted_first(
+    service: Service, llm: AsyncLLM, prompt: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nothing_is_made(monkeypatch, llm)
+    answer = ask(service, "POST", TEXT, json={"max_tokens": 1, "prompt": prompt})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == "prompt"
+    assert answer.json()["error"]["message"] == "prompt must ask for at most 8 samples in all, got 200000"
+
+
+def test_a_full_queue_tokenizes_nothing(service: Service, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    nothing_is_made(monkeypatch, llm)
+    service.in_flight = 7
+    for path, prompt in (
+        (TEXT, {"prompt": ["a", "b"]}),
+        (CHAT, {"messages": [{"role": "user", "content": "a"}], "n": 2}),
+    ):
+        answer = ask(service, "POST", path, json={"max_tokens": 1, **prompt})
+        assert answer.status_code == 429 and "7 samples of at most 8" in answer.json()["error"]["message"]
+
+
+def test_texts_are_measured_before_they_are_tokenized(
+    service: Service, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the longest token: what may fit is tokenized, what cannot is not."""
+    assert service.token_texts is not None
+    longest, most = service.token_texts.longest, service.max_length
+    tokenizer: Any = llm.engine.tokenizer
+    assert 1 <= longest <= max(len(token.encode()) for token in tokenizer.get_vocab())
+    nothing_is_made(monkeypatch, llm)
+    size = most * longest
+    for path, prompt, param in (
+        (TEXT, {"prompt": "a" * size}, "prompt"),
+        (CHAT, {"messages": [{"role": "user", "content": "a" * size}]}, "messages"),
+    ):
+        error = ask(service, "POST", path, json={"max_tokens": 1, **prompt}).json()["error"]
+        assert error["code"] == "context_length_exceeded" and error["param"] == param
+        assert f"at least {most} for a text of {size} bytes" in error["message"]
+    monkeypatch.undo()
+    fits = ask(service, "POST", TEXT, json={"max_tokens": 1, "prompt": "a" * (most - 2)})
+    assert fits.status_code == 200 and fits.json()["usage"]["prompt_tokens"] == most - 2
+
+
+class Blocked:
+    """Engine.encode, which for long texts waits until it is let go."""
+
+    def __init__(self, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.begun, self.go = threading.Event(), threading.Event()
+        self.texts: list[str] = []
+        encode = llm.engine.encode
+
+        def wait(text: str) -> list[int]:
+            self.texts.append(text)
+            if len(text) >= 100:
+                self.begun.set()
+                assert self.go.wait(30)
+            return encode(text)
+
+        monkeypatch.setattr(llm.engine, "encode", wait)
+        monkeypatch.setattr(service_module, "LONG", 100)
+
+
+def test_a_long_text_delays_no_short_one(service: Service, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    blocked = Blocked(llm, monkeypatch)
+    with serving(service) as url, ThreadPoolExecutor(1) as other:
+        long = other.submit(httpx.post, f"{url}{TEXT}", json={"prompt": "a" * 120, "max_tokens": 1}, timeout=60)
+        assert blocked.begun.wait(30)
+        assert httpx.post(f"{url}{TEXT}", json={"prompt": "ab", "max_tokens": 1}, timeout=30).status_code == 200
+        assert not long.done()
+        blocked.go.set()
+        assert long.result(30).status_code == 200
+
+
+def test_texts_of_clients_that_left_are_not_tokenized(
+    service: Service, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    blocked = Blocked(llm, monkeypatch)
+    submit, waiting = service._tokenizing_long.submit, []
+    monkeypatch.setattr(service._tokenizing_long, "submit", lambda *call: waiting.append(submit(*call)) or waiting[-1])
+    with serving(service) as url:
+        first = send_raw(url, TEXT, {"prompt": "a" * 120, "max_tokens": 1})
+        assert blocked.begun.wait(30)
+        second = send_raw(url, TEXT, {"prompt": "b" * 120, "max_tokens": 1})
+        wait_until(lambda: len(waiting) == 2)
+        second.close()
+        wait_until(waiting[1].cancelled)
+        blocked.go.set()
+        assert first.recv(12) == b"HTTP/1.1 200"
+        first.close()
+    assert blocked.texts == ["a" * 120]
