@@ -51,6 +51,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--log-level", choices=LOG_LEVELS, default="info", help="default: info, a line a request")
     for name, text in ENGINE.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=int, metavar="N", help=text)
+    parser.add_argument(
+        "--generation-config",
+        choices=("auto", "none"),
+        default="auto",
+        help="auto: requests have the sampling settings of the model's generation_config.json where they give none "
+        "(default); none: OpenAI's",
+    )
     parser.add_argument("--no-reuse-prefixes", action="store_true", help="compute every prompt from its beginning")
     parser.add_argument("--no-record", action="store_true", help="do not record decode steps for replay")
 
@@ -86,6 +93,7 @@ def run(arguments: argparse.Namespace) -> int:
         engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
         engine = {name: value for name, value in engine.items() if value is not None}
         engine["reuse_prefixes"], engine["record"] = not arguments.no_reuse_prefixes, not arguments.no_record
+        engine["generation_config"] = arguments.generation_config
         llm = load_async(arguments, **engine)
         if template is not None:
             if llm.engine.tokenizer is None:

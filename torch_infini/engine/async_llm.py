@@ -54,7 +54,7 @@ class AsyncLLM:
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
-            params: None: SamplingParams().
+            params: None: the model's own (generation_config).
 
         Returns:
             The finished output.
@@ -75,7 +75,7 @@ class AsyncLLM:
 
         Args:
             prompt: Text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}.
-            params: None: SamplingParams().
+            params: None: the model's own (generation_config).
 
         Yields:
             The output so far.
@@ -109,7 +109,7 @@ class AsyncLLM:
 
         Args:
             prompt: As stream takes one, or a request of Engine.new_request.
-            params: None: SamplingParams(), or the request's.
+            params: None: the model's own, or the request's.
             deliver: Called on the engine's thread with each output, or with the error that ended the thread. It must
                 neither wait nor raise.
 

@@ -41,9 +41,10 @@ class Engine:
         model: On the device where it runs.
         tokenizer: Of transformers; None: prompts are token ids, and there are no texts or stop strings.
         config: Limits; None: EngineConfig().
+        sampling: Fields of SamplingParams for requests without params, such as sampling_defaults reads.
 
     Attributes:
-        model, tokenizer, config: As given.
+        model, tokenizer, config, sampling: As given.
         max_length: The most tokens of a sequence.
         outputs: What the last step returned, or would have returned if it had not been interrupted.
 
@@ -55,13 +56,19 @@ class Engine:
     """
 
     def __init__(
-        self, model: Llama, tokenizer: PreTrainedTokenizerBase | None = None, config: EngineConfig | None = None
+        self,
+        model: Llama,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        config: EngineConfig | None = None,
+        sampling: Mapping[str, Any] | None = None,
     ) -> None:
         if not isinstance(model, Llama):
             raise ValueError(f"{_NAME}: model must be a torch_infini.models.Llama, got {type(model).__name__}")
         if config is not None and not isinstance(config, EngineConfig):
             raise ValueError(f"{_NAME}: config must be an EngineConfig or None, got {config!r}")
         self.model, self.tokenizer, self.config = model, tokenizer, config or EngineConfig()
+        self.sampling = dict(sampling or {})
+        self._default_params = SamplingParams(**self.sampling)
         c, positions = self.config, model.config.max_position_embeddings
         if c.max_length is not None and c.max_length > positions:
             raise ValueError(
@@ -120,7 +127,7 @@ class Engine:
         Args:
             prompt: Text, which needs a tokenizer, or token ids; also as {"prompt": text} or {"prompt_token_ids": ids}.
                 Or what new_request made of them, with its params.
-            params: None: SamplingParams().
+            params: None: the model's own, SamplingParams(**self.sampling).
             id: Of the request; None: a new one.
 
         Returns:
@@ -148,7 +155,7 @@ class Engine:
 
     def new_request(self, prompt: Prompt, params: SamplingParams | None = None) -> Request:
         """Make the request of a prompt, for submit; arguments and errors are those of add."""
-        params = SamplingParams() if params is None else params
+        params = self._default_params if params is None else params
         if not isinstance(params, SamplingParams):
             raise ValueError(f"{_NAME}: params must be SamplingParams or None, got {params!r}")
         text, ids = parts_of(prompt)

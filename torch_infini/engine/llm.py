@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Sequence as SequenceOf
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -20,6 +20,7 @@ from ..models import Llama
 from ..models.llama import checked_config, found_folder
 from ..nn import WeightFormat
 from .config import EngineConfig
+from .defaults import sampling_defaults
 from .engine import Engine, Prompt, described
 from .outputs import Metrics, RequestOutput
 from .runner import make_worker
@@ -48,6 +49,8 @@ class LLM:
         tokenizer: Of transformers; None: the folder's, if it has one. Without one prompts are token ids. Code of the
             folder (auto_map) is never run: a tokenizer that is such code has to be given here.
         progress: Whether reading shows its speed on stderr; None: if that is a terminal.
+        generation_config: "auto": requests without params have the sampling settings of the folder's
+            generation_config.json; "none": those of SamplingParams().
         tensor_parallel: How many ranks share the model: under torchrun its processes, which all make the same calls;
             otherwise, on the CPU, this process and others that it starts, which share its threads.
         **settings: Fields of EngineConfig.
@@ -75,18 +78,28 @@ class LLM:
         tokenizer: PreTrainedTokenizerBase | None = None,
         progress: bool | None = None,
         tensor_parallel: int = 1,
+        generation_config: Literal["auto", "none"] = "auto",
         **settings: Any,
     ) -> None:
         config = EngineConfig(**settings)
+        if generation_config not in ("auto", "none"):
+            raise ValueError(f"torch_infini.LLM: generation_config must be 'auto' or 'none', got {generation_config!r}")
         if not isinstance(model, (str, Path, Llama)):
             raise ValueError(f"torch_infini.LLM: model must be a folder or a Llama, got {type(model).__name__}")
         if not isinstance(tensor_parallel, int) or isinstance(tensor_parallel, bool) or tensor_parallel < 1:
             raise ValueError(
                 f"torch_infini.LLM: tensor_parallel must be an integer of at least 1, got {tensor_parallel!r}"
             )
+        if isinstance(tokenizer, (str, Path)):
+            raise ValueError(
+                "torch_infini.LLM: tokenizer must be one of transformers' (AutoTokenizer.from_pretrained makes one) or "
+                f"None, got {tokenizer!r}"
+            )
         device_of(device)
+        sampling: dict[str, Any] = {}
         if not isinstance(model, Llama):
             folder = found_folder(model)
+            sampling = sampling_defaults(folder) if generation_config == "auto" else {}
             checked_config(folder)  # what is wrong with a config, the tokenizer's reader would say in other words
             tp_group = init_tp_group(tensor_parallel, device) if tensor_parallel != 1 else None
             tokenizer = tokenizer or load_tokenizer(folder)  # while workers start
@@ -97,7 +110,7 @@ class LLM:
                 tp_group.workers.make(make_worker, folder, weights, dtype, str(device))
                 with tp_group.workers.relay_errors():
                     model = read(progress=progress)
-        self.engine = Engine(model, tokenizer, config)
+        self.engine = Engine(model, tokenizer, config, sampling)
         self._lock = threading.RLock()
         self._readers: dict[str, weakref.ref[_Reader]] = {}
         self._stepping = False
@@ -112,7 +125,7 @@ class LLM:
 
         Args:
             prompts: A text or token ids, also as {"prompt": text} or {"prompt_token_ids": ids}, or several of them.
-            params: For all prompts, or one for each; None: SamplingParams().
+            params: For all prompts, or one for each; None: the model's own (generation_config).
 
         Returns:
             One output for each prompt, in their order. One that went wrong has completions with finish "error".
@@ -152,7 +165,7 @@ class LLM:
 
         Args:
             prompt: As generate takes one.
-            params: None: SamplingParams().
+            params: None: the model's own (generation_config).
 
         Yields:
             The output so far; its completions' new_text and new_tokens are what the step added.

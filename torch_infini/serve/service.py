@@ -37,6 +37,7 @@ class Service:
         is_draining: Whether new requests are refused because the server ends.
         metrics: What /metrics answers.
         token_texts: Texts of single tokens; None without a tokenizer.
+        sampling: Fields of SamplingParams for requests that do not give them: the model's own, below those of settings.
     """
 
     def __init__(self, llm: AsyncLLM, settings: ServeSettings) -> None:
@@ -52,6 +53,7 @@ class Service:
             ValueError
         ):  # the first call may change the tokenizer's settings, later ones on two threads do not
             llm.engine.encode("a")
+        self.sampling = {**llm.engine.sampling, **settings.sampling}
         self._generations: dict[Generation, int] = {}
         # One thread for short texts, one for long ones. Neither changes the tokenizer's settings.
         self._tokenizing = ThreadPoolExecutor(1, "torch_infini.serve tokenizer")

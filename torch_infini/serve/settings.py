@@ -24,7 +24,8 @@ class ServeSettings:
         max_body: Bytes of a request's body; larger ones are refused with status 413.
         drain: Seconds that running requests have to finish after the first SIGTERM.
         allow_origins: Origins of web pages that may call the server (CORS); "*": all.
-        sampling: Fields of SamplingParams for requests that do not give them. A max_tokens here is lowered to what the
+        sampling: Fields of SamplingParams for requests that do not give them, above those of the model's
+            generation_config.json. A max_tokens here is lowered to what the
             context leaves, unlike one of a request.
 
     Raises:

@@ -18,7 +18,7 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation."""
     service: Service = request.app.state.service
     service.check_model(body.model)
-    params = body.params({"max_tokens": None, **service.settings.sampling})
+    params = body.params({"max_tokens": None, **service.sampling})
     service.admit(1, params, "messages")
     prompt = await unless_gone(request.receive, service.encode_chat(body.conversation()))
     if prompt is None:

@@ -18,7 +18,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue prompts: texts or token ids."""
     service: Service = request.app.state.service
     service.check_model(body.model)
-    params = body.params(service.settings.sampling)
+    params = body.params(service.sampling)
     service.admit(len(body.prompt), params, "prompt")
     prompts = await unless_gone(request.receive, service.encode_all(body.prompt, "prompt"))
     if prompts is None:

@@ -1,0 +1,38 @@
+"""The sampling settings that a model brings itself, in the generation_config.json of its folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ..models.config import read_json
+from .sampling_params import SamplingParams
+
+FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+
+
+def sampling_defaults(folder: str | Path) -> dict[str, Any]:
+    """Read a model's sampling settings: fields of SamplingParams, those that its folder gives.
+
+    As vLLM does: temperature, top_k, top_p, min_p and repetition_penalty, whatever do_sample says; -1 of top_k is no
+    limit. The end tokens are the config's (LlamaConfig.from_pretrained).
+
+    Args:
+        folder: Of the model; a file, or a folder without generation_config.json, gives none.
+
+    Raises:
+        ValueError: For a file that is not readable, or a value that SamplingParams refuses.
+    """
+    path = Path(folder) / "generation_config.json"
+    if not path.is_file():
+        return {}
+    given = read_json(path)
+    fields = {name: given[name] for name in FIELDS if given.get(name) is not None}
+    if fields.get("top_k") == -1:
+        fields["top_k"] = 0
+    try:
+        SamplingParams(**fields)
+    except ValueError as error:
+        rule = str(error).removeprefix("torch_infini.SamplingParams: ")
+        raise ValueError(f'torch_infini.LLM: {path}: {rule} (generation_config="none" ignores it)') from None
+    return fields
