@@ -83,9 +83,14 @@ def test_float8_and_complex32() -> None:
         raw.empty([2], raw.DataType.C16, raw.Device()).to_dlpack()
 
 
-def test_from_torch_keeps_the_tensor() -> None:
-    source = torch.ones(3)
-    alive = weakref.ref(source)
+def watched_ones() -> tuple[torch.Tensor, weakref.ref[Any]]:
+    """A tensor, and a reference that dies with its memory."""
+    memory = numpy.ones(3, dtype=numpy.float32)  # which torch's storage holds
+    return torch.from_numpy(memory), weakref.ref(memory)
+
+
+def test_from_torch_keeps_the_memory() -> None:
+    source, alive = watched_ones()
     x = ic.from_torch(source)
     assert x._torch_ref is source
     view = x.narrow(0, 1, 2)
@@ -95,6 +100,23 @@ def test_from_torch_keeps_the_tensor() -> None:
     del view
     gc.collect()
     assert alive() is None
+
+
+def test_from_torch_outlives_a_change_of_the_storage() -> None:
+    """What the torch tensor gets later is not followed, and what it had is not freed."""
+    layer = torch.nn.Linear(300, 300)
+    before = layer.weight.detach().clone()
+    x, y = ic.from_torch(layer.weight), ic.from_torch(layer.bias)
+    ic.start_graph_recording()
+    doubled = x + x
+    graph = ic.stop_graph_recording()
+    layer.half()
+    layer.bias.data = torch.zeros(300)
+    gc.collect()
+    filler = [torch.full((300, 300), 7.0) for _ in range(8)]  # takes the memory, if it was freed
+    assert numpy.array_equal(x.to_numpy(), before.numpy()) and not numpy.array_equal(y.to_numpy(), numpy.zeros(300))
+    graph.run()
+    assert torch.equal(_bridge.as_torch(doubled), 2 * before) and len(filler) == 8
 
 
 def test_as_torch_keeps_the_memory() -> None:
@@ -240,8 +262,7 @@ def test_capsules_are_used_once() -> None:
 
 
 def test_capsules_that_nobody_takes() -> None:
-    source = torch.ones(3)
-    alive = weakref.ref(source)
+    source, alive = watched_ones()
     capsules = [ic.from_torch(source).__dlpack__(), ic.from_torch(source).__dlpack__(max_version=(1, 0))]
     del source
     gc.collect()
@@ -335,8 +356,7 @@ def test_other_threads_run_meanwhile(name: str) -> None:
 
 def test_owners_are_released_by_threads_without_the_gil() -> None:
     """The last tensor goes away inside a call of C++ that holds no GIL: a graph that another graph's end drops."""
-    source = torch.ones(3)
-    alive = weakref.ref(source)
+    source, alive = watched_ones()
     tensors = [ic.from_torch(source)]
     del source
 
@@ -348,8 +368,7 @@ def test_owners_are_released_by_threads_without_the_gil() -> None:
     thread.join()
     gc.collect()
     assert alive() is None
-    source = torch.ones(3)
-    alive = weakref.ref(source)
+    source, alive = watched_ones()
     raw.start_graph_recording()
     x = ic.from_torch(source)
     ic.add(x, x, out=x)

@@ -332,7 +332,8 @@ def strided_from_blob(
 def from_torch(torch_tensor: torch.Tensor) -> Tensor:
     """Return a tensor over a torch tensor's memory: its strides, its device; nothing is copied.
 
-    The torch tensor is kept alive. On CUDA, this thread's stream waits for torch's current one.
+    The memory is kept alive, also where the torch tensor gets other memory later (module.half(), tensor.data = ...),
+    which this one does not follow. On CUDA, this thread's stream waits for torch's current one.
     """
     function = "infinicore.from_torch"
     if not isinstance(torch_tensor, torch.Tensor):
@@ -355,7 +356,7 @@ def from_torch(torch_tensor: torch.Tensor) -> Tensor:
         stream.wait_stream(torch.cuda.current_stream(torch_tensor.device))
         torch_tensor.record_stream(stream)
     made = _infinicore.from_owner(
-        torch_tensor,
+        torch_tensor.detach(),  # an alias: the tensor itself may change its storage
         torch_tensor.data_ptr(),
         list(torch_tensor.shape),
         list(torch_tensor.stride()),
