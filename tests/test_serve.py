@@ -219,7 +219,7 @@ def test_end_of_sequence(tmp_path: Path) -> None:
             "seed": 1,
             "max_tokens": 100,
             "stream": True,
-            "stream_options": {"include_usage": True},
+            "stream_options": {"include_usage": True, "include_obfuscation": False},
         }
         service = service_of(made)
         ends = []
@@ -242,12 +242,16 @@ def test_messages(llm: AsyncLLM, service: Service) -> None:
         {"role": "user", "content": [{"type": "text", "text": "hello"}, {"type": "text", "text": "there"}]},
         {"role": "assistant", "content": None, "refusal": None, "tool_calls": None, "annotations": [], "audio": None},
         {"role": "user", "content": "again"},
+        {"role": "assistant", "content": None, "refusal": "no"},
+        {"role": "user", "content": "why?"},
     ]
     plain = [
         {"role": "system", "content": "be brief"},
         {"role": "user", "content": "hello\nthere"},
         {"role": "assistant", "content": ""},
         {"role": "user", "content": "again"},
+        {"role": "assistant", "content": "no"},
+        {"role": "user", "content": "why?"},
     ]
     answer = ask(service, "POST", "/v1/chat/completions", json={"messages": conversation, **body}).json()
     want = expected(llm, llm.chat_prompt(plain), **body)

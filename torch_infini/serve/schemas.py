@@ -35,6 +35,7 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "echo": (False,),
     "function_call": ("none", "auto"),
     "functions": ([],),
+    "include_obfuscation": (False,),
     "modalities": (["text"],),
     "response_format": ({"type": "text"},),
     "skip_special_tokens": (True,),
@@ -110,13 +111,11 @@ def bias_of(value: Any) -> dict[int, float] | None:
     return bias
 
 
-def text_of(value: Any) -> str:
-    """Return a message's content as a string; parts of text are joined by newlines, null is empty."""
-    if value is None:
-        return ""
-    if isinstance(value, str):
+def text_of(value: Any) -> str | None:
+    """Return a message's content as a string; parts of text are joined by newlines, null is None."""
+    if value is None or isinstance(value, str):
         return value
-    if not isinstance(value, list):
+    if not isinstance(value, list) or not value:
         raise TypeError
     for part in value:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -144,7 +143,7 @@ Bias = Annotated[
     given_as(dict[str, float] | None, "must map token ids, written as strings, to numbers from -100 to 100", bias_of),
 ]
 Content = Annotated[
-    str,
+    str | None,
     given_as(
         str | list[dict[str, str]] | None,
         'must be a string, or a list of parts {"type": "text", "text": "..."}',
@@ -181,13 +180,27 @@ class ChatMessage(Body):
     """A message of a conversation; of an assistant's, what the official client writes with it is accepted."""
 
     role: Literal["system", "developer", "user", "assistant"]
-    content: Content = ""
+    content: Content = None
     name: str | None = None
+    refusal: str | None = None
 
     def plain(self) -> Message:
         """Return the message for the chat template, in which a developer is the system."""
         named = {} if self.name is None else {"name": self.name}
-        return {"role": "system" if self.role == "developer" else self.role, "content": self.content, **named}
+        content = self.refusal or "" if self.content is None else self.content
+        return {"role": "system" if self.role == "developer" else self.role, "content": content, **named}
+
+    def check(self, within: str) -> None:
+        """Raise ApiError for a message without content, which only an assistant's may be, or a refusal of another's."""
+        if self.role == "assistant":
+            return
+        if self.content is None:
+            raise ApiError(
+                400, f"{within}content must be a text or a list of parts of text, got null", f"{within}content"
+            )
+        if self.refusal is not None:
+            refused = f"{within}refusal must be null where role is not assistant, got {shown(self.refusal)}"
+            raise ApiError(400, refused, f"{within}refusal")
 
 
 class SamplingBody(Body):
@@ -289,6 +302,7 @@ class ChatBody(SamplingBody):
         """Return the messages for the chat template."""
         for at, message in enumerate(self.messages):
             message.refuse_unbuilt(f"messages[{at}].")
+            message.check(f"messages[{at}].")
         return [message.plain() for message in self.messages]
 
 

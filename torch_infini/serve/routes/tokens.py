@@ -24,6 +24,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     if (body.prompt is None) == (body.messages is None):
         raise ApiError(400, "prompt or messages must be given, one of them, got both or none", "prompt")
     if body.messages is not None:
+        for at, message in enumerate(body.messages):
+            message.check(f"messages[{at}].")
         tokens = await service.encode_chat([message.plain() for message in body.messages])
     elif body.add_special_tokens is False:
         tokens = await service.in_tokenizer(encode_plain, tokenizer_of(service), body.prompt)
