@@ -111,7 +111,7 @@ format: $(VENV)/.dev
 check-format: $(VENV)/.dev
 	$(PY) -m ruff format --check .
 	$(PY) -m ruff check .
-	$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
+	@$(VENV)/bin/clang-format --dry-run --Werror $(SOURCES)
 
 # The package strictly, and the code of README.md as its readers' own.
 USER_CODE := build/user_code/readme.py

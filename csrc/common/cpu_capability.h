@@ -73,8 +73,8 @@ inline Tiles cpu_tiles() {
     INFINI_KERNEL_OF(at_avx512_vnni, name, __VA_ARGS__)                                                                \
     INFINI_KERNEL_OF(at_avx512_bf16, name, __VA_ARGS__)                                                                \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
-        constexpr void (*levels[])(const __VA_ARGS__ &) = {baseline::name, avx2::name,           at_avx2_vnni::name,   \
-                                                           avx512::name,   at_avx512_vnni::name, at_avx512_bf16::name};   \
+        static void (*const levels[])(const __VA_ARGS__ &) = {                                                         \
+            baseline::name, avx2::name, at_avx2_vnni::name, avx512::name, at_avx512_vnni::name, at_avx512_bf16::name}; \
         levels[cpu_capability()](args);                                                                                \
     }
 #define INFINI_CPU_KERNEL(name, ...) INFINI_X86_KERNEL(avx2, avx512, avx512_bf16, name, __VA_ARGS__)
@@ -85,7 +85,7 @@ inline Tiles cpu_tiles() {
     INFINI_KERNEL_OF(neon_dotprod, name, __VA_ARGS__)                                                                  \
     INFINI_KERNEL_OF(neon_bf16, name, __VA_ARGS__)                                                                     \
     inline void name(const ExecutionContext &, const __VA_ARGS__ &args) {                                              \
-        constexpr void (*levels[])(const __VA_ARGS__ &) = {neon::name, neon_dotprod::name, neon_bf16::name};           \
+        static void (*const levels[])(const __VA_ARGS__ &) = {neon::name, neon_dotprod::name, neon_bf16::name};        \
         levels[cpu_capability()](args);                                                                                \
     }
 #else
