@@ -435,8 +435,10 @@ class NinjaFile:
     """A build.ninja as it is written: rules, then objects by library, then what is linked from them."""
 
     def __init__(self, torch: Path | None, nvcc: str | None, demo_levels: tuple[str, ...]) -> None:
-        from ninja import Writer  # not at the top: `pip install -e .` without a build needs no ninja
-
+        try:
+            from ninja import Writer  # not at the top: `pip install -e .` without a build needs no ninja
+        except ImportError:
+            sys.exit("torch_infini: building needs the Python package ninja: run `pip install ninja`.")
         self.text = io.StringIO()
         self.writer = Writer(self.text, width=10**6)
         self.torch, self.nvcc, self.demo_levels = torch, nvcc, demo_levels

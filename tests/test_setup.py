@@ -425,3 +425,13 @@ def test_the_page_of_a_package_index(tmp_path: Path) -> None:
     assert "Description-Content-Type: text/markdown" in text and "make test" in text
     assert "docs/install.md" in text and "](docs/install.md)" in (ROOT / "README.md").read_text()
     assert not [line for line in text.splitlines() if "](" in line and "](http" not in line]
+
+
+def test_the_package_ninja_is_needed(checkout: Path) -> None:
+    """It writes build.ninja; a ninja of the system alone does not."""
+    blocked = checkout / "blocked"
+    blocked.mkdir()
+    (blocked / "ninja.py").write_text("raise ImportError\n")
+    done = build_kernels(checkout, PYTHONPATH=str(blocked))
+    assert done.returncode == 1
+    assert done.stdout == "torch_infini: building needs the Python package ninja: run `pip install ninja`.\n"

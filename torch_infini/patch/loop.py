@@ -21,18 +21,18 @@ class Loop(Patched):
         super().__init_subclass__()
         if "infini_original" not in vars(cls):
             return
-        original = cls.infini_original.forward
+        original = cls.infini_original  # whose forward may be replaced later, as Liger-Kernel does
 
-        @functools.wraps(original)  # transformers and Trainer read the signature
+        @functools.wraps(original.forward)  # transformers and Trainer read the signature
         def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if torch.compiler.is_compiling():
-                return original(self, *args, **kwargs)
+                return original.forward(self, *args, **kwargs)
             handed = HANDOVER
             outer = handed.result, handed.norm, handed.normed, handed.version
             handed.result = handed.normed = None
             handed.calls += 1
             try:
-                return original(self, *args, **kwargs)
+                return original.forward(self, *args, **kwargs)
             finally:
                 handed.calls -= 1
                 handed.result, handed.norm, handed.normed, handed.version = outer
