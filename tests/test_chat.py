@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from torch_infini.__main__ import main
 from torch_infini.commands import chat
 from torch_infini.demo import MODEL
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
+from torch_infini.testing.train_demo import CHAT_TEMPLATE
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -112,6 +114,15 @@ def test_ctrl_c_ends_an_answer(
     assert metrics.running == metrics.waiting == 0 and metrics.requests["abort"] == 1
 
 
+def test_the_demo_model_has_a_template() -> None:
+    """It continues text: a conversation is its messages, a blank line apart."""
+    llm = LLM(MODEL)
+    messages = [{"role": "user", "content": "A class definition"}, {"role": "assistant", "content": "is"}]
+    assert llm.engine.tokenizer is not None and llm.engine.tokenizer.chat_template == CHAT_TEMPLATE
+    ids = llm.chat_prompt([*messages, {"role": "user", "content": "It"}])
+    assert ids == llm.engine.encode("A class definition\n\nis\n\nIt")
+
+
 def _arguments() -> Any:
     import argparse
 
@@ -120,8 +131,11 @@ def _arguments() -> Any:
     return parser.parse_args(["--max-new-tokens", "12", "--temperature", "0", "--ignore-eos"])
 
 
-def test_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["chat", "--model", str(MODEL)]) == 2
+def test_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copytree(MODEL, tmp_path / "model")
+    config = tmp_path / "model" / "tokenizer_config.json"
+    config.write_text(json.dumps({**json.loads(config.read_text()), "chat_template": None}))
+    assert main(["chat", "--model", str(tmp_path / "model")]) == 2
     assert "chat template" in capsys.readouterr().err
     assert main(["chat", "--temperature", "-1"]) == 2
     assert "temperature" in capsys.readouterr().err

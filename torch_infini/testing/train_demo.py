@@ -57,6 +57,13 @@ def split_topics(seed: int, share: float = 0.02) -> tuple[list[str], list[str]]:
     return [text for name, text in texts.items() if name not in held], [texts[name] for name in sorted(held)]
 
 
+# The model continues text, whoever wrote it: a conversation is its messages, a blank line apart.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}{{ message['content'] }}"
+    "{{ '' if loop.last else '\\n\\n' }}{% endfor %}"
+)
+
+
 def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -75,6 +82,7 @@ def train_tokenizer(texts: list[str]) -> PreTrainedTokenizerFast:
         eos_token=EOS,
         pad_token=PAD,
         model_max_length=1024,
+        chat_template=CHAT_TEMPLATE,
         clean_up_tokenization_spaces=False,  # decoding gives back the very text, spaces before punctuation included
     )
 
