@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -159,7 +160,8 @@ def test_example_of_collectives(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config")
 def test_pkg_config(tmp_path: Path) -> None:
-    flags = shell("pkg-config", "--cflags", "--libs", "infini", PKG_CONFIG_PATH=str(ROOT / "lib" / "pkgconfig")).split()
+    path = str(ROOT / "lib" / "pkgconfig")
+    flags = shlex.split(shell("pkg-config", "--cflags", "--libs", "infini", PKG_CONFIG_PATH=path))
     binary = str(tmp_path / "example")
     shell("cc", *STRICT, str(EXAMPLE), *flags, "-o", binary)
     torch.testing.assert_close(numbers(shell(binary)), expected_of_the_example(), rtol=0, atol=6e-6)
@@ -171,7 +173,7 @@ CXX_EXAMPLE = CSRC.parent / "tests" / "cpp" / "test_context_example.cpp"
 @pytest.mark.skipif(shutil.which("pkg-config") is None, reason="no pkg-config")
 def test_pkg_config_of_infinicore(tmp_path: Path) -> None:
     path = str(ROOT / "lib" / "pkgconfig")
-    flags = shell("pkg-config", "--cflags", "--libs", "infinicore", PKG_CONFIG_PATH=path).split()
+    flags = shlex.split(shell("pkg-config", "--cflags", "--libs", "infinicore", PKG_CONFIG_PATH=path))
     binary = str(tmp_path / "example")
     shell("g++", str(CXX_EXAMPLE), *flags, "-o", binary)
     assert "product: 0, 32" in shell(binary)
@@ -181,7 +183,7 @@ def test_pkg_config_of_infinicore(tmp_path: Path) -> None:
 def test_cmake(tmp_path: Path) -> None:
     (tmp_path / "CMakeLists.txt").write_text(
         "cmake_minimum_required(VERSION 3.18)\nproject(example CXX)\nfind_package(infini REQUIRED)\n"
-        f"add_executable(example {CXX_EXAMPLE})\ntarget_link_libraries(example infini::infinicore_cpp_api)\n"
+        f'add_executable(example "{CXX_EXAMPLE}")\ntarget_link_libraries(example infini::infinicore_cpp_api)\n'
     )
     shell("cmake", "-S", str(tmp_path), "-B", str(tmp_path), f"-Dinfini_DIR={ROOT / 'lib' / 'cmake' / 'infini'}")
     shell("cmake", "--build", str(tmp_path))
