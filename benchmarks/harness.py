@@ -152,7 +152,7 @@ def commit() -> str:
 
 def provenance() -> Row:
     """The columns that end every row: on what, of what and by which command it was measured."""
-    command = shlex.join(["python", *sys.argv]).replace(f"{ROOT}/", "")
+    command = shlex.join(["python", *(word.replace(f"{ROOT}/", "") for word in sys.argv)])
     return {
         "cpu": cpu_name(),
         "capability": cpu_capability(),

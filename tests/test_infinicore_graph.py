@@ -7,6 +7,7 @@ import threading
 import weakref
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples, wrapped
@@ -305,12 +306,12 @@ def test_a_graph_keeps_its_functions_and_outputs() -> None:
 
 
 def test_a_graph_keeps_the_memory_of_its_tensors() -> None:
-    source = torch.ones(3)
-    memory = weakref.ref(source)
+    ones = numpy.ones(3, dtype=numpy.float32)  # which torch's storage holds
+    source, memory = torch.from_numpy(ones), weakref.ref(ones)
     x = ic.from_torch(source)
     with ic.graph() as g:
         y = ic.add(x, x)
-    del source, x
+    del ones, source, x
     gc.collect()
     assert memory() is not None
     g.run()
