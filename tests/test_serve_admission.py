@@ -1,4 +1,4 @@
-"""What a server does before it makes anything of a request: counts, then bytes, then tokens; and whom that delays."""
+"""How a server admits a request: it counts samples, measures texts, then tokenizes; long texts delay no short ones."""
 
 from __future__ import annotations
 
