@@ -89,6 +89,17 @@ def test_texts_are_measured_before_they_are_tokenized(
     assert fits.status_code == 200 and fits.json()["usage"]["prompt_tokens"] == most - 2
 
 
+def test_tokens_of_any_text_are_counted(service: Service) -> None:
+    """Nothing is computed with them, so that the context is no bound."""
+    assert service.token_texts is not None
+    text = "a" * (service.max_length * service.token_texts.longest)
+    for body in ({"prompt": text}, {"prompt": text, "add_special_tokens": False}):
+        answer = ask(service, "POST", "/tokenize", json=body)
+        assert answer.status_code == 200 and answer.json()["count"] >= service.max_length
+    messages = [{"role": "user", "content": text}]
+    assert ask(service, "POST", "/tokenize", json={"messages": messages}).json()["count"] >= service.max_length
+
+
 class Blocked:
     """Engine.encode, which for long texts waits until it is let go."""
 

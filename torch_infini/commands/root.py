@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .._library import ROOT, is_whole
+from .._library import ROOT, is_whole, require_part
 from .errors import CommandError
 
 HELP = "print the folder that serves as INFINI_ROOT: lib/ and include/ of the C libraries"
@@ -15,9 +15,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    if not is_whole(ROOT / "lib"):
-        raise CommandError(
-            "the C libraries are not in this build, which has what `make demo` runs: `make build` builds the rest"
-        )
+    try:
+        require_part("the set of C libraries", is_whole(ROOT / "lib"))
+    except ImportError as error:
+        raise CommandError(str(error)) from None
     print(ROOT)
     return 0

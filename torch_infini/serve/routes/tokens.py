@@ -10,7 +10,7 @@ from starlette.responses import Response
 from ..encoding import json_response
 from ..errors import ApiError
 from ..schemas import DetokenizeBody, TokenizeBody
-from ..service import Service
+from ..service import Service, bytes_in
 
 router = APIRouter()
 
@@ -26,12 +26,13 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     if body.messages is not None:
         for at, message in enumerate(body.messages):
             message.check(f"messages[{at}].")
-        tokens = await service.encode_chat([message.plain() for message in body.messages])
+        tokens = await service.encode_chat([message.plain() for message in body.messages], bounded=False)
     elif body.add_special_tokens is False:
-        tokens = await service.in_tokenizer(encode_plain, tokenizer_of(service), body.prompt)
+        text = body.prompt or ""
+        tokens = await service.in_tokenizer(encode_plain, tokenizer_of(service), text, size=bytes_in(text))
     else:
         assert body.prompt is not None
-        tokens = await service.encode(body.prompt, "prompt")
+        tokens = await service.encode(body.prompt, "prompt", bounded=False)
     return json_response({"count": len(tokens), "max_model_len": service.max_length, "tokens": tokens})
 
 
