@@ -136,6 +136,8 @@ def run(arguments: argparse.Namespace) -> int:
                 print(f"ok      {name}")
     if not find_spec("transformers"):
         print("skipped patch_model: transformers is not installed (pip install 'torch_infini[hf]')")
+    if " " in torch.__path__[0]:  # torch 2.13 does not quote it for the linker
+        print(f"torch.compile: Inductor links nothing where torch's path has a space: {torch.__path__[0]}")
     print(f"tile registers (AMX): {cpu_tiles() or 'in use at level avx512_amx'}")
     for dtype in _products.DTYPES:
         print(f"dense products of {str(dtype).removeprefix('torch.')}: {_products.described(dtype)}")
