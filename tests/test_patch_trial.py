@@ -57,12 +57,12 @@ def planted(*args: Any, **kwargs: Any) -> Any:
     raise RuntimeError("planted\nin two lines")
 
 
-def wrong(self: nn.Module, x: Tensor) -> Tensor:
-    return self.original_compute(x) * 1.01
+def wrong(self: nn.Module, ways: Any, x: Tensor) -> Tensor:
+    return self.original_compute(ways, x) * 1.01
 
 
-def not_a_number(self: nn.Module, x: Tensor) -> Tensor:
-    return self.original_compute(x) * torch.nan
+def not_a_number(self: nn.Module, ways: Any, x: Tensor) -> Tensor:
+    return self.original_compute(ways, x) * torch.nan
 
 
 FAULTS = {
@@ -77,7 +77,7 @@ FAULTS = {
 def test_fault(fault: Any, weights: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer calls compute, which no probe of an MLP calls from a layer; so a fault there shows only in the whole."""
     monkeypatch.setattr(GatedMLP, "original_compute", GatedMLP.compute, raising=False)
-    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(x))
+    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(self.ask(), x))
     monkeypatch.setattr(GatedMLP, "compute", fault)
     model, ids = tiny().train(), tokens()
     before, values, expected = identity(model), config_values(model), logits(model.eval(), ids)
@@ -198,8 +198,8 @@ def test_hooks_that_make_weights() -> None:
 def later(factor: float) -> Any:
     """Another formula from the fifth token on: neither probes of an MLP in a layer nor two tokens show it."""
 
-    def compute(self: nn.Module, x: Tensor) -> Tensor:
-        y = self.original_compute(x)
+    def compute(self: nn.Module, ways: Any, x: Tensor) -> Tensor:
+        y = self.original_compute(ways, x)
         return torch.cat([y[:, :4], y[:, 4:] * factor], 1)
 
     return compute
@@ -210,7 +210,7 @@ def later(factor: float) -> Any:
 @pytest.mark.parametrize("factor", [1.5, float("nan")])
 def test_verify(factor: float, weights: str | None, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(GatedMLP, "original_compute", GatedMLP.compute, raising=False)
-    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(x))
+    monkeypatch.setattr(GatedMLP, "forward", lambda self, x: self.original_compute(self.ask(), x))
     monkeypatch.setattr(GatedMLP, "compute", later(factor))
     model = tiny(dtype, intermediate_size=128)
     before = identity(model)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from copy import copy
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,10 +15,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache
 
 from ..ops.rms_norm import ROUNDINGS
-from .cache import append, commit, growing_layer, needs_grad, reserve, static_layer
-from .conditions import dense_last, needs_fallback, unsupported_placement, unsupported_weights
+from .cache import append, needs_grad, reserve, static_layer
+from .conditions import dense_last, unsupported_placement, unsupported_weights
 from .interface import attend
-from .linear import project, project_to_own, project_together
+from .linear import Product, fused_product, product_of, product_to_own
 from .norm import RMSNorm, is_served, normalize_
 from .probe import (
     HALF,
@@ -34,6 +35,7 @@ from .probe import (
 )
 from .sharded import ShardedLinear
 from .swap import PLAN, Call, Parameters, Patched, Probe, Rotary, Unsupported
+from .ways import Ways, known_ways, watch
 
 rope_ = torch.ops.infini.rope_.default
 qkv_rope_cache = torch.ops.infini.qkv_rope_cache.default
@@ -48,31 +50,32 @@ NEUTRAL = {"output_attentions": False}
 
 
 class PositionEmbeddings(tuple[Tensor, Tensor]):
-    """(cos, sin) as in transformers, with duplicated halves; `half` is what rope needs, sliced once for all layers."""
+    """(cos, sin) as in transformers, with duplicated halves, and what the layers need of them, computed once for all.
 
-    _half: tuple[Tensor, Tensor] | None = None  # accelerate rebuilds tuples, and drops attributes
-    _tables: tuple[tuple[int, ...], tuple[Tensor, ...]] | None = None
+    Attributes:
+        half: What rope needs.
+        tables: Of `tables_for`, behind what they were made for. Layers with equal caches share them.
+    """
 
-    @property
-    def half(self) -> tuple[Tensor, Tensor]:
-        if self._half is None:
-            self._half = halves(self)
-        return self._half
+    # accelerate rebuilds tuples, and drops attributes.
+    half: tuple[Tensor, Tensor] | None = None
+    tables: tuple[tuple[Any, ...], tuple[Tensor, ...]] | None = None
 
-    def tables(self, batch: int, length: int, old: int | Tensor, capacity: int) -> tuple[Tensor, ...]:
-        """Return (cos, sin, table row of each token, cache slot of each token), shared by layers with equal caches.
 
-        Static caches count their tokens (old) in one tensor a layer; all are equal, so the first layer's is used.
-        """
-        key = (batch, length, -1 if isinstance(old, Tensor) else old, capacity)
-        if self._tables is None or self._tables[0] != key:
-            cos, sin = (x.flatten(0, 1) for x in self.half)
-            tokens = torch.arange(length, device=cos.device)
-            sequences = torch.arange(batch, device=cos.device)[:, None]
-            rows = (tokens + sequences * length * (len(cos) > length)).flatten()
-            slots = (tokens + old + sequences * capacity).flatten()
-            self._tables = key, (cos, sin, rows, slots)
-        return self._tables[1]
+def tables_for(
+    embeddings: PositionEmbeddings, batch: int, length: int, old: int | Tensor, capacity: int
+) -> tuple[Tensor, ...]:
+    """Return (cos, sin, table row of each token, cache slot of each token).
+
+    Static caches count their tokens (old) in one tensor a layer; all are equal, so the first layer's is used.
+    """
+    cos, sin = embeddings.half or halves(embeddings)
+    cos, sin = cos.flatten(0, 1), sin.flatten(0, 1)
+    tokens = torch.arange(length, device=cos.device)
+    sequences = torch.arange(batch, device=cos.device)[:, None]
+    rows = (tokens + sequences * length * (len(cos) > length)).flatten()
+    slots = (tokens + old + sequences * capacity).flatten()
+    return cos, sin, rows, slots
 
 
 def halves(position_embeddings: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
@@ -86,12 +89,20 @@ def causal_mask(length: int, total: int, dtype: torch.dtype = torch.float32) -> 
     return torch.full((length, total), torch.finfo(dtype).min, dtype=dtype, device="cpu").triu(1 + total - length)
 
 
-def is_cos_and_sin(result: Any) -> bool:
-    """Return whether a rotary embedding returned two real tensors of one shape; some return complex numbers."""
-    if type(result) is not tuple or len(result) != 2 or not all(isinstance(x, Tensor) for x in result):
-        return False
+def halves_of(result: Any) -> tuple[Tensor, Tensor] | None:
+    """Return the halves of what a rotary embedding returned, if it is two real tensors of one shape.
+
+    Some return complex numbers.
+    """
+    if type(result) is not tuple or len(result) != 2:
+        return None
     cos, sin = result
-    return cos.is_floating_point() and sin.is_floating_point() and cos.shape == sin.shape
+    if not isinstance(cos, Tensor) or not isinstance(sin, Tensor) or cos.shape != sin.shape:
+        return None
+    if not cos.is_floating_point() or not sin.is_floating_point():
+        return None
+    middle = cos.shape[-1] // 2
+    return cos[..., :middle], sin[..., :middle]
 
 
 class RotaryEmbedding(Patched):
@@ -108,14 +119,18 @@ class RotaryEmbedding(Patched):
     @classmethod
     def probe(cls, module: nn.Module, rotary: Rotary) -> None:
         result = rotary(random(2, 3, WIDTH), torch.arange(3, device="cpu").unsqueeze(0))
-        if not is_cos_and_sin(result):
+        if halves_of(result) is None:
             raise Unsupported("its forward does not return cos and sin")
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         position_embeddings = super().forward(*args, **kwargs)
-        if torch.compiler.is_compiling() or not is_cos_and_sin(position_embeddings):  # a slice costs nothing there
+        # While compiling, a slice costs nothing.
+        half = None if torch.compiler.is_compiling() else halves_of(position_embeddings)
+        if half is None:
             return position_embeddings
-        return PositionEmbeddings(position_embeddings)
+        embeddings = PositionEmbeddings(position_embeddings)
+        embeddings.half = half
+        return embeddings
 
 
 class AttentionPlan(NamedTuple):
@@ -141,6 +156,25 @@ class AttentionPlan(NamedTuple):
     def qkv(self) -> tuple[int, int, int]:
         """Heads of q, of k and of v."""
         return *self.heads, self.heads[1]
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionWays(Ways):
+    """How an attention module computes what is in it.
+
+    Attributes:
+        norms_served: Whether the norms of q and k, if there are any, need not be called.
+        fused: Computes q, k and v in one tensor of this call's own, or returns None.
+        q_and_k: Compute them in tensors of this call's own.
+        v: Computes v.
+        output: Computes o_proj.
+    """
+
+    norms_served: bool
+    fused: Callable[[Tensor], Tensor | None] | None
+    q_and_k: tuple[Product, ...]
+    v: Product
+    output: Product
 
 
 def columns(name: str, layer: Any, size: int) -> int | None:
@@ -313,13 +347,34 @@ class Attention(Patched):
         past_key_values: Any = None,
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        fallback = needs_fallback(self, hidden_states) or needs_grad(past_key_values)
-        if fallback:
+        ways: AttentionWays | None = known_ways(self, hidden_states)
+        if ways is None or needs_grad(past_key_values):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        return self.compute(dense_last(hidden_states), position_embeddings, attention_mask, past_key_values, **kwargs)
+        x = dense_last(hidden_states)
+        return self.compute(ways, x, position_embeddings, attention_mask, past_key_values, **kwargs)
+
+    def ask(self) -> AttentionWays:
+        """Determine the ways: `known_ways` keeps them."""
+        plan: AttentionPlan = self.__dict__[PLAN]
+        modules = self._modules
+        names, norms = plan.inputs, plan.norms or ()
+        inputs = [modules[name] for name in names]
+        last = product_of(modules["o_proj"])
+        return AttentionWays(
+            modules,
+            tuple(watch(modules, (*names, *norms, "o_proj"))),
+            last is not None and all(product_of(module) is not None for module in inputs),
+            all(is_served(modules[name]) for name in norms),
+            fused_product(inputs) if len(inputs) > 1 else product_to_own(inputs[0]),
+            # Norms and rope write q and k where they are.
+            tuple(product_to_own(module) for module in inputs[:2]),
+            product_of(inputs[-1]) or inputs[-1],
+            last or modules["o_proj"],
+        )
 
     def compute(
         self,
+        ways: AttentionWays,
         hidden_states: Tensor,
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         attention_mask: Tensor | None = None,
@@ -327,42 +382,33 @@ class Attention(Patched):
         **kwargs: Any,
     ) -> tuple[Tensor, Tensor | None]:
         """Compute forward for a caller that has already ruled out a fallback, except for these arguments."""
-        if (
-            (self.training and getattr(self, "attention_dropout", False))
-            or any(
-                value is not None and value is not NEUTRAL.get(name)
-                for name, value in kwargs.items()
-                if name not in HARMLESS
-            )
-            or not (attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4))
+        # Whoever watches a norm of q and k sees the shape in which the original calls it.
+        served = ways.norms_served and not (self.training and getattr(self, "attention_dropout", False))
+        for name, value in kwargs.items():
+            if value is not None and name not in HARMLESS and value is not NEUTRAL.get(name):
+                served = False
+        if not served or not (
+            attention_mask is None or (isinstance(attention_mask, Tensor) and attention_mask.dim() == 4)
         ):
             return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
-        plan: AttentionPlan = self.__dict__["_infini_plan"]
-        if plan.norms and not all(is_served(self._modules[name]) for name in plan.norms):
-            # Whoever watches a norm of q and k sees the shape in which the original calls it.
-            return super().forward(hidden_states, position_embeddings, attention_mask, past_key_values, **kwargs)
+        plan: AttentionPlan = self.__dict__[PLAN]
         batch, length, _ = hidden_states.shape
-        shape = (batch, length, -1, self.head_dim)
-        q_heads, kv_heads = plan.heads
-        inputs = [self._modules[name] for name in plan.inputs]
-        # Norms and rope write q and k where they are.
-        if len(inputs) == 1:
-            fused: Tensor | None = project_to_own(hidden_states, inputs[0])
-        else:
-            fused = project_together(hidden_states, *inputs)
+        fused = None if ways.fused is None else ways.fused(hidden_states)
         written = None
-        in_one_pass = past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms)
-        if fused is not None and in_one_pass:
+        if fused is not None and past_key_values is not None and plan.rope and (plan.norm_first or not plan.norms):
             written = self.rotate_into_cache(plan, fused, position_embeddings, past_key_values)
         if written is not None:
             q, k, v = written
         else:
+            shape = (batch, length, -1, self.head_dim)
+            q_heads, kv_heads = plan.heads
             if fused is not None:
                 fused = fused.view(shape)
                 q, k, v = fused.split((q_heads, kv_heads, kv_heads), 2)
             else:
-                q, k = (project_to_own(hidden_states, module).view(shape) for module in inputs[:2])
-                v = project(hidden_states, inputs[2]).view(shape)
+                to_q, to_k = ways.q_and_k
+                q, k = to_q(hidden_states).view(shape), to_k(hidden_states).view(shape)
+                v = ways.v(hidden_states).view(shape)
             if plan.norms and plan.norm_first:
                 self.normalize_heads(q, k, plan.norms)
             if plan.rope:
@@ -372,11 +418,14 @@ class Attention(Patched):
             if past_key_values is not None:
                 k, v = append(past_key_values, self.layer_idx, k, v)
         y = attend(q, k, v, attention_mask, self.scaling, self.is_causal, plan.softcap)
-        return project(y.view(batch, length, -1), self._modules["o_proj"]), None
+        if not ways.closed:
+            ways = known_ways(self, hidden_states) or ways
+        return ways.output(y.view(batch, length, -1)), None
 
     def rotate(self, plan: AttentionPlan, q: Tensor, k: Tensor, fused: Tensor | None, cos_and_sin: Any) -> None:
         """Apply the rotary embedding to q and k in place, in one call where they are adjacent in memory."""
-        cos, sin = cos_and_sin.half if type(cos_and_sin) is PositionEmbeddings else halves(cos_and_sin)
+        half = cos_and_sin.half if type(cos_and_sin) is PositionEmbeddings else None
+        cos, sin = half or halves(cos_and_sin)
         both = (q, k) if fused is None else (fused.narrow(2, 0, sum(plan.heads)),)
         for x in both:
             rope_(x, cos, sin, None, plan.rope == "interleaved")
@@ -394,14 +443,11 @@ class Attention(Patched):
         batch, length, width = fused.shape
         heads, kv_heads = plan.heads
         size = self.head_dim
-        growing, grown, static = growing_layer(cache, self.layer_idx), None, None
+        grown, static = reserve(cache, self.layer_idx, fused, batch, length, kv_heads, size), None
         keys: Tensor | None
         values: Tensor | None
         old: int | Tensor
-        if growing is not None:
-            grown = reserve(growing, fused, batch, length, kv_heads, size)
-            if grown is None:
-                return None
+        if grown is not None:
             keys, values, old = grown.keys, grown.values, grown.length
         else:
             static = static_layer(cache, self.layer_idx, fused, batch, kv_heads, size)
@@ -412,12 +458,16 @@ class Attention(Patched):
         if plan.norms:
             q, k, _ = fused.view(batch, length, -1, size).split((heads, kv_heads, kv_heads), 2)
             self.normalize_heads(q, k, plan.norms)
-        cos, sin, rows, slots = cos_and_sin.tables(batch, length, old, keys.shape[2])
+        tables = cos_and_sin.tables
+        key = (batch, length, -1 if static is not None else old, keys.shape[2])
+        if tables is None or tables[0] != key:
+            tables = cos_and_sin.tables = key, tables_for(cos_and_sin, batch, length, old, keys.shape[2])
+        cos, sin, rows, slots = tables[1]
         q = fused.new_empty((batch * length, heads, size))
         qkv = fused.view(batch * length, width)
         qkv_rope_cache(q, keys, values, qkv, cos, sin, rows, slots, plan.rope == "interleaved")
-        if growing is not None and grown is not None:
-            keys, values = commit(growing, grown, grown.length + length)
+        if grown is not None:
+            keys, values = grown.commit(length)
         elif static is not None:
             static.cumulative_length.add_(length)
             keys, values = keys.transpose(1, 2), values.transpose(1, 2)

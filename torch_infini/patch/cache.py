@@ -37,6 +37,15 @@ class GrowableCache:
             and (layer.values is self.views[1]() or is_free_behind(layer.values, self.values))
         )
 
+    def commit(self, length: int) -> tuple[Tensor, Tensor]:
+        """Let the layer hold `length` more tokens, which have been written; return (keys, values), [B, T, heads, D]."""
+        layer = self.owner()
+        assert layer is not None
+        total = self.length + length
+        layer.keys, layer.values = self.keys.narrow(2, 0, total), self.values.narrow(2, 0, total)
+        self.views = ref(layer.keys), ref(layer.values)
+        return layer.keys.transpose(1, 2), layer.values.transpose(1, 2)
+
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copied or unpickled layer has no buffers until it grows
 
@@ -61,21 +70,6 @@ def tensors_in(x: Tensor) -> int | None:
     """Count the tensors that share the memory of x; None where this torch cannot tell."""
     count = getattr(torch._C, "_storage_Use_Count", None)
     return count and count(x.untyped_storage()._cdata) - 1  # the storage object made here is no tensor
-
-
-def growing_layer(cache: Any, index: int) -> DynamicLayer | None:
-    """Return the cache's layer if it is a DynamicLayer with the standard update."""
-    if (
-        isinstance(cache, Cache)
-        and type(cache).update is Cache.update
-        and not cache.offloading
-        and index < len(cache.layers)
-        and not torch.compiler.is_compiling()
-    ):
-        layer = cache.layers[index]
-        if type(layer) is DynamicLayer:
-            return layer
-    return None
 
 
 def static_layer(cache: Any, index: int, like: Tensor, batch: int, heads: int, size: int) -> StaticLayer | None:
@@ -109,30 +103,42 @@ def needs_grad(cache: Any) -> bool:
 
 def append(cache: Any, index: int, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     """Append keys and values [B, S, heads, D] to a cache's layer; return all of them as [B, T, heads, D]."""
-    layer = growing_layer(cache, index)
-    grown = None if layer is None else reserve(layer, k, *k.shape)
+    grown = reserve(cache, index, k, *k.shape)
     k, v = k.transpose(1, 2), v.transpose(1, 2)  # the cache keeps [B, heads, S, D]
-    if layer is None or grown is None:
+    if grown is None:
         k, v = cache.update(k, v, index)
         return k.transpose(1, 2), v.transpose(1, 2)
     new = grown.length + k.shape[2]
     grown.keys[:, :, grown.length : new] = k
     grown.values[:, :, grown.length : new] = v
-    return commit(layer, grown, new)
+    return grown.commit(k.shape[2])
 
 
-def reserve(layer: DynamicLayer, like: Tensor, batch: int, length: int, heads: int, size: int) -> GrowableCache | None:
-    """Return buffers with room for `length` more tokens; None where only the layer's own update applies.
+def reserve(
+    cache: Any, index: int, like: Tensor, batch: int, length: int, heads: int, size: int
+) -> GrowableCache | None:
+    """Return buffers with room for `length` more tokens; None where only the cache's own update applies.
 
-    `like` has the dtype of the keys.
+    That is for every layer but a DynamicLayer with the standard update. `like` has the dtype of the keys.
     """
+    if (
+        not isinstance(cache, Cache)
+        or type(cache).update is not Cache.update
+        or cache.offloading
+        or index >= len(cache.layers)
+        or torch.compiler.is_compiling()
+    ):
+        return None
+    layer = cache.layers[index]
+    if type(layer) is not DynamicLayer:
+        return None
     keys, values = (layer.keys, layer.values) if layer.is_initialized else (None, None)
     old = 0 if keys is None or keys.numel() == 0 else keys.shape[2]
     if keys is not None and old:
         shape = keys.shape
         if shape[0] != batch or shape[1] != heads or shape[3] != size or keys.dtype != like.dtype:
             return None  # update raises the error
-    grown: GrowableCache | None = vars(layer).get(GROWABLE)
+    grown: GrowableCache | None = layer.__dict__.get(GROWABLE)
     if not old or grown is None or not grown.fits(layer, old + length):
         vars(layer)[GROWABLE] = grown = None  # frees buffers that the layer no longer uses
         if keys is None:
@@ -144,10 +150,3 @@ def reserve(layer: DynamicLayer, like: Tensor, batch: int, length: int, heads: i
         grown = vars(layer)[GROWABLE] = GrowableCache(layer, new_keys, new_values)
     grown.length = old
     return grown
-
-
-def commit(layer: DynamicLayer, grown: GrowableCache, length: int) -> tuple[Tensor, Tensor]:
-    """Let the layer hold the first `length` tokens of its buffers; return (keys, values) as [B, T, heads, D]."""
-    layer.keys, layer.values = grown.keys.narrow(2, 0, length), grown.values.narrow(2, 0, length)
-    grown.views = ref(layer.keys), ref(layer.values)
-    return layer.keys.transpose(1, 2), layer.values.transpose(1, 2)

@@ -24,34 +24,34 @@ def needs_fallback(module: nn.Module, x: Tensor) -> bool:
     That is where a backward may follow, under autocast, with global module hooks, inside a transform of torch.func or
     forward-mode AD, and on a device or dtype without kernels.
     """
-    return (
+    return bool(
         (torch.is_grad_enabled() and (x.requires_grad or may_need_grad(module)))
-        or watched_globally()
+        or hooks._global_forward_hooks  # as watched_globally, without its call
+        or hooks._global_forward_pre_hooks
         or not has_kernels(x)
     )
 
 
 def has_kernels(x: Tensor) -> bool:
-    """Return whether there are kernels for the tensor's device and dtype, and no autocast or transform is active."""
-    here = x.is_cpu or (CUDA and x.is_cuda and not torch.is_autocast_enabled("cuda")) or runs_on_infini(x)
-    return here and x.dtype in FLOATS and not torch.is_autocast_enabled("cpu") and not transformed()
+    """Return whether there are kernels for the tensor's device and dtype, and no autocast or transform is active.
+
+    The ops have no batching rules and no tangents. Checking the level of torch.func, not the tensors, costs 0.06 us,
+    and also finds batched or dual weights.
+    """
+    return (
+        (x.is_cpu or (CUDA and x.is_cuda and not torch.is_autocast_enabled("cuda")) or runs_on_infini(x))
+        and x.dtype in FLOATS
+        and not torch.is_autocast_enabled("cpu")
+        # Under Dynamo the level is an object even where no transform is active.
+        and (functorch_level() is None or torch.compiler.is_compiling())
+        and forward_ad._current_level < 0
+    )
 
 
 def runs_on_infini(x: Tensor) -> bool:
     """Return whether the tensor is on the device infini, whose backing has kernels, without its autocast."""
     kernels = x.device.type == INFINI and (on_cpu(x) or (CUDA and on_cuda(x)))
     return kernels and not torch.is_autocast_enabled(INFINI)
-
-
-def transformed() -> bool:
-    """Return whether torch.vmap, another transform of torch.func or forward-mode AD is active.
-
-    The ops have no batching rules and no tangents. Checking the level, not the tensors, costs 0.06 us, and also finds
-    batched or dual weights.
-    """
-    # Under Dynamo the level is an object even where no transform is active.
-    level = functorch_level() is not None and not torch.compiler.is_compiling()
-    return level or forward_ad._current_level >= 0
 
 
 def carries_tangents() -> bool:
@@ -73,8 +73,10 @@ def watched_globally() -> bool:
 
 
 def unwatched(module: nn.Module) -> bool:
-    """Return whether the module has no hooks and no forward of its own instance."""
-    return not (module._forward_hooks or module._forward_pre_hooks or "forward" in module.__dict__)
+    """Return whether the module has no hooks, no forward of its own instance, and was not compiled by itself."""
+    own = module.__dict__
+    changed = "forward" in own or own.get("_compiled_call_impl") is not None
+    return not (module._forward_hooks or module._forward_pre_hooks or changed)
 
 
 def is_plain(module: nn.Module) -> bool:

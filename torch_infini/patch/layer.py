@@ -6,27 +6,29 @@ LAYOUTS lists the positions of norms in a layer; norm.py handles the norms thems
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .attention import Attention, causal_mask
+from .attention import Attention, AttentionWays, causal_mask
 from .cache import needs_grad
-from .conditions import dense_last, needs_fallback, unsupported_placement, unwatched
-from .mlp import GatedMLP
+from .conditions import dense_last, unsupported_placement, unwatched
+from .mlp import GatedMLP, MLPWays
 from .norm import (
+    HANDOVER,
+    NormTerms,
     RMSNorm,
-    add_and_normalize,
+    add_rms_norm,
     eps_name,
-    hand_over,
     is_served,
-    may_hand_over,
     normalize,
-    take_over,
+    terms_of,
 )
 from .probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
-from .swap import Call, Patched, Probe, Rotary, Unsupported
+from .swap import PLAN, Call, Patched, Probe, Rotary, Unsupported
+from .ways import Ways, known_ways, watch
 
 
 class Layout(NamedTuple):
@@ -58,6 +60,27 @@ class LayerPlan(NamedTuple):
     layout: Layout
     multiplier: float
     dropouts: tuple[str, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWays(Ways):
+    """How a layer computes what is in it.
+
+    Attributes:
+        norms_served: Whether norms and dropouts need not be called; else the original forward runs.
+        dropouts: They do nothing outside of training.
+        attention: How self_attn does, None where it has to be called.
+        mlp: The same.
+        second: The norm before the MLP, if there is one, for a sum and its norm in one op.
+        following: The norm that the result goes to; None where there is none that may be computed here.
+    """
+
+    norms_served: bool
+    dropouts: tuple[Any, ...]
+    attention: AttentionWays | None
+    mlp: MLPWays | None
+    second: NormTerms | None
+    following: NormTerms | None
 
 
 class _Branch(nn.Module):
@@ -145,52 +168,94 @@ class DecoderLayer(Patched):
 
     def forward(self, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         modules = self._modules
-        (first, attended_by, second, last), multiplier, _ = self.__dict__["_infini_plan"]
+        (first, attended_by, second, last), multiplier, _ = self.__dict__[PLAN]
         compiling = torch.compiler.is_compiling()
-        fallback = needs_fallback(self, hidden_states) or needs_grad(kwargs.get("past_key_values"))
-        if args or fallback or not self.serves(modules):
+        handed = HANDOVER
+        if not compiling and self._forward_pre_hooks:  # which may have written to the norm
+            handed.result = handed.normed = None
+        ways: LayerWays | None = known_ways(self, hidden_states)
+        if args or ways is None or (torch.is_grad_enabled() and needs_grad(kwargs.get("past_key_values"))):
             return super().forward(hidden_states, *args, **kwargs)
-        x = hidden_states = dense_last(hidden_states)
+        if not ways.norms_served or (self.training and any(dropout.p for dropout in ways.dropouts)):
+            return super().forward(hidden_states, *args, **kwargs)
+        x = hidden_states = hidden_states if hidden_states.is_contiguous() else dense_last(hidden_states)
         if first is not None:
             norm = modules[first]
-            known = None if compiling or self._forward_pre_hooks else take_over(hidden_states, norm)
-            x = normalize(hidden_states, norm) if known is None else known
-        x, _ = entry(modules["self_attn"], Attention)(hidden_states=x, **kwargs)
+            if (
+                not compiling
+                and handed.result is hidden_states
+                and handed.norm is norm
+                and handed.version == hidden_states._version
+            ):
+                assert handed.normed is not None
+                x, handed.result, handed.normed = handed.normed, None, None
+            else:
+                x = normalize(hidden_states, norm)
+        if ways.attention is None:
+            x, _ = modules["self_attn"](hidden_states=x, **kwargs)
+        else:
+            x, _ = modules["self_attn"].compute(ways.attention, x, **kwargs)
+        if not ways.closed:
+            ways = known_ways(self, x) or ways
         if attended_by is not None:
             x = normalize(x, modules[attended_by])
         if multiplier != 1:
             x = x * multiplier
-        if second is not None:
-            x, stream = add_and_normalize(x, hidden_states, modules[second])
+        if ways.second is not None:
+            weights, own, eps, rounding = ways.second
+            x, stream = add_rms_norm(x, hidden_states, weights["weight"], own[eps], rounding)
         else:
             x = stream = hidden_states + x
-        x = entry(modules["mlp"], GatedMLP)(x)
+        x = modules["mlp"](x) if ways.mlp is None else modules["mlp"].compute(ways.mlp, x)
+        if not ways.closed:
+            ways = known_ways(self, x) or ways
         if last is not None:
             x = normalize(x, modules[last])
         if multiplier != 1:
             x = x * multiplier
-        (following,) = self.__dict__.get(NEXT, (None,))
-        if compiling or self._forward_hooks or not may_hand_over(stream) or not is_served(following):
+        following = ways.following
+        if compiling or self._forward_hooks or following is None or not handed.calls or stream.is_inference():
             # Without a norm before the MLP, the stream was its input, which hooks may keep.
             return stream.add_(x) if second is not None else stream + x
-        normed, stream = add_and_normalize(x, stream, following)
-        hand_over(stream, following, normed)
-        return stream
+        weights, own, eps, rounding = following
+        normed, result = add_rms_norm(x, stream, weights["weight"], own[eps], rounding)
+        (handed.norm,) = self.__dict__[NEXT]
+        handed.result, handed.normed, handed.version = result, normed, result._version
+        return result
 
-    def serves(self, modules: dict[str, Any]) -> bool:
-        """Return whether the norms are patched and no dropout is active or watched."""
-        plan: LayerPlan = self.__dict__["_infini_plan"]
-        for name in plan.layout:
-            if name is not None and not is_served(modules[name]):
-                return False
+    def ask(self) -> LayerWays:
+        """Determine the ways: `known_ways` keeps them."""
+        plan: LayerPlan = self.__dict__[PLAN]
+        modules = self._modules
+        norms = [name for name in plan.layout if name is not None]
+        attention, mlp = modules["self_attn"], modules["mlp"]
+        # A module that is patched and that nobody watches is computed without a call.
+        attention_ways = attention.ask() if computes(attention, Attention) else None
+        mlp_ways = mlp.ask() if computes(mlp, GatedMLP) else None
+        (following,) = self.__dict__.get(NEXT, (None,))
+        after = {"": following} if following is not None else {}
+        inside = [ways for ways in (attention_ways, mlp_ways) if ways is not None]
         dropouts = [modules[name] for name in plan.dropouts]
-        return not any((self.training and dropout.p) or not unwatched(dropout) for dropout in dropouts)
+        return LayerWays(
+            modules,
+            (
+                *watch(modules, ("self_attn", "mlp", *norms, *plan.dropouts)),
+                *watch(after, after),
+                *(watched for ways in inside for watched in ways.watched),
+            ),
+            len(inside) == 2 and all(ways.closed for ways in inside),
+            all(is_served(modules[name]) for name in norms) and all(unwatched(dropout) for dropout in dropouts),
+            tuple(dropouts),
+            attention_ways,
+            mlp_ways,
+            terms_of(modules[plan.layout.before_mlp]) if plan.layout.before_mlp else None,
+            terms_of(following) if is_served(following) else None,
+        )
 
 
-def entry(module: Any, patch: type[Attention | GatedMLP]) -> Callable[..., Any]:
-    """Return the function to call for a module in a layer without fallback: its `compute` if it is patched."""
-    direct = type(module).forward is patch.forward and unwatched(module) and module._compiled_call_impl is None
-    return module.compute if direct else module
+def computes(module: Any, patch: type[Attention | GatedMLP]) -> bool:
+    """Return whether a module in a layer without fallback need not be called, because its `compute` does the same."""
+    return type(module).forward is patch.forward and unwatched(module)
 
 
 def link(layers: Sequence[nn.Module], norm: nn.Module) -> None:

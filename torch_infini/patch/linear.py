@@ -2,66 +2,66 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from .conditions import dense_last, is_plain, needs_fallback, unsupported_weights, unwatched
-from .quantized_linear import FUSED, QuantizedLinear
+from .quantized_linear import FUSED, FusedLinear, QuantizedLinear
 from .sharded import ShardedLinear
-from .shares import Share
+from .shares import Share, local
 from .swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default
 
+Product = Callable[[Tensor], Tensor]
 
-def product(x: Tensor, module: Any) -> Tensor | None:
-    """Compute a linear layer's product without calling it; None for a layer with hooks or of another class."""
+
+def product_of(module: Any) -> Product | None:
+    """Return what computes a linear layer without calling it; None for a layer with hooks or of another class."""
     if is_plain(module):
-        parameters = module._parameters
-        return linear(x, parameters["weight"], parameters["bias"])
+        own = module._parameters  # what is in it may change
+        return lambda x: linear(x, own["weight"], own["bias"])
     if type(module).forward in (QuantizedLinear.forward, ShardedLinear.forward) and unwatched(module):
-        own: Tensor = module.product(x)
-        return own
+        product: Product = module.product
+        return product
     return None
 
 
-def project(x: Tensor, module: Any) -> Tensor:
-    """Compute a linear layer's product in a forward without fallback."""
-    y = product(x, module)
-    return module(x) if y is None else y
+def product_to_own(module: Any) -> Product:
+    """Return what computes a linear layer into memory that no hook has seen and the caller may write."""
+    product = product_of(module)
+    return product or (lambda x: module(x).clone(memory_format=torch.contiguous_format))
 
 
-def project_to_own(x: Tensor, module: Any) -> Tensor:
-    """Compute the same into memory that no hook has seen and the caller may write."""
-    y = product(x, module)
-    return module(x).clone(memory_format=torch.contiguous_format) if y is None else y
+def fused_product(modules: Sequence[Any]) -> Callable[[Tensor], Tensor | None] | None:
+    """Return what computes two or three linear layers of one input, concatenated by columns; None if nothing does.
 
-
-def project_together(x: Tensor, *modules: Any) -> Tensor | None:
-    """Compute the products of x with two or three linear layers, concatenated by columns.
-
-    Returns None unless all are plain, column-parallel shards, or quantized alike. Weights are not copied.
+    They must be plain, column-parallel shards, or quantized alike. Weights are not copied.
     """
-    fused = modules[0].__dict__.get(FUSED)
+    fused: FusedLinear | None = modules[0].__dict__.get(FUSED)
     if fused is not None:
-        return fused.product(x, modules)
-    own = []
-    for module in modules:
-        if is_plain(module):
-            own.append((module._parameters["weight"], module._parameters["bias"]))
-        elif multiplies_apart(module):
-            own.append(module.own())
-        else:
-            return None
-    (a, of_a), (b, of_b) = own[0], own[1]
-    if len(own) == 2:
-        return fused_linear(x, a, b, None, of_a, of_b)
-    c, of_c = own[2]
-    return fused_linear(x, a, b, c, of_a, of_b, of_c)
+        return fused.product if fused.consists_of(modules) else None
+    own = [module._parameters for module in modules]
+    if all(is_plain(module) for module in modules):
+        if len(own) == 2:
+            a, b = own
+            return lambda x: fused_linear(x, a["weight"], b["weight"], None, a["bias"], b["bias"])
+        a, b, c = own
+        return lambda x: fused_linear(x, a["weight"], b["weight"], c["weight"], a["bias"], b["bias"], c["bias"])
+    if all(is_plain(module) or multiplies_apart(module) for module in modules):
+        return lambda x: product_of_shards(x, own)
+    return None
+
+
+def product_of_shards(x: Tensor, own: Sequence[dict[str, Any]]) -> Tensor:
+    """Compute the same with this rank's rows of each weight."""
+    weights, biases = ([local(part[name]) for part in own] for name in ("weight", "bias"))
+    absent = [None] * (3 - len(own))
+    return fused_linear(x, *weights, *absent, *biases, *absent)
 
 
 def multiplies_apart(module: nn.Module) -> bool:
@@ -89,4 +89,5 @@ class Linear(Patched):
         if needs_fallback(self, input):
             return super().forward(input)
         parameters = self._parameters
-        return linear(dense_last(input), parameters["weight"], parameters["bias"])
+        x = input if input.is_contiguous() else dense_last(input)
+        return linear(x, parameters["weight"], parameters["bias"])

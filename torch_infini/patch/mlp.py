@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
-from .linear import project, project_together
+from .conditions import dense_last, unsupported_weights, unwatched
+from .linear import Product, fused_product, product_of
 from .probe import HALF, LENGTHS, SIZES, WIDTH, call_with, linear, probe_module, random, scaled, tokens, with_nan
 from .swap import Call, Patched, Probe, Rotary, Unsupported
+from .ways import Ways, known_ways, watch
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")
 # Activation classes, and the op that computes act(gate) * up.
@@ -21,6 +23,23 @@ GATES: dict[type[nn.Module], Callable[..., Tensor]] = {
     type(ACT2FN["silu"]): torch.ops.infini.swiglu.default,
     type(ACT2FN["gelu_pytorch_tanh"]): torch.ops.infini.geglu.default,
 }
+
+
+@dataclass(frozen=True, eq=False)
+class MLPWays(Ways):
+    """How a gated MLP computes what is in it.
+
+    Attributes:
+        gated: The op for act(gate) * up; None where the activation has to be called.
+        fused: Computes gate and up in one tensor, or returns None.
+        inputs: Compute them, each by itself.
+        down: Computes down_proj.
+    """
+
+    gated: Callable[..., Tensor] | None
+    fused: Callable[[Tensor], Tensor | None] | None
+    inputs: tuple[Product, ...]
+    down: Product
 
 
 class MLPPlan(NamedTuple):
@@ -90,16 +109,35 @@ class GatedMLP(Patched):
         yield call("for hidden states with NaN", with_nan(few))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x) if needs_fallback(self, x) else self.compute(dense_last(x))
+        ways: MLPWays | None = known_ways(self, x)
+        return super().forward(x) if ways is None else self.compute(ways, dense_last(x))
 
-    def compute(self, x: Tensor) -> Tensor:
+    def ask(self) -> MLPWays:
+        """Determine the ways: `known_ways` keeps them."""
+        plan: MLPPlan = self.__dict__["_infini_plan"]
+        modules = self._modules
+        act, inputs = modules[plan.activation], [modules[name] for name in plan.inputs]
+        products = [product_of(module) for module in inputs]
+        last = product_of(modules["down_proj"])
+        return MLPWays(
+            modules,
+            tuple(watch(modules, (*plan.inputs, plan.activation, "down_proj"))),
+            None not in products and last is not None,
+            GATES.get(type(act)) if unwatched(act) else None,
+            fused_product(inputs) if len(inputs) > 1 else products[0] or inputs[0],
+            tuple(product or module for product, module in zip(products, inputs, strict=True)),
+            last or modules["down_proj"],
+        )
+
+    def compute(self, ways: MLPWays, x: Tensor) -> Tensor:
         """Compute forward for a caller that has already ruled out a fallback."""
-        plan, modules = self.__dict__["_infini_plan"], self._modules
-        act = modules[plan.activation]
-        gated = GATES.get(type(act))
-        if gated is None or not unwatched(act):
+        gated = ways.gated
+        if gated is None:
             return super().forward(x)
-        inputs = [modules[name] for name in plan.inputs]
-        both = project(x, inputs[0]) if len(inputs) == 1 else project_together(x, *inputs)
-        y = gated(both) if both is not None else gated(project(x, inputs[0]), project(x, inputs[1]))
-        return project(y, modules["down_proj"])
+        both = None if ways.fused is None else ways.fused(x)
+        if both is not None:
+            y = gated(both)
+        else:
+            gate, up = ways.inputs
+            y = gated(gate(x), up(x))
+        return (ways if ways.closed else known_ways(self, x) or ways).down(y)

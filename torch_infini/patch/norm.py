@@ -53,10 +53,18 @@ def normalize_(x: Tensor, module: nn.Module) -> None:
     rms_norm_(x, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding)
 
 
-def add_and_normalize(x: Tensor, residual: Tensor, module: nn.Module) -> tuple[Tensor, Tensor]:
-    """Return (norm(x + residual), x + residual) for a patched norm."""
-    plan = module.__dict__["_infini_plan"]
-    return add_rms_norm(x, residual, module._parameters["weight"], module.__dict__[plan.eps], plan.rounding)
+class NormTerms(NamedTuple):
+    """Where a patched norm keeps its weight and its eps, for a caller that adds and normalizes without another call."""
+
+    parameters: dict[str, Any]
+    own: dict[str, Any]
+    eps: str
+    rounding: int
+
+
+def terms_of(module: nn.Module) -> NormTerms:
+    plan: NormPlan = module.__dict__["_infini_plan"]
+    return NormTerms(module._parameters, module.__dict__, *plan)
 
 
 def is_served(module: nn.Module | None) -> bool:
@@ -68,6 +76,7 @@ class _Handover(threading.local):
     """What a layer hands to the module after it, within a call of their decoder on this thread (loop.py).
 
     Outside of such a call anything may happen between two modules: weights change, hooks come, tensors are written.
+    No inference tensor is handed, because a write to one would not be noticed.
 
     Attributes:
         calls: Of decoders that this thread is in, one inside another.
@@ -85,27 +94,6 @@ class _Handover(threading.local):
 
 
 HANDOVER = _Handover()
-
-
-def may_hand_over(result: Tensor) -> bool:
-    """Return whether a layer's result goes to the next layer of a loop, and a write in between would be noticed."""
-    return HANDOVER.calls > 0 and not result.is_inference()
-
-
-def hand_over(result: Tensor, norm: nn.Module, normed: Tensor) -> None:
-    """Hand a layer's result and its norm to the next module of the loop."""
-    handed = HANDOVER
-    handed.result, handed.norm, handed.normed, handed.version = result, norm, normed, result._version
-
-
-def take_over(x: Tensor, norm: nn.Module) -> Tensor | None:
-    """Return the norm of x if the layer before has handed it, once."""
-    handed = HANDOVER
-    result, normed = handed.result, handed.normed
-    if result is None:
-        return None
-    handed.result = handed.normed = None
-    return normed if result is x and handed.norm is norm and handed.version == x._version else None
 
 
 class RMSNorm(Patched):
@@ -148,5 +136,11 @@ class RMSNorm(Patched):
         if needs_fallback(self, x):
             shared = vars(self).get(FORWARD)  # all-reduces gradients
             return super().forward(x) if shared is None else shared(x)
-        known = None if torch.compiler.is_compiling() else take_over(x, self)
-        return normalize(dense_last(x), self) if known is None else known
+        handed = HANDOVER
+        if torch.compiler.is_compiling() or not (
+            handed.result is x and handed.norm is self and handed.version == x._version
+        ):
+            return normalize(dense_last(x), self)
+        normed, handed.result, handed.normed = handed.normed, None, None
+        assert normed is not None
+        return normed

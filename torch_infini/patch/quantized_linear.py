@@ -221,12 +221,15 @@ class FusedLinear:
     def __getstate__(self) -> dict[str, Any]:
         return {"modules": self.modules, "parts": [], "whole": {}}  # the layers' own buffers are pickled with them
 
-    def product(self, x: Tensor, modules: Sequence[nn.Module]) -> Tensor | None:
-        """Multiply x by all weights; None if the layers were replaced, have hooks, or are not quantized alike."""
-        for module, expected in zip(modules, self.modules, strict=True):
-            if module is not expected or not unwatched(module):
-                self.release()  # accelerate's hooks, for example, move the layers' buffers
-                return None
+    def consists_of(self, modules: Sequence[nn.Module]) -> bool:
+        """Return whether these are the layers and nobody watches them; release the memory if not."""
+        same = all(module is own and unwatched(module) for module, own in zip(modules, self.modules, strict=True))
+        if not same:
+            self.release()  # accelerate's hooks, for example, move the layers' buffers
+        return same
+
+    def product(self, x: Tensor) -> Tensor | None:
+        """Multiply x by all weights; None if the layers are not quantized alike."""
         if not self.is_whole() and (torch.compiler.is_compiling() or not self.concatenate()):
             return None
         whole = self.whole
