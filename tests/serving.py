@@ -17,11 +17,11 @@ from typing import Any
 import httpx2 as httpx
 import pytest
 import torch
-import uvicorn
 
 from torch_infini import AsyncLLM
 from torch_infini.__main__ import main
 from torch_infini.serve import Server, ServeSettings, Service, bind, create_app
+from torch_infini.serve.lifecycle import configured
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 from torch_infini.testing.processes import forking
 
@@ -80,8 +80,7 @@ def serving(service: Service) -> Iterator[str]:
     """Serve on a free port, from a thread; gives the URL."""
     with bind("127.0.0.1", 0) as listener:
         port = listener.getsockname()[1]
-        config = uvicorn.Config(create_app(service), log_level="error", timeout_graceful_shutdown=1)
-        server = SERVERS[service] = Server(service, config)
+        server = SERVERS[service] = Server(service, configured(create_app(service), service.settings, "error"))
         thread = threading.Thread(target=server.run, args=([listener],))
         thread.start()
         try:

@@ -6,13 +6,14 @@ Each command is a module of torch_infini/commands with HELP, add_arguments(parse
 from __future__ import annotations
 
 import argparse
+import signal
 import sys
 
 from .commands import COMMANDS, CommandError
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run one command; 2 for bad input, after one sentence on stderr."""
+    """Run one command; 2 for bad input, after one sentence on stderr; 130 where Ctrl-C ended it."""
     parser = argparse.ArgumentParser(prog="python -m torch_infini", description="Infini kernels for PyTorch.")
     subparsers = parser.add_subparsers(dest="command", required=True, metavar="{" + ",".join(COMMANDS) + "}")
     for name, module in COMMANDS.items():
@@ -23,6 +24,9 @@ def main(argv: list[str] | None = None) -> int:
     except CommandError as error:
         print(f"torch_infini {arguments.command}: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:  # while a model is read, for example
+        print(f"torch_infini {arguments.command}: interrupted", file=sys.stderr)
+        return 128 + signal.SIGINT
 
 
 if __name__ == "__main__":

@@ -43,6 +43,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-queue", type=int, metavar="N", help="samples that may wait (default: 256)")
     parser.add_argument("--max-body", type=int, metavar="BYTES", help="of a request (default: 4 MiB)")
     parser.add_argument(
+        "--max-connections", type=int, metavar="N", help="that may be open (default: 4096, as far as ulimit -n goes)"
+    )
+    parser.add_argument(
+        "--receive-timeout",
+        type=float,
+        metavar="SECONDS",
+        help="for the head of a request, and for its body (default: 60)",
+    )
+    parser.add_argument(
         "--drain", type=float, metavar="SECONDS", help="for running requests after SIGTERM (default: 30)"
     )
     parser.add_argument(
@@ -65,6 +74,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace) -> int:
     try:
         from ..serve import ServeSettings, address_of, bind, run_server
+        from ..serve.lifecycle import remove_socket
     except ImportError as error:
         raise CommandError(str(error)) from error
     name = arguments.model or "demo"
@@ -74,6 +84,8 @@ def run(arguments: argparse.Namespace) -> int:
         "api_key": arguments.api_key if arguments.api_key is not None else os.environ.get("INFINI_API_KEY"),
         "max_queue": arguments.max_queue,
         "max_body": arguments.max_body,
+        "max_connections": arguments.max_connections,
+        "receive_timeout": arguments.receive_timeout,
         "drain": arguments.drain,
     }
     template = None
@@ -90,15 +102,19 @@ def run(arguments: argparse.Namespace) -> int:
     except (OSError, OverflowError, ValueError) as error:
         raise CommandError(str(error)) from error
     with listener:
-        engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
-        engine = {name: value for name, value in engine.items() if value is not None}
-        engine["reuse_prefixes"], engine["record"] = not arguments.no_reuse_prefixes, not arguments.no_record
-        engine["generation_config"] = arguments.generation_config
-        llm = load_async(arguments, **engine)
-        if template is not None:
-            if llm.engine.tokenizer is None:
-                raise CommandError("--chat-template must not be given where the model's folder has no tokenizer")
-            llm.engine.tokenizer.chat_template = template
-        print(f"serving {settings.model_names[0]} at {address_of(listener)}", flush=True)
-        run_server(llm, settings, listener, arguments.log_level)
+        try:
+            engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
+            engine = {name: value for name, value in engine.items() if value is not None}
+            engine["reuse_prefixes"], engine["record"] = not arguments.no_reuse_prefixes, not arguments.no_record
+            engine["generation_config"] = arguments.generation_config
+            llm = load_async(arguments, **engine)
+            if template is not None:
+                if llm.engine.tokenizer is None:
+                    raise CommandError("--chat-template must not be given where the model's folder has no tokenizer")
+                llm.engine.tokenizer.chat_template = template
+            print(f"serving {settings.model_names[0]} at {address_of(listener)}", flush=True)
+            run_server(llm, settings, listener, arguments.log_level)
+        finally:
+            if arguments.uds is not None:
+                remove_socket(arguments.uds)
     return 0

@@ -28,7 +28,7 @@ def create_app(service: Service) -> FastAPI:
     for router in ROUTERS:
         app.include_router(router)
     # The last one added comes first.
-    app.add_middleware(BodyLimit, max_body=service.settings.max_body)
+    app.add_middleware(BodyLimit, max_body=service.settings.max_body, seconds=service.settings.receive_timeout)
     if service.settings.api_key is not None:
         app.add_middleware(Authentication, api_key=service.settings.api_key)
     if service.settings.allow_origins:

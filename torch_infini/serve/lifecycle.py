@@ -8,6 +8,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from typing import Any
 
@@ -16,6 +17,7 @@ from fastapi import FastAPI
 
 from ..engine import AsyncLLM
 from .app import create_app
+from .connections import most_connections, protocol
 from .service import Service
 from .settings import ServeSettings
 
@@ -95,12 +97,29 @@ def bind(host: str, port: int, uds: str | None = None) -> socket.socket:
     return listener
 
 
+def remove_socket(path: str) -> None:
+    """Remove the file that a Unix socket leaves."""
+    with suppress(FileNotFoundError):
+        os.unlink(path)
+
+
 def address_of(listener: socket.socket) -> str:
     """Return the URL of a bound socket."""
     if listener.family == socket.AF_UNIX:
         return f"unix:{listener.getsockname()}"
     host, port = listener.getsockname()[:2]
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def configured(app: FastAPI, settings: ServeSettings, log_level: str) -> uvicorn.Config:
+    """Return uvicorn's settings for a server with these; raises the limit on open files where that helps."""
+    return uvicorn.Config(
+        app,
+        http=protocol(most_connections(settings.max_connections), settings.receive_timeout),
+        log_level=log_level,
+        timeout_graceful_shutdown=GRACE,
+        server_header=False,
+    )
 
 
 def run_server(
@@ -110,7 +129,7 @@ def run_server(
     log_level: str = "info",
     extend: Callable[[FastAPI], FastAPI] | None = None,
 ) -> None:
-    """Serve until SIGTERM or Ctrl-C, then close the engine.
+    """Serve until SIGTERM or Ctrl-C, then close the engine, and remove the file of a Unix socket.
 
     Args:
         llm: The engine.
@@ -119,13 +138,16 @@ def run_server(
         log_level: Of uvicorn: critical, error, warning, info (with a line for each request), debug or trace.
         extend: Called with the application, to add routes.
     """
+    path = listener.getsockname() if listener.family == socket.AF_UNIX else None
     service = Service(llm, settings)
     try:
         app = create_app(service)
         if extend is not None:
             app = extend(app)
-        config = uvicorn.Config(app, log_level=log_level, timeout_graceful_shutdown=GRACE, server_header=False)
+        config = configured(app, settings, log_level)
         Server(service, config).run([listener])
     finally:
+        if path is not None:
+            remove_socket(path)
         service.close()
         llm.close()

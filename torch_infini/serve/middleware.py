@@ -1,7 +1,8 @@
-"""What runs before the routes: request ids, the key, the limit of bodies. Plain ASGI, so that streams pass through."""
+"""What runs before the routes: request ids, the key, the limits of bodies. Plain ASGI, so that streams pass through."""
 
 from __future__ import annotations
 
+import asyncio
 import hmac
 import re
 import uuid
@@ -54,10 +55,16 @@ class Authentication:
 
 
 class BodyLimit:
-    """Refuses bodies beyond a number of bytes, by their Content-Length or while they come."""
+    """Refuses bodies of too many bytes, by their Content-Length or while they come, and those that come too slowly.
 
-    def __init__(self, app: ASGIApp, max_body: int) -> None:
-        self._app, self._max_body = app, max_body
+    Args:
+        app: What gets the others.
+        max_body: Bytes.
+        seconds: From the head of the request to the end of its body.
+    """
+
+    def __init__(self, app: ASGIApp, max_body: int, seconds: float) -> None:
+        self._app, self._max_body, self._seconds = app, max_body, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -65,11 +72,20 @@ class BodyLimit:
         length = Headers(scope=scope).get("content-length", "0")
         if length.isascii() and length.isdigit() and int(length[:20]) > self._max_body:
             return await self._error(f"{length[:20]}").response()(scope, receive, send)
-        came = 0
+        came, whole = 0, False
+        clock = asyncio.get_running_loop().time
+        end = clock() + self._seconds
 
         async def receive_counted() -> Message:
-            nonlocal came
-            message = await receive()
+            nonlocal came, whole
+            if whole:  # what comes now is the client's leaving
+                return await receive()
+            try:
+                message = await asyncio.wait_for(receive(), max(0.0, end - clock()))
+            except asyncio.TimeoutError:  # noqa: UP041 (another class in Python 3.10)
+                rule = f"the body must arrive within {self._seconds:g} s, got {came} bytes of it"
+                raise ApiError(408, rule, headers={"Connection": "close"}) from None
+            whole = not message.get("more_body", False)
             came += len(message.get("body", b""))
             if came > self._max_body:
                 raise self._error("more")

@@ -10,6 +10,7 @@ from ..engine import SamplingParams
 
 _NAME = "torch_infini.serve.ServeSettings"
 MAX_QUEUE, MAX_BODY, DRAIN = 256, 4 << 20, 30.0
+MAX_CONNECTIONS, RECEIVE_TIMEOUT = 4096, 60.0
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,9 @@ class ServeSettings:
         api_key: Requests must come with "Authorization: Bearer KEY" (all but GET /health); None: without.
         max_queue: Samples that may wait beside the engine's max_sequences; more are refused with status 429.
         max_body: Bytes of a request's body; larger ones are refused with status 413.
+        max_connections: That may be open, as far as the limit on open files goes. A new one takes the place of that
+            which has been without a request for longest; where all have one, it is refused with status 503.
+        receive_timeout: Seconds that the head of a request has to arrive, and then its body; status 408.
         drain: Seconds that running requests have to finish after the first SIGTERM.
         allow_origins: Origins of web pages that may call the server (CORS); "*": all.
         sampling: Fields of SamplingParams for requests that do not give them, above those of the model's
@@ -37,6 +41,8 @@ class ServeSettings:
     api_key: str | None = None
     max_queue: int = MAX_QUEUE
     max_body: int = MAX_BODY
+    max_connections: int = MAX_CONNECTIONS
+    receive_timeout: float = RECEIVE_TIMEOUT
     drain: float = DRAIN
     allow_origins: tuple[str, ...] = ()
     sampling: Mapping[str, Any] = field(default_factory=dict)
@@ -50,12 +56,14 @@ class ServeSettings:
             raise ValueError(f"{_NAME}: model_names must have at least one name, got none")
         if self.api_key is not None and not (isinstance(self.api_key, str) and self.api_key.strip()):
             raise ValueError(f"{_NAME}: api_key must be a string that is not blank, or None, got another")
-        for name, least in (("max_queue", 0), ("max_body", 1)):
+        for name, least in (("max_queue", 0), ("max_body", 1), ("max_connections", 1)):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < least:
                 raise ValueError(f"{_NAME}: {name} must be an integer of at least {least}, got {value!r}")
-        if isinstance(self.drain, bool) or not isinstance(self.drain, (int, float)) or not 0 <= self.drain < 1e9:
-            raise ValueError(f"{_NAME}: drain must be a number of seconds, at least 0, got {self.drain!r}")
+        for name in ("drain", "receive_timeout"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value < 1e9:
+                raise ValueError(f"{_NAME}: {name} must be a number of seconds, at least 0, got {value!r}")
         try:
             SamplingParams(**self.sampling)
         except TypeError as error:

@@ -1,0 +1,244 @@
+"""Connections of the server: those without a request give way, slow requests end, and every answer is an error object.
+
+With few connections and short times: the limits are settings.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import resource
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("fastapi")
+pytest.importorskip("httpx2")
+
+import httpx2 as httpx
+from serving import Command, save_model, send_raw, service_of, serving, slow_down, wait_until
+
+from torch_infini import AsyncLLM
+from torch_infini.serve import ServeSettings
+from torch_infini.serve.connections import HEADROOM, QUIET, _Connection, most_connections
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+TEXT = "/v1/completions"
+HEAD = b"POST /v1/completions HTTP/1.1\r\nHost: server\r\nContent-Type: application/json\r\nContent-Length: 40\r\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[AsyncLLM]:
+    torch.set_num_threads(1)
+    made = AsyncLLM(folder, max_sequences=4)
+    yield made
+    made.close()
+
+
+def connect(url: str) -> socket.socket:
+    host, _, port = url.removeprefix("http://").partition(":")
+    return socket.create_connection((host, int(port)), timeout=20)
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, str], Any]:
+    """The status, headers and body of all that comes until the server closes the connection."""
+    came = b""
+    while part := connection.recv(1 << 16):
+        came += part
+    head, _, body = came.partition(b"\r\n\r\n")
+    first, *lines = head.decode().split("\r\n")
+    headers = {name.lower(): value for name, _, value in (line.partition(": ") for line in lines)}
+    assert int(headers["content-length"]) == len(body) and headers["content-type"] == "application/json"
+    return int(first.split()[1]), headers, json.loads(body)["error"]
+
+
+def is_closed(connection: socket.socket) -> bool:
+    connection.settimeout(0.01)
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:
+        return True
+    except TimeoutError:
+        return False
+
+
+@pytest.mark.parametrize("sent", [b"", HEAD], ids=["nothing", "a part of a head"])
+def test_idle_connections_give_way(
+    llm: AsyncLLM, sent: bytes, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many clients hold connections without a request, a new one is answered; the oldest is closed for it."""
+    monkeypatch.setattr(_Connection, "_said", -QUIET)
+    with serving(service_of(llm, max_connections=8)) as url, ExitStack() as stack:
+        held = []
+        for _ in range(40):
+            held.append(stack.enter_context(connect(url)))
+            held[-1].sendall(sent)
+        assert httpx.get(f"{url}/health").status_code == 200
+        wait_until(lambda: sum(not is_closed(one) for one in held) <= 8)
+        assert not is_closed(held[-1]), "the oldest are closed first"
+    lines = [record.getMessage() for record in caplog.records if "without a request" in record.getMessage()]
+    assert len(lines) == 1, "the log says it once a minute"
+
+
+def test_requests_are_not_given_up(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where every connection has a request, a new one is told so."""
+    slow_down(llm, monkeypatch)
+    service = service_of(llm, max_connections=2)
+    body = {"prompt": "a", "max_tokens": 400, "ignore_eos": True}
+    with serving(service) as url, ExitStack() as stack:
+        running = [stack.enter_context(send_raw(url, TEXT, body)) for _ in range(2)]
+        wait_until(lambda: service.in_flight == 2)
+        status, headers, error = answer(stack.enter_context(connect(url)))
+        assert status == 503 and headers["retry-after"] == "1" and headers["connection"] == "close"
+        assert error["message"] == "as many connections are open as there may be, and all have a request"
+        assert service.in_flight == 2 and not any(is_closed(one) for one in running)
+
+
+@pytest.mark.parametrize(
+    ("sent", "rule"),
+    [
+        (b"", None),
+        (HEAD, "the head of a request must arrive within 0.3 s, got a part"),
+        (HEAD + b"\r\n", "the body must arrive within 0.3 s, got 0 bytes of it"),
+        (HEAD + b'\r\n{"prompt', "the body must arrive within 0.3 s, got 8 bytes of it"),
+    ],
+    ids=["nothing", "head", "no body", "a part of the body"],
+)
+def test_slow_requests_end(llm: AsyncLLM, sent: bytes, rule: str | None) -> None:
+    with serving(service_of(llm, receive_timeout=0.3)) as url, connect(url) as connection:
+        connection.sendall(sent)
+        if rule is None:
+            assert connection.recv(1) == b"", "closed without a word"
+            return
+        status, headers, error = answer(connection)
+        assert status == 408 and headers["connection"] == "close"
+        assert error["message"] == rule and error["code"] == "request_timeout"
+
+
+def test_drops_do_not_prolong_the_time(llm: AsyncLLM) -> None:
+    """A byte now and then is no progress, of the second request of a connection either."""
+    with serving(service_of(llm, receive_timeout=0.3)) as url, connect(url) as connection:
+        connection.sendall(b"GET /health HTTP/1.1\r\nHost: server\r\n\r\n")
+        assert connection.recv(1 << 16).startswith(b"HTTP/1.1 200")
+        began = time.monotonic()
+        with pytest.raises((ConnectionError, TimeoutError, AssertionError)):
+            for byte in HEAD * 10:
+                connection.sendall(bytes([byte]))
+                time.sleep(0.02)
+                assert not is_closed(connection)
+        assert time.monotonic() - began < 15
+
+
+def test_the_time_of_an_answer_is_not_limited(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    slow_down(llm, monkeypatch)
+    with serving(service_of(llm, receive_timeout=0.2)) as url:
+        body = {"prompt": "a", "max_tokens": 40, "ignore_eos": True}
+        got = httpx.post(f"{url}{TEXT}", json=body, timeout=60)
+        assert got.status_code == 200 and got.json()["usage"]["completion_tokens"] == 40
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"nonsense\r\n\r\n",
+        b"GET / HTTP/1.1\r\nno colon\r\n\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n",
+        b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Length: -1\r\n\r\n",
+    ],
+)
+def test_bad_http(llm: AsyncLLM, sent: bytes) -> None:
+    with serving(service_of(llm)) as url, connect(url) as connection:
+        connection.sendall(sent)
+        status, headers, error = answer(connection)
+        assert status == 400 and headers["connection"] == "close"
+        assert error["code"] == "bad_http" and error["type"] == "invalid_request_error"
+        assert httpx.get(f"{url}/health").status_code == 200
+
+
+def test_open_files(caplog: pytest.LogCaptureFixture) -> None:
+    """The limit is raised as far as it goes; what it leaves is said once, and no connections at all is an error."""
+    code = f"""
+import logging, resource
+from torch_infini.serve.connections import most_connections
+logging.basicConfig(format="%(message)s")
+resource.setrlimit(resource.RLIMIT_NOFILE, (80, 400))
+print(most_connections(200), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+print(most_connections(5000), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+resource.setrlimit(resource.RLIMIT_NOFILE, ({HEADROOM}, {HEADROOM}))
+try:
+    most_connections(1)
+except ValueError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
+    first, second, third = done.stdout.splitlines()
+    wanted, limit = map(int, first.split())
+    assert wanted == 200 and 200 + HEADROOM < limit < 400
+    most, limit = map(int, second.split())
+    assert limit == 400 and 200 < most < 400 - HEADROOM
+    assert done.stderr.strip() == f"at most {most} connections, not 5000: the limit on open files (ulimit -n) is 400"
+    assert third.startswith("torch_infini.serve: the limit on open files (ulimit -n) must be at least ")
+    assert most_connections(1) == 1 and resource.getrlimit(resource.RLIMIT_NOFILE)[0] > 1
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "rule"),
+    [
+        ("max_connections", 0, "max_connections must be an integer of at least 1, got 0"),
+        ("max_connections", True, "max_connections must be an integer of at least 1, got True"),
+        ("receive_timeout", -1, "receive_timeout must be a number of seconds, at least 0, got -1"),
+        ("receive_timeout", float("nan"), "receive_timeout must be a number of seconds, at least 0, got nan"),
+    ],
+)
+def test_settings(name: str, value: Any, rule: str) -> None:
+    with pytest.raises(ValueError, match=f"^torch_infini.serve.ServeSettings: {rule}$"):
+        ServeSettings(("a",), **{name: value})
+
+
+def test_a_unix_socket_leaves_no_file(folder: Path, tmp_path: Path) -> None:
+    """Neither after a server nor where the model could not be read."""
+    path = tmp_path / "server.socket"
+    command = Command(["serve", "--model", str(folder), "--uds", str(path)], tmp_path / "output")
+    wait_until(lambda: "serving " in (tmp_path / "output").read_text() if (tmp_path / "output").exists() else False, 60)
+    with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://server") as client:
+        assert client.get("/health").status_code == 200
+    assert stat.S_ISSOCK(os.stat(path).st_mode)
+    os.kill(command.process.pid or 0, signal.SIGTERM)
+    command.process.join(60)
+    assert command.process.exitcode == 0 and not path.exists()
+    command = Command(["serve", "--model", str(tmp_path), "--uds", str(path)], tmp_path / "other")
+    command.process.join(60)
+    assert command.process.exitcode == 2 and not path.exists()
+
+
+def test_ctrl_c_while_a_model_is_read(folder: Path) -> None:
+    """One line, and the status of a program that Ctrl-C ended."""
+    code = """
+import signal, sys
+from torch_infini import engine
+from torch_infini.__main__ import main
+class Slow:
+    def __init__(self, *args, **settings):
+        signal.raise_signal(signal.SIGINT)
+engine.AsyncLLM = Slow
+sys.exit(main(["serve", "--port", "0"]))
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 128 + signal.SIGINT and done.stderr == "torch_infini serve: interrupted\n"

@@ -1,0 +1,150 @@
+"""Connections of a server: how many there are, how long a request may take to arrive, and what bad HTTP is answered.
+
+A connection without a request in it gives way to a new one when there are as many as there may be.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import resource
+from typing import Any
+
+from uvicorn.protocols.http.auto import AutoHTTPProtocol
+
+from .errors import ApiError
+
+log = logging.getLogger("torch_infini")
+HEADROOM = 64  # descriptors for files, pipes and sockets that are no client's
+QUIET = 60.0  # seconds between two lines of the log that say the same
+BAD_HTTP = "the request must be HTTP/1.1, got what is none"
+FULL = "as many connections are open as there may be, and all have a request"
+
+
+def most_connections(wanted: int) -> int:
+    """Return how many connections may be open, at most `wanted`; raises the limit on open files where that helps.
+
+    Raises:
+        ValueError: If there is no descriptor for any.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    own = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else HEADROOM
+    needed = own + HEADROOM + wanted
+    if soft != resource.RLIM_INFINITY and soft < needed:
+        soft = needed if hard == resource.RLIM_INFINITY else min(hard, needed)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+    most = wanted if soft == resource.RLIM_INFINITY else min(wanted, soft - own - HEADROOM)
+    if most < 1:
+        raise ValueError(
+            f"torch_infini.serve: the limit on open files (ulimit -n) must be at least {own + HEADROOM + 1}, got {soft}"
+        )
+    if most < wanted:
+        log.warning("at most %d connections, not %d: the limit on open files (ulimit -n) is %d", most, wanted, soft)
+    return most
+
+
+def protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol with these limits.
+
+    Args:
+        most: Connections that may be open.
+        seconds: That the head of a request has to arrive, from the connection's first moment on.
+    """
+    return type("Connection", (_Connection,), {"most": most, "seconds": seconds})
+
+
+class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
+    """uvicorn's connection, which knows when it began to wait for a request."""
+
+    most: int
+    seconds: float
+    connections: set[Any]
+    transport: asyncio.Transport
+    _said = -QUIET  # when the log last said that connections were closed
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self._timer: asyncio.TimerHandle | None = None
+        self._wait_for_head()
+        if len(self.connections) > self.most:
+            self._make_room()
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no request is being answered; the head of one may be on its way."""
+        return self.cycle is None or bool(self.cycle.response_complete)
+
+    def _wait_for_head(self) -> None:
+        self._came = False
+        self._since = self.loop.time()
+        self._timer = self.loop.call_later(self.seconds, self._expire)
+
+    def _stop_waiting(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._timer = None
+        if not self.is_idle or self.transport.is_closing():
+            return
+        if self._came:
+            self.refuse(ApiError(408, f"the head of a request must arrive within {self.seconds:g} s, got a part"))
+        else:
+            self.transport.close()
+
+    def _make_room(self) -> None:
+        """Close the connection that has waited longest for a request; without one, refuse this."""
+        others = (other for other in self.connections if other is not self)
+        idle = [other for other in others if other.is_idle and not other.transport.is_closing()]
+        if self.loop.time() >= _Connection._said + QUIET:
+            _Connection._said = self.loop.time()
+            log.warning(
+                "%d connections are open, %d without a request: the oldest of these is closed for a new one",
+                len(self.connections),
+                len(idle),
+            )
+        if idle:
+            min(idle, key=lambda other: other._since).transport.abort()
+        else:
+            self.refuse(ApiError(503, FULL, headers={"Retry-After": "1"}))
+
+    def data_received(self, data: bytes) -> None:
+        if self.transport.is_closing():
+            return
+        waited = self.is_idle
+        if waited and self._timer is None:
+            self._wait_for_head()
+        self._came = True
+        super().data_received(data)
+        if not self.is_idle:
+            self._stop_waiting()
+
+    def on_response_complete(self) -> None:
+        self._since = self.loop.time()
+        super().on_response_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_waiting()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self.refuse(ApiError(400, BAD_HTTP, code="bad_http"))
+
+    def refuse(self, error: ApiError) -> None:
+        """Answer with an error object, unless an answer has begun, and close the connection."""
+        self._stop_waiting()
+        if not self.is_idle:
+            begun = self.cycle.response_started
+            self.cycle.disconnected = True
+            self.cycle.message_event.set()
+            if begun:
+                self.transport.close()
+                return
+        response = error.response()
+        reason = {400: b"Bad Request", 408: b"Request Timeout", 503: b"Service Unavailable"}[error.status_code]
+        lines = [b"HTTP/1.1 %d %s" % (error.status_code, reason)]
+        lines += [b"%s: %s" % header for header in (*response.raw_headers, (b"connection", b"close"))]
+        self.transport.write(b"\r\n".join([*lines, b"", bytes(response.body)]))
+        self.transport.close()
