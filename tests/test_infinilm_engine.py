@@ -17,6 +17,7 @@ from torch_infini.infinilm import modeling_utils
 from torch_infini.infinilm.cache import PagedKVCacheConfig, StaticKVCacheConfig
 from torch_infini.infinilm.generation.utils import infini_to_numpy
 from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
+from torch_infini.infinilm.lib import _infinilm
 from torch_infini.testing.checkpoints import SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -144,13 +145,54 @@ def test_rows_end_one_by_one(llama: tuple[Path, list[list[int]]]) -> None:
     assert by_row(second.generate(infini(PROMPTS), GREEDY)) == ended
 
 
+HOT = {"max_new_tokens": NEW, "temperature": 20.0, "top_k": 0}
+
+
 def test_generate_draws_by_its_seed(llama: tuple[Path, list[list[int]]]) -> None:
     engine = loaded(llama[0])
-    hot = {"max_new_tokens": NEW, "temperature": 20.0, "top_k": 0}
-    draw = lambda rows, **more: by_row(engine.generate(infini(rows), GenerationConfig(**hot, **more)))
+    draw = lambda rows, **more: by_row(engine.generate(infini(rows), GenerationConfig(**HOT, **more)))
     same = draw(PROMPTS[:1] * 2, seed=1)
     assert draw(PROMPTS[:1], seed=1) == same[:1] != draw(PROMPTS[:1], seed=2) and same[0] != same[1]
-    assert draw(PROMPTS[:1]) != draw(PROMPTS[:1])
+
+
+@pytest.mark.parametrize("cache", CACHES, ids=str)
+def test_generate_without_a_seed_is_a_loop_of_forward(cache: Any, llama: tuple[Path, list[list[int]]]) -> None:
+    """By its fixed number: a row's tokens are the same in each call and beside any other row."""
+    loop = loaded(llama[0], StaticKVCacheConfig(1, 32))
+    expected = []
+    for prompt in PROMPTS:
+        tokens, past = list(prompt), 0
+        while len(tokens) < len(prompt) + NEW:
+            settings = {"temperature": 20.0, "top_k": 0, "past_kv_lengths": infini([past])}
+            new = loop.forward(infini([tokens[past:]]), **settings)
+            past = len(tokens)
+            tokens += new.to_numpy().tolist()
+        expected.append(tokens[len(prompt) :])
+    assert expected != llama[1]  # not the greedy tokens
+    engine = loaded(llama[0], cache)
+    for _ in range(2):
+        assert by_row(engine.generate(infini(PROMPTS), GenerationConfig(**HOT))) == expected
+    assert by_row(engine.generate(infini([PROMPTS[1]] * 2), GenerationConfig(**HOT))) == [expected[1]] * 2
+
+
+def test_generate_calls_hooks(llama: tuple[Path, list[list[int]]]) -> None:
+    engine = loaded(llama[0], StaticKVCacheConfig(2, 32))
+    registry, seen = _infinilm.HookRegistry(), list[Any]()
+    registry.register_hook("norm", lambda name, tensor, layer: seen.append((type(tensor), tensor.shape[0])))
+    engine.register_hooks(registry)
+    assert by_row(engine.generate(infini(PROMPTS), GREEDY)) == llama[1]
+    rows = [10] + [2] * (NEW - 1) + [5] + [1] * (NEW - 1)  # two rows, then the third
+    assert seen == [(infinicore.Tensor, n) for n in rows]
+
+
+def test_rows_as_long_as_the_cache(llama: tuple[Path, list[list[int]]]) -> None:
+    """Without max_new_tokens each row fills its part of the cache, and rows may end in different steps."""
+    for cache in (StaticKVCacheConfig(2, 12), PagedKVCacheConfig(num_blocks=3, block_size=4)):
+        engine = loaded(llama[0], cache)
+        settings = GenerationConfig(top_k=1, stop_on_eos=False)
+        longer = by_row(engine.generate([PROMPTS[0], PROMPTS[1][:3]], settings))
+        short = by_row(engine.generate([PROMPTS[1][:3]], settings))
+        assert longer[0] == llama[1][0][:7] + [llama[1][0][6]] * 2 and longer[1:] == short and len(short[0]) == 9
 
 
 def test_parameters_that_change_between_calls(llama: tuple[Path, list[list[int]]]) -> None:
@@ -203,15 +245,19 @@ def test_generate_refuses(llama: tuple[Path, list[list[int]]]) -> None:
             f"{name}input_ids must be int64 or int32 [rows, length], got float32 [1, 1]",
         ),
         ("text", TypeError, f"{name}input_ids must be a tensor or a list of token ids for each row, got 'text'"),
-        ([[1], []], ValueError, "torch_infini.Engine: prompt must have at least one token, got none (prompt 1)"),
-        ([[1, 320]], ValueError, "torch_infini.Engine: prompt must be token ids from 0 to 319, got 320 (prompt 0)"),
+        (
+            [[1], []],
+            ValueError,
+            f"{name}input_ids[1] must have 1 to 15 tokens, fewer than the model's positions and the cache hold, got 0",
+        ),
+        ([[1, 320]], ValueError, f"{name}input_ids[0] must be token ids from 0 to 319, got 320"),
     ):
         with pytest.raises(error) as raised:
             engine.generate(ids, GREEDY)
         assert str(raised.value) == message
     assert by_row(engine.generate(infini(PROMPTS), GREEDY)) == llama[1]  # three rows, one behind the other
     assert engine.generate([], GREEDY) == []
-    with pytest.raises(ValueError, match="prompt must be shorter than 16 tokens"):
+    with pytest.raises(ValueError, match=r"input_ids\[0\] must have 1 to 15 tokens.*, got 16"):
         engine.generate([[1] * 16], GREEDY)
     engine.reset_cache(StaticKVCacheConfig(2, 32))
     assert len(engine.generate([[1] * 16], GREEDY)) == NEW

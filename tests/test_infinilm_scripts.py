@@ -221,7 +221,7 @@ BAD = {
     "slots": "slot_mapping must be where block_tables have each new token, got 40",
     "hook": "mlp 0",
     "no token": "data must not be empty, got shape (1, 0)",
-    "token": "prompt must be token ids from 0 to 2047, got 1048576 (prompt 0)",
+    "token": "input_ids[0] must be token ids from 0 to 2047, got 1048576",
     "too long": "prompt must be shorter than 256 tokens, the least of max_length and what the cache holds, got 256",
     "setting": "top_p must be a number from 0 to 1, got -1.0",
 }

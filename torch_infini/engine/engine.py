@@ -6,7 +6,6 @@ Nothing here waits: LLM calls step() until all requests are finished, AsyncLLM d
 
 from __future__ import annotations
 
-import operator
 import time
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
@@ -23,7 +22,7 @@ from .runner import ChunkInput, Runner, TPRunner
 from .sampler import Row, Sampled, Sampler, resolve_seeds
 from .sampling_params import SamplingParams
 from .scheduler import ScheduledChunk, Scheduler
-from .sequence import Request, Sequence, output_of
+from .sequence import Request, Sequence, output_of, plain_ids
 from .text import TextStream
 
 if TYPE_CHECKING:
@@ -194,14 +193,7 @@ class Engine:
     def _checked(self, prompt: Iterable[Any], params: SamplingParams) -> list[int]:
         """Return the prompt's ids as plain integers; ValueError if the request cannot be served."""
         vocabulary = self.model.config.vocab_size
-        tokens: list[int] = []
-        for token in prompt:
-            try:
-                tokens.append(-1 if isinstance(token, bool) else operator.index(token))
-            except (TypeError, ValueError, RuntimeError):  # the last is torch's, for a tensor of several
-                tokens.append(-1)
-            if not 0 <= tokens[-1] < vocabulary:
-                raise ValueError(f"{_NAME}: prompt must be token ids from 0 to {vocabulary - 1}, got {token!r}")
+        tokens = plain_ids(f"{_NAME}: prompt", prompt, vocabulary)
         if not tokens:
             raise ValueError(f"{_NAME}: prompt must have at least one token, got none")
         if len(tokens) >= self.max_length:

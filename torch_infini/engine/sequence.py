@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from typing import Any
 
 from .blocks import ROOT
 from .outputs import Completion, Finish, RequestOutput
@@ -148,3 +151,16 @@ def output_of(request: Request) -> RequestOutput:
         since(request.first_token),
         since(request.finished),
     )
+
+
+def plain_ids(name: str, prompt: Iterable[Any], vocabulary: int) -> list[int]:
+    """Convert token ids to plain integers; ValueError, which begins with `name`, for what is not a token."""
+    tokens: list[int] = []
+    for token in prompt:
+        try:
+            tokens.append(-1 if isinstance(token, bool) else operator.index(token))
+        except (TypeError, ValueError, RuntimeError):  # the last is torch's, for a tensor of several
+            tokens.append(-1)
+        if not 0 <= tokens[-1] < vocabulary:
+            raise ValueError(f"{name} must be token ids from 0 to {vocabulary - 1}, got {token!r}")
+    return tokens

@@ -1,14 +1,14 @@
 """InferEngine as scripts use it: made from a model folder, forward with keywords, and generate.
 
-generate computes all prompts together by torch_infini.LLM; forward is that of the low-level engine.
+generate is a loop over forward, which is that of the low-level engine.
 """
 
 from __future__ import annotations
 
 import copy
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -16,21 +16,21 @@ import torch
 from torch import Tensor
 
 from .. import infinicore
-from ..engine import LLM, SamplingParams
-from ..engine.outputs import RequestOutput
+from ..engine import SamplingParams
 from ..engine.sampler import resolve_seeds
+from ..engine.sequence import plain_ids
 from ..models.config import token_ids
 from ..models.llama import checked_config
 from .auto_config import AutoConfig
-from .cache import UNLIMITED, CacheConfig, PagedKVCacheConfig, StaticKVCacheConfig
+from .cache import CacheConfig, PagedKVCacheConfig
 from .config import LlamaConfig
 from .convert import as_dtype, as_torch, like
 from .distributed import DistConfig
 from .inference import InferEngine as LowLevelEngine
 from .inputs import Input, Output
+from .row_groups import Row, Times, complete, groups
 
 _Engine = TypeVar("_Engine", bound="InferEngine")
-BLOCK = 32  # tokens in a block, where a static cache's config stands for a paged one
 
 
 @dataclass
@@ -44,7 +44,7 @@ class GenerationConfig:
         top_p: Draw among the most likely tokens that hold this share of the probability.
         eos_token_id: Tokens that end a continuation; None: the model's.
         stop_on_eos: Whether they do.
-        seed: Of the random numbers; each row's follow from it. None: one is drawn.
+        seed: Of random numbers; each row's follow from it. None: forward's fixed number, the same tokens in each call.
     """
 
     max_new_tokens: int | None = None
@@ -100,7 +100,6 @@ class InferEngine(LowLevelEngine):
         if dtype is not None:
             self.config._dtype = as_dtype(_NAME, dtype)
         self.use_cache = False
-        self._llm: LLM | None = None
         super().__init__(self.config, distributed_config, device, cache_config)
         model = self._rank.model
         self.dtype = infinicore.utils.to_infinicore_dtype(model.dtype)
@@ -197,11 +196,10 @@ class InferEngine(LowLevelEngine):
         _measure_and_log_time: bool = False,
         paged_block_size: int = 16,
     ) -> list[Any]:
-        """Continue prompts.
+        """Continue prompts, by forward.
 
-        It has a cache of its own, of the size of cache_config (without a limit, or None: of torch_infini.LLM's default
-        size), which is kept until reset_cache; forward's cache is not touched. Rows that do not fit into it together
-        are computed one after the other. Hooks are called in forward only.
+        Its cache is that of forward, from the first row or block on: sequences of the caller's are dropped. Rows that
+        do not fit into it together are computed one group behind the other.
 
         Args:
             input_ids: [rows, length], infinicore's or torch's, or a list of token ids for each row, of any lengths.
@@ -215,37 +213,43 @@ class InferEngine(LowLevelEngine):
             last token, which is the end token if one ended it.
 
         Raises:
+            TypeError: For input_ids of another kind.
             ValueError: For prompts or settings that cannot be served.
-            RuntimeError: If parameters are missing, or a row fails.
+            RuntimeError: If parameters are missing, or as forward.
         """
         where = f"{_NAME}.generate"
-        prompts, convert = _rows(where, input_ids), like(input_ids)
-        params = _params(generation_config or GenerationConfig(), len(prompts))
+        g, convert, times = generation_config or GenerationConfig(), like(input_ids), Times()
+        prompts, config = _prompts(where, input_ids), self.get_cache_config()
+        params = SamplingParams(
+            n=max(len(prompts), 1),
+            temperature=g.temperature,
+            top_k=g.top_k,
+            top_p=g.top_p,
+            max_tokens=g.max_new_tokens,
+            seed=g.seed,
+        )
+        choice: dict[str, Any] = {"temperature": params.temperature, "top_k": params.top_k, "top_p": params.top_p}
         with self._rank.lock:
             self._rank.check_loaded(where)
-            if self._llm is None:
-                positions = self.config.max_position_embeddings
-                self._llm = LLM(self._rank.model, **_cache_settings(self.get_cache_config(), positions))
-            self._llm.engine.forget_prefixes()  # parameters may be others since
-            start = time.perf_counter()
-            outputs = self._llm.generate(prompts, params)
-            seconds = time.perf_counter() - start
-        for row, output in enumerate(outputs):
-            if output.completions[0].error is not None:
-                raise RuntimeError(f"{where}: row {row} failed: {output.completions[0].error}")
-        if _measure_and_log_time and outputs:
-            print(_times(outputs, seconds), flush=True)
-        rows = [output.tokens for output in outputs]
+            blocks, size = self._rank.sizes(config)
+            block_size = size if isinstance(config, PagedKVCacheConfig) else None
+            c = self._rank.model.config
+            room = min(c.max_position_embeddings, size if block_size is None else blocks * size)
+            rows = _checked(where, prompts, params, c.vocab_size, room)
+            ends = _ends(g, c.eos_token_ids)
+            for group in groups(rows, blocks, block_size):
+                complete(group, block_size, partial(self.forward, **choice), convert, ends, times)
         if not rows:
             return []
-        steps = max(map(len, rows))
-        padded = (row + row[-1:] * (steps - len(row)) for row in rows)
+        if _measure_and_log_time:
+            print(times.line(rows), flush=True)
+        steps = max(len(row.new) for row in rows)
+        padded = (row.new + row.new[-1:] * (steps - len(row.new)) for row in rows)
         table = convert(torch.tensor(list(zip(*padded, strict=True))))
         return [table.narrow(0, i, 1).squeeze(0) for i in range(steps)]
 
     def reset_cache(self, cache_config: CacheConfig | None = None) -> None:
-        """As the low-level engine's; generate's cache is dropped too."""
-        self._llm = None
+        """As the low-level engine's."""
         super().reset_cache(cache_config)
         self.enable_paged_attn = isinstance(self.get_cache_config(), PagedKVCacheConfig)
 
@@ -280,8 +284,8 @@ class InferEngine(LowLevelEngine):
         return missing, unknown
 
 
-def _rows(where: str, input_ids: Any) -> list[list[int]]:
-    """The prompts of generate, a list of ids for each; the engine checks the ids themselves."""
+def _prompts(where: str, input_ids: Any) -> list[list[Any]]:
+    """The prompts of generate, a list for each."""
     found = as_torch(input_ids)
     if isinstance(found, Tensor):
         if found.dim() != 2 or found.dtype not in (torch.int64, torch.int32):
@@ -297,48 +301,32 @@ def _rows(where: str, input_ids: Any) -> list[list[int]]:
     return [list(row) for row in found]
 
 
-def _params(g: GenerationConfig, rows: int) -> list[SamplingParams]:
-    common: dict[str, Any] = {
-        "temperature": g.temperature,
-        "top_k": g.top_k,
-        "top_p": g.top_p,
-        "max_tokens": g.max_new_tokens,
-    }
-    if g.eos_token_id is not None or not g.stop_on_eos:  # not the model's
-        common |= {"ignore_eos": True, "stop_token_ids": token_ids(g.eos_token_id) if g.stop_on_eos else ()}
-    seeds = resolve_seeds(SamplingParams(n=max(rows, 1), seed=g.seed))
-    return [SamplingParams(**common, seed=seed) for seed in seeds[:rows]]
+def _checked(
+    where: str, prompts: Sequence[Sequence[Any]], params: SamplingParams, vocabulary: int, room: int
+) -> list[Row]:
+    """The rows of prompts, none of which has more than `room` tokens at the end; ValueError before one is computed."""
+    seeds = [None] * params.n if params.seed is None else resolve_seeds(params)
+    rows = []
+    for i, (prompt, seed) in enumerate(zip(prompts, seeds, strict=False)):  # a seed without a prompt, if there are none
+        name = f"{where}: input_ids[{i}]"
+        tokens = plain_ids(name, prompt, vocabulary)
+        if not 1 <= len(tokens) < room:
+            raise ValueError(
+                f"{name} must have 1 to {room - 1} tokens, fewer than the model's positions and the cache hold, got "
+                f"{len(tokens)}"
+            )
+        end = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
+        rows.append(Row(tokens, end, seed))
+    return rows
 
 
-def _cache_settings(config: CacheConfig, positions: int) -> dict[str, Any]:
-    if isinstance(config, PagedKVCacheConfig):
-        blocks = config.num_blocks()
-        size = {"cache_bytes": config.max_kv_memory_bytes()} if blocks is None else {"cache_blocks": blocks}
-        return {**size, "block_size": config.block_size()}
-    assert isinstance(config, StaticKVCacheConfig)
-    rows, length = config.max_batch_size(), config.max_cache_len()
-    if length in (0, UNLIMITED):
-        return {}
-    return {
-        "max_sequences": rows,
-        "max_length": min(length, positions),
-        "cache_blocks": rows * -(-length // BLOCK),
-        "block_size": BLOCK,
-    }
-
-
-def _times(outputs: Sequence[RequestOutput], seconds: float) -> str:
-    """The line of a measured call: prefill until every row has a token, decode from there on."""
-    prompt = sum(len(output.prompt_tokens) for output in outputs)
-    prefill = max(output.time_to_first_token or 0.0 for output in outputs)
-    decode, tokens = seconds - prefill, sum(len(output.tokens) - 1 for output in outputs)
-    steps = max(len(output.tokens) - 1 for output in outputs)
-    line = f"generate: {len(outputs)} rows; prefill {prompt} tokens in {prefill * 1e3:.2f} ms"
-    line += f" ({prompt / prefill:.1f} tokens/s)"
-    if steps:
-        line += f"; decode {tokens} tokens in {decode * 1e3:.2f} ms ({tokens / decode:.1f} tokens/s, "
-        line += f"{decode * 1e3 / steps:.2f} ms a step)"
-    return line
+def _ends(g: GenerationConfig, of_model: Sequence[int]) -> Sequence[int]:
+    """The tokens that end a row."""
+    if not g.stop_on_eos:
+        return ()
+    if g.eos_token_id is not None:
+        return token_ids(g.eos_token_id)
+    return of_model
 
 
 _NAME = "torch_infini.infinilm.infer_engine.InferEngine"

@@ -278,7 +278,7 @@ class _Rank(Worker):
 
     def reset(self, config: CacheConfig | None, send: bool = True) -> None:
         config = config or self.cache_config
-        blocks, size = self._sizes(config)
+        blocks, size = self.sizes(config)
         cache = self.cache
         if cache is None or (cache.blocks, cache.block_size) != (blocks, size):
             self.cache = cache = self.steps = None  # frees its memory before the new one's is allocated
@@ -306,7 +306,7 @@ class _Rank(Worker):
             return str(error)
         return ""
 
-    def _sizes(self, config: CacheConfig) -> tuple[int, int]:
+    def sizes(self, config: CacheConfig) -> tuple[int, int]:
         """Blocks, and tokens in a block: for a static cache the rows and their length."""
         c = self.model.config
         if isinstance(config, StaticKVCacheConfig):
