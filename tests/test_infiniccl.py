@@ -28,8 +28,8 @@ ADD, AVG, BF16, F32 = ReduceOp.SUM, ReduceOp.AVG, DTYPES[torch.bfloat16], DTYPES
 class Ranks:
     """Communicators of this process, each with a thread."""
 
-    def __init__(self, n: int) -> None:
-        self.communicators = Communicator.all(n)
+    def __init__(self, n: int, device_ids: list[int] | None = None) -> None:
+        self.communicators = Communicator.all(n, device_ids=device_ids)
         self.threads = ThreadPoolExecutor(n)
 
     def __len__(self) -> int:
@@ -265,6 +265,13 @@ def test_threads_that_join_by_an_id() -> None:
         assert list(pool.map(body, range(3))) == [3.0] * 3
 
 
+@pytest.mark.parametrize("ids", [[0, 0], [0, 1], [3, 7]], ids=str)
+def test_device_ids_of_the_cpu(ids: list[int]) -> None:
+    """Any is the one CPU, as scripts number its ranks like GPUs."""
+    xs = numbers(2, 100, torch.float32)
+    assert all_reduced(Ranks(2, ids), xs, ADD) == [bits(expected(xs, ADD))] * 2
+
+
 def test_two_communicators(three: Ranks) -> None:
     """At the same time, in opposite orders."""
     other = Communicator.all(3)
@@ -378,8 +385,9 @@ def test_what_is_refused() -> None:
     refused(4, "comms must not be NULL", "CommInitAll", 0, None, 2, None)
     refused(3, "ndevice must be at least 1, got 0", "CommInitAll", 0, handles, 0, None)
     refused(3, "ndevice must be at most 64 on the CPU, got 65", "CommInitAll", 0, handles, 65, None)
-    devices = (ctypes.c_int * 2)(0, 1)
-    refused(6, "device_id must be less than the number of devices (1), got 1", "CommInitAll", 0, handles, 2, devices)
+    devices = (ctypes.c_int * 2)(0, -1)
+    refused(6, "device_id must be at least 0, got -1", "CommInitAll", 0, handles, 2, devices)
+    refused(6, "device_id must be at least 0, got -1", "CommInitRank", 0, ctypes.byref(out), 1, unique, 0, -1, 0)
     refused(4, "unique_id must not be NULL", "GetUniqueId", 0, None)
     refused(4, "comm must not be NULL", "CommInitRank", 0, None, 1, unique, 0, 0, 0)
     refused(4, "unique_id must not be NULL", "CommInitRank", 0, ctypes.byref(out), 1, None, 0, 0, 0)

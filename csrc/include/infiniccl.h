@@ -43,7 +43,8 @@ typedef struct {
  * communicator has failed then, on all ranks: every call that waits, and every later one, returns that sentence. */
 
 /* Makes a communicator of `ndevice` ranks, all in this process, one for each of device_ids[ndevice] of one device type,
- * and writes them to comms[ndevice]. device_ids NULL: 0 .. ndevice - 1; on the CPU, which is one device, all 0. */
+ * and writes them to comms[ndevice]. device_ids NULL: 0 .. ndevice - 1. The CPU is one device, which every id of at least
+ * 0 names, here and below. */
 INFINI_API infiniStatus_t infinicclCommInitAll(infiniDevice_t device_type, infinicclComm_t *comms, int ndevice,
                                                const int *device_ids);
 

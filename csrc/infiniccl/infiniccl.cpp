@@ -40,7 +40,14 @@ Backend &backend_of(const char *function, infiniDevice_t type) {
     return *backend;
 }
 
+// The CPU is one device, whose ranks callers number as they do GPUs: any id is that device.
 void check_device(const char *function, infiniDevice_t type, int device_id) {
+    if (type == INFINI_DEVICE_CPU) {
+        if (device_id < 0) {
+            refuse(INFINI_STATUS_DEVICE_NOT_FOUND, function, "device_id must be at least 0, got ", device_id);
+        }
+        return;
+    }
     int count = 0;
     infinirtGetDeviceCount(type, &count);
     if (device_id < 0 || device_id >= count) {
@@ -206,7 +213,7 @@ infiniStatus_t infinicclCommInitAll(infiniDevice_t device_type, infinicclComm_t 
         std::vector<int> devices(static_cast<size_t>(ndevice));
         for (int rank = 0; rank < ndevice; ++rank) {
             int &device = devices[static_cast<size_t>(rank)];
-            device = device_ids != nullptr ? device_ids[rank] : device_type == INFINI_DEVICE_CPU ? 0 : rank;
+            device = device_ids != nullptr ? device_ids[rank] : rank;
             check_device(function, device_type, device);
         }
         Communicators made = backend.init_all(devices, default_timeout_ms(function));
