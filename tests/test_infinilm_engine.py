@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from torch_infini.infinilm.cache import PagedKVCacheConfig, StaticKVCacheConfig
 from torch_infini.infinilm.generation.utils import infini_to_numpy
 from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
 from torch_infini.infinilm.lib import _infinilm
+from torch_infini.infinilm.models.llama import AutoLlamaModel
 from torch_infini.testing.checkpoints import SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -193,6 +195,26 @@ def test_rows_as_long_as_the_cache(llama: tuple[Path, list[list[int]]]) -> None:
         longer = by_row(engine.generate([PROMPTS[0], PROMPTS[1][:3]], settings))
         short = by_row(engine.generate([PROMPTS[1][:3]], settings))
         assert longer[0] == llama[1][0][:7] + [llama[1][0][6]] * 2 and longer[1:] == short and len(short[0]) == 9
+
+
+def test_settings_by_name(llama: tuple[Path, list[list[int]]]) -> None:
+    """Fields of GenerationConfig in place of one, and a tokenizer, whose end token is the last choice."""
+    folder, expected = llama
+    for model in (loaded(folder), AutoLlamaModel.from_pretrained(folder)):
+        assert by_row(model.generate(infini(PROMPTS), max_new_tokens=NEW, top_k=1, tokenizer=None)) == expected
+        assert by_row(model.generate(infini(PROMPTS), GREEDY, max_new_tokens=3)) == [row[:3] for row in expected]
+        with pytest.raises(TypeError, match="max_tokens"):
+            model.generate(infini(PROMPTS), max_tokens=3)
+    config = json.loads((folder / "config.json").read_text())
+    endless = folder / "endless"
+    endless.mkdir()
+    (endless / "config.json").write_text(json.dumps({**config, "eos_token_id": None}))
+    engine = InferEngine(endless)
+    modeling_utils.load_model_state_dict_by_tensor(engine, folder)
+    tokenizer = SimpleNamespace(eos_token_id=expected[0][2])
+    until = expected[0][: expected[0].index(tokenizer.eos_token_id) + 1]
+    assert by_row(engine.generate(infini(PROMPTS[:1]), GREEDY, tokenizer=tokenizer)) == [until]
+    assert by_row(engine.generate(infini(PROMPTS[:1]), GREEDY, tokenizer=tokenizer, eos_token_id=[])) == expected[:1]
 
 
 def test_parameters_that_change_between_calls(llama: tuple[Path, list[list[int]]]) -> None:

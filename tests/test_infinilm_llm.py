@@ -24,6 +24,7 @@ from torch_infini.infinilm import llm as door
 from torch_infini.infinilm.llm import (
     LLM,
     AsyncLLMEngine,
+    BlockManager,
     EngineConfig,
     FinishReason,
     InferenceRequest,
@@ -285,6 +286,24 @@ def test_steps(folder: Path, alone: list[list[int]]) -> None:
     while engine.has_unfinished_requests():
         engine.step()
     assert len(chat.generated_token_ids) == 2 and engine.metrics().free_blocks == engine.metrics().blocks
+
+
+def test_scheduler(folder: Path) -> None:
+    """What scripts read of it follows the engine's own."""
+    engine = LLMEngine(EngineConfig(folder, **{**SIZES, "max_batch_size": 2}))
+    scheduler, size = engine.scheduler, EngineConfig.block_size
+    assert (scheduler.max_batch_size, scheduler.num_blocks, scheduler.block_size) == (2, SIZES["num_blocks"], size)
+    assert isinstance(scheduler.cache_manager, BlockManager) and scheduler.preemptions == 0
+    requests = [engine.add_request(prompt) for prompt in PROMPTS]
+    assert (len(scheduler.waiting), len(scheduler.running)) == (3, 0)
+    engine.step()
+    assert (len(scheduler.waiting), len(scheduler.running)) == (1, 2)
+    prompts = [list(request.prompt_token_ids) for request in requests]
+    assert [sequence.tokens[: len(ids)] for sequence, ids in zip(scheduler.running, prompts)] == prompts[:2]
+    assert scheduler.cache_manager.free < scheduler.num_blocks
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert (scheduler.waiting, scheduler.running) == ([], []) and scheduler.cache_manager.free == scheduler.num_blocks
 
 
 def test_steps_beside_generate(llm: LLM, alone: list[list[int]]) -> None:

@@ -251,7 +251,8 @@ def in_words(function: Any) -> list[str]:
         ),
         (
             infer_engine.InferEngine.generate,
-            "input_ids, generation_config=None, *, _measure_and_log_time=False, paged_block_size=16",
+            "input_ids, generation_config=None, *, tokenizer=None, _measure_and_log_time=False, paged_block_size=16, "
+            "settings",
         ),
         (infer_engine.InferEngine.load_state_dict, "state_dict, strict=None"),
         (infer_engine.InferEngine.reset_cache, "cache_config=None"),

@@ -45,6 +45,7 @@ class Engine:
     Attributes:
         model, tokenizer, config, sampling: As given.
         max_length: The most tokens of a sequence.
+        scheduler: The Scheduler, whose state others may read between calls.
         outputs: What the last step returned, or would have returned if it had not been interrupted.
 
     A call may be interrupted anywhere (KeyboardInterrupt). The next call then frees all blocks and recomputes the
@@ -86,7 +87,7 @@ class Engine:
                 f"max_sequences {c.max_sequences} (give cache_bytes, or fewer of them): "
                 + str(error).partition("\n")[0]
             ) from error
-        self._scheduler = Scheduler(self._blocks, c.max_sequences, c.max_batched_tokens, c.chunk_size)
+        self.scheduler = Scheduler(self._blocks, c.max_sequences, c.max_batched_tokens, c.chunk_size)
         self._seeds: torch.Generator | None = None
         if model.tp_group is not None and model.tp_group.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_sequences, self.max_length
@@ -174,7 +175,7 @@ class Engine:
         request.id, request.number, request.arrived = id, self._number, time.perf_counter()
         try:
             self._requests[id] = request
-            self._scheduler.add(request.sequences[0])
+            self.scheduler.add(request.sequences[0])
             return id
         except BaseException:  # interrupted: the caller does not get the id
             self._broken = True
@@ -257,7 +258,7 @@ class Engine:
 
     def metrics(self) -> Metrics:
         """Counts of what the engine did; every call returns the same object."""
-        m, s = self._metrics, self._scheduler
+        m, s = self._metrics, self.scheduler
         m.waiting, m.running, m.preemptions = len(s.waiting), len(s.running), s.preemptions
         m.free_blocks, m.kept_blocks = self._blocks.free, self._blocks.kept
         return m
@@ -273,7 +274,7 @@ class Engine:
         if self._returned:
             self.outputs, self._returned = [], False
         try:
-            chunks = self._scheduler.schedule()
+            chunks = self.scheduler.schedule()
             if chunks:
                 self._compute(chunks)
                 self._count(chunks, time.perf_counter() - start)
@@ -312,7 +313,7 @@ class Engine:
                     living.append(sequence)
                 else:
                     sequence.blocks = []
-        self._scheduler.restart(living)
+        self.scheduler.restart(living)
         for sequence in living:
             if sequence.generated:
                 self._finish_if_done(sequence)
@@ -337,11 +338,11 @@ class Engine:
                         self._finish(sequence, Finish.ERROR, error=f"{_NAME}: the step failed: {message}")
 
     def _run(self, chunks: list[ScheduledChunk]) -> None:
-        logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self._scheduler.copies)
+        logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self.scheduler.copies)
         rows: list[int] = []
         sequences: list[Sequence] = []
         for i, chunk in enumerate(chunks):
-            self._scheduler.computed(chunk)
+            self.scheduler.computed(chunk)
             if chunk.sequence.remaining == 0:
                 for sequence in self._samples(chunk.sequence):
                     rows.append(i)
@@ -368,7 +369,7 @@ class Engine:
         for index in range(1, request.params.n):
             child = self._new_sequence(request, index)
             request.sequences.append(child)
-            self._scheduler.fork(sequence, child)
+            self.scheduler.fork(sequence, child)
         return list(request.sequences)
 
     def _append(self, sequence: Sequence, result: Sampled) -> None:
@@ -428,7 +429,7 @@ class Engine:
                     error = f"{_UNREADABLE}, got {described(failure)} at the end of the text"
         sequence.stopped_by, sequence.error = stopped_by, error
         sequence.finish = finish  # from here on _repair treats it as finished
-        self._scheduler.remove(sequence)
+        self.scheduler.remove(sequence)
         if sequence.request.is_finished:
             sequence.request.finished = time.perf_counter()
         self._metrics.requests[finish.value] += 1

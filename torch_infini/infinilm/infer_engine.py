@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -193,8 +193,10 @@ class InferEngine(LowLevelEngine):
         input_ids: Any,
         generation_config: GenerationConfig | None = None,
         *,
+        tokenizer: Any = None,
         _measure_and_log_time: bool = False,
         paged_block_size: int = 16,
+        **settings: Any,
     ) -> list[Any]:
         """Continue prompts, by forward.
 
@@ -204,8 +206,10 @@ class InferEngine(LowLevelEngine):
         Args:
             input_ids: [rows, length], infinicore's or torch's, or a list of token ids for each row, of any lengths.
             generation_config: For all rows; None: GenerationConfig().
+            tokenizer: Its eos_token_id ends rows, if neither the settings nor the model have one.
             _measure_and_log_time: Whether a line with the times of prefill and decode is printed.
             paged_block_size: Without effect: blocks have the block_size of cache_config.
+            **settings: Fields of GenerationConfig, in place of generation_config's.
 
         Returns:
             For each step the tokens of all rows, [rows] int64 on the CPU: torch's where input_ids are, infinicore's
@@ -213,12 +217,12 @@ class InferEngine(LowLevelEngine):
             last token, which is the end token if one ended it.
 
         Raises:
-            TypeError: For input_ids of another kind.
+            TypeError: For a setting that is none, or input_ids of another kind.
             ValueError: For prompts or settings that cannot be served.
             RuntimeError: If parameters are missing, or as forward.
         """
         where = f"{_NAME}.generate"
-        g, convert, times = generation_config or GenerationConfig(), like(input_ids), Times()
+        g, convert, times = replace(generation_config or GenerationConfig(), **settings), like(input_ids), Times()
         prompts, config = _prompts(where, input_ids), self.get_cache_config()
         params = SamplingParams(
             n=max(len(prompts), 1),
@@ -236,7 +240,7 @@ class InferEngine(LowLevelEngine):
             c = self._rank.model.config
             room = min(c.max_position_embeddings, size if block_size is None else blocks * size)
             rows = _checked(where, prompts, params, c.vocab_size, room)
-            ends = _ends(g, c.eos_token_ids)
+            ends = _ends(g, c.eos_token_ids, tokenizer)
             for group in groups(rows, blocks, block_size):
                 complete(group, block_size, partial(self.forward, **choice), convert, ends, times)
         if not rows:
@@ -320,13 +324,13 @@ def _checked(
     return rows
 
 
-def _ends(g: GenerationConfig, of_model: Sequence[int]) -> Sequence[int]:
+def _ends(g: GenerationConfig, of_model: Sequence[int], tokenizer: Any) -> Sequence[int]:
     """The tokens that end a row."""
     if not g.stop_on_eos:
         return ()
     if g.eos_token_id is not None:
         return token_ids(g.eos_token_id)
-    return of_model
+    return of_model or token_ids(getattr(tokenizer, "eos_token_id", None))
 
 
 _NAME = "torch_infini.infinilm.infer_engine.InferEngine"

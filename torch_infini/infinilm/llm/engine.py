@@ -15,6 +15,7 @@ from ...engine.sequence import Request
 from .config import EngineConfig
 from .request import InferenceRequest
 from .sampling_params import resolved
+from .scheduler import SchedulerView
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -120,6 +121,11 @@ class LLMEngine(TakesRequests):
     def tokenizer(self) -> PreTrainedTokenizerBase | None:
         """The model's tokenizer; None if its folder has none."""
         return self.llm.engine.tokenizer
+
+    @property
+    def scheduler(self) -> SchedulerView:
+        """The sequences that wait and run, and the cache's blocks, to be read between steps."""
+        return SchedulerView(self.llm.engine.scheduler)
 
     def new_request(self, prompt: Prompt, params: Any) -> Request:
         """Make the engine's request; ValueError for a prompt or settings that cannot be served."""
