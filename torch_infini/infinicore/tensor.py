@@ -400,19 +400,22 @@ def from_numpy(
         raise TypeError(f"{function}: np_array must be a numpy.ndarray, got {described(np_array)}")
     if np_array.size == 0:
         raise ValueError(f"{function}: np_array must not be empty, got shape {np_array.shape}")
-    source = utils.numpy_to_infinicore_dtype(np_array.dtype)
+    found = utils.numpy_to_infinicore_dtype(np_array.dtype)
     if dtype is not None:
         raw_dtype(dtype, function)
     native = np_array if np_array.dtype.isnative else np_array.astype(np_array.dtype.newbyteorder("="))
-    copy = numpy.array(native, order="C")
-    with without_modes():
-        if source == utils.to_infinicore_dtype(torch.bfloat16):
-            host = torch.from_numpy(copy.view(numpy.uint16)).view(torch.bfloat16)
-        else:
-            host = torch.from_numpy(copy)
-        if dtype is not None:
-            host = host.to(utils.to_torch_dtype(dtype))
-        made = from_torch(host)
+    if dtype is None or dtype == found:
+        host = numpy.asarray(native, order="C")
+        made = Tensor(_infinicore.host_copy(host.ctypes.data, list(host.shape), found._underlying))
+    else:
+        copy = numpy.array(native, order="C")
+        with without_modes():
+            if found == utils.to_infinicore_dtype(torch.bfloat16):
+                source = torch.from_numpy(copy.view(numpy.uint16)).view(torch.bfloat16)
+            else:
+                source = torch.from_numpy(copy)
+            converted = source.to(utils.to_torch_dtype(dtype))
+        made = Tensor(_infinicore.host_copy(converted.data_ptr(), list(converted.shape), dtype._underlying))
     return made if device is None else made.to(device)
 
 

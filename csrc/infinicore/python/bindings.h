@@ -13,9 +13,19 @@ namespace infinicore::python {
 
 namespace py = pybind11;
 
-// For whatever computes, allocates, copies or waits: another Python thread runs meanwhile.
-using WithoutGil = py::call_guard<py::gil_scoped_release>;
+// Releases what threads dropped without the GIL; with it.
+void release_dropped();
+struct ReleasesDropped {
+    ReleasesDropped() { release_dropped(); }
+    ~ReleasesDropped() { release_dropped(); }
+};
 
+// For whatever computes, allocates, copies or waits: another Python thread runs meanwhile.
+template <typename... Further>
+using CallWithoutGil = py::call_guard<ReleasesDropped, py::gil_scoped_release, Further...>;
+using WithoutGil = CallWithoutGil<>;
+
+void bind_dropped();
 void bind_tensor(py::module_ &module);
 void bind_dlpack(py::module_ &module, py::class_<Tensor> &tensor);
 void bind_context(py::module_ &module);

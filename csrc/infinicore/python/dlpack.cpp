@@ -196,20 +196,14 @@ template <typename Managed> Tensor take(Managed *managed, py::handle capsule, co
     const DataType dtype = data_type(source.dtype);
     const Device device = device_of(source.device);
     const Shape shape(source.shape, source.shape + source.ndim);
-    Strides strides(size_t(source.ndim), 1);
-    if (source.strides) {
-        strides.assign(source.strides, source.strides + source.ndim);
-    } else { // contiguous
-        for (size_t dim = shape.size(); dim-- > 1;) {
-            strides[dim - 1] = strides[dim] * Stride(shape[dim]);
-        }
-    }
+    const Strides strides =
+        source.strides ? Strides(source.strides, source.strides + source.ndim) : contiguous_strides(shape);
     if (PyCapsule_SetName(capsule.ptr(), used)) {
         throw py::error_already_set();
     }
     std::shared_ptr<Managed> owner(managed, [](Managed *self) {
-        if (self->deleter) {
-            self->deleter(self);
+        if (self->deleter) { // producers take the GIL there, numpy for one
+            release_with_gil([self] { self->deleter(self); });
         }
     });
     return tensor_over(static_cast<std::byte *>(source.data) + source.byte_offset, shape, strides, dtype, device,
@@ -248,7 +242,7 @@ void bind_dlpack(py::module_ &module, py::class_<Tensor> &tensor) {
         return py::make_tuple(device.device_type, device.device_id);
     });
     module.def("from_dlpack", &from_capsule, "A tensor over the memory of a DLPack capsule, which is then used up.",
-               py::arg("capsule"));
+               py::arg("capsule"), py::call_guard<ReleasesDropped>());
 }
 
 } // namespace infinicore::python

@@ -68,6 +68,7 @@ void bind_types(py::module_ &module) {
 PYBIND11_MODULE(_infinicore, module) {
     using namespace infinicore::python;
     module.doc() = "InfiniCore's C++ front end: tensors, ops, context and graphs.";
+    bind_dropped();
     bind_types(module);
     bind_tensor(module);
     bind_ops(module);

@@ -29,7 +29,7 @@ void bind_ops(py::module_ &module) {
     const auto k_cache = py::arg("k_cache"), v_cache = py::arg("v_cache"), pos = py::arg("pos");
     const auto no_bias = py::arg("bias") = py::none(), no_slopes = py::arg("alibi_slopes") = py::none();
     const auto epsilon = py::arg("epsilon") = 1e-5f, alpha = py::arg("alpha") = 1.0f, scale = py::arg("scale") = 1.0f;
-    const auto release = py::call_guard<py::gil_scoped_release, Watch>();
+    const auto release = CallWithoutGil<Watch>();
 
     module.def("add", &op::add, a, b, release);
     module.def("add_", &op::add_, out, a, b, release);

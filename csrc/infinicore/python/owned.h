@@ -10,9 +10,15 @@
 
 namespace infinicore::python {
 
-// A reference to a Python object that any thread may drop, with or without the GIL. At the interpreter's end, when the
-// GIL can no longer be had, the object is left to the process's exit.
+// Calls `release` once with the GIL: now where this thread has it, otherwise soon, by another one; without waiting. After
+// the interpreter's end it is not called any more.
+void release_with_gil(std::function<void()> release);
+
+// A reference to a Python object that any thread may drop, by release_with_gil().
 std::shared_ptr<PyObject> share(py::object object);
+
+// Strides in elements without gaps.
+Strides contiguous_strides(const Shape &shape);
 
 // A tensor whose element [0, ..., 0] is at `data`; strides in elements may be negative. `release` is called once, by
 // any thread, when the last tensor on this memory is gone, and keeps its owner alive until then.

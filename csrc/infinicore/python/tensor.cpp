@@ -1,19 +1,14 @@
 // Tensor and the functions that make one, from sizes, from addresses, and over memory that something else owns.
 #include "bindings.h"
 
+#include <cstring>
+#include <new>
+
 #include "owned.h"
 
 namespace infinicore::python {
 
 namespace {
-
-bool can_take_gil() {
-#if PY_VERSION_HEX >= 0x030d0000
-    return Py_IsInitialized() && !Py_IsFinalizing();
-#else
-    return Py_IsInitialized() && !_Py_IsFinalizing();
-#endif
-}
 
 void *pointer(uintptr_t address) {
     return reinterpret_cast<void *>(address);
@@ -22,15 +17,15 @@ void *pointer(uintptr_t address) {
 } // namespace
 
 std::shared_ptr<PyObject> share(py::object object) {
-    return {object.release().ptr(), [](PyObject *owned) {
-                // The thread that finalizes has the GIL and may still drop objects; others would hang or be ended.
-                if (Py_IsInitialized() && PyGILState_Check()) {
-                    Py_DECREF(owned);
-                } else if (can_take_gil()) {
-                    py::gil_scoped_acquire gil;
-                    Py_DECREF(owned);
-                }
-            }};
+    return {object.release().ptr(), [](PyObject *owned) { release_with_gil([owned] { Py_DECREF(owned); }); }};
+}
+
+Strides contiguous_strides(const Shape &shape) {
+    Strides strides(shape.size(), 1);
+    for (size_t dim = shape.size(); dim-- > 1;) {
+        strides[dim - 1] = strides[dim] * Stride(shape[dim]);
+    }
+    return strides;
 }
 
 Tensor tensor_over(void *data, const Shape &shape, const Strides &strides, DataType dtype, const Device &device,
@@ -50,6 +45,19 @@ Tensor tensor_over(void *data, const Shape &shape, const Strides &strides, DataT
     auto memory = std::make_shared<Memory>(static_cast<std::byte *>(data) - offset, bytes, device,
                                            [release = std::move(release)](std::byte *) { release(); });
     return Tensor::from_memory(std::move(memory), shape, strides, dtype, offset);
+}
+
+// In memory of its own: that of the caches is not filled where a graph is recorded.
+Tensor host_copy(uintptr_t raw_ptr, const Shape &shape, DataType dtype) {
+    constexpr std::align_val_t alignment{64};
+    size_t bytes = dsize(dtype);
+    for (const Size size : shape) {
+        bytes *= size;
+    }
+    void *const data = ::operator new(bytes, alignment);
+    std::memcpy(data, pointer(raw_ptr), bytes);
+    return tensor_over(data, shape, contiguous_strides(shape), dtype, Device::cpu(),
+                       [data] { ::operator delete(data, alignment); });
 }
 
 void bind_tensor(py::module_ &module) {
@@ -138,7 +146,9 @@ void bind_tensor(py::module_ &module) {
                                [owner = share(std::move(owner))]() mutable { owner.reset(); });
         },
         "strided_from_blob() that keeps a reference to `owner` for as long as a tensor lies in its memory.",
-        py::arg("owner"), py::arg("raw_ptr"), shape, strides, dtype, device);
+        py::arg("owner"), py::arg("raw_ptr"), shape, strides, dtype, device, py::call_guard<ReleasesDropped>());
+    module.def("host_copy", &host_copy, "A contiguous tensor of the CPU with a copy of the elements at an address.",
+               py::arg("raw_ptr"), shape, dtype, WithoutGil());
 }
 
 } // namespace infinicore::python
