@@ -125,8 +125,12 @@ inline VecF widen_bf16(VecH h) {
 
 inline VecH narrow_bf16(VecF x) {
 #if defined(__AVX512BF16__)
-    // Rounds as below, but takes denormal floats (below 1.2e-38) for zero.
-    return (VecH)_mm512_cvtneps_pbh(x);
+    // To the bit as below. The instruction takes denormals (below 1.2e-38) for zero, so they are given the least exponent
+    // for the rounding of their mantissa: three instructions more, and no branch.
+    const __mmask16 denormal = _mm512_testn_epi32_mask((__m512i)x, _mm512_set1_epi32(0x7f800000));
+    const __m512i normal = _mm512_mask_or_epi32((__m512i)x, denormal, (__m512i)x, _mm512_set1_epi32(0x00800000));
+    const auto rounded = (__m256i)_mm512_cvtneps_pbh((__m512)normal);
+    return (VecH)_mm256_mask_sub_epi16(rounded, denormal, rounded, _mm256_set1_epi16(0x0080));
 #elif defined(__ARM_FEATURE_BF16_VECTOR_ARITHMETIC)
     return (VecH)vcvt_bf16_f32((float32x4_t)x); // to the bit as below, denormals too
 #else
@@ -544,8 +548,8 @@ template <typename T> inline VecF tanh_for(VecF x) {
     p = fma(p, u, splat(-3.33333289e-1f));
     const VecF near = fma(p * u, x, x);
     const VecF far = splat(1.0f) - splat(2.0f) / (exp_for<T>(magnitude + magnitude) + splat(1.0f));
-    const VecF with_sign = (VecF)((VecI)far | ((VecI)x & INT32_MIN));
-    return select(magnitude < splat(0.625f), near, with_sign);
+    const VecF value = select(magnitude < splat(0.625f), near, far);
+    return (VecF)((VecI)value | ((VecI)x & INT32_MIN)); // also near -0, where the sum above is 0
 }
 
 // The lane count that for_each_vector passes for a full vector: a compile-time constant, so that load_at(p, i, n) needs

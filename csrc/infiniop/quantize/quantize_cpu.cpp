@@ -18,13 +18,6 @@ template <typename T> VecF store_rounded(T *p, VecF x, int n) {
     return round_to<T>(x);
 }
 
-// vec.h's rounding flushes denormals to zero where it is one instruction. NaN becomes the one of all ones here.
-template <> VecF store_rounded(bf16 *p, VecF x, int n) {
-    const VecU upper = ((VecU)x + 0x7fffu + ((VecU)x >> 16 & 1u)) >> 16;
-    store_halves(p, __builtin_convertvector(upper, VecH), n);
-    return (VecF)(upper << 16);
-}
-
 // Stores two lanes, each below 16, in a byte.
 inline void store_nibbles(uint8_t *p, VecI value) {
     typedef uint64_t VecL __attribute__((vector_size(kLanes * 4)));

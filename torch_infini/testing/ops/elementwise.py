@@ -337,7 +337,7 @@ def to_c(names: dict[str, str], args: dict[str, Any]) -> dict[str, Any]:
 
 def special_c_samples(name: str, out: str, x_name: str) -> Iterator[CSample]:
     """The smallest and largest numbers; results near 0 are sharp."""
-    # Rounding to a half type; AVX-512 BF16 takes denormals for zero.
+    # Rounding to a half type; CUDA's approximations take denormals for zero.
     coarse = {torch.float16: (2**-11 + 1e-5, 2**-25), torch.bfloat16: (2**-8 + 1e-5, 1.2e-38)}
     sharp = SHARP.get(name, (5e-7, 5e-45))
     for dtype in C_FLOATS:
