@@ -20,7 +20,7 @@ from torch_infini import _products
 from torch_infini._cpu import cpu_name
 from torch_infini._products import aten_below, aten_from, aten_from_set_to, set_aten_from
 from torch_infini.commands import tune
-from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda
+from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda, kernel_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 OPS = torch.ops.infini
@@ -331,3 +331,19 @@ def test_bad_options_of_tune(capsys: pytest.CaptureFixture[str]) -> None:
     ):
         assert main(["tune", *options]) != 0
         assert sentence in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("capability", kernel_levels())
+def test_denormal_products(capability: str) -> None:
+    """What docs/ops.md says: zero where an instruction multiplies bfloat16, else as all others."""
+    flushed = capability in ("avx512_bf16", "avx512_amx", "neon_bf16")
+    for dtype in (torch.bfloat16, torch.float32):
+        for element, factor in ((1e-39, 100.0), (2.0**-100, 2.0**-36)):  # denormal operands; denormal sums
+            for rows in (1, 2, 17, 130):
+                x, w = torch.full((rows, 64), element).to(dtype), torch.full((48, 64), factor).to(dtype)
+                exact = (x.double() @ w.double().t()).to(dtype)
+                with cpu_capability_set_to(capability), aten_from_set_to(None):
+                    for y in (OPS.linear(x, w), OPS.matmul(x, w.t())):
+                        torch.testing.assert_close(
+                            y, exact * (not (flushed and dtype == torch.bfloat16)), atol=0, rtol=1e-6
+                        )

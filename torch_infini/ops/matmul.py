@@ -18,9 +18,9 @@ def matmul(a: Tensor, b: Tensor, *, out: Tensor | None = None) -> Tensor:
 
     Products are summed in float32 in an order that depends on k and the dtype alone, and rounded once: an element has
     the same bits in any batch, shape, layout and thread count. (On AVX-512 BF16, bfloat16 products are added in pairs,
-    and denormals count as zero.) On CUDA that holds for what is streamed: up to 16 rows of a (4 of float32) with a b
-    that lies column by column, or so many columns of b with an a that lies row by row. Other products are cuBLAS's, in
-    float32 without TF32, in an order that it chooses by shape, strides and alignment.
+    and denormals count as zero: docs/ops.md, Denormals.) On CUDA that holds for what is streamed: up to 16 rows of a (4
+    of float32) with a b that lies column by column, or so many columns of b with an a that lies row by row. Other
+    products are cuBLAS's, in float32 without TF32, in an order that it chooses by shape, strides and alignment.
 
     Args:
         a: [..., m, k] or [k], float32, bfloat16 or float16. Each matrix lies row by row or column by column (stride 1
