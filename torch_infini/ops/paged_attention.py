@@ -31,9 +31,10 @@ def paged_attention(
     without keys gets zeros. Key t of a sequence is row t % block of the block that its table names at t // block. With
     a window only the newest so many keys are seen; those before are not read, and their blocks may be gone. Caches of
     int8 stand for cache * scales, as paged_caching writes them: they are read as they are, and a key's scales meet its
-    score and its probability. For q of bfloat16 they may be multiplied as integers, q and probabilities rounded to 16
-    bits: within 2^-15 of the largest value of what floats give. On CUDA lengths and tables are only read by the GPU: a
-    length out of range, or a block outside the cache, makes the rows that depend on it NaN and raises nothing.
+    score and its probability. For q of bfloat16 they may be multiplied as integers: elements of q are rounded to 2^-23
+    of the largest in their row, and probabilities, with the values' scales, to 2^-23 of the largest among 128 keys. So
+    the latter change a result by 2^-16 of the largest value at most. On CUDA lengths and tables are only read by the
+    GPU: a length out of range, or a block outside the cache, makes the rows that depend on it NaN and raises nothing.
 
     Args:
         q: [n, H, D], a query for each of n sequences, float32, bfloat16 or float16; D at most 1024; stride 1 in the

@@ -13,9 +13,9 @@
 #include "scratch.h"
 #include "sequences.h"
 #include "block_sizes.h"
+#include "byte_digits.h"
 #include "tile_blocks.h"
 #include "register_tiles.h"
-#include "int16_dots.h"
 
 #include <cmath>
 #include <limits>
@@ -29,6 +29,8 @@ template <typename T, typename E> class Attention : Sequences {
     using P = typename Packed<T>::Type;
     using D = typename PackedForDots<T, E>::Type; // of the size of P
     static constexpr bool kScaled = std::is_same_v<E, int8_t>;
+    // How many packed rows, and rows of scores, a row of q has where scores are dot products.
+    static constexpr int64_t kParts = kByteDigits<T, E> ? kDigits : 1;
     static constexpr bool kTiled = std::is_same_v<T, bf16>; // where there are tile registers
 
 public:
@@ -37,7 +39,7 @@ public:
         depth_ = ceil_div(size_, kElements<P>);
         columns_ = packed_columns<P>(size_);
         width_ = round_up(size_, kTileColumns);
-        rows_ = row_limit_;
+        rows_ = row_limit_ + (kParts - 1) * kMaxDotRows;
         row_bytes_ = columns_ * static_cast<int64_t>(sizeof(P));
         if (any_tiled_) {
             width_ = round_up(width_, attention::kTileSide);
@@ -115,8 +117,8 @@ private:
         RowState *state;  // [heads, rows]
         const E **k_rows; // [2 * kKeyBlock]: where the keys of this block and the next one lie
         const E **v_rows;
-        float *q_scales; // [heads, rows]: of packed rows, where the elements have scales
-        float *k_scales; // [kKeyBlock], likewise
+        DigitScale *q_scales; // [heads, rows]: of packed rows that are digits
+        float *k_scales;      // [kKeyBlock], likewise
         float *v_scales;
         bf16 *wide;  // [kKeyBlock, size]: keys or values of int8, for tile registers
         char *parts; // [kPairedRows]: of probabilities, for tile registers
@@ -132,7 +134,9 @@ private:
             return round_up(a.heads_together_ * a.row_limit_ * static_cast<int64_t>(sizeof(RowState)), 64);
         }
         static int64_t q_scales_bytes(const Attention &a) {
-            return kScaled ? round_up(a.heads_together_ * a.row_limit_ * 4, 64) : 0;
+            return kParts == 1
+                       ? 0
+                       : round_up(a.heads_together_ * a.row_limit_ * static_cast<int64_t>(sizeof(DigitScale)), 64);
         }
         static int64_t wide_bytes(const Attention &a) {
             return kScaled && a.any_tiled_ ? kKeyBlock * a.size_ * static_cast<int64_t>(sizeof(bf16)) : 0;
@@ -155,7 +159,7 @@ private:
             state = reinterpret_cast<RowState *>(memory += out_bytes(a));
             k_rows = reinterpret_cast<const E **>(memory += state_bytes(a));
             v_rows = reinterpret_cast<const E **>(memory += kRowsBytes);
-            q_scales = reinterpret_cast<float *>(memory += kRowsBytes);
+            q_scales = reinterpret_cast<DigitScale *>(memory += kRowsBytes);
             k_scales = reinterpret_cast<float *>(memory += q_scales_bytes(a));
             v_scales = reinterpret_cast<float *>(memory += kScalesBytes);
             wide = reinterpret_cast<bf16 *>(memory += kScalesBytes);
@@ -197,14 +201,11 @@ private:
         Workspace of_head[kMaxTogether];
         for (int64_t h = 0; h < heads_together_; ++h) {
             Workspace &head = of_head[h] = space;
-            head.q += h * u.rows * columns_, head.out += h * u.rows * width_, head.state += h * u.rows;
+            head.q += h * u.rows * kParts * columns_, head.out += h * u.rows * width_, head.state += h * u.rows;
             head.q_scales += h * u.rows;
             for (int64_t r = 0; r < u.rows; ++r) {
                 const T *const row = q + offset(a_.q, u.b, s, u.kv_head + h, u.first_row + r);
-                const float scale = pack_query(s, head.q, r, row);
-                if constexpr (kScaled) {
-                    head.q_scales[r] = scale;
-                }
+                pack_query(s, head, r, u.rows, row);
                 head.state[r] = {VecF{}, -INFINITY};
             }
         }
@@ -265,16 +266,22 @@ private:
         }
     }
 
-    // Returns the factor of the row's products.
-    float pack_query(const Sequence &s, P *q, int64_t r, const T *row) const {
+    // Row r of `rows`; the digits of all rows, place by place, follow each other.
+    void pack_query(const Sequence &s, const Workspace &head, int64_t r, int64_t rows, const T *row) const {
         if constexpr (kTiled) {
             if (s.tiled) {
-                copy_row_for_tiles(reinterpret_cast<char *>(q) + r * tile_row_bytes(size_), row, size_);
-                return 1.0f;
+                copy_row_for_tiles(reinterpret_cast<char *>(head.q) + r * tile_row_bytes(size_), row, size_);
+                return;
             }
         }
-        P *const packed = q + r * columns_;
-        return s.dots ? pack_row(reinterpret_cast<D *>(packed), row, size_) : pack_row(packed, row, size_);
+        P *const packed = head.q + r * columns_;
+        if constexpr (kParts > 1) {
+            if (s.dots) {
+                head.q_scales[r] = pack_digits(reinterpret_cast<D *>(packed), rows * columns_, row, size_);
+                return;
+            }
+        }
+        pack_row(packed, row, size_);
     }
 
     // A block of keys: scores, probabilities, and their product with V added to out.
@@ -292,7 +299,7 @@ private:
             return n < 0 ? 0 : n < keys ? n : keys;
         };
         if (s.dots) {
-            dot_all(reinterpret_cast<const D *>(space.q), rows, space.k_rows, keys, space.scores, ahead);
+            dot_all(reinterpret_cast<const D *>(space.q), rows * kParts, space.k_rows, keys, space.scores, ahead);
         } else if (kTiled && s.tiled) {
             if constexpr (kTiled) {
                 const bf16 *wide_rows[kKeyBlock];
@@ -316,7 +323,7 @@ private:
                 });
             }
         }
-        const bool in_words = kInt16Dots<T, E> && s.dots && size_ % kTileColumns == 0;
+        const bool in_digits = kParts > 1 && s.dots && size_ % kTileColumns == 0;
         const bool tiled = kTiled && s.tiled;
         for_each_tile(rows, tiled, [&](int64_t row, int64_t count) {
             const int64_t most = seen(row + count - 1), width = tiled ? round_up(most, attention::kTileDepth) : most;
@@ -325,8 +332,15 @@ private:
                 const int64_t n = seen(r), t = (first_row + r) / group_,
                               head = kv_head * group_ + (first_row + r) % group_;
                 float scale = scale_;
+                float unit = 1.0f;
+                if constexpr (kParts > 1) {
+                    if (s.dots) {
+                        join_digits(scores, rows * kKeyBlock, n, space.q_scales[r]);
+                        unit = space.q_scales[r].unit;
+                    }
+                }
                 if constexpr (kScaled) {
-                    multiply_keys(scores, space.q_scales[r], space.k_scales, n);
+                    multiply_keys(scores, unit, space.k_scales, n);
                 }
                 if (a_.softcap > 0) {
                     cap_scores<T>(scores, n, cap_factor_, softcap_);
@@ -349,7 +363,7 @@ private:
                 }
                 const float factor = softmax<T>(scores, n, width, scale, space.state[r]);
                 if constexpr (kScaled) {
-                    if (!in_words) {
+                    if (!in_digits) {
                         const int64_t first = unseen(r);
                         multiply_keys(scores + first, 1.0f, space.v_scales + first, n - first);
                     }
@@ -374,9 +388,9 @@ private:
                 }
             }
         });
-        if constexpr (kInt16Dots<T, E>) {
-            if (in_words) {
-                add_words(rows, seen, unseen, space, keys, ahead);
+        if constexpr (kParts > 1) {
+            if (in_digits) {
+                add_digits(rows, seen, unseen, space, ahead);
                 return;
             }
         }
@@ -407,22 +421,27 @@ private:
         }
     }
 
+    // A row's scores for n keys, from those of its digits, `pitch` from place to place.
+    static void join_digits(float *scores, int64_t pitch, int64_t n, const DigitScale &scale) {
+        for (int64_t i = 0; i < n; i += kLanes) { // whole vectors: there is room for them
+            store(scores + i, scale.value(load(scores + i), load(scores + pitch + i), load(scores + 2 * pitch + i)));
+        }
+    }
+
     // out += probabilities V, both as integers.
     template <typename Seen, typename Unseen>
-    void add_words(int64_t rows, const Seen &seen, const Unseen &unseen, const Workspace &space, int64_t keys,
-                   KvPrefetcher<E> &ahead) const {
-        const PackedProbabilities<D> words(space.v_scales, keys);
-        float units[kMaxDotRows];
-        for_each_tile(rows, [&](int64_t row, int64_t count) {
-            for (int64_t r = row; r < row + count; ++r) {
-                units[r] = words.pack(space.scores + r * kKeyBlock, seen(row + count - 1));
-            }
-        });
+    void add_digits(int64_t rows, const Seen &seen, const Unseen &unseen, const Workspace &space,
+                    KvPrefetcher<E> &ahead) const {
+        DigitScale scales[kMaxDotRows];
+        for (int64_t r = 0; r < rows; ++r) {
+            scales[r] = pack_probabilities(space.scores + r * kKeyBlock, space.v_scales, seen(r));
+        }
         for (int64_t column = 0; column < size_; column += kTileColumns) {
-            for_each_tile(rows, [&](int64_t row, int64_t count) {
-                multiply_int16(count, space.scores + row * kKeyBlock, kKeyBlock, units + row, space.v_rows, column,
-                               unseen(row), seen(row + count - 1), space.out + row * width_ + column, width_, ahead);
-            });
+            for (int64_t row = 0; row < rows; row += 2) {
+                const int64_t count = rows - row < 2 ? 1 : 2;
+                multiply_digits(count, space.scores + row * kKeyBlock, scales + row, space.v_rows, column, unseen(row),
+                                seen(row + count - 1), space.out + row * width_ + column, width_, ahead);
+            }
         }
     }
 

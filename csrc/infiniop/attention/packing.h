@@ -153,14 +153,12 @@ template <typename P> constexpr int64_t packed_columns(int64_t n) {
     return round_up(ceil_div(n, kElements<P>), kLanes);
 }
 
-// Returns the factor of the row's products.
-template <typename P, typename T> float pack_row(P *packed, const T *row, int64_t n) {
+template <typename P, typename T> void pack_row(P *packed, const T *row, int64_t n) {
     constexpr int64_t step = kLanes * kElements<P>;
     for (; n > 0; n -= step, row += step, packed += kLanes) {
         const VecF v = load_packed(packed, row, n);
         std::memcpy(packed, &v, sizeof v);
     }
-    return 1.0f;
 }
 
 // Keys along the lanes: panels of [packed columns][kTileColumns keys]. Keys behind the last are zeros.

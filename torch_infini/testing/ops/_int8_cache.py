@@ -49,8 +49,8 @@ def comparison(reference: Callable[..., Any], rows: int) -> Callable[[Any, Sampl
 def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample], None]:
     """For OpInfo.compare: as exact over caches of int8 as over others, but for bfloat16.
 
-    There, where the machine has VNNI, q and probabilities are rounded to 16 bits, for products of integers: an error of
-    at most 2^-15 of the largest value, a 128th of what a value of int8 is off.
+    There, where the machine has VNNI, q and probabilities are rounded to 24 bits, for products of integers:
+    tests/test_int8_attention.py has outliers.
     """
 
     def compare(actual: Any, sample: Sample) -> None:
@@ -58,7 +58,7 @@ def attention_comparison(reference: Callable[..., Any]) -> Callable[[Any, Sample
         scales = sample.kwargs.get("v_scales")
         relative, absolute = TOLERANCES[q.dtype]
         if scales is not None and q.dtype == torch.bfloat16 and v_cache.numel():
-            absolute += 2**-15 * float(dequantized(v_cache, scales).abs().max())
+            absolute += 2**-16 * float(dequantized(v_cache, scales).abs().max())
         want = reference(*sample.args, **sample.kwargs)
         torch.testing.assert_close(actual.double(), want, rtol=relative, atol=absolute, equal_nan=True)
 
