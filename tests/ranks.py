@@ -30,12 +30,18 @@ class Ranks:
     def __init__(
         self, size: int, timeout: float = LONG, environment: dict[str, str] | None = None, initialise: bool = True
     ) -> None:
+        self._settings = size, timeout, environment or {}, initialise
+        self._start()
+
+    def _start(self) -> None:
+        size, timeout, environment, initialise = self._settings
+        self._failed = False
         context = forking()
         self._folder = tempfile.TemporaryDirectory()
         self._pipes, self.processes = [], []
         for rank in range(size):
             here, there = context.Pipe()
-            arguments = (there, rank, size, timeout, f"{self._folder.name}/store", environment or {}, initialise)
+            arguments = (there, rank, size, timeout, f"{self._folder.name}/store", environment, initialise)
             process = context.Process(target=_serve, args=arguments, daemon=True)
             process.start()
             there.close()
@@ -52,7 +58,9 @@ class Ranks:
         self.close()
 
     def begin(self, function: Callable[..., Any], *arguments: Any, only: Sequence[int] | None = None) -> None:
-        """Have the ranks, or some of them, call a function of a test's file."""
+        """Have the ranks, or some of them, call a function of a test's file; new ones where a test's calls failed."""
+        if self._failed:
+            self._start()
         for rank in self._all(only):
             self._pipes[rank].send((function, arguments))
 
@@ -74,6 +82,7 @@ class Ranks:
         failed += [f"rank {rank} has not answered" for rank in self._all(only) if rank not in told]
         if failed:
             self.close()  # whatever they wait for, the next test's calls are not it
+            self._failed = True
             raise AssertionError("\n".join(failed))
         return [result for _, (_, result) in sorted(told.items())]
 
