@@ -366,6 +366,46 @@ def test_out(recorded: bool) -> None:
     assert torch.equal(x, original.sqrt())
 
 
+@pytest.mark.parametrize("recorded", [False, True])
+@pytest.mark.parametrize("name", ["all", "any", "amax", "amin", "logsumexp", "mean", "sum", "cumsum", "abs"])
+def test_out_that_only_torch_can_write(name: str, recorded: bool) -> None:
+    """bool for uint8, and elements that share memory, where the order of the writes counts."""
+    x = Values(1)(4, 5)
+    x[1] = 0
+    layouts = [((4,), (1,)), ((4,), (0,))] if name not in ("cumsum", "abs") else [((4, 5), (2, 1)), ((4, 5), (5, 1))]
+    args: tuple[int, ...] = () if name == "abs" else (1,)
+    if name in ("all", "any"):
+        x = x.abs().ceil().to(torch.uint8)
+    for dtype in (torch.bool, x.dtype):
+        for size, strides in layouts:
+            expected, actual = (torch.zeros(24, dtype=dtype) for _ in "ab")
+            try:
+                theirs(name)(x, *args, out=expected.as_strided(size, strides))
+            except RuntimeError:  # what torch refuses is refused, or, a cast that it has not, made
+                continue
+            out = ic.from_torch(actual.as_strided(size, strides))
+            if recorded:
+                with ic.graph() as g:
+                    assert ours(name)(ic.from_torch(x), *args, out=out) is out
+                g.run()
+            else:
+                assert ours(name)(ic.from_torch(x), *args, out=out) is out
+            assert torch.equal(actual, expected), (dtype, strides)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", ["addbmm", "addmv", "addr", "baddbmm"])
+def test_an_alpha_of_zero(name: str, dtype: torch.dtype) -> None:
+    """Whether it hides a NaN of the product is torch's choice for each function and dtype."""
+    shapes = {"addbmm": [(3, 3), (2, 3, 4), (2, 4, 3)], "addmv": [(3,), (3, 4), (4,)], "addr": [(3, 3), (3,), (3,)]}
+    shapes["baddbmm"] = [(2, 3, 3), *shapes["addbmm"][1:]]
+    c, *factors = (torch.ones(shape, dtype=dtype) for shape in shapes[name])
+    factors[0].fill_(torch.nan)
+    expected = theirs(name)(c, *factors, alpha=0)
+    actual = to_torch(ours(name)(*to_ours([c, *factors]), alpha=0))
+    assert torch.equal(actual.isnan(), expected.isnan()) and torch.equal(actual.nan_to_num(), expected.nan_to_num())
+
+
 def test_in_place() -> None:
     x = ic.from_torch(torch.tensor([-1.0, 3.0, 9.0]))
     assert F.relu6(x, inplace=True) is x

@@ -14,7 +14,18 @@ import torch
 
 from ._arguments import described
 from ._bridge import as_torch, from_torch, record_or_run
-from ._conversion import Sources, by_device, check_out, converted, leaves, outs, rebuilt, write
+from ._conversion import (
+    Sources,
+    by_device,
+    check_out,
+    converted,
+    copies_do,
+    leaves,
+    outs,
+    rebuilt,
+    write,
+    write_by_torch,
+)
 from ._recording import SIZED_BY_VALUES, VIEWS, record
 from ._rules import RULES, Compute, Rule
 from .lib import _infinicore
@@ -61,7 +72,9 @@ def _run(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
         if out is None:
             results.append(rebuilt(result, lambda value: sources.view(value) or from_torch(_plain(value))))
         else:
-            write(list(leaves(result)), [(tensor, as_torch(tensor)) for tensor in outs(out)])
+            values, views = list(leaves(result)), [as_torch(tensor) for tensor in outs(out)]
+            if copies_do(values, views) or not write_by_torch(compute.theirs, their_args, their_kwargs, views):
+                write(values, list(zip(outs(out), views)))
 
     record_or_run(function, by_device([*sources.tensors, *outs(out)]))
     return results[0] if out is None else out

@@ -133,6 +133,39 @@ def check_results(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, t
             raise ValueError(f"out must be on the device of the result, {value.device}, got {tensor.device}")
 
 
+def copies_do(values: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> bool:
+    """Whether copying the results gives what torch's own `out` would give.
+
+    Not into elements that share memory, where the order of the writes counts, nor into a dtype that only the function
+    takes (bool, of all() and any() of uint8). What is refused in any case counts as copied: write() says why.
+    """
+    if [value.shape for value in values] != [view.shape for view in views]:
+        return True
+    return all(
+        torch.can_cast(value.dtype, view.dtype) and not _may_share_elements(view) for value, view in zip(values, views)
+    )
+
+
+def _may_share_elements(view: torch.Tensor) -> bool:
+    span = 0  # from the first to the last element of the dimensions so far
+    for stride, size in sorted(zip(view.stride(), view.shape)):
+        if size > 1 and stride <= span:
+            return True
+        span += stride * (size - 1)
+    return False
+
+
+def write_by_torch(
+    theirs: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any], views: Sequence[torch.Tensor]
+) -> bool:
+    """Call torch's function with its own `out`; False if it has none or refuses these."""
+    try:
+        theirs(*args, **kwargs, out=tuple(views) if len(views) > 1 else views[0])
+    except Exception:  # write() says what is wrong
+        return False
+    return True
+
+
 def write(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, torch.Tensor]]) -> None:
     check_results(values, outs)
     for value, (_, view) in zip(values, outs):

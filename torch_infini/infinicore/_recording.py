@@ -6,7 +6,7 @@ A call on torch's fake tensors gives the shapes and dtypes of the results; each 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +14,19 @@ import torch
 from . import utils
 from ._arguments import described
 from ._bridge import as_torch, record_or_run
-from ._conversion import Sources, by_device, check_results, converted, leaves, outs, rebuilt, torch_device, write
+from ._conversion import (
+    Sources,
+    by_device,
+    check_results,
+    converted,
+    copies_do,
+    leaves,
+    outs,
+    rebuilt,
+    torch_device,
+    write,
+    write_by_torch,
+)
 from ._rules import Compute
 from ._started import without_modes
 from .device import device as Device
@@ -60,14 +72,17 @@ def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
         result = rebuilt(fake, planned)
     else:
         result, targets = out, list(outs(out))
-        check_results(list(leaves(fake)), [(tensor, as_torch(tensor)) for tensor in outs(out)])
+        values, given = list(leaves(fake)), [as_torch(tensor) for tensor in outs(out)]
+        takes_out = not copies_do(values, given) and _takes_given(compute, args, kwargs, outs(out))
+        if not takes_out:
+            check_results(values, list(zip(outs(out), given)))
     written = [tensor for tensor in targets if tensor is not None]
     if not written and name in VIEWS:
         return result
     views = Sources(as_torch)
     their_args, their_kwargs = converted(args, kwargs, views, _refused)
     pairs = [None if target is None else (target, as_torch(target)) for target in targets]
-    if takes_out and out is None and None not in targets:
+    if takes_out and None not in targets:
         their_outs = tuple(view for _, view in filter(None, pairs))
         their_kwargs["out"] = their_outs if len(their_outs) > 1 else their_outs[0]
         pairs = []
@@ -121,12 +136,15 @@ def _takes_out(compute: Compute, args: list[Any], kwargs: dict[str, Any], result
     values = list(leaves(result))
     if compute.rule is not None or not values:
         return False
-    given = tuple(torch.empty_like(value) for value in values)
-    try:
-        compute.theirs(*args, **kwargs, out=given if len(given) > 1 else given[0])
-    except Exception:  # the function has none, or this form of it: the reason is of no interest
-        return False
-    return all(one.shape == value.shape for one, value in zip(given, values))
+    given = [torch.empty_like(value) for value in values]
+    written = write_by_torch(compute.theirs, args, kwargs, given)
+    return written and all(one.shape == value.shape for one, value in zip(given, values))
+
+
+def _takes_given(compute: Compute, args: Any, kwargs: Any, given: Sequence[Tensor]) -> bool:
+    """Whether torch's function writes tensors like the given ones: tried with ones, since fakes know fewer dtypes."""
+    their_args, their_kwargs = converted(args, kwargs, Sources(lambda tensor: _like(tensor).fill_(1)), _refused)
+    return write_by_torch(compute.theirs, their_args, their_kwargs, [_like(tensor) for tensor in given])
 
 
 def _allocated(value: torch.Tensor) -> Tensor:

@@ -196,7 +196,8 @@ def addbmm(input: Tensor, batch1: Tensor, batch2: Tensor, *, beta: float = 1, al
 
 def product(a: Tensor, b: Tensor, c: Tensor | None = None, alpha: float = 1, beta: float = 0) -> Any:
     """alpha * a @ b + beta * c by gemm, where it takes their shapes, strides and numbers."""
-    if not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (alpha, beta)):
+    # Whether an alpha of 0 hides a NaN of the product depends on torch's kernel, by function and dtype.
+    if alpha == 0 or not all(isinstance(number, (int, float)) and math.isfinite(number) for number in (alpha, beta)):
         return NotImplemented
     if a.shape[-1] != b.shape[-2 if b.dim() > 1 else -1] or not (lies_in_rows_or_columns(a, b)):
         return NotImplemented
@@ -217,7 +218,7 @@ def clone(input: Tensor, *, memory_format: torch.memory_format = torch.preserve_
     return infini.rearrange(input, out=torch.empty_like(input, memory_format=memory_format))
 
 
-_PRODUCT = "each matrix lies by rows or columns"
+_PRODUCT = "each matrix lies by rows or columns and alpha is not 0"
 _CONV = "groups is 1 and padding is numbers"
 RULES = {
     "addbmm": Rule(addbmm, "gemm", _PRODUCT),
@@ -227,7 +228,7 @@ RULES = {
     "clone": Rule(clone, "rearrange", "no size is 0", COPIED),
     "dot": Rule(dot, "matmul", "both strides are 1"),
     "inner": Rule(inner, "matmul", "other has one or two dimensions and each matrix lies by rows or columns"),
-    "mv": Rule(mv, "matmul", _PRODUCT),
+    "mv": Rule(mv, "matmul", "each matrix lies by rows or columns"),
     "vdot": Rule(vdot, "matmul", "both strides are 1"),
     "nn.functional.conv1d": Rule(conv(1), "conv", _CONV),
     "nn.functional.conv2d": Rule(conv(2), "conv", _CONV),
