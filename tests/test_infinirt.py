@@ -157,6 +157,16 @@ def test_destroying_an_event_wakes_nobody(q: int) -> None:
 # ---- memory and copies ----
 
 
+@pytest.mark.parametrize(("allocate", "free"), [("Malloc", "FreeHost"), ("MallocHost", "Free")])
+def test_the_cpus_memory_is_host_memory(allocate: str, free: str) -> None:
+    """Which either function frees, once."""
+    at = made(allocate, 4096)
+    ctypes.memset(at, 5, 4096)
+    ok(free, at)
+    for again in ("Free", "FreeHost"):
+        refused(BAD_PARAM, "ptr must be memory of", again, at)
+
+
 @pytest.mark.parametrize("free", ["Free", "FreeHost"])
 def test_free_waits_for_queued_work(q: int, free: str) -> None:
     at = made(free.replace("Free", "Malloc"), 4096)

@@ -170,7 +170,8 @@ INFINI_API infiniStatus_t infinirtMallocHost(void **p_ptr, size_t size);
 /* Waits for the device's queued work, then frees; in a host function that a stream runs, frees without waiting.
  * Failures of that work stay for the next synchronisation. NULL does nothing. BAD_PARAM for memory that
  * infinirtMalloc() (infinirtMallocHost()) did not give, that was freed already, or for an address inside of an
- * allocation; on NVIDIA devices also while a stream of the device is captured. */
+ * allocation; on NVIDIA devices also while a stream of the device is captured. On the CPU both are host memory, which
+ * either function frees. */
 INFINI_API infiniStatus_t infinirtFree(void *ptr);
 INFINI_API infiniStatus_t infinirtFreeHost(void *ptr);
 

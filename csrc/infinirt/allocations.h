@@ -25,14 +25,17 @@ public:
         by_address_[key(space(allocation), ptr)] = allocation;
     }
 
-    // Takes out the host's or the device's allocation that begins at ptr.
+    // Takes out the host's or the device's allocation that begins at ptr; the CPU's are both.
     Allocation erase(Device device, bool host, void *ptr) {
         const std::lock_guard<std::mutex> lock(mutex_);
         const auto found = by_address_.find(key(host ? Device{} : device, ptr));
-        if (found == by_address_.end() || found->second.host != host) {
+        if (found == by_address_.end()) {
             return {};
         }
         const Allocation allocation = found->second;
+        if (allocation.host != host && allocation.device.type != INFINI_DEVICE_CPU) {
+            return {};
+        }
         by_address_.erase(found);
         return allocation;
     }

@@ -26,7 +26,7 @@ int main(int count, char **arguments) {
     auto start = context::createEvent();
     auto end = context::createEvent();
     context::recordEvent(start, context::getStream());
-    Tensor a = Tensor::from_blob(device_mem->data(), {32, 32}, DataType::F32, device);
+    Tensor a = Tensor::from_blob(device_mem->data(), {32, 32}, DataType::FLOAT32, device);
     Tensor b = op::matmul(a, a);
     context::recordEvent(end, context::getStream());
     context::synchronizeEvent(end);
@@ -35,8 +35,8 @@ int main(int count, char **arguments) {
     context::destroyEvent(end);
 
     context::startGraphRecording();
-    Tensor input1 = Tensor::zeros({128, 256}, DataType::F32, device);
-    Tensor input2 = Tensor::ones({256, 128}, DataType::F32, device);
+    Tensor input1 = Tensor::zeros({128, 256}, DataType::FLOAT32, device);
+    Tensor input2 = Tensor::ones({256, 128}, DataType::FLOAT32, device);
     Tensor product = op::matmul(op::add(input1, input1), input2);
     auto graph = context::stopGraphRecording();
     for (int i = 0; i < 100; ++i) {

@@ -52,6 +52,15 @@ constexpr DataType kDtypes[] = {DataType::BYTE, DataType::BOOL, DataType::I8,   
                                 DataType::I64,  DataType::U8,   DataType::U16,  DataType::U32, DataType::U64,
                                 DataType::F8,   DataType::F16,  DataType::F32,  DataType::F64, DataType::C16,
                                 DataType::C32,  DataType::C64,  DataType::C128, DataType::BF16};
+static_assert(DataType::INT8 == DataType::I8 && DataType::INT16 == DataType::I16 && DataType::INT32 == DataType::I32 &&
+              DataType::INT64 == DataType::I64 && DataType::UINT8 == DataType::U8 &&
+              DataType::UINT16 == DataType::U16 && DataType::UINT32 == DataType::U32 &&
+              DataType::UINT64 == DataType::U64);
+static_assert(DataType::FLOAT8 == DataType::F8 && DataType::FLOAT16 == DataType::F16 &&
+              DataType::FLOAT32 == DataType::F32 && DataType::FLOAT64 == DataType::F64 &&
+              DataType::BFLOAT16 == DataType::BF16);
+static_assert(DataType::COMPLEX16 == DataType::C16 && DataType::COMPLEX32 == DataType::C32 &&
+              DataType::COMPLEX64 == DataType::C64 && DataType::COMPLEX128 == DataType::C128);
 IS(toString(DataType::F32), std::string);
 IS(dsize(DataType::F32), size_t);
 

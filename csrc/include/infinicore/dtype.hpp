@@ -27,7 +27,25 @@ enum class DataType {
     C32 = INFINI_DTYPE_C32,
     C64 = INFINI_DTYPE_C64,
     C128 = INFINI_DTYPE_C128,
-    BF16 = INFINI_DTYPE_BF16
+    BF16 = INFINI_DTYPE_BF16,
+    // The long names, which InfiniCore's documents also use.
+    INT8 = I8,
+    INT16 = I16,
+    INT32 = I32,
+    INT64 = I64,
+    UINT8 = U8,
+    UINT16 = U16,
+    UINT32 = U32,
+    UINT64 = U64,
+    FLOAT8 = F8,
+    FLOAT16 = F16,
+    FLOAT32 = F32,
+    FLOAT64 = F64,
+    BFLOAT16 = BF16,
+    COMPLEX16 = C16,
+    COMPLEX32 = C32,
+    COMPLEX64 = C64,
+    COMPLEX128 = C128
 };
 
 std::string toString(const DataType &dtype); // "bfloat16"
