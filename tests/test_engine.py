@@ -67,10 +67,10 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
     length = max(map(len, rows)) + TOKENS
     for i, settings in enumerate(
         (
-            {"max_sequences": 1},
+            {"max_sequences": 1, "chunk_size": 32},
             {"record": False, "reuse_prefixes": False},
             {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16},
-            {"block_size": 8, "cache_blocks": 70},  # two of the five at a time: preemptions
+            {"block_size": 8, "chunk_size": 8, "cache_blocks": 70},  # two of the five at a time: preemptions
             {"block_size": length, "max_sequences": 5, "reuse_prefixes": False},  # a block each: a static cache
         )
     ):
@@ -117,8 +117,8 @@ def test_sampled_tokens_do_not_depend_on_neighbours(
 
 
 def test_int8_keys_and_values(tmp_path: Path) -> None:
-    """Greedy tokens are the same batched, recorded and in blocks of any size. Cut elsewhere, preempted or begun from
-    others' blocks, last bits may make a step of int8: then most are, as most are those of a cache of floats."""
+    """Greedy tokens are the same batched, recorded, preempted and in blocks of any size. Cut elsewhere, last bits may
+    make a step of int8: then most are, as most are those of a cache of floats."""
     random_model("llama").save_pretrained(tmp_path)
     model = Llama.from_pretrained(tmp_path)
     rows = prompts(3, 40, 1, 90)
@@ -138,9 +138,9 @@ def test_int8_keys_and_values(tmp_path: Path) -> None:
     cut, metrics = serve(3, kv_cache_dtype="int8", block_size=16, chunk_size=16, max_batched_tokens=16)
     assert metrics.reused_tokens >= 64
     preempted, metrics = serve(4, kv_cache_dtype="int8", block_size=8, cache_blocks=25)
-    assert metrics.preemptions > 0
+    assert metrics.preemptions > 0 and preempted == alone
     floats, _ = serve(5)
-    for other in (cut, preempted, floats):
+    for other in (cut, floats):
         same = [a == b for mine, theirs in zip(alone, other, strict=True) for a, b in zip(mine, theirs, strict=True)]
         assert sum(same) > len(same) // 2
 
@@ -419,7 +419,7 @@ def test_two_engines_and_one_that_is_dropped(tmp_path: Path) -> None:
 
 
 def test_metrics(tmp_path: Path) -> None:
-    engine = small_engine(tmp_path, block_size=16)
+    engine = small_engine(tmp_path, block_size=16, chunk_size=32)
     (row,) = prompts(40)
     engine.add(row, SamplingParams.greedy(max_tokens=10))
     finish(engine)
@@ -432,7 +432,7 @@ def test_metrics(tmp_path: Path) -> None:
     assert m.kept_blocks == 3  # two of the prompt, one filled by the output
     assert m.tokens_per_second == 20 / m.seconds
     weights = 20 * engine.model.bytes_per_step
-    keys = sum(range(40, 50)) * 2 * engine.bytes_per_token
+    keys = (32 + sum(range(40, 50)) * 2) * engine.bytes_per_token  # the first prompt in two chunks
     assert m.bytes_read == weights + keys
     assert m.share_of(1e9) == m.bytes_read / m.seconds / 1e9
 
@@ -453,7 +453,7 @@ def test_soak() -> None:
     report = soak(300, seed=1)
     assert report["preemptions"] > 5
     assert report["cancelled"] > 5
-    assert report["reused_tokens"] > 500
+    assert report["reused_tokens"] > 300
     assert report["finishes"].get("error", 0) == 0
 
 

@@ -21,7 +21,7 @@ ENGINE = {
     "cache_blocks": "the same in blocks",
     "block_size": "tokens in a block of the cache (default: 32)",
     "max_batched_tokens": "prompt tokens in a step (default: 512)",
-    "chunk_size": "prompts are cut at multiples of this (default: 256)",
+    "chunk_size": "prompts are cut at multiples of this (default: 64, or 128 without grouped heads)",
 }
 
 

@@ -6,7 +6,7 @@ A cached block is found by the block before it and its tokens: by content, so th
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 ROOT = 0  # identity of the empty prefix
 
@@ -110,16 +110,23 @@ class BlockManager:
         """Return whether the block has several references and so must not be written."""
         return self._references[block] > 1
 
-    def match(self, tokens: Sequence[int]) -> tuple[list[int], int]:
+    def match(
+        self, tokens: Sequence[int], may_end: Callable[[int], bool] = lambda tokens: True
+    ) -> tuple[list[int], int]:
         """Find the cached blocks that a sequence of these tokens begins with, and add a reference to each.
 
         At least one token is left to compute, because its logits are needed.
+
+        Args:
+            tokens: Of the sequence.
+            may_end: Whether the blocks may have so many tokens in all.
 
         Returns:
             (blocks, identity): full blocks, possibly none, and the `before` of the block that follows them.
         """
         blocks: list[int] = []
         identity, size = ROOT, self.block_size
+        whole, last = 0, ROOT
         if self.reuse:
             for start in range(0, len(tokens) - size, size):
                 found = self._block_of.get((identity, tuple(tokens[start : start + size])))
@@ -127,8 +134,11 @@ class BlockManager:
                     break
                 block, identity = found
                 blocks.append(block)
+                if may_end(start + size):
+                    whole, last = len(blocks), identity
+            del blocks[whole:]
             self.share(blocks)
-        return blocks, identity
+        return blocks, last
 
     def cache_full_blocks(self, blocks: Sequence[int], before: int, tokens: Sequence[int]) -> int:
         """Cache consecutive full blocks of a sequence, so that `match` finds them.

@@ -87,7 +87,9 @@ class Engine:
                 f"max_sequences {c.max_sequences} (give cache_bytes, or fewer of them): "
                 + str(error).partition("\n")[0]
             ) from error
-        self.scheduler = Scheduler(self._blocks, c.max_sequences, c.max_batched_tokens, c.chunk_size)
+        self.scheduler = Scheduler(
+            self._blocks, c.max_sequences, c.max_batched_tokens, c.chunk_size or chunk_size_of(model), c.reuse_generated
+        )
         self._seeds: torch.Generator | None = None
         if model.tp_group is not None and model.tp_group.workers is not None:
             sizes = blocks, c.block_size, self._cache_dtype, c.max_sequences, self.max_length
@@ -341,12 +343,14 @@ class Engine:
         logits = self._runner.run([chunk_input(chunk) for chunk in chunks], self.scheduler.copies)
         rows: list[int] = []
         sequences: list[Sequence] = []
-        for i, chunk in enumerate(chunks):
+        wanted = 0
+        for chunk in chunks:
             self.scheduler.computed(chunk)
             if chunk.sequence.remaining == 0:
                 for sequence in self._samples(chunk.sequence):
-                    rows.append(i)
+                    rows.append(wanted)
                     sequences.append(sequence)
+                wanted += 1
         if not sequences:
             return
         if rows != list(range(logits.shape[0])):
@@ -445,6 +449,12 @@ class Engine:
                 m.prompt_tokens += num_tokens
 
 
+def chunk_size_of(model: Llama) -> int:
+    """Return where prompts are cut: as small as attention is as fast as with the largest."""
+    config = model.config
+    return 64 if config.num_attention_heads > config.num_key_value_heads else 128
+
+
 def parts_of(prompt: Prompt) -> tuple[str | None, Iterable[Any] | None]:
     """Return a prompt's text and its token ids, one of which may be None; ValueError for anything else."""
     text: str | None
@@ -471,4 +481,5 @@ def described(error: Exception) -> str:
 
 def chunk_input(chunk: ScheduledChunk) -> ChunkInput:
     sequence, start, num_tokens = chunk
-    return ChunkInput(sequence.tokens[start : start + num_tokens], start, sequence.blocks)
+    end = start + num_tokens
+    return ChunkInput(sequence.tokens[start:end], start, sequence.blocks, end == len(sequence.tokens))

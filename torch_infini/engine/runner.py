@@ -26,11 +26,13 @@ class ChunkInput(NamedTuple):
         tokens: The chunk's tokens.
         start: The index of the first one in the sequence.
         blocks: The sequence's blocks, those of the chunk included.
+        wanted: Whether the logits behind its last token are.
     """
 
     tokens: list[int]
     start: int
     blocks: list[int]
+    wanted: bool
 
 
 class Runner:
@@ -60,7 +62,8 @@ class Runner:
             copies: (from, to) of blocks to copy first.
 
         Returns:
-            Logits [chunks, vocab_size] behind the last token of each, in memory that the next call overwrites.
+            Logits [n, vocab_size] behind the last token of each wanted chunk, in memory that the next call overwrites;
+            anything where none is wanted.
         """
         self.cache.copy_blocks(copies)
         if len(chunks) <= len(self._rows) and all(len(chunk.tokens) == 1 for chunk in chunks):
@@ -73,7 +76,7 @@ class Runner:
         positions: list[int] = []
         slots: list[int] = []
         starts = [0]
-        for new, start, blocks in chunks:
+        for new, start, blocks, _ in chunks:
             end = start + len(new)
             tokens += new
             positions += range(start, end)
@@ -82,20 +85,31 @@ class Runner:
         width = max(len(chunk.blocks) for chunk in chunks)
         tables = [chunk.blocks + [-1] * (width - len(chunk.blocks)) for chunk in chunks]
         lengths = [chunk.start + len(chunk.tokens) for chunk in chunks]
-        tensors = (torch.tensor(x, device=self.device) for x in (tokens, positions, slots, tables, lengths, starts))
-        return self.model(Batch(*tensors), self.cache, last=True)
+        numbers = [tokens, positions, slots, tables, lengths, starts]
+        wanted = wanted_of(chunks)
+        if len(wanted) < len(chunks):
+            numbers.append(wanted)
+        batch = Batch(*(torch.tensor(x, device=self.device) for x in numbers))
+        return self.model(batch, self.cache, last=True)
 
     def _decode(self, chunks: Sequence[ChunkInput]) -> Tensor:
         step, size = self._steps.step(len(chunks), self._width), self.cache.block_size
         columns = []
-        for row, ((token,), start, blocks) in enumerate(chunks):
+        for row, ((token,), start, blocks, _) in enumerate(chunks):
             if self._rows[row] != blocks:
                 self._rows[row] = []  # if the next line is interrupted, the row must not count as what it held before
                 step.tables[row, : len(blocks)] = torch.tensor(blocks)
                 self._rows[row] = list(blocks)
             columns.append((token, start, blocks[start // size] * size + start % size, start + 1))
         step.inputs.copy_(torch.tensor(columns).t())
-        return step.run()
+        logits = step.run()
+        wanted = wanted_of(chunks)
+        return logits if len(wanted) == len(chunks) else logits[torch.tensor(wanted, device=self.device)]
+
+
+def wanted_of(chunks: Sequence[ChunkInput]) -> list[int]:
+    """Return the wanted chunks; the last where none is, because a step of no rows is none."""
+    return [i for i, chunk in enumerate(chunks) if chunk.wanted] or [len(chunks) - 1]
 
 
 class TPRunner:

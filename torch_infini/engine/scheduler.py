@@ -31,8 +31,10 @@ class Scheduler:
         max_batched_tokens: A step that has this many prompt tokens takes no further chunk of a prompt. Larger steps
             take less time per token, but sequences that generate wait for them.
         chunk_size: Prompts are cut at multiples of this many tokens, wherever a chunk is in the step and however many
-            chunks of the prompt the step takes. So the tokens that attend together, and with them the last bits of the
-            result, do not depend on other requests.
+            chunks of the prompt the step takes; what was generated is computed token by token, also when it is computed
+            again. So the tokens that attend together, and with them the last bits of the result, depend neither on
+            other requests nor on preemption. A prompt begins with cached blocks up to such a multiple.
+        reuse_generated: Whether blocks with generated tokens, and with the last tokens of prompts, are cached.
 
     Attributes:
         waiting: Sequences that have not begun or were preempted; the first is scheduled first.
@@ -41,9 +43,17 @@ class Scheduler:
         preemptions: The number of preemptions so far.
     """
 
-    def __init__(self, blocks: BlockManager, max_sequences: int, max_batched_tokens: int, chunk_size: int) -> None:
+    def __init__(
+        self,
+        blocks: BlockManager,
+        max_sequences: int,
+        max_batched_tokens: int,
+        chunk_size: int,
+        reuse_generated: bool = True,
+    ) -> None:
         self.blocks, self.max_sequences = blocks, max_sequences
         self.max_batched_tokens, self.chunk_size = max_batched_tokens, chunk_size
+        self.reuse_generated = reuse_generated
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.copies: list[tuple[int, int]] = []
@@ -101,7 +111,7 @@ class Scheduler:
         """Append the sequence's next chunks until they have at least `budget` tokens; return how many they have."""
         start = at = sequence.computed
         while at - start < budget and at < len(sequence.tokens):
-            end = min(len(sequence.tokens), (at // self.chunk_size + 1) * self.chunk_size)
+            end = self._end(sequence, at)
             if at > start and self.blocks.needed(end) - len(sequence.blocks) > self.blocks.free:
                 break  # no sequence is preempted for the sake of a second chunk
             if not self._reserve(sequence, end):
@@ -110,6 +120,11 @@ class Scheduler:
             at = end
         return at - start
 
+    def _end(self, sequence: Sequence, at: int) -> int:
+        """Return where the chunk that begins at token `at` ends."""
+        prompt = len(sequence.request.prompt)
+        return at + 1 if at >= prompt else min(prompt, (at // self.chunk_size + 1) * self.chunk_size)
+
     def _admit(self) -> bool:
         """Run the first waiting sequence if blocks for all of its tokens are free."""
         if not self.waiting:
@@ -117,7 +132,10 @@ class Scheduler:
         sequence = self.waiting[0]
         if sum(s.samples for s in self.running) + sequence.samples > self.max_sequences:
             return False
-        found, identity = self.blocks.match(sequence.tokens)
+        prompt = len(sequence.request.prompt)
+        found, identity = self.blocks.match(
+            sequence.tokens, lambda tokens: tokens >= prompt or tokens % self.chunk_size == 0
+        )
         # Leave one block for each running sequence, or they would preempt the newcomer at once.
         wanted = self.blocks.needed(len(sequence.tokens) + 1) - len(found)
         if wanted + len(self.running) > self.blocks.free and self.running:
@@ -169,7 +187,10 @@ class Scheduler:
         """Record that a chunk was computed, and make the blocks that are now full available to later sequences."""
         sequence, size = chunk.sequence, self.blocks.block_size
         sequence.computed = chunk.start + chunk.num_tokens
-        cached, full = sequence.num_cached, sequence.computed // size
+        most = sequence.computed
+        if not self.reuse_generated:
+            most = min(most, len(sequence.request.prompt) // self.chunk_size * self.chunk_size)
+        cached, full = sequence.num_cached, most // size
         if full > cached:
             tokens = sequence.tokens[cached * size : full * size]
             sequence.identity = self.blocks.cache_full_blocks(sequence.blocks[cached:full], sequence.identity, tokens)

@@ -139,7 +139,7 @@ class Llama(nn.Module):
         Args:
             batch: The tokens, and where they are.
             cache: Keys and values of the tokens before; those of the new ones are written.
-            last: Compute logits for the last new token of each of the batch's n sequences only; for the other tokens
+            last: Compute logits for the last new token of each of the batch's n wanted sequences only; for all others
                 the last layer then computes keys and values only.
             out: Contiguous memory for the logits; None: a new tensor.
             whole: Compute the last layer for all tokens nevertheless, for callers that inspect the submodules. The

@@ -75,7 +75,7 @@ class Attention(nn.Module):
             batch: Where the tokens are.
             cache: Keys and values of this layer. Those of the new tokens are written first and then read back (rounded
                 if they are int8), so that tokens see the same keys wherever a prompt is cut.
-            last: Compute the last new token of each of the batch's n sequences only.
+            last: Compute the last new token of each of the batch's n wanted sequences only.
 
         Returns:
             [tokens, size], or [n, size] if `last`.
@@ -105,6 +105,8 @@ def attend(q: Tensor, cache: LayerCache, batch: Batch, window: int, last: bool =
     tables, lens, starts = batch.block_tables, batch.seq_lens, batch.cum_seq_lens_q
     if last:
         q, starts = rows_of(q.flatten(1), batch.ends).view(-1, *q.shape[1:]), None
+        if batch.wanted is not None:
+            tables, lens = tables[batch.wanted], lens[batch.wanted]
     if starts is None:
         return torch.ops.infini.paged_attention.out(q, keys, values, tables, lens, None, None, window, *scales, out=q)
     return torch.ops.infini.paged_attention_prefill.out(

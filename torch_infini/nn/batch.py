@@ -23,6 +23,7 @@ class Batch:
             not read.
         seq_lens: [n], the number of keys of each sequence, new tokens included.
         cum_seq_lens_q: [n + 1], from 0 to tokens, the index of each sequence's first new token; None: one token each.
+        wanted: [m], the sequences whose results a model computes for `last`; None: all.
     """
 
     tokens: Tensor
@@ -31,8 +32,12 @@ class Batch:
     block_tables: Tensor
     seq_lens: Tensor
     cum_seq_lens_q: Tensor | None = None
+    wanted: Tensor | None = None
 
     @property
     def ends(self) -> Tensor | None:
-        """[n], the index of each sequence's last new token; None: every token is a last one."""
-        return None if self.cum_seq_lens_q is None else self.cum_seq_lens_q[1:] - 1
+        """[n] or [m], the index of the last new token of each wanted sequence; None: every token is one."""
+        if self.cum_seq_lens_q is None:
+            return self.wanted
+        ends = self.cum_seq_lens_q[1:] - 1
+        return ends if self.wanted is None else ends[self.wanted]

@@ -43,7 +43,7 @@ class DecoderLayer(nn.Module):
             residual: [tokens, size], which x has not been added to yet; None: there is none.
             batch: Where the tokens are.
             cache: Keys and values of this layer.
-            last: Compute the result for the last new token of each sequence only.
+            last: Compute the result for the last new token of each wanted sequence only.
 
         Returns:
             (x, residual) for the next layer; their sum is the layer's result.
