@@ -290,6 +290,12 @@ def test_bad_tensors_of_compressed_tensors(tmp_path: Path) -> None:
     written.tensors["weight_shape"] = torch.tensor([16, 256])
     with pytest.raises(ValueError, match=r"a.b.weight_shape must be \[16, 128\] .*, got \[16, 256\]"):
         opened(tiny_folder(tmp_path, written, PACKED))
+    written = compressed("pack-quantized", INT4)("x", torch.randn(16, 128))
+    written.tensors["weight_zero_point"] = torch.zeros(2, 4, dtype=torch.int32)
+    with pytest.raises(
+        ValueError, match=r"as compressed-tensors pack-quantized with these .* got weight_zero_point too"
+    ):
+        opened(tiny_folder(tmp_path, written, PACKED))
     other = config_of_compressed("pack-quantized", INT4)
     other["config_groups"]["group_0"]["targets"] = ["re:.*mlp.*"]
     with pytest.raises(ValueError, match=r"config_groups in .* must have a target for a.b, which is quantized, got"):

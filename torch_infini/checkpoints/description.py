@@ -111,12 +111,19 @@ def checked_layer(name: str, format: Format, tensors: Mapping[str, TensorInfo]) 
         if info.dtype not in rule.dtypes:
             dtypes = " or ".join(shown(dtype) for dtype in rule.dtypes)
             raise ValueError(f"{NAME}: {found[last]} must be {dtypes} ({format.name}), got {shown(info.dtype)}")
+    for last in found:
+        if last not in expected and last not in _OF_ACTIVATIONS:
+            raise ValueError(
+                f"{NAME}: {name} must have {', '.join(expected)} alone, as {format.name} with these settings has, got "
+                f"{last} too: the description contradicts the tensors"
+            )
     return Layer(format, n, k, {last: found[last] for last in expected if last in found})
 
 
+_OF_ACTIVATIONS = ("input_scale", "input_scale_ub")  # which stay as they are
 _LASTS = (
     *("weight", "qweight", "qzeros", "scales", "g_idx", "weight_packed", "weight_scale", "weight_shape"),
-    *("weight_zero_point", "weight_g_idx", "weight_scale_inv", "input_scale", "input_scale_ub"),
+    *("weight_zero_point", "weight_g_idx", "weight_scale_inv", *_OF_ACTIVATIONS),
 )
 
 
