@@ -455,3 +455,51 @@ def test_copied_blocks(dtype: torch.dtype) -> None:
     cache.copy_blocks([(3, 0), (0, 4)])
     for t, old in zip(tensors, before, strict=True):
         assert torch.equal(t, old[:, [3, 1, 2, 3, 3]])
+
+
+ROPES: dict[str, dict[str, Any]] = {
+    "default": {"rope_type": "default"},
+    "partial": {"rope_type": "default", "partial_rotary_factor": 0.5},  # which these families do not read
+    "linear": {"rope_type": "linear", "factor": 4.0},
+    "yarn": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+    "dynamic": {"rope_type": "dynamic", "factor": 4.0},
+    "longrope": {
+        "rope_type": "longrope",
+        "factor": 4.0,
+        "original_max_position_embeddings": 64,
+        "short_factor": [1.0 + i / 8 for i in range(8)],
+        "long_factor": [2.0 + i for i in range(8)],
+    },
+}
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral-no-window", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ROPES)
+def test_rotary_embeddings(name: str, family: str, tmp_path: Path) -> None:
+    """As transformers', for prompts on both sides of the original length where the table depends on it.
+
+    Of longrope one table serves a model: the long one where it has more positions than the original ones, so that only
+    longer prompts are transformers' (torch_infini.nn.RotaryEmbedding says so).
+    """
+    parameters = {"rope_theta": 10000.0, **ROPES[name]}
+    theirs = random_model(family, rope_parameters=parameters, max_position_embeddings=256)
+    theirs.save_pretrained(tmp_path)
+    model = Llama.from_pretrained(tmp_path)
+    for length in (40, 100):
+        if name == "longrope" and length <= 64:
+            continue
+        tokens = torch.randint(320, (1, length), generator=torch.Generator().manual_seed(length)).tolist()
+        (mine,) = run(model, tokens, [])
+        with torch.no_grad():
+            expected = theirs(torch.tensor(tokens)).logits[0]
+        near(mine, expected, theirs)
+
+
+def test_a_partial_rotary_factor_that_transformers_cannot_serve(tmp_path: Path) -> None:
+    theirs = random_model("llama")
+    theirs.save_pretrained(tmp_path)
+    edit(tmp_path, rope_parameters={"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5})
+    with pytest.raises(
+        ValueError, match=r"partial_rotary_factor must be 1 or missing where rope_parameters .* got 0\.5"
+    ):
+        Llama.from_pretrained(tmp_path)

@@ -222,9 +222,19 @@ def _windows(kind: str, values: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _rope(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return RotaryEmbedding's arguments; ValueError for invalid entries."""
+    """Return RotaryEmbedding's arguments; ValueError for invalid entries.
+
+    As in transformers, these families rotate whole heads whatever partial_rotary_factor is; where the scaling would
+    read it, transformers' own models fail.
+    """
     try:
-        return rotary_settings(values)
+        settings = rotary_settings(values)
+        if settings["partial"] != 1 and settings["scaling"] is not None:
+            raise ValueError(
+                f"{_NAME}: partial_rotary_factor must be 1 or missing where rope_parameters scale the frequencies, got "
+                f"{settings['partial']:g}"
+            )
+        return {**settings, "partial": 1.0}
     except (TypeError, OverflowError, ZeroDivisionError) as error:
         given = values.get("rope_scaling") or values.get("rope_parameters")
         raise ValueError(
