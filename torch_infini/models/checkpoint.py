@@ -327,16 +327,18 @@ def _check(
 
 
 def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
-    """Wait for pieces of these sizes; show on stderr how many bytes were loaded, and how fast."""
+    """Wait for pieces of these sizes; show on stderr how much of all was loaded, how fast, and the time left."""
     shown = sys.stderr.isatty() if progress is None else progress
     start, read, whole = time.perf_counter(), 0, sum(sizes)
     for i, (_, size) in enumerate(zip(done, sizes, strict=True), 1):
         read += size
         if shown:
-            speed = read / 1e9 / (time.perf_counter() - start)
+            seconds = time.perf_counter() - start
+            left = seconds * (whole - read) / max(read, 1)
             bar = "#" * (30 * read // max(whole, 1))
             end = "\n" if i == len(sizes) else ""
-            line = f"\rloading [{bar:<30}] {read / 1e9:6.2f} GB, {speed:5.2f} GB/s"
+            sizes_read = f"{read / 1e9:.2f} of {whole / 1e9:.2f} GB"
+            line = f"\rloading [{bar:<30}] {sizes_read}, {read / 1e9 / seconds:.2f} GB/s, {left:3.0f} s left"
             print(line, end=end, file=sys.stderr, flush=True)
 
 
@@ -374,7 +376,9 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
 
 
 def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a floating dtype, given by itself or by name; ValueError for one that the kernels do not serve."""
+    """Return a floating dtype, given by itself or by name, None for "auto"; ValueError for one without kernels."""
+    if dtype == "auto":  # as in transformers and vLLM
+        return None
     if isinstance(dtype, str):
         dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype
     if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):

@@ -290,7 +290,7 @@ def load_patched(folder: str | Path) -> nn.Module:
     return load(Path(folder))
 
 
-def load_model(name: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
+def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.Module:
     """Load a model of transformers from a checkpoint of any kind, patched, in evaluation mode.
 
     Quantized layers keep their integers where int8 and int4 hold them without loss; others are dequantized, and rounded
@@ -299,7 +299,7 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
     Args:
         name: A folder, a .gguf file, or "owner/model" of the hub (from its cache where there is no network). A folder
             of save_patched is loaded as by load_patched.
-        dtype: Of activations and dense weights; None: the checkpoint's.
+        dtype: Of activations and dense weights, or its name; None and "auto": the checkpoint's.
 
     Returns:
         The model.
@@ -309,9 +309,10 @@ def load_model(name: str | Path, dtype: torch.dtype | None = None) -> nn.Module:
         ValueError: For a checkpoint that contradicts itself or its model, or a model that cannot be patched.
         NotImplementedError: For a variant of a format that is not served.
     """
+    from ..models.checkpoint import floating
     from .foreign import load
 
-    return load(name, dtype)
+    return load(name, floating(dtype))
 
 
 after_import("transformers.quantizers.auto", _register_quantizer)
