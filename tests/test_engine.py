@@ -283,7 +283,7 @@ def test_a_step_that_fails_ends_its_requests_alone(tmp_path: Path, monkeypatch: 
             {},
             "prompt must be shorter than 64 tokens, the least of max_length and what the cache holds, got 64",
         ),
-        ([1], {"n": 9}, "n must be at most max_sequences, 8, got 9"),
+        ([1], {"n": 1025}, "n must be at most 1024, got 1025"),
         ([1], {"stop_token_ids": [5000]}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 5000"),
         ([1], {"logit_bias": {400: 1.0}}, "stop_token_ids and logit_bias must name tokens from 0 to 319, got 400"),
         ("text", {}, "prompt must be token ids, for the model's folder has no tokenizer, got text"),

@@ -174,8 +174,8 @@ def test_fields_of_sampling(llm: AsyncLLM, service: Service) -> None:
         ({"top_k": -1, "top_p": 0.1}, {"top_p": 0.1}),
         ({"min_p": 0.5}, {"min_p": 0.5}),
         ({"repetition_penalty": 3.0, "temperature": 0}, {"repetition_penalty": 3.0, "temperature": 0.0}),
-        ({"presence_penalty": 8, "temperature": 0}, {"presence_penalty": 8.0, "temperature": 0.0}),
-        ({"frequency_penalty": 8, "temperature": 0}, {"frequency_penalty": 8.0, "temperature": 0.0}),
+        ({"presence_penalty": 2, "temperature": 0}, {"presence_penalty": 2.0, "temperature": 0.0}),
+        ({"frequency_penalty": 2, "temperature": 0}, {"frequency_penalty": 2.0, "temperature": 0.0}),
         ({"logit_bias": {"70": 100}}, {"logit_bias": {70: 100.0}}),
         ({"stop": letter}, {"stop": letter}),
         ({"stop": [letter], "include_stop_str_in_output": True}, {"stop": letter, "include_stop": True}),
@@ -307,7 +307,7 @@ def test_parts_of_outputs_that_were_skipped() -> None:
 
 
 def output_with(text: str, tokens: list[int], finish: str | None = None) -> RequestOutput:
-    return RequestOutput("1", None, [0], [Completion(0, text, "", tokens, [], None, finish)])
+    return RequestOutput("1", None, [0], [Completion(0, text, "", tokens, [], None, finish, text_tokens=len(tokens))])
 
 
 @pytest.mark.parametrize("stream", [False, True])
@@ -369,3 +369,91 @@ def test_tokenize_and_detokenize(llm: AsyncLLM, service: Service) -> None:
         "count"
     ] == len(tokens)
     assert ask(service, "POST", "/detokenize", json={"tokens": tokens}).json() == {"prompt": PROMPT}
+
+
+def stopped(llm: AsyncLLM) -> tuple[str, Any]:
+    """A stop string of several tokens within a text, and the text's output without it."""
+    free = expected(llm, PROMPT, seed=5, max_tokens=16)
+    texts = [llm.engine.tokenizer.decode([token]) for token in free.tokens]
+    return "".join(texts[6:9]), free
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("include", [False, True])
+def test_log_probabilities_of_a_stop_string(include: bool, stream: bool, llm: AsyncLLM, service: Service) -> None:
+    """Tokens have log-probabilities as far as they are in the text."""
+    stop, free = stopped(llm)
+    assert free.text.count(stop) == 1
+    body = {"prompt": PROMPT, "seed": 5, "max_tokens": 16, "stop": stop, "logprobs": 0, "stream": stream}
+    answer = ask(service, "POST", "/v1/completions", json={**body, "include_stop_str_in_output": include})
+    choices = [event["choices"][0] for event in events_of(answer.text)] if stream else [answer.json()["choices"][0]]
+    tokens = [token for choice in choices if choice["logprobs"] for token in choice["logprobs"]["tokens"]]
+    text = "".join(choice["text"] for choice in choices)
+    assert text == free.text[: free.text.index(stop) + include * len(stop)]
+    assert "".join(tokens) == text and len(tokens) == (9 if include else 6)
+
+
+def test_more_samples_than_run_at_a_time(llm: AsyncLLM, service: Service) -> None:
+    """They wait for each other, and each is what its seed gives."""
+    most = llm.engine.config.max_sequences
+    body = {"prompt": PROMPT, "seed": 5, "max_tokens": 8, "n": 3 * most + 1}
+    answer = ask(service, "POST", "/v1/completions", json=body).json()
+    want = expected(llm, PROMPT, seed=5, max_tokens=8, n=3 * most + 1)
+    assert [choice["text"] for choice in answer["choices"]] == [c.text for c in want.completions]
+    assert len({choice["text"] for choice in answer["choices"]}) > most
+    assert answer["usage"]["completion_tokens"] == 8 * (3 * most + 1)
+    assert want.completions[0].text == expected(llm, PROMPT, seed=5, max_tokens=8).text
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_no_prompt_and_no_tokens(stream: bool, service: Service) -> None:
+    """As OpenAI's schema has them: null is a text's beginning, and 0 tokens are an answer."""
+    body: dict[str, Any] = {"prompt": None, "max_tokens": 2, "temperature": 0, "stream": stream}
+    begun = ask(service, "POST", "/v1/completions", json=body)
+    assert begun.status_code == 200
+    if not stream:
+        assert begun.json()["usage"] == {
+            "prompt_tokens": 1,
+            "completion_tokens": 2,
+            "total_tokens": 3,
+            "prompt_tokens_details": {"cached_tokens": 0},
+        }
+        same = ask(service, "POST", "/v1/completions", json={**body, "prompt": [1]}).json()
+        assert same["choices"] == begun.json()["choices"]
+    body |= {"prompt": [[3], [4, 5]], "max_tokens": 0, "n": 2, "logprobs": 1}
+    answer = ask(service, "POST", "/v1/completions", json=body)
+    events = events_of(answer.text) if stream else [answer.json()]
+    choices = [choice for event in events for choice in event["choices"]]
+    assert [choice["index"] for choice in choices] == [0, 1, 2, 3]
+    assert all(choice["text"] == "" and choice["finish_reason"] == "length" for choice in choices)
+    assert all(choice["logprobs"]["tokens"] == [] for choice in choices)
+    if not stream:
+        assert answer.json()["usage"]["prompt_tokens"] == 3 and answer.json()["usage"]["completion_tokens"] == 0
+
+
+def test_what_a_template_gets(service: Service, llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tools that may not be called, messages of tools, and variables of the template."""
+    template = (
+        "{{ reasoning_effort }}|{{ thinking }}{% for m in messages %}|{{ m.role }}:{{ m.content }}"
+        "{% for c in m.tool_calls or [] %}<{{ c.function.name }} {{ c.function.arguments.x }}>{% endfor %}"
+        "{% if m.tool_call_id %}[{{ m.tool_call_id }}]{% endif %}{% endfor %}"
+    )
+    monkeypatch.setattr(llm.engine.tokenizer, "chat_template", template)
+    call = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 5}'}}
+    body = {
+        "messages": [
+            {"role": "user", "content": "a"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "content": "b", "tool_call_id": "c1"},
+        ],
+        "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}],
+        "tool_choice": "none",
+        "reasoning_effort": "low",
+        "chat_template_kwargs": {"thinking": True},
+        "max_tokens": 1,
+    }
+    seen = []
+    encode = llm.chat_prompt
+    monkeypatch.setattr(llm, "chat_prompt", lambda *args: seen.append(encode(*args)) or seen[-1])
+    assert ask(service, "POST", "/v1/chat/completions", json=body).status_code == 200
+    assert llm.engine.tokenizer.decode(seen[0]) == "low|True|user:a|assistant:<f 5>|tool:b[c1]"

@@ -7,7 +7,7 @@ import logging
 import threading
 import weakref
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any
@@ -139,9 +139,9 @@ class AsyncLLM:
         """The Engine, for its settings, limits and tokenizer; only this object's thread may add requests or step it."""
         return self._llm.engine
 
-    def chat_prompt(self, messages: list[Message]) -> list[int]:
-        """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
-        return self._llm.chat_prompt(messages)
+    def chat_prompt(self, messages: list[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the tokens of a conversation up to the assistant's answer; as LLM.chat_prompt."""
+        return self._llm.chat_prompt(messages, template)
 
     def close(self) -> None:
         """Cancel all requests and end the thread; also called when the object is dropped or its `async with` ends."""

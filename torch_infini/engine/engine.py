@@ -28,6 +28,7 @@ from .text import TextStream
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+MOST_SAMPLES = 1024  # of a prompt
 _NAME = "torch_infini.Engine"
 _UNREADABLE = f"{_NAME}: the tokenizer must decode every token of the prompt and the output"
 Prompt = str | SequenceOf[int] | Mapping[str, Any]  # the last as vLLM's: {"prompt": text}, {"prompt_token_ids": ids}
@@ -204,8 +205,8 @@ class Engine:
                 f"{_NAME}: prompt must be shorter than {self.max_length} tokens, the least of max_length and what the "
                 f"cache holds, got {len(tokens)}"
             )
-        if params.n > self.config.max_sequences:
-            raise ValueError(f"{_NAME}: n must be at most max_sequences, {self.config.max_sequences}, got {params.n}")
+        if params.n > MOST_SAMPLES:
+            raise ValueError(f"{_NAME}: n must be at most {MOST_SAMPLES}, got {params.n}")
         if params.stop and self.tokenizer is None:
             raise ValueError(f"{_NAME}: stop must be empty where there is no tokenizer, got {params.stop}")
         outside = [t for t in (*params.stop_token_ids, *(params.logit_bias or ())) if t >= vocabulary]
@@ -366,15 +367,20 @@ class Engine:
                 self._append(sequence, result)
 
     def _samples(self, sequence: Sequence) -> list[Sequence]:
-        """Return the sequences to sample: this one, or all n of a request whose prompt was just computed."""
+        """Return the sequences to sample: this one, or those of a request whose prompt was just computed.
+
+        As many as may run share the prompt's blocks; the others wait, and compute what is not cached of it again.
+        """
         request = sequence.request
         if len(request.sequences) == request.params.n:
             return [sequence]
-        for index in range(1, request.params.n):
-            child = self._new_sequence(request, index)
-            request.sequences.append(child)
+        children = [self._new_sequence(request, index) for index in range(1, request.params.n)]
+        forked = children[: self.config.max_sequences - 1]
+        request.sequences += children
+        for child in forked:
             self.scheduler.fork(sequence, child)
-        return list(request.sequences)
+        self.scheduler.add_first(children[len(forked) :])
+        return [sequence, *forked]
 
     def _append(self, sequence: Sequence, result: Sampled) -> None:
         """Append a sampled token, and finish the sequence if it was the last."""
@@ -418,6 +424,8 @@ class Engine:
             sequence.stream = TextStream(self.tokenizer, sequence.request.params, sequence.request.prompt)
         first = len(sequence.request.prompt)
         for token in sequence.tokens[first + sequence.stream.added : first + num_tokens]:
+            if sequence.request.params.stop:
+                sequence.starts.append(len(sequence.text) + sequence.stream.held)
             sequence.text += sequence.stream.add(token)
         return sequence.stream.stopped
 

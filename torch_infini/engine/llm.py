@@ -212,8 +212,16 @@ class LLM:
             raise ValueError(f"{_CHAT}: {_MESSAGES}, or a list of such lists, got {messages!r}")
         return [self.chat_prompt(conversation) for conversation in conversations]
 
-    def chat_prompt(self, messages: SequenceOf[Message]) -> list[int]:
-        """Return the tokens of a conversation up to the assistant's answer; ValueError without a chat template."""
+    def chat_prompt(self, messages: SequenceOf[Message], template: Mapping[str, Any] | None = None) -> list[int]:
+        """Return the tokens of a conversation up to the assistant's answer.
+
+        Args:
+            messages: As chat takes them.
+            template: Variables of the chat template beside the messages, such as enable_thinking.
+
+        Raises:
+            ValueError: Without a chat template, or where it does not take the messages.
+        """
         is_list = isinstance(messages, SequenceOf) and len(messages) > 0
         if not is_list or not all(isinstance(message, Mapping) and "role" in message for message in messages):
             raise ValueError(f"{_CHAT}: {_MESSAGES}, got {messages!r}")
@@ -227,7 +235,9 @@ class LLM:
         assert tokenizer is not None
         try:
             conversation = [dict(message) for message in messages]
-            encoded: Any = tokenizer.apply_chat_template(conversation, add_generation_prompt=True, return_dict=True)
+            encoded: Any = tokenizer.apply_chat_template(
+                conversation, add_generation_prompt=True, return_dict=True, **(template or {})
+            )
             return list(encoded["input_ids"])
         except Exception as error:  # a template raises whatever it likes
             raise ValueError(f"{_CHAT}: the chat template must take the messages, got {described(error)}") from error

@@ -24,6 +24,7 @@ class Completion:
         text: Without a tail that may become part of a stop string; "" without a tokenizer.
         new_text: The text that the last step added.
         tokens: Token ids; an end or stop token is the last of them.
+        text_tokens: How many of the tokens have a part in the text: not those of a stop string, or of what may be one.
         new_tokens: The tokens that the last step added.
         logprobs: For each token (its log-probability, the most likely tokens and theirs); None if not requested.
         finish: "stop", "length", "abort" or "error"; None: not finished.
@@ -40,6 +41,7 @@ class Completion:
     finish: str | None = None
     stopped_by: int | str | None = None
     error: str | None = None
+    text_tokens: int = 0
 
 
 @dataclass(frozen=True)

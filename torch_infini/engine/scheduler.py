@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from .blocks import ROOT, BlockManager, OutOfBlocks
@@ -62,6 +63,10 @@ class Scheduler:
     def add(self, sequence: Sequence) -> None:
         """Append a new sequence to the waiting ones."""
         self.waiting.append(sequence)
+
+    def add_first(self, sequences: SequenceOf[Sequence]) -> None:
+        """Put sequences in front of the waiting ones."""
+        self.waiting.extendleft(reversed(sequences))
 
     def fork(self, parent: Sequence, child: Sequence) -> None:
         """Run a new sequence that shares the blocks of a running one."""
@@ -130,7 +135,8 @@ class Scheduler:
         if not self.waiting:
             return False
         sequence = self.waiting[0]
-        if sum(s.samples for s in self.running) + sequence.samples > self.max_sequences:
+        samples = min(sequence.samples, self.max_sequences)
+        if sum(s.samples for s in self.running) + samples > self.max_sequences:
             return False
         prompt = len(sequence.request.prompt)
         found, identity = self.blocks.match(
@@ -144,7 +150,7 @@ class Scheduler:
         self.waiting.popleft()
         sequence.blocks, sequence.num_cached, sequence.identity = found, len(found), identity
         sequence.computed = len(found) * self.blocks.block_size
-        if sequence.generated == 0:
+        if sequence.generated == 0 and sequence.index == 0:
             sequence.request.reused = sequence.computed
         self.running.append(sequence)
         return True

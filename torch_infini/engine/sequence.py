@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import time
+from bisect import bisect_left
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,6 +68,7 @@ class Sequence:
             the last of them.
         stream: Decodes the output; None without a tokenizer, and before the output's first token.
         text: Text of the output that no later token changes.
+        starts: Where in the text each token of the output begins, as far as decoded; only where there are stop strings.
         logprobs: For each token of the output its log-probability and the most likely tokens', where requested.
         finish, stopped_by, error: Why it finished; the token or string that stopped it; the error message.
     """
@@ -81,6 +83,7 @@ class Sequence:
     num_cached: int = 0
     identity: int = ROOT
     text: str = ""
+    starts: list[int] = field(default_factory=list)
     logprobs: list[tuple[float, list[tuple[int, float]]]] = field(default_factory=list)
     finish: Finish | None = None
     stopped_by: int | str | None = None
@@ -91,7 +94,7 @@ class Sequence:
         self.blocks, self.computed, self.num_cached, self.identity = [], 0, 0, ROOT
         self.row = Row(self.row.params, self.row.seed, self.row.prompt, self.output, self.row.eos_token_ids)
         del self.logprobs[self.generated :]
-        self.stream, self.text = None, ""
+        self.stream, self.text, self.starts = None, "", []
 
     @property
     def output(self) -> list[int]:
@@ -101,6 +104,15 @@ class Sequence:
     def generated(self) -> int:
         """The number of tokens of the output."""
         return len(self.tokens) - len(self.request.prompt)
+
+    @property
+    def text_tokens(self) -> int:
+        """The number of the output's tokens that have a part in the text."""
+        if not self.request.params.stop:
+            return self.generated
+        # A token without text of its own counts where the text goes on, or has ended by itself.
+        has_ended = self.finish is not None and not isinstance(self.stopped_by, str)
+        return self.generated if has_ended else bisect_left(self.starts, len(self.text))
 
     @property
     def samples(self) -> int:
@@ -136,6 +148,7 @@ def output_of(request: Request) -> RequestOutput:
                 None if sequence.finish is None else sequence.finish.value,
                 sequence.stopped_by,
                 sequence.error,
+                sequence.text_tokens,
             )
         )
 

@@ -67,6 +67,11 @@ class TextStream:
         self._window.append(token)
         return self._search(self._final_text())
 
+    @property
+    def held(self) -> int:
+        """Characters that are held back, because they may begin a stop string."""
+        return len(self._held)
+
     def finish(self) -> str:
         """Return the text that was held back, after the last token: a character's first bytes, as U+FFFD, and the
         beginning of a stop string. A second call returns nothing.

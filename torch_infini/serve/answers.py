@@ -163,20 +163,24 @@ class Parts:
         for completion in output.completions:
             index = at * self._samples + completion.index
             characters, tokens, spread = self._had.get(index, (0, 0, 0))
-            text, new = completion.text[characters:], completion.tokens[tokens:]
-            logprobs = None if completion.logprobs is None else completion.logprobs[tokens:]
+            shown = completion.text_tokens  # those of a stop string, or of what may become one, are not
+            text, new = completion.text[characters:], completion.tokens[tokens:shown]
+            logprobs = None if completion.logprobs is None else completion.logprobs[tokens:shown]
             if completion.index in ended or not (text or logprobs or completion.finish):
                 continue
             yield Part(index, text, new, logprobs, spread, index not in self._had, completion.finish)
             if logprobs is not None:
                 spread += sum(len(self._answer.text_of(token)) for token in new)
-            self._had[index] = len(completion.text), len(completion.tokens), spread
+            self._had[index] = len(completion.text), max(tokens, shown), spread
 
 
 def parts_of(outputs: Sequence[RequestOutput]) -> list[Part]:
     """Return the choices of finished outputs: all samples of the first prompt, then those of the next."""
     completions: list[Completion] = [completion for output in outputs for completion in output.completions]
-    return [Part(i, c.text, c.tokens, c.logprobs, 0, True, c.finish) for i, c in enumerate(completions)]
+    return [
+        Part(i, c.text, c.tokens[: c.text_tokens], c.logprobs and c.logprobs[: c.text_tokens], 0, True, c.finish)
+        for i, c in enumerate(completions)
+    ]
 
 
 def usage_of(outputs: Iterable[RequestOutput]) -> dict[str, Any]:

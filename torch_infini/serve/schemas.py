@@ -5,16 +5,18 @@ Every field either does what it says, or has no effect by nature, or is refused 
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PlainValidator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PlainValidator
 
 from ..engine import SamplingParams
 from .errors import ApiError, bad_request, shown
 
-MOST_STOPS, MOST_STOP_TOKENS, MOST_TOP_LOGPROBS = 64, 1024, 20
+MOST_STOPS, MOST_STOP_TOKENS, MOST_TOP_LOGPROBS, MOST_SAMPLES = 64, 1024, 20, 128
+LARGEST = 2**63 - 1
 
 # Fields without an effect on the answer, whatever their value.
 WITHOUT_EFFECT = {
@@ -41,20 +43,28 @@ NEUTRAL: dict[str, tuple[Any, ...]] = {
     "skip_special_tokens": (True,),
     "suffix": ("",),
     "tool_choice": ("none", "auto"),
-    "tool_calls": ([],),
     "tools": ([],),
     "annotations": ([],),
 }
 
-Message = dict[str, str]
+# Arguments of apply_chat_template that are not the template's own.
+RESERVED = frozenset(
+    {"add_generation_prompt", "chat_template", "continue_final_message", "conversation", "documents", "max_length"}
+    | {"messages", "padding", "return_assistant_tokens_mask", "return_dict", "return_tensors", "tokenize"}
+    | {"tokenizer_kwargs", "tools", "truncation"}
+)
+
+Message = dict[str, Any]
 
 
 def checked(rule: str, check: Callable[[Any], Any], value: Any) -> Any:
     """Return check(value); pydantic's error with this rule where that raises."""
     try:
         return check(value)
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{str(error) or rule}, got {shown(value)}") from None
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        # A sentence of the check's own begins as all of them do.
+        given = str(error)
+        raise ValueError(f"{given if given.startswith('must ') else rule}, got {shown(value)}") from None
 
 
 def given_as(form: Any, rule: str, check: Callable[[Any], Any]) -> PlainValidator:
@@ -68,20 +78,31 @@ def given_as(form: Any, rule: str, check: Callable[[Any], Any]) -> PlainValidato
     return PlainValidator(partial(checked, rule, check), json_schema_input_type=form)
 
 
+def whole(text: str) -> str:
+    """Return a text; ValueError for one with half a surrogate pair, which JSON can bring and UTF-8 cannot write."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise ValueError("must be text that UTF-8 can write: it has half a surrogate pair") from error
+    return text
+
+
 def is_integer(value: Any) -> bool:
     return type(value) is int
 
 
 def prompts_of(value: Any) -> list[str | list[int]]:
-    """Return the prompts of /v1/completions as a list."""
+    """Return the prompts of /v1/completions as a list; null is none."""
+    if value is None:
+        return []
     if isinstance(value, str):
-        return [value]
+        return [whole(value)]
     if not isinstance(value, list) or not value:
         raise TypeError
     if all(map(is_integer, value)):
         return [value]
     if all(isinstance(one, str) for one in value):
-        return list(value)
+        return [whole(one) for one in value]
     if all(isinstance(one, list) and all(map(is_integer, one)) for one in value):
         return list(value)
     raise TypeError
@@ -114,7 +135,7 @@ def bias_of(value: Any) -> dict[int, float] | None:
 def text_of(value: Any) -> str | None:
     """Return a message's content as a string; parts of text are joined by newlines, null is None."""
     if value is None or isinstance(value, str):
-        return value
+        return value and whole(value)
     if not isinstance(value, list) or not value:
         raise TypeError
     for part in value:
@@ -123,13 +144,27 @@ def text_of(value: Any) -> str | None:
             raise ValueError(f"must have parts of type text alone, not {shown(kind)}")
         if kind is None or not isinstance(part.get("text"), str):
             raise TypeError
-    return "\n".join(part["text"] for part in value)
+    return "\n".join(whole(part["text"]) for part in value)
+
+
+def calls_of(value: Any) -> list[dict[str, Any]]:
+    """Return an assistant's tool calls as chat templates take them, with arguments as objects; null is none."""
+    calls = []
+    for call in value or []:
+        function = call["function"]
+        if call.get("type", "function") != "function" or not isinstance(function["name"], str):
+            raise TypeError
+        arguments = json.loads(function.get("arguments") or "{}")
+        if not isinstance(arguments, dict) or not isinstance(call.get("id", ""), str):
+            raise TypeError
+        calls.append({**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    return calls
 
 
 Prompts = Annotated[
     list[str | list[int]],
     given_as(
-        str | list[str] | list[int] | list[list[int]],
+        str | list[str] | list[int] | list[list[int]] | None,
         "must be a text, token ids, or a list of texts or of token ids, at least one",
         prompts_of,
     ),
@@ -148,6 +183,14 @@ Content = Annotated[
         str | list[dict[str, str]] | None,
         'must be a string, or a list of parts {"type": "text", "text": "..."}',
         text_of,
+    ),
+]
+Calls = Annotated[
+    list[dict[str, Any]],
+    given_as(
+        list[dict[str, Any]] | None,
+        'must be a list of {"id", "type": "function", "function": {"name", "arguments"}}, arguments an object in JSON',
+        calls_of,
     ),
 ]
 
@@ -179,28 +222,33 @@ class StreamOptions(Body):
 class ChatMessage(Body):
     """A message of a conversation; of an assistant's, what the official client writes with it is accepted."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content = None
     name: str | None = None
     refusal: str | None = None
+    tool_calls: Calls = []
+    tool_call_id: str | None = None
 
     def plain(self) -> Message:
         """Return the message for the chat template, in which a developer is the system."""
-        named = {} if self.name is None else {"name": self.name}
+        more: Message = {"name": self.name, "tool_calls": self.tool_calls, "tool_call_id": self.tool_call_id}
         content = self.refusal or "" if self.content is None else self.content
-        return {"role": "system" if self.role == "developer" else self.role, "content": content, **named}
+        role = "system" if self.role == "developer" else self.role
+        return {"role": role, "content": content, **{name: value for name, value in more.items() if value}}
 
     def check(self, within: str) -> None:
-        """Raise ApiError for a message without content, which only an assistant's may be, or a refusal of another's."""
-        if self.role == "assistant":
-            return
-        if self.content is None:
+        """Raise ApiError for a message without content, which only an assistant's may be, or a field of another's."""
+        if self.content is None and self.role != "assistant":
             raise ApiError(
                 400, f"{within}content must be a text or a list of parts of text, got null", f"{within}content"
             )
-        if self.refusal is not None:
-            refused = f"{within}refusal must be null where role is not assistant, got {shown(self.refusal)}"
-            raise ApiError(400, refused, f"{within}refusal")
+        for name, role in (("refusal", "assistant"), ("tool_calls", "assistant"), ("tool_call_id", "tool")):
+            value = getattr(self, name)
+            if value and self.role != role:
+                refused = f"{within}{name} must be null where role is not {role}, got {shown(value)}"
+                raise ApiError(400, refused, f"{within}{name}")
+        if self.role == "tool" and not self.tool_call_id:
+            raise ApiError(400, f"{within}tool_call_id must be that of a call, got none", f"{within}tool_call_id")
 
 
 class SamplingBody(Body):
@@ -208,17 +256,17 @@ class SamplingBody(Body):
 
     model: str | None = None
     max_tokens: int | None = None
-    temperature: float | None = None
+    temperature: float | None = Field(None, ge=0, le=2)
     top_p: float | None = None
     top_k: int | None = None
     min_p: float | None = None
-    n: int | None = None
-    seed: int | None = None
+    n: int | None = Field(None, ge=1, le=MOST_SAMPLES)
+    seed: int | None = Field(None, ge=-LARGEST - 1, le=LARGEST)
     stop: Stops = ()
     stop_token_ids: list[int] | None = Field(None, max_length=MOST_STOP_TOKENS)
     logit_bias: Bias = None
-    presence_penalty: float | None = None
-    frequency_penalty: float | None = None
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = None
     min_tokens: int | None = None
     ignore_eos: bool | None = None
@@ -240,6 +288,11 @@ class SamplingBody(Body):
         """The name and value of the field that limits the output."""
         return "max_tokens", self.max_tokens
 
+    @property
+    def least_tokens(self) -> int:
+        """What a limit of 0 is for SamplingParams, which refuses 0."""
+        return 0
+
     def params(self, defaults: Mapping[str, Any]) -> SamplingParams:
         """Make SamplingParams, with defaults for what is not given; ApiError for a value that it refuses."""
         self.refuse_unbuilt()
@@ -250,7 +303,7 @@ class SamplingBody(Body):
                 raise ApiError(400, refused, "stream_options")
         limit, most = self.most_tokens
         given = {
-            "max_tokens": most,
+            "max_tokens": most or (None if most is None else self.least_tokens),
             "temperature": self.temperature,
             "top_p": self.top_p,
             "top_k": 0 if self.top_k == -1 else self.top_k,  # -1: no limit, for clients of vLLM
@@ -282,6 +335,8 @@ class ChatBody(SamplingBody):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=MOST_TOP_LOGPROBS)
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
 
     @property
     def top(self) -> int | None:
@@ -297,6 +352,20 @@ class ChatBody(SamplingBody):
             other = f"max_completion_tokens, {self.max_completion_tokens}, or null"
             raise ApiError(400, f"max_tokens must be {other}, got {self.max_tokens}", "max_tokens")
         return "max_completion_tokens", self.max_completion_tokens
+
+    def refuse_unbuilt(self, within: str = "") -> None:
+        extra = self.model_extra
+        if extra is not None and extra.get("tool_choice") == "none":
+            extra.pop("tools", None)  # none of them may be called
+        super().refuse_unbuilt(within)
+
+    def template_arguments(self) -> dict[str, Any]:
+        """Return what the chat template gets beside the messages; ApiError for a name that is not its own."""
+        given = dict(self.chat_template_kwargs or {})
+        for name in given.keys() & RESERVED:
+            param = f"chat_template_kwargs.{name}"
+            raise ApiError(400, f"{param} must be a variable of the chat template, got an argument of its own", param)
+        return given if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **given}
 
     def conversation(self) -> list[Message]:
         """Return the messages for the chat template."""
@@ -316,12 +385,16 @@ class CompletionBody(SamplingBody):
     def top(self) -> int | None:
         return self.logprobs
 
+    @property
+    def least_tokens(self) -> int:
+        return 1  # the route generates nothing then
+
 
 class TokenizeBody(Body):
     """The body of /tokenize: a prompt, or messages."""
 
     model: str | None = None
-    prompt: str | None = None
+    prompt: Annotated[str, AfterValidator(whole)] | None = None
     messages: list[ChatMessage] | None = Field(None, min_length=1)
     add_special_tokens: bool | None = None
 

@@ -116,17 +116,27 @@ class Service:
             rule = f"{param} must be a text that the model's tokenizer takes, got {shown(prompt)}"
             raise ApiError(400, rule, param) from None
 
+    def beginning(self) -> list[int]:
+        """Return the prompt of a request that gives none: a text's beginning. ApiError where the model has no token."""
+        config = self.llm.engine.model.config
+        tokens = [config.bos_token_id] if config.bos_token_id is not None else list(config.eos_token_ids)
+        if not tokens:
+            raise ApiError(400, "prompt must be given, because the model has no token that begins a text", "prompt")
+        return tokens[:1]
+
     async def encode_all(self, prompts: Sequence[str | list[int]], param: str) -> list[list[int]]:
         """Return the tokens of several prompts; ApiError as encode."""
         return [await self.encode(prompt, param) for prompt in prompts]
 
-    async def encode_chat(self, messages: list[Message], *, bounded: bool = True) -> list[int]:
+    async def encode_chat(
+        self, messages: list[Message], template: dict[str, Any] | None = None, *, bounded: bool = True
+    ) -> list[int]:
         """Return a conversation's tokens; ApiError if it is too long (bounded) or no chat template takes it."""
         size = sum(bytes_in(message["content"]) for message in messages)
         if bounded:
             await self.check_text(size, "messages")
         try:
-            return await self.in_tokenizer(self.llm.chat_prompt, messages, size=size)
+            return await self.in_tokenizer(self.llm.chat_prompt, messages, template, size=size)
         except ValueError as error:
             failure = bad_request(error)
             failure.param = "messages"
@@ -136,12 +146,9 @@ class Service:
         """Raise ApiError unless so many prompts may come in one request, before anything is made of them.
 
         Raises:
-            ApiError: For more samples than the engine takes, a full queue, a server that ends.
+            ApiError: For more samples than may be in the queue, a full queue, a server that ends.
         """
         self.check_health()
-        most = self.llm.engine.config.max_sequences
-        if params.n > most:
-            raise ApiError(400, f"n must be at most {most}, got {params.n}", "n")
         samples = prompts * params.n
         if samples > self.capacity:
             raise ApiError(400, f"{param} must ask for at most {self.capacity} samples in all, got {samples}", param)
@@ -210,5 +217,5 @@ class Service:
 
 
 def bytes_in(text: str) -> int:
-    """Return the bytes of a text; of lone surrogates, which no tokenizer takes, some."""
-    return len(text.encode("utf-8", "surrogatepass"))
+    """Return the bytes of a text."""
+    return len(text.encode())

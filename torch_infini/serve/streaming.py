@@ -11,7 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from .answers import Answer, Parts
+from ..engine import Completion, RequestOutput, SamplingParams
+from ..engine.outputs import Finish
+from .answers import Answer, Logprobs, Parts
 from .encoding import DONE, PING, json_response, to_event
 from .errors import ApiError
 from .generation import Generation
@@ -31,6 +33,22 @@ async def respond(
     finally:
         generation.close()
     return Response(status_code=CLIENT_CLOSED_REQUEST) if outputs is None else json_response(answer.whole(outputs))
+
+
+def respond_empty(
+    prompts: list[list[int]], params: SamplingParams, answer: Answer, stream: bool, include_usage: bool
+) -> Response:
+    """Return the answer that has no tokens."""
+    logprobs: Logprobs | None = None if params.logprobs is None else []
+    completions = [Completion(i, "", "", [], [], logprobs, Finish.LENGTH.value) for i in range(params.n)]
+    outputs = [RequestOutput("", None, prompt, completions) for prompt in prompts]
+    if not stream:
+        return json_response(answer.whole(outputs))
+    parts = Parts(params.n, answer)
+    chunks = [answer.chunk(part, include_usage) for at, output in enumerate(outputs) for part in parts.new(at, output)]
+    if include_usage:
+        chunks.append(answer.usage_chunk(outputs))
+    return Response(b"".join([*map(to_event, chunks), DONE]), 200, HEADERS, "text/event-stream")
 
 
 async def events(

@@ -20,7 +20,8 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     service.check_model(body.model)
     params = body.params({"max_tokens": None, **service.sampling})
     service.admit(1, params, "messages")
-    prompt = await unless_gone(request.receive, service.encode_chat(body.conversation()))
+    template = body.template_arguments()
+    prompt = await unless_gone(request.receive, service.encode_chat(body.conversation(), template))
     if prompt is None:
         return Response(status_code=CLIENT_CLOSED_REQUEST)
     generation = service.start([prompt], params, "messages", body.most_tokens)
