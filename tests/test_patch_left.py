@@ -168,7 +168,10 @@ LEFT: dict[Callable[[Any], None], dict[str, str]] = {
         "model.layers.0.post_attention_layernorm": "its forward was replaced on the instance",
     },
     double_head: {"lm_head": "weight is float64, not float32, bfloat16 or float16"},
-    meta_mlp: {"model.layers.1.mlp": "up_proj.weight is on meta, not cpu"},
+    meta_mlp: {
+        "model.layers.1.mlp": "up_proj.weight is on meta: load the model without device_map or offloading to have it "
+        "patched"
+    },
     mixed_mlp: {"model.layers.0.mlp": "its parameters have several dtypes"},
     own_parameter: {"model.layers.0.mlp": "up_proj.weight is a Buffer, not a plain parameter"},
     asks_for_attentions: {
@@ -264,7 +267,10 @@ def test_report() -> None:
 
 
 def test_unknown_family() -> None:
-    wanted = "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb)"
+    wanted = (
+        "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb); "
+        'torch.compile(model, backend="infini") takes any model, and computes the norms and attention that it finds'
+    )
     gpt2 = transformers.GPT2LMHeadModel(
         transformers.GPT2Config(vocab_size=8, n_positions=8, n_embd=8, n_layer=1, n_head=1)
     )
@@ -367,3 +373,26 @@ def test_patterns(name: str, value: Any) -> None:
     with pytest.raises(TypeError) as caught:
         patch_model(tiny(), **{name: value})
     assert str(caught.value) == f"torch_infini.patch_model: {name} must be a sequence of patterns, got {value!r}"
+
+
+def test_offloaded_by_accelerate() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    model = tiny()
+    accelerate.cpu_offload(model)
+    reasons = {row.name: row.reason for row in patch_model(model).left}
+    mend = "load the model without device_map or offloading to have it patched"
+    assert reasons["model.norm"] == f"accelerate replaced its forward, to move its weights: {mend}"
+    assert reasons["model.layers.0.mlp"] == f"gate_proj.weight is on meta: {mend}"
+
+
+def test_weights_of_torchao() -> None:
+    """By the name of their class's package: torchao itself is not needed."""
+    own = type("AffineQuantizedTensor", (Tensor,), {"__module__": "torchao.dtypes"})
+    model = tiny()
+    layer = model.model.layers[0].mlp.up_proj
+    layer._parameters["weight"] = layer.weight.detach().as_subclass(own)
+    (row,) = (row for row in patch_model(model).left if row.name == "model.layers.0.mlp")
+    assert row.reason == (
+        "up_proj.weight is a AffineQuantizedTensor of torchao: patch the model as it was before, with weights='int8' "
+        "or 'int4'"
+    )

@@ -317,12 +317,12 @@ def test_model_on_meta() -> None:
     with torch.device("meta"):
         model = transformers.LlamaForCausalLM(tiny().config)
     before = identity(model)
-    with pytest.raises(ValueError, match="is on meta, not cpu"):
+    with pytest.raises(ValueError, match="is on meta"):
         patch_model(model, strict=True)
     assert identity(model) == before
     report = patch_model(model)
     assert all(row.op == "left" for row in report.rows), str(report)
-    assert {row.reason.partition(" is ")[2] for row in report.left} == {"on meta, not cpu", ""}, str(report)
+    assert {row.reason.partition(" is ")[2].partition(":")[0] for row in report.left} == {"on meta", ""}, str(report)
     assert model.config._attn_implementation == "sdpa"
     unpatch_model(model)
     assert identity(model) == before

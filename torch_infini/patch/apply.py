@@ -100,7 +100,10 @@ def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
 def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
     found = find_decoder(model)
     if found is None:
-        reason = "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb)"
+        reason = (
+            "it has no decoder of the Llama family (embed_tokens, layers with self_attn and mlp, norm, rotary_emb); "
+            'torch.compile(model, backend="infini") takes any model, and computes the norms and attention that it finds'
+        )
         if strict:
             raise ValueError(f"torch_infini.patch_model: strict=True, but {type(model).__name__} cannot be: {reason}")
         return PatchReport("", type(model).__name__, (), reason=reason)

@@ -15,6 +15,7 @@ from ..ops._registry import FLOATS, REGISTRY
 from .parallel_forward import only_reduces_gradients
 
 CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has CUDA kernels
+WITHOUT_ACCELERATE = "load the model without device_map or offloading to have it patched"
 functorch_level = torch._C._functorch.peek_interpreter_stack  # None outside of the transforms of torch.func
 
 
@@ -87,9 +88,13 @@ def is_plain(module: nn.Module) -> bool:
 def unsupported_placement(module: nn.Module) -> str | None:
     """Return why the module's forward cannot be replaced, or not run on its device; None if it can."""
     if "forward" in module.__dict__ and not only_reduces_gradients(module):
+        if "_hf_hook" in module.__dict__:
+            return f"accelerate replaced its forward, to move its weights: {WITHOUT_ACCELERATE}"
         return "its forward was replaced on the instance"
     tensors = [*module.named_parameters(), *module.named_buffers()]
     for name, tensor in tensors:
+        if tensor.is_meta:
+            return f"{name} is on meta: {WITHOUT_ACCELERATE}"
         if not (on_cpu(tensor) or (CUDA and on_cuda(tensor))):
             return f"{name} is on {tensor.device}, not {'cpu or cuda' if CUDA else 'cpu'}"
     places = sorted({str(tensor.device) for _, tensor in tensors})
@@ -107,6 +112,9 @@ def unsupported_weights(module: nn.Module, *names: str) -> str | None:
         if type(child) is nn.Linear:
             weights |= {f"{name}.{key}": p for key, p in child.named_parameters()}
     for name, weight in weights.items():
+        if type(weight).__module__.partition(".")[0] == "torchao":
+            kind = type(weight).__name__
+            return f"{name} is a {kind} of torchao: patch the model as it was before, with weights='int8' or 'int4'"
         if type(weight) is not nn.Parameter:
             return f"{name} is a {type(weight).__name__}, not a plain parameter"
         if weight.dtype not in FLOATS:
