@@ -55,7 +55,7 @@ class Decoder:
 
     heads, kv_heads, size, hidden, inner, vocabulary, rows = 4, 2, 16, 64, 128, 96, 3
 
-    def __init__(self, dtype: torch.dtype) -> None:
+    def __init__(self, dtype: torch.dtype, indices: torch.dtype = torch.int64) -> None:
         width = (self.heads + 2 * self.kv_heads) * self.size
         self.tokens = torch.tensor([3, 90, 41])
         self.positions = torch.tensor([5, 0, 30])
@@ -66,6 +66,10 @@ class Decoder:
         self.k, self.v = torch.randn(2, 2, 6, self.kv_heads, 16, self.size).to(dtype)
         self.norms = 1 + torch.randn(5, self.hidden).to(dtype) / 8
         self.settings = settings_for(self.rows, temperature=0.9)
+        if indices != torch.int64:
+            for name in ("tokens", "positions", "seq_lens", "slots", "block_tables"):
+                setattr(self, name, getattr(self, name).to(indices))
+            self.settings = tuple(s if s.is_floating_point() else s.to(indices) for s in self.settings)
 
         def weight(n: int, k: int) -> Tensor:
             return (torch.randn(n, k) / k**0.5).to(dtype)
@@ -115,12 +119,13 @@ def leaves(results: dict[str, Any]) -> list[Tensor]:
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-def test_a_decoders_steps(dtype: torch.dtype, mode: type[AbstractContextManager[None]]) -> None:
+@pytest.mark.parametrize("indices", [torch.int64, torch.int32], ids=str)
+def test_a_decoders_steps(indices: torch.dtype, dtype: torch.dtype, mode: type[AbstractContextManager[None]]) -> None:
     with mode():
         torch.manual_seed(1)
-        replayed = Decoder(dtype)
+        replayed = Decoder(dtype, indices)
         torch.manual_seed(1)
-        direct = Decoder(dtype)
+        direct = Decoder(dtype, indices)
         step = program(replayed.step)
         assert step.calls == CALLS
         drawn = []

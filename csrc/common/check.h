@@ -61,5 +61,7 @@ private:
 // The dtypes that most ops support.
 #define INFINI_FLOATS {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16}
 #define INFINI_FLOATS_AND_DOUBLE {INFINI_DTYPE_F32, INFINI_DTYPE_BF16, INFINI_DTYPE_F16, INFINI_DTYPE_F64}
+// Those of tensors that name rows, blocks or slots, or count them; indices.h reads both.
+#define INFINI_INDICES {INFINI_DTYPE_I64, INFINI_DTYPE_I32}
 
 } // namespace infini

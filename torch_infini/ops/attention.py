@@ -37,7 +37,7 @@ def attention(
         v: [B, T, Hkv, D].
         mask: Broadcastable to [B, H, S, T], with 4 dimensions: bool, where True is visible, or float32 or q's dtype,
             added to the scores. Joins `causal`, does not replace it. Any strides.
-        kv_lens: [B] int32 or int64, 0 to T: how many keys of a static cache are valid. Those behind are never read.
+        kv_lens: [B] int64 or int32, 0 to T: how many keys of a static cache are valid. Those behind are never read.
         causal: Whether a query sees only the keys up to its own position.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
         softcap: Bound that the scores approach by tanh before the mask is added, as in Gemma 2; positive and finite in

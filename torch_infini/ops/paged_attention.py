@@ -42,9 +42,9 @@ def paged_attention(
         k_cache: [blocks, Hkv, block, D] of q's dtype or int8, strides as for q; H is a multiple of Hkv, and query head
             h reads key head h // (H // Hkv).
         v_cache: The shape and dtype of k_cache.
-        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length, and of blocks
-            whose keys no query sees any more, are never looked at.
-        seq_lens: [n] int64, 0 to m * block: keys of each sequence, the newest included.
+        block_tables: [n, m] int64 or int32: the blocks of each sequence in order. Entries beyond its length, and of
+            blocks whose keys no query sees any more, are never looked at.
+        seq_lens: [n] int64 or int32, 0 to m * block: keys of each sequence, the newest included.
         alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).
         window: How many keys a query sees at most: its own and those just before; 0: no limit.
@@ -102,10 +102,10 @@ def paged_attention_prefill(
         q: [tokens, H, D], the queries of all sequences; otherwise as in paged_attention.
         k_cache: [blocks, Hkv, block, D], as in paged_attention.
         v_cache: The shape and dtype of k_cache.
-        block_tables: [n, m] int64: the blocks of each sequence in order. Entries beyond its length, and of blocks
-            whose keys no query sees any more, are never looked at.
-        seq_lens: [n] int64: keys of each sequence, those of its queries included.
-        cum_seq_lens_q: [n + 1] int64, from 0 to tokens: sequence b has the queries from cum_seq_lens_q[b] to
+        block_tables: [n, m] int64 or int32: the blocks of each sequence in order. Entries beyond its length, and of
+            blocks whose keys no query sees any more, are never looked at.
+        seq_lens: [n] int64 or int32: keys of each sequence, those of its queries included.
+        cum_seq_lens_q: [n + 1] int64 or int32, from 0 to tokens: sequence b has the queries from cum_seq_lens_q[b] to
             cum_seq_lens_q[b + 1]; there may be none.
         alibi_slopes: [H] float32: slope * (key's position - query's position) joins the scores.
         scale: Factor of the scores, finite in float32; None: 1 / sqrt(D).

@@ -35,7 +35,7 @@ def paged_caching(
         k: [tokens, Hkv, D] of the cache's dtype, or one of the other three if that is int8; stride 1 in the last
             dimension, any other strides. May lie in the caches, as v may: then it is copied before anything is written.
         v: The shape and dtype of k.
-        slot_mapping: [tokens] int64.
+        slot_mapping: [tokens] int64 or int32.
         k_scales: [blocks, Hkv, block] float32, any strides, written: the scales of the rows of k_cache. Given if and
             only if that is int8, as v_scales.
         v_scales: The shape and dtype of k_scales, written.

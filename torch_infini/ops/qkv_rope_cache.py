@@ -40,8 +40,8 @@ def qkv_rope_cache(
         cos: Table [P, R/2] of qkv's dtype, or float32 where that is a half type; a head's other D - R columns stay.
         sin: The shape and dtype of cos.
         positions: [tokens] integers: the row of cos and sin for each token.
-        slot_mapping: [tokens] int64: where k and v go, as in paged_caching; below 0: nowhere (q is written all the
-            same).
+        slot_mapping: [tokens] int64 or int32: where k and v go, as in paged_caching; below 0: nowhere (q is written
+            all the same).
         interleaved: Which columns are a pair, as in rope.
         k_scales: [blocks, Hkv, block] float32, written: the scales of the rows of k_cache as in paged_caching. Given if
             and only if that is int8, as v_scales.

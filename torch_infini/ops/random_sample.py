@@ -36,11 +36,11 @@ def random_sample(
             whose logit is -infinity is never drawn.
         temperature: A number for all rows or [rows] float32 ([] where logits is [n]; so the others); finite, at least
             0.
-        top_k: An integer for all rows or [rows] int64; 0 or less: no limit.
+        top_k: An integer for all rows or [rows] int64 or int32; 0 or less: no limit.
         top_p: A number for all rows or [rows] float32; at least 0; 1 or more: no limit.
-        seed: An integer for all rows, taken modulo 2^64, or [rows] int64.
-        offset: Place in the stream: [rows] int64, or an integer, to which the row's index is added, so that rows
-            differ. Advance it by one (an integer: by the number of rows) from token to token.
+        seed: An integer for all rows, taken modulo 2^64, or [rows] int64 or int32.
+        offset: Place in the stream: [rows] int64 or int32, or an integer, to which the row's index is added, so that
+            rows differ. Advance it by one (an integer: by the number of rows) from token to token.
         out: Written and returned instead of a new tensor; undefined where the call raises for a value in logits.
 
     Returns:

@@ -5,6 +5,7 @@
 #include <limits>
 
 #include "check.h"
+#include "indices.h"
 #include "setting.h"
 #include "tile_products.h"
 
@@ -40,11 +41,9 @@ void check_mask(const Checker &rule, const Args &args) {
 void check_kv_lens(const ExecutionContext &context, const Checker &rule, const Args &args) {
     const TensorView &lens = args.kv_lens;
     rule.shape("kv_lens", lens, {args.q.size(0)}, "to match the batch size of q");
-    rule.dtype("kv_lens", lens, {INFINI_DTYPE_I32, INFINI_DTYPE_I64});
+    rule.dtype("kv_lens", lens, INFINI_INDICES);
     for (int64_t b = 0; b < lens.size(0) && context.is_cpu(); ++b) { // elsewhere the kernel checks them
-        const int64_t at = b * lens.stride(0);
-        const int64_t length =
-            lens.dtype == INFINI_DTYPE_I32 ? lens.as<const int32_t>()[at] : lens.as<const int64_t>()[at];
+        const int64_t length = Indices(lens)[b];
         if (length < 0 || length > args.k.size(1)) {
             rule.fail(INFINI_STATUS_BAD_PARAM, "kv_lens",
                       message("be 0 to ", args.k.size(1), ", the number of keys in k"),

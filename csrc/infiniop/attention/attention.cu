@@ -66,16 +66,14 @@ template <typename T, typename E> Problem<T, E> problem_of(const Args &a, const 
         p.mask_strides[i] = a.mask.shape[i] == 1 ? 0 : a.mask.strides[i];
     }
     if (a.kv_lens.dtype) {
-        p.lens = a.kv_lens.data, p.wide_lens = a.kv_lens.dtype == INFINI_DTYPE_I64;
-        p.lens_stride = a.kv_lens.strides[0];
+        p.lens = Indices(a.kv_lens);
     }
     if (a.block_tables.dtype) {
-        p.tables = a.block_tables.as<const int64_t>();
-        p.table_strides[0] = a.block_tables.strides[0], p.table_strides[1] = a.block_tables.strides[1];
+        p.tables = Indices(a.block_tables), p.table_stride = a.block_tables.strides[1];
         p.block_size = a.k.size(1), p.blocks = a.k.size(0);
     }
     if (sizes.many) {
-        p.starts = a.q_starts.as<const int64_t>(), p.starts_stride = a.q_starts.strides[0];
+        p.starts = Indices(a.q_starts);
     }
     if (a.alibi_slopes.dtype) {
         p.slopes = a.alibi_slopes.as<const float>(), p.slopes_stride = a.alibi_slopes.strides[0];

@@ -17,10 +17,12 @@ struct Args {
     TensorView mask;    // [B or 1, H or 1, S or 1, T or 1], bool (true: visible) or added to the scores; dtype 0: none
     TensorView kv_lens; // [B], how many of the T keys each sequence has; dtype 0: all of them
     // Additional arguments of paged_attention and paged_attention_prefill, which check them:
-    TensorView block_tables; // [B, max blocks] int64: k and v are [blocks, block size, Hkv, D], and key t of sequence b
-                             // is row t % block size of block_tables[b, t / block size]; dtype 0: none
-    TensorView q_starts;     // [B + 1] int64: sequence b has the queries from q_starts[b] to q_starts[b + 1] of q and
-                             // out [1, all queries, H, D]; dtype 0: none
+    TensorView
+        block_tables; // [B, max blocks] int64 or int32: k and v are [blocks, block size, Hkv, D], and key t of sequence b
+                      // is row t % block size of block_tables[b, t / block size]; dtype 0: none
+    TensorView
+        q_starts; // [B + 1] int64 or int32: sequence b has the queries from q_starts[b] to q_starts[b + 1] of q and
+                  // out [1, all queries, H, D]; dtype 0: none
     TensorView k_scales;     // [blocks, block size, Hkv] float32, where k and v are int8: what a row of k is multiplied
     TensorView v_scales;     // with; likewise of v. dtype 0: k and v have the dtype of q
     TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position) joins the scores; dtype 0: none

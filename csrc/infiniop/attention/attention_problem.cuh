@@ -9,6 +9,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/vectors.cuh"
+#include "indices.h"
 #include "splits.h"
 
 namespace infini::attention::nvidia {
@@ -69,13 +70,8 @@ template <typename T, typename E = T> struct Problem {
     const void *mask;
     infiniDtype_t mask_dtype; // 0: none
     int64_t mask_strides[4];
-    const void *lens;
-    bool wide_lens; // int64
-    int64_t lens_stride;
-    const int64_t *tables;
-    int64_t table_strides[2], block_size, blocks;
-    const int64_t *starts;
-    int64_t starts_stride;
+    Indices lens, tables, starts;
+    int64_t table_stride, block_size, blocks; // table_stride: of a sequence's entries
     const float *slopes;
     int64_t slopes_stride;
 
@@ -104,13 +100,12 @@ template <typename T, typename E = T> struct Problem {
 
     __device__ Sequence sequence(int64_t b) const {
         Sequence s{keys, 0, queries, false};
-        if (lens != nullptr) {
-            const int64_t at = b * lens_stride;
-            s.length = wide_lens ? static_cast<const int64_t *>(lens)[at] : static_cast<const int32_t *>(lens)[at];
+        if (lens.data != nullptr) {
+            s.length = lens[b];
             s.bad = s.length < 0 || s.length > keys;
         }
-        if (starts != nullptr) {
-            const int64_t first = starts[b * starts_stride], end = starts[(b + 1) * starts_stride];
+        if (starts.data != nullptr) {
+            const int64_t first = starts[b], end = starts[b + 1];
             const bool fits = first >= 0 && first <= end && end <= queries;
             s.first_query = fits ? first : 0;
             s.queries = fits ? end - first : 0;
@@ -126,7 +121,7 @@ template <typename T, typename E = T> struct Problem {
     __device__ WorkTile unit() const {
         WorkTile u{};
         int64_t index = blockIdx.x, tile;
-        if (starts != nullptr && !small) {
+        if (starts.data != nullptr && !small) {
             u.kv_head = index % kv_heads;
             if (!find_tile(index / kv_heads, u.b, tile)) {
                 return u;
@@ -174,9 +169,9 @@ template <typename T, typename E = T> struct Problem {
 
     // Whether q_starts goes from 0 to the number of queries without ever decreasing. By a whole warp.
     __device__ bool starts_fit() const {
-        bool fit = starts[0] == 0 && starts[batch * starts_stride] == queries;
+        bool fit = starts[0] == 0 && starts[batch] == queries;
         for (int64_t b = threadIdx.x % kWarp; b < batch; b += kWarp) {
-            fit = fit && starts[b * starts_stride] <= starts[(b + 1) * starts_stride];
+            fit = fit && starts[b] <= starts[b + 1];
         }
         return __all_sync(cuda::kAllLanes, fit);
     }
@@ -209,18 +204,17 @@ template <typename T, typename E = T> struct Problem {
 
     // The offset of the keys of a sequence and key head in k (or v); with block tables, of the key head in the cache.
     __device__ __forceinline__ int64_t start_of(const int64_t (&strides)[3], const WorkTile &u) const {
-        return (tables != nullptr ? 0 : u.b * strides[0]) + u.kv_head * strides[2];
+        return (tables.data != nullptr ? 0 : u.b * strides[0]) + u.kv_head * strides[2];
     }
-    __device__ __forceinline__ const int64_t *table_of(const WorkTile &u) const {
-        return tables != nullptr ? tables + u.b * table_strides[0] : nullptr;
-    }
-    // The place of a key (< the sequence's length), relative to that.
-    __device__ __forceinline__ KeyPlace find(const int64_t *table, int64_t key) const {
-        if (table == nullptr) {
+    // The offset of the sequence's entries in the block tables.
+    __device__ __forceinline__ int64_t table_of(const WorkTile &u) const { return u.b * tables.stride; }
+    // The place of a key (< the sequence's length), relative to start_of.
+    __device__ __forceinline__ KeyPlace find(int64_t table, int64_t key) const {
+        if (tables.data == nullptr) {
             return {0, key};
         }
         const auto block = static_cast<int64_t>(by_block_size.quotient(static_cast<uint64_t>(key)));
-        const int64_t outer = table[block * table_strides[1]];
+        const int64_t outer = tables.at(table + block * table_stride);
         return {outer < blocks ? outer : -1, key - block * block_size};
     }
     // Its offset, or kBadBlock.
@@ -239,7 +233,7 @@ template <typename T, typename E = T> struct Problem {
     // The offset of a row (of the sequence and key head) in q or out.
     __device__ __forceinline__ int64_t row_at(const int64_t (&strides)[3], const WorkTile &u, int64_t row) const {
         const int64_t query = query_of(row);
-        return (starts != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + query) * strides[1] +
+        return (starts.data != nullptr ? 0 : u.b) * strides[0] + (u.s.first_query + query) * strides[1] +
                (u.kv_head * group + row - query * group) * strides[2];
     }
 

@@ -29,7 +29,7 @@ template <typename T, typename E>
 __global__ void __launch_bounds__(kThreads, 2) attend_by_cores(const __grid_constant__ Problem<T, E> p) {
     cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>, kEach = kCoreColumns / kWarp; // columns of a vector, and of a lane
-    if (p.starts != nullptr && !p.small && !p.starts_fit()) {
+    if (p.starts.data != nullptr && !p.small && !p.starts_fit()) {
         return write_not_a_number(p);
     }
     const WorkTile u = p.unit();

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(kThreads, kSize == 256 ? 1 : 2)
     cuda::grid_dependency_sync();
     using Shape = PrefillShape<E, kSize>;
     constexpr int kStages = Shape::kStages;
-    if (p.starts != nullptr && !p.starts_fit()) {
+    if (p.starts.data != nullptr && !p.starts_fit()) {
         return write_not_a_number(p);
     }
     INFINI_SHARED(unit, WorkTile); // for use after the keys: registers are scarce

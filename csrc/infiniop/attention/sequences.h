@@ -4,6 +4,7 @@
 
 #include "attention.h"
 #include "block_sizes.h"
+#include "indices.h"
 #include "tile_products.h"
 
 namespace infini::INFINI_LEVEL {
@@ -15,7 +16,8 @@ class Sequences {
 protected:
     // element_bytes: of q and out; cache_bytes: of the elements of K and V. products: null where there are no tiles.
     Sequences(const Args &args, int64_t element_bytes, int64_t cache_bytes, const attention::TileProducts *products)
-        : a_(args), element_bytes_(element_bytes), cache_bytes_(cache_bytes), products_(products) {
+        : a_(args), lens_(args.kv_lens), starts_(args.q_starts), tables_(args.block_tables),
+          element_bytes_(element_bytes), cache_bytes_(cache_bytes), products_(products) {
         heads_ = a_.q.size(2), size_ = a_.q.size(3), kv_heads_ = a_.k.size(2);
         batch_ = a_.q_starts.dtype ? a_.q_starts.size(0) - 1 : a_.q.size(0);
         group_ = heads_ / kv_heads_;
@@ -52,8 +54,8 @@ protected:
     Sequence sequence(int64_t b) const {
         Sequence s;
         s.length = length(b);
-        s.first_query = a_.q_starts.dtype ? at(a_.q_starts, b) : 0;
-        s.queries = a_.q_starts.dtype ? at(a_.q_starts, b + 1) - s.first_query : a_.q.size(1);
+        s.first_query = a_.q_starts.dtype ? starts_[b] : 0;
+        s.queries = a_.q_starts.dtype ? starts_[b + 1] - s.first_query : a_.q.size(1);
         s.first_key = hidden(s, 0);
         s.rows = s.queries * group_;
         s.row_blocks = ceil_div(s.rows, kRowBlock);
@@ -67,12 +69,12 @@ protected:
         return s;
     }
 
-    static int64_t at(const TensorView &values, int64_t i) {
-        i *= values.strides[0];
-        return values.dtype == INFINI_DTYPE_I32 ? values.as<const int32_t>()[i] : values.as<const int64_t>()[i];
-    }
+    int64_t length(int64_t b) const { return a_.kv_lens.dtype ? lens_[b] : a_.k.size(1); }
 
-    int64_t length(int64_t b) const { return a_.kv_lens.dtype ? at(a_.kv_lens, b) : a_.k.size(1); }
+    // An entry of a sequence's block table.
+    int64_t block_of(int64_t b, int64_t i) const {
+        return tables_.at(b * a_.block_tables.strides[0] + i * a_.block_tables.strides[1]);
+    }
 
     // The work of a thread at a time: one block of rows of some key heads against one split of the keys.
     struct WorkTile {
@@ -138,7 +140,6 @@ protected:
     template <typename E>
     void locate(int64_t b, const Sequence &s, int64_t kv_head, int64_t key, const E **k_rows, const E **v_rows) const {
         const bool paged = a_.block_tables.dtype != INFINI_DTYPE_INVALID;
-        const auto *table = a_.block_tables.template as<const int64_t>() + (paged ? b * a_.block_tables.strides[0] : 0);
         const auto *k_head = a_.k.template as<const E>() + kv_head * a_.k.strides[2];
         const auto *v_head = a_.v.template as<const E>() + kv_head * a_.v.strides[2];
         const int64_t k_stride = a_.k.strides[1], v_stride = a_.v.strides[1];
@@ -146,7 +147,7 @@ protected:
         key = key < s.length ? key : s.length - 1;
         int64_t block = key / block_size, first = key % block_size;
         for (int64_t done = 0; done < s.key_block; ++block, first = 0) {
-            const int64_t index = paged ? table[block * a_.block_tables.strides[1]] : b;
+            const int64_t index = paged ? block_of(b, block) : b;
             const E *k = k_head + index * a_.k.strides[0] + first * k_stride;
             const E *v = v_head + index * a_.v.strides[0] + first * v_stride;
             int64_t n = s.key_block - done;
@@ -169,18 +170,18 @@ protected:
     template <typename Body>
     void each_scale_block(const TensorView &scales, int64_t b, int64_t kv_head, int64_t key, int64_t keys,
                           const Body &body) const {
-        const auto *table = a_.block_tables.template as<const int64_t>() + b * a_.block_tables.strides[0];
         const int64_t block_size = a_.k.size(1), *strides = scales.strides;
         for (int64_t n; keys > 0; keys -= n, key += n) {
             const int64_t first = key % block_size;
             n = keys < block_size - first ? keys : block_size - first;
-            const int64_t block = table[key / block_size * a_.block_tables.strides[1]];
+            const int64_t block = block_of(b, key / block_size);
             body(scales.as<const float>() + block * strides[0] + first * strides[1] + kv_head * strides[2], strides[1],
                  n);
         }
     }
 
     const Args &a_;
+    const Indices lens_, starts_, tables_;
     const int64_t element_bytes_, cache_bytes_;
     const attention::TileProducts *const products_;
     int64_t batch_, heads_, size_, kv_heads_;

@@ -193,7 +193,7 @@ private:
     }
 
     const Problem<T, E> &p_;
-    const int64_t *table_; // of the sequence
+    int64_t table_;        // of the sequence
     CacheStart<E> *start_; // of K or V
     const E *row_;         // of the lane's key
     const float *scale_ = nullptr;

@@ -46,7 +46,7 @@ template <typename Id> void check_ids(const TensorView &ids, int64_t rows, const
 void check(const Args &args) {
     const TensorView &out = args.out, &ids = args.ids, &weight = args.weight;
     kRule.rank("ids", ids, 0, kMaxDims - 1);
-    kRule.dtype("ids", ids, {INFINI_DTYPE_I64, INFINI_DTYPE_I32});
+    kRule.dtype("ids", ids, INFINI_INDICES);
     kRule.rank("weight", weight, 2);
     kRule.dtype("weight", weight, INFINI_FLOATS);
     kRule.dense_last("weight", weight);

@@ -7,6 +7,7 @@
 
 #include "attention/attention.h"
 #include "check.h"
+#include "indices.h"
 #include "paged_caching/paged_caching.h"
 
 namespace infini::paged_attention {
@@ -17,35 +18,32 @@ int64_t sequences(const Args &args) {
     return args.cum_seq_lens_q.dtype ? args.cum_seq_lens_q.size(0) - 1 : args.q.size(0);
 }
 
-int64_t value(const TensorView &view, int64_t i) {
-    return view.as<const int64_t>()[i * view.strides[0]];
-}
-
 // The number of queries of each sequence is at least 0, and together they are all of q.
 void check_queries(const Checker &rule, const Args &args) {
     const char *const name = "cum_seq_lens_q";
-    const TensorView &starts = args.cum_seq_lens_q;
+    const Indices starts(args.cum_seq_lens_q);
     const int64_t n = sequences(args), total = args.q.size(0);
-    if (value(starts, 0) != 0) {
-        rule.fail(INFINI_STATUS_BAD_PARAM, name, "begin with 0", std::to_string(value(starts, 0)));
+    if (starts[0] != 0) {
+        rule.fail(INFINI_STATUS_BAD_PARAM, name, "begin with 0", std::to_string(starts[0]));
     }
     for (int64_t b = 0; b < n; ++b) {
-        if (value(starts, b + 1) < value(starts, b)) {
+        if (starts[b + 1] < starts[b]) {
             rule.fail(INFINI_STATUS_BAD_PARAM, name, "not decrease",
-                      message(value(starts, b + 1), " after ", value(starts, b), " at position ", b + 1));
+                      message(starts[b + 1], " after ", starts[b], " at position ", b + 1));
         }
     }
-    if (value(starts, n) != total) {
+    if (starts[n] != total) {
         rule.fail(INFINI_STATUS_BAD_PARAM, name, message("end with ", total, ", the number of queries in q"),
-                  std::to_string(value(starts, n)));
+                  std::to_string(starts[n]));
     }
 }
 
 void check_sequences(const Checker &rule, const Args &args) {
     const TensorView &tables = args.block_tables;
+    const Indices lengths(args.seq_lens), starts(args.cum_seq_lens_q), entries(tables);
     const int64_t blocks = args.k_cache.size(0), block_size = args.k_cache.size(2), max_blocks = tables.size(1);
     for (int64_t b = 0; b < sequences(args); ++b) {
-        const int64_t length = value(args.seq_lens, b);
+        const int64_t length = lengths[b];
         // Compared by division: the product of the two sizes could overflow.
         const int64_t needed = length <= 0 || block_size == 0 ? 0 : (length - 1) / block_size + 1;
         if (length < 0 || needed > max_blocks || (block_size == 0 && length > 0)) {
@@ -55,7 +53,7 @@ void check_sequences(const Checker &rule, const Args &args) {
         }
         int64_t queries = 1;
         if (args.cum_seq_lens_q.dtype) {
-            queries = value(args.cum_seq_lens_q, b + 1) - value(args.cum_seq_lens_q, b);
+            queries = starts[b + 1] - starts[b];
             if (queries > length) {
                 rule.fail(INFINI_STATUS_BAD_PARAM, "seq_lens", "count a sequence's queries among its keys",
                           message(length, " keys for the ", queries, " queries of sequence ", b));
@@ -66,7 +64,7 @@ void check_sequences(const Checker &rule, const Args &args) {
         const int64_t first =
             needed > 0 && args.window > 0 && seen > args.window ? (seen - args.window) / block_size : 0;
         for (int64_t i = first; i < needed; ++i) {
-            const int64_t block = tables.as<const int64_t>()[b * tables.strides[0] + i * tables.strides[1]];
+            const int64_t block = entries.at(b * tables.strides[0] + i * tables.strides[1]);
             if (block < 0 || block >= blocks) {
                 rule.fail(INFINI_STATUS_BAD_PARAM, "block_tables",
                           message("name blocks from 0 to less than ", blocks, ", the blocks of k_cache"),
@@ -151,7 +149,7 @@ void check(const char *op, const Args &args) {
                   message("have a multiple of k_cache's ", kv_heads, " heads in dimension 1"), std::to_string(heads));
     }
     if (args.cum_seq_lens_q.dtype) {
-        rule.dtype("cum_seq_lens_q", args.cum_seq_lens_q, {INFINI_DTYPE_I64});
+        rule.dtype("cum_seq_lens_q", args.cum_seq_lens_q, INFINI_INDICES);
         if (args.cum_seq_lens_q.ndim != 1 || args.cum_seq_lens_q.size(0) == 0) {
             rule.fail(INFINI_STATUS_BAD_PARAM, "cum_seq_lens_q",
                       "have one dimension, of one more than there are sequences", shape_of(args.cum_seq_lens_q));
@@ -160,10 +158,10 @@ void check(const char *op, const Args &args) {
     const int64_t n = sequences(args);
     const char *const reason =
         args.cum_seq_lens_q.dtype ? "to match the sequences of cum_seq_lens_q" : "to match the sequences of q";
-    rule.dtype("block_tables", args.block_tables, {INFINI_DTYPE_I64});
+    rule.dtype("block_tables", args.block_tables, INFINI_INDICES);
     rule.rank("block_tables", args.block_tables, 2);
     rule.shape("block_tables", args.block_tables, {n, args.block_tables.size(1)}, reason);
-    rule.dtype("seq_lens", args.seq_lens, {INFINI_DTYPE_I64});
+    rule.dtype("seq_lens", args.seq_lens, INFINI_INDICES);
     rule.shape("seq_lens", args.seq_lens, {n}, reason);
     if (args.alibi_slopes.dtype) {
         rule.dtype("alibi_slopes", args.alibi_slopes, {INFINI_DTYPE_F32});

@@ -21,10 +21,11 @@ struct Args {
         k_scales; // [blocks, Hkv, block size] float32, where the caches are int8: factors of their rows; dtype 0: none
     TensorView v_scales; // [blocks, Hkv, block size]
     TensorView
-        block_tables;    // [n, max blocks] int64: key t of a sequence is row t % block size of its t / block size-th
-    TensorView seq_lens; // [n] int64: keys of each sequence, its new ones included
-    TensorView cum_seq_lens_q; // [n + 1] int64: where each sequence's queries begin in q; dtype 0: paged_attention
-    TensorView alibi_slopes;   // [H] float32: slope * (key's position - query's position); dtype 0: none
+        block_tables; // [n, max blocks] int64 or int32: key t of a sequence is row t % block size of its t / block size-th
+    TensorView seq_lens; // [n] int64 or int32: keys of each sequence, its new ones included
+    TensorView
+        cum_seq_lens_q; // [n + 1] int64 or int32: where each sequence's queries begin in q; dtype 0: paged_attention
+    TensorView alibi_slopes; // [H] float32: slope * (key's position - query's position); dtype 0: none
     double scale = 1;
     int64_t window = 0;        // keys that a query sees at most; 0: no limit
     bool define_all = false;   // out's rows of a sequence without keys become zeros; false: they keep what they hold

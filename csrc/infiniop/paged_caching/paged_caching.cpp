@@ -2,6 +2,7 @@
 #include "paged_caching.h"
 
 #include "check.h"
+#include "indices.h"
 #include "rearrange/rearrange.h"
 #include "scratch.h"
 
@@ -61,7 +62,7 @@ void check_caches(const Checker &rule, const TensorView &k_cache, const TensorVi
 void check_slots(const Checker &rule, const TensorView &slots, const TensorView &k_cache) {
     const int64_t blocks = k_cache.size(0), block_size = k_cache.size(2);
     for (int64_t t = 0; t < slots.size(0); ++t) {
-        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        const int64_t slot = Indices(slots)[t];
         if (slot >= 0 && (block_size == 0 || slot / block_size >= blocks)) {
             rule.fail(INFINI_STATUS_BAD_PARAM, "slot_mapping",
                       message("be below 0 or less than ", blocks, " blocks of ", block_size, " slots"),
@@ -116,7 +117,7 @@ void check(const Args &args) {
     }
     rule.same_shape("v", v, "k", k);
     rule.dense_last("v", v);
-    rule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
+    rule.dtype("slot_mapping", args.slot_mapping, INFINI_INDICES);
     rule.shape("slot_mapping", args.slot_mapping, {k.size(0)}, "to match the tokens of k");
     const TensorView *const written[] = {&k_cache, &v_cache, &args.k_scales, &args.v_scales};
     const char *const names[] = {"k_cache", "v_cache", "k_scales", "v_scales"};

@@ -20,7 +20,7 @@ struct Args {
     TensorView v_scales;     // [blocks, Hkv, block size]
     TensorView k;            // [tokens, Hkv, D]
     TensorView v;            // [tokens, Hkv, D]
-    TensorView slot_mapping; // [tokens] int64; below 0: skipped. Of two tokens with one slot the last stays
+    TensorView slot_mapping; // [tokens] int64 or int32; below 0: skipped. Of two tokens with one slot the last stays
     void *copies = nullptr;  // on CUDA: room for copies of k and v; if null they may not lie in the caches
 };
 

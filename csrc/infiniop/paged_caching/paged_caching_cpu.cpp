@@ -1,6 +1,7 @@
 // The CPU kernel of paged_caching: a row of a head at a time, as bytes or quantized; the slots have been checked.
 // Limit: memory bandwidth, each element read and written once. Threads split the heads, so that tokens with the same
 // slot are written in order.
+#include "indices.h"
 #include "paged_caching.h"
 #include "parallel.h"
 #include "quantize_row.h"
@@ -17,7 +18,7 @@ void write_head(const TensorView &cache, const TensorView &rows, const TensorVie
     const auto element = static_cast<int64_t>(size_of(rows.dtype));
     const auto bytes = static_cast<size_t>(rows.shape[2] * element);
     for (int64_t t = 0; t < rows.shape[0]; ++t) {
-        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        const int64_t slot = Indices(slots)[t];
         if (slot >= 0) {
             const int64_t from = t * rows.strides[0] + head * rows.strides[1];
             std::memcpy(cache.as<char>() + paged_caching::row_of(cache, slot, head) * element,
@@ -31,7 +32,7 @@ template <typename T>
 void quantize_head(const TensorView &cache, const TensorView &scales, const TensorView &rows, const TensorView &slots,
                    int64_t head) {
     for (int64_t t = 0; t < rows.shape[0]; ++t) {
-        const int64_t slot = slots.as<const int64_t>()[t * slots.strides[0]];
+        const int64_t slot = Indices(slots)[t];
         if (slot >= 0) {
             *paged_caching::scale_of(scales, slot, head) =
                 quantize_row(rows.as<const T>() + t * rows.strides[0] + head * rows.strides[1], rows.shape[2],

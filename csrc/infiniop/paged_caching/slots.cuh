@@ -4,6 +4,7 @@
 #pragma once
 
 #include "cuda/heads.cuh"
+#include "indices.h"
 #include "paged_caching.h"
 
 namespace infini::paged_caching {
@@ -21,9 +22,7 @@ public:
     __device__ __forceinline__ void find(const TensorView &slots, const TensorView &k_cache, const TensorView &v_cache,
                                          int64_t first, int64_t end, int64_t tokens) {
         const int thread = threadIdx.y * blockDim.x + threadIdx.x, threads = blockDim.x * blockDim.y;
-        const auto slot_of = [&](int64_t token) {
-            return token < tokens ? slots.as<const int64_t>()[token * slots.strides[0]] : -1;
-        };
+        const auto slot_of = [&](int64_t token) { return token < tokens ? Indices(slots)[token] : -1; };
         int64_t later = first + 1 + thread, next = slot_of(later); // loaded early
         for (int i = thread; i < kFilterBits / 32; i += threads) {
             filter_[i] = 0;

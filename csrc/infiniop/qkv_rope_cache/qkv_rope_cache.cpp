@@ -48,7 +48,7 @@ void check(const Args &args) {
     rope::check_tables(kRule, "q", q, args.cos, args.sin, 2);
     rope::check_positions_dtype(kRule, args.positions);
     kRule.shape("positions", args.positions, {qkv.size(0)}, "to match the tokens of qkv");
-    kRule.dtype("slot_mapping", args.slot_mapping, {INFINI_DTYPE_I64});
+    kRule.dtype("slot_mapping", args.slot_mapping, INFINI_INDICES);
     kRule.shape("slot_mapping", args.slot_mapping, {qkv.size(0)}, "to match the tokens of qkv");
 
     const TensorView *const written[] = {&q, &k_cache, &v_cache, &args.k_scales, &args.v_scales};

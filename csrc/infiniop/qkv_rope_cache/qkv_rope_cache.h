@@ -18,7 +18,7 @@ struct Args {
     TensorView qkv;          // [tokens, (H + 2 Hkv) * D]: the heads of q, then those of k, then those of v
     TensorView cos, sin;     // tables [P, R/2]
     TensorView positions;    // [tokens], integers: the row of cos and sin for each token
-    TensorView slot_mapping; // [tokens] int64; below 0: k and v of the token are skipped
+    TensorView slot_mapping; // [tokens] int64 or int32; below 0: k and v of the token are skipped
     bool interleaved = false;
 };
 

@@ -5,6 +5,7 @@
 #include "level_types.h"
 #include "qkv_rope_cache.h"
 
+#include "indices.h"
 #include "paged_caching/paged_caching.h"
 #include "parallel.h"
 #include "quantize_row.h"
@@ -26,7 +27,7 @@ void write_heads(const qkv_rope_cache::Args &a, int64_t begin, int64_t end, T *r
     for (int64_t t = 0; t < a.qkv.shape[0]; ++t) {
         const T *const row = a.qkv.as<const T>() + t * a.qkv.strides[0];
         const int64_t position = rope::position(a.positions, 0, t);
-        const int64_t slot = a.slot_mapping.as<const int64_t>()[t * a.slot_mapping.strides[0]];
+        const int64_t slot = Indices(a.slot_mapping)[t];
         const int64_t last = slot < 0 && heads < rotated_end ? heads : rotated_end;
         const auto to = [&](int64_t head) {
             return head < heads ? a.q.as<T>() + t * a.q.strides[0] + head * a.q.strides[1]

@@ -50,20 +50,20 @@ void run(const ExecutionContext &context, const char *op, const Args &args) {
     }
     const bool one_row = logits.ndim == 1;
     const int64_t rows = one_row ? 1 : logits.size(0);
-    const auto check_rows = [&](const char *name, const TensorView &view, infiniDtype_t dtype) {
+    const auto check_rows = [&](const char *name, const TensorView &view, std::initializer_list<infiniDtype_t> dtypes) {
         if (one_row) {
             rule.shape(name, view, {}, "for logits of one dimension");
         } else {
             rule.shape(name, view, {rows}, "to match the rows of logits");
         }
-        rule.dtype(name, view, {dtype});
+        rule.dtype(name, view, dtypes);
     };
-    check_rows("temperature", args.temperature, INFINI_DTYPE_F32);
-    check_rows("top_k", args.top_k, INFINI_DTYPE_I64);
-    check_rows("top_p", args.top_p, INFINI_DTYPE_F32);
-    check_rows("seed", args.seed, INFINI_DTYPE_I64);
-    check_rows("offset", args.offset, INFINI_DTYPE_I64);
-    check_rows("out", out, INFINI_DTYPE_I64);
+    check_rows("temperature", args.temperature, {INFINI_DTYPE_F32});
+    check_rows("top_k", args.top_k, INFINI_INDICES);
+    check_rows("top_p", args.top_p, {INFINI_DTYPE_F32});
+    check_rows("seed", args.seed, INFINI_INDICES);
+    check_rows("offset", args.offset, INFINI_INDICES);
+    check_rows("out", out, {INFINI_DTYPE_I64});
     rule.writable("out", out);
     rule.no_partial_overlap("out", out, "logits", logits);
     rule.no_partial_overlap("out", out, "temperature", args.temperature);

@@ -17,6 +17,7 @@
 #include "cuda/launch.cuh"
 #include "cuda/reduce.cuh"
 #include "cuda/rows.cuh"
+#include "indices.h"
 #include "philox.h"
 #include "random_sample.h"
 
@@ -29,16 +30,26 @@ using cuda::kWarp;
 template <typename C> constexpr C kSmallest = std::numeric_limits<C>::min();
 template <typename C> constexpr C kLargest = std::numeric_limits<C>::max();
 
-// One number for each row, or one for the call.
-template <typename V> struct PerRow {
-    const V *data = nullptr;
+struct Floats {
+    const float *data = nullptr;
     int64_t stride = 0;
+
+    Floats() = default;
+    explicit Floats(const TensorView &view) : data(view.as<const float>()), stride(view.strides[0]) {}
+    __device__ __forceinline__ float operator[](int64_t i) const { return data[i * stride]; }
+};
+
+// One number for each row, of Floats or Indices, or one for the call.
+template <typename V, typename List> struct PerRow {
+    List list;
     V given = 0;
 
     explicit PerRow(V given) : given(given) {}
-    explicit PerRow(const TensorView &view) : data(view.as<const V>()), stride(view.ndim == 0 ? 0 : view.strides[0]) {}
-    __device__ __forceinline__ V operator[](int64_t row) const { return data == nullptr ? given : data[row * stride]; }
+    explicit PerRow(const TensorView &view) : list(view) {}
+    __device__ __forceinline__ V operator[](int64_t row) const { return list.data == nullptr ? given : list[row]; }
 };
+using FloatPerRow = PerRow<float, Floats>;
+using IndexPerRow = PerRow<int64_t, Indices>;
 
 template <typename T> struct Job {
     const T *logits;
@@ -48,11 +59,11 @@ template <typename T> struct Job {
     void *out;
     int64_t out_stride;
     int out_bytes; // of each token
-    PerRow<float> temperature;
-    PerRow<int64_t> top_k;
-    PerRow<float> top_p;
+    FloatPerRow temperature;
+    IndexPerRow top_k;
+    FloatPerRow top_p;
     bool given; // u, else:
-    PerRow<int64_t> seed, offset;
+    IndexPerRow seed, offset;
     float u;
 };
 
@@ -507,9 +518,9 @@ void run_on_cuda(const ExecutionContext &context, const Args &args) {
         if constexpr (!std::is_same_v<T, double>) {
             launch<T>(context,
                       {logits.as<const T>(), n, one_row ? 0 : logits.stride(0), cuda::vectors_fit(logits),
-                       unit_for<T>(n), out.data, one_row ? 0 : out.stride(0), 8, PerRow<float>(args.temperature),
-                       PerRow<int64_t>(args.top_k), PerRow<float>(args.top_p), false, PerRow<int64_t>(args.seed),
-                       PerRow<int64_t>(args.offset), 0},
+                       unit_for<T>(n), out.data, one_row ? 0 : out.stride(0), 8, FloatPerRow(args.temperature),
+                       IndexPerRow(args.top_k), FloatPerRow(args.top_p), false, IndexPerRow(args.seed),
+                       IndexPerRow(args.offset), 0},
                       rows);
         }
     });
@@ -522,9 +533,9 @@ void run_given_on_cuda(const ExecutionContext &context, const GivenArgs &args) {
         using T = decltype(x);
         launch<T>(context,
                   {args.probs.as<const T>(), n, 0, cuda::vectors_fit(args.probs), unit_for<T>(n), args.result.data, 0,
-                   static_cast<int>(size_of(args.result.dtype)), PerRow<float>(static_cast<float>(args.temperature)),
-                   PerRow<int64_t>(u == 0 ? 1 : args.topk), PerRow<float>(static_cast<float>(args.topp)), true,
-                   PerRow<int64_t>(0), PerRow<int64_t>(0), u},
+                   static_cast<int>(size_of(args.result.dtype)), FloatPerRow(static_cast<float>(args.temperature)),
+                   IndexPerRow(u == 0 ? 1 : args.topk), FloatPerRow(static_cast<float>(args.topp)), true,
+                   IndexPerRow(0), IndexPerRow(0), u},
                   1);
     });
 }

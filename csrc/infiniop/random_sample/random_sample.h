@@ -17,10 +17,10 @@ struct Args {
     TensorView out;         // [rows] int64, or [] where logits is [n]; all below likewise
     TensorView logits;      // [rows, n] or [n], float32, bfloat16 or float16; -infinity masks a token
     TensorView temperature; // [rows] float32; 0: the first maximum
-    TensorView top_k;       // [rows] int64; 1: the first maximum; 0 or less: no limit
+    TensorView top_k;       // [rows] int64 or int32; 1: the first maximum; 0 or less: no limit
     TensorView top_p;       // [rows] float32; 0: the first maximum; 1 or more: no limit
-    TensorView seed;        // [rows] int64, the 64 bits of the key
-    TensorView offset;      // [rows] int64, the low 64 bits of the counter
+    TensorView seed;        // [rows] int64 or int32, the 64 bits of the key
+    TensorView offset;      // [rows] int64 or int32, the low 64 bits of the counter
 };
 
 // Checks the arguments against the rules above, then draws the tokens. `out` may be top_k, seed or offset itself.

@@ -1,6 +1,7 @@
 // The CPU kernel of random_sample: no sort. A pass finds the maximum; a histogram of the weights, or for top-k a bound
 // on the k-th value, leaves few candidates; a radix selection finds where their running sum reaches the limit.
 // Limit: memory bandwidth for the first maximum; one exponential for each logit where all weights are summed.
+#include "indices.h"
 #include "level_types.h"
 #include "parallel.h"
 #include "philox.h"
@@ -357,11 +358,11 @@ template <typename T> void sample_rows(const Args &a) {
     const auto sample = [&](int64_t begin, int64_t end) {
         const Buffers buffers(n);
         for (int64_t row = begin; row < end; ++row) {
-            const auto seed = static_cast<uint64_t>(a.seed.as<const int64_t>()[row * a.seed.strides[0]]);
-            const auto offset = static_cast<uint64_t>(a.offset.as<const int64_t>()[row * a.offset.strides[0]]);
+            const auto seed = static_cast<uint64_t>(Indices(a.seed)[row]);
+            const auto offset = static_cast<uint64_t>(Indices(a.offset)[row]);
             Settings s;
             s.temperature = a.temperature.as<const float>()[row * a.temperature.strides[0]];
-            s.top_k = a.top_k.as<const int64_t>()[row * a.top_k.strides[0]];
+            s.top_k = Indices(a.top_k)[row];
             s.top_p = a.top_p.as<const float>()[row * a.top_p.strides[0]];
             s.u = random_sample::uniform(seed, offset);
             a.out.as<int64_t>()[row * a.out.strides[0]] = sample_row(logits + row * row_stride, n, s, buffers);

@@ -251,7 +251,7 @@ def errors() -> Iterator[ErrorCase]:
     yield ErrorCase(
         "kv_lens dtype",
         (q, k, v, None, torch.tensor([8.0, 8.0])),
-        op + "kv_lens must be int32 or int64, got float32",
+        op + "kv_lens must be int64 or int32, got float32",
     )
     yield ErrorCase(
         "kv_lens too long",

@@ -14,6 +14,7 @@ from ..c_ops import CSample
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import attention_error
 from ._int8_cache import attention_comparison, quantize, scale_errors
+from ._int32 import with_int32
 from ._paged_reference import first_seen, peer, prefill_peer, prefill_reference, reference
 
 
@@ -88,6 +89,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("ALiBi", (*inputs(dtype, [5, 33, 200], 8, 2, 64), slopes(8)))
     yield windowed(48, dtype, [5, 48, 49, 96, 200], 8, 2, 128)
     yield with_int8(Sample("groups of 4", inputs(dtype, [5, 33, 200], 8, 2, 128)))
+    yield with_int32(windowed(5, dtype, [0, 1, 5, 129, 203], 6, 2, 40, 5))
+    yield with_int32(with_int8(Sample("split", inputs(dtype, [1400, 3, 600], 4, 1, 64))))
     yield Sample("sequences without keys", inputs(dtype, [0, 9, 0], 4, 2, 16))
     yield Sample("one of each", inputs(dtype, [1], 1, 1, 16, 1))
     yield Sample("blocks of 5", inputs(dtype, [4, 5, 6, 150], 6, 2, 40, 5))
@@ -145,6 +148,8 @@ def prefill_samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield windowed(48, dtype, [200], 12, 1, 64, 16, [40])  # rows of few queries, whose windows differ by a key
     yield windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True)
     yield with_int8(Sample("all new", inputs(dtype, [5, 33, 130], 8, 2, 128, 16, [5, 33, 130])))
+    yield with_int32(windowed(64, dtype, [200, 170, 129], 4, 1, 64, 32, [100, 3, 0]))
+    yield with_int32(with_int8(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3]))))
     yield with_int8(Sample("odd head", inputs(dtype, [40, 131], 4, 2, 37, 5, [7, 100])))
     yield with_int8(Sample("some split", inputs(dtype, [1100, 130, 520], 4, 1, 32, 16, [1, 30, 3])))
     yield with_int8(windowed(33, dtype, [100, 70, 40], 8, 2, 64, 16, [40, 2, 40], alibi=True))
@@ -207,7 +212,9 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         op + f"q {dense}[64, 16, 2]",
     )
     yield ErrorCase(
-        "block_tables dtype", (q, k, v, tables.int(), lens, *rest), op + "block_tables must be int64, got int32"
+        "block_tables dtype",
+        (q, k, v, tables.short(), lens, *rest),
+        op + "block_tables must be int64 or int32, got int16",
     )
     yield ErrorCase(
         "block_tables shape",
@@ -219,7 +226,9 @@ def errors_of(name: str, args: tuple[Tensor, ...]) -> Iterator[ErrorCase]:
         (q, k, v, tables, torch.tensor([1, 1, 1]), *rest),
         op + f"seq_lens must have shape [{sequences}] to match the sequences of {of}, got [3]",
     )
-    yield ErrorCase("seq_lens dtype", (q, k, v, tables, lens.int(), *rest), op + "seq_lens must be int64, got int32")
+    yield ErrorCase(
+        "seq_lens dtype", (q, k, v, tables, lens.short(), *rest), op + "seq_lens must be int64 or int32, got int16"
+    )
     for lengths, got in (([20, 49], "49 for sequence 1"), ([-1, 5], "-1 for sequence 0")):
         yield ErrorCase(
             f"lengths {lengths}",
@@ -301,7 +310,9 @@ def prefill_errors() -> Iterator[ErrorCase]:
     q, k, v, tables, lens, starts = args
     op = f"infini::{name}: "
     yield ErrorCase(
-        "starts dtype", (q, k, v, tables, lens, starts.int()), op + "cum_seq_lens_q must be int64, got int32"
+        "starts dtype",
+        (q, k, v, tables, lens, starts.short()),
+        op + "cum_seq_lens_q must be int64 or int32, got int16",
     )
     yield ErrorCase(
         "starts rank",

@@ -11,6 +11,7 @@ from ...ops.paged_caching import SPEC
 from ..c_door import c_op
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._int8_cache import comparison, quantize, scale_errors
+from ._int32 import with_int32
 
 
 def reference(
@@ -77,6 +78,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("some skipped", inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37))
     yield Sample("one token", inputs(dtype, [33], 4, 64))
     yield Sample("int8", quantized(inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37)))
+    yield with_int32(Sample("some skipped", inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37)))
+    yield with_int32(Sample("int8", quantized(inputs(dtype, [5, -1, 47, 16, -9, 0], 2, 37))))
     yield Sample("no tokens", inputs(dtype, [], 2, 8))
     yield Sample("one slot twice", inputs(dtype, [5, 6, 5], 3, 8, 5))
     yield Sample("one of each", inputs(dtype, [0], 1, 1, 1, 1))
@@ -152,7 +155,9 @@ def errors() -> Iterator[ErrorCase]:
         (k_cache, v_cache[:1].expand(3, 2, 16, 8), k, v, slots),
         op + "v_cache must not be a broadcast view, for it is written to, got strides [0, 128, 8, 1]",
     )
-    yield ErrorCase("slots dtype", (k_cache, v_cache, k, v, slots.int()), op + "slot_mapping must be int64, got int32")
+    yield ErrorCase(
+        "slots dtype", (k_cache, v_cache, k, v, slots.short()), op + "slot_mapping must be int64 or int32, got int16"
+    )
     yield ErrorCase(
         "slots shape",
         (k_cache, v_cache, k, v, slots[:2]),

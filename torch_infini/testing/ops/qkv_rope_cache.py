@@ -11,6 +11,7 @@ from torch import Tensor
 from ...ops.qkv_rope_cache import SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._int8_cache import comparison, scale_errors
+from ._int32 import with_int32
 from .paged_caching import inputs as caching_inputs
 from .paged_caching import peer as caching_peer
 from .paged_caching import quantized as caching_quantized
@@ -97,6 +98,8 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("llama", inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64))
     yield Sample("gpt-j", (*inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64), True))
     yield Sample("int8", quantized(inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64)))
+    yield with_int32(Sample("llama", inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64)))
+    yield with_int32(Sample("int8", quantized(inputs(dtype, [5, -1, 47, 16, -9, 0], 4, 2, 64))))
     yield Sample("one token", inputs(dtype, [33], 4, 1, 128))
     yield Sample("no tokens", inputs(dtype, [], 2, 1, 8))
     yield Sample("one slot twice", inputs(dtype, [5, 6, 5, 6], 3, 3, 8, 5))
@@ -197,7 +200,7 @@ def errors() -> Iterator[ErrorCase]:
         of_values=True,
         positions=torch.tensor([0, 50, 1]),
     )
-    yield case("slots dtype", "slot_mapping must be int64, got int32", slot_mapping=slots.int())
+    yield case("slots dtype", "slot_mapping must be int64 or int32, got int16", slot_mapping=slots.short())
     yield case(
         "slots shape", "slot_mapping must have shape [3] to match the tokens of qkv, got [2]", slot_mapping=slots[:2]
     )

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ...ops.random_sample import SPEC
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
+from ._int32 import with_int32
 
 
 def philox(key: tuple[int, int], counter: tuple[int, int, int, int]) -> tuple[int, int, int, int]:
@@ -145,6 +146,7 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     for setting, values in zip(mixed, choices):
         setting.copy_(torch.tensor([values[i % len(values)] for i in range(rows)], dtype=setting.dtype))
     yield Sample("mixed settings", (logits_of(dtype, rows, 1003), *mixed))
+    yield with_int32(Sample("mixed settings", (logits_of(dtype, rows, 1003), *mixed)))
 
     # All logits equal: the token tells all bits of u, and each is the reference's.
     yield Sample("equal logits", (torch.full((20, 4096), -2.5, dtype=dtype), *settings_for(20)))
@@ -202,10 +204,10 @@ def errors() -> Iterator[ErrorCase]:
     )
     for name, (value, dtype) in {
         "temperature": (good[0], "float32"),
-        "top_k": (good[1], "int64"),
+        "top_k": (good[1], "int64 or int32"),
         "top_p": (good[2], "float32"),
-        "seed": (good[3], "int64"),
-        "offset": (good[4], "int64"),
+        "seed": (good[3], "int64 or int32"),
+        "offset": (good[4], "int64 or int32"),
     }.items():
         yield ErrorCase(
             f"{name} rows",

@@ -1,5 +1,5 @@
 // paged_attention: one query of each sequence, q [n, H, dim], over the first cache_lens[i] keys of its blocks in the caches
-// [blocks, Hkv, block size, dim]; block_tables [n, max blocks] and cache_lens [n] are I64, alibi_slopes [H] F32.
+// [blocks, Hkv, block size, dim]; block_tables [n, max blocks] and cache_lens [n] are I64 or I32, alibi_slopes [H] F32.
 // A sequence without keys gets zeros from paged_attention; paged_attention_ leaves its row of out as it is.
 #pragma once
 

@@ -1,6 +1,6 @@
 // paged_attention_prefill: paged_attention for several queries of each sequence, which see no keys behind their own.
 // Sequence i has the queries cum_seqlens_q[i] to cum_seqlens_q[i + 1] - 1 of q and total_kv_lens[i] keys, the new ones
-// included; both I64.
+// included; both I64 or I32.
 #pragma once
 
 #include <optional>

@@ -1,4 +1,4 @@
-// paged_caching_: writes k and v, [tokens, Hkv, dim], to the slots of slot_mapping [tokens], I64, of the caches
+// paged_caching_: writes k and v, [tokens, Hkv, dim], to the slots of slot_mapping [tokens], I64 or I32, of the caches
 // [blocks, Hkv, block size, dim]; a slot below 0 is skipped.
 #pragma once
 

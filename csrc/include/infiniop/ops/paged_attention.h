@@ -5,10 +5,10 @@
  *                                1 in the last dimension. In place.
  *   k_cache, v_cache  [blocks, Hkv, block size, D]  stride 1 in the last dimension, each with strides of its own; query
  *                                head h reads key head h / (H / Hkv), so H is a multiple of Hkv (BAD_TENSOR_SHAPE)
- *   block_tables      [n, max blocks]  I64: key t of sequence i is row t % block size of block block_tables[i, t /
- *                                block size]; only the entries that its length needs are looked at
- *   seq_lens          [n]        I64: keys of each sequence, that of the query included. 0: its part of out is left as
- *                                it is
+ *   block_tables      [n, max blocks]  I64 or I32: key t of sequence i is row t % block size of block
+ *                                block_tables[i, t / block size]; only the entries that its length needs are looked at
+ *   seq_lens          [n]        I64 or I32: keys of each sequence, that of the query included. 0: its part of out is
+ *                                left as it is
  *   alibi_slopes      [H]        F32, or NULL for none (descriptor and address): bias = slope * (t - (seq_len - 1)),
  *                                zero for the last key and negative before
  *   scale                        finite; usually 1 / sqrt(D)

@@ -3,9 +3,9 @@
  *
  *   out, q            [all queries, H, D]  the queries of one sequence after those of another; as in PagedAttention
  *   k_cache, v_cache  [blocks, Hkv, block size, D]
- *   block_tables      [n, max blocks]  I64
- *   seq_lens          [n]      I64: keys of each sequence, the new ones included; at least its number of queries
- *   cum_seq_lens_q    [n + 1]  I64: sequence i has the queries from cum_seq_lens_q[i] up to, not including,
+ *   block_tables      [n, max blocks]  I64 or I32
+ *   seq_lens          [n]      I64 or I32: keys of each sequence, the new ones included; at least its number of queries
+ *   cum_seq_lens_q    [n + 1]  I64 or I32: sequence i has the queries from cum_seq_lens_q[i] up to, not including,
  *                              cum_seq_lens_q[i + 1]: begins with 0, does not decrease, ends with the size of q
  *                              (BAD_PARAM; another number of dimensions too)
  *   alibi_slopes      [H]      F32, or NULL for none (descriptor and address)

@@ -4,7 +4,7 @@
  *   k_cache, v_cache  [blocks, Hkv, block size, D]  F16, BF16 or F32, the same for all but slot_mapping; each with
  *                               strides of its own, stride 1 in the last dimension
  *   k, v              [tokens, Hkv, D]  stride 1 in the last dimension
- *   slot_mapping      [tokens]  I64: where each token goes; below 0: nowhere
+ *   slot_mapping      [tokens]  I64 or I32: where each token goes; below 0: nowhere
  *
  * The caches keep what is not written; where two tokens have one slot, the last one stays. Slots are checked before
  * anything is written: one of blocks * block size or more is refused with BAD_PARAM. k and v may lie in the
