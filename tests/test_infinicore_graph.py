@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from typing import Any
@@ -203,6 +205,14 @@ def test_graph_takes_a_raw_graph() -> None:
     with pytest.raises(TypeError, match="graph must be an _infinicore.Graph, got None"):
         ic.graph.Graph(None)  # type: ignore[arg-type]
     ic.graph.Graph(raw.Graph()).run()
+
+
+@pytest.mark.parametrize("way", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_a_graph_is_neither_copied_nor_pickled(way: Any) -> None:
+    with pytest.raises(
+        TypeError, match=r"infinicore.graph.Graph: a graph must not be copied or pickled, .*record it again"
+    ):
+        way(ic.graph.Graph(raw.Graph()))
 
 
 def test_recording_belongs_to_its_thread() -> None:

@@ -216,6 +216,44 @@ def test_refused_arrays() -> None:
         ic.from_numpy(numpy.zeros(3), dtype=torch.float32)  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("data", "name", "shown"),
+    [
+        ([0, 300], "uint8", "300"),
+        ([-1], "uint8", "-1"),
+        ([[2**31]], "int32", "2147483648"),
+        ([2**63], "int64", "9223372036854775808"),
+        ([1.0, 256.0], "uint8", "256.0"),
+        ([2.0**63], "int64", str(2.0**63)),
+        ([float("nan")], "int16", "nan"),
+        ([float("-inf")], "int64", "-inf"),
+        ([1 + 2j], "float32", "(1+2j)"),
+        ([0.5j], "int8", "0.5j"),
+    ],
+)
+def test_numbers_that_a_dtype_does_not_have(data: list[Any], name: str, shown: str) -> None:
+    """Neither wrapped around nor cut to their real part."""
+    dtype = getattr(ic, name)
+    for call, argument in (
+        (ic.from_list, "data"),
+        (lambda x, dtype: ic.from_numpy(numpy.array(x), dtype=dtype), "np_array"),
+    ):
+        with pytest.raises(ValueError) as caught:
+            call(data, dtype=dtype)
+        assert f"{argument} must be numbers of infinicore.{name}, got {shown}" in str(caught.value)
+
+
+def test_numbers_at_a_dtypes_limits() -> None:
+    for name in ("uint8", "int8", "int16", "int32", "int64"):
+        limits = torch.iinfo(getattr(torch, name))
+        x = ic.from_list([limits.min, limits.max], dtype=getattr(ic, name))
+        assert numpy.asarray(x).tolist() == [limits.min, limits.max]
+    assert numpy.asarray(ic.from_list([-(2.0**63)], dtype=ic.int64)).tolist() == [-(2**63)]
+    assert numpy.asarray(ic.from_list([1 + 0j, 3.5], dtype=ic.float32)).tolist() == [1, 3.5]
+    assert numpy.asarray(ic.from_list([300, -1, 0.5], dtype=ic.bool)).all()
+    assert numpy.asarray(ic.from_list([1e300], dtype=ic.float16)).tolist() == [float("inf")]  # torch rounds so too
+
+
 # ---- DLPack ----
 
 

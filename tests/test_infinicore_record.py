@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy
 import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -19,6 +22,7 @@ from torch_infini.infinicore import _started
 from torch_infini.infinicore.lib import _infinicore as raw
 
 F = ic.nn.functional
+CPU = ic.device("cpu")
 
 
 @pytest.fixture(autouse=True)
@@ -170,6 +174,36 @@ def failures() -> dict[str, tuple[Callable[[torch.Tensor], Any], str]]:
         "an op of torch": (lambda x: x.add_(torch.empty(4)), "broadcast"),
         "a value": (lambda x: x.tolist(), "hold no values"),
     }
+
+
+def test_a_torch_view_of_what_is_recorded_is_zero_before_the_first_run() -> None:
+    """torch cannot refuse to read it; it must not show what the memory held before."""
+    for _ in range(3):  # fills the memory that the recording gets
+        numpy.asarray(ic.ones([256], dtype=ic.float32, device=CPU))[:] = 7
+    x = ic.ones([256], dtype=ic.float32, device=CPU)
+    with ic.graph() as g:
+        y = ic.add(x, x)
+        views = [torch.from_dlpack(y), torch.from_dlpack(y.view([16, 16]).permute([1, 0]))]
+    for view in views:
+        assert not view.any()
+    with pytest.raises(RuntimeError, match="holds nothing before the graph's first run"):
+        torch.from_dlpack(y)
+    with pytest.raises(RuntimeError, match=r"__reduce__: this tensor .* holds nothing before the graph's first run"):
+        pickle.dumps(y)
+    with pytest.raises(RuntimeError, match="is only recorded|holds nothing|before"):
+        copy.deepcopy(y)
+    with pytest.raises(RuntimeError, match=r"__bool__: this tensor .* holds nothing before the graph's first run"):
+        bool(y.narrow(0, 0, 1))
+    g.run()
+    for view in views:
+        assert (view == 2).all()
+
+
+def test_the_truth_of_a_tensor_is_not_recorded() -> None:
+    """As that of torch's tensors: what Python decides is decided once, so a recording must not depend on values."""
+    x = ic.ones([1], dtype=ic.float32, device=CPU)
+    with pytest.raises(RuntimeError, match="nothing may depend on them"), ic.graph():
+        bool(x)
 
 
 @pytest.mark.parametrize("what", failures())

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +16,7 @@ import torch_infini.infinicore as ic
 from torch_infini.infinicore import utils
 
 CPU = ic.device("cpu")
+MADE: Any = {"dtype": ic.float32, "device": CPU}
 
 
 # ---- tensors ----
@@ -106,12 +109,88 @@ def test_refused_views(call: Any) -> None:
 
 def test_arguments_of_views() -> None:
     x = ic.zeros([1, 3], dtype=ic.float32, device=CPU)
-    with pytest.raises(TypeError):
+    with pytest.raises(ValueError, match="squeeze: dim must be at least 0, got -1"):
         x.squeeze(-1)  # dimensions count from 0
     with pytest.raises(ValueError, match=r"view: shape must not have negative sizes, got \[-1\]"):
         x.view([-1])
     with pytest.raises(TypeError, match="permute: dims must be a sequence of integers, got 1.5"):
         x.permute(1.5)  # type: ignore[arg-type]
+
+
+HUGE = 2**64
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "message"),
+    [
+        (lambda x: x.narrow(-1, 0, 1), ValueError, "narrow: dim must be at least 0, got -1"),
+        (lambda x: ic.narrow(x, 0, 0, HUGE), ValueError, f"narrow: length must be below 2^63, got {HUGE}"),
+        (lambda x: x.narrow(0, 1.5, 1), TypeError, "narrow: start must be an integer, got 1.5"),
+        (lambda x: x.squeeze(None), TypeError, "squeeze: dim must be an integer, got None"),
+        (lambda x: ic.squeeze(x, -2), ValueError, "squeeze: dim must be at least 0, got -2"),
+        (lambda x: ic.unsqueeze(x, "0"), TypeError, "unsqueeze: dim must be an integer, got '0'"),
+        (lambda x: x.size(HUGE), ValueError, f"size: dim must be below 2^63, got {HUGE}"),
+        (lambda x: x.stride(0.5), TypeError, "stride: dim must be an integer, got 0.5"),
+        (lambda x: x.view([HUGE]), ValueError, f"view: shape must be below 2^63, got [{HUGE}]"),
+        (lambda x: x.permute([0, HUGE]), ValueError, f"permute: dims must be below 2^63, got [0, {HUGE}]"),
+        (lambda x: x.as_strided([1], [HUGE]), ValueError, f"as_strided: stride must be below 2^63, got [{HUGE}]"),
+        (lambda x: x.as_strided([1], [-HUGE]), ValueError, f"numbers below {-(2**63)}, got [{-HUGE}]"),
+        (lambda x: x.as_strided([1], ["a"]), TypeError, "stride must be a sequence of integers, got ['a']"),
+        (lambda x: ic.zeros([HUGE], **MADE), ValueError, f"zeros: size must be below 2^63, got [{HUGE}]"),
+        (lambda x: ic.empty(HUGE, **MADE), ValueError, f"empty: size must be below 2^63, got [{HUGE}]"),
+        (lambda x: ic.strided_empty([2], [HUGE], **MADE), ValueError, f"strides must be below 2^63, got [{HUGE}]"),
+        (lambda x: ic.from_blob(HUGE, [2], **MADE), ValueError, f"data_ptr must be below 2^64, got {HUGE}"),
+        (lambda x: ic.from_blob("x", [2], **MADE), TypeError, "data_ptr must be an integer, got 'x'"),
+        (lambda x: ic.strided_from_blob(8, [2], [0.5], **MADE), TypeError, "strides must be a sequence of integers"),
+    ],
+)
+def test_numbers_that_are_no_sizes(call: Any, kind: type[Exception], message: str) -> None:
+    """One sentence, and not what pybind11 says of its signatures."""
+    with pytest.raises(kind) as caught:
+        call(ic.zeros([1, 3], **MADE))
+    assert message in str(caught.value) and "infinicore." in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_truth() -> None:
+    """That of a single element, as torch's; of others there is none."""
+    for value in (0.0, -0.0, 2.5, float("nan")):
+        for shape in ((), (1,), (1, 1)):
+            for dtype in (torch.float32, torch.bfloat16, torch.bool, torch.complex64):
+                theirs = torch.full(shape, value).to(dtype)
+                assert bool(ic.from_torch(theirs)) is bool(theirs)
+    for shape in ([2], [0], [1, 3]):
+        with pytest.raises(
+            RuntimeError, match=r"__bool__: the tensor must have one element, got shape \[" + str(shape[0])
+        ):
+            bool(ic.zeros(shape, **MADE))
+
+
+def test_deepcopy_and_copy() -> None:
+    """deepcopy() gives other memory, once for each tensor; copy() the same memory."""
+    x = ic.from_torch(torch.arange(6.0).reshape(2, 3).t())
+    pair = copy.deepcopy([x, x])
+    assert pair[0] is pair[1] and type(pair[0]) is ic.Tensor
+    assert torch.equal(torch.from_dlpack(pair[0]), torch.from_dlpack(x)) and pair[0].data_ptr() != x.data_ptr()
+    torch.from_dlpack(x).zero_()
+    assert torch.from_dlpack(pair[0]).sum() == 15
+    same = copy.copy(x)
+    assert same is not x and same.data_ptr() == x.data_ptr() and same.stride() == x.stride()
+    assert copy.deepcopy(x.device) == x.device
+
+
+@pytest.mark.parametrize("dtype", [ic.float32, ic.bfloat16, ic.float16, ic.bool, ic.int64, ic.complex64, ic.complex32])
+def test_pickle(dtype: ic.dtype) -> None:
+    """By values: of every shape, and of views only what they show."""
+    theirs = utils.to_torch_dtype(dtype)
+    whole = torch.arange(12).reshape(3, 4).to(torch.float32 if dtype == ic.complex32 else theirs).to(theirs)
+    for source in (whole, whole.t(), whole[:, 1:3], whole[0, 0], whole[:0]):
+        x = ic.from_torch(source)
+        x.device._underlying  # noqa: B018 - which a device keeps
+        again = pickle.loads(pickle.dumps(x))
+        assert (again.shape, again.dtype, again.device) == (x.shape, x.dtype, x.device)
+        got = torch.from_dlpack(again)
+        assert got.flatten().view(torch.uint8).tolist() == source.flatten().view(torch.uint8).tolist()
+    assert len(pickle.dumps(ic.from_torch(torch.zeros(10000)).narrow(0, 0, 1))) < 1000
 
 
 def test_copy() -> None:
@@ -234,5 +313,7 @@ def test_from_list() -> None:
             ic.from_list(empty)
     with pytest.raises(ValueError):
         ic.from_list([[1, 2], [3]])
+    whole = ic.from_list([1.9, -1.9, 127, -128.5], dtype=ic.int8)  # fractions are cut off, as torch does
+    assert numpy.asarray(whole).tolist() == [1, -1, 127, -128]
     with pytest.raises(ValueError, match="Unsupported numpy dtype"):
         ic.from_list(["a"])

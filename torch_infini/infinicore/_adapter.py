@@ -67,10 +67,14 @@ def _run(compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: A
     their_args, their_kwargs = converted(args, kwargs, sources, _called_with_ours)
     results: list[Any] = []
 
+    def made(value: torch.Tensor) -> Tensor:
+        view = sources.view(value)
+        return from_torch(_plain(value)) if view is None else view
+
     def function() -> None:
         result = compute(their_args, their_kwargs)
         if out is None:
-            results.append(rebuilt(result, lambda value: sources.view(value) or from_torch(_plain(value))))
+            results.append(rebuilt(result, made))
         else:
             values, views = list(leaves(result)), [as_torch(tensor) for tensor in outs(out)]
             if copies_do(values, views) or not write_by_torch(compute.theirs, their_args, their_kwargs, views):

@@ -42,13 +42,31 @@ def raw_device(value: Any, function: str) -> _infinicore.Device:
 
 def sizes(value: Any, function: str, argument: str = "size") -> list[int]:
     """A shape as a list; an int stands for one dimension."""
-    if isinstance(value, int):
-        return [value]
-    if not isinstance(value, Sequence) or not all(hasattr(size, "__index__") for size in value):
+    return integers([value] if isinstance(value, int) else value, function, argument, lowest=0)
+
+
+def integers(value: Any, function: str, argument: str, lowest: int = -(2**63)) -> list[int]:
+    """A sequence of integers of 64 bits, as a list."""
+    if not isinstance(value, Sequence) or not all(hasattr(number, "__index__") for number in value):
         raise TypeError(f"{function}: {argument} must be a sequence of integers, got {described(value)}")
-    found = [size.__index__() for size in value]
-    if any(size < 0 for size in found):
-        raise ValueError(f"{function}: {argument} must not have negative sizes, got {found}")
+    found = [number.__index__() for number in value]
+    if any(number < lowest for number in found):
+        rule = "have negative sizes" if lowest == 0 else f"have numbers below {lowest}"
+        raise ValueError(f"{function}: {argument} must not {rule}, got {found}")
+    if any(number >= 2**63 for number in found):
+        raise ValueError(f"{function}: {argument} must be below 2^63, got {found}")
+    return found
+
+
+def integer(value: Any, function: str, argument: str, lowest: int = 0, limit: int = 2**63) -> int:
+    """One integer from `lowest` on, below `limit`."""
+    if not hasattr(value, "__index__"):
+        raise TypeError(f"{function}: {argument} must be an integer, got {described(value)}")
+    found: int = value.__index__()
+    if found < lowest:
+        raise ValueError(f"{function}: {argument} must be at least {lowest}, got {found}")
+    if found >= limit:
+        raise ValueError(f"{function}: {argument} must be below 2^{limit.bit_length() - 1}, got {found}")
     return found
 
 

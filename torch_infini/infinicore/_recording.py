@@ -65,8 +65,12 @@ def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
 
     def planned(value: torch.Tensor) -> Tensor:
         view = sources.view(value)
-        targets.append(_allocated(value) if view is None else None)
-        return view or targets[-1]  # type: ignore[return-value]
+        if view is not None:
+            targets.append(None)
+            return view
+        target = _allocated(value)
+        targets.append(target)
+        return target
 
     if out is None:
         result = rebuilt(fake, planned)

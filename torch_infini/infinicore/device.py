@@ -94,6 +94,9 @@ class device:
                 return found
         raise ValueError(f"infinicore.device: {underlying} has no name here")
 
+    def __reduce__(self) -> tuple[type[device], tuple[str, int]]:
+        return device, (self.type, self.index)
+
     def __eq__(self, other: object) -> bool:
         return (self.type, self.index) == (other.type, other.index) if isinstance(other, device) else NotImplemented
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from . import _arguments, _started
 from .device import device as Device
@@ -43,6 +43,12 @@ class Graph:
             self._graph.run()
         else:
             self._recording.run_by(self._graph.run)
+
+    def __reduce_ex__(self, protocol: Any) -> NoReturn:
+        raise TypeError(
+            "infinicore.graph.Graph: a graph must not be copied or pickled, as it names the memory that it was "
+            "recorded on: record it again"
+        )
 
     def report(self) -> str:
         """How run() does it: as a captured device graph or op by op, and which ops were fused."""

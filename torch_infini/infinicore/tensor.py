@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from . import utils
-from ._arguments import described, raw, raw_device, raw_dtype, sizes
+from ._arguments import described, integer, integers, raw, raw_device, raw_dtype, sizes
 from ._started import without_modes
 from .device import device as Device
 from .dtype import dtype as DataType
@@ -85,6 +85,7 @@ class Tensor:
         return strides if dim is None else self._pick(strides, dim, "stride")
 
     def _pick(self, numbers: list[int], dim: int, function: str) -> int:
+        dim = integer(dim, f"infinicore.Tensor.{function}", "dim", lowest=-(2**63))
         if not -len(numbers) <= dim < len(numbers):
             raise IndexError(f"infinicore.Tensor.{function}: dim must be below {len(numbers)}, got {dim}")
         return numbers[dim]
@@ -115,8 +116,8 @@ class Tensor:
 
     def as_strided(self, size: Sequence[int], stride: Sequence[int]) -> Tensor:
         """Return a view with these sizes and strides that begins where this tensor does."""
-        shape = sizes(size, "infinicore.Tensor.as_strided")
-        return Tensor(self._underlying.as_strided(shape, list(stride)))
+        function = "infinicore.Tensor.as_strided"
+        return Tensor(self._underlying.as_strided(sizes(size, function), integers(stride, function, "stride")))
 
     def permute(self, dims: Sequence[int]) -> Tensor:
         """Return a view whose dimension i is dimension dims[i] of this tensor."""
@@ -131,15 +132,22 @@ class Tensor:
 
     def squeeze(self, dim: int) -> Tensor:
         """Return a view without a dimension, whose size must be 1 (else RuntimeError); dim counts from 0."""
-        return Tensor(self._underlying.squeeze(dim))
+        return Tensor(self._underlying.squeeze(integer(dim, "infinicore.Tensor.squeeze", "dim")))
 
     def unsqueeze(self, dim: int) -> Tensor:
         """Return a view with a new dimension of size 1 and stride 0 at `dim`, which counts from 0."""
-        return Tensor(self._underlying.unsqueeze(dim))
+        return Tensor(self._underlying.unsqueeze(integer(dim, "infinicore.Tensor.unsqueeze", "dim")))
 
     def narrow(self, dim: int, start: int, length: int) -> Tensor:
         """Return a view of `length` elements of a dimension, from `start`; RuntimeError beyond the end."""
-        return Tensor(self._underlying.narrow(dim, start, length))
+        function = "infinicore.Tensor.narrow"
+        return Tensor(
+            self._underlying.narrow(
+                integer(dim, function, "dim"),
+                integer(start, function, "start"),
+                integer(length, function, "length"),
+            )
+        )
 
     def debug(self, filename: str | None = None) -> None:
         """Print shape, strides, dtype, device and values; or write the elements' bytes to a file."""
@@ -190,7 +198,12 @@ class Tensor:
         elif copy:
             source = Tensor(_infinicore.rearrange(self._underlying))
         # While the graph is recorded that writes it, torch notes ops on a view; any other consumer would read.
-        if not (source._underlying.is_recorded_now() and sys._getframe(1).f_globals.get("__name__") == _TORCHS):
+        if source._underlying.is_recorded_now() and sys._getframe(1).f_globals.get("__name__") == _TORCHS:
+            if place == _HOST:  # torch cannot refuse to read it between the recording and the first run
+                with without_modes():
+                    memory = source._as_torch().untyped_storage()
+                    torch.empty(0, dtype=torch.uint8).set_(memory).zero_()
+        else:
             _check_readable(source, "__dlpack__")
         waits = place[0] != _HOST[0] and stream != -1
         if waits:
@@ -236,12 +249,49 @@ class Tensor:
         """Return a numpy array with a copy of the elements, also of a tensor on another device."""
         return self.to("cpu").__array__(copy=True)
 
+    def __bool__(self) -> bool:
+        if self.numel() != 1:
+            raise RuntimeError(
+                f"infinicore.Tensor.__bool__: the tensor must have one element, got shape {self.shape}: compare with "
+                "None, or reduce it first"
+            )
+        return bool(self._host_view("__bool__"))  # refused while torch's ops are noted, as a torch tensor's is
+
+    def __copy__(self) -> Tensor:
+        copied = object.__new__(type(self))
+        copied.__dict__.update(self.__dict__)
+        return copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Tensor:
+        memo[id(self)] = copied = Tensor(_infinicore.rearrange(self._underlying))
+        return copied
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        with without_modes():
+            bits = self._host_view("__reduce__").flatten().view(torch.uint8).numpy()
+        return _restored, (bits, self.shape, self.dtype, self.device)
+
+    def _host_view(self, function: str) -> torch.Tensor:
+        """The elements as a tensor of torch on the CPU, a copy if they lie elsewhere."""
+        _check_readable(self, function)
+        utils.to_torch_dtype(self.dtype)  # says what torch does not have
+        return self.to("cpu")._as_torch()
+
+    def _as_torch(self) -> torch.Tensor:
+        found: torch.Tensor = torch.utils.dlpack.from_dlpack(self._underlying.to_dlpack(True, False))
+        return found
+
     def __repr__(self) -> str:
         return f"infinicore.{type(self).__name__}(shape={self.shape}, dtype={self.dtype}, device={self.device})"
 
 
 def _is(other: object) -> bool:
     return isinstance(other, Tensor)
+
+
+def _restored(bits: numpy.ndarray[Any, Any], shape: list[int], dtype: DataType, device: Device) -> Tensor:
+    """What pickle makes of a tensor's bytes."""
+    return Tensor(_infinicore.host_copy(bits.ctypes.data, shape, dtype._underlying)).to(device)
 
 
 def _check_readable(tensor: Tensor, function: str) -> None:
@@ -307,10 +357,8 @@ def from_blob(
 ) -> Tensor:
     """Return a contiguous tensor over memory at an address, which the caller keeps alive."""
     function = "infinicore.from_blob"
-    made = _infinicore.from_blob(
-        data_ptr, sizes(size, function), raw_dtype(dtype, function), raw_device(device, function)
-    )
-    return Tensor(made)
+    address, shape = integer(data_ptr, function, "data_ptr", limit=2**64), sizes(size, function)
+    return Tensor(_infinicore.from_blob(address, shape, raw_dtype(dtype, function), raw_device(device, function)))
 
 
 def strided_from_blob(
@@ -324,7 +372,11 @@ def strided_from_blob(
     """Return a tensor with these strides (in elements) over memory at an address, which the caller keeps alive."""
     function = "infinicore.strided_from_blob"
     made = _infinicore.strided_from_blob(
-        data_ptr, sizes(size, function), list(strides), raw_dtype(dtype, function), raw_device(device, function)
+        integer(data_ptr, function, "data_ptr", limit=2**64),
+        sizes(size, function),
+        integers(strides, function, "strides"),
+        raw_dtype(dtype, function),
+        raw_device(device, function),
     )
     return Tensor(made)
 
@@ -390,7 +442,8 @@ def from_numpy(
     """Return a contiguous copy of a numpy array, which must not be empty.
 
     Args:
-        dtype: Of the result; None: the array's. ml_dtypes' bfloat16 is bfloat16.
+        dtype: Of the result; None: the array's. ml_dtypes' bfloat16 is bfloat16. Fractions are cut off for an integer
+            dtype; ValueError for a number beyond its range, or of an imaginary part for a real one.
         device: Of the result; None: the CPU.
     """
     import numpy
@@ -398,25 +451,55 @@ def from_numpy(
     function = "infinicore.from_numpy"
     if not isinstance(np_array, numpy.ndarray):
         raise TypeError(f"{function}: np_array must be a numpy.ndarray, got {described(np_array)}")
-    if np_array.size == 0:
-        raise ValueError(f"{function}: np_array must not be empty, got shape {np_array.shape}")
-    found = utils.numpy_to_infinicore_dtype(np_array.dtype)
+    return _from_array(np_array, dtype, device, function, "np_array")
+
+
+def _from_array(
+    array: numpy.ndarray[Any, Any], dtype: DataType | None, device: Device | str | None, function: str, argument: str
+) -> Tensor:
+    import numpy
+
+    if array.size == 0:
+        raise ValueError(f"{function}: {argument} must not be empty, got shape {array.shape}")
+    found = utils.numpy_to_infinicore_dtype(array.dtype)
     if dtype is not None:
         raw_dtype(dtype, function)
-    native = np_array if np_array.dtype.isnative else np_array.astype(np_array.dtype.newbyteorder("="))
+    native = array if array.dtype.isnative else array.astype(array.dtype.newbyteorder("="))
     if dtype is None or dtype == found:
         host = numpy.asarray(native, order="C")
         made = Tensor(_infinicore.host_copy(host.ctypes.data, list(host.shape), found._underlying))
     else:
-        copy = numpy.array(native, order="C")
+        wanted = utils.to_torch_dtype(dtype)
+        lost = _lost(native, wanted)
+        if lost.any():
+            raise ValueError(f"{function}: {argument} must be numbers of {dtype}, got {native[lost][0].item()}")
+        copy = numpy.array(native if wanted.is_complex or native.dtype.kind != "c" else native.real, order="C")
         with without_modes():
             if found == utils.to_infinicore_dtype(torch.bfloat16):
                 source = torch.from_numpy(copy.view(numpy.uint16)).view(torch.bfloat16)
             else:
                 source = torch.from_numpy(copy)
-            converted = source.to(utils.to_torch_dtype(dtype))
+            converted = source.to(wanted)
         made = Tensor(_infinicore.host_copy(converted.data_ptr(), list(converted.shape), dtype._underlying))
     return made if device is None else made.to(device)
+
+
+def _lost(array: numpy.ndarray[Any, Any], dtype: torch.dtype) -> numpy.ndarray[Any, Any]:
+    """Which numbers a dtype has no counterpart of; fractions may be cut off, and floats become infinite."""
+    import numpy
+
+    lost = numpy.zeros(array.shape, dtype=bool)
+    if dtype == torch.bool or dtype.is_complex:
+        return lost
+    if array.dtype.kind == "c":
+        lost |= array.imag != 0
+        array = array.real
+    if not dtype.is_floating_point:
+        limits = torch.iinfo(dtype)
+        # Floats by what is left without their fraction; both limits are powers of two there, which float64 has.
+        whole = array if array.dtype.kind in "iu" else numpy.trunc(array.astype(numpy.float64))
+        lost |= ~((whole >= limits.min) & ((whole <= limits.max) if whole is array else (whole < limits.max + 1)))
+    return lost
 
 
 def from_list(data: Any, *, dtype: DataType | None = None, device: Device | str | None = None) -> Tensor:
@@ -428,7 +511,4 @@ def from_list(data: Any, *, dtype: DataType | None = None, device: Device | str 
 
     if not isinstance(data, (list, tuple)):
         raise TypeError(f"infinicore.from_list: data must be a list or a tuple, got {described(data)}")
-    array = numpy.array(data)
-    if array.size == 0:
-        raise ValueError(f"infinicore.from_list: data must not be empty, got shape {array.shape}")
-    return from_numpy(array, dtype=dtype, device=device)
+    return _from_array(numpy.array(data), dtype, device, "infinicore.from_list", "data")

@@ -16,6 +16,9 @@ class Parameter(Tensor):
             raise ValueError(f"infinicore.nn.Parameter: data must be an infinicore.Tensor, got {described(data)}")
         super().__init__(data._underlying, _torch_ref=data._torch_ref)
 
+    def __copy__(self) -> NoReturn:
+        raise ValueError("infinicore.nn.Parameter: cannot be copied: make a new one of the same tensor")
+
     def __deepcopy__(self, memo: dict[int, Any]) -> NoReturn:
         raise ValueError("infinicore.nn.Parameter: cannot be deep-copied: copy its data to a new one (copy_())")
 

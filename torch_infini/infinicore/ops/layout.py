@@ -9,17 +9,17 @@ from ..tensor import Tensor
 
 def narrow(input: Tensor, dim: int, start: int, length: int) -> Tensor:
     """Return a view of `length` elements of a dimension, from `start`; RuntimeError beyond the end."""
-    return Tensor(raw(input, "infinicore.narrow", "input").narrow(dim, start, length))
+    return Tensor(raw(input, "infinicore.narrow", "input")).narrow(dim, start, length)
 
 
 def squeeze(input: Tensor, dim: int) -> Tensor:
     """Return a view without a dimension, whose size must be 1 (else RuntimeError)."""
-    return Tensor(raw(input, "infinicore.squeeze", "input").squeeze(dim))
+    return Tensor(raw(input, "infinicore.squeeze", "input")).squeeze(dim)
 
 
 def unsqueeze(input: Tensor, dim: int) -> Tensor:
     """Return a view with a new dimension of size 1 and stride 0."""
-    return Tensor(raw(input, "infinicore.unsqueeze", "input").unsqueeze(dim))
+    return Tensor(raw(input, "infinicore.unsqueeze", "input")).unsqueeze(dim)
 
 
 def rearrange(input: Tensor, other: object = None, *, out: Tensor | None = None) -> Tensor:
