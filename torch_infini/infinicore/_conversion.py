@@ -24,11 +24,20 @@ class Sources:
     def __init__(self, make: Callable[[Tensor], torch.Tensor]) -> None:
         self._make = make
         self._found: dict[int, tuple[Tensor, torch.Tensor]] = {}
+        self._kept: list[torch.Tensor] = []  # of a Sources without tensors
 
     def __getitem__(self, tensor: Tensor) -> torch.Tensor:
         if id(tensor) not in self._found:
             self._found[id(tensor)] = tensor, self._make(tensor)
         return self._found[id(tensor)][1]
+
+    def of(self, tensors: Sequence[Tensor]) -> Sources:
+        """The same with other tensors, as many, or with none for the time being."""
+        made = [source for _, source in self._found.values()] or self._kept
+        other = Sources(self._make)
+        other._kept = made
+        other._found = {id(tensor): (tensor, source) for tensor, source in zip(tensors, made)}
+        return other
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -121,7 +130,12 @@ def check_out(out: Any) -> None:
             )
 
 
-def check_results(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, torch.Tensor]]) -> None:
+def check_results(
+    values: Sequence[torch.Tensor],
+    outs: Sequence[tuple[Tensor, torch.Tensor]],
+    device: torch.device | None = None,
+) -> None:
+    """Raise unless results fit into `out`; `device` is theirs if it is not the values' own."""
     if len(values) != len(outs):
         raise TypeError(f"out must be as many tensors as there are results, {len(values)}, got {len(outs)}")
     for value, (tensor, view) in zip(values, outs):
@@ -129,8 +143,8 @@ def check_results(values: Sequence[torch.Tensor], outs: Sequence[tuple[Tensor, t
             raise ValueError(f"out must have the shape of the result, {list(value.shape)}, got {tensor.shape}")
         if not torch.can_cast(value.dtype, view.dtype):
             raise TypeError(f"out must have a dtype that takes the result's, {value.dtype}, got {tensor.dtype}")
-        if value.device != view.device:
-            raise ValueError(f"out must be on the device of the result, {value.device}, got {tensor.device}")
+        if (device or value.device) != view.device:
+            raise ValueError(f"out must be on the device of the result, {device or value.device}, got {tensor.device}")
 
 
 def copies_do(values: Sequence[torch.Tensor], views: Sequence[torch.Tensor]) -> bool:

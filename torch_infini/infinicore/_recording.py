@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -60,7 +62,7 @@ def record(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
 
 
 def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str, Any], out: Any) -> Any:
-    sources, fake, takes_out = _result_without_values(compute, args, kwargs)
+    sources, fake, takes_out, where, layouts = _result_without_values(compute, args, kwargs)
     targets: list[Tensor | None] = []
 
     def planned(value: torch.Tensor) -> Tensor:
@@ -68,7 +70,8 @@ def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
         if view is not None:
             targets.append(None)
             return view
-        target = _allocated(value)
+        layout = _layout_of(value) if layouts is None else layouts[len(targets)]
+        target = _allocated(value, layout, where or value.device)
         targets.append(target)
         return target
 
@@ -79,7 +82,7 @@ def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
         values, given = list(leaves(fake)), [as_torch(tensor) for tensor in outs(out)]
         takes_out = not copies_do(values, given) and _takes_given(compute, args, kwargs, outs(out))
         if not takes_out:
-            check_results(values, list(zip(outs(out), given)))
+            check_results(values, list(zip(outs(out), given)), where)
     written = [tensor for tensor in targets if tensor is not None]
     if not written and name in VIEWS:
         return result
@@ -102,15 +105,50 @@ def _noted(name: str, compute: Compute, args: tuple[Any, ...], kwargs: dict[str,
 
 
 class _Planned(NamedTuple):
-    """A call without values: its arguments, its result, and whether torch can write the result into given tensors."""
+    """A call without values.
+
+    Attributes:
+        sources: Its arguments.
+        result: What torch returned.
+        takes_out: Whether torch can write the result into given tensors.
+        device: Of the results; None: each has its own.
+        layouts: Of the results' memory; None: to be found.
+    """
 
     sources: Sources
     result: Any
     takes_out: bool
+    device: torch.device | None = None
+    layouts: list[tuple[list[int], list[int]]] | None = None
+
+
+# What calls are planned to give, by all that it depends on: the layers of a model make the same calls.
+PLANS = 1024
+_plans: dict[Any, _Planned] = {}
 
 
 def _result_without_values(compute: Compute, args: Any, kwargs: Any) -> _Planned:
-    # Imported here: it takes a while, and only recordings need it.
+    key, tensors = _key_of(compute, args, kwargs)
+    known = None if key is None else _plans.get(key)
+    if known is not None:
+        return known._replace(sources=known.sources.of(tensors))
+    device = _device_of_all(tensors) if kwargs.get("device") is None else None
+    if device is not None:
+        # A tenth of the time of fake tensors. What fails is tried with those, which know more and say what is wrong.
+        with torch.no_grad(), suppress(Exception):
+            sources = Sources(_on_meta)
+            their_args, their_kwargs = converted(args, kwargs, sources, _refused)
+            result = compute(their_args, their_kwargs)
+            if all(value.is_meta for value in leaves(result)):
+                takes_out = _takes_out(compute, their_args, their_kwargs, result)
+                layouts = [_layout_of(value) for value in leaves(result)]
+                planned = _Planned(sources, result, takes_out, device, layouts)
+                if key is not None:
+                    while len(_plans) >= PLANS:
+                        _plans.pop(next(iter(_plans)), None)
+                    _plans[key] = planned._replace(sources=sources.of(()))
+                return planned
+    # Imported here: it takes a while, and only some recordings need it.
     from torch._subclasses import fake_tensor
 
     with torch.no_grad():
@@ -135,6 +173,35 @@ def _result_without_values(compute: Compute, args: Any, kwargs: Any) -> _Planned
                 return _Planned(sources, compute(their_args, their_kwargs), False)
 
 
+def _key_of(compute: Compute, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
+    """What the result's shapes, dtypes and views depend on, and the call's tensors; no key for unusual arguments."""
+    tensors: dict[int, Tensor] = {}
+
+    def frozen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            index = list(tensors).index(id(value)) if id(value) in tensors else len(tensors)
+            tensors[id(value)] = value
+            return index, value.device, value.dtype, tuple(value.shape), tuple(value.stride())
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple(map(frozen, value))
+        return type(value), value
+
+    # In the order of converted(), which is that of the tensors in its Sources.
+    named = [(name, frozen(value)) for name, value in kwargs.items()]
+    key: Any = compute, tuple(map(frozen, args)), tuple(sorted(named, key=itemgetter(0))), torch.get_default_dtype()
+    try:
+        hash(key)
+    except TypeError:
+        key = None
+    return key, list(tensors.values())
+
+
+def _device_of_all(tensors: Sequence[Tensor]) -> torch.device | None:
+    """The device of a call's tensors; None if there are several, or none."""
+    found = {tensor.device for tensor in tensors}
+    return torch_device(found.pop()) if len(found) == 1 else None
+
+
 def _takes_out(compute: Compute, args: list[Any], kwargs: dict[str, Any], result: Any) -> bool:
     """Whether torch's function, called so, has an `out` for this result: what a replay writes without a copy."""
     values = list(leaves(result))
@@ -151,11 +218,20 @@ def _takes_given(compute: Compute, args: Any, kwargs: Any, given: Sequence[Tenso
     return write_by_torch(compute.theirs, their_args, their_kwargs, [_like(tensor) for tensor in given])
 
 
-def _allocated(value: torch.Tensor) -> Tensor:
-    """A tensor for a result, with its strides, or contiguous where elements of the result share memory."""
+def _layout_of(value: torch.Tensor) -> tuple[list[int], list[int]]:
+    """Sizes and strides of the memory for a result, contiguous where its elements share memory."""
     like = torch.empty_like(value, device="meta")
-    dtype, device = utils.to_infinicore_dtype(value.dtype), Device(value.device.type, value.device.index)
-    return strided_empty(list(like.shape), list(like.stride()), dtype=dtype, device=device)
+    return list(like.shape), list(like.stride())
+
+
+def _allocated(value: torch.Tensor, layout: tuple[list[int], list[int]], device: torch.device) -> Tensor:
+    dtype, where = utils.to_infinicore_dtype(value.dtype), Device(device.type, device.index)
+    return strided_empty(*layout, dtype=dtype, device=where)
+
+
+def _on_meta(tensor: Tensor) -> torch.Tensor:
+    dtype = utils.to_torch_dtype(tensor.dtype)
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=dtype, device="meta")
 
 
 def _like(tensor: Tensor) -> torch.Tensor:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 from typing import Any, NoReturn
 
 import torch
@@ -164,8 +164,12 @@ class Recorder(TorchDispatchMode):
         self.blocks: list[Block] = []
         self._noted = noted
         self._keys: dict[int, int] = {}  # storage_key() to the number of a block; the weak reference keeps the address
-        self._fakes = FakeTensorMode(allow_fallback_kernels=False)
         self._has_kernels = not emulates_cuda()
+
+    @cached_property
+    def _fakes(self) -> FakeTensorMode:
+        """Made when an op of torch comes: the first one of a process imports torch._dynamo, which takes a second."""
+        return FakeTensorMode(allow_fallback_kernels=False)
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -257,7 +261,10 @@ class Recorder(TorchDispatchMode):
         return self.part(value) if isinstance(value, Tensor) else value
 
     def _told(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Call the op with fakes; RuntimeError for what depends on values."""
+        """Call the op with fakes, once for all calls that are alike; RuntimeError for what depends on values."""
+        key = _key_of(func, args, kwargs)
+        if key is not None and key in _known:
+            return _known[key]
         try:
             with torch.inference_mode(False), torch.no_grad(), self._fakes:
                 fakes = pytree.tree_map(_fake, (args, kwargs))
@@ -278,6 +285,10 @@ class Recorder(TorchDispatchMode):
                     f"{OP}: an out tensor must have the shape of the result, {list(fake.shape)}, of {func}, got "
                     f"{list(given.shape)}"
                 )
+        if key is not None:
+            while len(_known) >= KNOWN:
+                _known.pop(next(iter(_known)), None)
+            _known[key] = told
         return told
 
     def _make(self, fake: Tensor) -> Tensor:
@@ -289,6 +300,28 @@ class Recorder(TorchDispatchMode):
         self._keys[storage._cdata] = len(self.blocks)
         self.blocks.append(Block(storage.nbytes(), StorageWeakRef(storage)))
         return tensor
+
+
+KNOWN = 1024  # calls whose results are remembered: layers of a model make the same ones
+_known: dict[Any, Any] = {}  # fakes of results, by all that they depend on
+
+
+def _key_of(func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """Return what the shapes, strides and dtypes of a call's results depend on; None for unusual arguments."""
+
+    def frozen(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return value.shape, value.stride(), value.dtype, value.device
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple(map(frozen, value))
+        return type(value), value
+
+    key = func, frozen(args), tuple((name, frozen(kwargs[name])) for name in sorted(kwargs))
+    try:
+        hash(key)
+    except TypeError:
+        return None
+    return *key, torch.get_default_dtype()
 
 
 @cache
