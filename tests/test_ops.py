@@ -240,3 +240,23 @@ def test_complete(spec: OpInfo) -> None:
         for sample in samples:
             assert spec.cost(*sample.args, **sample.kwargs).bytes >= 0
             spec.peer(*sample.args, **sample.kwargs)
+
+
+# They take every dtype that holds one number.
+ANY_NUMBER = ("zeros", "ones", "rearrange", "all_reduce", "broadcast", "all_gather", "reduce_scatter")
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.complex64], ids=names)
+@pytest.mark.parametrize("spec", OPS, ids=names)
+def test_a_dtype_that_no_op_takes(spec: OpInfo, dtype: torch.dtype) -> None:
+    """Each op names the dtypes that it takes itself."""
+    sample = next(s for s in all_samples(spec, spec.dtypes[0]) if s.args[0].numel() > 0)
+    tensors = [i for i, arg in enumerate(sample.args) if isinstance(arg, torch.Tensor)]
+    for places in (*([i] for i in tensors), tensors):
+        args = [arg.to(dtype) if i in places else arg for i, arg in enumerate(sample.args)]
+        with pytest.raises(RuntimeError) as caught:
+            spec.op(*args, **sample.kwargs)
+        message = str(caught.value)
+        assert message.startswith(f"infini::{spec.name}: ") and " must " in message, message
+        assert message.endswith(str(dtype).removeprefix("torch.")), message
+        assert ("an integer of 8 to 64 bits" in message) == (spec.name in ANY_NUMBER), message

@@ -1,6 +1,6 @@
-"""rope beyond the generic tests: outputs so large that they are stored past the cache.
+"""rope beyond the generic tests: outputs so large that they are stored past the cache; unsigned positions.
 
-The in-place form never is: its bits are the reference.
+The in-place form is never stored so: its bits are the reference.
 """
 
 from __future__ import annotations
@@ -28,3 +28,10 @@ def test_large_output(dtype: torch.dtype, interleaved: bool) -> None:
                 out = memory[shift : shift + x.numel()].view(x.shape).fill_(55)
                 torch.ops.infini.rope.out(x, cos, sin, None, interleaved, out=out)
                 assert torch.equal(out, expected), f"{capability}, {shift} elements behind the start"
+
+
+@pytest.mark.parametrize("unsigned", [torch.uint16, torch.uint32, torch.uint64], ids=str)
+def test_unsigned_positions(unsigned: torch.dtype) -> None:
+    x, (cos, sin), positions = torch.randn(3, 2, 8), torch.rand(2, 10, 4), torch.tensor([9, 0, 3])
+    rope = torch.ops.infini.rope
+    assert torch.equal(rope(x, cos, sin, positions.to(unsigned)), rope(x, cos, sin, positions))

@@ -36,8 +36,20 @@ constexpr size_t size_of(infiniDtype_t dtype) {
     return static_cast<unsigned>(dtype) < kDtypeCount ? kDtypes[dtype].size : 0;
 }
 
+// torch's formats of float8. Views of torch tensors have them for messages: no op takes them, and infiniDtype_t has one
+// float8 only. Far from its numbers, for a caller of the C ABI may pass any.
+constexpr infiniDtype_t kFloat8E5M2 = static_cast<infiniDtype_t>(1 << 20);
+constexpr infiniDtype_t kFloat8E5M2FNUZ = static_cast<infiniDtype_t>(kFloat8E5M2 + 1);
+constexpr infiniDtype_t kFloat8E4M3FN = static_cast<infiniDtype_t>(kFloat8E5M2 + 2);
+constexpr infiniDtype_t kFloat8E4M3FNUZ = static_cast<infiniDtype_t>(kFloat8E5M2 + 3);
+
 constexpr const char *name_of(infiniDtype_t dtype) {
-    return static_cast<unsigned>(dtype) < kDtypeCount ? kDtypes[dtype].name : "unknown";
+    return static_cast<unsigned>(dtype) < kDtypeCount ? kDtypes[dtype].name
+           : dtype == kFloat8E5M2                     ? "float8_e5m2"
+           : dtype == kFloat8E5M2FNUZ                 ? "float8_e5m2fnuz"
+           : dtype == kFloat8E4M3FN                   ? "float8_e4m3fn"
+           : dtype == kFloat8E4M3FNUZ                 ? "float8_e4m3fnuz"
+                                                      : "unknown";
 }
 
 constexpr bool is_half(infiniDtype_t dtype) {

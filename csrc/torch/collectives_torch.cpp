@@ -180,7 +180,7 @@ struct Plan {
 };
 
 Plan plan_all_reduce(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t op) {
-    const TensorView from = view(context, kAllReduce, "x", x);
+    const TensorView from = view_of_numbers(context, kAllReduce, "x", x);
     return {group_of(kAllReduce, group),
             from,
             from,
@@ -188,7 +188,7 @@ Plan plan_all_reduce(const ExecutionContext &context, const Tensor &x, int64_t g
 }
 
 Plan plan_broadcast(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t root) {
-    const TensorView from = view(context, kBroadcast, "x", x);
+    const TensorView from = view_of_numbers(context, kBroadcast, "x", x);
     const auto ranks = group_of(kBroadcast, group);
     if (root < 0 || root >= ranks->size) {
         kBroadcast.fail(INFINI_STATUS_BAD_PARAM, "root", message("be a rank of the group, 0 to ", ranks->size - 1),
@@ -198,7 +198,7 @@ Plan plan_broadcast(const ExecutionContext &context, const Tensor &x, int64_t gr
 }
 
 Plan plan_all_gather(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size) {
-    const TensorView from = view(context, kAllGather, "x", x);
+    const TensorView from = view_of_numbers(context, kAllGather, "x", x);
     const auto ranks = group_of(kAllGather, group);
     check_size(kAllGather, *ranks, group_size);
     return {ranks, from, gathered(kAllGather, from, group_size), {Collective::all_gather, from.numel(), 0}};
@@ -206,7 +206,7 @@ Plan plan_all_gather(const ExecutionContext &context, const Tensor &x, int64_t g
 
 Plan plan_reduce_scatter(const ExecutionContext &context, const Tensor &x, int64_t group, int64_t group_size,
                          int64_t op) {
-    const TensorView from = view(context, kReduceScatter, "x", x);
+    const TensorView from = view_of_numbers(context, kReduceScatter, "x", x);
     const auto ranks = group_of(kReduceScatter, group);
     check_size(kReduceScatter, *ranks, group_size);
     const TensorView result = scattered(kReduceScatter, from, group_size);

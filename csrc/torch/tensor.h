@@ -22,7 +22,12 @@ namespace infini {
 // supported.
 TensorView view(const ExecutionContext &context, const Checker &rule, const char *argument, const Tensor &tensor);
 
-// The same, or no view (dtype 0) of a tensor that is not given.
+// The same for ops without a list of dtypes of their own: of float64, float32, bfloat16, float16, bool or integers of 8
+// to 64 bits. Of the others, which view takes too, checks of ops name what they take.
+TensorView view_of_numbers(const ExecutionContext &context, const Checker &rule, const char *argument,
+                           const Tensor &tensor);
+
+// The same as view, or no view (dtype 0) of a tensor that is not given.
 inline TensorView optional_view(const ExecutionContext &context, const Checker &rule, const char *argument,
                                 const std::optional<Tensor> &tensor) {
     return tensor ? view(context, rule, argument, *tensor) : TensorView{};

@@ -69,7 +69,7 @@ CudaCall::~CudaCall() {
 
 namespace {
 
-// INFINI_DTYPE_INVALID: infiniDtype_t has no such type, or (float8) several of torch's have the same number.
+// INFINI_DTYPE_INVALID: a quantized type or one of less than a byte.
 infiniDtype_t dtype_of(torch::headeronly::ScalarType type) {
     using torch::headeronly::ScalarType;
     switch (type) {
@@ -105,6 +105,14 @@ infiniDtype_t dtype_of(torch::headeronly::ScalarType type) {
         return INFINI_DTYPE_C64;
     case ScalarType::ComplexDouble:
         return INFINI_DTYPE_C128;
+    case ScalarType::Float8_e5m2:
+        return kFloat8E5M2;
+    case ScalarType::Float8_e5m2fnuz:
+        return kFloat8E5M2FNUZ;
+    case ScalarType::Float8_e4m3fn:
+        return kFloat8E4M3FN;
+    case ScalarType::Float8_e4m3fnuz:
+        return kFloat8E4M3FNUZ;
     default:
         return INFINI_DTYPE_INVALID;
     }
@@ -114,14 +122,6 @@ infiniDtype_t dtype_of(torch::headeronly::ScalarType type) {
 const char *torch_name_of(torch::headeronly::ScalarType type) {
     using torch::headeronly::ScalarType;
     switch (type) {
-    case ScalarType::Float8_e5m2:
-        return "float8_e5m2";
-    case ScalarType::Float8_e5m2fnuz:
-        return "float8_e5m2fnuz";
-    case ScalarType::Float8_e4m3fn:
-        return "float8_e4m3fn";
-    case ScalarType::Float8_e4m3fnuz:
-        return "float8_e4m3fnuz";
     case ScalarType::Float8_e8m0fnu:
         return "float8_e8m0fnu";
     case ScalarType::Float4_e2m1fn_x2:
@@ -131,23 +131,10 @@ const char *torch_name_of(torch::headeronly::ScalarType type) {
     }
 }
 
-// The dtypes that ops support.
-infiniDtype_t checked_dtype(const Checker &rule, const char *argument, const Tensor &tensor) {
-    const infiniDtype_t dtype = dtype_of(tensor.scalar_type());
-    switch (dtype) {
-    case INFINI_DTYPE_INVALID:
-    case INFINI_DTYPE_U16:
-    case INFINI_DTYPE_U32:
-    case INFINI_DTYPE_U64:
-    case INFINI_DTYPE_C32:
-    case INFINI_DTYPE_C64:
-    case INFINI_DTYPE_C128:
-        rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument,
-                  "be float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits",
-                  torch_name_of(tensor.scalar_type()));
-    default:
-        return dtype;
-    }
+[[noreturn]] void refuse_dtype(const Checker &rule, const char *argument, const Tensor &tensor) {
+    rule.fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument,
+              "be float64, float32, bfloat16, float16, bool or an integer of 8 to 64 bits",
+              torch_name_of(tensor.scalar_type()));
 }
 
 int32_t device_index(const Tensor &tensor) {
@@ -185,7 +172,10 @@ TensorView view(const ExecutionContext &context, const Checker &rule, const char
         rule.fail(INFINI_STATUS_DEVICE_TYPE_NOT_SUPPORTED, argument,
                   message("be on the device of the other arguments, ", here), device_name(tensor));
     }
-    view.dtype = checked_dtype(rule, argument, tensor);
+    view.dtype = dtype_of(tensor.scalar_type());
+    if (view.dtype == INFINI_DTYPE_INVALID) {
+        refuse_dtype(rule, argument, tensor);
+    }
     const auto sizes = tensor.sizes();
     const auto strides = tensor.strides();
     view.ndim = static_cast<int>(sizes.size());
@@ -204,6 +194,26 @@ TensorView view(const ExecutionContext &context, const Checker &rule, const char
                   message("shape ", shape_of(view), " without any"));
     }
     return view;
+}
+
+TensorView view_of_numbers(const ExecutionContext &context, const Checker &rule, const char *argument,
+                           const Tensor &tensor) {
+    const TensorView any = view(context, rule, argument, tensor);
+    switch (any.dtype) {
+    case INFINI_DTYPE_F64:
+    case INFINI_DTYPE_F32:
+    case INFINI_DTYPE_BF16:
+    case INFINI_DTYPE_F16:
+    case INFINI_DTYPE_BOOL:
+    case INFINI_DTYPE_U8:
+    case INFINI_DTYPE_I8:
+    case INFINI_DTYPE_I16:
+    case INFINI_DTYPE_I32:
+    case INFINI_DTYPE_I64:
+        return any;
+    default:
+        refuse_dtype(rule, argument, tensor);
+    }
 }
 
 namespace {
@@ -230,7 +240,32 @@ int32_t torch_number_of(infiniDtype_t dtype) {
         return aoti_torch_dtype_uint8();
     case INFINI_DTYPE_BOOL:
         return aoti_torch_dtype_bool();
+    // Of ops that check their arguments once there is an output.
+    case INFINI_DTYPE_U16:
+        return aoti_torch_dtype_uint16();
+    case INFINI_DTYPE_U32:
+        return aoti_torch_dtype_uint32();
+    case INFINI_DTYPE_U64:
+        return aoti_torch_dtype_uint64();
+    case INFINI_DTYPE_C32:
+        return aoti_torch_dtype_complex32();
+    case INFINI_DTYPE_C64:
+        return aoti_torch_dtype_complex64();
+    case INFINI_DTYPE_C128:
+        return aoti_torch_dtype_complex128();
     default:
+        if (dtype == kFloat8E5M2) {
+            return aoti_torch_dtype_float8_e5m2();
+        }
+        if (dtype == kFloat8E5M2FNUZ) {
+            return aoti_torch_dtype_float8_e5m2fnuz();
+        }
+        if (dtype == kFloat8E4M3FN) {
+            return aoti_torch_dtype_float8_e4m3fn();
+        }
+        if (dtype == kFloat8E4M3FNUZ) {
+            return aoti_torch_dtype_float8_e4m3fnuz();
+        }
         throw Error(INFINI_STATUS_INTERNAL_ERROR, message("infini: no output can be made in ", name_of(dtype)));
     }
 }

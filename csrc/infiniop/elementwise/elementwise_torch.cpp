@@ -23,23 +23,25 @@ constexpr const char *name_of(Op op) {
 template <Op op> struct Unary {
     static constexpr Checker kRule{name_of(op)};
 
+    static TensorView input(const ExecutionContext &context, const Tensor &x) {
+        return is_fill(op) ? view_of_numbers(context, kRule, "x", x) : view(context, kRule, "x", x);
+    }
+
     static Tensor write(const ExecutionContext &context, const TensorView &x, const char *out_name, const Tensor &out) {
         run(context, {op, {view(context, kRule, out_name, out), x}}, {name_of(op), {out_name, "x"}, 1});
         return out;
     }
 
     static Tensor functional(const ExecutionContext &context, const Tensor &x) {
-        const TensorView in = view(context, kRule, "x", x);
+        const TensorView in = input(context, x);
         return write(context, in, "out", empty_like(context, in));
     }
 
     static Tensor out(const ExecutionContext &context, const Tensor &x, Tensor out) {
-        return write(context, view(context, kRule, "x", x), "out", out);
+        return write(context, input(context, x), "out", out);
     }
 
-    static void in_place(const ExecutionContext &context, Tensor x) {
-        write(context, view(context, kRule, "x", x), "x", x);
-    }
+    static void in_place(const ExecutionContext &context, Tensor x) { write(context, input(context, x), "x", x); }
 };
 
 struct Pair {

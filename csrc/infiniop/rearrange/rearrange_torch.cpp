@@ -8,12 +8,13 @@ namespace {
 constexpr Checker kRearrange("rearrange");
 
 Tensor rearrange_out(const ExecutionContext &context, const Tensor &x, Tensor out) {
-    run(context, {view(context, kRearrange, "out", out), view(context, kRearrange, "x", x)}, {{"out", "x"}, 1});
+    run(context, {view(context, kRearrange, "out", out), view_of_numbers(context, kRearrange, "x", x)},
+        {{"out", "x"}, 1});
     return out;
 }
 
 Tensor rearrange(const ExecutionContext &context, const Tensor &x) {
-    return rearrange_out(context, x, empty_like(context, view(context, kRearrange, "x", x)));
+    return rearrange_out(context, x, empty_like(context, view_of_numbers(context, kRearrange, "x", x)));
 }
 
 } // namespace
