@@ -83,6 +83,17 @@ void Checker::same_dtype(const char *argument, const TensorView &view, const cha
     }
 }
 
+void Checker::same_dtype_or_float32(const char *argument, const TensorView &view, const char *x_name,
+                                    const TensorView &x) const {
+    if (!is_half(x.dtype)) {
+        return same_dtype(argument, view, x_name, x);
+    }
+    if (view.dtype != x.dtype && view.dtype != INFINI_DTYPE_F32) {
+        fail(INFINI_STATUS_BAD_TENSOR_DTYPE, argument,
+             message("have the dtype of ", x_name, ", ", name_of(x.dtype), ", or float32"), name_of(view.dtype));
+    }
+}
+
 void Checker::shape(const char *argument, const TensorView &view, std::initializer_list<int64_t> wanted,
                     Reason why) const {
     bool equal = view.ndim == static_cast<int>(wanted.size());

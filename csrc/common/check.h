@@ -33,8 +33,10 @@ public:
     // low <= ndim <= high.
     void rank(const char *argument, const TensorView &view, int low, int high = -1) const;
     void dtype(const char *argument, const TensorView &view, std::initializer_list<infiniDtype_t> allowed) const;
-    // The same dtype as another argument.
+    // The same dtype as another argument; or, where that is a half type, float32.
     void same_dtype(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
+    void same_dtype_or_float32(const char *argument, const TensorView &view, const char *x_name,
+                               const TensorView &x) const;
     void shape(const char *argument, const TensorView &view, std::initializer_list<int64_t> wanted, Reason why) const;
     void same_shape(const char *argument, const TensorView &view, const char *other, const TensorView &as) const;
     // A dimension of `view`; negative ones count from the last.

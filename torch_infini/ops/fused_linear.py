@@ -34,9 +34,9 @@ def fused_linear(
         a: [na, k], dtype of x; stride 1 in the last dimension, rows at any distance. It is read as it lies.
         b: [nb, k], likewise.
         c: [nc, k], likewise, or None.
-        bias_a: [na], dtype of x, or None.
-        bias_b: [nb], dtype of x, or None.
-        bias_c: [nc], dtype of x, or None; None where c is.
+        bias_a: [na], dtype of x or float32, or None.
+        bias_b: [nb], dtype of x or float32, or None.
+        bias_c: [nc], dtype of x or float32, or None; None where c is.
         out: [..., na + nb + nc], written and returned instead of a new tensor; shares no memory with the arguments.
 
     Returns:

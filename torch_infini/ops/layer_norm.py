@@ -27,8 +27,8 @@ def layer_norm(
 
     Args:
         x: [..., n] float32, bfloat16 or float16; any strides.
-        weight: [n], dtype of x, or None: no scale.
-        bias: [n], dtype of x, or None: no shift.
+        weight: [n], dtype of x or float32, or None: no scale.
+        bias: [n], dtype of x or float32, or None: no shift; that of weight where both are given.
         eps: Added to the variance; at least 0.
         out: Written and returned instead of a new tensor; may be x itself, and shares no memory with weight and bias.
 

@@ -25,7 +25,7 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: Tensor
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [n, k], dtype of x; stride 1 in the last dimension, rows at any distance. It is read as it lies.
-        bias: [n], dtype of x, or None.
+        bias: [n], dtype of x or float32, or None.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
 
     Returns:

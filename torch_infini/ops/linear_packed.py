@@ -24,7 +24,7 @@ def linear_packed(
         weight: [at least n / 48, k / 2 rounded up, 48, 2] bfloat16, contiguous; packed by pack_linear. An odd k and the
             even one above it look the same: what one of them has more counts as 0.
         n: Rows of w, columns of y.
-        bias: [n] bfloat16, or None.
+        bias: [n] bfloat16 or float32, or None.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
 
     Returns:

@@ -50,7 +50,7 @@ def linear_int8(
         weight: [n, k] int8; stride 1 in the last dimension, rows at any distance. It is read as it lies, unpacked;
             `torch_infini.quantize.quantize_int8` makes it and the scales from a float weight.
         scales: [n] float32, or the dtype of x; stride 1.
-        bias: [n], dtype of x, or None.
+        bias: [n], dtype of x or float32, or None.
         quantize_x: Whether x is quantized too. Then k is at most 131071, for int32 to hold the sum.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
 
@@ -115,7 +115,7 @@ def linear_int4(
             from a float weight; `pack_int4` there packs integers that were quantized elsewhere.
         scales: [n, k / group] float32, or the dtype of x; group is 32, 64 or 128. Rows of stride 1.
         zeros: The shape and dtype of scales, or None for 0.
-        bias: [n], dtype of x, or None.
+        bias: [n], dtype of x or float32, or None.
         quantize_x: Whether x is quantized too.
         out: [..., n], written and returned instead of a new tensor; shares no memory with the arguments.
 

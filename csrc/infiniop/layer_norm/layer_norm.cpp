@@ -23,13 +23,16 @@ void check(const Args &args, const Names &names) {
     rule.dtype(names.input, input, INFINI_FLOATS);
     const auto check_parameter = [&](const char *name, const TensorView &parameter) {
         rule.shape(name, parameter, {input.size(-1)}, names.to_match);
-        rule.same_dtype(name, parameter, names.input, input);
+        rule.same_dtype_or_float32(name, parameter, names.input, input);
     };
     if (with_weight) {
         check_parameter("weight", args.weight);
     }
     if (with_bias) {
         check_parameter("bias", args.bias);
+    }
+    if (with_weight && with_bias) {
+        rule.same_dtype("bias", args.bias, "weight", args.weight);
     }
 
     const auto check_output = [&](const char *name, const TensorView &output) {

@@ -11,17 +11,17 @@ namespace {
 
 enum { kInput, kOutput, kStandardization, kDeviation, kTensors };
 
-template <typename T> struct Job {
+template <typename T, typename W> struct Job {
     const T *input;
     T *output, *standardization, *deviation; // the latter two may be nullptr
-    const T *weight, *bias;                  // may be nullptr
+    const W *weight, *bias;                  // may be nullptr
     int64_t weight_step, bias_step;
     cuda::StridedRows<kTensors> rows;
     float eps;
 };
 
-template <typename T, typename Reducer>
-__global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __grid_constant__ Job<T> a) {
+template <typename T, typename W, typename Reducer>
+__global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __grid_constant__ Job<T, W> a) {
     cuda::grid_dependency_sync();
     constexpr int kWidth = cuda::kWidth<T>;
     INFINI_SHARED(shared, float[Reducer::kShared]);
@@ -78,37 +78,39 @@ __global__ void __launch_bounds__(Reducer::kMaxThreads, 1) norm_rows(const __gri
     });
 }
 
-template <typename T> void launch(const ExecutionContext &context, const Args &args) {
+template <typename T, typename W> void launch(const ExecutionContext &context, const Args &args) {
     const bool with_statistics = args.standardization.dtype != INFINI_DTYPE_INVALID;
     TensorView deviation = args.deviation; // [..., 1]
     deviation.shape[deviation.ndim] = deviation.strides[deviation.ndim] = 1;
     ++deviation.ndim;
     const TensorView &output = args.output, &second = with_statistics ? args.standardization : output;
     const TensorView *const views[] = {&args.input, &output, &second, with_statistics ? &deviation : &output};
-    Job<T> job{args.input.as<const T>(),
-               output.as<T>(),
-               args.standardization.as<T>(),
-               args.deviation.as<T>(),
-               args.weight.as<const T>(),
-               args.bias.as<const T>(),
-               args.weight.strides[0],
-               args.bias.strides[0],
-               cuda::StridedRows<kTensors>(views, cuda::kWidth<T>),
-               static_cast<float>(args.eps)};
+    Job<T, W> job{args.input.as<const T>(),
+                  output.as<T>(),
+                  args.standardization.as<T>(),
+                  args.deviation.as<T>(),
+                  args.weight.as<const W>(),
+                  args.bias.as<const W>(),
+                  args.weight.strides[0],
+                  args.bias.strides[0],
+                  cuda::StridedRows<kTensors>(views, cuda::kWidth<T>),
+                  static_cast<float>(args.eps)};
     for (const TensorView *parameter : {&args.weight, &args.bias}) {
         if (parameter->dtype != INFINI_DTYPE_INVALID) {
             job.rows.whole = job.rows.whole && parameter->strides[0] == 1 && cuda::vectors_fit(*parameter);
         }
     }
     cuda::with_reducer<T>(job.rows, [&](auto reducer, dim3 grid, dim3 block) {
-        cuda::launch(context, norm_rows<T, typename decltype(reducer)::type>, grid, block, 0, job);
+        cuda::launch(context, norm_rows<T, W, typename decltype(reducer)::type>, grid, block, 0, job);
     });
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
     infini::cuda::with_float_type(args.input.dtype, [&](auto x) {
-        if constexpr (!std::is_same_v<decltype(x), double>) {
-            launch<decltype(x)>(context, args);
+        using T = decltype(x);
+        if constexpr (!std::is_same_v<T, double>) {
+            const bool wide = args.weight.dtype == INFINI_DTYPE_F32 || args.bias.dtype == INFINI_DTYPE_F32;
+            wide ? launch<T, float>(context, args) : launch<T, T>(context, args);
         }
     });
 }

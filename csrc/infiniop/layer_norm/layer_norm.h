@@ -15,7 +15,7 @@ struct Args {
                                 // neither it nor the deviation is wanted
     TensorView deviation;       // [...]
     TensorView input;           // [..., n], one dimension at least
-    TensorView weight;          // [n], or of dtype INFINI_DTYPE_INVALID: none
+    TensorView weight;          // [n], the dtype of input or float32, as bias; or of dtype INFINI_DTYPE_INVALID: none
     TensorView bias;            // [n], or of dtype INFINI_DTYPE_INVALID: none
     double eps = 0;
 };

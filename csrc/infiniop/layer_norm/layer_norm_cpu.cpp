@@ -21,8 +21,8 @@ constexpr int64_t kLayerNormStreamBytes = 24 << 20;
 
 // The last pass: y, and with kStatistics z, [n] from x [n]; w and b may be nullptr. With kStream they are streamed, and
 // the next row is prefetched, because this pass reads nothing from memory.
-template <bool kStatistics, bool kStream, typename T>
-void write_row(T *y, T *z, const T *x, const T *w, const T *b, int64_t n, float mean, float scale, const T *next) {
+template <bool kStatistics, bool kStream, typename T, typename W>
+void write_row(T *y, T *z, const T *x, const W *w, const W *b, int64_t n, float mean, float scale, const T *next) {
     const auto write = [&](const auto &finish) {
         for_each_vector(n, [&](int64_t i, auto lanes) {
             if constexpr (kStream) {
@@ -47,7 +47,8 @@ void write_row(T *y, T *z, const T *x, const T *w, const T *b, int64_t n, float 
     }
 }
 
-template <bool kStatistics, typename T> void norm_rows(const layer_norm::Args &a) {
+// W: of weight and bias.
+template <bool kStatistics, typename T, typename W> void norm_rows(const layer_norm::Args &a) {
     constexpr int kOutputs = kStatistics ? 3 : 1, kWide = kStatistics ? 2 : 1; // kWide of them as large as the input
     const int64_t n = a.input.size(-1);
     const auto eps = static_cast<float>(a.eps);
@@ -73,7 +74,7 @@ template <bool kStatistics, typename T> void norm_rows(const layer_norm::Args &a
     const bool large = bytes >= kLayerNormStreamBytes;
     const int64_t step = a.input.ndim > 1 ? a.input.stride(-2) : 0;
     const int64_t parameter_bytes = (parameter_rows.scratch_bytes() + 63) / 64 * 64;
-    const auto norm_row = [&](void *const *at, const T *w, const T *b) {
+    const auto norm_row = [&](void *const *at, const W *w, const W *b) {
         T *const y = static_cast<T *>(at[0]), *z = nullptr;
         const T *const x = static_cast<const T *>(at[kOutputs]);
         const auto count = static_cast<float>(n);
@@ -96,8 +97,8 @@ template <bool kStatistics, typename T> void norm_rows(const layer_norm::Args &a
     parallel_for_with_scratch(
         rows.count(), bytes, parameter_bytes + rows.scratch_bytes(), [&](int64_t begin, int64_t end, char *scratch) {
             parameter_rows.visit(0, 1, scratch, [&](void *const *parameter) {
-                const T *w = with_weight ? static_cast<const T *>(parameter[0]) : nullptr;
-                const T *b = with_bias ? static_cast<const T *>(parameter[1]) : nullptr;
+                const W *w = with_weight ? static_cast<const W *>(parameter[0]) : nullptr;
+                const W *b = with_bias ? static_cast<const W *>(parameter[1]) : nullptr;
                 rows.visit(begin, end, scratch + parameter_bytes, [&](void *const *at) { norm_row(at, w, b); });
             });
             stream_fence();
@@ -111,6 +112,15 @@ void infini::layer_norm::INFINI_LEVEL::cpu_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
     with_level_float_type(args.input.dtype, args, INFINI_FLOAT_LEVEL::cpu_kernel, [&](auto x) {
         using T = decltype(x);
-        args.standardization.dtype == INFINI_DTYPE_INVALID ? norm_rows<false, T>(args) : norm_rows<true, T>(args);
+        const auto norm = [&](auto w) {
+            using W = decltype(w);
+            args.standardization.dtype == INFINI_DTYPE_INVALID ? norm_rows<false, T, W>(args)
+                                                               : norm_rows<true, T, W>(args);
+        };
+        if (args.weight.dtype == INFINI_DTYPE_F32 || args.bias.dtype == INFINI_DTYPE_F32) {
+            norm(float{});
+        } else {
+            norm(x);
+        }
     });
 }

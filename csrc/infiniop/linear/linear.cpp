@@ -46,30 +46,15 @@ void check_residual(const Op &op, const TensorView &residual, const TensorView &
     op.rule.no_partial_overlap("out", y, "residual", residual);
 }
 
-// The rows of x as one dimension, if their strides allow it.
-bool as_matrix(const TensorView &x, TensorView &matrix) {
-    matrix = x;
-    matrix.ndim = 2;
-    matrix.shape[0] = matrix.strides[0] = 1;
-    matrix.shape[1] = x.size(-1);
-    matrix.strides[1] = 1;
-    for (int dim = x.ndim - 2; dim >= 0; --dim) {
-        if (x.shape[dim] == 1) {
-            continue;
-        }
-        if (matrix.shape[0] > 1 && x.strides[dim] != matrix.strides[0] * matrix.shape[0]) {
-            return false;
-        }
-        matrix.strides[0] = matrix.shape[0] > 1 ? matrix.strides[0] : x.strides[dim];
-        matrix.shape[0] *= x.shape[dim];
-    }
-    return true;
-}
-
 // Computes y by a library, if it takes the call. Callers with a residual, those of the C ABI, have none.
 bool run_by_library(const ExecutionContext &context, const Args &args) {
     if (context.library == nullptr || given(args.residual)) {
         return false;
+    }
+    for (int i = 0; i < args.weights; ++i) {
+        if (given(args.bias[i]) && args.bias[i].dtype != args.x.dtype) {
+            return false; // libraries take no other dtype
+        }
     }
     const int64_t least = gemm::library_from(gemm::Products::kLinear, args.x.dtype);
     gemm::Args product;
@@ -104,6 +89,25 @@ bool run_by_library(const ExecutionContext &context, const Args &args) {
 
 } // namespace
 
+bool as_matrix(const TensorView &x, TensorView &matrix) {
+    matrix = x;
+    matrix.ndim = 2;
+    matrix.shape[0] = matrix.strides[0] = 1;
+    matrix.shape[1] = x.size(-1);
+    matrix.strides[1] = 1;
+    for (int dim = x.ndim - 2; dim >= 0; --dim) {
+        if (x.shape[dim] == 1) {
+            continue;
+        }
+        if (matrix.shape[0] > 1 && x.strides[dim] != matrix.strides[0] * matrix.shape[0]) {
+            return false;
+        }
+        matrix.strides[0] = matrix.shape[0] > 1 ? matrix.strides[0] : x.strides[dim];
+        matrix.shape[0] *= x.shape[dim];
+    }
+    return true;
+}
+
 int64_t columns(const Args &args) {
     int64_t n = 0;
     for (int i = 0; i < args.weights; ++i) {
@@ -124,7 +128,7 @@ void check_inputs(const Op &op, const Args &args) {
         op.rule.shape(op.weight[i], weight, {weight.size(0), x.size(-1)}, "to match the last dimension of x");
         op.rule.dense_last(op.weight[i], weight);
         if (given(bias)) {
-            op.rule.same_dtype(op.bias[i], bias, "x", x);
+            op.rule.same_dtype_or_float32(op.bias[i], bias, "x", x);
             op.rule.shape(op.bias[i], bias, {weight.size(0)}, op.bias_reason[i]);
             op.rule.dense_last(op.bias[i], bias);
         }

@@ -2,9 +2,12 @@
 // more cuBLAS computes a product for each weight into columns of y that already hold its bias: so the result is rounded
 // once. (A bias in the epilogue would take cublasLt: another library with ten more functions to load and algorithms to
 // select and cache, to save a launch and 4 bytes an element of y: on paper 8 % at k = 4096, for models that have a
-// bias.) A residual is added in the epilogue of streamed weights; cuBLAS's product is rounded in the workspace first.
+// bias.) A float32 bias of half types is added to sums that cuBLAS leaves in float32. A residual is added in the epilogue
+// of streamed weights; cuBLAS's product is rounded in the workspace first.
 #include "elementwise/elementwise.h"
+#include "gemm/cublas.h"
 #include "gemm/matmul.h"
+#include "gemm/scale_sums.h"
 #include "linear.h"
 #include "weight_stream.cuh"
 
@@ -13,6 +16,42 @@ namespace {
 
 bool has_residual(const Args &args) {
     return args.residual.dtype != INFINI_DTYPE_INVALID;
+}
+
+// Whether a bias is float32 beside a half type: y cannot hold it before the product.
+bool has_wide_bias(const Args &args, int weight) {
+    return args.bias[weight].dtype != INFINI_DTYPE_INVALID && args.bias[weight].dtype != args.x.dtype;
+}
+
+bool has_wide_bias(const Args &args) {
+    bool any = false;
+    for (int i = 0; i < args.weights; ++i) {
+        any = any || has_wide_bias(args, i);
+    }
+    return any;
+}
+
+// The sums of a product that stay in float32; in the workspace behind cuBLAS's own.
+size_t sums_bytes(const Args &args) {
+    const int64_t n = columns(args);
+    return has_wide_bias(args) ? static_cast<size_t>(args.y.numel() / n * (n + 4)) * sizeof(float) : 0;
+}
+
+// The product with one weight into such sums, its addresses aside; false where cuBLAS does not take the layouts.
+bool as_sums(const Args &args, int i, gemm::Args &product) {
+    const TensorView &weight = args.weight[i];
+    if (!as_matrix(args.x, product.a)) {
+        return false;
+    }
+    product.b = product.c = product.a;
+    product.b.data = weight.data;
+    product.workspace = args.workspace;
+    product.b.shape[0] = weight.size(1), product.b.shape[1] = weight.size(0);
+    product.b.strides[0] = 1, product.b.strides[1] = weight.stride(0);
+    product.c.dtype = INFINI_DTYPE_F32;
+    product.c.shape[1] = weight.size(0);
+    product.c.strides[0] = (weight.size(0) + 3) / 4 * 4; // for vectors
+    return gemm::cublas_takes(product);
 }
 
 template <typename T> struct Fill {
@@ -67,6 +106,15 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
             continue;
         }
         product.c.shape[product.c.ndim - 1] = n;
+        if (has_wide_bias(args, i)) {
+            gemm::Args sums;
+            as_sums(args, i, sums);
+            sums.c.data = static_cast<char *>(args.workspace) + gemm::kWorkspaceBytes;
+            gemm::multiply_by_cublas(context, sums);
+            gemm::scale_sums(context, {sums.c, product.c, {}, {}, bias});
+            product.c.data = product.c.as<T>() + n;
+            continue;
+        }
         product.b = product.c; // its leading dimensions, by stride 0
         for (int dim = 0; dim + 2 < product.b.ndim; ++dim) {
             product.b.strides[dim] = 0;
@@ -91,7 +139,7 @@ template <typename T> void multiply(const ExecutionContext &context, const Args 
 template <typename T> void multiply_and_add(const ExecutionContext &context, const Args &args) {
     Args product = args;
     product.residual = {};
-    product.y.data = static_cast<char *>(args.workspace) + gemm::kWorkspaceBytes;
+    product.y.data = static_cast<char *>(args.workspace) + gemm::kWorkspaceBytes + sums_bytes(args);
     for (int64_t dim = product.y.ndim - 1, stride = 1; dim >= 0; --dim) {
         product.y.strides[dim] = stride;
         stride *= product.y.shape[dim];
@@ -107,7 +155,12 @@ template <typename T> void multiply_and_add(const ExecutionContext &context, con
 
 bool streams(const Args &args) {
     const int64_t rows = args.y.numel() / columns(args);
-    return rows <= weight_stream::streamed_rows(size_of(args.x.dtype)) || args.x.size(-1) == 0;
+    bool streamed = rows <= weight_stream::streamed_rows(size_of(args.x.dtype)) || args.x.size(-1) == 0;
+    for (int i = 0; i < args.weights && !streamed; ++i) {
+        gemm::Args sums;
+        streamed = has_wide_bias(args, i) && args.weight[i].size(0) > 0 && !as_sums(args, i, sums);
+    }
+    return streamed;
 }
 
 void run_on_cuda(const ExecutionContext &context, const Args &args) {
@@ -127,7 +180,7 @@ size_t workspace_on_cuda(const ExecutionContext &, const Args &args) {
         return 0;
     }
     const auto product = static_cast<size_t>(has_residual(args) ? args.y.numel() : 0) * size_of(args.y.dtype);
-    return gemm::kWorkspaceBytes + product;
+    return gemm::kWorkspaceBytes + sums_bytes(args) + product;
 }
 
 const RegisteredKernel<Args> registered{kernels, INFINI_DEVICE_NVIDIA, run_on_cuda, workspace_on_cuda};

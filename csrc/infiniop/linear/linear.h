@@ -18,7 +18,7 @@ struct Args {
     TensorView x; // [..., k]
     int weights = 1;
     TensorView weight[kMaxWeights]; // [n, k], the dtype of x; any row stride
-    TensorView bias[kMaxWeights];   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    TensorView bias[kMaxWeights];   // [n], the dtype of x or float32; dtype == INFINI_DTYPE_INVALID: none
     TensorView residual;            // the shape, dtype and strides of y, which it may be; INFINI_DTYPE_INVALID: none
     void *workspace = nullptr;      // CUDA: workspace_bytes(); nullptr: cuBLAS allocates
 };
@@ -44,6 +44,9 @@ constexpr Op kFusedLinear{Checker("fused_linear"),
 
 // The columns of y.
 int64_t columns(const Args &args);
+
+// The rows of x as one dimension, if their strides allow it.
+bool as_matrix(const TensorView &x, TensorView &matrix);
 
 // Check the arguments against the rules above: the inputs, which determine the shape of y; and y.
 void check_inputs(const Op &op, const Args &args);

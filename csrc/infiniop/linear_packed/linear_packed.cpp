@@ -46,7 +46,7 @@ void check_inputs(const Args &args) {
                      std::to_string(args.n));
     }
     if (bias.dtype != INFINI_DTYPE_INVALID) {
-        kLinear.same_dtype("bias", bias, "x", x);
+        kLinear.same_dtype_or_float32("bias", bias, "x", x);
         kLinear.shape("bias", bias, {args.n}, "to match n");
         kLinear.dense_last("bias", bias);
     }

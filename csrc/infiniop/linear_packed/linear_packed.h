@@ -17,7 +17,7 @@ struct Args {
     TensorView y;      // [..., n], bfloat16
     TensorView x;      // [..., k], bfloat16
     TensorView weight; // [at least n / 48, k / 2 rounded up, 48, 2], bfloat16, contiguous
-    TensorView bias;   // [n], bfloat16; dtype == INFINI_DTYPE_INVALID: none
+    TensorView bias;   // [n], bfloat16 or float32; dtype == INFINI_DTYPE_INVALID: none
     int64_t n = 0;     // rows of the weight
 };
 

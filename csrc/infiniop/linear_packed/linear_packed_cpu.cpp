@@ -1,6 +1,7 @@
 // The CPU kernel of linear_packed: register tiles of rows of x times the columns of a panel, which is read
 // sequentially.
 // Limit: memory bandwidth for up to about 16 rows (the weight's bytes), the multiply-add units beyond.
+#include "bias.h"
 #include "gemm/pack_panels.h"
 #include "linear_packed.h"
 #include "parallel.h"
@@ -168,13 +169,11 @@ template <int kTiles, int... kRow> constexpr Multiply tile_of(std::integer_seque
 void write_rows(const linear_packed::Args &a, const float *sums, const int64_t *y_offsets, int64_t rows,
                 int64_t column) {
     const int64_t left = a.n - column, count = left < kTileColumns ? left : kTileColumns;
-    const bf16 *bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() + column : nullptr;
+    const Bias<bf16> bias(a.bias, column);
     for (int64_t m = 0; m < rows; ++m, sums += kTileColumns) {
         bf16 *y = a.y.as<bf16>() + y_offsets[m] + column;
-        for_each_vector(count, [&](int64_t i, auto lanes) {
-            const VecF value = load_at(sums, i, lanes);
-            store_at(y, i, bias ? value + load_at(bias, i, lanes) : value, lanes);
-        });
+        for_each_vector(
+            count, [&](int64_t i, auto lanes) { store_at(y, i, bias.plus(load_at(sums, i, lanes), i, lanes), lanes); });
     }
 }
 

@@ -1,5 +1,6 @@
 // The kernel of linear_packed in tile registers: a packed weight is a right operand in place (gemm/tile_rows.h). A few
 // rows of x are multiplied in vector registers, with the same bits (gemm/few_tile_rows.h).
+#include "bias.h"
 #include "gemm/few_tile_rows.h"
 #include "gemm/tile_rows.h"
 #include "linear_packed.h"
@@ -116,9 +117,9 @@ void multiply(const linear_packed::Args &a) {
         return {a.weight.as<const char>() + block / 2 * panel_bytes + block % 2 * kPairRows * 4,
                 left < most ? left : most};
     };
-    const bf16 *const bias = a.bias.dtype != INFINI_DTYPE_INVALID ? a.bias.as<const bf16>() : nullptr;
+    const Bias<bf16> bias(a.bias);
     const auto write = [&](int64_t offset, int64_t column, VecF value, auto lanes) {
-        store_at(a.y.as<bf16>() + offset, column, bias ? value + load_at(bias, column, lanes) : value, lanes);
+        store_at(a.y.as<bf16>() + offset, column, bias.plus(value, column, lanes), lanes);
     };
     const TensorView *const views[] = {&a.x, &a.y};
     const RowIterator<2> rows(views);

@@ -1,6 +1,7 @@
 // The epilogue of linear_int8 and linear_int4 with quantized x and in tile registers: scales, the bias, one rounding.
 #pragma once
 
+#include "bias.h"
 #include "quantized_linear.h"
 #include "vec.h"
 
@@ -27,10 +28,7 @@ struct QuantizedEpilogue {
         value = value * scale;
         with_float_type(args.y.dtype, [&](auto type) {
             using T = decltype(type);
-            if (args.bias.dtype != INFINI_DTYPE_INVALID) {
-                value = value + load_at(args.bias.as<const T>(), column, lanes);
-            }
-            store_at(args.y.as<T>() + offsets[row], column, value, lanes);
+            store_at(args.y.as<T>() + offsets[row], column, Bias<T>(args.bias).plus(value, column, lanes), lanes);
         });
     }
 };

@@ -88,7 +88,7 @@ void check_inputs(Format format, const Args &args) {
         rule.dense_last("zeros", args.zeros);
     }
     if (has(args.bias)) {
-        rule.same_dtype("bias", args.bias, "x", x);
+        rule.same_dtype_or_float32("bias", args.bias, "x", x);
         rule.shape("bias", args.bias, {n}, "to match the rows of weight");
         rule.dense_last("bias", args.bias);
     }

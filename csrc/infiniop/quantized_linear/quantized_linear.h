@@ -23,7 +23,7 @@ struct Args {
     TensorView weight; // rows at any distance
     TensorView scales; // float32 or the dtype of x
     TensorView zeros;  // linear_int4: the dtype of scales; dtype == INFINI_DTYPE_INVALID: none
-    TensorView bias;   // [n], the dtype of x; dtype == INFINI_DTYPE_INVALID: none
+    TensorView bias;   // [n], the dtype of x or float32; dtype == INFINI_DTYPE_INVALID: none
     bool quantize_x = false;
     void *workspace = nullptr; // as workspace_size says
 };

@@ -1,6 +1,7 @@
 // The CPU kernel of linear_int8 and linear_int4: rows of the quantized weight are streamed once from memory, converted
 // in registers, and multiplied by up to kMaxRows rows of x.
 // Limit: memory bandwidth of the weight's bytes up to about 4 rows, the conversion and multiply-add units beyond.
+#include "bias.h"
 #include "formats.h"
 #include "level_types.h"
 #include "parallel.h"
@@ -219,7 +220,7 @@ template <typename T> struct RowOutput {
     // Reduces the lanes of `sums` to y, for row m of x and `count` weight rows from `row` on.
     template <typename F> void write(int64_t m, int64_t row, int64_t count, const VecF *lane_sums) const {
         T *y = args.y.as<T>() + offsets[m] + row;
-        const T *bias = args.bias.dtype != INFINI_DTYPE_INVALID ? args.bias.as<const T>() + row : nullptr;
+        const Bias<T> bias(args.bias, row);
         for_each_vector(count, [&](int64_t i, auto lanes) {
             VecF value = sums([&](int lane) { return lane < lanes ? lane_sums[i + lane] : VecF{}; });
             if constexpr (F::kScaleRows) {
@@ -227,7 +228,7 @@ template <typename T> struct RowOutput {
                     value = value * load_at(args.scales.as<const decltype(type)>() + row, i, lanes);
                 });
             }
-            store_at(y, i, bias ? value + load_at(bias, i, lanes) : value, lanes);
+            store_at(y, i, bias.plus(value, i, lanes), lanes);
         });
     }
 };

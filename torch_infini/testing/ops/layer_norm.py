@@ -58,6 +58,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("zeros", (torch.zeros(2, 33, dtype=dtype), weight[:33], bias[:33]))
     far = (torch.arange(100) % 2 * 8 + 1024).expand(3, 100).to(dtype)  # its mean is exact
     yield Sample("a mean far from 0", (far, weight, bias))
+    if dtype.itemsize == 2:
+        yield Sample("float32 weight and bias", (x, weight.float() * 1.001, bias.float() * 1.001))
+        yield Sample("float32 bias, strided", (x[:, ::2], None, (bias.float() * 1.001)[1::2]))
     special = x.clone()
     special[0, 3], special[1, 3] = torch.inf, torch.nan
     yield Sample("infinity and NaN", (special, weight, bias))

@@ -21,7 +21,7 @@ def reference(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def peer(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return torch.nn.functional.linear(x, weight, bias)
+    return torch.nn.functional.linear(x, weight, None if bias is None else bias.to(x.dtype))
 
 
 def inputs(
@@ -57,6 +57,9 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
     yield Sample("no columns, bias", inputs(dtype, 4, k=0, n=20, bias=True))
     yield Sample("several threads", inputs(dtype, 2, k=1024, n=1100, bias=True))
     yield Sample("many rows", inputs(dtype, 3, 50, k=256, n=200, bias=True))
+    for rows in (3, 40) if dtype.itemsize == 2 else ():
+        x, weight, _ = inputs(dtype, rows, k=100, n=50)
+        yield Sample(f"float32 bias, {rows} rows", (x, weight, torch.linspace(-2, 2, 50)))
 
 
 def errors() -> Iterator[ErrorCase]:

@@ -93,7 +93,9 @@ def errors() -> Iterator[ErrorCase]:
         op + "bias must have shape [8] to match n, got [9]",
     )
     yield ErrorCase(
-        "bias dtype", (x, weight, n, bias.float()), op + "bias must have the dtype of x, bfloat16, got float32"
+        "bias dtype",
+        (x, weight, n, bias.half()),
+        op + "bias must have the dtype of x, bfloat16, or float32, got float16",
     )
     yield ErrorCase(
         "bias strides",

@@ -9,10 +9,11 @@
  *   weight, bias         [n]
  *   eps                  finite, at least 0
  *
- * All of one dtype, F16, BF16 or F32; any strides. bias_desc may be NULL: no bias, and the run ignores its pointer. In
- * place: output, or else input_standardization, may be input. The outputs share no other memory, also not with weight
- * and bias. Each output is rounded once, from values in float. The variance is computed about the mean, so it does not
- * suffer where the mean is far from 0. A row without elements has the deviation NaN.
+ * All of one dtype, F16, BF16 or F32, but for weight and bias, which may both be F32; any strides. bias_desc may be
+ * NULL: no bias, and the run ignores its pointer. In place: output, or else input_standardization, may be input. The
+ * outputs share no other memory, also not with weight and bias. Each output is rounded once, from values in float. The
+ * variance is computed about the mean, so it does not suffer where the mean is far from 0. A row without elements has
+ * the deviation NaN.
  *
  * Reference for the method: Ba, Kiros and Hinton, Layer Normalization, 2016. Workspace: none.
  *

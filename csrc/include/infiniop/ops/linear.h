@@ -3,12 +3,12 @@
  *   out     [..., n]  the rows of x by those of weight; the dtype of x; stride 1 in the last dimension
  *   x       [..., k]  1 to 8 dimensions; F16, BF16 or F32; stride 1 in the last dimension, any others
  *   weight  [n, k]    the dtype of x; stride 1 in the last dimension, rows at any distance; read as it lies
- *   bias    [n]       the dtype of x; stride 1; NULL at creation: none (then it is ignored when run)
+ *   bias    [n]       the dtype of x or F32; stride 1; NULL at creation: none (then it is ignored when run)
  *
  * Sums in float, in an order that k alone decides, rounded once with the bias: a row of x has the same bits beside any
  * others. On CUDA that holds for up to 16 rows (4 of F32), which stream the weight; more rows are cuBLAS's. out shares
  * no memory with the others. Faster than Gemm where x has few rows, or where there is a bias. Workspace: none on the
- * CPU; on CUDA 32 MiB where the rows are cuBLAS's.
+ * CPU; on CUDA 32 MiB where the rows are cuBLAS's, and out once more in F32 where bias alone is F32.
  *
  * Dtypes: F16, BF16, F32.
  * Differs from InfiniCore: an addition, not in its interface; the kernels of torch.ops.infini.linear; on CUDA, more than
