@@ -35,3 +35,14 @@ def test_unsigned_positions(unsigned: torch.dtype) -> None:
     x, (cos, sin), positions = torch.randn(3, 2, 8), torch.rand(2, 10, 4), torch.tensor([9, 0, 3])
     rope = torch.ops.infini.rope
     assert torch.equal(rope(x, cos, sin, positions.to(unsigned)), rope(x, cos, sin, positions))
+
+
+def test_wider_tables_come_as_views() -> None:
+    """Those of transformers repeat the angles, that of vLLM has the cosines before the sines."""
+    x, (cos, sin), positions = torch.randn(3, 2, 8), torch.rand(2, 10, 4), torch.tensor([9, 0, 3])
+    rope = torch.ops.infini.rope
+    want = rope(x, cos, sin, positions)
+    of_transformers = [torch.cat((table, table), -1)[..., :4] for table in (cos, sin)]
+    of_vllm = torch.cat((cos, sin), -1).chunk(2, -1)
+    for views in (of_transformers, of_vllm):
+        assert torch.equal(rope(x, *views, positions), want)

@@ -30,7 +30,9 @@ def rope(
             the last dimension, any other strides: a Hugging Face [B, H, S, D] tensor comes as its transpose(1, 2).
         cos: Of x's dtype, or float32 where that is a half type. With positions, a table [P, R/2] with a row for each
             position; without, row t belongs to token t: [S, R/2] or [B or 1, S, R/2]. Stride 1 in the last dimension,
-            any other strides.
+            any other strides. Wider tables come as views: those of transformers, [..., R] with equal halves, as
+            cos[..., : R // 2]; the joint one of vLLM and SGLang, [P, R], as its chunk(2, -1). Shapes cannot tell them
+            apart: [P, R] is also the table for 2R columns.
         sin: The shape and dtype of cos.
         positions: [S], [1, S] or [B, S] integers: the row of cos and sin for each token. On CUDA they are read by the
             kernel: a token whose position is outside the table gets NaN in the first R columns.
