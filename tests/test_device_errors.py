@@ -119,6 +119,60 @@ def test_errors_of_ops_are_torchs_own() -> None:
     assert (x + 1).sum().item() == 12
 
 
+QUANTIZED = (0.1, 0, torch.qint8)
+
+
+def sparse_gradient() -> None:
+    table = torch.nn.Embedding(5, 3, sparse=True).to("infini")
+    table(torch.tensor([1, 2], device="infini")).sum().backward()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda: torch.eye(3).to_sparse().to("infini"),
+        lambda: torch.eye(3).to_sparse_csr().to("infini"),
+        lambda: torch.eye(3).to_sparse_csc().to("infini"),
+        lambda: torch.eye(4).to_sparse_bsr((2, 2)).to("infini"),
+        lambda: torch.eye(3, device="infini").to_sparse(),
+        lambda: torch.empty(3, 3, layout=torch.sparse_coo, device="infini"),
+        lambda: torch.empty(3, 3, device="infini").copy_(torch.eye(3).to_sparse()),
+        lambda: torch.sparse_coo_tensor(torch.tensor([[0], [1]]), torch.ones(1), (2, 2), device="infini"),
+        lambda: torch.sparse_csr_tensor([0, 1], [0], [1.0], (1, 1), device="infini"),
+        lambda: torch.sparse.mm(torch.eye(3).to_sparse(), torch.eye(3, device="infini")),
+        sparse_gradient,
+        lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)], device="infini").unbind(),
+        lambda: torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(1, 3)]).to("infini"),
+        lambda: torch.quantize_per_tensor(torch.ones(3), *QUANTIZED).to("infini"),
+        lambda: torch.quantize_per_tensor(torch.ones(3, device="infini"), *QUANTIZED),
+        lambda: torch.empty(3, device="infini").copy_(torch.quantize_per_tensor(torch.ones(3), *QUANTIZED)),
+    ],
+)
+def test_tensors_that_are_not_dense(call: Any) -> None:
+    """One sentence instead of the dispatcher's list of all backends."""
+    kind, message = raised(call)
+    assert kind == "NotImplementedError" and message.startswith("infini: the device has dense strided tensors only, ")
+    assert "\n" not in message and "unwrap" in message or "got layout" in message, message
+
+
+def test_nested_tensors_that_are_jagged() -> None:
+    """Those are made of dense ones, and work."""
+    parts = [torch.randn(2, 3), torch.randn(4, 3)]
+    x = torch.nested.nested_tensor(parts, layout=torch.jagged)
+    assert torch.equal((x.to("infini") * 2).values().cpu(), (x * 2).values())
+
+
+def test_flex_attention() -> None:
+    """Torch's own sentence, eager and compiled: it knows the devices by name."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    q = torch.randn(1, 2, 16, 8, device="infini")
+    for function in (flex_attention, torch.compile(flex_attention)):
+        with pytest.raises(ValueError, match="FlexAttention is only supported on .*infini") as caught:
+            function(q, q, q)
+        assert "\n" not in str(caught.value)
+
+
 # ---- fallback ----
 
 

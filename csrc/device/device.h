@@ -116,6 +116,10 @@ FallbackMode fallback_mode();
 std::vector<std::pair<std::string, int64_t>> fallback_counts(bool clear);
 void register_fallbacks();
 
+// ---- layouts.cpp: tensors that infini does not have ----
+
+void register_layouts();
+
 // ---- kernels.cpp, overrideable.cpp, autocast.cpp: ops that have code of their own ----
 
 // Names of aten ops (with overload) that kernels.cpp and overrideable.cpp implement.

@@ -11,6 +11,7 @@
 #include <ATen/ops/_reshape_alias_native.h>
 #include <ATen/ops/as_strided_native.h>
 #include <ATen/ops/set_native.h>
+#include <ATen/ops/tensor_split_native.h>
 #include <ATen/ops/unfold_native.h>
 #include <ATen/ops/view_native.h>
 
@@ -147,6 +148,12 @@ std::tuple<Tensor, Tensor> native_dropout(const Tensor &input, double p, std::op
     return {input.mul(kept).mul_(1 / (1 - p)), kept};
 }
 
+// Torch's asks for indices on the CPU, which a program that moves all its tensors to a device does not have. What it
+// calls is followed by autograd.
+std::vector<Tensor> tensor_split(const Tensor &self, const Tensor &indices_or_sections, int64_t dim) {
+    return at::native::tensor_split(self, indices_or_sections.cpu(), dim);
+}
+
 void record_stream(Tensor &self, at::Stream stream) {
     device_allocator()->recordStream(self.storage().data_ptr(), stream);
 }
@@ -170,6 +177,7 @@ const char *const kOwn[] = {
     "aten::_local_scalar_dense",
     "aten::native_dropout",
     "aten::record_stream",
+    "aten::tensor_split.tensor_indices_or_sections",
     // overrideable.cpp
     "aten::convolution",
     "aten::convolution_backward",
@@ -213,6 +221,10 @@ void register_kernels() {
     library->impl("_local_scalar_dense", &local_scalar);
     library->impl("native_dropout", &native_dropout);
     library->impl("record_stream", &record_stream);
+    library->impl("tensor_split.tensor_indices_or_sections", &tensor_split);
+    static auto *above =
+        new torch::Library(torch::Library::IMPL, "aten", c10::DispatchKey::AutogradPrivateUse1, __FILE__, __LINE__);
+    above->impl("tensor_split.tensor_indices_or_sections", &tensor_split);
 }
 
 } // namespace infini::device

@@ -35,6 +35,7 @@ void start(std::string_view name, int64_t vendor, int64_t compute_on) {
     register_kernels();
     register_overrideable();
     register_fallbacks();
+    register_layouts();
     register_autocast();
     register_profiler();
     backing.started = true;
