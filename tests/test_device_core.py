@@ -148,22 +148,6 @@ def test_streams_and_events() -> None:
     )
 
 
-@pytest.mark.parametrize("where", ["cpu", "infini"])
-def test_tensor_split_by_a_tensor(where: str) -> None:
-    """Where its indices lie too, followed by autograd, in views."""
-    x = torch.arange(10.0, requires_grad=True)
-    here = x.detach().to("infini").requires_grad_()
-    for indices, dim in ((torch.tensor([2, 5]), 0), (torch.tensor(3), 0), (torch.tensor([1, 1]), -1)):
-        want, got = torch.tensor_split(x, indices, dim), torch.tensor_split(here, indices.to(where), dim)
-        assert [part.tolist() for part in got] == [part.tolist() for part in want]
-    (x.tensor_split(torch.tensor([4]))[1] * 3).sum().backward()
-    (here.tensor_split(torch.tensor([4], device=where))[1] * 3).sum().backward()
-    assert here.grad.tolist() == x.grad.tolist()
-    with torch.no_grad():
-        here.tensor_split(torch.tensor([2], device=where))[0].zero_()
-    assert here.tolist() == [0, 0, *range(2, 10)]
-
-
 def test_random_numbers_are_the_default_generators() -> None:
     run(
         """

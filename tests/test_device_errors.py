@@ -152,7 +152,7 @@ def test_tensors_that_are_not_dense(call: Any) -> None:
     """One sentence instead of the dispatcher's list of all backends."""
     kind, message = raised(call)
     assert kind == "NotImplementedError" and message.startswith("infini: the device has dense strided tensors only, ")
-    assert "\n" not in message and "unwrap" in message or "got layout" in message, message
+    assert "\n" not in message and ("unwrap" in message or "got layout" in message), message
 
 
 def test_nested_tensors_that_are_jagged() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import weakref
 from typing import Any
 
 import pytest
@@ -84,3 +85,47 @@ def test_many_ops_do_not_grow() -> None:
     gc.collect()
     assert torch.accelerator.memory_allocated() == allocated
     assert resident() - before <= 1 << 20
+
+
+@pytest.mark.parametrize("where", ["cpu", "infini"])
+def test_tensor_split_by_a_tensor(where: str) -> None:
+    """Where its indices lie too, followed by autograd, in views."""
+    x = torch.arange(10.0, requires_grad=True)
+    here = x.detach().to("infini").requires_grad_()
+    for indices, dim in ((torch.tensor([2, 5]), 0), (torch.tensor(3), 0), (torch.tensor([1, 1]), -1)):
+        want, got = torch.tensor_split(x, indices, dim), torch.tensor_split(here, indices.to(where), dim)
+        assert [part.tolist() for part in got] == [part.tolist() for part in want]
+    (x.tensor_split(torch.tensor([4]))[1] * 3).sum().backward()
+    (here.tensor_split(torch.tensor([4], device=where))[1] * 3).sum().backward()
+    assert here.grad.tolist() == x.grad.tolist()
+    with torch.no_grad():
+        here.tensor_split(torch.tensor([2], device=where))[0].zero_()
+    assert here.tolist() == [0, 0, *range(2, 10)]
+
+
+@pytest.mark.parametrize(
+    "way", [lambda m, d: m.to(d), lambda m, d: getattr(m, d)(), lambda m, d: m.to(d, torch.double)]
+)
+def test_modules_keep_their_parameters(way: Any) -> None:
+    """To infini and back: an optimizer that was made before trains them, and tied weights stay tied."""
+    model = torch.nn.Sequential(torch.nn.Embedding(5, 3), torch.nn.Linear(3, 5, bias=False))
+    model[1].weight = model[0].weight
+    weight, before = model[0].weight, model[0].weight.tolist()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for device in ("infini", "cpu"):
+        way(model, device)
+        assert model[0].weight is weight and model[1].weight is weight and weight.device.type == device
+        assert [p.tolist() for p in model.parameters()] == [before]
+    way(model, "infini")(torch.tensor([1, 2], device="infini")).sum().backward()
+    optimizer.step()
+    assert weight.tolist() != before
+    assert not torch.__future__.get_swap_module_params_on_conversion()
+
+
+def test_a_parameter_that_cannot_be_swapped() -> None:
+    layer = torch.nn.Linear(2, 2)
+    weight, values = weakref.ref(layer.weight), layer.weight.tolist()
+    kept = weight()
+    with pytest.warns(UserWarning, match="infini: Linear.to gives the module new parameters.*weakref"):
+        layer.to("infini")
+    assert layer.weight.device.type == "infini" and layer.weight.tolist() == values and layer.weight is not kept

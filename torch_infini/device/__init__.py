@@ -11,7 +11,9 @@ Example:
     >>> torch_infini.device.unwrap(y)  # the same memory, as a tensor of the CPU
 """
 
-from . import _sharing as _sharing  # what enable() installs
+from . import _modules as _modules  # these three: what enable() installs
+from . import _sharing as _sharing
+from . import _trainers as _trainers
 from ._enable import enable
 from ._fallback import fallback, fallback_report
 from ._memory import unwrap, wrap

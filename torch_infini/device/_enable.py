@@ -17,7 +17,7 @@ PROFILE = "TORCH_INFINI_ATEN_PROFILE"
 NAME = "infini"
 
 # What other modules of this package do then.
-after_enabling: list[Callable[[], None]] = []
+after_enabling: list[Callable[[], object]] = []
 
 
 def enable(backing: str | None = None) -> None:
