@@ -148,6 +148,35 @@ def test_streams_and_events() -> None:
     )
 
 
+def test_properties_and_summaries() -> None:
+    """What torch.infini says of the device and its memory, by torch.cuda's names."""
+    run("""
+        found = torch.infini.get_device_properties()
+        assert found == torch.infini.get_device_properties("infini:0") and found.name == torch.infini.get_device_name()
+        assert found.total_memory == torch.accelerator.get_memory_info()[1] > 0
+        assert found.multi_processor_count == len(os.sched_getaffinity(0))
+        with pytest.raises(RuntimeError, match="out of range: 7 of 1"):
+            torch.infini.get_device_properties(7)
+        x = torch.empty(1 << 20, device="infini")
+        torch.empty(1 << 21, device="infini")
+        summary = torch.infini.memory_summary().splitlines()
+        assert summary[0].startswith("infini (cpu), device 0: 0 times out of memory")
+        row, = (line.split() for line in summary if line.startswith("Bytes of tensors"))
+        current, peak, allocated, freed = (int(number.replace(",", "")) for number in row[3:])
+        stats = torch.infini.memory_stats()
+        assert current == torch.infini.memory_allocated() >= 4 << 20 and peak == torch.infini.max_memory_allocated()
+        assert peak >= 12 << 20 and allocated - freed == current
+        assert len(torch.infini.memory_summary(abbreviated=True)) < len(torch.infini.memory_summary())
+        nested = torch.infini.memory_stats_as_nested_dict()
+        assert nested["allocated_bytes"]["all"]["current"] == stats["allocated_bytes.all.current"] == current
+        assert nested["num_ooms"] == 0 and torch.infini.OutOfMemoryError is torch.OutOfMemoryError
+        with pytest.raises(torch.infini.OutOfMemoryError):
+            torch.empty(1 << 48, device="infini")
+        assert "1 times out of memory" in torch.infini.memory_summary()
+        assert not torch.infini.is_tf32_supported() and not hasattr(torch.infini, "CUDAGraph")
+    """)
+
+
 def test_random_numbers_are_the_default_generators() -> None:
     run(
         """

@@ -5,10 +5,12 @@ enable() puts it in place. Memory statistics are those of torch.accelerator.
 
 from __future__ import annotations
 
+import os
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 from torch.accelerator.memory import (
     empty_cache,
     get_memory_info,
@@ -36,7 +38,9 @@ from ._streams import (
 Device = torch.device | str | int | None
 
 __all__ = [
+    "DeviceProperties",
     "Event",
+    "OutOfMemoryError",
     "Stream",
     "StreamContext",
     "current_device",
@@ -50,6 +54,7 @@ __all__ = [
     "get_amp_supported_dtype",
     "get_device_capability",
     "get_device_name",
+    "get_device_properties",
     "get_memory_info",
     "get_rng_state",
     "get_rng_state_all",
@@ -58,6 +63,7 @@ __all__ = [
     "is_available",
     "is_bf16_supported",
     "is_initialized",
+    "is_tf32_supported",
     "manual_seed",
     "manual_seed_all",
     "max_memory_allocated",
@@ -66,6 +72,8 @@ __all__ = [
     "memory_allocated",
     "memory_reserved",
     "memory_stats",
+    "memory_stats_as_nested_dict",
+    "memory_summary",
     "reset_accumulated_memory_stats",
     "reset_peak_memory_stats",
     "seed",
@@ -182,6 +190,29 @@ def get_device_capability(device: Device = None) -> dict[str, Any]:
     return torch.accelerator.get_device_capability(_index(device))
 
 
+@dataclass(frozen=True)
+class DeviceProperties:
+    """What is known of a device over the CPU, under torch.cuda's names.
+
+    Attributes:
+        name: As get_device_name() returns it.
+        total_memory: Bytes that there are, in use or not.
+        multi_processor_count: CPUs that this process may use.
+    """
+
+    name: str
+    total_memory: int
+    multi_processor_count: int
+
+
+def get_device_properties(device: Device = None) -> Any:
+    """Return a device's DeviceProperties, or with CUDA below what torch.cuda.get_device_properties() returns."""
+    index = _index(device)
+    if backing() == "cuda":
+        return torch.cuda.get_device_properties(index)
+    return DeviceProperties(get_device_name(index), mem_get_info(index)[1], len(os.sched_getaffinity(0)))
+
+
 def synchronize(device: Device = None) -> None:
     """Return when all work on all streams of a device is done."""
     torch.accelerator.synchronize(_index(device))
@@ -202,6 +233,11 @@ def get_amp_supported_dtype() -> list[torch.dtype]:
 def is_bf16_supported(including_emulation: bool = True) -> bool:
     """Return whether bfloat16 can be computed with."""
     return backing() == "cpu" or torch.cuda.is_bf16_supported(including_emulation)
+
+
+def is_tf32_supported() -> bool:
+    """Return whether there are tensor cores that compute in tf32: never on the CPU."""
+    return backing() == "cuda" and torch.cuda.is_tf32_supported()
 
 
 # ---- random numbers ----
@@ -265,6 +301,40 @@ def set_rng_state_all(new_states: list[Tensor]) -> None:
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the bytes that are free and those that there are."""
     return get_memory_info(_index(device))
+
+
+def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
+    """Return memory_stats() as dictionaries in one another, by the parts of the names."""
+    nested: dict[str, Any] = {}
+    for name, value in memory_stats(_index(device)).items():
+        *outer, last = name.split(".")
+        inside = nested
+        for part in outer:
+            inside = inside.setdefault(part, {})
+        inside[last] = value
+    return nested
+
+
+def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
+    """Return a table of memory_stats() to print.
+
+    Args:
+        device: An infini device; None: the current one.
+        abbreviated: Leave out all but the bytes that tensors have and that the device has taken for them.
+    """
+    index = _index(device)
+    rows = [("allocated_bytes", "Bytes of tensors"), ("reserved_bytes", "Bytes taken")]
+    if not abbreviated:
+        rows += [("requested_bytes", "Bytes asked for"), ("allocation", "Allocations"), ("segment", "Blocks taken")]
+    stats = memory_stats(index)
+    lines = [
+        f"{get_device_name(index)}, device {index}: {stats['num_ooms']} times out of memory",
+        f"{'':20}" + "".join(f"{title:>20}" for title in ("current", "peak", "allocated", "freed")),
+    ]
+    for key, title in rows:
+        values = (stats[f"{key}.all.{kind}"] for kind in ("current", "peak", "allocated", "freed"))
+        lines.append(f"{title:20}" + "".join(f"{value:>20,}" for value in values))
+    return "\n".join(lines) + "\n"
 
 
 def __getattr__(name: str) -> Any:
