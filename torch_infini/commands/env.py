@@ -41,7 +41,6 @@ VARIABLES = {
     "INFINI_PRODUCTS": "a file that tune wrote; default: the built-in table; ours: never ATen",
     "INFINI_PROVIDERS": "what computes ops instead of our kernels: op=name or op@device=name, with commas between",
     "INFINI_SLICE_BYTES": "bytes of unpacked quantized weight that CUDA holds at a time",
-    "TORCH_INFINI_ATEN_PROFILE": "a profile of kernels on the device infini; none is built: enable() raises",
     "TORCH_INFINI_DEVICE": "cpu, cuda or a vendor's library: import torch enables the device infini on it",
 }
 

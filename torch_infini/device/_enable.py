@@ -13,7 +13,6 @@ from .. import _devices
 from . import _dlpack, _load, _state, _vendor, inductor, torch_module
 
 VARIABLE = "TORCH_INFINI_DEVICE"
-PROFILE = "TORCH_INFINI_ATEN_PROFILE"
 NAME = "infini"
 
 # What other modules of this package do then.
@@ -32,7 +31,6 @@ def enable(backing: str | None = None) -> None:
         ValueError: For another value, also of the variable.
         RuntimeError: If another out-of-tree backend is registered, if `infini` is enabled with another backing, without
             a device for it, or if the host cannot use the memory of the vendor's device.
-        NotImplementedError: If TORCH_INFINI_ATEN_PROFILE is set.
         ImportError: If the library for this release of torch is missing.
         OSError: If the vendor's library cannot be loaded.
     """
@@ -57,12 +55,6 @@ def enable(backing: str | None = None) -> None:
             f"torch_infini.device.enable: the out-of-tree backend {other!r} is registered in this process, and torch "
             f"has room for one: start the process without it (TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from "
             f"loading it by itself), or without {VARIABLE}"
-        )
-    if os.environ.get(PROFILE):
-        raise NotImplementedError(
-            f"torch_infini.device.enable: {PROFILE} must not be set, for no profile is built that has another "
-            f"implementation's kernels alone, got {os.environ[PROFILE]!r}; torch_infini.device.fallback('error') "
-            "refuses every op that torch's kernels would compute"
         )
     _load.load()
     vendor = _vendor.find(chosen, origin) if is_vendors else None
