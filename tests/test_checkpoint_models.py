@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -294,3 +295,22 @@ def test_patch_model_takes_compressed_layers_over(tmp_path: Path, monkeypatch: p
             assert integers.shape == (256, 256) and torch.equal(integers, packed.view(torch.uint8))
             with pytest.raises(ValueError, match="the model must have its original weights"):
                 torch_infini.unpatch_model(model)
+
+
+def test_dtypes_by_name(tmp_path: Path) -> None:
+    """As in transformers and vLLM: auto is the checkpoint's."""
+    random_model("llama", torch.bfloat16).save_pretrained(tmp_path)
+    for dtype, expected in (("auto", torch.bfloat16), (None, torch.bfloat16), ("float32", torch.float32)):
+        assert torch_infini.load(tmp_path, dtype).dtype == expected
+        assert LLM(tmp_path, dtype=dtype).engine.model.dtype == expected
+    for make in (lambda: torch_infini.load(tmp_path, "float8"), lambda: LLM(tmp_path, dtype="float8")):
+        with pytest.raises(ValueError, match="dtype must be float32, bfloat16 or float16, got float8"):
+            make()
+
+
+def test_what_is_left_to_load_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    random_model("llama").save_pretrained(tmp_path)
+    Llama.from_pretrained(tmp_path, progress=True)
+    lines = capsys.readouterr().err.removesuffix("\n").split("\r")
+    last = re.fullmatch(r"loading \[#{30}\] (\d\.\d\d) of \1 GB, \d+\.\d\d GB/s,   0 s left", lines[-1])
+    assert last and len(lines) > 2 and all(" s left" in line for line in lines[1:])

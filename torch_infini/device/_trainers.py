@@ -21,7 +21,8 @@ def choose_in_accelerate(state: ModuleType) -> None:
     Args:
         state: accelerate.state.
     """
-    state.PartialState.default_device = property(lambda self: torch.device(NAME))
+    if isinstance(vars(state.PartialState).get("default_device"), property):  # else another release: left as it is
+        state.PartialState.default_device = property(lambda self: torch.device(NAME))
 
 
 def choose_in_transformers(training_args: ModuleType) -> None:
@@ -30,7 +31,10 @@ def choose_in_transformers(training_args: ModuleType) -> None:
     Args:
         training_args: transformers.training_args.
     """
-    theirs = training_args.TrainingArguments.__dict__["_setup_devices"].func
+    setup = vars(training_args.TrainingArguments).get("_setup_devices")
+    if not isinstance(setup, cached_property):  # another release: left as it is
+        return
+    theirs = setup.func
 
     def device(self: Any) -> torch.device:
         found: torch.device = theirs(self)
@@ -40,9 +44,9 @@ def choose_in_transformers(training_args: ModuleType) -> None:
         self._n_gpu = 1  # not all that CUDA has
         return torch.device(NAME)
 
-    setup = cached_property(device)
-    setup.__set_name__(training_args.TrainingArguments, "_setup_devices")
-    training_args.TrainingArguments._setup_devices = setup
+    ours = cached_property(device)
+    ours.__set_name__(training_args.TrainingArguments, "_setup_devices")
+    training_args.TrainingArguments._setup_devices = ours
 
 
 after_enabling.append(lambda: after_import("accelerate.state", choose_in_accelerate))

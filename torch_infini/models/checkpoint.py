@@ -373,16 +373,3 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
             )
         stored[name] = found
     return stored
-
-
-def floating(dtype: torch.dtype | str | None) -> torch.dtype | None:
-    """Return a floating dtype, given by itself or by name, None for "auto"; ValueError for one without kernels."""
-    if dtype == "auto":  # as in transformers and vLLM
-        return None
-    if isinstance(dtype, str):
-        dtype = getattr(torch, dtype.removeprefix("torch."), None) or dtype
-    if dtype not in (None, torch.float32, torch.bfloat16, torch.float16):
-        raise ValueError(
-            f"torch_infini.models: dtype must be float32, bfloat16 or float16, got {str(dtype).removeprefix('torch.')}"
-        )
-    return dtype

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from .._deprecated import renamed_arguments, renamed_fields
+from .._dtypes import floating
 from ..distributed import TPGroup
 from ..nn import (
     Attention,
@@ -32,7 +33,7 @@ from ..nn import (
 )
 from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
 from . import quantized
-from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, floating, load_checkpoint, stored_layers
+from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
 # What older checkpoints hold beside the parameters: frequencies that follow from the config.

@@ -309,7 +309,7 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
         ValueError: For a checkpoint that contradicts itself or its model, or a model that cannot be patched.
         NotImplementedError: For a variant of a format that is not served.
     """
-    from ..models.checkpoint import floating
+    from .._dtypes import floating
     from .foreign import load
 
     return load(name, floating(dtype))
