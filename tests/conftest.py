@@ -74,9 +74,9 @@ def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
 def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[pytest.TestReport]:
     """Skip what torch cannot do: Inductor does not quote torch's folder (2.13), so below a space it links nothing."""
     report = yield
-    if report.failed and " " in torch.__path__[0] and "cannot find -ltorch" in str(report.longrepr):
+    if report.failed and " " in torch.__file__ and "cannot find -ltorch" in str(report.longrepr):
         report.outcome = "skipped"
-        report.longrepr = (str(item.path), item.location[1], f"Inductor cannot link: a space in {torch.__path__[0]}")
+        report.longrepr = (str(item.path), item.location[1], f"Inductor cannot link: a space in {torch.__file__}")
     return report
 
 

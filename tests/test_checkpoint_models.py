@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -306,12 +305,3 @@ def test_dtypes_by_name(tmp_path: Path) -> None:
     for make in (lambda: torch_infini.load(tmp_path, "float8"), lambda: LLM(tmp_path, dtype="float8")):
         with pytest.raises(ValueError, match="dtype must be float32, bfloat16 or float16, got float8"):
             make()
-
-
-def test_what_is_left_to_load_is_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    random_model("llama").save_pretrained(tmp_path)
-    Llama.from_pretrained(tmp_path, progress=True)
-    shown = capsys.readouterr().err
-    lines = shown[shown.index("\rloading") :].removesuffix("\n").split("\r")
-    last = re.fullmatch(r"loading \[#{30}\] (\d\.\d\d) of \1 GB, \d+\.\d\d GB/s,   0 s left", lines[-1])
-    assert last and len(lines) > 1 and all(" s left" in line for line in lines[1:])

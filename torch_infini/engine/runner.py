@@ -32,7 +32,7 @@ class ChunkInput(NamedTuple):
     tokens: list[int]
     start: int
     blocks: list[int]
-    wanted: bool
+    wanted: bool = True
 
 
 class Runner:
