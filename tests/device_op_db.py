@@ -33,7 +33,6 @@ HALVES = "torch adds halves up in float32 on devices that it knows by name, else
 EXCEPTIONS: dict[tuple[str, str], str] = {
     ("nn.functional.linear_cross_entropy.chunked", "backward"): HALVES,
     ("nn.functional.linear_cross_entropy.chunked_none", "*"): HALVES,
-    ("tensor_split", "*"): "torch asks for index tensors on the CPU, on every device; the sample moves them.",
     ("to_sparse", "*"): "The device has dense tensors only, and says so; unwrap(x) has all layouts.",
 }
 
