@@ -82,7 +82,7 @@ def known_ways(module: Any, x: Tensor) -> Any:
                     its_own["_forward_hooks"]
                     or its_own["_forward_pre_hooks"]
                     or "forward" in its_own
-                    or "_compiled_call_impl" in its_own
+                    or its_own.get("_compiled_call_impl") is not None
                 )
             ):
                 break
