@@ -36,7 +36,7 @@ def test_greedy_tokens_are_those_of_transformers(name: str, tmp_path: Path) -> N
         out = theirs.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=TOKENS, do_sample=False)
         want.append(out[0, len(row) :].tolist())
     model = Llama.from_pretrained(tmp_path, device=cuda_device())
-    for settings in ({}, {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16}):
+    for settings in ({"chunk_size": 32}, {"block_size": 16, "chunk_size": 16, "max_batched_tokens": 16}):
         engine = Engine(model, config=EngineConfig(max_length=64, **settings))
         ids_ = [engine.add(row, SamplingParams.greedy(max_tokens=TOKENS)) for row in rows[:3]]
         outputs = finish(engine)
