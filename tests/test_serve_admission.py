@@ -147,3 +147,24 @@ def test_texts_of_clients_that_left_are_not_tokenized(
         assert first.recv(12) == b"HTTP/1.1 200"
         first.close()
     assert blocked.texts == ["a" * 120]
+
+
+def test_what_a_template_gets_is_measured_too(service: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Long tool calls and variables are tokenized where long texts are."""
+    sizes = []
+    run = service.in_tokenizer
+
+    async def watched(call: Any, *args: Any, size: int = 0) -> Any:
+        sizes.append(size)
+        return await run(call, *args, size=size)
+
+    monkeypatch.setattr(service, "in_tokenizer", watched)
+    long = "x" * 100_000
+    call = {"id": "a", "type": "function", "function": {"name": "f", "arguments": '{"x": "' + long + '"}'}}
+    messages: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]
+    for body in (
+        {"messages": messages, "chat_template_kwargs": {"x": long}},
+        {"messages": [*messages, {"role": "assistant", "tool_calls": [call]}]},
+    ):
+        assert ask(service, "POST", CHAT, json={"max_tokens": 1, **body}).status_code in (200, 400)
+    assert len(sizes) == 2 and min(sizes) > 100_000

@@ -109,6 +109,11 @@ BAD: list[tuple[tuple[str, Any], str | None]] = [
     (message(role="assistant", tool_calls=[{"function": {"name": "f", "arguments": "[]"}}]), "messages[1].tool_calls"),
     (chat(chat_template_kwargs={"tokenize": False}), "chat_template_kwargs.tokenize"),
     (chat(chat_template_kwargs=[1]), "chat_template_kwargs"),
+    (chat(chat_template_kwargs={"x": ["\ud800"]}), "chat_template_kwargs"),
+    (
+        message(role="assistant", tool_calls=[{"id": "\ud800", "function": {"name": "f", "arguments": "{}"}}]),
+        "messages[1].tool_calls",
+    ),
     (chat(reasoning_effort="much"), "reasoning_effort"),
     (chat(temperature=2.1), "temperature"),
     (chat(presence_penalty=2.1), "presence_penalty"),

@@ -68,6 +68,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "(default); none: OpenAI's",
     )
     parser.add_argument("--no-reuse-prefixes", action="store_true", help="compute every prompt from its beginning")
+    parser.add_argument(
+        "--no-reuse-generated",
+        action="store_true",
+        help="reuse no blocks with other requests' output: the same last bits with and without them",
+    )
     parser.add_argument("--no-record", action="store_true", help="do not record decode steps for replay")
 
 
@@ -106,6 +111,7 @@ def run(arguments: argparse.Namespace) -> int:
             engine: dict[str, Any] = {name: getattr(arguments, name) for name in ENGINE}
             engine = {name: value for name, value in engine.items() if value is not None}
             engine["reuse_prefixes"], engine["record"] = not arguments.no_reuse_prefixes, not arguments.no_record
+            engine["reuse_generated"] = not arguments.no_reuse_generated
             engine["generation_config"] = arguments.generation_config
             llm = load_async(arguments, **engine)
             if template is not None:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +45,6 @@ class Ways:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()
-
-
-W = TypeVar("W", bound=Ways)
 
 
 def watch(siblings: dict[str, Any], names: Iterable[str]) -> Iterator[Watched]:

@@ -158,6 +158,7 @@ def calls_of(value: Any) -> list[dict[str, Any]]:
         if not isinstance(arguments, dict) or not isinstance(call.get("id", ""), str):
             raise TypeError
         calls.append({**call, "type": "function", "function": {"name": function["name"], "arguments": arguments}})
+    whole(json.dumps(calls, ensure_ascii=False))
     return calls
 
 
@@ -365,6 +366,10 @@ class ChatBody(SamplingBody):
         for name in given.keys() & RESERVED:
             param = f"chat_template_kwargs.{name}"
             raise ApiError(400, f"{param} must be a variable of the chat template, got an argument of its own", param)
+        try:
+            whole(json.dumps(given, ensure_ascii=False))
+        except ValueError as error:
+            raise ApiError(400, f"chat_template_kwargs {error}", "chat_template_kwargs") from None
         return given if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort, **given}
 
     def conversation(self) -> list[Message]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -136,7 +137,9 @@ class Service:
         if bounded:
             await self.check_text(size, "messages")
         try:
-            return await self.in_tokenizer(self.llm.chat_prompt, messages, template, size=size)
+            # A template may write what else it gets: that is no bound, but may be long as well.
+            more = len(json.dumps([template, [message.get("tool_calls") for message in messages]]))
+            return await self.in_tokenizer(self.llm.chat_prompt, messages, template, size=size + more)
         except ValueError as error:
             failure = bad_request(error)
             failure.param = "messages"
