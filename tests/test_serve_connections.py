@@ -14,6 +14,7 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -32,6 +33,7 @@ from serving import Command, save_model, send_raw, service_of, serving, slow_dow
 from torch_infini import AsyncLLM
 from torch_infini.serve import ServeSettings
 from torch_infini.serve.connections import HEADROOM, QUIET, _Connection, most_connections
+from torch_infini.serve.lifecycle import ACCEPTED
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TEXT = "/v1/completions"
@@ -94,6 +96,36 @@ def test_idle_connections_give_way(
         assert not is_closed(held[-1]), "the oldest are closed first"
     lines = [record.getMessage() for record in caplog.records if "without a request" in record.getMessage()]
     assert len(lines) == 1, "the log says it once a minute"
+
+
+def test_a_crowd_does_not_hold_up_the_rest(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Connections that come at once wait in the kernel, and are accepted a few at a time."""
+    made: list[int] = []  # accepted between two turns of the event loop
+    crowded = threading.Event()
+    original = _Connection.connection_made
+
+    def turn(connection: _Connection) -> None:
+        made.append(0)
+        connection.loop.call_soon(turn, connection)
+
+    def connection_made(connection: _Connection, transport: Any) -> None:
+        original(connection, transport)
+        if made:
+            made[-1] += 1
+        else:
+            turn(connection)
+            connection.loop.call_soon(crowded.wait, 60)
+
+    monkeypatch.setattr(_Connection, "connection_made", connection_made)
+    with serving(service_of(llm, max_connections=400)) as url, ExitStack() as stack:
+        try:
+            for _ in range(200):
+                stack.enter_context(connect(url))
+        finally:
+            crowded.set()
+        wait_until(lambda: sum(made) == 199)
+        assert httpx.get(f"{url}/health").status_code == 200
+    assert 0 < max(made) <= ACCEPTED
 
 
 def test_requests_are_not_given_up(llm: AsyncLLM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def protocol(most: int, seconds: float) -> type[asyncio.Protocol]:
         most: Connections that may be open.
         seconds: That the head of a request has to arrive, from the connection's first moment on.
     """
-    return type("Connection", (_Connection,), {"most": most, "seconds": seconds})
+    return type("Connection", (_Connection,), {"most": most, "seconds": seconds, "waiting": {}})
 
 
 class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
@@ -59,6 +59,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     most: int
     seconds: float
+    waiting: dict[_Connection, None]  # without a request, those first that have waited longest
     connections: set[Any]
     transport: asyncio.Transport
     _said = -QUIET  # when the log last said that connections were closed
@@ -66,6 +67,7 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
         self._timer: asyncio.TimerHandle | None = None
+        self.waiting[self] = None
         self._wait_for_head()
         if len(self.connections) > self.most:
             self._make_room()
@@ -77,7 +79,6 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _wait_for_head(self) -> None:
         self._came = False
-        self._since = self.loop.time()
         self._timer = self.loop.call_later(self.seconds, self._expire)
 
     def _stop_waiting(self) -> None:
@@ -96,19 +97,19 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
 
     def _make_room(self) -> None:
         """Close the connection that has waited longest for a request; without one, refuse this."""
-        others = (other for other in self.connections if other is not self)
-        idle = [other for other in others if other.is_idle and not other.transport.is_closing()]
         if self.loop.time() >= _Connection._said + QUIET:
             _Connection._said = self.loop.time()
             log.warning(
                 "%d connections are open, %d without a request: the oldest of these is closed for a new one",
                 len(self.connections),
-                len(idle),
+                sum(other.is_idle for other in self.connections if other is not self),
             )
-        if idle:
-            min(idle, key=lambda other: other._since).transport.abort()
-        else:
-            self.refuse(ApiError(503, FULL, headers={"Retry-After": "1"}))
+        while (oldest := next(iter(self.waiting))) is not self:
+            del self.waiting[oldest]
+            if oldest.is_idle and not oldest.transport.is_closing():
+                oldest.transport.abort()
+                return
+        self.refuse(ApiError(503, FULL, headers={"Retry-After": "1"}))
 
     def data_received(self, data: bytes) -> None:
         if self.transport.is_closing():
@@ -119,13 +120,16 @@ class _Connection(AutoHTTPProtocol):  # type: ignore[misc, valid-type]
         self._came = True
         super().data_received(data)
         if not self.is_idle:
+            self.waiting.pop(self, None)
             self._stop_waiting()
 
     def on_response_complete(self) -> None:
-        self._since = self.loop.time()
         super().on_response_complete()
+        if self.is_idle:  # not so where the next request came with this one
+            self.waiting[self] = None
 
     def connection_lost(self, exc: Exception | None) -> None:
+        self.waiting.pop(self, None)
         self._stop_waiting()
         super().connection_lost(exc)
 

@@ -22,6 +22,8 @@ from .service import Service
 from .settings import ServeSettings
 
 log = logging.getLogger("torch_infini")
+ACCEPTED = 16  # connections between two looks at what else there is to do
+QUEUED = 2048  # connections that wait in the kernel to be accepted
 GRACE = 1  # seconds that responses have to be written after the last request ended
 
 
@@ -40,6 +42,12 @@ class Server(uvicorn.Server):
         super().__init__(config)
         self._service = service
         self._end: float | None = None  # when what still runs is ended
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets)
+        # asyncio takes its backlog as the number to accept in one go, and a thousand connections take 0.15 s.
+        for listener in sockets or ():
+            listener.listen(QUEUED)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         if self._end is None:
@@ -118,6 +126,7 @@ def configured(app: FastAPI, settings: ServeSettings, log_level: str) -> uvicorn
         http=protocol(most_connections(settings.max_connections), settings.receive_timeout),
         log_level=log_level,
         timeout_graceful_shutdown=GRACE,
+        backlog=ACCEPTED,
         server_header=False,
     )
 
