@@ -74,7 +74,9 @@ PRIVATE = {
     ("patch.conditions", "ops._registry"),
     ("patch.sharded", "ops._registry"),
     ("testing.ops.linear_packed", "ops._packed"),
+    ("testing.ops.linear_table4", "ops._table4"),
     ("testing.ops.pack_linear", "ops._packed"),
+    ("testing.ops.quantize_table4", "ops._table4"),
 }
 # Cycles between modules of a package that are there today: the modules of each.
 CYCLES = [

@@ -59,8 +59,8 @@ inline VecI dot(VecI sum, VecU unsigned_bytes, VecI signed_bytes) {
 }
 #endif
 
-// The same for unsigned bytes of at most 15: pairs of their products fit 16 bits.
-inline VecI dot_of_nibbles(VecI sum, VecU nibbles, VecI signed_bytes) {
+// The same for unsigned bytes of at most 127: pairs of their products fit 16 bits.
+inline VecI dot_of_small(VecI sum, VecU nibbles, VecI signed_bytes) {
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
     return dot(sum, nibbles, signed_bytes);
 #elif defined(__AVX512F__)
@@ -160,7 +160,7 @@ struct NibbleWeights {
         bytes[0] = stored & 0x0f0f0f0fu;
         bytes[1] = stored >> 4 & 0x0f0f0f0fu;
     }
-    static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot_of_nibbles(sum, bytes, x); }
+    static VecI add_products(VecI sum, VecU bytes, VecI x) { return dot_of_small(sum, bytes, x); }
 };
 
 // The scales of ByteWeights: none. Those of NibbleWeights have scales(row, apart, group, lanes, to) and zeros(the

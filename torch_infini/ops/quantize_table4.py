@@ -1,0 +1,56 @@
+"""quantize_table4: rows of a weight as 4-bit indices of a table with scales, as linear_table4 takes them.
+
+The kernel is csrc/infiniop/linear_table4/quantize_table4_cpu.cpp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._registry import OpSpec, nothing
+
+
+def quantize_table4(packed: Tensor, scales: Tensor, weight: Tensor, first_row: int = 0) -> None:
+    """Quantize rows of a weight to 4.5 bits, and write them into a packed one, in place.
+
+    Each group of 16 columns of a row gets a scale and, for each element, the index of a level of linear_table4's table.
+    The scale is fitted: for each of 15 places in the table where the group's largest element (by magnitude) may lie,
+    elements go to the nearest level, and the scale is the one with the least squared error for these levels; the best
+    of the 15 stays. The row's scale is the largest of them divided by 127; the groups' are divided by it and rounded to
+    int8, ties to even; then elements go to the nearest level once more. All of it is in float32 and gives the same bits
+    on every CPU. A row with infinity or NaN in it has the scale NaN and zeros otherwise.
+
+    Args:
+        packed: [panels of 16 rows, k / 64 rounded up, 576] uint8 on the CPU, contiguous, written; other rows stay as
+            they are: calls with different rows may run at the same time.
+        scales: [at least first_row + rows] float32, written.
+        weight: [rows, k] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
+        first_row: Which row of the packed weight the first one becomes.
+
+    Returns:
+        None.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
+        NotImplementedError: For tensors that are not on the CPU.
+
+    Equivalent to:
+        >>> from torch_infini.ops import _table4
+        >>> row = torch.arange(first_row, first_row + weight.shape[0])
+        >>> indices, group_scales, scales[row] = _table4.quantize(weight)
+        >>> _table4.put_rows(packed, row, indices, group_scales)
+
+    Source: Lloyd, Least squares quantization in PCM, IEEE Transactions on Information Theory 28(2), 1982, for the
+        levels; group scales as small integers times a float: Dettmers et al., QLoRA, NeurIPS 2023.
+    """
+    torch.ops.infini.quantize_table4.default(packed, scales, weight, first_row)
+
+
+SPEC = OpSpec(
+    quantize_table4,
+    schema="(Tensor(a!) packed, Tensor(b!) scales, Tensor weight, int first_row=0) -> ()",
+    fake=nothing,
+    contiguous=("packed",),
+    devices=("cpu",),
+)
