@@ -28,7 +28,11 @@ from torch_infini.testing import cpu_capability_set_to, kernel_levels
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "build" / "native"
-SOURCES = ("infiniop.int8_gemm.int8_gemm_dot_cpu", "infiniop.quantized_linear.quantized_x_dot_cpu")
+SOURCES = (
+    "infiniop.int8_gemm.int8_gemm_dot_cpu",
+    "infiniop.linear_table4.linear_table4_dot_cpu",
+    "infiniop.quantized_linear.quantized_x_dot_cpu",
+)
 x86 = pytest.mark.skipif(platform.machine() not in ("x86_64", "AMD64"), reason="the instructions are those of x86-64")
 
 

@@ -41,9 +41,9 @@ def linear_table4(
 
     Equivalent to:
         >>> from torch_infini.ops import _table4
-        >>> x = _table4.quantized_x(x)
-        >>> w = _table4.dequantize(weight, scales, x.shape[-1], x.dtype)
-        >>> y = torch.nn.functional.linear(x, w, bias)
+        >>> w = _table4.dequantize(weight, scales, x.shape[-1])
+        >>> b = None if bias is None else bias.float()
+        >>> y = torch.nn.functional.linear(_table4.quantized_x(x), w, b).to(x.dtype)
 
     Source: Dettmers and Zettlemoyer, The case for 4-bit precision: k-bit Inference Scaling Laws, ICML 2023, for small
         groups and levels by quantiles; the levels here minimise the squared error with fitted scales.

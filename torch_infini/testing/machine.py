@@ -14,7 +14,13 @@ import torch
 from .._library import cpu_capabilities, cpu_capability, set_cpu_capability
 from .._library import emulates_cuda as emulates_cuda
 
-INT8_PRODUCTS = ("linear_int8", "linear_int4", "scaled_mm_int8", "Int8Gemm")  # ops with kernels in *_dot_cpu.cpp files
+INT8_PRODUCTS = (
+    "linear_int8",
+    "linear_int4",
+    "linear_table4",
+    "scaled_mm_int8",
+    "Int8Gemm",
+)  # ops with kernels in *_dot_cpu.cpp files
 
 
 def sanitized() -> bool:
