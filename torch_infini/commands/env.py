@@ -32,6 +32,7 @@ NVIDIA, DEVICE_TYPE_NOT_SUPPORTED = 1, 5  # of csrc/include/infinicore.h
 # Every environment variable that torch_infini reads when it runs.
 VARIABLES = {
     "INFINI_API_KEY": "the key that clients of serve must send; env does not show it",
+    "INFINI_CACHE": "a folder in which models on the CPU are kept as they are when ready, and mapped at the next start",
     "INFINI_CPU_CAPABILITY": f"lowers the CPU kernels' instruction set: {', '.join(CPU_CAPABILITIES)}",
     "INFINI_CPU_STREAMS": "queued: CPU streams queue their work for a thread each; immediate: it is done on return",
     "INFINI_CUDA_PDL": "0: kernels on CUDA are launched one after another, with no programmatic dependent launch",

@@ -32,7 +32,7 @@ from ..nn import (
     SwiGLU,
 )
 from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
-from . import quantized
+from . import cache, quantized
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
@@ -239,7 +239,8 @@ class Llama(nn.Module):
 
         With integer weights every tensor is quantized as it is read: the model in full precision is never held. What
         torch_infini.save_patched wrote as integers is taken as it is, and so are the integers of other libraries
-        (docs/checkpoints.md) that int8 and int4 hold without loss; others are dequantized.
+        (docs/checkpoints.md) that int8 and int4 hold without loss; others are dequantized. On the CPU the finished
+        model is kept in the folder INFINI_CACHE, where that is set, and mapped at the next start (docs/engine.md).
 
         Args:
             folder: A folder or .gguf file on this machine, or "owner/model" of the hub.
@@ -261,6 +262,26 @@ class Llama(nn.Module):
         folder = found_folder(folder)
         if tp_group is not None:
             tp_group.must_agree("the checkpoint", digest_of(folder))
+        settings = {
+            "class": f"{cls.__module__}.{cls.__qualname__}",
+            "weights": weights,
+            "dtype": str(dtype).removeprefix("torch."),
+            "shard": None if tp_group is None else (tp_group.rank, tp_group.size),
+        }
+        build = partial(cls._from_files, folder, weights, dtype, device, progress, tp_group)
+        return cache.load(folder, settings, device, build, lambda *of: cls(of[0], "dense", of[1], "meta", tp_group))
+
+    @classmethod
+    def _from_files(
+        cls,
+        folder: Path,
+        weights: WeightFormat,
+        dtype: torch.dtype | str | None,
+        device: torch.device | str,
+        progress: bool | None,
+        tp_group: TPGroup | None,
+    ) -> Llama:
+        """Read a model folder or GGUF file; as from_pretrained."""
         if quantized.is_foreign(folder):
             return cls._from_foreign(folder, weights, dtype, device, progress, tp_group)
         config = checked_config(folder)

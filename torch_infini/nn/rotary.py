@@ -97,9 +97,9 @@ class RotaryEmbedding(nn.Module):
         self.theta = float(theta)
         self.scaling = dict(scaling or {})
         self.interleaved = interleaved
-        empty = torch.empty(self.max_positions, self.rotated // 2, dtype=dtype, device=device)
-        self.register_buffer("cos", empty, persistent=False)
-        self.register_buffer("sin", torch.empty_like(empty), persistent=False)
+        for name in ("cos", "sin"):  # empty_like on meta would import sympy: 0.3 s
+            table = torch.empty(self.max_positions, self.rotated // 2, dtype=dtype, device=device)
+            self.register_buffer(name, table, persistent=False)
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
