@@ -73,7 +73,7 @@ def load(
     except (OSError, ValueError):
         return build()  # which says what is wrong
     try:
-        hashes = _Hashes(Path(root).expanduser() / "hashes")
+        hashes = _Hashes(Path(os.path.expanduser(root), "hashes"))
         entries = hashes.folder.with_name("models")
         for folder in (hashes.folder, entries):
             folder.mkdir(parents=True, exist_ok=True)
