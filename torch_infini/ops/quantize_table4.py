@@ -42,7 +42,7 @@ def quantize_table4(packed: Tensor, scales: Tensor, weight: Tensor, first_row: i
         >>> _table4.put_rows(packed, row, indices, group_scales)
 
     Source: Lloyd, Least squares quantization in PCM, IEEE Transactions on Information Theory 28(2), 1982, for the
-        levels; group scales as small integers times a float: Dettmers et al., QLoRA, NeurIPS 2023.
+        levels; Dai et al., VS-Quant, MLSys 2021, for group scales as small integers times a float.
     """
     torch.ops.infini.quantize_table4.default(packed, scales, weight, first_row)
 
