@@ -12,8 +12,13 @@ KernelTable<QuantizeArgs> quantize_kernels{"quantize_table4"};
 
 namespace {
 
+// Rows of x from which on tiles are faster than vectors, with the same bits: measured on an Intel Xeon (Sapphire
+// Rapids), one thread, 2048 -> 5632.
+constexpr int64_t kTileRowsFrom = 12;
+
 void run_on_cpu(const ExecutionContext &context, const Args &args) {
-    dot_kernel(context, args);
+    const bool in_tiles = cpu_tiles() != Tiles::kNone && args.y.numel() / args.scales.size(0) >= kTileRowsFrom;
+    in_tiles ? tile_kernel(context, args) : dot_kernel(context, args);
 }
 
 void quantize_on_cpu(const ExecutionContext &context, const QuantizeArgs &args) {

@@ -49,6 +49,7 @@ struct QuantizeArgs {
 void run_quantize(const ExecutionContext &context, const QuantizeArgs &args);
 
 INFINI_DOT_KERNEL(dot_kernel, Args)
+INFINI_TILE_KERNEL(tile_kernel, Args)
 INFINI_CPU_KERNEL(quantize_kernel, QuantizeArgs)
 extern KernelTable<Args> kernels;
 extern KernelTable<QuantizeArgs> quantize_kernels;

@@ -4,24 +4,17 @@
 // sum of a group times its scale, and these over a run, are exact in int32; runs are added in float, in order: a row
 // has the same bits at every level, in any call.
 // Limit: memory bandwidth of the weight's 4.5 bits for up to 4 rows, the multiply-adds of bytes for many.
-#include "bias.h"
 #include "int8_gemm/int8_dots.h"
 #include "linear_table4.h"
-#include "parallel.h"
-#include "quantize_row.h"
-#include "row_iterator.h"
+#include "table4_passes.h"
 
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using namespace linear_table4;
-
 constexpr int64_t kMaxRows = 256; // of x that are quantized at once: with k up to 4096 about 1 MB
 constexpr int64_t kFewRows = kManyRegisters ? 4 : 2;
 constexpr int64_t kTileRows = kManyRegisters ? 8 : 4;
-constexpr int kVectors = kPanel / kLanes; // of a line
 constexpr int kLines = kBlock / 8, kGroupLines = kLines / kBlockGroups;
-constexpr int64_t kRunBlocks = kRun / kBlock;
 constexpr int64_t kAheadBytes = 2048;
 
 // ---- x ----
@@ -326,53 +319,16 @@ void multiply_panels(const Args &a, const QuantizedRows &x, int64_t m, int64_t b
     }
 }
 
-template <typename T> void multiply(const Args &a) {
-    const int64_t k = a.x.size(-1), n = a.scales.size(0), panels = (n + kPanel - 1) / kPanel;
-    const TensorView *const views[] = {&a.x, &a.y};
-    const RowIterator<2> rows(views);
-    const int64_t passes = (rows.count() + kMaxRows - 1) / kMaxRows;
-    const int64_t pass_rows = passes > 0 ? (rows.count() + passes - 1) / passes : 0;
-    int64_t offsets[kMaxRows];
-    const Bias<T> bias(a.bias);
-    for (int64_t begin = 0; begin < rows.count(); begin += pass_rows) {
-        const int64_t left = rows.count() - begin, m = left < pass_rows ? left : pass_rows;
-        QuantizedRows x(m, k);
-        const int64_t work = panels * x.blocks() * kBlockBytes * ((m + 3) / 4);
-        const int64_t threads = parallel_threads(INT64_MAX, work);
-        const int64_t pitch = m > kFewRows ? (m * kPanel * 4 + 63) / 64 * 64 : 0;
-        char *const memory = static_cast<char *>(cpu::scratch(static_cast<size_t>(x.bytes() + threads * pitch)));
-        x.set_memory(memory);
-        parallel_for(m, m * k * static_cast<int64_t>(sizeof(T)), [&](int64_t first, int64_t last) {
-            int64_t row = first;
-            rows.visit(begin + first, begin + last, [&](const int64_t *at) {
-                offsets[row] = at[1];
-                x.set(row++, a.x.as<const T>() + at[0]);
-            });
-        });
-        const auto write = [&](int64_t row, int64_t panel, const VecF *totals) {
-            for (int v = 0; v < kVectors; ++v) {
-                const int64_t column = panel * kPanel + v * kLanes, there = n - column;
-                const auto store_results = [&](auto lanes) {
-                    const VecF value = totals[v] * load_at(a.scales.as<const float>(), column, lanes);
-                    store_at(a.y.as<T>() + offsets[row], column, bias.plus(value, column, lanes), lanes);
-                };
-                if (there >= kLanes) {
-                    store_results(Full{});
-                } else if (there > 0) {
-                    store_results(static_cast<int>(there));
-                }
-            }
-        };
-        parallel_for(panels, work, [&](int64_t first, int64_t last) {
-            multiply_panels(a, x, m, first, last, memory + x.bytes() + omp_get_thread_num() % threads * pitch, write);
-        });
-    }
-}
-
 } // namespace
 } // namespace infini::INFINI_LEVEL
 
 void infini::linear_table4::INFINI_LEVEL::dot_kernel(const Args &args) {
     using namespace infini::INFINI_LEVEL;
-    with_float_type(args.x.dtype, [&](auto type) { multiply<decltype(type)>(args); });
+    with_float_type(args.x.dtype, [&](auto type) {
+        multiply_passes<QuantizedRows, kMaxRows, decltype(type)>(
+            args, [](const QuantizedRows &, int64_t m) { return m > kFewRows ? m * kPanel * 4 : 0; },
+            [&](const QuantizedRows &x, int64_t m, int64_t begin, int64_t end, char *scratch, const auto &output) {
+                multiply_panels(args, x, m, begin, end, scratch, output);
+            });
+    });
 }

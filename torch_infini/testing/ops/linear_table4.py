@@ -54,25 +54,31 @@ def samples(dtype: torch.dtype) -> Iterator[Sample]:
         yield Sample(f"{k} columns", inputs(dtype, 1, k=k, n=19))
     for n in (1, 15, 16, 17, 48, 500):
         yield Sample(f"{n} rows of the weight", inputs(dtype, 1, k=70, n=n, bias=True))
-    for rows in (*range(2, 12), 18, 28):
+    for rows in (*range(2, 12), 16, 17, 28, 31, 32, 33, 47):
         yield Sample(f"{rows} rows", inputs(dtype, rows, k=333, n=61, bias=True))
+    for k in (1, 63, 64, 65, 127, 128, 129, 769, 5125):  # in tile registers too, which take many rows
+        yield Sample(f"33 rows of {k} columns", inputs(dtype, 33, k=k, n=19))
     yield Sample("one dimension", inputs(dtype, k=65, n=33, bias=True))
     yield Sample("four dimensions", inputs(dtype, 2, 3, 5, k=96, n=70))
     yield Sample("no rows", inputs(dtype, 0, k=16, n=8))
     yield Sample("no outputs", inputs(dtype, 4, k=16, n=0))
     yield Sample("no columns", inputs(dtype, 4, k=0, n=20))
     yield Sample("no columns, bias", inputs(dtype, 4, k=0, n=20, bias=True))
-    x, packed, scales, bias = inputs(dtype, 3, k=130, n=200, bias=True)
-    assert bias is not None
-    yield Sample("the first rows of a weight", (x, packed, scales[:50], bias[:50]))
-    yield Sample("largest integers", (torch.full_like(x, -3.0), extreme(packed), scales))
-    yield Sample("x of zeros", (torch.zeros_like(x), packed, scales, bias))
-    for name, value in (("infinity", torch.inf), ("NaN", torch.nan)):
-        broken = x.clone()
-        broken[1, 129] = value
-        yield Sample(f"{name} in x", (broken, packed, scales, bias))
-    yield Sample("several threads", inputs(dtype, 2, k=1024, n=1100, bias=True))
-    yield Sample("more rows than one pass has", inputs(dtype, 270, k=33, n=50, bias=True))
+    for rows in (3, 35):
+        x, packed, scales, bias = inputs(dtype, rows, k=130, n=200, bias=True)
+        assert bias is not None
+        yield Sample(f"{rows} rows, the first of a weight", (x, packed, scales[:50], bias[:50]))
+        for sign, value in (("", -3.0), ("negative ", 3.0)):
+            yield Sample(f"{rows} rows, largest {sign}sums", (torch.full_like(x, value), extreme(packed), scales))
+        yield Sample(f"{rows} rows of zeros", (torch.zeros_like(x), packed, scales, bias))
+        for name, value in (("infinity", torch.inf), ("NaN", torch.nan)):
+            broken = x.clone()
+            broken[1, 129] = value
+            yield Sample(f"{rows} rows, {name} in x", (broken, packed, scales, bias))
+        yield Sample(f"{rows} rows, several threads", inputs(dtype, rows, k=1024, n=1100, bias=True))
+    for rows in (270, 530):
+        yield Sample(f"more rows than one pass has: {rows}", inputs(dtype, rows, k=33, n=50, bias=True))
+    yield Sample("x beyond a cache", inputs(dtype, 290, k=5125, n=33))
 
 
 def extreme(packed: Tensor) -> Tensor:
