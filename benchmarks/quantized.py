@@ -1,4 +1,4 @@
-"""Times linear_int8 and linear_int4 against torch's own weight-only products: results/CPU/quantized.csv.
+"""Times linear_int8, linear_int4 and linear_table4 against torch's own weight-only products: results/CPU/quantized.csv.
 
     python benchmarks/run.py --quantized --threads 1,2
 
@@ -7,8 +7,9 @@ it finds its weight in memory and not in a cache, as a layer of a model does; me
 rival's time over ours: `torch` is _weight_int8pack_mm or _weight_int4pack_mm_for_cpu, `dense` linear in the dtype of x.
 The share is of the bandwidth of that reading, a dot product of two vectors; what has to move is the packed weight with
 its scales and zeros. Groups are of 64. torch's own products are timed for bfloat16 alone: for the other dtypes they
-take 20 to 100 times as long. quantize_x: with int8 x too; then the peak of VNNI's products of bytes, measured before,
-is the limit for many rows (None on machines without VNNI), and quantizing x is in the time.
+take 20 to 100 times as long. quantize_x: with int8 x too, as linear_table4 always has it; then the peak of VNNI's
+products of bytes, measured before, is the limit for many rows (None on machines without VNNI), and quantizing x is in
+the time.
 """
 
 from __future__ import annotations
@@ -25,9 +26,11 @@ from limits import READ_BYTES, measure_peaks, read_once
 from op_cases import info_of, nbytes
 
 from torch_infini import quantize
+from torch_infini.ops import quantize_table4
+from torch_infini.ops._table4 import packed_shape
 from torch_infini.testing.benchmark import Call, seconds
 
-OPS = ("linear_int8", "linear_int4")
+OPS = ("linear_int8", "linear_int4", "linear_table4")
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # (rows, k, n, quantize_x)
 CASES = [
@@ -52,12 +55,19 @@ def contestants(
         calls["torch"] = lambda: torch.ops.aten._weight_int8pack_mm(x, q, own)
         return calls, nbytes(q, scales)
     packed, scales, zeros = quantize.quantize_int4(weight, GROUP)
-    calls["infini"] = lambda: infini(x, packed, scales, zeros, None, quantize_x, out=out)
+    if op == "linear_table4":  # torch's own 4-bit product is the rival of both
+        table4, row_scales = torch.zeros(packed_shape(*weight.shape), dtype=torch.uint8), torch.empty(weight.shape[0])
+        quantize_table4(table4, row_scales, weight)
+        calls["infini"] = lambda: infini(x, table4, row_scales, None, out=out)
+        size = nbytes(table4, row_scales)
+    else:
+        calls["infini"] = lambda: infini(x, packed, scales, zeros, None, quantize_x, out=out)
+        size = nbytes(packed, scales, zeros)
     values = quantize.unpack_int4(packed).int()
     own_packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(values, 1)
     own_scales = torch.stack((scales.t(), zeros.t()), -1).contiguous()
     calls["torch"] = lambda: torch.ops.aten._weight_int4pack_mm_for_cpu(x, own_packed, GROUP, own_scales)
-    return calls, nbytes(packed, scales, zeros)
+    return calls, size
 
 
 def cold_medians(calls: Mapping[str, Call], rounds: int) -> tuple[dict[str, float], float]:
@@ -101,6 +111,8 @@ def cases(options: argparse.Namespace) -> Cases:
         for op, dtype in ((op, dtype) for op in options.ops for dtype in dtypes):
             for case in QUICK if options.quick else CASES:
                 x_rows, k, n, quantize_x = case
+                if op == "linear_table4" and not quantize_x:
+                    continue
                 key = {"op": op, "rows": x_rows, "k": k, "n": n, "dtype": dtype_name(dtype), "threads": threads}
                 yield {**key, "quantize_x": quantize_x}, partial(measure, op, case, dtype, vnni_peak, rounds)
 
