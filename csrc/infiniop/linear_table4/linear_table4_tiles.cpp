@@ -2,8 +2,7 @@
 // magnitude, is 128 * high + low with both in int8, so that two products of tiles give a run's exact sums.
 // A panel's lines are rows of a right operand already. Weights are unpacked in pieces of a panel's k that stay in L1
 // for all rows of a pass; a run's sums are scaled and added in vectors while tiles multiply the next run.
-// Limit: 128 cycles for a run of 32 rows and a panel, half the rate of int8: its 8 products of tiles, and as many for
-// its loads.
+// Limit: 64 cycles for a run of 16 rows and a panel, half the rate of int8: its 4 products of tiles.
 #include "linear_table4.h"
 #include "table4_passes.h"
 #include "tile_registers.h"
@@ -11,52 +10,52 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-constexpr int64_t kMaxRows = 512;           // of x in a pass
-constexpr int64_t kPairRows = 2 * kTmmRows; // of x that are multiplied at once
-constexpr int64_t kPieceRuns = 4;           // that are unpacked at once: 16 KiB
-constexpr int64_t kNearBytes = 1 << 20;     // of x, which stay in L2 while all panels of a strip are multiplied
-constexpr int64_t kStripBytes = 512 << 10;  // of totals beside it, where k is longer
+constexpr int64_t kMaxRows = 512;          // of x in a pass
+constexpr int64_t kPieceRuns = 4;          // that are unpacked at once: 16 KiB
+constexpr int64_t kGroupTiles = 8;         // of x: with their totals they stay in L1 from run to run
+constexpr int64_t kNearBytes = 1 << 20;    // of x, which stay in L2 while all panels of a strip are multiplied
+constexpr int64_t kStripBytes = 256 << 10; // of totals beside it
+constexpr int64_t kMaxStrip = 8;           // panels
 constexpr int kTileVectors = static_cast<int>(kTmmRows) * kVectors;
-static_assert(kPanel == kTmmRows && kBlock == kTmmRowBytes);
+static_assert(kPanel == kTmmRows && kBlock == kTmmRowBytes && kRunBlocks == 2);
 
-// A run of a pair of tiles of x. Beyond k values are 0; where there is no row, only the scale is.
+// A run of 16 rows of x. Beyond k values are 0; where there is no row, only the scale is.
 struct RunOfX {
-    alignas(64) int8_t values[kRunBlocks][2][kTmmRows][kBlock];
-    float scales[kPairRows];
+    alignas(64) int8_t values[kRunBlocks][kTmmRows][kBlock];
+    float scales[kTmmRows];
 };
 
-// m rows of x: the runs of each pair.
+// m rows of x: the tiles of each run.
 class TiledRows {
 public:
     TiledRows(int64_t m, int64_t k)
-        : m_(m), k_(k), pairs_((m + kPairRows - 1) / kPairRows), runs_((k + kRun - 1) / kRun) {}
+        : m_(m), k_(k), tiles_((m + kTmmRows - 1) / kTmmRows), runs_((k + kRun - 1) / kRun) {}
 
     int64_t runs() const { return runs_; }
-    int64_t pairs() const { return pairs_; }
-    int64_t bytes() const { return pairs_ * runs_ * static_cast<int64_t>(sizeof(RunOfX)); }
+    int64_t tiles() const { return tiles_; }
+    int64_t bytes() const { return tiles_ * runs_ * static_cast<int64_t>(sizeof(RunOfX)); }
     void set_memory(void *memory) {
         memory_ = static_cast<RunOfX *>(memory);
-        for (int64_t run = 0; run < (m_ % kPairRows != 0 ? runs_ : 0); ++run) {
-            std::memset(memory_[(pairs_ - 1) * runs_ + run].scales, 0, sizeof memory_->scales);
+        for (int64_t run = 0; run < (m_ % kTmmRows != 0 ? runs_ : 0); ++run) {
+            std::memset(memory_[(run + 1) * tiles_ - 1].scales, 0, sizeof memory_->scales);
         }
     }
-    const RunOfX *pair(int64_t i) const { return memory_ + i * runs_; }
+    const RunOfX &at(int64_t tile, int64_t run) const { return memory_[run * tiles_ + tile]; }
 
     template <typename T> void set(int64_t row, const T *x) const {
-        const int64_t in_pair = row % kPairRows, tile = in_pair / kTmmRows;
         for (int64_t i = 0; i < runs_; ++i) {
-            RunOfX &run = memory_[row / kPairRows * runs_ + i];
-            const int64_t first = i * kRun, left = k_ - first;
+            RunOfX &run = memory_[i * tiles_ + row / kTmmRows];
+            const int64_t first = i * kRun, left = k_ - first, in_tile = row % kTmmRows;
             int8_t q[kRun] = {};
-            run.scales[in_pair] = quantize_row(x + first, left < kRun ? left : kRun, q);
+            run.scales[in_tile] = quantize_row(x + first, left < kRun ? left : kRun, q);
             for (int64_t block = 0; block < kRunBlocks; ++block) {
-                std::memcpy(run.values[block][tile][in_pair % kTmmRows], q + block * kBlock, kBlock);
+                std::memcpy(run.values[block][in_tile], q + block * kBlock, kBlock);
             }
         }
     }
 
 private:
-    int64_t m_, k_, pairs_, runs_;
+    int64_t m_, k_, tiles_, runs_;
     RunOfX *memory_ = nullptr;
 };
 
@@ -106,99 +105,83 @@ inline void unpack(const uint8_t *block, UnpackedBlock &to) {
     }
 }
 
+// Blocks [first, first + count) of a panel; meanwhile those of the next piece, which the prefetchers of the hardware miss
+// behind the products of this one, go to L2.
+inline void unpack_piece(const uint8_t *panel, int64_t blocks, int64_t first, int64_t count, UnpackedBlock *to) {
+    for (int64_t i = first; i < first + count; ++i, ++to) {
+        if (const int64_t next = i + kPieceRuns * kRunBlocks; next < blocks) {
+            for (int64_t byte = 0; byte < kBlockBytes; byte += 64) {
+                __builtin_prefetch(panel + next * kBlockBytes + byte, 0, 2);
+            }
+        }
+        unpack(panel + (i < blocks ? i : blocks - 1) * kBlockBytes, *to); // beyond k x is 0: any weights do
+    }
+}
+
 // ---- products ----
 
 struct Sums {
     VecI high[kTileVectors], low[kTileVectors];
 };
 
-// The sums of a run that are not yet added to the totals of their pair.
+// The sums of a run that are not yet added to the totals of their tile.
 struct Pending {
-    const Sums *sums; // of two tiles
+    const Sums *sums;
     const float *scales;
     VecF *totals;
 
-    // Of the part-th 8 of the pair's rows.
+    // Of the part-th 4 rows.
     INFINI_ALWAYS_INLINE void add(int part) const {
-        constexpr int kRows = static_cast<int>(kPairRows) / 8;
-        const Sums &of_tile = sums[part / 4];
 #pragma GCC unroll 4
-        for (int row = part * kRows; row < (part + 1) * kRows; ++row) {
+        for (int row = part * 4; row < part * 4 + 4; ++row) {
 #pragma GCC unroll 4
-            for (int v = 0; v < kVectors; ++v) {
-                const int at = row % static_cast<int>(kTmmRows) * kVectors + v;
-                const VecI sum = (of_tile.high[at] << 7) + of_tile.low[at];
-                totals[row * kVectors + v] += splat(scales[row]) * __builtin_convertvector(sum, VecF);
+            for (int v = row * kVectors; v < (row + 1) * kVectors; ++v) {
+                const VecI sum = (sums->high[v] << 7) + sums->low[v];
+                totals[v] += splat(scales[row]) * __builtin_convertvector(sum, VecF);
             }
         }
     }
 };
 
-// The sums of a run of kTiles tiles; meanwhile, others are added.
-template <int kTiles>
-INFINI_ALWAYS_INLINE void multiply_run(const RunOfX &x, const UnpackedBlock *weights, Sums *sums,
-                                       const Pending &pending) {
-    tile_zero<0>();
-    tile_zero<1>();
-    if constexpr (kTiles == 2) {
-        tile_zero<2>();
-        tile_zero<3>();
-    }
-#pragma GCC unroll 2
-    for (int block = 0; block < kRunBlocks; ++block) {
-        tile_load<4>(x.values[block][0], kTmmRowBytes);
-        tile_load<6>(weights[block].high, kTmmRowBytes);
-        tile_dot_int8<0, 4, 6>();
-        pending.add(4 * block);
-        tile_load<7>(weights[block].low, kTmmRowBytes);
-        tile_dot_int8<1, 4, 7>();
-        pending.add(4 * block + 1);
-        if constexpr (kTiles == 2) {
-            tile_load<5>(x.values[block][1], kTmmRowBytes);
-            tile_dot_int8<2, 5, 6>();
-        }
-        pending.add(4 * block + 2);
-        if constexpr (kTiles == 2) {
-            tile_dot_int8<3, 5, 7>();
-        }
-        pending.add(4 * block + 3);
-    }
-    tile_store<0>(sums[0].high, kTmmRowBytes);
-    tile_store<1>(sums[0].low, kTmmRowBytes);
-    if constexpr (kTiles == 2) {
-        tile_store<2>(sums[1].high, kTmmRowBytes);
-        tile_store<3>(sums[1].low, kTmmRowBytes);
-    }
-}
-
-// A thread's scratch; the totals of a strip of panels follow, of each the rows of all pairs.
+// A thread's scratch; the totals of a strip of panels follow.
 struct Scratch {
     UnpackedBlock weights[kPieceRuns * kRunBlocks];
-    Sums sums[2][2]; // of a run and the one before it
+    Sums sums[2]; // of a run and the one before it
 };
 
-// totals += the products of a piece of k.
-__attribute__((noinline)) void add_piece(const TiledRows &x, int64_t m, int64_t first, int64_t runs, Scratch &scratch,
-                                         VecF *totals) {
-    std::memset(scratch.sums[1], 0, sizeof scratch.sums[1]);
-    Pending pending{scratch.sums[1], x.pair(0)[first].scales, totals};
+// totals += the products of a piece of k with tiles [begin, end) of x.
+__attribute__((noinline)) void add_piece(const TiledRows &x, int64_t begin, int64_t end, int64_t first, int64_t runs,
+                                         Scratch &scratch, VecF *totals) {
+    std::memset(&scratch.sums[1], 0, sizeof scratch.sums[1]);
+    Pending pending{&scratch.sums[1], x.at(begin, first).scales, totals + begin * kTileVectors};
     int64_t turn = 0;
-    for (int64_t pair = 0; pair < x.pairs(); ++pair, totals += kPairRows * kVectors) {
-        const RunOfX *const of_x = x.pair(pair) + first;
-        const auto multiply_pair = [&](auto tiles) {
-            for (int64_t run = 0; run < runs; ++run, turn ^= 1) {
-                Sums *const sums = scratch.sums[turn];
-                multiply_run<tiles>(of_x[run], scratch.weights + run * kRunBlocks, sums, pending);
-                pending = {sums, of_x[run].scales, totals};
-            }
-        };
-        if (m - pair * kPairRows > kTmmRows) {
-            multiply_pair(std::integral_constant<int, 2>{});
-        } else {
-            multiply_pair(std::integral_constant<int, 1>{});
+    for (int64_t run = 0; run < runs; ++run) {
+        const UnpackedBlock *const weights = scratch.weights + run * kRunBlocks;
+        tile_load<4>(weights[0].high, kTmmRowBytes);
+        tile_load<5>(weights[0].low, kTmmRowBytes);
+        tile_load<6>(weights[1].high, kTmmRowBytes);
+        tile_load<7>(weights[1].low, kTmmRowBytes);
+        for (int64_t tile = begin; tile < end; ++tile, turn ^= 1) {
+            const RunOfX &of_x = x.at(tile, first + run);
+            Sums &sums = scratch.sums[turn];
+            tile_zero<0>();
+            tile_zero<1>();
+            tile_load<2>(of_x.values[0], kTmmRowBytes);
+            tile_dot_int8<0, 2, 4>();
+            pending.add(0);
+            tile_dot_int8<1, 2, 5>();
+            tile_load<3>(of_x.values[1], kTmmRowBytes);
+            pending.add(1);
+            tile_dot_int8<0, 3, 6>();
+            pending.add(2);
+            tile_dot_int8<1, 3, 7>();
+            pending.add(3);
+            tile_store<0>(sums.high, kTmmRowBytes);
+            tile_store<1>(sums.low, kTmmRowBytes);
+            pending = {&sums, of_x.scales, totals + tile * kTileVectors};
         }
     }
-    for (int part = 0; part < 8; ++part) {
+    for (int part = 0; part < 4; ++part) {
         pending.add(part);
     }
 }
@@ -207,11 +190,11 @@ __attribute__((noinline)) void add_piece(const TiledRows &x, int64_t m, int64_t 
 struct Split {
     int64_t stretch, strip, total_bytes; // in runs; in panels; of a panel
 
-    explicit Split(const TiledRows &x) : total_bytes(x.pairs() * kPairRows * kPanel * 4) {
-        const int64_t most = kNearBytes / (x.pairs() * static_cast<int64_t>(sizeof(RunOfX)));
+    explicit Split(const TiledRows &x) : total_bytes(x.tiles() * kTmmRows * kPanel * 4) {
+        const int64_t most = kNearBytes / (x.tiles() * static_cast<int64_t>(sizeof(RunOfX)));
         const int64_t parts = (x.runs() + most - 1) / most;
         stretch = parts > 1 ? ((x.runs() + parts - 1) / parts + kPieceRuns - 1) / kPieceRuns * kPieceRuns : x.runs();
-        strip = parts > 1 ? kStripBytes / total_bytes : 1;
+        strip = kStripBytes / total_bytes < kMaxStrip ? kStripBytes / total_bytes : kMaxStrip;
     }
 };
 
@@ -233,17 +216,16 @@ void multiply_panels(const Args &a, const TiledRows &x, int64_t m, int64_t begin
                 const uint8_t *const data = a.weight.as<const uint8_t>() + (first + panel) * blocks * kBlockBytes;
                 for (int64_t run = stretch; run < stretch_end; run += kPieceRuns) {
                     const int64_t runs = stretch_end - run < kPieceRuns ? stretch_end - run : kPieceRuns;
-                    for (int64_t block = 0; block < runs * kRunBlocks; ++block) {
-                        const int64_t there = run * kRunBlocks + block;
-                        // Beyond k x is 0: any weights do.
-                        unpack(data + (there < blocks ? there : blocks - 1) * kBlockBytes, scratch.weights[block]);
+                    unpack_piece(data, blocks, run * kRunBlocks, runs * kRunBlocks, scratch.weights);
+                    for (int64_t tile = 0; tile < x.tiles(); tile += kGroupTiles) {
+                        const int64_t last = tile + kGroupTiles < x.tiles() ? tile + kGroupTiles : x.tiles();
+                        add_piece(x, tile, last, run, runs, scratch, totals_of(panel));
                     }
-                    add_piece(x, m, run, runs, scratch, totals_of(panel));
                 }
             }
         }
-        for (int64_t panel = 0; panel < panels; ++panel) {
-            for (int64_t row = 0; row < m; ++row) {
+        for (int64_t row = 0; row < m; ++row) { // a row's results lie together
+            for (int64_t panel = 0; panel < panels; ++panel) {
                 output(row, first + panel, totals_of(panel) + row * kVectors);
             }
         }
