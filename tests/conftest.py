@@ -121,3 +121,19 @@ def no_graphs_left() -> Iterator[None]:
     """Graphs that a test compiled, and the hooks that they hold, end with it."""
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def weights(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str | None:
+    """What models take for the parameter: a format of torch_infini.weights, which is the best one then; or as it is."""
+    from torch_infini.weights import FORMATS
+
+    format = FORMATS.get(request.param)
+    if format is None:
+        return request.param
+    for other in FORMATS.values():
+        if other is not format and other.serves == format.serves:
+            monkeypatch.setattr(other, "serves_on", lambda device: False)
+    if not format.serves_on(torch.device("cpu")):
+        pytest.skip(f"there are no kernels of {format.name}")
+    return format.serves

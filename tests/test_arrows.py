@@ -39,19 +39,32 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": BASE | {"ops"},
     "device": BASE | {"ops", "runtime"},
     "distributed": BASE | {"libinfiniccl"},
-    "nn": BASE | {"quantize", "ops", "distributed"},
+    "weights": BASE | {"quantize", "ops"},
+    "nn": BASE | {"quantize", "ops", "weights", "distributed"},
     "checkpoints": BASE | {"quantize", "ops"},
-    "models": BASE | {"quantize", "ops", "distributed", "nn", "checkpoints"},
+    "models": BASE | {"quantize", "ops", "weights", "distributed", "nn", "checkpoints"},
     "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "checkpoints"},
     "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
     "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore", "serve"},
-    "patch": BASE | {"_products", "quantize", "ops", "distributed", "checkpoints"},
+    "patch": BASE | {"_products", "quantize", "ops", "weights", "distributed", "checkpoints"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops", "runtime"},
     "demo": set(),
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
-    | {"_attention", "_products", "quantize", "ops", "runtime", "distributed", "engine", "serve", "patch", "demo"}
+    | {
+        "_attention",
+        "_products",
+        "quantize",
+        "ops",
+        "weights",
+        "runtime",
+        "distributed",
+        "engine",
+        "serve",
+        "patch",
+        "demo",
+    }
     | {"compat", "device", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
@@ -59,7 +72,7 @@ ALLOWED: dict[str, set[str]] = {
     # The package itself.
     PACKAGE: BASE
     | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
-    | {"checkpoints", "patch", "compile", "demo", "compat"},
+    | {"weights", "checkpoints", "patch", "compile", "demo", "compat"},
 }
 # (importing module, room): the reason. Imports inside functions and for type checkers only.
 EXCEPTIONS = {
@@ -77,6 +90,7 @@ PRIVATE = {
     ("testing.ops.linear_table4", "ops._table4"),
     ("testing.ops.pack_linear", "ops._packed"),
     ("testing.ops.quantize_table4", "ops._table4"),
+    ("weights.table4", "ops._table4"),
 }
 # Cycles between modules of a package that are there today: the modules of each.
 CYCLES = [

@@ -127,7 +127,7 @@ def test_which_models_pack() -> None:
     assert fastest("int8", BF16, "cpu") == "int8"
     with cpu_capability_set_to(torch_infini.cpu_capabilities()[0]):
         assert fastest("dense", BF16, "cpu") == "dense"
-    with pytest.raises(ValueError, match=r"weights must be 'dense', 'int8' or 'int4', got 'packed'$"):
+    with pytest.raises(ValueError, match=r"weights must be one of 'dense', 'int4', 'int8', got 'packed'$"):
         fastest("packed", BF16, "cpu")  # type: ignore[arg-type]
 
 

@@ -24,6 +24,7 @@ from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama, cache
 from torch_infini.nn import Batch
 from torch_infini.testing.checkpoints import random_model
+from torch_infini.weights import best
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -138,7 +139,7 @@ def assert_same(mapped: Llama, built: Llama) -> None:
     assert torch.equal(logits(mapped), logits(built))
 
 
-@pytest.mark.parametrize("weights", ["dense", "packed", "int8", "int4"])
+@pytest.mark.parametrize("weights", ["dense", "packed", "int8", "int4", "table4"], indirect=True)
 @pytest.mark.parametrize("name", ["llama", "llama-biases-tied", "qwen3", "mistral", "llama3"])
 def test_bits(
     name: str, weights: Any, tmp_path: Path, root: Path, builds: list[Llama], monkeypatch: pytest.MonkeyPatch
@@ -151,7 +152,7 @@ def test_bits(
     built = read(tmp_path / "model", asked)
     mapped = read(tmp_path / "model", asked)
     assert builds == [built] and len(entries(root)) == 1
-    assert mapped.layers[0].mlp.down.format == weights
+    assert mapped.layers[0].mlp.down.format == (best(weights, "cpu").name if asked == weights != "dense" else weights)
     assert mapped.shares_embedding == (name == "llama-biases-tied" and asked == "dense")
     assert_same(mapped, built)
 

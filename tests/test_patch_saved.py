@@ -23,12 +23,14 @@ from torch_infini import LLM, SamplingParams, quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
 from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import calls, close, greedy, logits, tiny, tokens
+from torch_infini.weights import FORMATS, best
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
-WEIGHTS = pytest.mark.parametrize("weights", [None, "int8", "int4"])
+WEIGHTS = pytest.mark.parametrize("weights", [None, "int8", "int4", "table4"], indirect=True)
+INTEGERS = pytest.mark.parametrize("weights", ["int8", "int4", "table4"], indirect=True)
 DEMO = Path(torch_infini.__file__).parent / "demo" / "model"
 
 
@@ -82,7 +84,7 @@ def test_auto_model(tmp_path: Path, weights: str | None, dtype: torch.dtype, tie
             unpatch_model(loaded)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@INTEGERS
 def test_auto_model_in_another_dtype(tmp_path: Path, weights: str) -> None:
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
@@ -92,7 +94,7 @@ def test_auto_model_in_another_dtype(tmp_path: Path, weights: str) -> None:
     assert torch.equal(logits(loaded, ids), logits(model.bfloat16(), ids))
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@INTEGERS
 def test_without_torch_infini(tmp_path: Path, weights: str) -> None:
     """transformers alone opens no model with random weights where there are integers."""
     model = small()
@@ -174,6 +176,7 @@ def test_llm(tmp_path: Path, weights: str | None, tied: bool, skip: tuple[str, .
     save_patched(model, tmp_path)
     for name in ("quantize_int8", "quantize_int4"):
         monkeypatch.setattr(quantize, name, lambda *args, **kwargs: pytest.fail("nothing may be quantized anew"))
+    monkeypatch.setattr(type(FORMATS["table4"]), "quantize", lambda *args: pytest.fail("nothing may be quantized anew"))
     assert made_by_llm(tmp_path, ids) == greedy(model, ids)[0, ids.shape[1] :].tolist()
 
 
@@ -194,7 +197,7 @@ def test_llm_families(tmp_path: Path, weights: str | None, name: str) -> None:
     assert made_by_llm(tmp_path, ids) == greedy(model, ids)[0, ids.shape[1] :].tolist()
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@INTEGERS
 def test_llm_takes_the_same_numbers(tmp_path: Path, weights: str) -> None:
     """Every row of every layer, from the file to the Linear that holds several projections."""
     model = small()
@@ -210,7 +213,7 @@ def test_llm_takes_the_same_numbers(tmp_path: Path, weights: str) -> None:
         for part, linears in groups.items():
             for linear, names in linears.items():
                 modules = [theirs.get_submodule(f"{part}.{name}") for name in names]
-                assert linear.format == weights
+                assert linear.format == best(weights, "cpu").name
                 for mine, buffer in (("weight", "integers"), ("scales", "scales"), ("zeros", "zeros")):
                     if getattr(linear, mine) is not None:
                         stored = torch.cat([module._buffers[f"weight_{buffer}"] for module in modules])
@@ -234,8 +237,12 @@ def test_llm_errors(tmp_path: Path) -> None:
     for name, layer, message in (
         ("model.layers.9.mlp.up_proj", {"format": "int8", "group": 0}, "must name linear layers of the model, got"),
         ("lm_head", {"format": "int4", "group": 64}, "lm_head must be stored as int8, got int4"),
-        ("lm_head", {"format": "int8"}, "must have format int8 and group 0, or int4 and 32 or 64"),
-        ("lm_head", 5, "must have format int8 and group 0, or int4 and 32 or 64"),
+        (
+            "lm_head",
+            {"format": "int8"},
+            "must have .*, or format int4 and group 64, .*, or format int8 and group 0, for",
+        ),
+        ("lm_head", 5, "must have format table4 and group 0, or"),
     ):
         changed = json.loads(json.dumps(config))
         changed["quantization_config"]["quantised"][name] = layer
@@ -250,7 +257,7 @@ def test_llm_errors(tmp_path: Path) -> None:
         LLM(tmp_path, progress=False)
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@INTEGERS
 def test_llm_of_ranks(tmp_path: Path, weights: str) -> None:
     """Each rank's part of the integers is a rectangle of those in the file."""
     from torch_infini.distributed import TPGroup
@@ -264,7 +271,7 @@ def test_llm_of_ranks(tmp_path: Path, weights: str) -> None:
     stored, config = stored_layers(tmp_path), LlamaConfig.from_pretrained(tmp_path)
     down, gate_up = [], []
     for rank in range(2):
-        part = Llama(config, weights, torch.float32, tp_group=TPGroup(rank, 2, 0))
+        part = Llama(config, best(weights, "cpu").name, torch.float32, tp_group=TPGroup(rank, 2, 0))
         load_checkpoint(tmp_path, part.slots(stored), lambda name: True, False)
         down.append(part.layers[1].mlp.down)
         gate_up.append(part.layers[1].mlp.gate_up)
@@ -272,7 +279,7 @@ def test_llm_of_ranks(tmp_path: Path, weights: str) -> None:
     assert torch.equal(torch.cat([linear.weight for linear in down], 1), mlp.down.weight)
     halves = [linear.weight.chunk(2) for linear in gate_up]
     assert torch.equal(torch.cat([*(gate for gate, _ in halves), *(up for _, up in halves)]), mlp.gate_up.weight)
-    if weights == "int4":
+    if mlp.down.zeros is not None:
         assert torch.equal(torch.cat([linear.scales for linear in down], 1), mlp.down.scales)
         assert torch.equal(torch.cat([linear.zeros for linear in down], 1), mlp.down.zeros)
     else:
@@ -515,7 +522,11 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
         "quantised['model.norm'] in torch_infini.json must name a torch.nn.Linear of the model, got a LlamaRMSNorm",
     ),
     "quantised text": (both("quantised", UP, to="int4"), WRONG, f"quantised['{UP}'] in torch_infini.json must be an"),
-    "int2": (both("quantised", UP, to={"format": "int2", "group": 64}), WRONG, "with format 'int8' or 'int4'"),
+    "int2": (
+        both("quantised", UP, to={"format": "int2", "group": 64}),
+        WRONG,
+        "with format 'table4' or 'int4' or 'int8'",
+    ),
     **{
         f"group {group}": (
             both("quantised", UP, "group", to=group),
@@ -618,9 +629,12 @@ class OnlySmall(TorchDispatchMode):
 
 @pytest.fixture(scope="module")
 def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """With groups of int4, the format that has most to be checked."""
     folder = tmp_path_factory.mktemp("saved")
     model = small()
-    patch_model(model, weights="int4")
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(FORMATS["table4"], "serves_on", lambda device: False)
+        patch_model(model, weights="int4")
     save_patched(model, folder)
     return folder
 
@@ -637,6 +651,31 @@ def test_tampered(good: Path, tmp_path: Path, name: str) -> None:
     assert type(caught.value) is error
     said = str(caught.value)
     assert said.startswith("torch_infini.load_patched: ") and message in said and "\n" not in said
+
+
+TAMPERED_TABLE4: dict[str, tuple[Change, str]] = {
+    "group": (both("quantised", UP, "group", to=64), "must have group 0 for table4, got 64"),
+    "as int4": (both("quantised", UP, to={"format": "int4", "group": 64}), f"{UP}.weight_zeros is missing"),
+    "panels": (
+        tensor(f"{UP}.weight_integers", torch.zeros(7, 1, 576, dtype=torch.uint8)),
+        f"{UP}.weight_integers has shape [7, 1, 576], wanted [8, 1, 576]",
+    ),
+    "rows": (tensor(f"{UP}.weight_scales", torch.ones(127)), f"{UP}.weight_scales has shape [127], wanted [128]"),
+    "no scales": (tensor(f"{UP}.weight_scales", None), f"{UP}.weight_scales is missing"),
+}
+
+
+@pytest.mark.parametrize("weights", ["table4"], indirect=True)
+@pytest.mark.parametrize("name", TAMPERED_TABLE4)
+def test_tampered_table4(weights: str, name: str, tmp_path: Path) -> None:
+    model = small()
+    patch_model(model, weights=weights)
+    save_patched(model, tmp_path)
+    change, message = TAMPERED_TABLE4[name]
+    change(tmp_path)
+    with pytest.raises(ValueError, match=r"^torch_infini.load_patched: ") as caught, OnlySmall():
+        load_patched(tmp_path)
+    assert message in str(caught.value) and "\n" not in str(caught.value)
 
 
 def test_not_tampered(good: Path) -> None:

@@ -16,6 +16,7 @@ from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
 from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import SMALL, cast, random_model
+from torch_infini.weights import FORMATS, best
 
 TOKENS = 20
 # Relative, of the logits of a float32 model of SMALL's sizes that adds up in another order.
@@ -137,6 +138,13 @@ def reported(
     return ops(report), reasons(report), error
 
 
+def reported_with_groups(folder: Path) -> tuple[dict[str, str], dict[str, str], float]:
+    """The same with int4's groups."""
+    with pytest.MonkeyPatch.context() as patching:
+        patching.setattr(FORMATS["table4"], "serves_on", lambda device: False)
+        return reported(folder, "auto", True, {"weights": "int4"})
+
+
 def disagree(folder: Path) -> tuple[str, list[str], bool]:
     model = load(folder)
     before = greedy(model)
@@ -215,13 +223,14 @@ def test_half_precision(ranks: Ranks, dtype: torch.dtype, tmp_path: Path) -> Non
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 def test_integers(ranks: Ranks, weights: str, tmp_path: Path) -> None:
     random_model("llama-biases-tied", intermediate_size=192).save_pretrained(tmp_path)
+    op = f"linear_{best(weights, 'cpu').name}"
     first, second = ranks.run(integers, tmp_path, weights)
     for served, left, before, after, errors, sentence in (first, second):
         assert not left
         assert served == LLAMA | {
-            **{f"model.layers.*.{name}": f"linear_{weights}" for name in LINEARS},
-            "model.layers.*.self_attn.o_proj": f"linear_{weights}, all_reduce",
-            "model.layers.*.mlp.down_proj": f"linear_{weights}, all_reduce",
+            **{f"model.layers.*.{name}": op for name in LINEARS},
+            "model.layers.*.self_attn.o_proj": f"{op}, all_reduce",
+            "model.layers.*.mlp.down_proj": f"{op}, all_reduce",
             "lm_head": "linear_int8, all_gather",
         }
         assert len(errors) == 7 * SMALL["num_hidden_layers"] + 1
@@ -236,8 +245,8 @@ def test_integers(ranks: Ranks, weights: str, tmp_path: Path) -> None:
 
 def test_rows_that_no_group_fits(ranks: Ranks, tmp_path: Path) -> None:
     random_model("llama").save_pretrained(tmp_path)  # its MLP has 96 columns
-    for served, left, error in ranks.run(reported, tmp_path, "auto", True, {"weights": "int4"}):
-        sentence = "its rows of 48 of each of 2 ranks are no multiple of 32, int4's smallest group"
+    for served, left, error in ranks.run(reported_with_groups, tmp_path):
+        sentence = "its rows of each of 2 ranks must be a multiple of 32, int4's smallest group, got 48"
         assert left == {"model.layers.*.mlp.down_proj": sentence}
         assert served["model.layers.*.mlp.gate_proj"] == "linear_int4"
         assert error < 0.4

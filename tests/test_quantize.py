@@ -284,9 +284,11 @@ def test_layers_of_the_engine_promise_bits_by_row(monkeypatch: pytest.MonkeyPatc
     from torch_infini.nn import Linear
 
     calls = []
-    monkeypatch.setattr(
-        "torch_infini.nn.linear.quantizes_x", lambda *args, **kwargs: calls.append((args[1], kwargs)) or False
-    )
+    for bits in (8, 4):
+        monkeypatch.setattr(
+            f"torch_infini.weights.int{bits}.quantizes_x",
+            lambda *args, **kwargs: calls.append((args[1], kwargs)) or False,
+        )
     for bits in (8, 4):
         layer = Linear(64, 3, format=f"int{bits}")
         layer.load(torch.randn(3, 64))

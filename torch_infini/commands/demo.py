@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from ..weights import served
+
 HELP = "generate with a small LLaMA, unpatched and patched, and compare texts and speeds"
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -15,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", default="A class definition", help="the text to continue")
     parser.add_argument(
-        "--weights", choices=("int8", "int4"), help="quantize the linear layers of the patched model (default: no)"
+        "--weights", choices=served(), help="quantize the linear layers of the patched model (default: no)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="tokens to generate (default: 96)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what to compute in (default: float32)")

@@ -18,7 +18,6 @@ from ..checkpoints import has_gguf_tokenizer
 from ..distributed import init_tp_group
 from ..models import Llama
 from ..models.llama import checked_config, found_folder
-from ..nn import WeightFormat
 from .config import EngineConfig
 from .defaults import sampling_defaults
 from .engine import Engine, Prompt, described
@@ -72,7 +71,7 @@ class LLM:
         self,
         model: str | Path | Llama,
         *,
-        weights: WeightFormat = "dense",
+        weights: str = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         tokenizer: PreTrainedTokenizerBase | None = None,

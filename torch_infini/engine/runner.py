@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..distributed import TPGroup, Workers
 from ..models import Llama
-from ..nn import Batch, KVCache, WeightFormat
+from ..nn import Batch, KVCache
 from .decode import DecodeSteps
 
 
@@ -154,8 +154,6 @@ class Worker:
         self._runner.run(chunks, copies)
 
 
-def make_worker(
-    tp_group: TPGroup, folder: Path, weights: WeightFormat, dtype: torch.dtype | str | None, device: str
-) -> Worker:
+def make_worker(tp_group: TPGroup, folder: Path, weights: str, dtype: torch.dtype | str | None, device: str) -> Worker:
     """Make a Worker whose shard is read from a model folder by Llama.from_pretrained."""
     return Worker(Llama.from_pretrained(folder, weights, dtype, device, False, tp_group))

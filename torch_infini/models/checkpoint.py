@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import json
+import math
 import os
 import sys
 import time
@@ -23,7 +24,7 @@ from torch import Tensor
 
 from .._devices import on_cpu
 from .._dtypes import SAFETENSORS_DTYPES
-from ..nn import WeightFormat
+from ..weights import FORMATS
 from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
@@ -41,7 +42,7 @@ _MOST_READERS = 8  # not tuned: measured with two cores only
 
 
 class Part(NamedTuple):
-    """A rectangle of a tensor: rows (of the first dimension), and columns if it is a matrix."""
+    """A part of a tensor: of its first dimension (rows), and of its second one (columns) if it has one."""
 
     first_row: int
     rows: int
@@ -237,8 +238,9 @@ class _File:
         pitch = (end - begin) // max(whole[0], 1)
         shape, row_bytes = whole[1:], pitch
         if part.columns is not None:
-            shape, row_bytes = (part.columns,), part.columns * dtype.itemsize
-        begin += self._data + part.first_row * pitch + part.first_column * dtype.itemsize
+            shape = (part.columns, *whole[2:])
+            row_bytes = math.prod(shape) * dtype.itemsize
+        begin += self._data + part.first_row * pitch + part.first_column * math.prod(whole[2:]) * dtype.itemsize
         step = _rows_in(_PIECE, row_bytes)
         for first in range(0, part.rows, step):
             count = min(step, part.rows - first)
@@ -343,13 +345,10 @@ def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> Non
 
 
 class Stored(NamedTuple):
-    """The format in which a checkpoint stores a linear layer, and int4's group size (0 for int8)."""
+    """The format in which a checkpoint stores a linear layer, and its group size (0 where a format has one only)."""
 
-    format: WeightFormat
+    format: str
     group: int
-
-
-_STORED = (Stored("int8", 0), Stored("int4", 32), Stored("int4", 64))
 
 
 def stored_layers(folder: str | Path) -> dict[str, Stored]:
@@ -364,12 +363,13 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
     layers = entry.get("quantised")  # the spelling of the format
     stored: dict[str, Stored] = {}
     for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
-        kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else layer
-        found = next((known for known in _STORED if known == kind), None)
-        if found is None:
+        kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else None
+        known = [Stored(one.name, group) for one in FORMATS.values() for group in one.groups]
+        if kind not in known:
+            rule = ", or ".join(f"format {one.format} and group {one.group}" for one in known)
             raise ValueError(
-                f"{_NAME}: quantization_config.quantised in {folder}/config.json must have format int8 and group 0, or "
-                f"int4 and 32 or 64, for each layer, got {layer!r} for {name!r}"
+                f"{_NAME}: quantization_config.quantised in {folder}/config.json must have {rule}, for each layer, got "
+                f"{layer!r} for {name!r}"
             )
-        stored[name] = found
+        stored[name] = known[known.index(kind)]
     return stored

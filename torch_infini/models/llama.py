@@ -31,7 +31,8 @@ from ..nn import (
     RotaryEmbedding,
     SwiGLU,
 )
-from ..nn.linear import LinearFormat, WeightFormat, fastest, int4_group, rows_of
+from ..nn.linear import fastest, rows_of
+from ..weights import FORMATS, Format, Kind
 from . import cache, quantized
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
@@ -46,8 +47,8 @@ class Llama(nn.Module):
 
     Args:
         config: The sizes and settings.
-        weights: Format of the linear layers, as in torch_infini.nn.Linear. With "int4" the head is int8: its error goes
-            into every logit, and it is a small part of most models. A tied head is dense where they are "packed".
+        weights: Format of the linear layers, as in torch_infini.nn.Linear. With integers the head is int8: its error
+            goes into every logit, and it is a small part of most models. A tied head is dense where they are "packed".
         dtype: Of activations, and of dense weights; None: the config's, or float32.
         device: Where the model is.
         tp_group: The group that shards the model; None: the whole model is here. Heads, the MLP's columns and the
@@ -72,7 +73,7 @@ class Llama(nn.Module):
     def __init__(
         self,
         config: LlamaConfig,
-        weights: LinearFormat = "dense",
+        weights: str = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         tp_group: TPGroup | None = None,
@@ -109,9 +110,7 @@ class Llama(nn.Module):
         self.embed = Embedding(config.vocab_size, size, dtype, device, tp_group)
         self.layers = DecoderLayers(layer(window) for window in config.windows)
         self.norm = norm()
-        head_format: LinearFormat = (
-            "int8" if weights in ("int8", "int4") else "dense" if config.tie_word_embeddings else weights
-        )
+        head_format: str = "int8" if weights in FORMATS else "dense" if config.tie_word_embeddings else weights
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
@@ -229,7 +228,7 @@ class Llama(nn.Module):
     def from_pretrained(
         cls,
         folder: str | Path,
-        weights: WeightFormat = "dense",
+        weights: str = "dense",
         dtype: torch.dtype | str | None = None,
         device: torch.device | str = "cpu",
         progress: bool | None = None,
@@ -275,7 +274,7 @@ class Llama(nn.Module):
     def _from_files(
         cls,
         folder: Path,
-        weights: WeightFormat,
+        weights: str,
         dtype: torch.dtype | str | None,
         device: torch.device | str,
         progress: bool | None,
@@ -292,7 +291,8 @@ class Llama(nn.Module):
             kinds = {format for name, format in formats.items() if name != "lm_head"}
             # If all layers have one format, none is made twice; int4 models have an int8 head.
             weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"
-        model = cls(config, fastest(weights, dtype, device), dtype, device, tp_group)
+        format = weights if stored and weights != "dense" else fastest(weights, dtype, device)
+        model = cls(config, format, dtype, device, tp_group)
         if stored:
             model._set_formats(stored, formats, dtype, device)
         load_checkpoint(folder, model.slots(stored), partial(_is_known, config, stored), progress)
@@ -302,7 +302,7 @@ class Llama(nn.Module):
     def _from_foreign(
         cls,
         path: Path,
-        weights: WeightFormat,
+        weights: str,
         dtype: torch.dtype | str | None,
         device: torch.device | str,
         progress: bool | None,
@@ -327,7 +327,7 @@ class Llama(nn.Module):
     def _set_formats(
         self,
         stored: Mapping[str, Stored],
-        formats: Mapping[str, WeightFormat],
+        formats: Mapping[str, str],
         dtype: torch.dtype,
         device: torch.device | str,
     ) -> None:
@@ -349,10 +349,10 @@ class Llama(nn.Module):
                 if wanted not in ("dense", old.format):
                     sizes = old.in_features, old.out_features, old.bias is not None
                     setattr(parent, name, Linear(*sizes, wanted, dtype, device))
-                if wanted == "int4" and int4_group(old.in_features) != stored[parts].group:
+                if wanted != "dense" and (group := FORMATS[wanted].group(old.in_features)) != stored[parts].group:
                     raise ValueError(
-                        f"torch_infini.models.Llama: groups of int4 must be those of the checkpoint, "
-                        f"{stored[parts].group} in {parts}, got {int4_group(old.in_features)} for the "
+                        f"torch_infini.models.Llama: groups of {wanted} must be those of the checkpoint, "
+                        f"{stored[parts].group} in {parts}, got {group} for the "
                         f"{old.in_features} columns of each rank: use another tensor_parallel"
                     )
         if formats["lm_head"] not in ("dense", self.head.format):
@@ -398,14 +398,17 @@ def checked_config(folder: str | Path) -> LlamaConfig:
         for name, kind in integers.items():
             dense = name.removesuffix("_integers")
             rows, columns = wanted.pop(dense, None) or tied[dense]
-            wanted[name] = (rows, columns // 2 if kind.format == "int4" else columns)
+            wanted[name] = FORMATS[kind.format].kinds(rows, columns, kind.group, torch.float32)["weight"].shape
         return wanted
 
     def is_known(name: str) -> bool:
         beside = name.removesuffix("_scales").removesuffix("_zeros").removesuffix(".weight")
         return beside in stored or _is_known(config, stored, name)
 
-    dtypes = {name: torch.uint8 if kind.format == "int4" else torch.int8 for name, kind in integers.items()}
+    dtypes = {
+        name: FORMATS[kind.format].kinds(1, kind.group or 1, kind.group, torch.float32)["weight"].dtype
+        for name, kind in integers.items()
+    }
     check_sizes(folder, config.num_hidden_layers, shapes, is_known, dtypes)
     return config
 
@@ -510,8 +513,8 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     return slot._replace(place=None, load=load_both)
 
 
-def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightFormat) -> dict[str, WeightFormat]:
-    """The format of each layer of a model whose checkpoint has integers: "dense", "int8" or "int4", by its name.
+def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) -> dict[str, str]:
+    """The format of each layer of a model whose checkpoint has integers, or "dense", by its name.
 
     Raises:
         ValueError: If another format is asked for, or layers that are one here are stored in different ones.
@@ -521,7 +524,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
         attention, mlp = f"model.layers.{i}.self_attn.", f"model.layers.{i}.mlp."
         groups += [(f"{attention}q_proj", f"{attention}k_proj", f"{attention}v_proj"), (f"{attention}o_proj",)]
         groups += [(f"{mlp}gate_proj", f"{mlp}up_proj"), (f"{mlp}down_proj",)]
-    formats: dict[str, WeightFormat] = {}
+    formats: dict[str, str] = {}
     for names in groups:
         kinds = {stored.get(name, Stored("dense", 0)) for name in names}
         if len(kinds) > 1:
@@ -537,45 +540,63 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: WeightF
             f"{', '.join(unknown[:5])}"
         )
     of_layers = {format for name, format in formats.items() if name != "lm_head"}
-    if formats["lm_head"] == "int4":
-        raise ValueError("torch_infini.models.Llama: lm_head must be stored as int8, got int4")
-    if weights not in ("dense", *of_layers):
+    if formats["lm_head"] not in ("dense", "int8"):
+        raise ValueError(f"torch_infini.models.Llama: lm_head must be stored as int8, got {formats['lm_head']}")
+    wanted = {"dense" if format == "dense" else FORMATS[format].serves for format in of_layers}
+    if weights not in ("dense", *wanted):
         raise ValueError(
             "torch_infini.models.Llama: weights must be left out for a checkpoint of integers, or be its format "
-            f"({', '.join(sorted(of_layers))}), got {weights!r}"
+            f"({', '.join(sorted(wanted))}), got {weights!r}"
         )
     return formats
 
 
 def _of_integers(
-    name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, kind: Stored
+    name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, stored: Stored
 ) -> dict[str, Slot]:
-    """The integers, scales and zeros of a projection, which are the Linear's rows from `first` on."""
-    rows = slice(first, first + shard.number)
+    """The tensors of a quantized projection, which are the Linear's rows from `first` on."""
+    if linear.format != stored.format:
+        raise ValueError(
+            f"torch_infini.models.Llama: the format of {name} must be the checkpoint's, {stored.format}, got "
+            f"{linear.format}"
+        )
+    format = FORMATS[stored.format]
+    kinds = format.kinds(shard.whole, columns.whole, stored.group, linear.dtype)
 
-    def slot(data: Tensor, numbers: int, dtype: torch.dtype | None = None) -> Slot:
-        """A tensor with an element for so many numbers of a row."""
-        whole, begin, count = (n // numbers for n in columns)
-        if columns.first % numbers or columns.number % numbers:
-            raise ValueError(
-                f"torch_infini.models.Llama: ranks must not cut the groups of {kind.group} numbers of {name}, got "
-                f"{columns.number} columns of each: use another tensor_parallel"
-            )
-        part = Part(shard.first, shard.number, begin, count)
-        return _of_rows(data, shard)._replace(shape=(shard.whole, whole), part=part, dtype=dtype)
+    def slot(data: Tensor, kind: Kind) -> Slot:
+        """Of one tensor. Rows that the file has beside this rank's, in the same panel, are read and left."""
+        begin = shard.first // kind.rows
+        rows = -(-(shard.first + shard.number) // kind.rows) - begin
 
-    assert linear.scales is not None
-    if kind.format == "int8":
-        return {
-            f"{name}.weight_integers": slot(linear.weight.data[rows], 1, torch.int8),
-            f"{name}.weight_scales": _of_rows(linear.scales.data[rows], shard),
-        }
-    assert linear.zeros is not None
-    return {
-        f"{name}.weight_integers": slot(linear.weight.data[rows], 2, torch.uint8),
-        f"{name}.weight_scales": slot(linear.scales.data[rows], kind.group),
-        f"{name}.weight_zeros": slot(linear.zeros.data[rows], kind.group),
-    }
+        def load(some: Tensor, row: int) -> None:
+            there = (begin + row) * kind.rows  # in the whole projection
+            low, high = max(there, shard.first), min(there + len(some) * kind.rows, shard.first + shard.number)
+            format.put(some, low - there, data, first + low - shard.first, high - low)
+
+        together = shard.first % kind.rows == first % kind.rows == shard.number % kind.rows == 0
+        place = data[first // kind.rows :][:rows] if together else None
+        part = Part(begin, rows)
+        if len(kind.shape) > 1:
+            end = columns.first + columns.number
+            if columns.first % kind.columns or (end % kind.columns and end < columns.whole):
+                raise ValueError(
+                    f"torch_infini.models.Llama: ranks must not cut the groups of {kind.columns} numbers of {name}, "
+                    f"got {columns.number} columns of each: use another tensor_parallel"
+                )
+            part = Part(begin, rows, columns.first // kind.columns, data.shape[1])
+        read = partial(_rows_of_integers, format, kind, data, first, shard.number)
+        return Slot(kind.shape, place, load, read, part, None if kind.dtype.is_floating_point else kind.dtype)
+
+    tensors = linear.integers._asdict()
+    suffixes = {"weight": "weight_integers", "scales": "weight_scales", "zeros": "weight_zeros"}
+    return {f"{name}.{suffixes[field]}": slot(tensors[field].data, kind) for field, kind in kinds.items()}
+
+
+def _rows_of_integers(format: Format, kind: Kind, data: Tensor, first: int, rows: int) -> Tensor:
+    """Rows of a tensor of a quantized Linear, as a checkpoint has them."""
+    there = data.new_zeros(-(-rows // kind.rows), *data.shape[1:])
+    format.put(data, first, there, 0, rows)
+    return there
 
 
 def _load_rows(linear: Linear | MergedLinear, first: int, some: Tensor, row: int) -> None:

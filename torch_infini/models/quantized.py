@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from .. import _memory
 from ..checkpoints import Checkpoint, LinearWeight
 from ..nn import Linear, MergedLinear
-from ..nn.linear import LinearFormat
 from .checkpoint import Slot, follow
 from .config import LlamaConfig
 
@@ -136,9 +135,7 @@ class Rows(NamedTuple):
     whole_columns: int
 
 
-def load(
-    model: Model, checkpoint: Checkpoint, products: Sequence[Product], dense: LinearFormat, progress: bool | None
-) -> None:
+def load(model: Model, checkpoint: Checkpoint, products: Sequence[Product], dense: str, progress: bool | None) -> None:
     """Give a model the weights of a checkpoint that `check` has accepted.
 
     Args:
@@ -179,7 +176,7 @@ def _bytes(checkpoint: Checkpoint, name: str) -> int:
     return sum(math.prod(info.shape) * info.dtype.itemsize for info in infos)
 
 
-def _replace(checkpoint: Checkpoint, product: Product, dense: LinearFormat) -> None:
+def _replace(checkpoint: Checkpoint, product: Product, dense: str) -> None:
     """Replace a layer by one that has the weights that are quantized; the others are loaded later."""
     old = product.linear
     if any(one.name in checkpoint.layers for one in product.projections) or old.format != dense:
@@ -214,7 +211,7 @@ class _Part(NamedTuple):
 
 
 def _linear(
-    checkpoint: Checkpoint, old: Linear | MergedLinear, projections: Sequence[Rows], dense: LinearFormat
+    checkpoint: Checkpoint, old: Linear | MergedLinear, projections: Sequence[Rows], dense: str
 ) -> Linear | MergedLinear:
     """Make the layer of these projections, with all weights that are quantized; those that are not are loaded later."""
     device, dtype = next(old.parameters()).device, old.dtype
@@ -293,7 +290,7 @@ def _cut(weight: LinearWeight, one: Rows) -> LinearWeight:
     return weight._replace(weight=packed, scales=weight.scales[one.rows, groups], zeros=zeros)
 
 
-def _product(part: _Part, dense: LinearFormat, dtype: torch.dtype, device: torch.device) -> Linear:
+def _product(part: _Part, dense: str, dtype: torch.dtype, device: torch.device) -> Linear:
     """Make the layer of projections that are alike, without bias, their weights one below the other."""
     n = [one.rows.stop - one.rows.start for one in part.names]
     k = part.names[0].columns.stop - part.names[0].columns.start

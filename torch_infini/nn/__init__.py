@@ -7,7 +7,7 @@ from .attention import Attention
 from .batch import Batch
 from .cache import KVCache, LayerCache
 from .layer import DecoderLayer, DecoderLayers
-from .linear import Embedding, Linear, LinearFormat, WeightFormat
+from .linear import Embedding, Linear
 from .merged_linear import MergedLinear
 from .mlp import SwiGLU
 from .norm import RMSNorm
@@ -23,11 +23,9 @@ __all__ = [
     "KVCache",
     "LayerCache",
     "Linear",
-    "LinearFormat",
     "MergedLinear",
     "RMSNorm",
     "Ranks",
     "RotaryEmbedding",
     "SwiGLU",
-    "WeightFormat",
 ]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .batch import Batch
 from .cache import LayerCache
-from .linear import Linear, LinearFormat, rows_of
+from .linear import Linear, rows_of
 from .norm import RMSNorm
 from .rotary import RotaryEmbedding
 
@@ -53,7 +53,7 @@ class Attention(nn.Module):
         out_bias: bool = False,
         qk_norm: float | None = None,
         window: int = 0,
-        format: LinearFormat = "dense",
+        format: str = "dense",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:

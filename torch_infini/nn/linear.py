@@ -1,5 +1,5 @@
-"""Linear layers with dense, packed, int8 or int4 weights, and the embedding. The ops are infini::linear, linear_packed,
-linear_int8, linear_int4 and embedding.
+"""Linear layers with dense or packed weights or those of torch_infini.weights, and the embedding. The ops are
+infini::linear, linear_packed, those of the formats, and embedding.
 
 Several projections of one input (q/k/v, gate/up) are one Linear: its weight holds theirs one below the other.
 """
@@ -7,26 +7,20 @@ Several projections of one input (q/k/v, gate/up) are one Linear: its weight hol
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from .. import _library, _memory, quantize
+from .. import _library, _memory
 from .._deprecated import renamed_fields
 from .._devices import backing_type
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
-from ..quantize import quantizes_x
-
-LinearFormat = Literal["dense", "packed", "int8", "int4"]
-WeightFormat = Literal["dense", "int8", "int4"]  # of a whole model, whose dense weights may then be packed
+from ..weights import FORMATS, Integers, best, served
 
 # Instruction sets that multiply bfloat16 in pairs, which packing serves. Tile registers read unpacked weights: on a CPU
 # that has them packed panels were read 11 % slower (Xeon, Sapphire Rapids).
 MULTIPLIES_BFLOAT16 = ("avx512_bf16", "neon_bf16")
-
-INT4_GROUPS = (64, 32)  # in the order of preference: one must divide the rows of a weight
 
 
 class Linear(nn.Module):
@@ -38,16 +32,18 @@ class Linear(nn.Module):
         in_features: Columns of x, k.
         out_features: Columns of y, n.
         bias: Whether there is one.
-        format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; "int8", with a scale for
-            each row of the weight; "int4", with a scale and a zero for each group of 64 (or 32) weights of a row. Where
-            the CPU multiplies integers, rows of x are quantized to int8 as well.
+        format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; or one of
+            torch_infini.weights: "int8", with a scale for each row of the weight; "int4", with a scale and a zero for
+            each group of 64 (or 32) weights of a row; "table4", 4-bit indices of a table with a scale for each 16
+            weights, on the CPU. Rows of x are quantized to int8 as well: always with "table4", with the others where
+            the CPU multiplies integers.
         dtype: Of x, y, bias and a dense weight.
         device: Of the weight.
 
     Attributes:
-        weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; or [n, k / 2] uint8
-            (torch_infini.quantize.pack_int4).
-        scales: [n] float32 for int8; [n, k / group] in dtype for int4; otherwise None.
+        weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; [n, k / 2] uint8
+            (torch_infini.quantize.pack_int4); or [n / 16, k / 64, 576] uint8, rounded up (ops.quantize_table4).
+        scales: [n] float32 for int8 and table4; [n, k / group] in dtype for int4; otherwise None.
         zeros: [n, k / group] in dtype for int4; otherwise None.
         columns: [k] int64, the order in which the weight takes the columns of x; None: theirs. See from_integers.
         bias: [n] in dtype, or None.
@@ -62,17 +58,21 @@ class Linear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool = False,
-        format: LinearFormat = "dense",
+        format: str = "dense",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:
         super().__init__()
-        if format not in get_args(LinearFormat):
-            raise ValueError(
-                f"torch_infini.nn.Linear: format must be 'dense', 'packed', 'int8' or 'int4', got {format!r}"
-            )
+        if format not in ("dense", "packed", *FORMATS):
+            known = ", ".join(map(repr, ("dense", "packed", *FORMATS)))
+            raise ValueError(f"torch_infini.nn.Linear: format must be one of {known}, got {format!r}")
         n, k = out_features, in_features
         dtype = dtype or torch.get_default_dtype()
+        kind = FORMATS.get(format)
+        if kind is not None and device is not None and not kind.serves_on(torch.device(device)):
+            raise ValueError(
+                f"torch_infini.nn.Linear: format {format!r} must be on a device that has its kernels, got {device}"
+            )
         if format == "packed" and (dtype != torch.bfloat16 or backing_type(device or "cpu") != "cpu"):
             raise ValueError(
                 "torch_infini.nn.Linear: format 'packed' must be of bfloat16 on the CPU, got "
@@ -80,24 +80,28 @@ class Linear(nn.Module):
             )
         self.in_features, self.out_features, self.format, self.dtype = k, n, format, dtype
 
-        def empty(*shape: int, kind: torch.dtype = dtype) -> nn.Parameter:
-            return nn.Parameter(_memory.new(*shape, dtype=kind, device=device), requires_grad=False)
+        def new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+            return _memory.new(*shape, dtype=dtype, device=device)
 
-        self.scales: nn.Parameter | None = None
-        self.zeros: nn.Parameter | None = None
-        self.columns: nn.Parameter | None = None
-        if format == "dense":
-            self.weight = empty(n, k)
-        elif format == "packed":
-            self.weight = empty(*packed_shape(n, k))
-            self.weight[-1:].zero_()  # including the padding rows: equal weights are equal tensors
-        elif format == "int8":
-            self.weight = empty(n, k, kind=torch.int8)
-            self.scales = empty(n, kind=torch.float32)
+        def parameter(x: Tensor | None) -> nn.Parameter | None:
+            return None if x is None else nn.Parameter(x, requires_grad=False)
+
+        scales: Tensor | None = None
+        zeros: Tensor | None = None
+        if kind is None:
+            weight = new((n, k) if format == "dense" else packed_shape(n, k), dtype)
         else:
-            self.weight = empty(n, k // 2, kind=torch.uint8)
-            self.scales, self.zeros = (empty(n, k // int4_group(k)) for _ in range(2))
-        self.bias = empty(n) if bias else None
+            try:
+                group = kind.group(k)
+            except ValueError as error:
+                raise ValueError(f"torch_infini.nn.Linear: in_features must {error}, got {k}") from None
+            weight, scales, zeros = kind.empty(n, k, group, dtype, new)
+        self.weight = nn.Parameter(weight, requires_grad=False)
+        self.scales, self.zeros = parameter(scales), parameter(zeros)
+        self.columns: nn.Parameter | None = None
+        if format == "packed" or (kind is not None and kind.panel > 1):
+            self.weight[-1:].zero_()  # including the padding rows: equal weights are equal tensors
+        self.bias = parameter(new((n,), dtype) if bias else None)
 
     @classmethod
     def from_integers(
@@ -138,19 +142,15 @@ class Linear(nn.Module):
         ops = torch.ops.infini
         if self.columns is not None:
             x = take_columns(x, self.columns)
+        if x.shape[-1] != self.in_features:  # packed weights cannot tell how many of their last columns there are
+            raise ValueError(
+                f"torch_infini.nn.Linear: x must have in_features columns, {self.in_features}, got {list(x.shape)}"
+            )
         if self.format == "packed":
-            if x.shape[-1] != self.in_features:  # the op cannot tell an odd number of columns from the next even one
-                raise ValueError(
-                    f"torch_infini.nn.Linear: x must have in_features columns, {self.in_features}, got {list(x.shape)}"
-                )
             packed = (x, self.weight, self.out_features, self.bias)
             return ops.linear_packed.default(*packed) if out is None else ops.linear_packed.out(*packed, out=out)
-        if self.format == "int8":
-            int8 = (x, self.weight, self.scales, self.bias, quantizes_x(x, 8, same_bits=True))
-            return ops.linear_int8.default(*int8) if out is None else ops.linear_int8.out(*int8, out=out)
-        if self.format == "int4":
-            int4 = (x, self.weight, self.scales, self.zeros, self.bias, quantizes_x(x, 4, same_bits=True))
-            return ops.linear_int4.default(*int4) if out is None else ops.linear_int4.out(*int4, out=out)
+        if self.scales is not None:
+            return FORMATS[self.format].product(x, self.integers, self.bias, True, out)
         dense = (x, self.weight, self.bias)
         return ops.linear.default(*dense) if out is None else ops.linear.out(*dense, out=out)
 
@@ -170,27 +170,24 @@ class Linear(nn.Module):
             weight = weight if weight.stride(-1) == 1 else weight.contiguous()
             torch.ops.infini.pack_linear.default(self.weight, weight, first_row)
             return
-        assert self.scales is not None
-        out = (self.weight[rows], self.scales[rows])
-        if self.format == "int8":
-            quantize.quantize_int8(weight, out=out)
-        else:
-            assert self.zeros is not None
-            quantize.quantize_int4(weight, int4_group(self.in_features), out=(*out, self.zeros[rows]))
+        FORMATS[self.format].quantize(weight, self.integers, first_row)
 
     def dense(self, rows: slice = slice(None)) -> Tensor:
         """Return rows of the weight in full precision: a view of a dense weight, a copy of others."""
         if self.format == "dense":
             return self.weight[rows]
+        first, end, _ = rows.indices(self.out_features)
+        count = max(end - first, 0)
         if self.format == "packed":
-            first, end, _ = rows.indices(self.out_features)
-            return unpack_linear(self.weight, max(end - first, 0), self.in_features, first)
-        assert self.scales is not None
-        if self.format == "int8":
-            return quantize.dequantize_int8(self.weight[rows], self.scales[rows], self.dtype)
-        zeros = None if self.zeros is None else self.zeros[rows]
-        weight = quantize.dequantize_int4(self.weight[rows], self.scales[rows], zeros, self.dtype)
+            return unpack_linear(self.weight, count, self.in_features, first)
+        weight = FORMATS[self.format].dequantize(self.integers, first, count, self.in_features, self.dtype)
         return weight if self.columns is None else torch.empty_like(weight).index_copy_(1, self.columns, weight)
+
+    @property
+    def integers(self) -> Integers:
+        """The tensors of a quantized weight."""
+        assert self.scales is not None
+        return Integers(self.weight, self.scales, self.zeros)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Linear:
         """Implement to(), cuda(), float() and the like; packed weights become dense where they cannot stay packed."""
@@ -206,27 +203,19 @@ class Linear(nn.Module):
         return f"{self.in_features}, {self.out_features}, bias={self.bias is not None}, {self.format}"
 
 
-def fastest(format: WeightFormat, dtype: torch.dtype, device: torch.device | str) -> LinearFormat:
-    """Return the format of a model's layers: "packed" for dense weights where that is faster, else `format`.
+def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str:
+    """Return the format of a model's layers: "packed" for dense weights where that is faster, else the best.
 
     Raises:
-        ValueError: For an unknown format.
+        ValueError: For an unknown name.
     """
-    if format not in get_args(WeightFormat):
-        raise ValueError(f"torch_infini.models: weights must be 'dense', 'int8' or 'int4', got {format!r}")
+    if weights not in ("dense", *served()):
+        known = ", ".join(map(repr, ("dense", *served())))
+        raise ValueError(f"torch_infini.models: weights must be one of {known}, got {weights!r}")
+    if weights != "dense":
+        return best(weights, device).name
     packs = dtype == torch.bfloat16 and backing_type(device) == "cpu" and not _library.emulates_cuda()
-    return "packed" if format == "dense" and packs and _library.capability in MULTIPLIES_BFLOAT16 else format
-
-
-def int4_group(columns: int) -> int:
-    """Return int4's group size for rows of so many columns; ValueError if none divides them."""
-    for group in INT4_GROUPS:
-        if columns % group == 0:
-            return group
-    raise ValueError(
-        f"torch_infini.nn.Linear: in_features must be a multiple of {INT4_GROUPS[-1]}, int4's smallest group, "
-        f"got {columns}"
-    )
+    return "packed" if packs and _library.capability in MULTIPLIES_BFLOAT16 else "dense"
 
 
 @renamed_fields(ranks="tp_group")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .linear import Linear, LinearFormat
+from .linear import Linear
 
 
 class SwiGLU(nn.Module):
@@ -35,7 +35,7 @@ class SwiGLU(nn.Module):
         size: int,
         inner: int,
         bias: bool = False,
-        format: LinearFormat = "dense",
+        format: str = "dense",
         dtype: torch.dtype | None = None,
         device: torch.device | str | None = None,
     ) -> None:

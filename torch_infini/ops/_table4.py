@@ -76,21 +76,33 @@ def put_rows(packed: Tensor, row: Tensor, indices: Tensor, group_scales: Tensor)
     ).view(n, blocks, GROUPS)
 
 
-def integers(packed: Tensor, n: int, k: int) -> Tensor:
-    """[n, k] int64: the groups' scales times the table's levels."""
+def copy_rows(some: Tensor, first: int, packed: Tensor, row: int, rows: int) -> None:
+    """Copy rows of a packed weight, from `first` on, to those of another one from `row` on; the others stay."""
+    whole = 0 if first % PANEL or row % PANEL else rows // PANEL
+    packed[row // PANEL :][:whole].copy_(some[first // PANEL :][:whole])
+    left = torch.arange(whole * PANEL, rows)
+    (panel, lane), (panel_to, lane_to) = (((left + at) // PANEL, (left + at) % PANEL) for at in (first, row))
+    for begin, shape in ((0, (GROUPS, PANEL, 1)), (GROUPS * PANEL, (LINES, PANEL, 4))):
+        part = slice(begin, begin + shape[0] * shape[1] * shape[2])
+        to = packed[..., part].view(*packed.shape[:2], *shape)
+        to[panel_to, :, :, lane_to] = some[..., part].view(*some.shape[:2], *shape)[panel, :, :, lane]
+
+
+def integers(packed: Tensor, n: int, k: int, dtype: torch.dtype = torch.int64) -> Tensor:
+    """[n, k]: the groups' scales times the table's levels; float32 holds them exactly."""
     panels, blocks = packed.shape[:2]
     lines = packed[..., GROUPS * PANEL :].view(panels, blocks, LINES, PANEL, 4)
     indices = torch.stack((lines & 15, lines >> 4), 3)  # [panels, blocks, LINES, 2, PANEL, 4]
     indices = indices.permute(0, 4, 1, 2, 3, 5).reshape(panels * PANEL, blocks * BLOCK)
     scales = packed[..., : GROUPS * PANEL].view(torch.int8).view(panels, blocks, GROUPS, PANEL)
     scales = scales.permute(0, 3, 1, 2).reshape(panels * PANEL, blocks * GROUPS)
-    levels = torch.tensor(TABLE, device=packed.device)[indices.long()]
-    return (levels * scales.long().repeat_interleave(GROUP, 1))[:n, :k]
+    levels = torch.tensor(TABLE, dtype=dtype, device=packed.device)[indices.int()]
+    return (levels.unflatten(1, (-1, GROUP)) * scales.to(dtype)[..., None]).flatten(1)[:n, :k]
 
 
 def dequantize(packed: Tensor, scales: Tensor, k: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """[n, k]: the weight, computed in float32."""
-    return (integers(packed, scales.shape[0], k).float() * scales[:, None]).to(dtype)
+    return (integers(packed, scales.shape[0], k, torch.float32) * scales[:, None]).to(dtype)
 
 
 def quantize_x(x: Tensor) -> tuple[Tensor, Tensor]:

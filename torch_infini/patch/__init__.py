@@ -19,6 +19,7 @@ import torch
 from torch import nn
 
 from .._import_hooks import after_import
+from ..weights import served
 from .decoder import find_decoder
 from .report import PatchReport, Row, Verification
 from .swap import STATE, Patched
@@ -77,8 +78,9 @@ def patch_model(
     Args:
         model: A causal language model of the Llama family (docs/patching.md), or its decoder, of transformers 5;
             on the CPU, in float32, bfloat16 or float16.
-        weights: "int8" (a scale for each row) or "int4" (a scale and a zero for each group of 64 or 32 weights of a
-            row, the head in int8): the linear layers' weights are quantized and freed, one layer after the other. This
+        weights: "int8" (a scale for each row) or "int4" (indices of a table of 16 levels with a scale for each 16
+            weights, 4.5 bits, on the CPU; elsewhere 4-bit integers with a scale and a zero for each group of 64 or 32;
+            the head in int8): the linear layers' weights are quantized and freed, one layer after the other. This
             cannot be undone. None leaves the weights as they are.
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of modules that are left, with all their submodules. Names are those of
@@ -101,8 +103,9 @@ def patch_model(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"torch_infini.patch_model: model must be a torch.nn.Module, got {type(model).__name__}")
-    if weights not in (None, "int8", "int4"):
-        raise ValueError(f"torch_infini.patch_model: weights must be None, 'int8' or 'int4', got {weights!r}")
+    if weights not in (None, *served()):
+        known = ", ".join(map(repr, (None, *served())))
+        raise ValueError(f"torch_infini.patch_model: weights must be one of {known}, got {weights!r}")
     try:
         from . import apply
     except ModuleNotFoundError as error:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._dtypes import SAFETENSORS_DTYPES
-from .quantized_linear import GROUP_SIZES
+from ..weights import FORMATS
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
     "config.json",
@@ -119,15 +119,16 @@ def read_header(folder: Path, file: str) -> dict[str, Stored]:
 
 
 def checked_layers(value: Any, file: str, where: str = LOAD) -> dict[str, dict[str, Any]]:
-    """Check the field of the quantized layers: {name: {"format": "int8" | "int4", "group": 0 | 64 | 32}}."""
+    """Check the field of the quantized layers: {name: {"format": of torch_infini.weights, "group": one of its}}."""
     if not isinstance(value, dict):
         raise invalid(file, QUANTIZED, "be an object of layers", value, where)
     for name, layer in value.items():
-        if not isinstance(layer, dict) or layer.get("format") not in ("int8", "int4"):
-            raise invalid(file, f"{QUANTIZED}[{name!r}]", "be an object with format 'int8' or 'int4'", layer, where)
-        groups = (0,) if layer["format"] == "int8" else GROUP_SIZES
-        if type(layer.get("group")) is not int or layer["group"] not in groups:
-            rule = f"have group {' or '.join(map(str, groups))} for {layer['format']}"
+        format = FORMATS.get(str(layer.get("format"))) if isinstance(layer, dict) else None
+        if format is None:
+            rule = f"be an object with format {' or '.join(map(repr, FORMATS))}"
+            raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer, where)
+        if type(layer.get("group")) is not int or layer["group"] not in format.groups:
+            rule = f"have group {' or '.join(map(str, format.groups))} for {format.name}"
             raise invalid(file, f"{QUANTIZED}[{name!r}]", rule, layer.get("group"), where)
     return value
 

@@ -1,29 +1,24 @@
-"""Linear layers with int8 or int4 weights and scales: `patch_model(model, weights="int8" | "int4")`.
+"""Linear layers with weights of torch_infini.weights: `patch_model(model, weights="int8" | "int4")`.
 
 The full-precision weights are freed layer by layer, so that peak memory does not grow.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from .. import quantize
 from ..checkpoints import LinearWeight
-from ..quantize import quantizes_x
+from ..weights import FORMATS, Integers, best
 from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from .decoder import Decoder
 from .sharded import ShardedLinear
 from .shares import Share, local
 from .swap import PLAN, Patched, Unsupported, restore, swap
 
-linear_int8 = torch.ops.infini.linear_int8.default
-linear_int4 = torch.ops.infini.linear_int4.default
-
-GROUP_SIZES = (64, 32)  # of int4, in the order of preference
 FUSED = "_infini_fused"  # attribute of the first of several layers with one product: their FusedLinear
 WRITTEN = (
     "torch_infini: the weight of a layer with integer weights must not be written to: merge adapters before "
@@ -31,13 +26,12 @@ WRITTEN = (
 )
 INTEGERS, SCALES, ZEROS = "weight_integers", "weight_scales", "weight_zeros"
 COLUMNS = "weight_columns"  # the order in which act-order's weight takes the columns of x
-
-
-NAMES = (INTEGERS, SCALES, ZEROS, COLUMNS)
+OF_FORMAT = {"weight": INTEGERS, "scales": SCALES, "zeros": ZEROS}  # the buffers of Integers' fields
+NAMES = (*OF_FORMAT.values(), COLUMNS)
 
 
 class WeightPlan(NamedTuple):
-    """Storage of a weight: "int8", a scale for each row; "int4", a scale and a zero for each group of a row."""
+    """Storage of a weight: one of torch_infini.weights, with a size of groups where it has several."""
 
     format: str
     group: int
@@ -75,7 +69,7 @@ class ReadOnly(Tensor):
 class QuantizedLinear(Patched):
     """A linear layer with a quantized weight; `weight` is dequantized at each access."""
 
-    infini_ops = "linear_int8 or linear_int4"
+    infini_ops = " or ".join(f"linear_{name}" for name in FORMATS)
     in_features: int
     out_features: int
     bias: nn.Parameter | None
@@ -96,17 +90,13 @@ class QuantizedLinear(Patched):
         if not local(module.weight).isfinite().all():
             raise Unsupported("its weight contains infinity or NaN, which cannot be quantized")
         dtype = module.weight.dtype
-        if format == "int8":
-            return [WeightPlan("int8", 0, dtype, share)]
-        size = share.ranks.size if share is not None and share.adds else 1
-        groups = [group for group in GROUP_SIZES if module.in_features % (size * group) == 0]
-        if not groups:
-            ranks = f" of each of {size} ranks" if size > 1 else ""
-            raise Unsupported(
-                f"its rows of {module.in_features / size:g}{ranks} are no multiple of {GROUP_SIZES[-1]}, int4's "
-                "smallest group"
-            )
-        return [WeightPlan("int4", group, dtype, share) for group in groups]
+        kind, k = best(format, local(module.weight).device), columns_of(module, share)
+        try:
+            group = kind.group(k)
+        except ValueError as error:
+            ranks = f" of each of {share.ranks.size} ranks" if share is not None and share.adds else ""
+            raise Unsupported(f"its rows{ranks} must {error}, got {k}") from None
+        return [WeightPlan(kind.name, group, dtype, share)]
 
     @property
     def weight(self) -> Tensor:
@@ -115,12 +105,9 @@ class QuantizedLinear(Patched):
         Of a sharded layer, this rank's shard.
         """
         plan: WeightPlan = vars(self)[PLAN]
-        integers, scales = self._buffers[INTEGERS], self._buffers[SCALES]
-        assert integers is not None and scales is not None
-        if plan.format == "int8":
-            weight = quantize.dequantize_int8(integers, scales, plan.dtype)
-        else:
-            weight = quantize.dequantize_int4(integers, scales, self._buffers.get(ZEROS), plan.dtype)
+        integers = integers_of(self._buffers)
+        rows, k = integers.scales.shape[0], columns_of(self, plan.share)
+        weight = FORMATS[plan.format].dequantize(integers, 0, rows, k, plan.dtype)
         columns = self._buffers.get(COLUMNS)
         if columns is not None:
             weight = torch.empty_like(weight).index_copy_(1, columns, weight)
@@ -140,16 +127,14 @@ class QuantizedLinear(Patched):
 
     def product(self, x: Tensor) -> Tensor:
         """Compute forward for a caller that has already ruled out a fallback."""
-        buffers = self._buffers
-        integers, scales, zeros = buffers[INTEGERS], buffers[SCALES], buffers.get(ZEROS)
-        columns = buffers.get(COLUMNS)
+        plan: WeightPlan = self.__dict__[PLAN]
+        integers, columns = integers_of(self._buffers), self._buffers.get(COLUMNS)
         if columns is not None:
             x = x.index_select(-1, columns)
-        share: Share | None = self.__dict__[PLAN].share
-        if share is None:
-            return product(x, integers, scales, zeros, self._parameters["bias"])
+        if plan.share is None:
+            return product(plan.format, x, integers, self._parameters["bias"])
         bias = local(self._parameters["bias"])
-        return share.apply(x, lambda x, bias: product(x, integers, scales, zeros, bias), bias)
+        return plan.share.apply(x, lambda x, bias: product(plan.format, x, integers, bias), bias)
 
     @property
     def plan(self) -> WeightPlan:
@@ -159,9 +144,7 @@ class QuantizedLinear(Patched):
     @property
     def numbers(self) -> int:
         """How many weights are quantized here."""
-        integers = self._buffers[INTEGERS]
-        assert integers is not None
-        return integers.numel() * (1 if vars(self)[PLAN].format == "int8" else 2)
+        return integers_of(self._buffers).scales.shape[0] * columns_of(self, self.plan.share)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> QuantizedLinear:
         """Implement `to`: scales move to another device, but keep their precision."""
@@ -199,11 +182,22 @@ class QuantizedLinear(Patched):
         return f"in_features={self.in_features}, out_features={self.out_features}, bias={bias}, {plan.format}{group}"
 
 
-def product(x: Tensor, integers: Tensor, scales: Tensor, zeros: Tensor | None, bias: Tensor | None) -> Tensor:
-    """Multiply x by a quantized weight: int4 if two are in a byte, else int8."""
-    if integers.dtype == torch.int8:
-        return linear_int8(x, integers, scales, bias, quantizes_x(x, 8))
-    return linear_int4(x, integers, scales, zeros, bias, quantizes_x(x, 4))
+def integers_of(buffers: Mapping[str, Tensor | None]) -> Integers:
+    """Return the tensors of a quantized weight among a layer's buffers."""
+    weight, scales = buffers[INTEGERS], buffers[SCALES]
+    assert weight is not None and scales is not None
+    return Integers(weight, scales, buffers.get(ZEROS))
+
+
+def columns_of(module: nn.Module, share: Share | None) -> int:
+    """Return the columns of a layer's weight, in a sharded layer those of this rank."""
+    columns: int = module.in_features  # type: ignore[assignment]
+    return columns // share.ranks.size if share is not None and share.adds else columns
+
+
+def product(format: str, x: Tensor, integers: Integers, bias: Tensor | None) -> Tensor:
+    """Multiply x by a quantized weight."""
+    return FORMATS[format].product(x, integers, bias, False, None)
 
 
 class FusedLinear:
@@ -232,8 +226,8 @@ class FusedLinear:
         """Multiply x by all weights; None if the layers are not quantized alike."""
         if not self.is_whole() and (torch.compiler.is_compiling() or not self.concatenate()):
             return None
-        whole = self.whole
-        return product(x, whole[INTEGERS], whole[SCALES], whole.get(ZEROS), None)
+        plan: WeightPlan = self.modules[0].__dict__[PLAN]
+        return product(plan.format, x, integers_of(self.whole), None)
 
     def release(self) -> None:
         """Drop the references to the concatenated weights; the layers keep their views."""
@@ -261,12 +255,15 @@ class FusedLinear:
         kinds = {tuple((name, b.dtype) for name in NAMES if (b := m._buffers.get(name)) is not None) for m in modules}
         if len(kinds) > 1 or COLUMNS in modules[0]._buffers:
             return False
-        sizes = [module._buffers[INTEGERS].shape[0] for module in modules]
-        for name in (INTEGERS, SCALES, ZEROS):
+        panel = FORMATS[modules[0].plan.format].panel
+        if any(module._buffers[SCALES].shape[0] % panel for module in modules[:-1]):
+            return False
+        for name in OF_FORMAT.values():
             if name in modules[0]._buffers:
+                tensors = [module._buffers[name] for module in modules]
                 with torch.inference_mode(False):  # inference tensors could not be loaded into later
-                    self.whole[name] = torch.cat([module._buffers[name] for module in modules])
-                    parts = self.whole[name].split(sizes)
+                    self.whole[name] = torch.cat(tensors)
+                    parts = self.whole[name].split([len(tensor) for tensor in tensors])
                 for module, part in zip(modules, parts, strict=True):
                     module._buffers[name] = part
         self.parts = [(module._buffers[INTEGERS], module._buffers[SCALES]) for module in modules]
@@ -287,24 +284,18 @@ def quantize_layer(module: nn.Module, format: str) -> None:
         restore(module)
     assert isinstance(module, nn.Linear)
     weight = local(module.weight).detach()
-    # Scales of int8 are float32: one a row. Those of int4 take an eighth of the integers' memory: half precision.
-    if format == "int8":
-        integers, scales = quantize.quantize_int8(weight)
-        install(module, plan, {INTEGERS: integers, SCALES: scales})
-    else:
-        integers, scales, zeros = quantize.quantize_int4(weight, plan.group)
-        install(module, plan, {INTEGERS: integers, SCALES: scales, ZEROS: zeros})
+    kind = FORMATS[plan.format]
+    n, k = weight.shape
+    new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)  # padding is 0
+    integers = kind.empty(n, k, plan.group, weight.dtype, new)
+    kind.quantize(weight, integers)
+    install(module, plan, {OF_FORMAT[name]: x for name, x in integers._asdict().items() if x is not None})
 
 
 def empty_buffers(module: nn.Linear, plan: WeightPlan) -> dict[str, Tensor]:
     """Return the buffers of a quantized layer on the meta device, to be loaded later."""
-    n, k = module.out_features, module.in_features
-    if plan.format == "int8":
-        shapes = {INTEGERS: ((n, k), torch.int8), SCALES: ((n,), torch.float32)}
-    else:
-        groups = (n, k // plan.group)
-        shapes = {INTEGERS: ((n, k // 2), torch.uint8), SCALES: (groups, plan.dtype), ZEROS: (groups, plan.dtype)}
-    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in shapes.items()}
+    kinds = FORMATS[plan.format].kinds(module.out_features, module.in_features, plan.group, plan.dtype)
+    return {OF_FORMAT[name]: torch.empty(kind.shape, dtype=kind.dtype, device="meta") for name, kind in kinds.items()}
 
 
 def install(module: nn.Linear, plan: WeightPlan, buffers: dict[str, Tensor]) -> None:
@@ -332,8 +323,11 @@ def install_weight(module: nn.Linear, weight: LinearWeight, dtype: torch.dtype) 
 def is_own(module: QuantizedLinear) -> bool:
     """Return whether the weight has a form that patch_model gives it, which save_patched can write."""
     plan: WeightPlan = vars(module)[PLAN]
-    names = {INTEGERS, SCALES, ZEROS} if plan.format == "int4" else {INTEGERS, SCALES}
-    return plan.group in (0, *GROUP_SIZES) and names == {name for name in NAMES if name in module._buffers}
+    format = FORMATS[plan.format]
+    if plan.group not in format.groups:
+        return False
+    kinds = format.kinds(1, plan.group or 1, plan.group, plan.dtype)
+    return {OF_FORMAT[name] for name in kinds} == {name for name in NAMES if name in module._buffers}
 
 
 def layers_to_quantize(model: nn.Module, decoder: Decoder, format: str) -> list[tuple[str, nn.Linear, str]]:

@@ -1,0 +1,42 @@
+"""Formats of integer weights: the one place that knows how a quantized linear layer is stored, made and multiplied.
+
+Each module of this package with a FORMAT is one (format.py says what it must do); a new file is a new format.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+import torch
+
+from .format import Format, Integers, Kind
+
+
+def _found() -> dict[str, Format]:
+    modules = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
+    formats: list[Format] = [module.FORMAT for module in modules if hasattr(module, "FORMAT")]
+    return {one.name: one for one in sorted(formats, key=lambda one: (one.serves, one.order))}
+
+
+FORMATS = _found()  # by their names; of those that serve one `weights=`, the preferred one first
+
+
+def served() -> tuple[str, ...]:
+    """Return what `weights=` of a model may be, beside full precision."""
+    return tuple(dict.fromkeys(one.serves for one in FORMATS.values()))
+
+
+def best(weights: str, device: torch.device | str) -> Format:
+    """Return the format for `weights=` on a device.
+
+    Raises:
+        ValueError: For an unknown name.
+    """
+    for one in FORMATS.values():
+        if one.serves == weights and one.serves_on(torch.device(device)):
+            return one
+    raise ValueError(f"torch_infini.weights: weights must be one of {', '.join(served())}, got {weights!r}")
+
+
+__all__ = ["FORMATS", "Format", "Integers", "Kind", "best", "served"]

@@ -1,0 +1,46 @@
+"""int4: a scale and a zero for each group of 64 (or 32) weights of a row. The op is infini::linear_int4."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import quantize
+from ..quantize import quantizes_x
+from .format import Format, Integers, Kind
+
+
+class _Int4(Format):
+    name = serves = "int4"
+    order = 1
+    groups = (64, 32)
+
+    def group(self, k: int) -> int:
+        for group in self.groups:
+            if k % group == 0:
+                return group
+        raise ValueError(f"be a multiple of {self.groups[-1]}, int4's smallest group")
+
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
+        # Scales of half precision: in float32 they would take a fifth of all memory.
+        of_group = Kind((n, k // group), dtype, group)
+        return {"weight": Kind((n, k // 2), torch.uint8, 2), "scales": of_group, "zeros": of_group}
+
+    def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
+        assert to.zeros is not None
+        rows = slice(first_row, first_row + weight.shape[0])
+        group = weight.shape[1] // to.scales.shape[1]
+        quantize.quantize_int4(weight, group, out=(to.weight[rows], to.scales[rows], to.zeros[rows]))
+
+    def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+        some = slice(first, first + rows)
+        zeros = None if of.zeros is None else of.zeros[some]
+        return quantize.dequantize_int4(of.weight[some], of.scales[some], zeros, dtype)
+
+    def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
+        op = torch.ops.infini.linear_int4
+        of = (x, by.weight, by.scales, by.zeros, bias, quantizes_x(x, 4, same_bits=same_bits))
+        return op.default(*of) if out is None else op.out(*of, out=out)
+
+
+FORMAT = _Int4()

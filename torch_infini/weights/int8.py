@@ -1,0 +1,33 @@
+"""int8: a scale for each row of the weight. The op is infini::linear_int8."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from .. import quantize
+from ..quantize import quantizes_x
+from .format import Format, Integers, Kind
+
+
+class _Int8(Format):
+    name = serves = "int8"
+
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
+        return {"weight": Kind((n, k), torch.int8), "scales": Kind((n,), torch.float32)}
+
+    def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
+        rows = slice(first_row, first_row + weight.shape[0])
+        quantize.quantize_int8(weight, out=(to.weight[rows], to.scales[rows]))
+
+    def dequantize(self, of: Integers, first: int, rows: int, k: int, dtype: torch.dtype) -> Tensor:
+        some = slice(first, first + rows)
+        return quantize.dequantize_int8(of.weight[some], of.scales[some], dtype)
+
+    def product(self, x: Tensor, by: Integers, bias: Tensor | None, same_bits: bool, out: Tensor | None) -> Tensor:
+        op = torch.ops.infini.linear_int8
+        of = (x, by.weight, by.scales, bias, quantizes_x(x, 8, same_bits=same_bits))
+        return op.default(*of) if out is None else op.out(*of, out=out)
+
+
+FORMAT = _Int8()
