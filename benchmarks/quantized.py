@@ -1,4 +1,4 @@
-"""Times linear_int8, linear_int4 and linear_table4 against torch's own weight-only products: results/CPU/quantized.csv.
+"""Times products with quantized weights against torch's own weight-only products: results/CPU/quantized.csv.
 
     python benchmarks/run.py --quantized --threads 1,2
 
@@ -7,7 +7,7 @@ it finds its weight in memory and not in a cache, as a layer of a model does; me
 rival's time over ours: `torch` is _weight_int8pack_mm or _weight_int4pack_mm_for_cpu, `dense` linear in the dtype of x.
 The share is of the bandwidth of that reading, a dot product of two vectors; what has to move is the packed weight with
 its scales and zeros. Groups are of 64. torch's own products are timed for bfloat16 alone: for the other dtypes they
-take 20 to 100 times as long. quantize_x: with int8 x too, as linear_table4 always has it; then the peak of VNNI's
+take 20 to 100 times as long. quantize_x: with int8 x too, as the last two always have it; then the peak of VNNI's
 products of bytes, measured before, is the limit for many rows (None on machines without VNNI), and quantizing x is in
 the time.
 """
@@ -26,11 +26,11 @@ from limits import READ_BYTES, measure_peaks, read_once
 from op_cases import info_of, nbytes
 
 from torch_infini import quantize
-from torch_infini.ops import quantize_table4
-from torch_infini.ops._table4 import packed_shape
 from torch_infini.testing.benchmark import Call, seconds
+from torch_infini.weights import FORMATS
 
-OPS = ("linear_int8", "linear_int4", "linear_table4")
+IN_PANELS = ("linear_group8", "linear_table4")  # they quantize x always
+OPS = ("linear_int8", "linear_int4", *IN_PANELS)
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 # (rows, k, n, quantize_x)
 CASES = [
@@ -48,19 +48,22 @@ def contestants(
     """What is timed, and the bytes of the packed weight."""
     infini = info_of(op).out
     calls: dict[str, Call] = {"dense": lambda: torch.nn.functional.linear(x, weight)}
-    if op == "linear_int8":
+    if op in IN_PANELS:
+        format = FORMATS[op.removeprefix("linear_")]
+        integers = format.empty(*weight.shape, 0, x.dtype, lambda shape, dtype: torch.zeros(shape, dtype=dtype))
+        format.quantize(weight, integers)
+        calls["infini"] = lambda: infini(x, integers.weight, integers.scales, None, out=out)
+        size = nbytes(integers.weight, integers.scales)
+    if op in ("linear_int8", "linear_group8"):  # torch's product is the rival of both
         q, scales = quantize.quantize_int8(weight)
-        calls["infini"] = lambda: infini(x, q, scales, None, quantize_x, out=out)
         own = scales.to(x.dtype)
         calls["torch"] = lambda: torch.ops.aten._weight_int8pack_mm(x, q, own)
-        return calls, nbytes(q, scales)
+        if op not in IN_PANELS:
+            calls["infini"] = lambda: infini(x, q, scales, None, quantize_x, out=out)
+            size = nbytes(q, scales)
+        return calls, size
     packed, scales, zeros = quantize.quantize_int4(weight, GROUP)
-    if op == "linear_table4":  # torch's own 4-bit product is the rival of both
-        table4, row_scales = torch.zeros(packed_shape(*weight.shape), dtype=torch.uint8), torch.empty(weight.shape[0])
-        quantize_table4(table4, row_scales, weight)
-        calls["infini"] = lambda: infini(x, table4, row_scales, None, out=out)
-        size = nbytes(table4, row_scales)
-    else:
+    if op not in IN_PANELS:
         calls["infini"] = lambda: infini(x, packed, scales, zeros, None, quantize_x, out=out)
         size = nbytes(packed, scales, zeros)
     values = quantize.unpack_int4(packed).int()
@@ -111,7 +114,7 @@ def cases(options: argparse.Namespace) -> Cases:
         for op, dtype in ((op, dtype) for op in options.ops for dtype in dtypes):
             for case in QUICK if options.quick else CASES:
                 x_rows, k, n, quantize_x = case
-                if op == "linear_table4" and not quantize_x:
+                if op in IN_PANELS and not quantize_x:
                     continue
                 key = {"op": op, "rows": x_rows, "k": k, "n": n, "dtype": dtype_name(dtype), "threads": threads}
                 yield {**key, "quantize_x": quantize_x}, partial(measure, op, case, dtype, vnni_peak, rounds)

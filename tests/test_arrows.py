@@ -86,11 +86,15 @@ PRIVATE = {
     ("nn.linear", "ops._packed"),
     ("patch.conditions", "ops._registry"),
     ("patch.sharded", "ops._registry"),
+    ("testing.ops.linear_group8", "ops._panels"),
     ("testing.ops.linear_packed", "ops._packed"),
-    ("testing.ops.linear_table4", "ops._table4"),
+    ("testing.ops.linear_table4", "ops._panels"),
     ("testing.ops.pack_linear", "ops._packed"),
-    ("testing.ops.quantize_table4", "ops._table4"),
-    ("weights.table4", "ops._table4"),
+    ("testing.ops.quantize_group8", "ops._panels"),
+    ("testing.ops.quantize_table4", "ops._panels"),
+    ("weights._panels", "ops._panels"),
+    ("weights.group8", "ops._panels"),
+    ("weights.table4", "ops._panels"),
 }
 # Cycles between modules of a package that are there today: the modules of each.
 CYCLES = [

@@ -137,7 +137,7 @@ def test_quantized(measured: Any, tmp_path: Path) -> None:
         (op, *case)
         for op in ("linear_int8", "linear_int4")
         for case in (("1", "bfloat16", "False"), ("8", "bfloat16", "True"))
-    ] + [("linear_table4", "8", "bfloat16", "True")]
+    ] + [(op, "8", "bfloat16", "True") for op in ("linear_group8", "linear_table4")]
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def assert_same(mapped: Llama, built: Llama) -> None:
     assert torch.equal(logits(mapped), logits(built))
 
 
-@pytest.mark.parametrize("weights", ["dense", "packed", "int8", "int4", "table4"], indirect=True)
+@pytest.mark.parametrize("weights", ["dense", "packed", "int8", "int4", "group8", "table4"], indirect=True)
 @pytest.mark.parametrize("name", ["llama", "llama-biases-tied", "qwen3", "mistral", "llama3"])
 def test_bits(
     name: str, weights: Any, tmp_path: Path, root: Path, builds: list[Llama], monkeypatch: pytest.MonkeyPatch

@@ -129,7 +129,7 @@ def test_half_precision(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     assert ours**0.5 <= 1.05 * others**0.5
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "table4"], indirect=True)
+@pytest.mark.parametrize("weights", ["int8", "int4", "group8", "table4"], indirect=True)
 @pytest.mark.parametrize("name", ["llama-biases-tied", "qwen3"])
 def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The logits are those of a model with the dequantized weights."""
@@ -147,7 +147,7 @@ def test_integer_weights(name: str, weights: Any, tmp_path: Path, monkeypatch: p
     if theirs.config.tie_word_embeddings:  # the head has integers, the embedding has not
         theirs.lm_head.weight = torch.nn.Parameter(model.head.dense())
     row = prompts(LENGTH)
-    if fastest(weights, torch.float32, "cpu") != "table4":  # which quantizes x always
+    if fastest(weights, torch.float32, "cpu") not in ("group8", "table4"):  # which quantize x always
         near(run(model, row, [])[0], their_logits(theirs, row[0]), theirs)
     monkeypatch.undo()  # x quantized too: close
     assert float((run(model, row, [])[0] - their_logits(theirs, row[0])).square().mean().sqrt()) < 0.1
@@ -214,7 +214,7 @@ def test_logits_of_the_last_tokens(name: str, cache_dtype: torch.dtype, tmp_path
         assert torch.equal(made, whole)
 
 
-@pytest.mark.parametrize("weights", ["dense", "int8", "int4", "table4"], indirect=True)
+@pytest.mark.parametrize("weights", ["dense", "int8", "int4", "group8", "table4"], indirect=True)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_bits_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_path: Path) -> None:
     folder, _ = saved(tmp_path, "llama", dtype)
@@ -229,14 +229,17 @@ def test_bits_do_not_depend_on_neighbours(weights: Any, dtype: torch.dtype, tmp_
 def test_linear_parts_of_a_weight() -> None:
     """Projections that are loaded one by one, quantized, are those of the whole."""
     weight = torch.randn(300, 128)
-    for format in ("int8", "int4", "table4"):
+    for format in ("int8", "int4", "group8", "table4"):
         whole, parts = (Linear(128, 300, format=format) for _ in range(2))
         whole.load(weight)
         for first in (0, 100, 290):
             parts.load(weight[first : {0: 100, 100: 290, 290: 300}[first]], first)
         assert torch.equal(whole.dense(), parts.dense())
         assert torch.equal(whole.dense(slice(5, 9)), parts.dense()[5:9])
-        assert float((whole.dense() - weight).abs().max()) < {"int8": 0.03, "int4": 0.4, "table4": 0.4}[format]
+        assert (
+            float((whole.dense() - weight).abs().max())
+            < {"int8": 0.03, "int4": 0.4, "group8": 0.03, "table4": 0.4}[format]
+        )
 
 
 # ---- checkpoints ----
@@ -298,7 +301,7 @@ def test_ends_of_generation_config(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("inference", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("weights", ["dense", "int8", "int4", "table4"], indirect=True)
+@pytest.mark.parametrize("weights", ["dense", "int8", "int4", "group8", "table4"], indirect=True)
 def test_pieces(
     weights: Any, dtype: torch.dtype, inference: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -320,7 +323,7 @@ def test_pieces(
             assert torch.equal(slot.read(), state[name].to(dtype)), name
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4", "table4"], indirect=True)
+@pytest.mark.parametrize("weights", ["int8", "int4", "group8", "table4"], indirect=True)
 def test_weights_that_are_not_finite(weights: str, tmp_path: Path) -> None:
     """What a thread finds wrong reaches the caller."""
     folder, _ = saved(tmp_path, "llama")
@@ -329,7 +332,7 @@ def test_weights_that_are_not_finite(weights: str, tmp_path: Path) -> None:
     save_file(state, folder / "model.safetensors")
     Llama.from_pretrained(folder)
     format = fastest(weights, torch.float32, "cpu")
-    function = "weights.table4" if format == "table4" else f"quantize.quantize_{format}"
+    function = f"weights.{format}" if format in ("group8", "table4") else f"quantize.quantize_{format}"
     with pytest.raises(
         ValueError, match=f"^torch_infini.{function}: weight must be finite, got infinity or NaN in it$"
     ):
@@ -438,7 +441,7 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"dtype must be float32, bfloat16 or float16, got float64"):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), dtype="float64")
     with pytest.raises(
-        ValueError, match=r"format must be one of 'dense', 'packed', 'table4', 'int4', 'int8', got 'int2'"
+        ValueError, match=r"format must be one of 'dense', 'packed', 'table4', 'int4', 'group8', 'int8', got 'int2'"
     ):
         Llama(LlamaConfig.from_dict({**SMALL, "model_type": "llama"}), "int2")
 

@@ -29,8 +29,8 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
-WEIGHTS = pytest.mark.parametrize("weights", [None, "int8", "int4", "table4"], indirect=True)
-INTEGERS = pytest.mark.parametrize("weights", ["int8", "int4", "table4"], indirect=True)
+WEIGHTS = pytest.mark.parametrize("weights", [None, "int8", "int4", "group8", "table4"], indirect=True)
+INTEGERS = pytest.mark.parametrize("weights", ["int8", "int4", "group8", "table4"], indirect=True)
 DEMO = Path(torch_infini.__file__).parent / "demo" / "model"
 
 
@@ -176,7 +176,8 @@ def test_llm(tmp_path: Path, weights: str | None, tied: bool, skip: tuple[str, .
     save_patched(model, tmp_path)
     for name in ("quantize_int8", "quantize_int4"):
         monkeypatch.setattr(quantize, name, lambda *args, **kwargs: pytest.fail("nothing may be quantized anew"))
-    monkeypatch.setattr(type(FORMATS["table4"]), "quantize", lambda *args: pytest.fail("nothing may be quantized anew"))
+    for format in FORMATS.values():
+        monkeypatch.setattr(format, "quantize", lambda *args: pytest.fail("nothing may be quantized anew"))
     assert made_by_llm(tmp_path, ids) == greedy(model, ids)[0, ids.shape[1] :].tolist()
 
 
@@ -218,14 +219,17 @@ def test_llm_takes_the_same_numbers(tmp_path: Path, weights: str) -> None:
                     if getattr(linear, mine) is not None:
                         stored = torch.cat([module._buffers[f"weight_{buffer}"] for module in modules])
                         assert torch.equal(getattr(linear, mine), stored)
-    assert torch.equal(ours.head.weight, model.lm_head.weight_integers) and ours.head.format == "int8"
+    assert torch.equal(ours.head.weight, model.lm_head.weight_integers)
+    assert ours.head.format == best("int8", "cpu").name
 
 
 def test_llm_errors(tmp_path: Path) -> None:
     model = small()
     patch_model(model, weights="int8", skip=["*.k_proj"])
     save_patched(model, tmp_path)
-    with pytest.raises(ValueError, match="projections of one input must be stored alike.*q_proj int8.*k_proj dense"):
+    with pytest.raises(
+        ValueError, match="projections of one input must be stored alike.*q_proj (int8|group8).*k_proj dense"
+    ):
         LLM(tmp_path, progress=False)
     model = small()
     patch_model(model, weights="int8")
@@ -253,7 +257,7 @@ def test_llm_errors(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     tensors, name = load_file(file), "model.layers.0.mlp.up_proj.weight_integers"
     save_file({**tensors, name: tensors[name].float()}, file)
-    with pytest.raises(ValueError, match=f"{name} must be int8, got F32"):
+    with pytest.raises(ValueError, match=f"{name} must be u?int8, got F32"):
         LLM(tmp_path, progress=False)
 
 
@@ -525,7 +529,7 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
     "int2": (
         both("quantised", UP, to={"format": "int2", "group": 64}),
         WRONG,
-        "with format 'table4' or 'int4' or 'int8'",
+        "with format 'table4' or 'int4' or 'group8' or 'int8'",
     ),
     **{
         f"group {group}": (

@@ -23,13 +23,14 @@ from torch_infini import quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
-from torch_infini.weights import best
+from torch_infini.weights import FORMATS, best
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
 
 Model = Any
-FORMATS = pytest.mark.parametrize("weights", ["int8", "int4", "table4"], indirect=True)
+ALWAYS = ("group8", "table4")  # formats that quantize x
+EACH = pytest.mark.parametrize("weights", ["int8", "int4", "group8", "table4"], indirect=True)
 PROJECTIONS = 7 * LAYERS
 
 
@@ -50,8 +51,8 @@ def dequantized(model: Model) -> Model:
 
 
 def near(actual: Tensor, expected: Tensor, weights: str, passes: int = 1) -> None:
-    """Compare with results of dequantized weights. table4 quantizes x, which makes some per cent in gradients."""
-    if weights == "int4" and best("int4", "cpu").name == "table4":
+    """Compare with results of dequantized weights. Quantized x makes some per cent in gradients."""
+    if best(weights, "cpu").name in ALWAYS or best("int8", "cpu").name in ALWAYS:  # the head's
         assert float((actual - expected).norm() / expected.norm()) < 0.05 * passes
     else:
         close(actual, expected, passes=passes)
@@ -65,9 +66,12 @@ def size(model: nn.Module) -> int:
 
 @pytest.fixture(autouse=True)
 def x_as_it_is(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> None:
-    """Do not quantize x, except in tests of that, so that results can be compared closely."""
+    """Do not quantize x, except in tests of that and of formats that always do, to compare results closely."""
     if "quantizes_x" not in request.fixturenames:
         monkeypatch.setattr(quantize, "MULTIPLIES_INTEGERS", ())
+    if "weights" not in request.fixturenames:
+        for name in ALWAYS:
+            monkeypatch.setattr(FORMATS[name], "serves_on", lambda device: False)
 
 
 @pytest.fixture
@@ -76,7 +80,7 @@ def quantizes_x() -> bool:
     return torch_infini.cpu_capability() in quantize.MULTIPLIES_INTEGERS
 
 
-@FORMATS
+@EACH
 def test_x_is_quantized(weights: str, quantizes_x: bool) -> None:
     """Where that is faster, x is quantized too: results differ, but not by much."""
     model = small()
@@ -85,17 +89,14 @@ def test_x_is_quantized(weights: str, quantizes_x: bool) -> None:
     for rows in (1, quantize.QUANTIZE_X_ROWS - 1, quantize.QUANTIZE_X_ROWS, 40):
         ids = tokens(1, rows)
         actual, expected = logits(model, ids), logits(exact, ids)
-        if (
-            best(weights, "cpu").name == "table4"
-            or quantizes_x
-            and (weights == "int4" or rows >= quantize.QUANTIZE_X_ROWS)
-        ):
+        always = best(weights, "cpu").name in ALWAYS
+        if always or quantizes_x and (weights == "int4" or rows >= quantize.QUANTIZE_X_ROWS):
             assert 1e-3 < float((actual - expected).norm() / expected.norm()) < 0.1
         else:
             close(actual, expected)
 
 
-@FORMATS
+@EACH
 def test_rows_alone(weights: str) -> None:
     """A layer gives a token the same bits alone and among others, if x is quantized or is not."""
     model = small()
@@ -114,7 +115,7 @@ def test_int4_rows_alone(weights: str) -> None:
     test_rows_alone(weights)
 
 
-@FORMATS
+@EACH
 def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
     """One graph of the model: for a row, and where sizes are symbols, for few rows and for many."""
     model = small(num_hidden_layers=1)
@@ -130,7 +131,7 @@ def test_compile_any_rows(weights: str, quantizes_x: bool) -> None:
 # Memory and numbers
 
 
-@FORMATS
+@EACH
 @pytest.mark.parametrize("tied", [False, True], ids=["untied", "tied"])
 def test_memory(weights: str, tied: bool) -> None:
     """The weights are freed, and the memory left is that of the format."""
@@ -142,25 +143,25 @@ def test_memory(weights: str, tied: bool) -> None:
     report = patch_model(model, weights=weights, strict=True)
     gc.collect()
     assert not [ref for ref in old if ref() is not None]
-    int8 = lambda numbers, rows: numbers + 4 * rows
     body = full // 4 - head
     rows = sum(m.out_features for m in linear) - 128
-    of_body = {
-        "int8": int8(body, rows),
-        "int4": body // 2 + body // 64 * 2 * 4,
-        "table4": body // 2 + body // 16 + 4 * rows,
+    of_format = {
+        "int8": lambda numbers, rows: numbers + 4 * rows,
+        "int4": lambda numbers, rows: numbers // 2 + numbers // 64 * 2 * 4,
+        "group8": lambda numbers, rows: numbers + numbers // 16 + 4 * rows,
+        "table4": lambda numbers, rows: numbers // 2 + numbers // 16 + 4 * rows,
     }
-    format = best(weights, "cpu").name
-    wanted = int8(head, 128) + of_body[format]
+    format, of_head = best(weights, "cpu").name, best("int8", "cpu").name
+    wanted = of_format[of_head](head, 128) + of_format[format](body, rows)
     kept = head * 4 if tied else 0  # the embedding
     assert size(model) == before - full + wanted + kept
-    counted = [row for row in report.rows if row.op in ("linear_int8", f"linear_{format}")]
+    counted = [row for row in report.rows if row.op in (f"linear_{of_head}", f"linear_{format}")]
     assert len(counted) == PROJECTIONS + 1 and sum(row.bytes for row in counted) == wanted
     assert sum(row.parameters for row in counted) == full // 4
     assert f"linear_{format}" in str(report)
 
 
-@FORMATS
+@EACH
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_logits(weights: str, dtype: torch.dtype) -> None:
     """The logits are those of a model with the dequantized weights, and close to the original's."""
@@ -173,13 +174,13 @@ def test_logits(weights: str, dtype: torch.dtype) -> None:
     relative = float((actual - before).norm() / before.norm())
     assert relative < {"int8": 0.05, "int4": 0.35}[weights]
     counts = calls(model, ids)
-    op = f"linear_{best(weights, 'cpu').name}"
-    wanted = {"linear_int8": PROJECTIONS + 1} if weights == "int8" else {op: PROJECTIONS, "linear_int8": 1}
+    op, head = (f"linear_{best(one, 'cpu').name}" for one in (weights, "int8"))
+    wanted = {op: PROJECTIONS + 1} if op == head else {op: PROJECTIONS, head: 1}
     assert {name: counts[name] for name in wanted} == wanted and "linear" not in counts
     assert counts["attention"] == counts["rope_"] / 2 == LAYERS  # q and k do not lie side by side
 
 
-@FORMATS
+@EACH
 def test_generate(weights: str) -> None:
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
@@ -259,7 +260,7 @@ def test_left(weights: str) -> None:
 # There is no way back
 
 
-@FORMATS
+@EACH
 def test_no_way_back(weights: str) -> None:
     model = small()
     patch_model(model, weights=weights)
@@ -330,7 +331,7 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> 
 # What else is done with models
 
 
-@FORMATS
+@EACH
 def test_copies(weights: str) -> None:
     model, ids = small(), tokens()
     patch_model(model, weights=weights)
@@ -342,7 +343,7 @@ def test_copies(weights: str) -> None:
             unpatch_model(clone)
 
 
-@FORMATS
+@EACH
 def test_pickles_hold_each_number_once(weights: str) -> None:
     model, full = small(num_hidden_layers=1, hidden_size=256), small(num_hidden_layers=1, hidden_size=256)
     around = len(pickle.dumps(full)) - size(full)
@@ -353,7 +354,7 @@ def test_pickles_hold_each_number_once(weights: str) -> None:
         assert len(pickle.dumps(clone)) - size(model) < around + 10_000
 
 
-@FORMATS
+@EACH
 def test_inference_mode(weights: str) -> None:
     """Weights concatenated in inference mode can be loaded into, and give gradients, outside of it."""
     model, ids = small(), tokens()
@@ -368,7 +369,7 @@ def test_inference_mode(weights: str) -> None:
     assert clone.model.embed_tokens.weight.grad.abs().max() > 0
 
 
-@FORMATS
+@EACH
 def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
     """Integers that are moved to another device or to a file leave no copy behind."""
     accelerate = pytest.importorskip("accelerate")
@@ -389,7 +390,7 @@ def test_memory_moves_away(weights: str, tmp_path: Path) -> None:
     assert not [ref for ref in old if ref() is not None]
 
 
-@FORMATS
+@EACH
 def test_state_dict(weights: str) -> None:
     """Integers are part of the state, and can be loaded into another model that was quantized in the same way."""
     model, other, ids = small(), small(seed=7), tokens()
@@ -402,7 +403,7 @@ def test_state_dict(weights: str) -> None:
         other.load_state_dict(small().state_dict())
 
 
-@FORMATS
+@EACH
 @pytest.mark.parametrize("start", [torch.float32, torch.bfloat16], ids=str)
 def test_dtypes(weights: str, start: torch.dtype) -> None:
     """to(dtype) moves what is floating point; the integers and the precision of their scales stay."""
@@ -424,7 +425,7 @@ def test_dtypes(weights: str, start: torch.dtype) -> None:
     assert torch.equal(layer.weight.float(), weight.bfloat16().float())
 
 
-@FORMATS
+@EACH
 def test_gradients_of_the_input(weights: str) -> None:
     model, ids = small().requires_grad_(False), tokens()
     patch_model(model, weights=weights)
@@ -448,7 +449,7 @@ def test_autocast() -> None:
     assert torch.equal(actual, expected)  # autocast runs the original's products on the weights that the integers mean
 
 
-@FORMATS
+@EACH
 def test_compile(weights: str) -> None:
     model, ids = small(num_hidden_layers=1), tokens()
     patch_model(model, weights=weights)
@@ -500,7 +501,7 @@ def lora(**changes: Any) -> Any:
     return peft.LoraConfig(**{**values, **changes})
 
 
-@FORMATS
+@EACH
 def test_lora_on_top(weights: str) -> None:
     """Adapters on quantized layers: results of the dequantized model, gradients, on and off, no silent merge."""
     peft = pytest.importorskip("peft")
@@ -576,7 +577,7 @@ ROPES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("variant", ROPES)
-@pytest.mark.parametrize("weights", [None, "int8", "int4", "table4"], indirect=True)
+@pytest.mark.parametrize("weights", [None, "int8", "int4", "group8", "table4"], indirect=True)
 def test_save_and_load(tmp_path: Path, weights: str | None, variant: str) -> None:
     model, ids = small(torch.bfloat16, **ROPES[variant]), tokens()
     patch_model(model, weights=weights)
@@ -641,7 +642,7 @@ def test_save_keeps_skip(tmp_path: Path) -> None:
     assert torch.equal(logits(loaded, ids), logits(model, ids))
 
 
-@FORMATS
+@EACH
 def test_save_after_to(weights: str, tmp_path: Path) -> None:
     """A model that was made half after quantizing comes back as it was."""
     model, ids = small(), tokens()

@@ -274,14 +274,15 @@ for op, weight in ((ops.linear_int8, q8), (ops.linear_int4, q4[0]), (ops.linear_
                     alone = op(x[first:last], *weight, quantize_x=quantize_x)
                     assert torch.equal(alone, y[first:last]), (op, quantize_x, threads, first, last)
 x, w = (torch.randn(rows, 700, generator=g) for rows in (300, 70))
-table4 = torch.zeros(5, 11, 576, dtype=torch.uint8), torch.zeros(70)
-ops.quantize_table4(*table4, w, 0)
-for threads in (1, 2):
-    with threads_set_to(threads):
-        y = ops.linear_table4(x, *table4)
-        for first, last in ((0, 1), (7, 8), (9, 22), (3, 100), (280, 297)):
-            alone = ops.linear_table4(x[first:last], *table4)
-            assert torch.equal(alone, y[first:last]), ("linear_table4", threads, first, last)
+for name, block in (("table4", 576), ("group8", 1088)):
+    weight = torch.zeros(5, 11, block, dtype=torch.uint8), torch.zeros(70)
+    getattr(ops, f"quantize_{name}")(*weight, w, 0)
+    op = getattr(ops, f"linear_{name}")
+    for threads in (1, 2):
+        with threads_set_to(threads):
+            y = op(x, *weight)
+            for first, last in ((0, 1), (7, 8), (9, 22), (3, 100), (280, 297)):
+                assert torch.equal(op(x[first:last], *weight), y[first:last]), (name, threads, first, last)
 print("same bits")
 """
 

@@ -30,6 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "build" / "native"
 SOURCES = (
     "infiniop.int8_gemm.int8_gemm_dot_cpu",
+    "infiniop.linear_group8.linear_group8_dot_cpu",
     "infiniop.linear_table4.linear_table4_dot_cpu",
     "infiniop.quantized_linear.quantized_x_dot_cpu",
 )

@@ -127,7 +127,8 @@ def test_a_format_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_names() -> None:
     assert weights.served() == ("int4", "int8")
-    assert weights.best("int4", "cuda").name == weights.best("int4", "meta").name == "int4"
+    for name in weights.served():  # without kernels of its own a device has the plain one
+        assert weights.best(name, "cuda").name == weights.best(name, "meta").name == name
     with pytest.raises(ValueError, match=r"^torch_infini.weights: weights must be one of int4, int8, got 'int5'$"):
         weights.best("int5", "cpu")
 
@@ -139,7 +140,8 @@ def test_folder_of_another_format(tmp_path: Path) -> None:
     save_patched(model, tmp_path)
     read = Llama.from_pretrained(tmp_path, progress=False)
     wrong = Llama(read.config, "table4" if weights.FORMATS["table4"].serves_on(torch.device("cpu")) else "int4")
-    with pytest.raises(ValueError, match=r"the format of model.layers.0.self_attn.q_proj must be .*, int8, got"):
+    rule = f"the format of model.layers.0.self_attn.q_proj must be the checkpoint's, {read.head.format}, got"
+    with pytest.raises(ValueError, match=rule):
         wrong.slots(torch_infini.models.checkpoint.stored_layers(tmp_path))
 
 

@@ -32,7 +32,7 @@ from ..nn import (
     SwiGLU,
 )
 from ..nn.linear import fastest, rows_of
-from ..weights import FORMATS, Format, Kind
+from ..weights import FORMATS, Format, Kind, best
 from . import cache, quantized
 from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
@@ -110,7 +110,8 @@ class Llama(nn.Module):
         self.embed = Embedding(config.vocab_size, size, dtype, device, tp_group)
         self.layers = DecoderLayers(layer(window) for window in config.windows)
         self.norm = norm()
-        head_format: str = "int8" if weights in FORMATS else "dense" if config.tie_word_embeddings else weights
+        dense_head = "dense" if config.tie_word_embeddings else weights
+        head_format = best("int8", device).name if weights in FORMATS else dense_head
         self.head = Linear(size, self.embed.weight.shape[0], False, head_format, dtype, device)
         if self.shares_embedding:
             self.head.weight = self.embed.weight
@@ -289,8 +290,9 @@ class Llama(nn.Module):
         if stored:
             formats = _formats(config, stored, weights)
             kinds = {format for name, format in formats.items() if name != "lm_head"}
-            # If all layers have one format, none is made twice; int4 models have an int8 head.
-            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] == "int8" else "dense"
+            # If all layers have one format, none is made twice.
+            own_head = formats["lm_head"] == best("int8", device).name
+            weights = kinds.pop() if len(kinds) == 1 and own_head else "dense"
         format = weights if stored and weights != "dense" else fastest(weights, dtype, device)
         model = cls(config, format, dtype, device, tp_group)
         if stored:
@@ -357,7 +359,7 @@ class Llama(nn.Module):
                     )
         if formats["lm_head"] not in ("dense", self.head.format):
             old = self.head
-            self.head = Linear(old.in_features, old.out_features, False, "int8", dtype, device)
+            self.head = Linear(old.in_features, old.out_features, False, formats["lm_head"], dtype, device)
 
 
 def found_folder(name: str | Path) -> Path:
@@ -540,7 +542,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) ->
             f"{', '.join(unknown[:5])}"
         )
     of_layers = {format for name, format in formats.items() if name != "lm_head"}
-    if formats["lm_head"] not in ("dense", "int8"):
+    if formats["lm_head"] != "dense" and FORMATS[formats["lm_head"]].serves != "int8":
         raise ValueError(f"torch_infini.models.Llama: lm_head must be stored as int8, got {formats['lm_head']}")
     wanted = {"dense" if format == "dense" else FORMATS[format].serves for format in of_layers}
     if weights not in ("dense", *wanted):

@@ -34,16 +34,17 @@ class Linear(nn.Module):
         bias: Whether there is one.
         format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; or one of
             torch_infini.weights: "int8", with a scale for each row of the weight; "int4", with a scale and a zero for
-            each group of 64 (or 32) weights of a row; "table4", 4-bit indices of a table with a scale for each 16
-            weights, on the CPU. Rows of x are quantized to int8 as well: always with "table4", with the others where
-            the CPU multiplies integers.
+            each group of 64 (or 32) weights of a row; on the CPU "group8", int8, and "table4", 4-bit indices of a
+            table, with a scale for each 16 weights. Rows of x are quantized to int8 as well: always with the last two,
+            with the others where the CPU multiplies integers.
         dtype: Of x, y, bias and a dense weight.
         device: Of the weight.
 
     Attributes:
         weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; [n, k / 2] uint8
-            (torch_infini.quantize.pack_int4); or [n / 16, k / 64, 576] uint8, rounded up (ops.quantize_table4).
-        scales: [n] float32 for int8 and table4; [n, k / group] in dtype for int4; otherwise None.
+            (torch_infini.quantize.pack_int4); or [n / 16, k / 64, bytes] uint8, rounded up
+            (ops.quantize_group8, quantize_table4).
+        scales: [n] float32, but of int4 [n, k / group] in dtype; None without integers.
         zeros: [n, k / group] in dtype for int4; otherwise None.
         columns: [k] int64, the order in which the weight takes the columns of x; None: theirs. See from_integers.
         bias: [n] in dtype, or None.

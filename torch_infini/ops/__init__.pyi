@@ -39,6 +39,7 @@ from .geglu import geglu as geglu
 from .gemm import gemm as gemm
 from .layer_norm import layer_norm as layer_norm
 from .linear import linear as linear
+from .linear_group8 import linear_group8 as linear_group8
 from .linear_packed import linear_packed as linear_packed
 from .linear_table4 import linear_table4 as linear_table4
 from .lp_norm import lp_norm as lp_norm
@@ -50,6 +51,7 @@ from .paged_caching import paged_caching as paged_caching
 from .qkv_rope_cache import qkv_rope_cache as qkv_rope_cache
 from .quantize import quantize_int4 as quantize_int4
 from .quantize import quantize_int8 as quantize_int8
+from .quantize_group8 import quantize_group8 as quantize_group8
 from .quantize_table4 import quantize_table4 as quantize_table4
 from .quantized_linear import linear_int4 as linear_int4
 from .quantized_linear import linear_int8 as linear_int8

@@ -40,10 +40,10 @@ def linear_table4(
         NotImplementedError: For tensors that are not on the CPU.
 
     Equivalent to:
-        >>> from torch_infini.ops import _table4
-        >>> w = _table4.dequantize(weight, scales, x.shape[-1])
+        >>> from torch_infini.ops._panels import TABLE4
+        >>> w = TABLE4.dequantize(weight, scales, x.shape[-1])
         >>> b = None if bias is None else bias.float()
-        >>> y = torch.nn.functional.linear(_table4.quantized_x(x), w, b).to(x.dtype)
+        >>> y = torch.nn.functional.linear(TABLE4.quantized_x(x), w, b).to(x.dtype)
 
     Source: Dettmers and Zettlemoyer, The case for 4-bit precision: k-bit Inference Scaling Laws, ICML 2023, for small
         groups and levels by quantiles; the levels here minimise the squared error with fitted scales.

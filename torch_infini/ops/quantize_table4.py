@@ -36,10 +36,10 @@ def quantize_table4(packed: Tensor, scales: Tensor, weight: Tensor, first_row: i
         NotImplementedError: For tensors that are not on the CPU.
 
     Equivalent to:
-        >>> from torch_infini.ops import _table4
+        >>> from torch_infini.ops._panels import TABLE4
         >>> row = torch.arange(first_row, first_row + weight.shape[0])
-        >>> indices, group_scales, scales[row] = _table4.quantize(weight)
-        >>> _table4.put_rows(packed, row, indices, group_scales)
+        >>> indices, group_scales, scales[row] = TABLE4.quantize(weight)
+        >>> TABLE4.put_rows(packed, row, indices, group_scales)
 
     Source: Lloyd, Least squares quantization in PCM, IEEE Transactions on Information Theory 28(2), 1982, for the
         levels; Dai et al., VS-Quant, MLSys 2021, for group scales as small integers times a float.

@@ -78,10 +78,10 @@ def patch_model(
     Args:
         model: A causal language model of the Llama family (docs/patching.md), or its decoder, of transformers 5;
             on the CPU, in float32, bfloat16 or float16.
-        weights: "int8" (a scale for each row) or "int4" (indices of a table of 16 levels with a scale for each 16
-            weights, 4.5 bits, on the CPU; elsewhere 4-bit integers with a scale and a zero for each group of 64 or 32;
-            the head in int8): the linear layers' weights are quantized and freed, one layer after the other. This
-            cannot be undone. None leaves the weights as they are.
+        weights: "int8" (a scale for each 16 weights on the CPU, 8.5 bits; elsewhere for each row) or "int4" (indices of
+            a table of 16 levels with a scale for each 16 weights on the CPU, 4.5 bits; elsewhere integers with a scale
+            and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
+            freed, one layer after the other. This cannot be undone. None leaves the weights as they are.
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of modules that are left, with all their submodules. Names are those of
             `model.named_modules()`; a pattern that matches none of them is an error.

@@ -17,6 +17,7 @@ from .._library import emulates_cuda as emulates_cuda
 INT8_PRODUCTS = (
     "linear_int8",
     "linear_int4",
+    "linear_group8",
     "linear_table4",
     "scaled_mm_int8",
     "Int8Gemm",

@@ -1,11 +1,11 @@
-// What the CPU kernels of linear_table4 share: passes over the rows of x, which the threads quantize together before
-// each multiplies its panels, and the results of a panel.
+// Products with weights in panels: passes over the rows of x, which the threads quantize together before each multiplies
+// its panels, and the results of a panel.
 #pragma once
 
 #include <omp.h>
 
 #include "bias.h"
-#include "linear_table4.h"
+#include "panel_weights.h"
 #include "parallel.h"
 #include "quantize_row.h"
 #include "row_iterator.h"
@@ -13,19 +13,18 @@
 namespace infini::INFINI_LEVEL {
 namespace {
 
-using namespace linear_table4;
+using namespace panels;
 
 constexpr int kVectors = kPanel / kLanes; // of a row of results, or of a line of a block
-constexpr int64_t kRunBlocks = kRun / kBlock;
 
 // X: m rows of k elements as a kernel reads them: bytes(), a multiple of 64; set_memory(memory of as many bytes);
 // set(row, elements). Passes have at most kMost rows, evenly split.
 // scratch_bytes(x, m): of a thread. multiply_panels(x, m, begin, end, scratch, output) calls output(row, panel, totals)
 // with kVectors vectors for each row and panel.
-template <typename X, int64_t kMost, typename T, typename ScratchBytes, typename Multiply>
+template <typename X, typename Layout, int64_t kMost, typename T, typename ScratchBytes, typename Multiply>
 void multiply_passes(const Args &a, const ScratchBytes &scratch_bytes, const Multiply &multiply_panels) {
     const int64_t k = a.x.size(-1), n = a.scales.size(0), panels = (n + kPanel - 1) / kPanel;
-    const int64_t panel_bytes = (k + kBlock - 1) / kBlock * kBlockBytes;
+    const int64_t panel_bytes = (k + kBlock - 1) / kBlock * Layout::kBlockBytes;
     const TensorView *const views[] = {&a.x, &a.y};
     const RowIterator<2> rows(views);
     const int64_t passes = (rows.count() + kMost - 1) / kMost;

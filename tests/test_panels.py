@@ -1,4 +1,4 @@
-"""4-bit weights of table indices: how far they are from what was quantized, beside int4; the rest is in test_ops.py."""
+"""Weights in panels: how far they are from what was quantized, beside int8 and int4; the rest is in test_ops.py."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.ops import linear_table4, quantize_int4, quantize_table4
-from torch_infini.ops._table4 import TABLE, dequantize, packed_shape
-from torch_infini.quantize import dequantize_int4
+from torch_infini.ops import linear_table4, quantize_group8, quantize_int4, quantize_int8, quantize_table4
+from torch_infini.ops._panels import GROUP8, TABLE, TABLE4
+from torch_infini.quantize import dequantize_int4, dequantize_int8
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:
-    packed = torch.zeros(packed_shape(*weight.shape), dtype=torch.uint8)
+    packed = torch.zeros(TABLE4.packed_shape(*weight.shape), dtype=torch.uint8)
     scales = torch.zeros(weight.shape[0])
     quantize_table4(packed, scales, weight)
     return packed, scales
@@ -31,7 +31,7 @@ def test_error_of_normal_weights() -> None:
     weight = normal_weight(256, 1024)
     packed, scales = quantized(weight)
     assert packed.numel() * 8 / weight.numel() == 4.5
-    ours = error(weight, dequantize(packed, scales, 1024))
+    ours = error(weight, TABLE4.dequantize(packed, scales, 1024))
     int4 = error(weight, dequantize_int4(*quantize_int4(weight.bfloat16(), 64), torch.float32))
     assert ours < 0.0635
     assert ours < 0.72 * int4
@@ -43,7 +43,7 @@ def test_weights_of_the_table_are_exact(sign: int) -> None:
     order = torch.stack([torch.randperm(16, generator=torch.Generator().manual_seed(i)) for i in range(8)])
     weight = (torch.tensor(TABLE)[order] * sign * 127.0).view(2, 64)
     packed, scales = quantized(weight)
-    assert torch.equal(dequantize(packed, scales, 64), weight)
+    assert torch.equal(TABLE4.dequantize(packed, scales, 64), weight)
 
 
 def test_a_huge_column_stays_in_its_group() -> None:
@@ -52,16 +52,36 @@ def test_a_huge_column_stays_in_its_group() -> None:
     weight[:, 100] *= 50
     packed, scales = quantized(weight)
     others = torch.arange(256) // 16 != 100 // 16
-    assert error(weight[:, others], dequantize(packed, scales, 256)[:, others]) < 0.13
+    assert error(weight[:, others], TABLE4.dequantize(packed, scales, 256)[:, others]) < 0.13
 
 
 def test_x_with_an_outlier_loses_no_other_run() -> None:
     """A large element of x is quantized with its run of 128 columns alone."""
     weight, x = normal_weight(32, 512), normal_weight(1, 512)
     packed, scales = quantized(weight)
-    exact = dequantize(packed, scales, 512)
+    exact = TABLE4.dequantize(packed, scales, 512)
     x[:, 5] = 1000
     rest = x.clone()
     rest[:, :128] = 0
     got = linear_table4(x, packed, scales) - linear_table4(x - rest, packed, scales)
     assert error(rest @ exact.t(), got) < 0.02
+
+
+def test_error_of_int8_with_groups() -> None:
+    """The largest of 16 normal numbers is some 0.6 of the largest of 1024."""
+    weight = normal_weight(256, 1024)
+    packed, scales = torch.zeros(GROUP8.packed_shape(256, 1024), dtype=torch.uint8), torch.zeros(256)
+    quantize_group8(packed, scales, weight)
+    assert packed.numel() * 8 / weight.numel() == 8.5
+    rows = error(weight, dequantize_int8(*quantize_int8(weight), torch.float32))
+    assert error(weight, GROUP8.dequantize(packed, scales, 1024)) < 0.64 * rows
+
+
+def test_no_weight_is_cut_off() -> None:
+    """Rounded up, a group's scale reaches its largest weight: no error is above half a step."""
+    weight = normal_weight(48, 192) * torch.logspace(-3, 3, 12).repeat_interleave(16)
+    packed, scales = torch.zeros(GROUP8.packed_shape(48, 192), dtype=torch.uint8), torch.zeros(48)
+    quantize_group8(packed, scales, weight)
+    steps = packed[..., :64].view(3, 3, 4, 16).permute(0, 3, 1, 2).reshape(48, 12) * scales[:, None]
+    off = (GROUP8.dequantize(packed, scales, 192) - weight).abs().view(48, 12, 16).amax(2)
+    assert (off <= 0.5001 * steps + 1e-6 * scales[:, None]).all()

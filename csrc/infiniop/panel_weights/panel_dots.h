@@ -1,0 +1,299 @@
+// The kernel of products with weights in panels: x becomes int8 with a scale for each run of columns, weights become
+// bytes, and four products of bytes are added to a lane, which is a row of the weight.
+// Weights: a Layout; unpack(lines of a block, pair, vector of a line, VecU (&)[2]) gives columns 8 * pair to 8 * pair + 3
+// and the next 4, kOffset larger where bytes are multiplied as unsigned ones: sums start at -kOffset times the group's
+// sum of x; add_products(sum, columns, x).
+// Each sum of a group times its scale, and these over a run, are exact in int32; runs are added in float, in order: a row
+// has the same bits at every level, in any call.
+// Limit: memory bandwidth for up to 4 rows, the multiply-adds of bytes for many.
+#pragma once
+
+#include "int8_gemm/int8_dots.h"
+#include "panel_passes.h"
+
+namespace infini::INFINI_LEVEL {
+namespace {
+
+constexpr int64_t kMaxRows = 256; // of x that are quantized at once: with k up to 4096 about 1 MB
+constexpr int kTileRows = kManyRegisters ? 8 : 4;
+constexpr int kPairs = kBlock / 8, kGroupPairs = kPairs / kBlockGroups; // of 4 columns and the next 4
+constexpr int kGroupWords = 1 + kGroup / 4;                             // of a row of x
+constexpr int64_t kAheadBytes = 2048;
+
+// ---- x ----
+
+// m rows of x, of which kTileRows lie together so that one register points to all of them. For each group -kOffset times
+// the group's sum of each row, then 4 columns of each, the next 4 of each; columns beyond k are 0. For each run the scale
+// of each.
+template <typename Weights> class QuantizedRows {
+public:
+    static constexpr int64_t kRun = Weights::kRun;
+
+    QuantizedRows(int64_t m, int64_t k)
+        : m_(m), k_(k), blocks_((k + kBlock - 1) / kBlock), runs_((k + kRun - 1) / kRun) {}
+
+    int64_t blocks() const { return blocks_; }
+    int64_t bytes() const { return (m_ * (words() + runs_) * 4 + 63) / 64 * 64; }
+    void set_memory(void *memory) { memory_ = static_cast<int32_t *>(memory); }
+    // [group, kGroupWords, rows of the tile]
+    int32_t *groups(int64_t tile) const { return memory_ + tile * kTileRows * words(); }
+    // [run, rows of the tile]
+    float *scales(int64_t tile) const {
+        return reinterpret_cast<float *>(memory_ + m_ * words()) + tile * kTileRows * runs_;
+    }
+
+    template <typename T> void set(int64_t row, const T *x) const {
+        const int64_t tile = row / kTileRows, lane = row % kTileRows, left = m_ - tile * kTileRows;
+        const int64_t rows = left < kTileRows ? left : kTileRows;
+        int32_t *to = groups(tile) + lane;
+        for (int64_t run = 0; run < runs_; ++run) {
+            const int64_t first = run * kRun, there = k_ - first < kRun ? k_ - first : kRun;
+            int8_t q[kRun] = {};
+            scales(tile)[run * rows + lane] = quantize_row(x + first, there, q);
+            for (int64_t column = 0; column < kRun && first + column < blocks_ * kBlock; column += kGroup) {
+                int32_t sum = 0;
+                for (int64_t i = 0; i < kGroup; ++i) {
+                    sum += q[column + i];
+                }
+                *to = -Weights::kOffset * sum;
+                for (int word = 1; word < kGroupWords; ++word) {
+                    std::memcpy(to + word * rows, q + column + 4 * (word - 1), 4);
+                }
+                to += kGroupWords * rows;
+            }
+        }
+    }
+
+private:
+    int64_t words() const { return blocks_ * kBlockGroups * kGroupWords; } // of a row
+
+    int64_t m_, k_, blocks_, runs_;
+    int32_t *memory_ = nullptr;
+};
+
+// ---- the weight ----
+
+inline VecI load_scales(const uint8_t *p) {
+#if defined(__AVX512F__)
+    return (VecI)_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i *>(p)));
+#elif defined(__AVX2__)
+    return (VecI)_mm256_cvtepi8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i *>(p)));
+#else
+    VecI scales;
+    for (int i = 0; i < kLanes; ++i) {
+        scales[i] = static_cast<int8_t>(p[i]);
+    }
+    return scales;
+#endif
+}
+
+// ---- products ----
+
+// For few rows of x the weight is read in kStreams distant places, a block of each in turns: one place gave 9.5 GB/s where
+// four give 14.6 (one row of x, 4096 -> 14336 on a Sapphire Rapids core that reads 15.5).
+constexpr int kStreams = 4;
+
+// The sums of kM rows of x with a panel of each stream, `apart` bytes apart.
+template <typename Weights, int kS, int kM>
+__attribute__((noinline)) void multiply_few(const QuantizedRows<Weights> &x, const uint8_t *panel, int64_t apart,
+                                            VecF (&totals)[kS][kM][kVectors]) {
+    const int32_t *groups = x.groups(0);
+    VecI sums[kS][kM][kVectors] = {};
+    std::memset(totals, 0, sizeof totals);
+    const int64_t blocks = x.blocks();
+    for (int64_t block = 0; block < blocks; ++block, panel += Weights::kBlockBytes) {
+        for (int s = 0; s < kS; ++s) {
+            const uint8_t *const data = panel + s * apart, *const lines = data + kScaleBytes;
+#pragma GCC unroll 20
+            for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
+                __builtin_prefetch(data + kAheadBytes + i);
+            }
+#pragma GCC unroll 4
+            for (int v = 0; v < kVectors; ++v) {
+                VecI of_block[kM];
+#pragma GCC unroll 8
+                for (int m = 0; m < kM; ++m) {
+                    of_block[m] = sums[s][m][v];
+                }
+#pragma GCC unroll 4
+                for (int g = 0; g < kBlockGroups; ++g) {
+                    const int32_t *const of_x = groups + g * kGroupWords * kM;
+                    VecI of_group[kM];
+#pragma GCC unroll 8
+                    for (int m = 0; m < kM; ++m) {
+                        of_group[m] = VecI{} + of_x[m];
+                    }
+#pragma GCC unroll 2
+                    for (int pair = 0; pair < kGroupPairs; ++pair) {
+                        VecU columns[2];
+                        Weights::unpack(lines, g * kGroupPairs + pair, v, columns);
+#pragma GCC unroll 2
+                        for (int part = 0; part < 2; ++part) {
+#pragma GCC unroll 8
+                            for (int m = 0; m < kM; ++m) {
+                                const VecI word = VecI{} + of_x[(1 + 2 * pair + part) * kM + m];
+                                of_group[m] = Weights::add_products(of_group[m], columns[part], word);
+                            }
+                        }
+                    }
+                    const VecI scales = load_scales(data + g * kPanel + v * kLanes);
+#pragma GCC unroll 8
+                    for (int m = 0; m < kM; ++m) {
+                        of_block[m] += of_group[m] * scales;
+                    }
+                }
+#pragma GCC unroll 8
+                for (int m = 0; m < kM; ++m) {
+                    sums[s][m][v] = of_block[m];
+                }
+            }
+        }
+        groups += kBlockGroups * kGroupWords * kM;
+        if (block % Weights::kRunBlocks == Weights::kRunBlocks - 1 || block == blocks - 1) {
+            for (int m = 0; m < kM; ++m) {
+                const VecF scale = splat(x.scales(0)[block / Weights::kRunBlocks * kM + m]);
+                for (int s = 0; s < kS; ++s) {
+                    for (int v = 0; v < kVectors; ++v) {
+                        totals[s][m][v] += scale * __builtin_convertvector(sums[s][m][v], VecF);
+                        sums[s][m][v] = VecI{};
+                    }
+                }
+            }
+        }
+    }
+}
+
+// A run of a panel: the unpacked weights, [4 columns, vector], and the scales, [group, vector].
+template <typename Weights> struct UnpackedRun {
+    VecU columns[Weights::kRunBlocks * kPairs * 2][kVectors];
+    VecI scales[Weights::kRunBlocks * kBlockGroups][kVectors];
+
+    void fill(const uint8_t *panel, int64_t blocks) {
+        for (int64_t block = 0; block < blocks; ++block, panel += Weights::kBlockBytes) {
+            for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
+                __builtin_prefetch(panel + 4 * kAheadBytes + i, 0, 2);
+            }
+            for (int v = 0; v < kVectors; ++v) {
+                for (int pair = 0; pair < kPairs; ++pair) {
+                    VecU both[2];
+                    Weights::unpack(panel + kScaleBytes, pair, v, both);
+                    columns[(block * kPairs + pair) * 2][v] = both[0];
+                    columns[(block * kPairs + pair) * 2 + 1][v] = both[1];
+                }
+                for (int g = 0; g < kBlockGroups; ++g) {
+                    scales[block * kBlockGroups + g][v] = load_scales(panel + g * kPanel + v * kLanes);
+                }
+            }
+        }
+    }
+};
+
+// totals[m][v] += a run's part of the sums of kM rows of x; `blocks` of the run are there. x: the run's groups and scales.
+template <typename Weights, int kM>
+__attribute__((noinline)) void add_run(const int32_t *groups, const float *x_scales, int64_t blocks,
+                                       const UnpackedRun<Weights> &weights, VecF *totals) {
+    for (int v = 0; v < kVectors; ++v) {
+        const int32_t *of_x = groups;
+        VecI sums[kM] = {};
+        for (int64_t g = 0; g < blocks * kBlockGroups; ++g, of_x += kGroupWords * kM) {
+            VecI of_group[kM];
+#pragma GCC unroll 8
+            for (int m = 0; m < kM; ++m) {
+                of_group[m] = VecI{} + of_x[m];
+            }
+#pragma GCC unroll 4
+            for (int part = 0; part < kGroup / 4; ++part) {
+                const VecU columns = weights.columns[g * (kGroup / 4) + part][v];
+#pragma GCC unroll 8
+                for (int m = 0; m < kM; ++m) {
+                    of_group[m] = Weights::add_products(of_group[m], columns, VecI{} + of_x[(1 + part) * kM + m]);
+                }
+            }
+            const VecI scales = weights.scales[g][v];
+#pragma GCC unroll 8
+            for (int m = 0; m < kM; ++m) {
+                sums[m] += of_group[m] * scales;
+            }
+        }
+#pragma GCC unroll 8
+        for (int m = 0; m < kM; ++m) {
+            totals[m * kVectors + v] += splat(x_scales[m]) * __builtin_convertvector(sums[m], VecF);
+        }
+    }
+}
+
+// body(std::integral_constant) of 1 <= m <= kMax.
+template <int64_t kMax, typename Body> void with_rows(int64_t m, const Body &body) {
+    if constexpr (kMax > 1) {
+        if (m < kMax) {
+            return with_rows<kMax - 1>(m, body);
+        }
+    }
+    body(std::integral_constant<int, static_cast<int>(kMax)>{});
+}
+
+// output(row, panel, totals) takes kVectors vectors of results.
+template <typename Weights, int kS, int kM, typename Output>
+int64_t multiply_streams(const Args &a, const QuantizedRows<Weights> &x, int64_t begin, int64_t end,
+                         const Output &output) {
+    const int64_t panel_bytes = x.blocks() * Weights::kBlockBytes, length = (end - begin) / kS;
+    for (int64_t panel = begin; panel < begin + length; ++panel) {
+        VecF totals[kS][kM][kVectors];
+        multiply_few<Weights, kS, kM>(x, a.weight.as<const uint8_t>() + panel * panel_bytes, length * panel_bytes,
+                                      totals);
+        for (int s = 0; s < kS; ++s) {
+            for (int row = 0; row < kM; ++row) {
+                output(row, panel + s * length, totals[s][row]);
+            }
+        }
+    }
+    return begin + kS * length;
+}
+
+template <typename Weights, typename Output>
+void multiply_panels(const Args &a, const QuantizedRows<Weights> &x, int64_t m, int64_t begin, int64_t end,
+                     char *scratch, const Output &output) {
+    if (m <= kTileRows) {
+        with_rows<kTileRows>(m, [&](auto rows) {
+            begin = multiply_streams<Weights, kStreams, rows>(a, x, begin, end, output);
+            multiply_streams<Weights, 1, rows>(a, x, begin, end, output);
+        });
+        return;
+    }
+    const auto *const weight = a.weight.as<const uint8_t>();
+    const int64_t blocks = x.blocks();
+    for (int64_t panel = begin; panel < end; ++panel) {
+        const uint8_t *const data = weight + panel * blocks * Weights::kBlockBytes;
+        auto *const totals = reinterpret_cast<VecF *>(scratch);
+        std::memset(scratch, 0, static_cast<size_t>(m) * kVectors * sizeof(VecF));
+        for (int64_t block = 0; block < blocks; block += Weights::kRunBlocks) {
+            const int64_t count = blocks - block < Weights::kRunBlocks ? blocks - block : Weights::kRunBlocks;
+            UnpackedRun<Weights> run;
+            run.fill(data + block * Weights::kBlockBytes, count);
+            for (int64_t row = 0; row < m; row += kTileRows) {
+                with_rows<kTileRows>(m - row < kTileRows ? m - row : kTileRows, [&](auto rows) {
+                    const int64_t tile = row / kTileRows;
+                    add_run<Weights, rows>(x.groups(tile) + block * kBlockGroups * kGroupWords * rows,
+                                           x.scales(tile) + block / Weights::kRunBlocks * rows, count, run,
+                                           totals + row * kVectors);
+                });
+            }
+        }
+        for (int64_t row = 0; row < m; ++row) {
+            output(row, panel, totals + row * kVectors);
+        }
+    }
+}
+
+template <typename Weights> void multiply_by_dots(const Args &args) {
+    with_float_type(args.x.dtype, [&](auto type) {
+        multiply_passes<QuantizedRows<Weights>, Weights, kMaxRows, decltype(type)>(
+            args, [](const auto &, int64_t m) { return m > kTileRows ? m * kPanel * 4 : 0; },
+            [&](const auto &x, int64_t m, int64_t begin, int64_t end, char *scratch, const auto &output) {
+                multiply_panels(args, x, m, begin, end, scratch, output);
+            });
+    });
+}
+
+} // namespace
+} // namespace infini::INFINI_LEVEL

@@ -1,0 +1,53 @@
+"""quantize_group8: rows of a weight as int8 with scales of groups, as linear_group8 takes them.
+
+The kernel is csrc/infiniop/linear_group8/quantize_group8_cpu.cpp.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ._registry import OpSpec, nothing
+
+
+def quantize_group8(packed: Tensor, scales: Tensor, weight: Tensor, first_row: int = 0) -> None:
+    """Quantize rows of a weight to 8.5 bits, and write them into a packed one, in place.
+
+    The scale of a group of 16 columns is its largest magnitude divided by 127. The row's scale is the largest of them
+    divided by 127; the groups' are divided by it and rounded up to integers, at most 127, so that no weight is cut off;
+    weights are divided by the product of both and rounded to int8, ties to even. All of it is in float32 and gives the
+    same bits on every CPU. A row with infinity or NaN in it has the scale NaN and zeros otherwise.
+
+    Args:
+        packed: [panels of 16 rows, k / 64 rounded up, 1088] uint8 on the CPU, contiguous, written; other rows stay as
+            they are: calls with different rows may run at the same time.
+        scales: [at least first_row + rows] float32, written.
+        weight: [rows, k] float32, bfloat16 or float16; stride 1 in the last dimension, rows at any distance.
+        first_row: Which row of the packed weight the first one becomes.
+
+    Returns:
+        None.
+
+    Raises:
+        RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
+        NotImplementedError: For tensors that are not on the CPU.
+
+    Equivalent to:
+        >>> from torch_infini.ops._panels import GROUP8
+        >>> row = torch.arange(first_row, first_row + weight.shape[0])
+        >>> integers, group_scales, scales[row] = GROUP8.quantize(weight)
+        >>> GROUP8.put_rows(packed, row, integers, group_scales)
+
+    Source: Dai et al., VS-Quant, MLSys 2021, for group scales as small integers times a float.
+    """
+    torch.ops.infini.quantize_group8.default(packed, scales, weight, first_row)
+
+
+SPEC = OpSpec(
+    quantize_group8,
+    schema="(Tensor(a!) packed, Tensor(b!) scales, Tensor weight, int first_row=0) -> ()",
+    fake=nothing,
+    contiguous=("packed",),
+    devices=("cpu",),
+)
