@@ -18,6 +18,7 @@ COLUMNS = {  # how a CSV names an engine: how the tables do
     "eager": "transformers",
     "packed": "packed torch",
     "llama.cpp": "llama.cpp",
+    "ik_llama.cpp": "ik_llama.cpp",
     "OpenVINO": "OpenVINO",
 }
 

@@ -1,13 +1,14 @@
-"""Generation with Llama models of random weights: torch as it is, compiled, packed; llama.cpp; OpenVINO; torch_infini.
+"""Generation with Llama models of random weights: torch as it is, compiled, packed; llama.cpp and its fork
+ik_llama.cpp; OpenVINO; torch_infini.
 
     python benchmarks/generate.py --threads 1,2        # results/CPU/generate.csv, and a plot beside it
 
 Every engine has its own process and, where it is not of this one, its own environment (peers/engines.py), which is
-made in build/peers at the first run (minutes: llama.cpp is compiled). All of a cell take turns in every round, and
-medians count. What cannot be installed or fails stands in the CSV in words. logit_error is the root mean square of the
-distance from the float32 logits of the same bfloat16 weights, over theirs: the last of 48 tokens at once, then 16 one
-by one. share_of_limit: of a step's time, what reading its weights takes at the measured bandwidth. engine_ratio: the
-rate of torch_infini's engine over this one's, in the same rounds.
+made in build/peers at the first run (4 minutes each for llama.cpp and its fork: they are compiled). All of a cell take
+turns in every round, and medians count. What cannot be installed or fails stands in the CSV in words. logit_error is
+the root mean square of the distance from the float32 logits of the same bfloat16 weights, over theirs: the last of 48
+tokens at once, then 16 one by one. share_of_limit: of a step's time, what reading its weights takes at the measured
+bandwidth. engine_ratio: the rate of torch_infini's engine over this one's, in the same rounds.
 
 Cells besides the default ones: serve, many requests at once, tokens of their outputs a second; prefix, a first token
 behind a prefix that is in the cache and behind another one; read, a checkpoint's loading out of the page cache, and

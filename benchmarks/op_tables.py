@@ -35,14 +35,24 @@ def decode(rows: Rows) -> Cells:
 
 
 ENGINES = {"eager": "torch", "compile": "torch.compile", "packed": "packed"}
-ENGINES |= {engine: engine for engine in ("llama.cpp", "OpenVINO", "infini")}
+ENGINES |= {engine: engine for engine in ("llama.cpp", "ik_llama.cpp", "OpenVINO", "infini")}
 
 
-@table(
-    "generate.csv",
-    f"shape, cell, weights, threads | {' | '.join(ENGINES.values())} | infini: share of memory bandwidth",
-    "l" + "r" * (len(ENGINES) + 1),
-)
+def engine_of(row: dict[str, str]) -> str:
+    """Without its variant."""
+    return row["engine"].partition(" ")[0]
+
+
+def engines_in(rows: Rows) -> list[str]:
+    return [engine for engine in ENGINES if any(engine_of(row) == engine for row in rows)]
+
+
+def generate_heads(rows: Rows) -> str:
+    columns = (ENGINES[engine] for engine in engines_in(rows))
+    return " | ".join(["shape, cell, weights, threads", *columns, "infini: share of memory bandwidth"])
+
+
+@table("generate.csv", generate_heads)
 def generate(rows: Rows) -> Cells:
     """Generation by every engine, tokens a second; quantized weights with their logit error."""
 
@@ -56,8 +66,9 @@ def generate(rows: Rows) -> Cells:
 
     key_of = lambda row: tuple(row[name] for name in ("shape", "cell", "dtype", "threads"))
     for key in dict.fromkeys(map(key_of, rows)):
-        of_cell = [(row["engine"].partition(" ")[0], row) for row in rows if key_of(row) == key]
-        entries = (", ".join(entry(row) for engine, row in of_cell if engine == name) or "-" for name in ENGINES)
+        of_cell = [(engine_of(row), row) for row in rows if key_of(row) == key]
+        columns = engines_in(rows)
+        entries = (", ".join(entry(row) for engine, row in of_cell if engine == name) or "-" for name in columns)
         shares = [number(row, "share_of_limit", "{:.0%}") for _, row in of_cell if row["engine"] == "infini"]
         yield [", ".join(key), *entries, shares[0] if shares else "-"]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import runpy
 import shlex
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -357,6 +359,28 @@ def test_llama_cpp_where_there_is_amx(engines: Any) -> None:
     plain, without = engines.llama_cpp(amx=False), engines.llama_cpp(amx=True)
     assert (plain.variables, plain.note) == ({}, "") and plain.name != without.name
     assert "-mno-amx-int8" in without.variables["CMAKE_ARGS"] and "without AMX" in without.note
+
+
+def test_peers_have_their_files(engines: Any) -> None:
+    """Their workers, and what their builds read."""
+    scripts = {engines.WORKERS / peer.script for peer in engines.PEERS.values()}
+    (include,) = re.findall("INCLUDE='(.*)'", engines.IK_LLAMA_CPP.variables["CMAKE_ARGS"])
+    assert all(path.is_file() for path in (*scripts, Path(include)))
+
+
+@pytest.mark.full
+def test_generate_where_a_peer_cannot_be_built(
+    engines: Any, measured: Any, tmp_path: Path, peers: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It stands in the CSV in words, in the first run and in the next one."""
+    pytest.importorskip("transformers")
+    environment = engines.Environment("broken", (("install", "--no-index", "no-such-package"),), "import nothing")
+    monkeypatch.setitem(engines.PEERS, "OpenVINO", replace(engines.PEERS["OpenVINO"], environment=environment))
+    command = "generate.py --cells generate --shapes tiny --threads 1 --dtypes int8 --rounds 1 --peers OpenVINO"
+    for _ in range(2):
+        (row,) = measured(tmp_path / "generate.csv", f"{command} --folder {peers}")
+        assert row["engine"] == "OpenVINO" and row["tokens_per_s"] == ""
+        assert row["note"].startswith("could not be installed: ") and "no-such-package" in row["note"]
 
 
 def test_names_of_machines(monkeypatch: pytest.MonkeyPatch) -> None:

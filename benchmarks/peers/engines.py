@@ -49,6 +49,13 @@ def llama_cpp(amx: bool) -> Environment:
 
 
 LLAMA_CPP = llama_cpp("amx_tile" in facts().get("flags", "").split())
+# The fork of llama.cpp with formats and kernels of its own. From source too: its wheel has neither AVX-512 nor VNNI.
+IK_LLAMA_CPP = Environment(
+    "ik_llama_cpp",
+    (("install", "--no-binary", "ik-llama-cpp-python", "ik-llama-cpp-python==0.1.5", "gguf==0.19.0"),),
+    "import ik_llama_cpp, gguf",
+    {"CMAKE_ARGS": f"-DCMAKE_PROJECT_ik_llama_cpp_python_INCLUDE='{WORKERS / 'ik_llama_cpp.cmake'}'"},
+)
 OPENVINO = Environment(
     "openvino",
     (
@@ -80,7 +87,12 @@ PEERS = {
     "compile": Peer("torch_models.py", {"bfloat16": ("compile",)}, kinds=ALONE),
     "packed": Peer("torch_models.py", {"bfloat16": ("packed",)}, kinds=ALONE),
     "llama.cpp": Peer(
-        "gguf_models.py", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, LLAMA_CPP
+        "llama_cpp_models.py", {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M")}, LLAMA_CPP
+    ),
+    "ik_llama.cpp": Peer(
+        "ik_llama_cpp_models.py",
+        {"bfloat16": ("BF16",), "int8": ("Q8_0",), "int4": ("Q4_0", "Q4_K_M", "IQ4_K", "IQ4_KS")},
+        IK_LLAMA_CPP,
     ),
     "OpenVINO": Peer("openvino_models.py", dict.fromkeys(DTYPES, ("",)), OPENVINO),
     "infini": Peer("torch_models.py", dict.fromkeys(DTYPES, ("infini",))),

@@ -1,6 +1,6 @@
-"""Worker for llama.cpp, through the C interface that llama-cpp-python has: BF16, Q8_0, Q4_0 and Q4_K_M.
+"""What the workers for llama.cpp and its fork share: the models in GGUF, and the C interface that both have.
 
-The checkpoint is written as GGUF with the gguf package, and quantized by llama.cpp itself with its default mixtures.
+The checkpoint is written as GGUF with the gguf package, and quantized by each project itself with its default mixtures.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import gguf
-import llama_cpp
 import numpy as np
 import protocol
 
@@ -94,60 +93,107 @@ def write_bf16(folder: Path, path: Path) -> None:
     writer.close()
 
 
-def converted(folder: Path, variant: str) -> Path:
-    """The GGUF file of a variant, made where there is none."""
-    path = folder / f"{variant}.gguf"
-    if not path.exists():
-        part = path.with_suffix(".part")
-        if variant == "BF16":
-            write_bf16(folder, part)
-        else:
-            options = llama_cpp.llama_model_quantize_default_params()
-            options.ftype = getattr(llama_cpp, f"LLAMA_FTYPE_MOSTLY_{variant}")
-            source = converted(folder, "BF16")
-            status = llama_cpp.llama_model_quantize(bytes(source), bytes(part), ctypes.byref(options))
-            if status:
-                raise RuntimeError(f"llama_model_quantize returned {status}")
-        part.rename(path)
-    return path
+class GgufParameters(ctypes.Structure):
+    """gguf_init_params of ggml: where to put the context that has a file's tensors."""
+
+    _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.POINTER(ctypes.c_void_p)))
+
+
+def tensor_bytes(library: ctypes.CDLL, path: Path) -> dict[str, int]:
+    """Bytes of each tensor of a file, as the library has them: the gguf package does not know the fork's formats."""
+
+    def call(name: str, result: Any, *arguments: Any) -> Any:
+        function = library[name]
+        function.restype = result
+        return function(*arguments)
+
+    context = ctypes.c_void_p()
+    parameters = GgufParameters(True, ctypes.pointer(context))
+    file = ctypes.c_void_p(call("gguf_init_from_file", ctypes.c_void_p, bytes(path), parameters))
+    if not file:
+        raise RuntimeError(f"{path.name} cannot be read")
+    sizes = {}
+    tensor = call("ggml_get_first_tensor", ctypes.c_void_p, context)
+    while tensor:
+        this = ctypes.c_void_p(tensor)
+        sizes[call("ggml_get_name", ctypes.c_char_p, this).decode()] = call("ggml_nbytes", ctypes.c_size_t, this)
+        tensor = call("ggml_get_next_tensor", ctypes.c_void_p, context, this)
+    call("gguf_free", None, file)
+    call("ggml_free", None, context)
+    return sizes
 
 
 class GgufModels(protocol.Worker):
+    """A worker for one of the two.
+
+    Attributes:
+        api: The module of the functions and structures of llama.h.
+        version: Of its package.
+        prefix: Of the names of the files that its quantizer makes.
+    """
+
+    api: Any
+    version: str
+    prefix: str
+
+    def quantize(self, source: Path, variant: str, path: Path) -> None:
+        """Write a file in another format."""
+        raise NotImplementedError
+
+    def model_options(self) -> Any:
+        """How to load the model."""
+        return self.api.llama_model_default_params()
+
+    def clear(self, context: Any) -> None:
+        """Empty the cache."""
+        raise NotImplementedError
+
+    def converted(self, folder: Path, variant: str) -> Path:
+        """The GGUF file of a variant, made where there is none."""
+        path = folder / (f"{variant}.gguf" if variant == "BF16" else f"{self.prefix}{variant}.gguf")
+        if not path.exists():
+            part = path.with_suffix(".part")
+            if variant == "BF16":
+                write_bf16(folder, part)
+            else:
+                self.quantize(self.converted(folder, "BF16"), variant, part)
+            part.rename(path)
+        return path
+
     def load(self, folder: str, variant: str, dtype: str, threads: int) -> dict[str, Any]:
-        self.path = converted(Path(folder), variant)
+        self.path = self.converted(Path(folder), variant)
         self.threads = threads
         self.vocabulary = protocol.vocabulary(folder)
         self.contexts: dict[tuple[int, int], Any] = {}
-        self.high_level: llama_cpp.Llama | None = None
-        llama_cpp.llama_backend_init()
-        self.model = llama_cpp.llama_model_load_from_file(bytes(self.path), llama_cpp.llama_model_default_params())
+        self.api.llama_backend_init()
+        self.model = self.api.llama_model_load_from_file(bytes(self.path), self.model_options())
         if not self.model:
-            raise RuntimeError(f"llama.cpp could not load {self.path.name}")
-        tensors = gguf.GGUFReader(self.path).tensors
+            raise RuntimeError(f"{self.path.name} could not be loaded")
+        sizes = tensor_bytes(self.api._lib, self.path)
         return {
-            "version": f"llama-cpp-python {llama_cpp.__version__}",
-            "weight_bytes": int(sum(tensor.n_bytes for tensor in tensors if tensor.name != "token_embd.weight")),
+            "version": self.version,
+            "weight_bytes": sum(size for name, size in sizes.items() if name != "token_embd.weight"),
         }
 
     def context(self, batch: int, length: int) -> Any:
         """An empty context for `batch` sequences of `length` tokens; made once."""
         key = (batch, length)
         if key not in self.contexts:
-            options = llama_cpp.llama_context_default_params()
+            options = self.api.llama_context_default_params()
             options.n_ctx = batch * (length + 256)  # llama.cpp gives each sequence its part, in multiples of 256
             options.n_batch = BLOCK
             options.n_seq_max = batch
             options.n_threads = options.n_threads_batch = self.threads
-            self.contexts[key] = llama_cpp.llama_init_from_model(self.model, options)
+            self.contexts[key] = self.api.llama_init_from_model(self.model, options)
             if not self.contexts[key]:
                 raise RuntimeError("llama_init_from_model failed")
-        llama_cpp.llama_memory_clear(llama_cpp.llama_get_memory(self.contexts[key]), True)
+        self.clear(self.contexts[key])
         return self.contexts[key]
 
     @contextlib.contextmanager
     def batch(self, pieces: list[tuple[int, int, list[int]]]) -> Any:
         """Pieces of (sequence, position, tokens); logits of each piece's last token."""
-        batch = llama_cpp.llama_batch_init(sum(len(tokens) for *_, tokens in pieces), 0, 1)
+        batch = self.api.llama_batch_init(sum(len(tokens) for *_, tokens in pieces), 0, 1)
         i = 0
         for sequence, position, tokens in pieces:
             for offset, token in enumerate(tokens):
@@ -159,17 +205,17 @@ class GgufModels(protocol.Worker):
         try:
             yield batch
         finally:
-            llama_cpp.llama_batch_free(batch)
+            self.api.llama_batch_free(batch)
 
     def run(self, context: Any, batch: Any) -> None:
-        status = llama_cpp.llama_decode(context, batch)
+        status = self.api.llama_decode(context, batch)
         if status:
             raise RuntimeError(f"llama_decode returned {status}")
-        llama_cpp.llama_synchronize(context)
+        self.api._lib.llama_synchronize(ctypes.c_void_p(context))
 
     def row(self, context: Any, index: int) -> np.ndarray:
         """The logits of one token of the last batch; -1: of its last."""
-        pointer = llama_cpp.llama_get_logits_ith(context, index)
+        pointer = self.api.llama_get_logits_ith(context, index)
         return np.ctypeslib.as_array(pointer, (self.vocabulary,))
 
     def logits(self, tokens: list[int], prompt: int, out: str) -> None:
@@ -202,25 +248,6 @@ class GgufModels(protocol.Worker):
             self.row(context, -1)
             return time.perf_counter() - start
 
-    def generate(self, prompt: int, steps: int) -> float:
-        if self.high_level is None:
-            self.high_level = llama_cpp.Llama(
-                str(self.path),
-                n_ctx=prompt + steps,
-                n_threads=self.threads,
-                n_threads_batch=self.threads,
-                verbose=False,
-            )
-        (tokens,) = protocol.prompt(1, prompt, self.vocabulary)
-        self.high_level.reset()  # or it would keep the prompt of the last call
-        start = time.perf_counter()
-        source = self.high_level.generate(tokens, temp=0.0)
-        for _ in range(steps):
-            next(source)
-        seconds = time.perf_counter() - start
-        source.close()
-        return seconds
-
     def serve(self, prompts: list[list[int]], outputs: list[int]) -> float:
         """A sequence for each request, as llama-server does with as many slots: a batch is one token of each request
         that generates, and of prompts what fits."""
@@ -249,10 +276,5 @@ class GgufModels(protocol.Worker):
 
     def release(self) -> None:
         for context in self.contexts.values():
-            llama_cpp.llama_free(context)
+            self.api.llama_free(context)
         self.contexts.clear()
-        self.high_level = None
-
-
-if __name__ == "__main__":
-    protocol.serve(GgufModels())
