@@ -18,7 +18,6 @@ reading its files as they are into fresh memory.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,17 +25,15 @@ from pathlib import Path
 from typing import Any
 
 import harness
-import numpy as np
 import plot
-from harness import MODELS, Results
+from contestants import Contestant, Contestants, add_options
+from harness import Results
 from peers import protocol
-from peers.engines import DTYPES, PEERS, Failure, Process
+from peers.engines import DTYPES, PEERS, Failure
 
 from torch_infini._bandwidth import read_bandwidth
 from torch_infini.testing import threads_set_to
-from torch_infini.testing.llama import SHAPES, saved_llama
-
-PROMPT, TOKENS = 48, 64  # of the logit error
+from torch_infini.testing.llama import SHAPES
 
 
 @dataclass(frozen=True)
@@ -74,17 +71,6 @@ COLUMNS = (
 )
 
 
-@dataclass
-class Contestant:
-    """An engine with weights of one dtype while it is measured."""
-
-    engine: str
-    name: str
-    process: Process
-    version: str
-    weight_bytes: int
-
-
 def label(engine: str, variant: str, dtype: str) -> str:
     """An engine's name in the CSV: with its variant where it has several for weights of this dtype."""
     return f"{engine} {variant}" if len(PEERS[engine].variants[dtype]) > 1 else engine
@@ -95,50 +81,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, results: Results) -> None:
         self.options, self.results = options, results
-        self.folder: Path = options.folder
-        self.errors: dict[tuple[str, str, str], float] = {}
-
-    def start(self, engine: str, variant: str, checkpoint: Path, dtype: str, threads: int) -> Contestant:
-        """A worker with its model, whose logit error is known."""
-        name = label(engine, variant, dtype)
-        log = self.folder / "logs" / f"{checkpoint.name}-{name.replace(' ', '-')}-{dtype}.log"
-        process = Process(PEERS[engine], self.folder, threads, log, self.options.patience)
-        try:
-            loaded = process.ask("load", folder=str(checkpoint), variant=variant, dtype=dtype, threads=threads)
-            environment = PEERS[engine].environment
-            version = ", ".join(filter(None, (loaded["version"], environment.note if environment else "")))
-            contestant = Contestant(engine, name, process, version, loaded["weight_bytes"])
-            key = (checkpoint.name, name, dtype)
-            if key not in self.errors:  # of the number of threads that comes first: it hardly depends on it
-                self.errors[key] = self.logit_error(process, checkpoint)
-        except Failure:
-            process.close()
-            raise
-        return contestant
-
-    def logits(self, process: Process, checkpoint: Path) -> np.ndarray:
-        (tokens,) = protocol.prompt(1, TOKENS, protocol.vocabulary(str(checkpoint)))
-        out = self.folder / "logs" / f"logits-{os.getpid()}"
-        process.ask("logits", tokens=tokens, prompt=PROMPT, out=str(out))
-        values = np.fromfile(out, np.float32)
-        out.unlink()
-        return values
-
-    def logit_error(self, process: Process, checkpoint: Path) -> float:
-        reference = np.load(checkpoint / "reference.npy").astype(np.float64)
-        distance = self.logits(process, checkpoint) - reference
-        return float(np.sqrt((distance**2).mean() / (reference**2).mean()))
-
-    def checkpoint(self, shape: str) -> Path:
-        """The Hugging Face folder of a shape, with the float32 logits that all are compared with; made once."""
-        folder = saved_llama(shape, self.folder / "models")
-        if not (folder / "reference.npy").exists():
-            threads = os.cpu_count() or 1
-            reference = Process(PEERS["eager"], self.folder, threads, self.folder / "logs" / "reference.log", 3600)
-            reference.ask("load", folder=str(folder), variant="eager", dtype="float32", threads=threads)
-            np.save(folder / "reference.npy", self.logits(reference, folder))
-            reference.close()
-        return folder
+        self.models = Contestants(options.folder, options.patience)
 
     def arguments(self, cell: Cell, checkpoint: Path) -> dict[str, Any]:
         """Of the call that measures a cell."""
@@ -187,17 +130,18 @@ class Bench:
 
     def group(self, shape: str, threads: int, dtype: str, cells: Sequence[str]) -> None:
         """All cells of a shape with weights of one dtype, by all the engines that have it."""
-        checkpoint = self.checkpoint(shape)
+        checkpoint = self.models.checkpoint(shape)
         contestants: list[Contestant] = []
         try:
             for engine in self.options.peers:
                 mine = [name for name in cells if CELLS[name].kind in PEERS[engine].kinds]
                 for variant in PEERS[engine].variants.get(dtype, ()) if mine else ():
+                    who = label(engine, variant, dtype)
                     try:
-                        contestants.append(self.start(engine, variant, checkpoint, dtype, threads))
+                        contestants.append(self.models.start(engine, who, variant, checkpoint, dtype, threads))
                     except Failure as failure:
                         for name in mine:
-                            self.add(shape, threads, name, dtype, label(engine, variant, dtype), note=str(failure))
+                            self.add(shape, threads, name, dtype, who, note=str(failure))
             for name in cells:
                 some = [one for one in contestants if CELLS[name].kind in PEERS[one.engine].kinds]
                 self.cell(shape, threads, name, dtype, some)
@@ -207,7 +151,7 @@ class Bench:
 
     def cell(self, shape: str, threads: int, name: str, dtype: str, contestants: Sequence[Contestant]) -> None:
         cell = CELLS[name]
-        arguments = self.arguments(cell, self.checkpoint(shape))
+        arguments = self.arguments(cell, self.models.checkpoint(shape))
         tokens = {
             "decode": cell.batch * self.options.steps,
             "prefill": cell.length,
@@ -221,7 +165,7 @@ class Bench:
             values: dict[str, Any] = {
                 "version": contestant.version,
                 "read_gb_per_s": bandwidth / 1e9,
-                "logit_error": self.errors[shape, contestant.name, dtype],
+                "logit_error": contestant.logit_error,
             }
             if isinstance(result, Failure):
                 self.add(shape, threads, name, dtype, contestant.name, note=str(result), **values)
@@ -264,8 +208,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     )
     help_text = "of a decode measurement and generate() (default: 32)"
     parser.add_argument("--steps", type=harness.count, default=32, help=help_text)
-    parser.add_argument("--patience", type=float, default=3600, help="seconds for one answer (default: 3600)")
-    parser.add_argument("--folder", type=Path, default=MODELS, help="models and environments (build/peers)")
+    add_options(parser)
     options = parser.parse_args(argv)
     with Results(options.out, COLUMNS) as results:
         Bench(options, results).run()

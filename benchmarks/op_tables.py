@@ -73,6 +73,17 @@ def generate(rows: Rows) -> Cells:
         yield [", ".join(key), *entries, shares[0] if shares else "-"]
 
 
+@table("error-bits.csv", "shape, format | bits a weight | error of the logits")
+def error_bits(rows: Rows) -> Cells:
+    """Formats of integers from small to large; the engine's in bold letters."""
+    size = lambda row: float(row["bits_per_weight"] or "inf")  # a format that failed has none
+    for shape in dict.fromkeys(row["shape"] for row in rows):
+        for row in sorted((row for row in rows if row["shape"] == shape), key=size):
+            ours = row["engine"] == "engine"
+            name = f'**`weights="{row["format"]}"`**' if ours else f"{row['engine']} {row['format']}"
+            yield [f"{shape}, {name}", number(row, "bits_per_weight", "{:.2f}"), number(row, "logit_error", "{:.1%}")]
+
+
 @table(
     "steps.csv",
     "step, weights, threads | ms | products | attention | other ops | host | products read weights at",

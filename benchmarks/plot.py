@@ -1,13 +1,14 @@
-"""Draws generate.csv or collectives.csv as an SVG file beside it.
+"""Draws generate.csv, collectives.csv or error-bits.csv as an SVG file beside it.
 
     python benchmarks/plot.py [CSV]        # by default generate.csv of this kind of CPU
 
 Of generate.py: a panel a cell, a bar an engine, tokens a second. Of collectives.py: the time of an all-reduce against
-its size, both logarithmic.
+its size, both logarithmic. Of error_bits.py: a panel a shape, a point a format, the logarithm of the error.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
 import sys
 from collections.abc import Sequence
@@ -43,7 +44,13 @@ LINES = {  # column: what it is, colour, dashes
     "op_us": ("torch.ops.infini.all_reduce_", OURS, "5 3"),
     "copy_us": ("memcpy of as many bytes", "#777", "2 3"),
 }
+POINTS = {  # engine: what it is, colour
+    "engine": (ENGINES["engine"], OURS),
+    "llama.cpp": ("llama.cpp", THEIRS),
+    "ik_llama.cpp": ("ik_llama.cpp", "#d97706"),
+}
 Rows = Sequence[dict[str, str]]
+Box = tuple[float, float, float, float]  # left, top, right, bottom
 
 
 def text(x: float, y: float, content: str, **attributes: object) -> str:
@@ -149,10 +156,72 @@ def curves(rows: Rows) -> str:
     return document(width, height, parts)
 
 
+def overlap(a: Box, b: Box) -> bool:
+    return a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]
+
+
+def free_box(x: float, y: float, width: float, taken: Sequence[Box]) -> Box:
+    """Where a name of one line goes: right or left of its point, at the next height where nothing else is."""
+    boxes = (
+        (left, top, left + width, top + 12)
+        for distance in itertools.count(step=7)
+        for top in (y - 6 - distance, y - 6 + distance)
+        for left in (x + 9, x - 9 - width)
+    )
+    return next(box for box in boxes if not any(overlap(box, other) for other in taken))
+
+
+def points(rows: Rows) -> str:
+    """The panels side by side, with the same axes."""
+    rows = [row for row in rows if row["logit_error"]]
+    if not rows:
+        return document(0, 0, [])
+    bits, errors = ([float(row[name]) for row in rows] for name in ("bits_per_weight", "logit_error"))
+    first, last = math.floor(min(bits)), math.floor(max(bits)) + 1
+    steps = [digit * 10.0**power for power in range(-5, 2) for digit in (1, 2, 5)]
+    low, high = max(s for s in steps if s <= min(errors)), min(s for s in steps if s >= max(errors))
+    parts = []
+    shapes = list(dict.fromkeys(row["shape"] for row in rows))
+    below = 2 * MARGIN + HEIGHT
+    for i, shape in enumerate(shapes):
+        left = LEFT + i * (WIDTH + LEFT)
+
+        def place(row: dict[str, str], left: float = left) -> tuple[float, float]:
+            share = math.log(high / float(row["logit_error"])) / math.log(high / low)
+            return left + WIDTH * (float(row["bits_per_weight"]) - first) / (last - first), 2 * MARGIN + HEIGHT * share
+
+        parts.append(text(left, MARGIN + 4, f"{shape}: error of the logits by bits a weight", font_weight="bold"))
+        for step in (step for step in steps if low <= step <= high):
+            at = 2 * MARGIN + HEIGHT * math.log(high / step) / math.log(high / low)
+            parts.append(f'<line x1="{left}" y1="{at:.1f}" x2="{left + WIDTH}" y2="{at:.1f}" stroke="#ddd"/>')
+            parts.append(text(left - 6, at + 4, f"{step:.3g}" if step < 0.01 else f"{step:.0%}", text_anchor="end"))
+        for number in range(first, last + 1):
+            at = left + WIDTH * (number - first) / (last - first)
+            parts.append(text(at, below + 18, str(number), text_anchor="middle"))
+        of_shape = sorted((row for row in rows if row["shape"] == shape), key=place)
+        taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in map(place, of_shape)]
+        for row in of_shape:
+            (x, y), name, colour = place(row), row["format"], POINTS[row["engine"]][1]
+            box = free_box(x, y, 8.0 * len(name), taken)
+            taken.append(box)
+            weight = "bold" if row["engine"] == "engine" else "normal"
+            anchor, at = ("start", box[0]) if box[0] > x else ("end", box[2])
+            parts.append(f'<line x1="{x:.1f}" y1="{y:.1f}" x2="{at:.1f}" y2="{box[1] + 6:.1f}" stroke="{colour}"/>')
+            parts.append(f'<circle cx="{x:.1f}" cy="{y:.1f}" r="4" fill="{colour}"/>')
+            parts.append(text(at, box[1] + 10, name, text_anchor=anchor, font_weight=weight))
+    for i, (words, colour) in enumerate(POINTS.values()):
+        x = LEFT + 160 * i
+        parts.append(f'<circle cx="{x + 4}" cy="{below + 36}" r="4" fill="{colour}"/>')
+        parts.append(text(x + 14, below + 40, words))
+    return document(len(shapes) * (WIDTH + LEFT) + MARGIN, below + 40 + MARGIN, parts)
+
+
 def drawn(table: Path) -> str:
-    """A CSV file of generate.py or collectives.py as SVG."""
+    """A CSV file of generate.py, collectives.py or error_bits.py as SVG."""
     rows = read_csv(table)
-    return bars([row for row in rows if row["cell"] in TITLES]) if "cell" in rows[0] else curves(rows)
+    if "cell" in rows[0]:
+        return bars([row for row in rows if row["cell"] in TITLES])
+    return points(rows) if "bits_per_weight" in rows[0] else curves(rows)
 
 
 def write(table: Path) -> Path:

@@ -23,6 +23,7 @@ import torch_infini
 from torch_infini import _cpu
 from torch_infini._bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import interleaved_medians
+from torch_infini.weights import served
 
 ROOT = Path(__file__).parents[1]
 PROVENANCE = ["cpu", "capability", "torch", "commit", "command"]
@@ -285,6 +286,17 @@ def peers(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("peers")
 
 
+@pytest.fixture
+def unbuildable(engines: Any, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Gives a peer an environment that pip cannot make."""
+
+    def let(peer: str) -> None:
+        broken = engines.Environment("broken", (("install", "--no-index", "no-such-package"),), "import nothing")
+        monkeypatch.setitem(engines.PEERS, peer, replace(engines.PEERS[peer], environment=broken))
+
+    return let
+
+
 @pytest.mark.full
 def test_generate(measured: Any, tmp_path: Path, peers: Path) -> None:
     """The processes of the engines, with the two that need no environment of their own."""
@@ -326,6 +338,39 @@ def test_generate_with_the_engine(measured: Any, tmp_path: Path, peers: Path) ->
         assert bool(row["tokens_per_s"]) == (row["cell"] not in ("prefix-1024", "read"))
         assert bool(row["engine_ratio"]) == (row["cell"] != "prefix-1024")
     assert "32 requests at once" in out.with_suffix(".svg").read_text()
+
+
+@pytest.mark.full
+def test_error_bits(measured: Any, tmp_path: Path, peers: Path, unbuildable: Callable[[str], None]) -> None:
+    """Of the engine, what `weights=` may be; a peer that cannot be built has words in place of numbers."""
+    pytest.importorskip("transformers")
+    unbuildable("ik_llama.cpp")
+    out = tmp_path / "error-bits.csv"
+    rows = measured(out, f"error_bits.py --shapes tiny --peers ik_llama.cpp,engine --folder {peers}")
+    ours = {row["format"]: row for row in rows if row["engine"] == "engine"}
+    assert tuple(ours) == served() and all(row["note"] == "" for row in ours.values())
+    bits, errors = (
+        {name: float(row[column]) for name, row in ours.items()} for column in ("bits_per_weight", "logit_error")
+    )
+    rows_of_weights, weights = 2 * 1024 + 512, 2 * 147456 + 65536  # two layers and the head
+    assert bits["int8"] == pytest.approx(8 + 32 * rows_of_weights / weights, abs=1e-3)
+    assert 4.5 < bits["int4"] < 6 and errors["int8"] < errors["int4"] < 0.2
+    theirs = [row for row in rows if row["engine"] == "ik_llama.cpp"]
+    assert values(theirs, "bits_per_weight", "logit_error") == [("", "")] * 3
+    assert all(row["note"].startswith("could not be installed: ") for row in theirs)
+    drawing = out.with_suffix(".svg").read_text()
+    assert drawing.count("<circle") == len(ours) + 3 and all(f">{name}<" in drawing for name in ours)
+
+
+def test_names_in_a_plot_are_apart() -> None:
+    """Whatever is there already, the nearest box that is free."""
+    plot = importlib.import_module("plot")
+    first = plot.free_box(100, 50, 30, [])
+    assert first == (109, 44, 139, 56)
+    second = plot.free_box(100, 50, 30, [first])
+    third = plot.free_box(100, 50, 30, [first, second])
+    assert second == (61, 44, 91, 56)
+    assert not any(plot.overlap(a, b) for a, b in ((first, second), (first, third), (second, third)))
 
 
 FAILING = """
@@ -370,12 +415,11 @@ def test_peers_have_their_files(engines: Any) -> None:
 
 @pytest.mark.full
 def test_generate_where_a_peer_cannot_be_built(
-    engines: Any, measured: Any, tmp_path: Path, peers: Path, monkeypatch: pytest.MonkeyPatch
+    measured: Any, tmp_path: Path, peers: Path, unbuildable: Callable[[str], None]
 ) -> None:
     """It stands in the CSV in words, in the first run and in the next one."""
     pytest.importorskip("transformers")
-    environment = engines.Environment("broken", (("install", "--no-index", "no-such-package"),), "import nothing")
-    monkeypatch.setitem(engines.PEERS, "OpenVINO", replace(engines.PEERS["OpenVINO"], environment=environment))
+    unbuildable("OpenVINO")
     command = "generate.py --cells generate --shapes tiny --threads 1 --dtypes int8 --rounds 1 --peers OpenVINO"
     for _ in range(2):
         (row,) = measured(tmp_path / "generate.csv", f"{command} --folder {peers}")

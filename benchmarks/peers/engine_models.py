@@ -21,6 +21,7 @@ from torch_infini import LLM, SamplingParams
 from torch_infini.distributed import init_tp_group
 from torch_infini.engine.runner import ChunkInput, make_worker
 from torch_infini.models import Llama
+from torch_infini.nn import Linear
 
 BLOCK = 32
 SUFFIX = 32  # tokens of a request behind its prefix
@@ -42,9 +43,12 @@ class EngineModels(protocol.Worker):
         self.model = Llama.from_pretrained(folder, self.weights, progress=False, tp_group=tp_group)
         self.llms: dict[tuple[Any, ...], LLM] = {}
         self.random = random.Random(0)
+        ranks = 1 if tp_group is None else threads
+        linear = [module for module in self.model.modules() if isinstance(module, Linear)]
         return {
             "version": f"torch_infini {torch_infini.__version__}, torch {torch.__version__}",
-            "weight_bytes": self.model.bytes_per_step * (1 if tp_group is None else threads),
+            "weight_bytes": self.model.bytes_per_step * ranks,
+            "linear_bytes": sum(p.nbytes for layer in linear for p in layer.parameters()) * ranks,
         }
 
     def llm(self, sequences: int, length: int, **settings: Any) -> LLM:

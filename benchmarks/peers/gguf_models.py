@@ -99,8 +99,11 @@ class GgufParameters(ctypes.Structure):
     _fields_ = (("no_alloc", ctypes.c_bool), ("context", ctypes.POINTER(ctypes.c_void_p)))
 
 
-def tensor_bytes(library: ctypes.CDLL, path: Path) -> dict[str, int]:
-    """Bytes of each tensor of a file, as the library has them: the gguf package does not know the fork's formats."""
+def tensor_bytes(library: ctypes.CDLL, path: Path) -> dict[tuple[str, int], int]:
+    """Bytes of each tensor of a file, by its name and dimensions.
+
+    As the library has them: the gguf package does not know the fork's formats.
+    """
 
     def call(name: str, result: Any, *arguments: Any) -> Any:
         function = library[name]
@@ -116,7 +119,8 @@ def tensor_bytes(library: ctypes.CDLL, path: Path) -> dict[str, int]:
     tensor = call("ggml_get_first_tensor", ctypes.c_void_p, context)
     while tensor:
         this = ctypes.c_void_p(tensor)
-        sizes[call("ggml_get_name", ctypes.c_char_p, this).decode()] = call("ggml_nbytes", ctypes.c_size_t, this)
+        name = call("ggml_get_name", ctypes.c_char_p, this).decode()
+        sizes[name, call("ggml_n_dims", ctypes.c_int, this)] = call("ggml_nbytes", ctypes.c_size_t, this)
         tensor = call("ggml_get_next_tensor", ctypes.c_void_p, context, this)
     call("gguf_free", None, file)
     call("ggml_free", None, context)
@@ -169,10 +173,11 @@ class GgufModels(protocol.Worker):
         self.model = self.api.llama_model_load_from_file(bytes(self.path), self.model_options())
         if not self.model:
             raise RuntimeError(f"{self.path.name} could not be loaded")
-        sizes = tensor_bytes(self.api._lib, self.path)
+        sizes = {key: n for key, n in tensor_bytes(self.api._lib, self.path).items() if key[0] != "token_embd.weight"}
         return {
             "version": self.version,
-            "weight_bytes": sum(size for name, size in sizes.items() if name != "token_embd.weight"),
+            "weight_bytes": sum(sizes.values()),
+            "linear_bytes": sum(size for (_, dimensions), size in sizes.items() if dimensions == 2),
         }
 
     def context(self, batch: int, length: int) -> Any:

@@ -33,7 +33,8 @@ class Worker:
             threads: To compute with.
 
         Returns:
-            version: A text. weight_bytes: what a decode step reads, all weights but the embedding.
+            version: A text. weight_bytes: what a decode step reads, all weights but the embedding. linear_bytes: of
+            these, those of linear layers; from the workers that error_bits.py asks.
         """
         raise NotImplementedError
 
