@@ -200,7 +200,7 @@ def points(rows: Rows) -> str:
             parts.append(text(at, below + 18, str(number), text_anchor="middle"))
         of_shape = sorted((row for row in rows if row["shape"] == shape), key=place)
         taken: list[Box] = [(x - 4, y - 4, x + 4, y + 4) for x, y in map(place, of_shape)]
-        for row in of_shape:
+        for row in sorted(of_shape, key=lambda row: row["engine"] != "engine"):  # the engine's names are nearest
             (x, y), name, colour = place(row), row["format"], POINTS[row["engine"]][1]
             box = free_box(x, y, 8.0 * len(name), taken)
             taken.append(box)
