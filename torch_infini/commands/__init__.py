@@ -1,6 +1,6 @@
 """The commands of python -m torch_infini, by name."""
 
-from . import bench, chat, demo, device, doctor, env, generate, ops, root, run, serve, tune
+from . import bench, chat, demo, device, doctor, env, generate, ops, quantize, root, run, serve, tune
 from .errors import CommandError
 
 COMMANDS = {
@@ -12,6 +12,7 @@ COMMANDS = {
     "env": env,
     "generate": generate,
     "ops": ops,
+    "quantize": quantize,
     "root": root,
     "run": run,
     "serve": serve,

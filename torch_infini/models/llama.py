@@ -542,8 +542,6 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) ->
             f"{', '.join(unknown[:5])}"
         )
     of_layers = {format for name, format in formats.items() if name != "lm_head"}
-    if formats["lm_head"] != "dense" and FORMATS[formats["lm_head"]].serves != "int8":
-        raise ValueError(f"torch_infini.models.Llama: lm_head must be stored as int8, got {formats['lm_head']}")
     wanted = {"dense" if format == "dense" else FORMATS[format].serves for format in of_layers}
     if weights not in ("dense", *wanted):
         raise ValueError(

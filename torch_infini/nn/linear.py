@@ -212,7 +212,8 @@ def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str
     """
     if weights not in ("dense", *served()):
         known = ", ".join(map(repr, ("dense", *served())))
-        raise ValueError(f"torch_infini.models: weights must be one of {known}, got {weights!r}")
+        hint = ": python -m torch_infini quantize makes a folder of it" if weights.startswith("auto:") else ""
+        raise ValueError(f"torch_infini.models: weights must be one of {known}, got {weights!r}{hint}")
     if weights != "dense":
         return best(weights, device).name
     packs = dtype == torch.bfloat16 and backing_type(device) == "cpu" and not _library.emulates_cuda()

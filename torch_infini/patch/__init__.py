@@ -16,15 +16,16 @@ from types import ModuleType
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from .._import_hooks import after_import
 from ..weights import served
 from .decoder import find_decoder
-from .report import PatchReport, Row, Verification
+from .report import Budget, PatchReport, Row, Verification
 from .swap import STATE, Patched
 
 __all__ = [
+    "Budget",
     "PatchReport",
     "Row",
     "Verification",
@@ -61,6 +62,7 @@ def patch_model(
     skip: Sequence[str] = (),
     verify: bool = False,
     strict: bool = False,
+    calibrate: Tensor | None = None,
 ) -> PatchReport:
     """Let infini ops compute the layers of a transformers model, in this instance only.
 
@@ -81,13 +83,17 @@ def patch_model(
         weights: "int8" (a scale for each 16 weights on the CPU, 8.5 bits; elsewhere for each row) or "int4" (indices of
             a table of 16 levels with a scale for each 16 weights on the CPU, 4.5 bits; elsewhere integers with a scale
             and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
-            freed, one layer after the other. This cannot be undone. None leaves the weights as they are.
+            freed, one layer after the other. This cannot be undone. None leaves the weights as they are. "auto:BITS",
+            as "auto:4.8", gives each layer one of these so that the mean is at most BITS bits a weight and the expected
+            error of the logits is least: tokens go through the model once for each group of layers (budget.py).
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of modules that are left, with all their submodules. Names are those of
             `model.named_modules()`; a pattern that matches none of them is an error.
         verify: Run 64 random tokens through the model before and after, and report how far the logits differ. NaN, or
             a difference that rounding does not explain, is a UserWarning.
         strict: Raise where a module would be left as it is, and where `verify` would warn.
+        calibrate: For "auto:BITS", [S] int64 token ids of a text like those to come, of which the first 512 are used;
+            None: 64 random ones.
 
     Returns:
         What was replaced, and what was left and why; print it for a table. A model that is already patched is not
@@ -103,17 +109,18 @@ def patch_model(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"torch_infini.patch_model: model must be a torch.nn.Module, got {type(model).__name__}")
-    if weights not in (None, *served()):
-        known = ", ".join(map(repr, (None, *served())))
+    if weights not in (None, *served()) and not str(weights).startswith("auto:"):
+        known = ", ".join(map(repr, (None, *served(), "auto:BITS")))
         raise ValueError(f"torch_infini.patch_model: weights must be one of {known}, got {weights!r}")
     try:
-        from . import apply
+        from . import apply, budget
     except ModuleNotFoundError as error:
         if error.name != "transformers":
             raise
         raise ImportError(
             "torch_infini.patch_model needs transformers: run `pip install 'transformers>=5,<6'`."
         ) from error
+    budget.check(weights, calibrate)
     selection = apply.Selection(patterns("only", only), patterns("skip", skip) or ())
     state = apply.whole_state(model)
     if state is not None:
@@ -131,11 +138,11 @@ def patch_model(
         must_match(model, "skip", selection.skip)
     found = decoder if verify else None
     if found is None:
-        return apply.apply(model, weights, strict, selection)
+        return apply.apply(model, weights, strict, selection, calibrate)
     from .verification import Measurement
 
     measurement = Measurement(model, found[1])
-    report = apply.apply(model, weights, strict, selection)
+    report = apply.apply(model, weights, strict, selection, calibrate)
     if report.reason:
         return report
     state = apply.state_of(model)

@@ -11,12 +11,13 @@ from hashlib import sha256
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import GenerationMixin
 
 from .. import _products
 from .._devices import on_cpu
-from . import interface
+from ..weights import served
+from . import budget, interface
 from .attention import Attention
 from .compressed import compressed_layers, take_over
 from .decoder import Decoder, find_decoder, is_decoder
@@ -27,7 +28,8 @@ from .mlp import GatedMLP
 from .model import IMPLEMENTATION, Model
 from .probe import clear_caches
 from .quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
-from .report import LEFT, PatchReport, Row
+from .report import LEFT, Budget, PatchReport, Row
+from .sharded import ShardedLinear
 from .shares import local, ranks_of_model
 from .structure import candidates
 from .swap import PLAN, STATE, Patched, Unsupported, restore, swap
@@ -70,14 +72,16 @@ class Selection:
         return None
 
 
-def apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
+def apply(
+    model: nn.Module, weights: str | None, strict: bool, selection: Selection, calibrate: Tensor | None = None
+) -> PatchReport:
     """Patch the model, or leave it exactly as it was and raise, or give the reason in the report."""
     compressed = compressed_layers(model) if find_decoder(model) is not None else {}
     try:
         with labelled():
             # This cannot be undone, but leaves a model that computes the same where patching fails.
             taken = take_over(model, compressed)
-            report = _apply(model, weights, strict, selection)
+            report = _apply(model, weights, strict, selection, calibrate)
             if taken and not report.reason:
                 state = state_of(model)
                 state.quantized = [*taken, *state.quantized]
@@ -97,7 +101,9 @@ def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     return f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype, ('linear', 'matmul'))}"
 
 
-def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selection) -> PatchReport:
+def _apply(
+    model: nn.Module, weights: str | None, strict: bool, selection: Selection, calibrate: Tensor | None
+) -> PatchReport:
     found = find_decoder(model)
     if found is None:
         reason = (
@@ -119,9 +125,9 @@ def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selec
         replace_config(model, config, state.patched_config)
         with torch.no_grad(), torch.autocast("cpu", enabled=False), eval_mode(model):
             rows = patch_modules(model, name, decoder, selection)
-            chosen = choose_weights(model, decoder, weights, selection) if weights else ()
+            layers = layers_to_choose(model, decoder, weights, selection) if weights else []
         family = getattr(config, "model_type", type(config).__name__)
-        rows = merged(model, (*rows, *(row for row, _ in chosen)))
+        rows = merged(model, (*rows, *(row_of(layer) for layer in layers)))
         report = state.report = PatchReport(family, type(model).__name__, rows, products=products_of(model, rows))
         if ranks is not None:
             kinds = [(row.name, row.op, row.reason) for row in rows]  # parameter counts differ between ranks
@@ -143,11 +149,16 @@ def _apply(model: nn.Module, weights: str | None, strict: bool, selection: Selec
             undo(model)
             return PatchReport(family, type(model).__name__, (), reason=fault)
         report = state.report = replace(report, untried=trial.untried)
+        if (bits := budget.bits_of(weights)) is not None:
+            with eval_mode(model):
+                layers, spent = choose_weights(model, decoder, layers, bits, calibrate)
+            rows = merged(model, (*report.rows, *(row_of(layer) for layer in layers)))
+            report = state.report = replace(report, rows=rows, budget=spent)
     except BaseException:
         undo(model)
         raise
     # From here on nothing can be undone: each weight is freed once its integers exist.
-    wanted = {row.name: format for row, format in chosen if row.op != LEFT}
+    wanted = {layer.name: format for layer in layers if (format := next(iter(layer.formats), None)) is not None}
     try:
         for name, format in wanted.items():
             quantize_layer(model.get_submodule(name), format)
@@ -171,20 +182,54 @@ def fuse_projections(decoder: Decoder) -> None:
             fuse([module._modules[name] for name in vars(module)[PLAN].inputs])
 
 
-def choose_weights(
-    model: nn.Module, decoder: Decoder, weights: str, selection: Selection
-) -> tuple[tuple[Row, str], ...]:
-    """Return (row, format) of every linear layer that may be quantized."""
-    chosen = []
+def layers_to_choose(model: nn.Module, decoder: Decoder, weights: str, selection: Selection) -> list[budget.Layer]:
+    """Return every linear layer that may be quantized, with the formats that it may have."""
+    layers = []
     for name, module, format in layers_to_quantize(model, decoder, weights):
-        reason, op = selection.excludes(name), LEFT
-        if reason is None:
+        formats, reason = {}, selection.excludes(name) or ""
+        for one in () if reason else served() if budget.bits_of(weights) is not None else (format,):
             try:
-                op = QuantizedLinear.ops(QuantizedLinear.plans(module, format)[0])
+                formats[one] = QuantizedLinear.plans(module, one)[0].format
             except Unsupported as unsupported:
                 reason = str(unsupported)
-        chosen.append((Row(name, type(module).__name__, op, reason or ""), format))
-    return tuple(chosen)
+        layers.append(budget.Layer(name, module, formats, "" if formats else reason))
+    return layers
+
+
+def row_of(layer: budget.Layer) -> Row:
+    """The row of a layer in its first format."""
+    format = next(iter(layer.formats), None)
+    op = LEFT if format is None else QuantizedLinear.ops(QuantizedLinear.plans(layer.module, format)[0])
+    return Row(layer.name, type(layer.module).__name__, op, layer.reason)
+
+
+def choose_weights(
+    model: nn.Module, decoder: Decoder, layers: Sequence[budget.Layer], bits: float, calibrate: Tensor | None
+) -> tuple[list[budget.Layer], Budget | None]:
+    """Return the layers with the one format that each gets of a mean number of bits."""
+    able = [layer for layer in layers if layer.formats]
+    if any(isinstance(layer.module, ShardedLinear) for layer in able):
+        raise ValueError("torch_infini.patch_model: weights='auto:BITS' must be of a whole model, got sharded layers")
+    if not able:
+        return list(layers), None
+    ids = budget.tokens_of(calibrate, decoder.embed_tokens.weight.shape[0])
+    found, spent = budget.choose(model, decoder, able, groups_of(decoder, able), bits, ids)
+    kept = []
+    for layer in layers:
+        formats = {name: format for name, format in layer.formats.items() if name == found[layer.name]}
+        kept.append(layer._replace(formats=formats))
+    return kept, spent
+
+
+def groups_of(decoder: Decoder, layers: Sequence[budget.Layer]) -> list[list[int]]:
+    """Group layers with one input, which are fused; by their indices."""
+    place = {id(layer.module): i for i, layer in enumerate(layers)}
+    groups = []
+    for module in decoder.modules():
+        if isinstance(module, Attention | GatedMLP):
+            inputs = [id(module._modules[name]) for name in vars(module)[PLAN].inputs]
+            groups.append([place.pop(one) for one in inputs if one in place])
+    return [*filter(None, groups), *([i] for i in place.values())]
 
 
 def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Selection) -> tuple[Row, ...]:

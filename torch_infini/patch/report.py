@@ -85,6 +85,24 @@ class Verification:
 
 
 @dataclass(frozen=True)
+class Budget:
+    """What weights="auto:BITS" came to.
+
+    Attributes:
+        asked: BITS.
+        bits: Of a weight, with scales, on the mean over the quantized layers.
+        error: The expected distance of the logits, root mean square, over their own root mean square.
+    """
+
+    asked: float
+    bits: float
+    error: float
+
+    def __str__(self) -> str:
+        return f"{self.bits:.2f} bits a weight of {self.asked:g}, expected error of the logits {self.error:.2%}"
+
+
+@dataclass(frozen=True)
 class PatchReport:
     """What patch_model did to one model; print it for a table.
 
@@ -97,6 +115,7 @@ class PatchReport:
         verification: What verify=True measured.
         untried: Why the whole model was not run for two tokens before and after; empty if it was.
         products: What computed the dense products of the model's dtype on this machine when it was patched.
+        budget: What weights="auto:BITS" came to.
     """
 
     family: str
@@ -107,6 +126,7 @@ class PatchReport:
     verification: Verification | None = None
     untried: str = ""
     products: str = ""
+    budget: Budget | None = None
 
     @property
     def replaced(self) -> tuple[Row, ...]:
@@ -140,6 +160,8 @@ class PatchReport:
             lines.append(f"  {line}: {reason}" if reason else f"  {line}")
         if self.products:
             lines.append(f"  dense products of {self.products}")
+        if self.budget:
+            lines.append(f"  {self.budget}")
         if self.untried:
             lines.append(f"  not tried as a whole: {self.untried}")
         if self.verification:

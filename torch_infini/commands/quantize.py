@@ -1,0 +1,70 @@
+"""quantize: writes a folder with integer weights, which LLM, load_patched and transformers read.
+
+The work is patch_model's and save_patched's.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ..weights import served
+from .errors import CommandError
+
+HELP = "quantize a Hugging Face model and write it to a folder"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("model", metavar="MODEL", help="a Hugging Face folder of a model that patch_model takes")
+    parser.add_argument("folder", metavar="FOLDER", help="where it goes; made if there is none")
+    parser.add_argument(
+        "--weights",
+        default="int4",
+        metavar="FORMAT",
+        help=f"{', '.join(served())}, or auto:BITS, one of these for each layer, so many bits a weight on the mean and "
+        "the least error (default: int4)",
+    )
+    parser.add_argument(
+        "--calibrate", metavar="FILE", help="a text in UTF-8 by which auto:BITS measures (default: random tokens)"
+    )
+    parser.add_argument(
+        "--skip", action="append", default=[], metavar="PATTERN", help="modules that stay as they are; may be repeated"
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    try:
+        import transformers
+    except ImportError as error:
+        raise CommandError("quantize needs transformers: run `pip install 'transformers>=5,<6'`") from error
+    from ..patch import patch_model, save_patched
+
+    folder = Path(arguments.model)
+    if not (folder / "config.json").is_file():
+        raise CommandError(f"MODEL must be a Hugging Face folder with a config.json, got {folder}")
+    if arguments.calibrate is not None and not arguments.weights.startswith("auto:"):
+        raise CommandError(f"--calibrate must come with --weights auto:BITS, got --weights {arguments.weights}")
+    try:
+        text = None if arguments.calibrate is None else Path(arguments.calibrate).read_text("utf-8")
+    except (OSError, ValueError) as error:
+        raise CommandError(f"--calibrate must be a text in UTF-8, got {arguments.calibrate}: {error}") from error
+    try:
+        local = {"local_files_only": True, "trust_remote_code": False}
+        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **local).eval()
+        tokenizer = tokens = None
+        if text is not None or (folder / "tokenizer_config.json").is_file():
+            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+        if text is not None and tokenizer is not None:
+            tokens = tokenizer(text, return_tensors="pt")["input_ids"][0]
+            if len(tokens) < 2:
+                count = f"{len(tokens)} in {arguments.calibrate}"
+                raise CommandError(f"--calibrate must have at least 2 tokens, got {count}")
+        report = patch_model(model, weights=arguments.weights, skip=arguments.skip, calibrate=tokens)
+        if report.reason:
+            raise CommandError(f"MODEL must be one that patch_model takes, got {folder}: {report.reason}")
+        save_patched(model, arguments.folder, tokenizer)
+    except (OSError, ValueError, RuntimeError, MemoryError) as error:
+        raise CommandError(str(error)) from error
+    print(report)
+    print(f"written to {arguments.folder}")
+    return 0

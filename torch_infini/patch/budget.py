@@ -1,0 +1,199 @@
+"""weights="auto:BITS": a format of integers for each layer, so many bits a weight on the mean and the least error.
+
+Sensitivity is measured. Errors of layers are taken to be independent: their squares add up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from ..weights import FORMATS, served
+from .decoder import Decoder
+from .report import Budget
+from .trial import Logits, labelled, rms
+
+PREFIX = "auto:"
+TOKENS = 64  # random ones, without a text for calibration
+MOST_TOKENS = 512  # of such a text
+NAME = "torch_infini.patch_model"
+
+
+class Layer(NamedTuple):
+    """A linear layer that may be quantized, and its formats by what `weights=` calls them, or why it has none."""
+
+    name: str
+    module: nn.Linear
+    formats: dict[str, str]
+    reason: str
+
+
+class Step(NamedTuple):
+    """A group of layers in a format, and the next larger one: what more bits buy."""
+
+    group: int
+    to: int
+    gain: float
+    bits: int
+
+
+def bits_of(weights: object) -> float | None:
+    """Return BITS of "auto:BITS", and None for what does not begin like it.
+
+    Raises:
+        ValueError: If BITS is no positive number.
+    """
+    if not isinstance(weights, str) or not weights.startswith(PREFIX):
+        return None
+    try:
+        bits = float(weights.removeprefix(PREFIX))
+    except ValueError:
+        bits = 0.0
+    if not 0 < bits < float("inf"):
+        raise ValueError(f"{NAME}: weights must have a number of bits behind 'auto:', as 'auto:4.8', got {weights!r}")
+    return bits
+
+
+def check(weights: object, calibrate: Tensor | None) -> None:
+    """Check what does not depend on the model.
+
+    Raises:
+        ValueError: For no number of bits, or what are no token ids, or some where nothing is measured.
+    """
+    bits = bits_of(weights)
+    if calibrate is None:
+        return
+    if bits is None:
+        raise ValueError(f"{NAME}: calibrate must be None but for weights='auto:BITS', got it with {weights!r}")
+    if calibrate.dim() != 1 or len(calibrate) < 2 or calibrate.dtype not in (torch.int64, torch.int32):
+        kind = f"{str(calibrate.dtype).removeprefix('torch.')} {list(calibrate.shape)}"
+        raise ValueError(f"{NAME}: calibrate must be [at least 2] token ids, int64 or int32, got {kind}")
+
+
+def tokens_of(calibrate: Tensor | None, vocabulary: int) -> Tensor:
+    """Return [1, S]: the tokens by which sensitivity is measured.
+
+    Raises:
+        ValueError: If some are not in the vocabulary.
+    """
+    if calibrate is None:
+        return torch.randint(vocabulary, (1, TOKENS), generator=torch.Generator().manual_seed(0))
+    ids = calibrate.detach().cpu()
+    if ids.min() < 0 or ids.max() >= vocabulary:
+        came = f"{int(ids.min())} to {int(ids.max())}"
+        raise ValueError(f"{NAME}: calibrate must have token ids from 0 to {vocabulary - 1}, got {came}")
+    return ids[None, :MOST_TOKENS].long()
+
+
+@contextmanager
+def weight_as(module: nn.Module, weight: Tensor) -> Iterator[None]:
+    """Run the body with another weight in a layer."""
+    old = module._parameters["weight"]
+    module._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+    try:
+        yield
+    finally:
+        module._parameters["weight"] = old
+
+
+def quantized(weight: Tensor, name: str) -> tuple[int, Tensor]:
+    """Return the bits that a weight takes in a format, and what it means there."""
+    format, (n, k) = FORMATS[name], weight.shape
+    new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)
+    integers = format.empty(n, k, format.group(k), weight.dtype, new)
+    format.quantize(weight, integers)
+    bits = 8 * sum(tensor.nbytes for tensor in integers if tensor is not None)
+    return bits, format.dequantize(integers, 0, n, k, weight.dtype)
+
+
+def choose(
+    model: nn.Module,
+    decoder: Decoder,
+    layers: Sequence[Layer],
+    groups: Sequence[Sequence[int]],
+    bits: float,
+    ids: Tensor,
+) -> tuple[dict[str, str], Budget]:
+    """Choose what each layer is for `weights=`.
+
+    With each group in the smallest format, and all others as they are, the tokens go through the model once: e is the
+    mean squared distance of the logits over their own mean square. Another format's e is that times the square of the
+    ratio of errors of the weights. From the smallest format on, groups get the next larger one in the order of
+    (e - e') / bits while the budget lasts.
+
+    Args:
+        model: With the patch, whose layers have float weights.
+        decoder: The model's.
+        layers: Those to quantize.
+        groups: Indices of layers that must have one format, as products that are computed together.
+        bits: On the mean over all weights of the layers.
+        ids: [1, S] tokens.
+
+    Raises:
+        ValueError: If no choice has so few bits.
+    """
+    with labelled():
+        logits = Logits(model, decoder, ids.to(decoder.embed_tokens.weight.device))
+    before = logits.values.float()
+    finite = before.isfinite()
+    scale = rms(before[finite]) or 1.0
+    options: list[list[str]] = []  # of each group, the smallest first
+    sizes: list[list[int]] = []
+    errors: list[list[float]] = []
+    for group in groups:
+        members = [layers[i] for i in group]
+        names = [name for name in served() if all(name in layer.formats for layer in members)]
+        taken: dict[str, int] = dict.fromkeys(names, 0)
+        off: dict[str, float] = dict.fromkeys(names, 0.0)
+        small: list[Tensor] = []
+        for layer in members:
+            weight = layer.module.weight.detach()
+            for name in names:
+                size, meant = quantized(weight, layer.formats[name])
+                taken[name] += size
+                off[name] += float((meant.float() - weight.float()).square().sum())
+                if name == names[0]:
+                    small.append(meant)
+        names.sort(key=lambda name: taken[name])
+        with labelled(), ExitStack() as stack:
+            for layer, meant in zip(members, small, strict=True):
+                stack.enter_context(weight_as(layer.module, meant))
+            e = rms((logits.again().float() - before)[finite]) / scale
+        options.append(names)
+        sizes.append([taken[name] for name in names])
+        least = off[names[0]] or 1.0
+        errors.append([e**2 * off[name] / least for name in names])
+    count = sum(layer.module.weight.numel() for layer in layers)
+    chosen = fill(sizes, errors, bits * count)
+    total = sum(size[i] for size, i in zip(sizes, chosen, strict=True))
+    if total > bits * count:
+        raise ValueError(
+            f"{NAME}: weights must be at least '{PREFIX}{total / count:.2f}' for this model, the smallest format of "
+            f"each layer, got '{PREFIX}{bits:g}'"
+        )
+    found = {layers[i].name: options[g][chosen[g]] for g, group in enumerate(groups) for i in group}
+    expected = sum(error[i] for error, i in zip(errors, chosen, strict=True)) ** 0.5
+    return found, Budget(bits, total / count, expected)
+
+
+def fill(sizes: Sequence[Sequence[int]], errors: Sequence[Sequence[float]], budget: float) -> list[int]:
+    """Return which format each group has: sizes ascend, and as much of the budget is used as the steps in the order of
+    what a bit buys allow."""
+    chosen = [0] * len(sizes)
+    left = budget - sum(size[0] for size in sizes)
+    while True:
+        steps = [
+            Step(g, to, errors[g][at] - errors[g][to], sizes[g][to] - sizes[g][at])
+            for g, at in enumerate(chosen)
+            for to in range(at + 1, len(sizes[g]))
+            if sizes[g][to] - sizes[g][at] <= left
+        ]
+        if not steps:
+            return chosen
+        step = max(steps, key=lambda step: step.gain / max(step.bits, 1))
+        chosen[step.group] = step.to
+        left -= step.bits
