@@ -24,6 +24,7 @@ from torch_infini.testing import (
 )
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.linear_packed import inputs
+from torch_infini.weights import best
 
 SPEC = OP_INFOS["linear_packed"]
 BF16 = torch.bfloat16
@@ -124,7 +125,7 @@ def test_which_models_pack() -> None:
         "packed" if packs and torch_infini.cpu_capability() == highest else "dense"
     )
     assert fastest("dense", torch.float32, "cpu") == fastest("dense", BF16, "cuda") == "dense"
-    assert fastest("int8", BF16, "cpu") == "int8"
+    assert fastest("int8", BF16, "cpu") == best("int8", "cpu").name
     with cpu_capability_set_to(torch_infini.cpu_capabilities()[0]):
         assert fastest("dense", BF16, "cpu") == "dense"
     with pytest.raises(ValueError, match=r"weights must be one of 'dense', 'int4', 'int8', got 'packed'$"):
