@@ -5,7 +5,8 @@
 // next run.
 // Weights: a Layout; load(lines of a block, pair, __m512i (&)[2]) gives columns 8 * pair to 8 * pair + 3 and the next 4 as
 // int8; at(lines, pair, which of the two, byte) is one of them.
-// Limit: 32 cycles for 16 rows, a panel and a block, half the rate of int8: its 2 products of tiles.
+// Limit, for 16 rows, a panel and a block: 32 cycles for 2 products of tiles, half the rate of int8; beside them, at two
+// instructions a cycle, 40 cycles for 5 vector instructions a row where a run is one block, 20 where it is two.
 #pragma once
 
 #include "panel_passes.h"
@@ -170,15 +171,15 @@ template <typename Weights> struct Pending {
 };
 
 // A thread's scratch; the totals of a strip of panels follow.
-struct Scratch {
+template <typename Weights> struct Scratch {
     UnpackedBlock weights[kPieceSteps * kStepBlocks];
-    Sums sums[2][kStepBlocks]; // of the runs of a step and of the one before it
+    Sums sums[2][StepOfX<Weights>::kRuns]; // of a step and of the one before it
 };
 
 // totals += the products of a piece of k with tiles [begin, end) of x.
 template <typename Weights>
 __attribute__((noinline)) void add_piece(const TiledRows<Weights> &x, int64_t begin, int64_t end, int64_t first,
-                                         int64_t steps, Scratch &scratch, VecF *totals) {
+                                         int64_t steps, Scratch<Weights> &scratch, VecF *totals) {
     constexpr bool kTwoRuns = StepOfX<Weights>::kRuns == 2;
     std::memset(scratch.sums[1], 0, sizeof scratch.sums[1]);
     Pending<Weights> pending{scratch.sums[1], x.at(begin, first).scales, totals + begin * kTileVectors};
@@ -238,8 +239,8 @@ void multiply_panels(const Args &a, const TiledRows<Weights> &x, int64_t m, int6
                      const Output &output) {
     const TileScope scope(full_tiles());
     const Split<Weights> split(x);
-    Scratch &scratch = *reinterpret_cast<Scratch *>(memory);
-    char *const totals = memory + sizeof(Scratch);
+    auto &scratch = *reinterpret_cast<Scratch<Weights> *>(memory);
+    char *const totals = memory + sizeof scratch;
     const auto totals_of = [&](int64_t i) { return reinterpret_cast<VecF *>(totals + i * split.total_bytes); };
     const int64_t blocks = a.weight.size(1);
     for (int64_t first = begin; first < end; first += split.strip) {
@@ -274,7 +275,7 @@ template <typename Weights> void multiply_by_tiles(const Args &args) {
             args,
             [](const TiledRows<Weights> &x, int64_t) {
                 const Split<Weights> split(x);
-                return static_cast<int64_t>(sizeof(Scratch)) + split.strip * split.total_bytes;
+                return static_cast<int64_t>(sizeof(Scratch<Weights>)) + split.strip * split.total_bytes;
             },
             [&](const TiledRows<Weights> &x, int64_t m, int64_t begin, int64_t end, char *scratch, const auto &output) {
                 multiply_panels(args, x, m, begin, end, scratch, output);
