@@ -129,7 +129,14 @@ def test_names() -> None:
     assert weights.served() == ("int4", "int8")
     for name in weights.served():  # without kernels of its own a device has the plain one
         assert weights.best(name, "cuda").name == weights.best(name, "meta").name == name
-    with pytest.raises(ValueError, match=r"^torch_infini.weights: weights must be one of int4, int8, got 'int5'$"):
+    exact = {"table4": "table4", "int4_groups": "int4", "group8": "group8", "int8_rows": "int8"}
+    assert weights.names() == (*weights.served(), *exact)
+    for name, format in exact.items():
+        if weights.FORMATS[format].serves_on(torch.device("cpu")):
+            assert weights.best(name, "cpu").name == format
+    with pytest.raises(ValueError, match="'table4' must be on a device that has its kernels, got cuda$"):
+        weights.best("table4", "cuda")
+    with pytest.raises(ValueError, match="^torch_infini.weights: weights must be one of int4, int8, .*, got 'int5'$"):
         weights.best("int5", "cpu")
 
 
@@ -148,3 +155,18 @@ def test_folder_of_another_format(tmp_path: Path) -> None:
 def test_devices() -> None:
     with pytest.raises(ValueError, match="format 'table4' must be on a device that has its kernels, got cuda"):
         Linear(64, 16, format="table4", device="cuda")
+
+
+@pytest.mark.parametrize("name", ["int8_rows", "int4_groups"])
+def test_one_format_alone(name: str, tmp_path: Path) -> None:
+    """Asked for by its own name, in a patched model, its folder and the engine; the head is the best int8."""
+    model = tiny(torch.float32, intermediate_size=128)
+    model.save_pretrained(tmp_path / "whole")
+    report = patch_model(model, weights=name, strict=True)
+    format = weights.best(name, "cpu").name
+    assert format == name.partition("_")[0] and any(row.op == f"linear_{format}" for row in report.rows)
+    save_patched(model, tmp_path / "saved")
+    for folder, options in (("whole", {"weights": name}), ("saved", {}), ("saved", {"weights": name})):
+        read = Llama.from_pretrained(tmp_path / folder, progress=False, **options)
+        assert {layer.mlp.down.format for layer in read.layers} == {format}
+        assert read.head.format == weights.best("int8", "cpu").name

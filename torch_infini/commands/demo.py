@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..weights import served
+from ..weights import names
 
 HELP = "generate with a small LLaMA, unpatched and patched, and compare texts and speeds"
 
@@ -17,7 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--prompt", default="A class definition", help="the text to continue")
     parser.add_argument(
-        "--weights", choices=served(), help="quantize the linear layers of the patched model (default: no)"
+        "--weights", choices=names(), help="quantize the linear layers of the patched model (default: no)"
     )
     parser.add_argument("--max-new-tokens", type=int, default=96, metavar="N", help="tokens to generate (default: 96)")
     parser.add_argument("--dtype", choices=DTYPES, default="float32", help="what to compute in (default: float32)")

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..demo import MODEL
-from ..weights import served
+from ..weights import names
 from .errors import CommandError
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ def add_model_arguments(parser: argparse.ArgumentParser) -> None:
         help="a Hugging Face folder, a GGUF file or a name of the hub; llama, mistral, qwen2 or qwen3 (default: the "
         "small one here)",
     )
-    parser.add_argument("--weights", choices=served(), help="quantize the linear layers while reading")
+    parser.add_argument("--weights", choices=names(), help="quantize the linear layers while reading")
     parser.add_argument("--kv-cache-dtype", choices=("int8",), help="of keys and values (default: the model's)")
     parser.add_argument("--dtype", choices=("float32", "bfloat16", "float16"), help="default: the checkpoint's")
     parser.add_argument("--device", default="cpu", help="cpu, cuda or cuda:N (default: cpu)")

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..weights import served
+from ..weights import names
 from .errors import CommandError
 
 HELP = "quantize a Hugging Face model and write it to a folder"
@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         default="int4",
         metavar="FORMAT",
-        help=f"{', '.join(served())}, or auto:BITS, one of these for each layer, so many bits a weight on the mean and "
+        help=f"{', '.join(names())}, or auto:BITS, int4 or int8 for each layer, so many bits a weight on the mean and "
         "the least error (default: int4)",
     )
     parser.add_argument(

@@ -542,7 +542,8 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) ->
             f"{', '.join(unknown[:5])}"
         )
     of_layers = {format for name, format in formats.items() if name != "lm_head"}
-    wanted = {"dense" if format == "dense" else FORMATS[format].serves for format in of_layers}
+    kinds_of = {"dense": {"dense"}, **{name: {one.serves, one.exact or name} for name, one in FORMATS.items()}}
+    wanted = {name for format in of_layers for name in kinds_of[format]}
     if weights not in ("dense", *wanted):
         raise ValueError(
             "torch_infini.models.Llama: weights must be left out for a checkpoint of integers, or be its format "

@@ -16,7 +16,7 @@ from .._deprecated import renamed_fields
 from .._devices import backing_type
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
-from ..weights import FORMATS, Integers, best, served
+from ..weights import FORMATS, Integers, best, names
 
 # Instruction sets that multiply bfloat16 in pairs, which packing serves. Tile registers read unpacked weights: on a CPU
 # that has them packed panels were read 11 % slower (Xeon, Sapphire Rapids).
@@ -210,8 +210,8 @@ def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str
     Raises:
         ValueError: For an unknown name.
     """
-    if weights not in ("dense", *served()):
-        known = ", ".join(map(repr, ("dense", *served())))
+    if weights not in ("dense", *names()):
+        known = ", ".join(map(repr, ("dense", *names())))
         hint = ": python -m torch_infini quantize makes a folder of it" if weights.startswith("auto:") else ""
         raise ValueError(f"torch_infini.models: weights must be one of {known}, got {weights!r}{hint}")
     if weights != "dense":

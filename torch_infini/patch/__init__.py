@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from .._import_hooks import after_import
-from ..weights import served
+from ..weights import names
 from .decoder import find_decoder
 from .report import Budget, PatchReport, Row, Verification
 from .swap import STATE, Patched
@@ -83,7 +83,8 @@ def patch_model(
         weights: "int8" (a scale for each 16 weights on the CPU, 8.5 bits; elsewhere for each row) or "int4" (indices of
             a table of 16 levels with a scale for each 16 weights on the CPU, 4.5 bits; elsewhere integers with a scale
             and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
-            freed, one layer after the other. This cannot be undone. None leaves the weights as they are. "auto:BITS",
+            freed, one layer after the other. This cannot be undone. None leaves the weights as they are. Names of one
+            format alone are "group8", "table4", "int8_rows" and "int4_groups" (docs/patching.md). "auto:BITS",
             as "auto:4.8", gives each layer one of these so that the mean is at most BITS bits a weight and the expected
             error of the logits is least: tokens go through the model once for each group of layers (budget.py).
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
@@ -109,8 +110,8 @@ def patch_model(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(f"torch_infini.patch_model: model must be a torch.nn.Module, got {type(model).__name__}")
-    if weights not in (None, *served()) and not str(weights).startswith("auto:"):
-        known = ", ".join(map(repr, (None, *served(), "auto:BITS")))
+    if weights not in (None, *names()) and not str(weights).startswith("auto:"):
+        known = ", ".join(map(repr, (None, *names(), "auto:BITS")))
         raise ValueError(f"torch_infini.patch_model: weights must be one of {known}, got {weights!r}")
     try:
         from . import apply, budget

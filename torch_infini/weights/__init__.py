@@ -23,20 +23,27 @@ FORMATS = _found()  # by their names; of those that serve one `weights=`, the pr
 
 
 def served() -> tuple[str, ...]:
-    """Return what `weights=` of a model may be, beside full precision."""
+    """Return the names for which a device's best format is taken."""
     return tuple(dict.fromkeys(one.serves for one in FORMATS.values()))
+
+
+def names() -> tuple[str, ...]:
+    """Return what `weights=` of a model may be, beside full precision: those, and one for each format alone."""
+    return (*served(), *(one.exact or one.name for one in FORMATS.values()))
 
 
 def best(weights: str, device: torch.device | str) -> Format:
     """Return the format for `weights=` on a device.
 
     Raises:
-        ValueError: For an unknown name.
+        ValueError: For an unknown name, or one of a format without kernels for the device.
     """
     for one in FORMATS.values():
-        if one.serves == weights and one.serves_on(torch.device(device)):
+        if weights in (one.serves, one.exact or one.name) and one.serves_on(torch.device(device)):
             return one
-    raise ValueError(f"torch_infini.weights: weights must be one of {', '.join(served())}, got {weights!r}")
+    if weights in names():
+        raise ValueError(f"torch_infini.weights: {weights!r} must be on a device that has its kernels, got {device}")
+    raise ValueError(f"torch_infini.weights: weights must be one of {', '.join(names())}, got {weights!r}")
 
 
-__all__ = ["FORMATS", "Format", "Integers", "Kind", "best", "served"]
+__all__ = ["FORMATS", "Format", "Integers", "Kind", "best", "names", "served"]

@@ -36,8 +36,9 @@ class Format(ABC):
 
     Attributes:
         name: In files, and of nn.Linear.
-        serves: What models call it, `weights=`.
-        order: Of the formats with one such name, which is taken first where it has kernels.
+        serves: What models call it, `weights=`, and other formats of its kind.
+        exact: What `weights=` is for this one alone; empty: its name.
+        order: Of those that serve one name, which is taken first where it has kernels.
         groups: The sizes of groups that a file may name, preferred ones first; (0,) where there is no choice.
         panel: Rows that lie together in memory. Weights become one by concatenation where all but the last have a
             multiple of it.
@@ -45,6 +46,7 @@ class Format(ABC):
 
     name: str
     serves: str
+    exact: str = ""
     order: int = 0
     groups: tuple[int, ...] = (0,)
     panel: int = 1

@@ -12,7 +12,7 @@ from .format import Format, Integers, Kind
 
 class _Int4(Format):
     name = serves = "int4"
-    order = 1
+    exact, order = "int4_groups", 1
     groups = (64, 32)
 
     def group(self, k: int) -> int:

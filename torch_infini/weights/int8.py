@@ -12,7 +12,7 @@ from .format import Format, Integers, Kind
 
 class _Int8(Format):
     name = serves = "int8"
-    order = 1
+    exact, order = "int8_rows", 1
 
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
         return {"weight": Kind((n, k), torch.int8), "scales": Kind((n,), torch.float32)}
