@@ -13,6 +13,7 @@ from torch_infini.device import unwrap, wrap
 from torch_infini.nn import Linear
 from torch_infini.patch import load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.testing.patched_families import FAMILIES, Family, logits, prompts
+from torch_infini.weights import FORMATS
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("infini", "one_thread")
@@ -100,13 +101,13 @@ def test_misaligned_weights_are_moved() -> None:
     assert torch.equal(linear.weight.cpu(), weight) and logits(model, ids).isfinite().all()
 
 
-@pytest.mark.parametrize("weights", ["int8", "int4"])
+@pytest.mark.parametrize("weights", ["int8", "int4", "int8_rows", "int4_groups", "auto:6"])
 def test_quantized(weights: Any) -> None:
     model, ids = LLAMA.build(torch.bfloat16), prompts()
     there = copy.deepcopy(model).to("infini")
     patch_model(model, weights=weights)
     report = patch_model(there, weights=weights)
-    assert any("int" in row.op for row in report.replaced)
+    assert {row.op for row in report.replaced} & {f"linear_{name}" for name in FORMATS}
     assert torch.equal(logits(there, ids.to("infini")).cpu(), logits(model, ids))
 
 
