@@ -49,11 +49,14 @@ def run(arguments: argparse.Namespace) -> int:
     except (OSError, ValueError) as error:
         raise CommandError(f"--calibrate must be a text in UTF-8, got {arguments.calibrate}: {error}") from error
     try:
-        local = {"local_files_only": True, "trust_remote_code": False}
-        model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype="auto", **local).eval()
+        model = transformers.AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, trust_remote_code=False, dtype="auto"
+        ).eval()
         tokenizer = tokens = None
         if text is not None or (folder / "tokenizer_config.json").is_file():
-            tokenizer = transformers.AutoTokenizer.from_pretrained(folder, **local)
+            tokenizer = transformers.AutoTokenizer.from_pretrained(
+                folder, local_files_only=True, trust_remote_code=False
+            )
         if text is not None and tokenizer is not None:
             tokens = tokenizer(text, return_tensors="pt")["input_ids"][0]
             if len(tokens) < 2:
