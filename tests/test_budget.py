@@ -153,6 +153,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_calibrate_is_a_tensor() -> None:
+    with pytest.raises(TypeError, match=r"calibrate must be a torch.Tensor of token ids, got list$"):
+        patch_model(model_of(), weights="auto:6", calibrate=[1, 2, 3])  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("name", BAD)
 def test_bad_input(name: str) -> None:
     """One sentence, and the model is as it was."""
@@ -178,11 +183,16 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = capsys.readouterr().out
     assert "bits a weight of 5.5" in said and f"written to {out}" in said
     assert LLM(out, progress=False).generate("def", SamplingParams.greedy(max_tokens=3))[0].completions[0].text
+    again = tmp_path / "again"
+    assert main(["quantize", str(out), str(again), "--weights", "int8"]) == 2
+    assert f"MODEL must have weights in full precision, got integers in {out}" in capsys.readouterr().err
+    assert not again.exists()
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ([str(MODEL), "empty.txt"], "FOLDER must be a folder, got empty.txt, which is something else"),
         (["nowhere", "out"], "MODEL must be a Hugging Face folder with a config.json, got nowhere"),
         (
             [str(MODEL), "out", "--weights", "int3"],

@@ -9,6 +9,7 @@ import contextlib
 import ctypes
 import json
 import time
+from abc import ABC, abstractmethod
 from pathlib import Path
 from typing import Any
 
@@ -127,7 +128,7 @@ def tensor_bytes(library: ctypes.CDLL, path: Path) -> dict[tuple[str, int], int]
     return sizes
 
 
-class GgufModels(protocol.Worker):
+class GgufModels(protocol.Worker, ABC):
     """A worker for one of the two.
 
     Attributes:
@@ -140,17 +141,17 @@ class GgufModels(protocol.Worker):
     version: str
     prefix: str
 
+    @abstractmethod
     def quantize(self, source: Path, variant: str, path: Path) -> None:
         """Write a file in another format."""
-        raise NotImplementedError
 
     def model_options(self) -> Any:
         """How to load the model."""
         return self.api.llama_model_default_params()
 
+    @abstractmethod
     def clear(self, context: Any) -> None:
         """Empty the cache."""
-        raise NotImplementedError
 
     def converted(self, folder: Path, variant: str) -> Path:
         """The GGUF file of a variant, made where there is none."""

@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     folder = Path(arguments.model)
     if not (folder / "config.json").is_file():
         raise CommandError(f"MODEL must be a Hugging Face folder with a config.json, got {folder}")
+    if Path(arguments.folder).exists() and not Path(arguments.folder).is_dir():
+        raise CommandError(f"FOLDER must be a folder, got {arguments.folder}, which is something else")
     if arguments.calibrate is not None and not arguments.weights.startswith("auto:"):
         raise CommandError(f"--calibrate must come with --weights auto:BITS, got --weights {arguments.weights}")
     try:
@@ -63,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
                 count = f"{len(tokens)} in {arguments.calibrate}"
                 raise CommandError(f"--calibrate must have at least 2 tokens, got {count}")
         report = patch_model(model, weights=arguments.weights, skip=arguments.skip, calibrate=tokens)
+        if report.already_patched:
+            raise CommandError(f"MODEL must have weights in full precision, got integers in {folder}")
         if report.reason:
             raise CommandError(f"MODEL must be one that patch_model takes, got {folder}: {report.reason}")
         save_patched(model, arguments.folder, tokenizer)

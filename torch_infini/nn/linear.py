@@ -212,7 +212,7 @@ def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str
     """
     if weights not in ("dense", *names()):
         known = ", ".join(map(repr, ("dense", *names())))
-        hint = ": python -m torch_infini quantize makes a folder of it" if weights.startswith("auto:") else ""
+        hint = ": python -m torch_infini quantize makes a folder of it" if str(weights).startswith("auto:") else ""
         raise ValueError(f"torch_infini.models: weights must be one of {known}, got {weights!r}{hint}")
     if weights != "dense":
         return best(weights, device).name

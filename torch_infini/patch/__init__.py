@@ -85,7 +85,7 @@ def patch_model(
             and a zero for each group of 64 or 32; the head in int8): the linear layers' weights are quantized and
             freed, one layer after the other. This cannot be undone. None leaves the weights as they are. Names of one
             format alone are "group8", "table4", "int8_rows" and "int4_groups" (docs/patching.md). "auto:BITS",
-            as "auto:4.8", gives each layer one of these so that the mean is at most BITS bits a weight and the expected
+            as "auto:4.8", gives each layer int4 or int8 so that the mean is at most BITS bits a weight and the expected
             error of the logits is least: tokens go through the model once for each group of layers (budget.py).
         only: Patterns of module names (fnmatch: "model.layers.0*" is that layer and what lies in it); others are left.
         skip: Patterns of modules that are left, with all their submodules. Names are those of
@@ -101,11 +101,11 @@ def patch_model(
         changed, and its report says so; neither is a model without a decoder of the Llama family.
 
     Raises:
-        TypeError: If model is no torch.nn.Module.
-        ValueError: For unknown weights; for a pattern that matches no module; with strict=True where something would be
-            left; if only a part of the model is patched already; under tensor parallelism, if the ranks' reports
-            differ. The model is then as it was before. Also with strict=True where `verify` finds a fault: quantized
-            weights stay quantized.
+        TypeError: If model is no torch.nn.Module, or calibrate no tensor.
+        ValueError: For unknown weights; for a calibrate that is not [S] token ids, or too few bits; for a pattern that
+            matches no module; with strict=True where something would be left; if only a part of the model is patched
+            already; under tensor parallelism, if the ranks' reports differ. The model is then as it was before. Also
+            with strict=True where `verify` finds a fault: quantized weights stay quantized.
         ImportError: Without transformers.
     """
     if not isinstance(model, nn.Module):

@@ -137,9 +137,9 @@ def _apply(
             shown = "; ".join(f"{row.name} ({row.reason})" for row in report.left[:3])
             more = f"; and {len(report.left) - 3} more" if len(report.left) > 3 else ""
             raise ValueError(f"torch_infini.patch_model: strict=True, but these would be left: {shown}{more}")
-        served = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
+        attends = all(isinstance(layer.self_attn, Attention) for layer in decoder.layers)
         # Attention that was left needs the masks of the implementation that it was made for.
-        setattr(state.patched_config, IMPLEMENTATION, interface.NAME if served else state.values.get(IMPLEMENTATION))
+        setattr(state.patched_config, IMPLEMENTATION, interface.NAME if attends else state.values.get(IMPLEMENTATION))
         fault = trial.fault()
         if ranks is not None:
             ranks.must_agree("what patch_model finds at two tokens", sha256(repr(bool(fault)).encode()).digest())

@@ -5,6 +5,7 @@ Sensitivity is measured. Errors of layers are taken to be independent: their squ
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import NamedTuple
@@ -62,11 +63,14 @@ def check(weights: object, calibrate: Tensor | None) -> None:
     """Check what does not depend on the model.
 
     Raises:
+        TypeError: If calibrate is no tensor.
         ValueError: For no number of bits, or what are no token ids, or some where nothing is measured.
     """
     bits = bits_of(weights)
     if calibrate is None:
         return
+    if not isinstance(calibrate, Tensor):
+        raise TypeError(f"{NAME}: calibrate must be a torch.Tensor of token ids, got {type(calibrate).__name__}")
     if bits is None:
         raise ValueError(f"{NAME}: calibrate must be None but for weights='auto:BITS', got it with {weights!r}")
     if calibrate.dim() != 1 or len(calibrate) < 2 or calibrate.dtype not in (torch.int64, torch.int32):
@@ -100,14 +104,20 @@ def weight_as(module: nn.Module, weight: Tensor) -> Iterator[None]:
         module._parameters["weight"] = old
 
 
-def quantized(weight: Tensor, name: str) -> tuple[int, Tensor]:
-    """Return the bits that a weight takes in a format, and what it means there."""
+def size_of(weight: Tensor, name: str) -> int:
+    """Return the bits that a weight takes in a format."""
+    format, (n, k) = FORMATS[name], weight.shape
+    kinds = format.kinds(n, k, format.group(k), weight.dtype).values()
+    return 8 * sum(math.prod(kind.shape) * kind.dtype.itemsize for kind in kinds)
+
+
+def quantized(weight: Tensor, name: str) -> Tensor:
+    """Return what a weight means in a format."""
     format, (n, k) = FORMATS[name], weight.shape
     new = lambda shape, dtype: torch.zeros(shape, dtype=dtype, device=weight.device)
     integers = format.empty(n, k, format.group(k), weight.dtype, new)
     format.quantize(weight, integers)
-    bits = 8 * sum(tensor.nbytes for tensor in integers if tensor is not None)
-    return bits, format.dequantize(integers, 0, n, k, weight.dtype)
+    return format.dequantize(integers, 0, n, k, weight.dtype)
 
 
 def choose(
@@ -146,27 +156,26 @@ def choose(
     errors: list[list[float]] = []
     for group in groups:
         members = [layers[i] for i in group]
-        names = [name for name in served() if all(name in layer.formats for layer in members)]
-        taken: dict[str, int] = dict.fromkeys(names, 0)
-        off: dict[str, float] = dict.fromkeys(names, 0.0)
-        small: list[Tensor] = []
-        for layer in members:
-            weight = layer.module.weight.detach()
-            for name in names:
-                size, meant = quantized(weight, layer.formats[name])
-                taken[name] += size
-                off[name] += float((meant.float() - weight.float()).square().sum())
-                if name == names[0]:
-                    small.append(meant)
-        names.sort(key=lambda name: taken[name])
-        with labelled(), ExitStack() as stack:
-            for layer, meant in zip(members, small, strict=True):
-                stack.enter_context(weight_as(layer.module, meant))
-            e = rms((logits.again().float() - before)[finite]) / scale
+        weights = [layer.module.weight.detach() for layer in members]
+        taken = {
+            name: sum(size_of(weight, layer.formats[name]) for layer, weight in zip(members, weights, strict=True))
+            for name in served()
+            if all(name in layer.formats for layer in members)
+        }
+        names = sorted(taken, key=lambda name: taken[name])
+        off: list[float] = []  # of the weights, squared
+        e = 0.0
+        for name in names:
+            meant = [quantized(weight, layer.formats[name]) for layer, weight in zip(members, weights, strict=True)]
+            off.append(sum(float((a.float() - b.float()).square().sum()) for a, b in zip(meant, weights, strict=True)))
+            if name == names[0]:
+                with labelled(), ExitStack() as stack:
+                    for layer, weight in zip(members, meant, strict=True):
+                        stack.enter_context(weight_as(layer.module, weight))
+                    e = rms((logits.again().float() - before)[finite]) / scale
         options.append(names)
         sizes.append([taken[name] for name in names])
-        least = off[names[0]] or 1.0
-        errors.append([e**2 * off[name] / least for name in names])
+        errors.append([e**2 * each / (off[0] or 1.0) for each in off])
     count = sum(layer.module.weight.numel() for layer in layers)
     chosen = fill(sizes, errors, bits * count)
     total = sum(size[i] for size, i in zip(sizes, chosen, strict=True))

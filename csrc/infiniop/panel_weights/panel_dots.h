@@ -170,6 +170,7 @@ template <typename Weights> struct UnpackedRun {
 
     void fill(const uint8_t *panel, int64_t blocks) {
         for (int64_t block = 0; block < blocks; ++block, panel += Weights::kBlockBytes) {
+            // To L2: many rows are multiplied before these are read.
             for (int64_t i = 0; i < Weights::kBlockBytes; i += 64) {
                 __builtin_prefetch(panel + 4 * kAheadBytes + i, 0, 2);
             }
