@@ -76,12 +76,23 @@ def packed(rows: Rows) -> Cells:
         yield cells
 
 
-@table("step_profile.csv", "weights | step, ms | linear | attention | norms, rope, activation | sampling | outside")
+@table(
+    "step_profile.csv",
+    "weights | step, ms | linear | its MB | of the bandwidth | attention | norms, rope, activation | sampling | outside",
+)
 def step_profile(rows: Rows) -> Cells:
     """Where the time of a decode step goes."""
-    names = ("step", "linear", "attention", "norms_rope_activations", "sampling", "outside")
+    names = ("attention", "norms_rope_activations", "sampling", "outside")
     for row in rows:
-        yield [weights_of(row, "weights"), *(number(row, f"{name}_ms", "{:.3g}") for name in names)]
+        milliseconds, rate = float(row["linear_ms"]), float(row["linear_gb_per_s"])
+        yield [
+            weights_of(row, "weights"),
+            number(row, "step_ms", "{:.3g}"),
+            f"{milliseconds:.3g}",
+            f"{milliseconds * rate:.0f}",
+            f"{rate / float(row['read_gb_per_s']):.0%}",
+            *(number(row, f"{name}_ms", "{:.3g}") for name in names),
+        ]
 
 
 READS = {"engine": "engine", "engine, plain read": "plain read", "engine, plain read, large pages": "large pages"}
