@@ -78,7 +78,7 @@ def packed(rows: Rows) -> Cells:
 
 @table(
     "step_profile.csv",
-    "weights | step, ms | linear | its MB | of the bandwidth | attention | norms, rope, activation | sampling | outside",
+    "weights | step, ms | linear | its MB | of the limit | attention | norms, rope, activation | sampling | outside",
 )
 def step_profile(rows: Rows) -> Cells:
     """Where the time of a decode step goes."""
