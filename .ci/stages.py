@@ -118,7 +118,7 @@ def durations(report: Path) -> list[tuple[float, str]]:
 
 def cpu() -> str:
     sys.path.insert(0, str(ROOT))
-    from torch_infini._cpu import cpu_name
+    from torch_infini._core.cpu import cpu_name
 
     return cpu_name()
 

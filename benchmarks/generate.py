@@ -31,7 +31,7 @@ from harness import Results
 from peers import protocol
 from peers.engines import DTYPES, PEERS, Failure
 
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.llama import SHAPES
 

@@ -14,7 +14,7 @@ from op_cases import Sample, info_of, quantize_rows
 from torch import Tensor
 
 from torch_infini import quantize
-from torch_infini._attention import torch_attention_from_set_to
+from torch_infini._core.attention import torch_attention_from_set_to
 
 BF16 = torch.bfloat16
 

@@ -18,8 +18,8 @@ from typing import Any
 
 import torch
 
-from torch_infini._cpu import cpu_name, folder_name
-from torch_infini._library import cpu_capability
+from torch_infini._core.cpu import cpu_name, folder_name
+from torch_infini._core.library import cpu_capability
 from torch_infini.testing import threads_set_to
 
 HERE = Path(__file__).resolve().parent

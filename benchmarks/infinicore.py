@@ -19,7 +19,7 @@ from harness import HERE, Cases, Row
 
 import torch_infini
 import torch_infini.infinicore as ic
-from torch_infini._library import ROOT
+from torch_infini._core.library import ROOT
 from torch_infini.testing.benchmark import medians
 
 HIDDEN, INTERMEDIATE = 2048, 5632  # of the 1.1B shape

@@ -26,8 +26,8 @@ from harness import MODELS, RESULTS, Cases, Row, dtype_name
 from op_cases import Case, Sample, info_of, paged_inputs, quantize_caches
 from torch import Tensor
 
-from torch_infini import _memory
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core.bandwidth import read_bandwidth
+from torch_infini._core.memory import allocate
 from torch_infini.demo import MODEL
 from torch_infini.engine.llm import load_tokenizer
 from torch_infini.models import Llama
@@ -122,7 +122,7 @@ def errors_of(name: str, count: int, length: int) -> list[Row]:
 
 def in_large_pages(tensor: Tensor) -> Tensor:
     """A copy where KVCache has its tensors."""
-    return _memory.new(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
+    return allocate(*tensor.shape, dtype=tensor.dtype).copy_(tensor)
 
 
 def speed_of(context: tuple[int, int, int, int], dtype: torch.dtype, rounds: int) -> Row:

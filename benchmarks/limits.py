@@ -17,7 +17,7 @@ import torch
 from harness import HERE, dtype_name
 from torch import Tensor
 
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import Call, seconds
 
 READ_BYTES = 1 << 28  # of what a benchmark reads in turns with its contestants

@@ -20,7 +20,7 @@ from harness import Cases, Row, ratios, taken
 from limits import measure_peaks
 from torch import Tensor
 
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.nn import Linear
 from torch_infini.testing.benchmark import interleaved_medians, seconds
 

@@ -25,7 +25,7 @@ from harness import MODELS, Cases, Row, count, counts
 from steps import profiled_ms
 
 from torch_infini import LLM, SamplingParams
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.models import Llama
 from torch_infini.testing.llama import SHAPES, saved_llama
 

@@ -22,7 +22,7 @@ from harness import Cases, Row
 from torch.profiler import ProfilerActivity, profile
 
 import torch_infini
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing.llama import SHAPES, random_llama, weight_bytes
 
 # (shape, weights, phase, length): what a decode begins with, what a prefill has.

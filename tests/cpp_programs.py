@@ -11,7 +11,7 @@ import shutil
 import subprocess
 from pathlib import Path
 
-from torch_infini._library import PATH, ROOT
+from torch_infini._core.library import PATH, ROOT
 from torch_infini.testing import sanitized
 
 SOURCES = Path(__file__).resolve().parent / "cpp"

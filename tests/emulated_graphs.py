@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from torch_infini._library import RUNTIME
+from torch_infini._core.library import RUNTIME
 
 NVIDIA = 1  # INFINI_DEVICE_NVIDIA
 

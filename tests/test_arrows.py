@@ -17,25 +17,14 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
-# BASE imports nothing, or one another.
-BASE = {"_library", "_memory", "_headers", "_cpu", "_bandwidth", "_deprecated", "_devices", "_dtypes", "_import_hooks"}
+BASE = {"_core", "_deprecated"}
 ALLOWED: dict[str, set[str]] = {
-    "_library": set(),
-    "_memory": {"_devices"},
-    "_headers": set(),
-    "_cpu": set(),
-    "_bandwidth": set(),
+    "_core": set(),
     "_deprecated": set(),
-    "_devices": set(),
-    "_dtypes": set(),
-    "_import_hooks": set(),
-    "_attention": {"_library"},
-    "_products": {"_library", "_cpu", "_dtypes"},
-    "quantize": {"_library", "_devices"},
-    "libinfiniccl": {"_library", "_headers", "_dtypes"},
-    "libinfiniop": {"_library", "_headers", "_dtypes"},
+    "quantize": BASE,
+    "libinfiniccl": BASE,
+    "libinfiniop": BASE,
     "ops": BASE | {"quantize"},
-    "_logging": BASE | {"ops"},
     "runtime": BASE | {"ops"},
     "device": BASE | {"ops", "runtime"},
     "distributed": BASE | {"libinfiniccl"},
@@ -46,15 +35,13 @@ ALLOWED: dict[str, set[str]] = {
     "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "checkpoints"},
     "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
     "infinilm": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "infinicore", "serve"},
-    "patch": BASE | {"_products", "quantize", "ops", "weights", "distributed", "checkpoints"},
+    "patch": BASE | {"quantize", "ops", "weights", "distributed", "checkpoints"},
     "compile": BASE | {"ops"},
     "infinicore": BASE | {"ops", "runtime"},
     "demo": set(),
     "compat": set(),  # imports infinicore and infinilm by name, when a script does
     "commands": BASE
     | {
-        "_attention",
-        "_products",
         "quantize",
         "ops",
         "weights",
@@ -71,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
     "testing": BASE | {"libinfiniop", "quantize", "ops", "runtime", "nn", "models", "engine", "infinilm", "patch"},
     # The package itself.
     PACKAGE: BASE
-    | {"_attention", "_products", "_logging", "quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
+    | {"quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
     | {"weights", "checkpoints", "patch", "compile", "demo", "compat"},
 }
 # (importing module, room): the reason. Imports inside functions and for type checkers only.
@@ -82,7 +69,6 @@ EXCEPTIONS = {
 }
 # (importing module, imported private module of another package).
 PRIVATE = {
-    ("_logging", "ops._provider_kernels"),
     ("nn.linear", "ops._packed"),
     ("patch.conditions", "ops._registry"),
     ("patch.sharded", "ops._registry"),

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from torch_infini._library import SEES_AUTOGRAD
+from torch_infini._core.library import SEES_AUTOGRAD
 from torch_infini.testing import as_tuple, copied
 from torch_infini.testing.ops import OpInfo, all_op_infos
 

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini import _cpu
-from torch_infini._bandwidth import read_bandwidth
+from torch_infini._core import cpu
+from torch_infini._core.bandwidth import read_bandwidth
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.weights import best, served
 
@@ -439,13 +439,13 @@ def test_names_of_machines(monkeypatch: pytest.MonkeyPatch) -> None:
         ("CyrixInstead", 5, 4, "CyrixInstead"),
     ):
         known = {"vendor_id": vendor, "cpu family": str(family), "model": str(model), "model name": "A CPU"}
-        monkeypatch.setattr(_cpu, "facts", lambda known=known: known)
-        assert (_cpu.microarchitecture(), _cpu.cpu_name()) == (name, f"A CPU, {name}")
+        monkeypatch.setattr(cpu, "facts", lambda known=known: known)
+        assert (cpu.microarchitecture(), cpu.cpu_name()) == (name, f"A CPU, {name}")
     hidden = {"vendor_id": "GenuineIntel", "cpu family": "6", "model": "167", "flags": "fpu amx_bf16 amx_tile"}
-    monkeypatch.setattr(_cpu, "facts", lambda: hidden)
-    assert _cpu.folder_name() == "xeon-amx"
-    monkeypatch.setattr(_cpu, "facts", lambda: {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "97"})
-    assert _cpu.folder_name() == "zen-4"
+    monkeypatch.setattr(cpu, "facts", lambda: hidden)
+    assert cpu.folder_name() == "xeon-amx"
+    monkeypatch.setattr(cpu, "facts", lambda: {"vendor_id": "AuthenticAMD", "cpu family": "25", "model": "97"})
+    assert cpu.folder_name() == "zen-4"
 
 
 def test_results(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -461,7 +461,7 @@ def test_results(harness: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
                 "z": "",
                 "threads": str(torch.get_num_threads()),
                 "driver": "1",
-                "cpu": _cpu.cpu_name(),
+                "cpu": cpu.cpu_name(),
                 "capability": torch_infini.cpu_capability(),
                 "torch": torch.__version__,
                 "commit": harness.commit(),

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from torch_infini.__main__ import main
-from torch_infini._library import cpu_tiles
+from torch_infini._core.library import cpu_tiles
 from torch_infini.commands import doctor
 from torch_infini.testing.ops import OP_INFOS
 

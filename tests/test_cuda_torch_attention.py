@@ -16,8 +16,8 @@ import torch
 from fresh_python import run_python
 from torch import Tensor
 
-from torch_infini import _attention
-from torch_infini._attention import OPERATORS, signature, torch_attention_from, torch_attention_from_set_to
+from torch_infini._core import attention
+from torch_infini._core.attention import OPERATORS, signature, torch_attention_from, torch_attention_from_set_to
 from torch_infini.testing import check_against_reference, cuda_device, emulates_cuda
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.attention import attention_inputs
@@ -237,16 +237,16 @@ def test_an_operator_that_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "cuda", "13.0")
     monkeypatch.delenv("INFINI_PRODUCTS", raising=False)
     if emulates_cuda():
-        assert _attention.refusal() == "CUDA is emulated"
+        assert attention.refusal() == "CUDA is emulated"
         return
-    assert _attention.refusal() == ""
+    assert attention.refusal() == ""
     name = "_fused_sdp_choice"
     monkeypatch.setitem(OPERATORS, name, OPERATORS[name].replace("bool", "int", 1))
-    assert _attention.refusal() == f"this torch has another aten::{name}"
+    assert attention.refusal() == f"this torch has another aten::{name}"
 
 
 def test_settings() -> None:
-    code = "from torch_infini import _attention as a; print(a.torch_attention_from(), a.described(), sep='|')"
+    code = "from torch_infini._core import attention as a; print(a.torch_attention_from(), a.described(), sep='|')"
 
     def said(products: str) -> list[str]:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "INFINI_PRODUCTS": products}
@@ -264,7 +264,7 @@ def test_from_so_many_queries_on() -> None:
     with torch_attention_from_set_to(7):
         assert torch_attention_from() == 7
         with pytest.raises(ValueError, match="the number of queries must be at least 1, got 0"):
-            _attention.set_torch_attention_from(0)
+            attention.set_torch_attention_from(0)
         assert torch_attention_from() == 7
     assert torch_attention_from() == before
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from torch_infini._products import aten_from_set_to
+from torch_infini._core.products import aten_from_set_to
 from torch_infini.engine import Completion, Engine, EngineConfig, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import random_model

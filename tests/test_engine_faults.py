@@ -629,7 +629,7 @@ def test_too_many_ranks(folder: Path, capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_share_above_the_limit_comes_from_the_cache(
     bandwidth: float, cached: bool, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("torch_infini._bandwidth.read_bandwidth", lambda: bandwidth)
+    monkeypatch.setattr("torch_infini._core.bandwidth.read_bandwidth", lambda: bandwidth)
     assert main(["generate", "--model", str(folder), "--max-new-tokens", "8", "--ignore-eos"]) == 0
     assert ("% of the bandwidth limit (from the cache) (the first" in capsys.readouterr().out) == cached
     monkeypatch.setattr("torch_infini.commands.demo_run.read_bandwidth", lambda: bandwidth)

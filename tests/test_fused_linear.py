@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_infini._products import aten_from_set_to
+from torch_infini._core.products import aten_from_set_to
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, relayout, threads_set_to
 from torch_infini.testing.ops import OP_INFOS
 from torch_infini.testing.ops.fused_linear import inputs

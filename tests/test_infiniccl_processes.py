@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from torch_infini._library import PATH
+from torch_infini._core.library import PATH
 from torch_infini.libinfiniccl import unique_id
 from torch_infini.testing import sanitized
 

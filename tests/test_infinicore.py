@@ -391,7 +391,7 @@ def test_torch_infini_does_not_import_it() -> None:
 
 def test_another_python(tmp_path: Path) -> None:
     """What an import says where the module was built for another Python, or not at all."""
-    from torch_infini._library import PATH
+    from torch_infini._core.library import PATH
 
     for library in PATH.parent.glob("lib*.so"):
         (tmp_path / library.name).symlink_to(library)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from fresh_python import run_python
 
-from torch_infini._library import PATH, ROOT
+from torch_infini._core.library import PATH, ROOT
 
 pybind11 = pytest.importorskip("pybind11")
 SOURCE = Path(__file__).resolve().parent / "extension" / "engine.cpp"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from torch_infini._products import aten_from_set_to
+from torch_infini._core.products import aten_from_set_to
 from torch_infini.ops import gemm, matmul
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

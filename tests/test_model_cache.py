@@ -218,7 +218,7 @@ def test_what_makes_another_entry(
     assert read(folder).norm.eps == 0.5
     monkeypatch.setattr(cache, "_own_sources", lambda: "another version")
     read(folder)
-    monkeypatch.setattr(cache._library, "capability", "another CPU")
+    monkeypatch.setattr(cache.library, "capability", "another CPU")
     read(folder)
     provider = SimpleNamespace(op="quantize_int8", name="another")
     monkeypatch.setattr(cache, "chosen_providers", lambda device: [provider])

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from torch_infini import quantize
-from torch_infini._products import aten_from_set_to
+from torch_infini._core.products import aten_from_set_to
 from torch_infini.models import Llama, LlamaConfig, checkpoint
 from torch_infini.nn import Batch, KVCache, Linear
 from torch_infini.nn.linear import fastest

@@ -14,7 +14,7 @@ import pytest
 import torch
 from layers import at_level
 
-from torch_infini._products import aten_from_set_to
+from torch_infini._core.products import aten_from_set_to
 from torch_infini.testing import (
     LAYOUTS,
     as_tuple,

@@ -11,7 +11,7 @@ from fresh_python import run_python
 from torch import Tensor, nn
 
 import torch_infini
-from torch_infini import _products
+from torch_infini._core import products
 from torch_infini.patch import PatchReport, is_patched, patch_model, unpatch_model
 from torch_infini.testing.tiny_llama import (
     LAYERS,
@@ -260,7 +260,7 @@ def test_report() -> None:
         "  1 x  model.rotary_emb                         LlamaRotaryEmbedding  rope (sliced once for all layers)\n"
         "  1 x  lm_head                                  Linear                linear                               "
         "  8.19 k parameters  32.8 kB\n"
-        f"  dense products of float32: {_products.described(torch.float32, ('linear', 'matmul'))}"
+        f"  dense products of float32: {products.described(torch.float32, ('linear', 'matmul'))}"
     )
     assert sum(row.parameters for row in report.rows) == model.num_parameters() - 64 * 128
     assert report.counts["rms_norm"] == 2 * LAYERS + 1 and report.counts["left"] == 1

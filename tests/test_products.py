@@ -16,9 +16,9 @@ from fresh_python import run_python
 from torch import Tensor
 
 import torch_infini
-from torch_infini import _products
-from torch_infini._cpu import cpu_name
-from torch_infini._products import aten_below, aten_from, aten_from_set_to, set_aten_from
+from torch_infini._core import products
+from torch_infini._core.cpu import cpu_name
+from torch_infini._core.products import aten_below, aten_from, aten_from_set_to, set_aten_from
 from torch_infini.commands import tune
 from torch_infini.testing import assert_close, cpu_capability_set_to, emulates_cuda, kernel_levels
 
@@ -87,7 +87,7 @@ def test_from_so_many_rows_on() -> None:
     assert not names
 
 
-@pytest.mark.parametrize("dtype", _products.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", products.DTYPES, ids=str)
 def test_results(dtype: torch.dtype) -> None:
     x, weight, bias = operands(dtype, 48)
     rows = operands(dtype, 96)[0]
@@ -124,7 +124,7 @@ IMAGE_CASES: dict[str, tuple[tuple[int, ...], tuple[int, ...], dict[str, Any]]] 
 }
 
 
-@pytest.mark.parametrize("dtype", _products.DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", products.DTYPES, ids=str)
 @pytest.mark.parametrize("name", IMAGE_CASES)
 def test_convolutions(name: str, dtype: torch.dtype) -> None:
     """ATen's equal ours but for rounding: contiguous and strided operands, functional and out."""
@@ -208,7 +208,7 @@ def test_levels_have_their_own_table() -> None:
 
 def test_never_aten() -> None:
     code = (
-        "import torch; from torch_infini import _products as p; print(p.SOURCE);"
+        "import torch; from torch_infini._core import products as p; print(p.SOURCE);"
         "print({p.aten_from(product, dtype) for product in p.PRODUCTS for dtype in p.DTYPES})"
     )
     environment = {**os.environ, "INFINI_PRODUCTS": "ours"}
@@ -225,7 +225,7 @@ def test_the_report_says_so() -> None:
     with aten_from_set_to(None):
         set_aten_from("linear", torch.float32, 8)
         set_aten_from("patches", torch.float32, 9)
-        described = _products.described(torch.float32)
+        described = products.described(torch.float32)
     ours, aten = "torch_infini", "torch_infini, from 9 rows on ATen"
     assert (
         described
@@ -250,10 +250,10 @@ def python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
 
 
 SHOW = """
-from torch_infini import _products
-from torch_infini._cpu import cpu_name
+from torch_infini._core import products
+from torch_infini._core.cpu import cpu_name
 import torch
-print(_products.aten_from("linear", torch.bfloat16), _products.aten_from("matmul", torch.float32), _products.SOURCE)
+print(products.aten_from("linear", torch.bfloat16), products.aten_from("matmul", torch.float32), products.SOURCE)
 """
 
 
@@ -268,7 +268,7 @@ def test_a_stored_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     assert f"stored in {file}: set INFINI_PRODUCTS to it" in out and "linear   float32       4" in out
     stored = json.loads(file.read_text())
     assert [(line["product"], line["rows"]) for line in stored["measured"]] == [
-        (product, rows) for product in _products.PRODUCTS for rows in (1, 4)
+        (product, rows) for product in products.PRODUCTS for rows in (1, 4)
     ]
     stored["aten_from"] = {"linear": {"bfloat16": 33}, "matmul": {"float32": None}} | {
         product: {} for product in ("batched", "conv", "patches")
@@ -309,8 +309,8 @@ def test_files_that_are_no_table(tmp_path: Path, text: str, why: str) -> None:
     file = tmp_path / "products.json"
     sizes = {"WRONG SIZE": {"float32": 0}, "WRONG DTYPE": {"int8": 5}}.get(text)
     if sizes:
-        all_sizes = dict.fromkeys(_products.PRODUCTS, sizes)
-        text = json.dumps({"format": _products.FORMAT, **_products.machine(), "aten_from": all_sizes})
+        all_sizes = dict.fromkeys(products.PRODUCTS, sizes)
+        text = json.dumps({"format": products.FORMAT, **products.machine(), "aten_from": all_sizes})
     file.write_text(text)
     done = python("import torch_infini", INFINI_PRODUCTS=str(file))
     assert done.stderr.splitlines()[-1] == (

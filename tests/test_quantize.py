@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini import _library, quantize
+from torch_infini import quantize
+from torch_infini._core import library
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.ops.quantized_linear import inputs_int4, inputs_int8
 
@@ -260,7 +261,7 @@ def test_a_layer_with_quantized_x(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("capability", ["baseline", "avx512", "avx2_vnni", "avx512_amx", "neon_dotprod"])
 def test_when_layers_quantize_x(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the CPU multiplies integers; few rows with int8 weights only for layers that promise bits by row."""
-    monkeypatch.setattr(_library, "capability", capability)
+    monkeypatch.setattr(library, "capability", capability)
     multiplies = capability in ("avx2_vnni", "avx512_amx", "neon_dotprod")
     for shape, rows in (((0, 8), 0), ((8,), 1), ((3, 8), 3), ((1, 3, 8), 3), ((2, 2, 8), 4), ((500, 8), 500)):
         x = torch.zeros(shape)

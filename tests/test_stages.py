@@ -29,8 +29,8 @@ TESTS = {
 @pytest.fixture
 def tree(tmp_path: Path) -> Path:
     """The runner, with a few tests instead of ours."""
-    for name in (".ci/stages.py", "pyproject.toml", "torch_infini/_cpu.py"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+    for name in (".ci/stages.py", "pyproject.toml", "torch_infini/_core/cpu.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(ROOT / name, tmp_path / name)
     (tmp_path / "torch_infini" / "__init__.py").touch()
     (tmp_path / "tests").mkdir()

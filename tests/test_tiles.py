@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 import torch_infini
-from torch_infini._library import cpu_tiles
+from torch_infini._core.library import cpu_tiles
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = "avx512_amx" in torch_infini.cpu_capabilities() and not cpu_tiles()

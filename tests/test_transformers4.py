@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_infini._import_hooks import after_import
+from torch_infini._core.import_hooks import after_import
 from torch_infini.commands import transformers4
 from torch_infini.demo import MODEL
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_infini._library import PATH
+from torch_infini._core.library import PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 VENDOR = ROOT / "tests" / "vendor_device"

@@ -23,7 +23,7 @@ import torch
 
 import torch_infini
 from torch_infini import quantize
-from torch_infini._library import CPU_CAPABILITIES
+from torch_infini._core.library import CPU_CAPABILITIES
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
 
 ROOT = Path(__file__).resolve().parent.parent

@@ -8,18 +8,11 @@ torch_infini.distributed is torch.distributed's backend "infiniccl".
 
 import os
 
-from . import _attention as _attention  # long prefill on CUDA is torch's
-from . import _products as _products  # uses the table of products that was stored on this machine
 from . import checkpoints, compat, compile, demo, distributed, models, nn, ops, quantize, runtime
-from ._library import cpu_capabilities, cpu_capability
+from ._core.library import cpu_capabilities, cpu_capability
 from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
 from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from .patch import load_model as load
-
-if os.environ.get("INFINI_LOG"):
-    from . import _logging
-
-    _logging.start(os.environ["INFINI_LOG"])
 
 if os.environ.get("INFINI_PROVIDERS"):
     try:

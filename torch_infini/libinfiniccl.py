@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from ._dtypes import INFINI_DTYPES, InfiniDtype
-from ._headers import Interface, declare, parse
-from ._library import PATH, ROOT, RUNTIME
+from ._core.dtypes import INFINI_DTYPES, InfiniDtype
+from ._core.headers import Interface, declare, parse
+from ._core.library import PATH, ROOT, RUNTIME
 
 CPU, NVIDIA = 0, 1  # infiniDevice_t
 

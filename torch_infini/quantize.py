@@ -9,8 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import _library
-from ._devices import on_cpu
+from ._core import library
+from ._core.devices import on_cpu
 
 GROUP_SIZES = (32, 64, 128)
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -46,7 +46,7 @@ def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
     return (
         (same_bits or bits == 4 or x.numel() >= QUANTIZE_X_ROWS * x.shape[-1])
         and on_cpu(x)
-        and _library.capability in MULTIPLIES_INTEGERS
+        and library.capability in MULTIPLIES_INTEGERS
     )
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from torch_infini._cpu import facts
+from torch_infini._core.cpu import facts
 
 WORKERS = Path(__file__).resolve().parent
 TORCH = "2.13.0"

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from .._dtypes import SAFETENSORS_DTYPES
+from .._core.dtypes import SAFETENSORS_DTYPES
 from .description import NAME, TensorInfo
 
 _DTYPES = SAFETENSORS_DTYPES | {

@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .._bandwidth import read_bandwidth
+    from .._core.bandwidth import read_bandwidth
 
     try:
         loads = [int(part) for part in arguments.requests.split(",")]

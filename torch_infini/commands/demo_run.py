@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoTokenizer, LlamaForCausalLM, PreTrainedModel, PreTrainedTokenizerBase
 from transformers.utils import logging as transformers_logging
 
-from .._bandwidth import read_bandwidth
-from .._library import cpu_capability
+from .._core.bandwidth import read_bandwidth
+from .._core.library import cpu_capability
 from ..demo import MODEL
 from ..engine.llm import names_code
 from ..patch import patch_model

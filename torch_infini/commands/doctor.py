@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from .. import _products
-from .._library import cpu_capabilities, cpu_tiles
+from .._core import products
+from .._core.library import cpu_capabilities, cpu_tiles
 from ..ops import awaited_providers, chosen_providers
 from .env import build
 from .errors import CommandError
@@ -139,7 +139,7 @@ def run(arguments: argparse.Namespace) -> int:
     if " " in torch.__path__[0]:  # torch 2.13 does not quote it for the linker
         print(f"torch.compile: Inductor links nothing where torch's path has a space: {torch.__path__[0]}")
     print(f"tile registers (AMX): {cpu_tiles() or 'in use at level avx512_amx'}")
-    for dtype in _products.DTYPES:
-        print(f"dense products of {str(dtype).removeprefix('torch.')}: {_products.described(dtype)}")
+    for dtype in products.DTYPES:
+        print(f"dense products of {str(dtype).removeprefix('torch.')}: {products.described(dtype)}")
     print(f"doctor: {passed} checks passed, {failed} failed ({', '.join(cpu_capabilities() + gpus())})")
     return 1 if failed else 0

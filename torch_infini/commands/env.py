@@ -12,9 +12,10 @@ from typing import Any
 
 import torch
 
-from .. import __version__, _attention, _products, ops
-from .._cpu import cpu_name
-from .._library import (
+from .. import __version__, ops
+from .._core import attention, products
+from .._core.cpu import cpu_name
+from .._core.library import (
     CPU_CAPABILITIES,
     PATH,
     RUNTIME,
@@ -121,8 +122,8 @@ def collect() -> dict[str, Any]:
         "cpu_capabilities": cpu_capabilities(),
         "cpu_tiles": cpu_tiles() or "AMX",
         "products": {
-            **{str(dtype).removeprefix("torch."): f"by {_products.described(dtype)}" for dtype in _products.DTYPES},
-            "table": str(_products.SOURCE),
+            **{str(dtype).removeprefix("torch."): f"by {products.described(dtype)}" for dtype in products.DTYPES},
+            "table": str(products.SOURCE),
         },
         "threads": torch.get_num_threads(),
         "cuda_build": cuda_build(),
@@ -130,7 +131,7 @@ def collect() -> dict[str, Any]:
         "cuda_runtime": torch.version.cuda,
         "cuda_driver": cuda_driver(),
         "cuda_devices": cuda_devices(),
-        "cuda_attention": _attention.described(),
+        "cuda_attention": attention.described(),
         "providers": [f"{p.op} on {p.device} by {p.name}" for p in ops.chosen_providers()],
         "providers_missing": ops.awaited_providers(),
         "variables": {name: shown(name) for name in VARIABLES},

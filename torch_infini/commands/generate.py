@@ -21,7 +21,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    from .._bandwidth import read_bandwidth
+    from .._core.bandwidth import read_bandwidth
 
     params = sampling_of(arguments)
     try:

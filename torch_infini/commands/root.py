@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from .._library import ROOT, is_whole, require_part
+from .._core.library import ROOT, is_whole, require_part
 from .errors import CommandError
 
 HELP = "print the folder that serves as INFINI_ROOT: lib/ and include/ of the C libraries"

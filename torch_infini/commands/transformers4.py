@@ -12,7 +12,7 @@ from contextlib import ExitStack, contextmanager
 from types import ModuleType
 from typing import Any
 
-from .._import_hooks import after_import
+from .._core.import_hooks import after_import
 
 
 @contextmanager

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
-from .. import _products
-from .._library import emulates_cuda
-from .._products import PRODUCTS, Product
+from .._core import products
+from .._core.library import emulates_cuda
+from .._core.products import PRODUCTS, Product
 from .errors import CommandError
 
 HELP = "measure which dense products ATen computes faster on this machine, and store it"
@@ -74,7 +74,7 @@ def measure(product: Product, dtype: torch.dtype, rows: int, rounds: int) -> dic
     from ..testing.benchmark import medians
 
     ours, aten = calls(product, rows, dtype)
-    with _products.aten_from_set_to(None), torch.no_grad():
+    with products.aten_from_set_to(None), torch.no_grad():
         times = medians({"infini": ours, "aten": aten}, rounds, 0.01)
     return {
         "product": product,
@@ -108,7 +108,7 @@ def numbers(name: str, text: str) -> list[int]:
 def dtypes_of(text: str) -> Iterator[torch.dtype]:
     for name in text.split(","):
         dtype = getattr(torch, name, None)
-        if dtype not in _products.DTYPES:
+        if dtype not in products.DTYPES:
             raise CommandError(f"--dtypes must be of float32, bfloat16 and float16, got {name!r}")
         yield dtype
 
@@ -122,7 +122,7 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError(f"--{name} must be at least 1, got {getattr(arguments, name)}")
     if emulates_cuda():
         raise CommandError("tune measures the CPU's kernels, and these libraries run CUDA's on it")
-    of = _products.machine()
+    of = products.machine()
     print(f"{of['cpu']}, {of['capability']}, torch {of['torch']}, {arguments.threads} thread(s)")
     print(f"{'product':8} {'dtype':9} {'rows':>5} {'infini us':>10} {'ATen us':>10} {'ATen / infini':>13}")
     measured: list[dict[str, Any]] = []
@@ -145,9 +145,9 @@ def run(arguments: argparse.Namespace) -> int:
         name = str(dtype).removeprefix("torch.")
         print(f"{product} of {name}: {'ours' if size is None else f'ATen from {size} rows on'}")
     if arguments.store or arguments.file:
-        file = arguments.file or _products.default_file()
+        file = arguments.file or products.default_file()
         try:
-            _products.write(file, table, [{**line, "threads": arguments.threads} for line in measured])
+            products.write(file, table, [{**line, "threads": arguments.threads} for line in measured])
         except OSError as error:
             raise CommandError(f"the table cannot be stored in {file} ({error}); --file names another place") from error
         print(

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
-from .._devices import backing_type
+from .._core.devices import backing_type
 from ..ops import REGISTRY, chosen_providers
 from . import lowering
 from .graph import make_positional

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import torch
 from torch.utils.backend_registration import generate_methods_for_privateuse1_backend, rename_privateuse1_backend
 
-from .. import _devices
+from .._core import devices
 from . import _dlpack, _load, _state, _vendor, inductor, torch_module
 
 VARIABLE = "TORCH_INFINI_DEVICE"
@@ -70,7 +70,7 @@ def enable(backing: str | None = None) -> None:
         for_tensor=True, for_module=True, for_packed_sequence=True, for_storage=True
     )
     _state.enabled = "cuda" if chosen == "cuda" else "cpu"
-    _devices.set_backing(_state.enabled, takes_any_memory=vendor is None)
+    devices.set_backing(_state.enabled, takes_any_memory=vendor is None)
     inductor.register()
     _dlpack.install()
     atexit.register(_settle, os.getpid())

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from .._library import PATH, ROOT, is_whole, require_part
+from .._core.library import PATH, ROOT, is_whole, require_part
 
 OLDEST_TORCH = (2, 13)
 BUILD = "pip install --no-build-isolation --force-reinstall --no-deps"

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._import_hooks import after_import
+from .._core.import_hooks import after_import
 from ._enable import NAME, after_enabling
 
 

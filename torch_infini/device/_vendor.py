@@ -9,7 +9,7 @@ import ctypes
 import os
 from typing import NamedTuple
 
-from .._library import PATH, RUNTIME
+from .._core.library import PATH, RUNTIME
 
 # In the order of infiniDevice_t (infinicore.h); the first two are torch's own backing devices.
 NAMES = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")

@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from .._devices import INFINI, backing_type
-from .._import_hooks import after_import
+from .._core.devices import INFINI, backing_type
+from .._core.import_hooks import after_import
 
 # What torch._inductor.codegen.common looks up in torch.infini, once in a process.
 NAMES = ("Scheduling", "PythonWrapperCodegen", "CppWrapperCodegen", "WrapperFxCodegen")

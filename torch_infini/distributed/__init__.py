@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from .._devices import INFINI
+from .._core.devices import INFINI
 from .groups import communicator
 from .tensor_parallel import TPGroup, init_tp_group
 from .worker_process import prepare_workers

@@ -20,7 +20,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
-from .._devices import INFINI, backing_type, on_cpu, unwrap
+from .._core.devices import INFINI, backing_type, on_cpu, unwrap
 from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
 from .transport import LOGGER, choose, shared_unique_id

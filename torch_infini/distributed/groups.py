@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._devices import backing_type
-from .._library import PATH, RUNTIME
+from .._core.devices import backing_type
+from .._core.library import PATH, RUNTIME
 from ..libinfiniccl import CPU, DTYPES, NVIDIA, Communicator, ReduceOp
 from .transport import choose, shared_unique_id
 

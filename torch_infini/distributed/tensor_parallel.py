@@ -12,7 +12,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from .._devices import backing_type
+from .._core.devices import backing_type
 from .groups import communicator
 from .transport import MOST_RANKS
 from .workers import Workers

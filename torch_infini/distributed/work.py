@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.futures import Future
 
-from .._devices import INFINI
+from .._core.devices import INFINI
 
 NO_TIMEOUT = timedelta(0)  # torch's own word for it, kNoTimeout
 

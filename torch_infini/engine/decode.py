@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from .. import runtime
-from .._devices import backing_type
-from .._library import emulates_cuda
+from .._core.devices import backing_type
+from .._core.library import emulates_cuda
 from ..models import Llama
 from ..nn import Batch, KVCache
 from ..ops import chosen_providers

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .._devices import backing_type
+from .._core.devices import backing_type
 from ..quantize import FLOATS
 from .sampling_params import SamplingParams
 

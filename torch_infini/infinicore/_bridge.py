@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch.utils.dlpack import from_dlpack
 
-from .._library import emulates_cuda
+from .._core.library import emulates_cuda
 from . import utils
 from .lib import _infinicore
 from .tensor import Tensor, from_torch

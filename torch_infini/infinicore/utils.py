@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from .._dtypes import INFINI_DTYPES, TORCH_DTYPES
+from .._core.dtypes import INFINI_DTYPES, TORCH_DTYPES
 from .dtype import dtype as DataType
 from .lib import _infinicore
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.dlpack import from_dlpack
 
-from .._dtypes import INFINI_DTYPES
+from .._core.dtypes import INFINI_DTYPES
 
 _HOST = (1, 0)  # the CPU as __dlpack_device__() spells it
 # Names by infiniDevice_t, and torch's names of those that torch_infini has kernels for.

@@ -1,6 +1,6 @@
 """InfiniDtype: the element types of the C ABI (infiniDtype_t), and their names."""
 
-from .._dtypes import InfiniDtype
+from .._core.dtypes import InfiniDtype
 
 __all__ = ["InfiniDtype", "InfiniDtypeNames"]
 

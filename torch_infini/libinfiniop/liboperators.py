@@ -7,8 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from .._headers import parse
-from .._library import PATH, require_part
+from .._core.headers import parse
+from .._core.library import PATH, require_part
 from .op_register import OpRegister
 
 PACKAGE = Path(__file__).resolve().parent.parent

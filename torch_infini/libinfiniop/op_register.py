@@ -9,7 +9,7 @@ from collections.abc import Callable
 from ctypes import POINTER, c_char_p, c_float, c_int, c_int32, c_int64, c_size_t, c_uint32, c_void_p
 from typing import Any
 
-from .._headers import Interface
+from .._core.headers import Interface
 from .structs import infiniopHandle_t, infiniopOperatorDescriptor_t, infiniopTensorDescriptor_t
 
 _PLAIN: dict[str, Any] = {

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .._dtypes import TORCH_DTYPES
+from .._core.dtypes import TORCH_DTYPES
 from .datatypes import InfiniDtype, InfiniDtypeNames
 from .devices import InfiniDeviceEnum, InfiniDeviceNames, torch_device_map
 from .liboperators import LIBINFINIOP

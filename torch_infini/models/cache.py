@@ -24,7 +24,7 @@ from typing import BinaryIO, TypeVar
 import torch
 from torch import nn
 
-from .. import _library
+from .._core import library
 from ..ops import chosen_providers
 from . import checkpoint
 from .config import LlamaConfig
@@ -117,9 +117,9 @@ def _key(hashes: _Hashes, settings: Mapping[str, object], sources: Mapping[str, 
         **settings,
         "files": {name: digest for name, (digest, _) in sources.items()},
         "sources": _own_sources(),
-        "libraries": {file.name: hashes.of(file)[0] for file in sorted(_library.PATH.parent.glob("*.so"))},
+        "libraries": {file.name: hashes.of(file)[0] for file in sorted(library.PATH.parent.glob("*.so"))},
         "providers": [(provider.op, provider.name) for provider in chosen_providers("cpu")],
-        "kernels": [_library.capability, _library.cpu_tiles()],
+        "kernels": [library.capability, library.cpu_tiles()],
         "torch": [torch.__version__, torch.backends.cpu.get_cpu_capability()],
     }
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()

@@ -22,8 +22,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .._devices import on_cpu
-from .._dtypes import SAFETENSORS_DTYPES
+from .._core.devices import on_cpu
+from .._core.dtypes import SAFETENSORS_DTYPES
 from ..weights import FORMATS
 from .config import read_json
 

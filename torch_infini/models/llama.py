@@ -15,8 +15,8 @@ import torch
 from torch import Tensor, nn
 
 from .. import checkpoints
+from .._core.dtypes import floating
 from .._deprecated import renamed_arguments, renamed_fields
-from .._dtypes import floating
 from ..distributed import TPGroup
 from ..nn import (
     Attention,

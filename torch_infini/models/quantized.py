@@ -15,7 +15,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from .. import _memory
+from .._core.memory import allocate, trim
 from ..checkpoints import Checkpoint, LinearWeight
 from ..nn import Linear, MergedLinear
 from .checkpoint import Slot, follow
@@ -181,7 +181,7 @@ def _replace(checkpoint: Checkpoint, product: Product, dense: str) -> None:
     old = product.linear
     if any(one.name in checkpoint.layers for one in product.projections) or old.format != dense:
         setattr(product.parent, product.attribute, _linear(checkpoint, old, product.projections, dense))
-        _memory.trim()
+        trim()
 
 
 def _fill(model: Model, checkpoint: Checkpoint, name: str, slot: Slot) -> None:
@@ -306,7 +306,7 @@ def _product(part: _Part, dense: str, dtype: torch.dtype, device: torch.device) 
         found = [tensor for tensor in tensors if tensor is not None]
         if not found:
             return None
-        memory = _memory.new(sum(n), *found[0].shape[1:], dtype=found[0].dtype, device=device)
+        memory = allocate(sum(n), *found[0].shape[1:], dtype=found[0].dtype, device=device)
         for i, tensor in enumerate(found):
             memory[sum(n[:i]) : sum(n[: i + 1])] = tensor
         return memory

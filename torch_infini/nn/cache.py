@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .. import _memory
+from .._core.memory import allocate
 
 
 class LayerCache(NamedTuple):
@@ -78,9 +78,9 @@ class KVCache:
         if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.int8):
             raise ValueError(f"torch_infini.nn.KVCache: dtype must be float32, bfloat16, float16 or int8, got {dtype}")
         shape = (layers, blocks, kv_heads, block_size, head_dim)
-        self.keys, self.values = (_memory.new(*shape, dtype=dtype, device=device) for _ in range(2))
+        self.keys, self.values = (allocate(*shape, dtype=dtype, device=device) for _ in range(2))
         count = 2 if dtype == torch.int8 else 0
-        self.scales = tuple(_memory.new(*shape[:-1], dtype=torch.float32, device=device) for _ in range(count))
+        self.scales = tuple(allocate(*shape[:-1], dtype=torch.float32, device=device) for _ in range(count))
         self._tensors = (self.keys, self.values, *self.scales)
         self._layers = [LayerCache(*parts) for parts in zip(*(t.unbind(0) for t in self._tensors), strict=True)]
 

@@ -11,9 +11,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from .. import _library, _memory
+from .._core import library
+from .._core.devices import backing_type
+from .._core.memory import allocate
 from .._deprecated import renamed_fields
-from .._devices import backing_type
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..weights import FORMATS, Integers, best, names
@@ -82,7 +83,7 @@ class Linear(nn.Module):
         self.in_features, self.out_features, self.format, self.dtype = k, n, format, dtype
 
         def new(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
-            return _memory.new(*shape, dtype=dtype, device=device)
+            return allocate(*shape, dtype=dtype, device=device)
 
         def parameter(x: Tensor | None) -> nn.Parameter | None:
             return None if x is None else nn.Parameter(x, requires_grad=False)
@@ -134,7 +135,7 @@ class Linear(nn.Module):
         for name, tensor in parameters.items():
             setattr(linear, name, None if tensor is None else nn.Parameter(tensor, requires_grad=False))
         if bias:
-            memory = _memory.new(n, dtype=linear.dtype, device=weight.device)
+            memory = allocate(n, dtype=linear.dtype, device=weight.device)
             linear.bias = nn.Parameter(memory, requires_grad=False)
         return linear
 
@@ -216,8 +217,8 @@ def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str
         raise ValueError(f"torch_infini.models: weights must be one of {known}, got {weights!r}{hint}")
     if weights != "dense":
         return best(weights, device).name
-    packs = dtype == torch.bfloat16 and backing_type(device) == "cpu" and not _library.emulates_cuda()
-    return "packed" if packs and _library.capability in MULTIPLIES_BFLOAT16 else "dense"
+    packs = dtype == torch.bfloat16 and backing_type(device) == "cpu" and not library.emulates_cuda()
+    return "packed" if packs and library.capability in MULTIPLIES_BFLOAT16 else "dense"
 
 
 @renamed_fields(ranks="tp_group")
@@ -247,7 +248,7 @@ class Embedding(nn.Module):
         dtype = dtype or torch.get_default_dtype()
         self.rows, self.tp_group = rows, tp_group
         self.first, self.here, most = (0, rows, rows) if tp_group is None else tp_group.shard_rows(rows)
-        self.weight = nn.Parameter(_memory.new(most, size, dtype=dtype, device=device), requires_grad=False)
+        self.weight = nn.Parameter(allocate(most, size, dtype=dtype, device=device), requires_grad=False)
 
     def forward(self, ids: Tensor) -> Tensor:
         """The rows of ids [...]: [..., size]."""

@@ -4,11 +4,12 @@ Every module of this folder that does not begin with an underscore is one op (SP
 and is found here by itself. __init__.pyi says the same to type checkers; `make docs` writes it.
 """
 
+import os
 from importlib import import_module
 from pkgutil import iter_modules
 
 # The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
-from .. import _library  # noqa: F401
+from .._core import library  # noqa: F401
 from .._deprecated import moved_names
 from ._provider_kernels import Provider
 from ._providers import (
@@ -50,3 +51,8 @@ for _module in iter_modules(__path__):
             # The function takes the place of the module that holds it: torch_infini.ops.rms_norm is what one calls.
             globals()[_spec.name] = _spec.function
             __all__.append(_spec.name)
+
+if os.environ.get("INFINI_LOG"):  # after all ops: a logging kernel lies over each
+    from ._logging import start
+
+    start(os.environ["INFINI_LOG"])

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch._C import DispatchKey
 from torch.autograd import forward_ad
 
-from .._library import SEES_AUTOGRAD
+from .._core.library import SEES_AUTOGRAD
 
 if TYPE_CHECKING:
     from ._registry import OpSpec

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._import_hooks import after_import
+from .._core.import_hooks import after_import
 from ..weights import names
 from .decoder import find_decoder
 from .report import Budget, PatchReport, Row, Verification
@@ -320,7 +320,7 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
         ValueError: For a checkpoint that contradicts itself or its model, or a model that cannot be patched.
         NotImplementedError: For a variant of a format that is not served.
     """
-    from .._dtypes import floating
+    from .._core.dtypes import floating
     from .foreign import load
 
     return load(name, floating(dtype))

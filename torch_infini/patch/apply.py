@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationMixin
 
-from .. import _products
-from .._devices import on_cpu
+from .._core import products
+from .._core.devices import on_cpu
 from ..weights import served
 from . import budget, interface
 from .attention import Attention
@@ -95,10 +95,10 @@ def apply(
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     """Describe the dtype of the dense products and what computes them; empty if there are none."""
     dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
-    dtype = next((p.dtype for p in model.parameters() if p.dtype in _products.DTYPES and on_cpu(p)), None)
+    dtype = next((p.dtype for p in model.parameters() if p.dtype in products.DTYPES and on_cpu(p)), None)
     if not dense or dtype is None:
         return ""
-    return f"{str(dtype).removeprefix('torch.')}: {_products.described(dtype, ('linear', 'matmul'))}"
+    return f"{str(dtype).removeprefix('torch.')}: {products.described(dtype, ('linear', 'matmul'))}"
 
 
 def _apply(

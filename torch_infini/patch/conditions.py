@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
-from .._devices import INFINI, on_cpu, on_cuda
+from .._core.devices import INFINI, on_cpu, on_cuda
 from ..ops._registry import FLOATS, REGISTRY
 from .parallel_forward import only_reduces_gradients
 

@@ -19,7 +19,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .._dtypes import SAFETENSORS_DTYPES
+from .._core.dtypes import SAFETENSORS_DTYPES
 from ..weights import FORMATS
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (

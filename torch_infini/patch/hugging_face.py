@@ -15,7 +15,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .._dtypes import SAFETENSORS_DTYPES
+from .._core.dtypes import SAFETENSORS_DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

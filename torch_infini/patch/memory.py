@@ -10,15 +10,15 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from .._devices import on_cpu, unwrap
-from .._memory import new
+from .._core.devices import on_cpu, unwrap
+from .._core.memory import allocate
 from .shares import local
 
 LINE = 64  # bytes
 
 
 def moved(x: Tensor) -> Tensor:
-    return new(*x.shape, dtype=x.dtype, device=x.device).copy_(x)
+    return allocate(*x.shape, dtype=x.dtype, device=x.device).copy_(x)
 
 
 def align(modules: Iterable[nn.Module]) -> None:

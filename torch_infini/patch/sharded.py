@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._devices import backing_type
+from .._core.devices import backing_type
 from ..distributed import TPGroup
 from ..ops._registry import FLOATS
 from .conditions import dense_last, needs_fallback

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from .._devices import backing_type
+from .._core.devices import backing_type
 from ..distributed import TPGroup
 from .parallel_forward import closure_of, parallel_forward
 

@@ -30,7 +30,7 @@ SMALL = 1 << 16  # elements up to which a tensor's contents are restored
 
 def labelled(label: str = "[patch_model trial] ") -> Any:
     """Return a context in which lines of INFINI_LOG begin with the label."""
-    logging = sys.modules.get("torch_infini._logging")  # only imported where the variable is set
+    logging = sys.modules.get("torch_infini.ops._logging")  # only imported where the variable is set
     return nullcontext() if logging is None else logging.labelled(label)
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from .._library import RUNTIME
+from .._core.library import RUNTIME
 from . import _native
 
 _numbers = itertools.count(1)

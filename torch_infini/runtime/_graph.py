@@ -12,7 +12,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
-from .._library import PATH, RUNTIME, is_whole, require_part
+from .._core.library import PATH, RUNTIME, is_whole, require_part
 
 _Function = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _FAILED = 1  # INFINI_STATUS_INTERNAL_ERROR

@@ -9,7 +9,7 @@ import ctypes
 import weakref
 from collections.abc import Sequence
 
-from .._library import PATH, RUNTIME
+from .._core.library import PATH, RUNTIME
 from ._plan import Call
 
 _LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL

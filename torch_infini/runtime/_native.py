@@ -10,9 +10,9 @@ from typing import Any
 
 import torch
 
-from .._devices import backing_device
-from .._headers import Interface, declare, parse
-from .._library import ROOT, RUNTIME
+from .._core.devices import backing_device
+from .._core.headers import Interface, declare, parse
+from .._core.library import ROOT, RUNTIME
 
 SUCCESS, INTERNAL_ERROR = 0, 1
 CAPTURE_RELAXED = 2

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._library import emulates_cuda
+from .._core.library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._graph import op_failed
 from ._kernel_calls import check_call

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from .._devices import backing_device, backing_type
+from .._core.devices import backing_device, backing_type
 from . import _calls, _native
 from ._plan import capturing, refuse_inside
 from .streams import Stream

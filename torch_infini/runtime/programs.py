@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .._devices import backing_type
-from .._library import emulates_cuda
+from .._core.devices import backing_type
+from .._core.library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._kernel_calls import KernelCalls
 from ._plan import ALLOCATIONS, Call, is_view, noting, place, refuse_inside, storage_key, tensors_of

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._devices import backing_type
+from .._core.devices import backing_type
 from . import _calls, _native
 
 _LEGACY_STREAM = 1  # cudaStreamLegacy: torch's default stream, whose address is NULL

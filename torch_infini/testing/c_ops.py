@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._dtypes import INFINI_DTYPES
-from .._headers import Function, parse
-from .._library import PATH, ROOT
+from .._core.dtypes import INFINI_DTYPES
+from .._core.headers import Function, parse
+from .._core.library import PATH, ROOT
 
 INTERFACE = parse(ROOT / "include")
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from .._library import cpu_capabilities, cpu_capability, set_cpu_capability
-from .._library import emulates_cuda as emulates_cuda
+from .._core.library import cpu_capabilities, cpu_capability, set_cpu_capability
+from .._core.library import emulates_cuda as emulates_cuda
 
 INT8_PRODUCTS = (
     "linear_int8",

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import _library
-from .._devices import backing_type
+from .._core import library
+from .._core.devices import backing_type
 from ..ops._panels import BLOCK, PANEL, Panels
 from .format import Format, Integers, Kind
 
@@ -18,7 +18,7 @@ class PanelFormat(Format):
     panels: Panels
 
     def serves_on(self, device: torch.device) -> bool:
-        return backing_type(device) == "cpu" and not _library.emulates_cuda()
+        return backing_type(device) == "cpu" and not library.emulates_cuda()
 
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
         packed = Kind(self.panels.packed_shape(n, k), torch.uint8, BLOCK, PANEL)

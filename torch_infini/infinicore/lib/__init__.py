@@ -1,6 +1,6 @@
 """Where `_infinicore` is found: the module of the C++ front end, built for one Python, among the other libraries."""
 
-from ..._library import PATH, is_whole, require_part
+from ..._core.library import PATH, is_whole, require_part
 
 require_part("torch_infini.infinicore", is_whole())
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._dtypes import InfiniDtype
+from ..._core.dtypes import InfiniDtype
 from ...ops import FLOATS
 from ...ops.rearrange import SPEC
 from ..c_door import all_but, c_op, unwritten

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ._library import PATH, RUNTIME
+from .library import PATH, RUNTIME
 
 NEVER = 2**63 - 1
 # What attention_torch.cpp calls, and the types that it gives and expects. An operator with an underscore may change.

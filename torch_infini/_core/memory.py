@@ -14,7 +14,7 @@ from contextlib import suppress
 import torch
 from torch import Tensor
 
-from ._devices import INFINI, takes_memory_of, wrap
+from .devices import INFINI, takes_memory_of, wrap
 
 LARGE = 1 << 20  # bytes from which large pages are asked for
 _trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc's
@@ -29,7 +29,7 @@ def trim() -> None:
         _trim(ctypes.c_size_t(0))
 
 
-def new(*shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
+def allocate(*shape: int, dtype: torch.dtype, device: torch.device | str | None = None) -> Tensor:
     """Make a contiguous tensor; a large one on the CPU holds zeros, in pages that are allocated at first touch."""
     size = math.prod(shape) * dtype.itemsize
     if size < LARGE or not takes_memory_of(device or "cpu") or not hasattr(mmap, "MADV_HUGEPAGE"):

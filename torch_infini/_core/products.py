@@ -17,9 +17,9 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ._cpu import cpu_name
-from ._dtypes import INFINI_DTYPES
-from ._library import PATH, RUNTIME, cpu_capability
+from .cpu import cpu_name
+from .dtypes import INFINI_DTYPES
+from .library import PATH, RUNTIME, cpu_capability
 
 # linear and fused_linear; gemm and matmul; a batch of such products, each with a b of its own; conv whose windows
 # overlap; conv whose windows do not. Rows of conv are the output channels (the positions of an image, if fewer).

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 OLDEST_TORCH = (2, 11)
-ROOT = Path(__file__).parent  # INFINI_ROOT: lib/ has the libraries, include/ their C headers
+ROOT = Path(__file__).parent.parent  # INFINI_ROOT: lib/ has the libraries, include/ their C headers
 # Tests of the CUDA kernels without a GPU load libraries of another folder, build/native/emulated.
 CHOSEN = os.environ.get("INFINI_LIBRARIES")
 PATH = Path(CHOSEN or ROOT / "lib") / "libtorch_infini.so"

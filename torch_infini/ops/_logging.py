@@ -17,7 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .ops import _provider_kernels, all_ops
+from . import _provider_kernels
+from ._registry import all_ops
 
 LOGGER = logging.getLogger("torch_infini.ops")
 OFF, NAMES, ARGUMENTS, STATISTICS = range(4)
