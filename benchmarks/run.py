@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-import warnings
 from collections.abc import Sequence
 from functools import partial
 
@@ -30,7 +29,6 @@ from torch_infini.testing import threads_set_to
 from torch_infini.testing.benchmark import Call, medians
 
 TIE = 0.03  # what shared machines scatter by from one median to the next
-OLD_NAMES = {"--quantised": "--quantized"}  # for one release
 INSTEAD = {"--c-abi": c_abi.main, "--quantized": quantized.main}
 
 
@@ -91,10 +89,6 @@ def cases(options: argparse.Namespace) -> Cases:
 
 def main(argv: Sequence[str] | None = None) -> None:
     arguments = sys.argv[1:] if argv is None else [*argv]
-    for old in OLD_NAMES.keys() & set(arguments):
-        message = f"{old} is deprecated and will be removed in the next release, use {OLD_NAMES[old]}"
-        warnings.warn(message, DeprecationWarning, stacklevel=2)
-        arguments = [OLD_NAMES.get(argument, argument) for argument in arguments]
     for option in INSTEAD.keys() & set(arguments):
         return INSTEAD[option]([argument for argument in arguments if argument != option])
     quick = "one sample and one dtype an op, short measurements"

@@ -17,10 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
-BASE = {"_core", "_deprecated"}
 ALLOWED: dict[str, set[str]] = {
     "_core": set(),
-    "_deprecated": set(),
     "quantize": BASE,
     "libinfiniccl": BASE,
     "libinfiniop": BASE,

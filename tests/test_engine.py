@@ -318,26 +318,6 @@ def test_settings_that_are_refused(settings: dict[str, Any], rule: str, tmp_path
         small_engine(tmp_path, **settings)
 
 
-@pytest.mark.parametrize(
-    "old, new", [({"prompt_tokens": 7}, {"max_batched_tokens": 7}), ({"piece": 3}, {"chunk_size": 3})], ids=str
-)
-def test_old_names_of_settings(old: dict[str, Any], new: dict[str, Any], tmp_path: Path) -> None:
-    """They work, with a warning that points to the caller, through LLM too."""
-    (before,), (after,) = old, new
-    rule = f"EngineConfig: {before} is deprecated and will be removed in the next release, use {after}$"
-    with pytest.warns(DeprecationWarning, match=rule) as warned:
-        config = EngineConfig(**old)
-    assert config == EngineConfig(**new)
-    with pytest.warns(DeprecationWarning, match=rule) as read:
-        assert getattr(config, before) == new[after]
-    random_model("llama").save_pretrained(tmp_path)
-    with pytest.warns(DeprecationWarning, match=rule) as passed:
-        assert LLM(tmp_path, **old).engine.config == config
-    assert {warning.filename for warning in (*warned, *read, *passed)} == {__file__}
-    with pytest.raises(TypeError, match=f"EngineConfig: {before} must be left out where {after} is given, got both"):
-        EngineConfig(**old, **new)
-
-
 def test_cache_bytes(tmp_path: Path) -> None:
     token = 2 * 3 * 2 * 16 * 4  # keys and values, layers, heads, columns, bytes
     engine = small_engine(tmp_path, cache_bytes=100 * token, block_size=16)

@@ -248,7 +248,7 @@ def test_llm_errors(tmp_path: Path) -> None:
         ("lm_head", 5, "must have format table4 and group 0, or"),
     ):
         changed = json.loads(json.dumps(config))
-        changed["quantization_config"]["quantised"][name] = layer
+        changed["quantization_config"]["quantized"][name] = layer
         (tmp_path / "config.json").write_text(json.dumps(changed))
         with pytest.raises(ValueError, match=message):
             LLM(tmp_path, progress=False)
@@ -342,13 +342,13 @@ def write_format_1(model: Model, folder: Path) -> None:
             aliases[name] = names[key]
         else:
             names[key], tensors[name] = name, tensor.contiguous().clone()
-    quantised = {
+    quantized = {
         name: {"format": module._infini_plan.format, "group": module._infini_plan.group}
         for name, module in model.named_modules()
         if isinstance(module, QuantizedLinear)
     }
     description = {"format": 1, "class": type(model).__name__, "dtype": str(model.dtype).removeprefix("torch.")}
-    description |= {"quantised": quantised, "aliases": aliases, "only": None, "skip": []}
+    description |= {"quantised": quantized, "aliases": aliases, "only": None, "skip": []}
     folder.mkdir(exist_ok=True)
     model.config.save_pretrained(folder)
     model.generation_config.save_pretrained(folder)
@@ -363,6 +363,22 @@ def test_format_1(tmp_path: Path, weights: str | None) -> None:
     write_format_1(model, tmp_path)
     loaded = load_patched(tmp_path)
     assert torch.equal(logits(loaded, ids), logits(model, ids)) and calls(loaded, ids) == calls(model, ids)
+
+
+@INTEGERS
+def test_the_field_of_layers_as_it_was_spelled(tmp_path: Path, weights: str) -> None:
+    """It is written as "quantized"; folders with "quantised" are the same model to every reader."""
+    model, ids = small(), tokens(1)
+    patch_model(model, weights=weights)
+    save_patched(model, tmp_path)
+    made = made_by_llm(tmp_path, ids)
+    for file in (tmp_path / "torch_infini.json", tmp_path / "config.json"):
+        text = file.read_text()
+        assert '"quantized": {' in text and "quantised" not in text
+        file.write_text(text.replace('"quantized": {', '"quantised": {'))
+    for loaded in (load_patched(tmp_path), auto(tmp_path)):
+        assert torch.equal(logits(loaded, ids), logits(model, ids)) and calls(loaded, ids) == calls(model, ids)
+    assert made_by_llm(tmp_path, ids) == made
 
 
 Change = Callable[[Path], None]
@@ -502,7 +518,7 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
             WRONG,
             f"torch_infini.json must have the field {field}",
         )
-        for field in ("class", "dtype", "quantised", "only", "skip", "converted")
+        for field in ("class", "dtype", "quantized", "only", "skip", "converted")
     },
     **{
         f"class {name}": (set_field(DESCRIPTION, "class", to=name), WRONG, "class must be one of transformers' models")
@@ -513,37 +529,37 @@ TAMPERED: dict[str, tuple[Change, type[Exception], str]] = {
         f"dtype {name}": (set_field(DESCRIPTION, "dtype", to=name), WRONG, "dtype in torch_infini.json must be float32")
         for name in ("nonsense", "int8", "Tensor", "float8_e4m3fn", 5, None, ["float32"])
     },
-    "quantised list": (both("quantised", to=[UP]), WRONG, "quantised in torch_infini.json must be an object"),
-    "quantised unknown": (
-        both("quantised", "../../lm_head", to={"format": "int8", "group": 0}),
+    "quantized list": (both("quantized", to=[UP]), WRONG, "quantized in torch_infini.json must be an object"),
+    "quantized unknown": (
+        both("quantized", "../../lm_head", to={"format": "int8", "group": 0}),
         WRONG,
-        "quantised['../../lm_head'] in torch_infini.json must name a torch.nn.Linear of the model, got no such module",
+        "quantized['../../lm_head'] in torch_infini.json must name a torch.nn.Linear of the model, got no such module",
     ),
-    "quantised norm": (
-        both("quantised", "model.norm", to={"format": "int8", "group": 0}),
+    "quantized norm": (
+        both("quantized", "model.norm", to={"format": "int8", "group": 0}),
         WRONG,
-        "quantised['model.norm'] in torch_infini.json must name a torch.nn.Linear of the model, got a LlamaRMSNorm",
+        "quantized['model.norm'] in torch_infini.json must name a torch.nn.Linear of the model, got a LlamaRMSNorm",
     ),
-    "quantised text": (both("quantised", UP, to="int4"), WRONG, f"quantised['{UP}'] in torch_infini.json must be an"),
+    "quantized text": (both("quantized", UP, to="int4"), WRONG, f"quantized['{UP}'] in torch_infini.json must be an"),
     "int2": (
-        both("quantised", UP, to={"format": "int2", "group": 64}),
+        both("quantized", UP, to={"format": "int2", "group": 64}),
         WRONG,
         "with format 'table4' or 'int4' or 'group8' or 'int8'",
     ),
     **{
         f"group {group}": (
-            both("quantised", UP, "group", to=group),
+            both("quantized", UP, "group", to=group),
             WRONG,
-            f"quantised['{UP}'] in torch_infini.json must have group 64 or 32 for int4, got {group!r}",
+            f"quantized['{UP}'] in torch_infini.json must have group 64 or 32 for int4, got {group!r}",
         )
         for group in (0, -64, 48, 128, True, None, 64.0)
     },
     "group 32": (
-        both("quantised", UP, "group", to=32),
+        both("quantized", UP, "group", to=32),
         WRONG,
         f"{UP}.weight_scales has shape [128, 1], wanted [128, 2]",
     ),
-    "as int8": (both("quantised", UP, to={"format": "int8", "group": 0}), WRONG, "model.safetensors does not fit"),
+    "as int8": (both("quantized", UP, to={"format": "int8", "group": 0}), WRONG, "model.safetensors does not fit"),
     "only text": (both("only", to="lm_head"), WRONG, "only in torch_infini.json must be a list of patterns"),
     "skip null": (both("skip", to=None), WRONG, "skip in torch_infini.json must be a list of patterns"),
     "skip numbers": (both("skip", to=[1]), WRONG, "skip in torch_infini.json must be a list of patterns"),
@@ -657,8 +673,8 @@ def test_tampered(good: Path, tmp_path: Path, name: str) -> None:
 
 
 TAMPERED_TABLE4: dict[str, tuple[Change, str]] = {
-    "group": (both("quantised", UP, "group", to=64), "must have group 0 for table4, got 64"),
-    "as int4": (both("quantised", UP, to={"format": "int4", "group": 64}), f"{UP}.weight_zeros is missing"),
+    "group": (both("quantized", UP, "group", to=64), "must have group 0 for table4, got 64"),
+    "as int4": (both("quantized", UP, to={"format": "int4", "group": 64}), f"{UP}.weight_zeros is missing"),
     "panels": (
         tensor(f"{UP}.weight_integers", torch.zeros(7, 1, 576, dtype=torch.uint8)),
         f"{UP}.weight_integers has shape [7, 1, 576], wanted [8, 1, 576]",
@@ -687,7 +703,7 @@ def test_not_tampered(good: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["quantised norm", "quantised unknown", "int2", "group -64", "quantised list", "only text", "skip numbers"]
+    "name", ["quantized norm", "quantized unknown", "int2", "group -64", "quantized list", "only text", "skip numbers"]
 )
 def test_tampered_for_auto_model(good: Path, tmp_path: Path, name: str) -> None:
     folder = tmp_path / "model"
@@ -697,7 +713,7 @@ def test_tampered_for_auto_model(good: Path, tmp_path: Path, name: str) -> None:
         auto(folder)
 
 
-@pytest.mark.parametrize("field", ["quantised", "dtype"])
+@pytest.mark.parametrize("field", ["quantized", "dtype"])
 def test_missing_for_auto_model(good: Path, tmp_path: Path, field: str) -> None:
     folder = tmp_path / "model"
     shutil.copytree(good, folder)

@@ -17,7 +17,6 @@ from typing import Any
 import pytest
 import torch
 
-import torch_infini
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.distributed import TPGroup, init_tp_group
@@ -370,24 +369,3 @@ def test_command_line(under_torchrun: bool, capsys: pytest.CaptureFixture[str]) 
     both = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()
     assert len(alone) > 1 and alone[:-1] == both[:-1]
     assert both[-1].startswith("24 tokens")
-
-
-def test_old_names_of_a_group() -> None:
-    """They warn, name the new ones, and compute the same."""
-    new = torch_infini.distributed.TPGroup(1, 2, 0)
-    with pytest.warns(DeprecationWarning, match=r"nn\.Ranks is deprecated .* use torch_infini\.distributed\.TPGroup"):
-        old = torch_infini.nn.Ranks(1, 2, 0)
-    for name, call, same in (
-        ("shard", lambda: old.share("heads", 6), new.shard("heads", 6)),
-        ("shard_or_replicate", lambda: old.share_or_repeat("heads", 1), new.shard_or_replicate("heads", 1)),
-        ("shard_rows", lambda: old.share_rows(5), new.shard_rows(5)),
-    ):
-        with pytest.warns(DeprecationWarning, match=f"use TPGroup.{name}$"):
-            assert call() == same
-    with pytest.warns(DeprecationWarning):
-        alone = torch_infini.nn.Ranks(0, 1, 0)
-    x = torch.ones(2, 3)
-    with pytest.warns(DeprecationWarning, match="use TPGroup.all_reduce"):
-        assert torch.equal(alone.add_up(x), x)
-    with pytest.warns(DeprecationWarning, match="use TPGroup.all_gather"):
-        assert torch.equal(alone.side_by_side(x, 3), x)

@@ -108,7 +108,7 @@ def test_a_format_of_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     expected = logits(model, ids)
     assert 0 < float((expected - original).norm() / original.norm()) < 0.05
     save_patched(model, tmp_path / "saved")
-    stored = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]["quantised"]
+    stored = json.loads((tmp_path / "saved" / "config.json").read_text())["quantization_config"]["quantized"]
     assert {layer["format"] for name, layer in stored.items() if name != "lm_head"} == {"halves"}
     assert torch.equal(logits(load_patched(tmp_path / "saved"), ids), expected)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from .._deprecated import renamed_fields
 from .sampling_params import is_integer
 
 KVCacheDtype = Literal["int8"]
 CACHE_BYTES = 2 << 30  # the default size of keys and values, at most
 
 
-@renamed_fields(prompt_tokens="max_batched_tokens", piece="chunk_size")
 @dataclass(frozen=True)
 class EngineConfig:
     """Limits of an engine: how many requests it serves at a time, in how much memory.

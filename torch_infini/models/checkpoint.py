@@ -24,7 +24,7 @@ from torch import Tensor
 
 from .._core.devices import on_cpu
 from .._core.dtypes import SAFETENSORS_DTYPES
-from ..weights import FORMATS
+from ..weights import FORMATS, respelled
 from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
@@ -360,7 +360,7 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
     entry = read_json(Path(folder) / "config.json").get("quantization_config")
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
-    layers = entry.get("quantised")  # the spelling of the format
+    layers = respelled(entry).get("quantized")
     stored: dict[str, Stored] = {}
     for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
         kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else None
@@ -368,7 +368,7 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
         if kind not in known:
             rule = ", or ".join(f"format {one.format} and group {one.group}" for one in known)
             raise ValueError(
-                f"{_NAME}: quantization_config.quantised in {folder}/config.json must have {rule}, for each layer, got "
+                f"{_NAME}: quantization_config.quantized in {folder}/config.json must have {rule}, for each layer, got "
                 f"{layer!r} for {name!r}"
             )
         stored[name] = known[known.index(kind)]

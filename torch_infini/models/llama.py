@@ -16,7 +16,6 @@ from torch import Tensor, nn
 
 from .. import checkpoints
 from .._core.dtypes import floating
-from .._deprecated import renamed_arguments, renamed_fields
 from ..distributed import TPGroup
 from ..nn import (
     Attention,
@@ -41,7 +40,6 @@ from .config import LlamaConfig
 _NOT_PARAMETERS = re.compile(r"\.rotary_emb\.inv_freq$|\.masked_bias$|\.attn\.bias$")
 
 
-@renamed_fields(ranks="tp_group")
 class Llama(nn.Module):
     """A decoder of LLaMA's kind, its weights not set: from_pretrained reads them.
 
@@ -225,7 +223,6 @@ class Llama(nn.Module):
         yield _Product("", self, "head", {"lm_head": vocabulary}, whole)
 
     @classmethod
-    @renamed_arguments("torch_infini.models.Llama.from_pretrained", ranks="tp_group")
     def from_pretrained(
         cls,
         folder: str | Path,
@@ -538,7 +535,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) ->
         formats |= dict.fromkeys(names, kinds.pop().format)
     if unknown := sorted(stored.keys() - formats.keys()):
         raise ValueError(
-            "torch_infini.models.Llama: quantization_config.quantised must name linear layers of the model, got "
+            "torch_infini.models.Llama: quantization_config.quantized must name linear layers of the model, got "
             f"{', '.join(unknown[:5])}"
         )
     of_layers = {format for name, format in formats.items() if name != "lm_head"}

@@ -11,7 +11,6 @@ from .linear import Embedding, Linear
 from .merged_linear import MergedLinear
 from .mlp import SwiGLU
 from .norm import RMSNorm
-from .ranks import Ranks
 from .rotary import RotaryEmbedding
 
 __all__ = [
@@ -25,7 +24,6 @@ __all__ = [
     "Linear",
     "MergedLinear",
     "RMSNorm",
-    "Ranks",
     "RotaryEmbedding",
     "SwiGLU",
 ]

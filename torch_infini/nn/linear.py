@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from .._core import library
 from .._core.devices import backing_type
 from .._core.memory import allocate
-from .._deprecated import renamed_fields
 from ..distributed import TPGroup
 from ..ops._packed import packed_shape, unpack_linear
 from ..weights import FORMATS, Integers, best, names
@@ -221,7 +220,6 @@ def fastest(weights: str, dtype: torch.dtype, device: torch.device | str) -> str
     return "packed" if packs and library.capability in MULTIPLIES_BFLOAT16 else "dense"
 
 
-@renamed_fields(ranks="tp_group")
 class Embedding(nn.Module):
     """y = weight[ids].
 

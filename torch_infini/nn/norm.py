@@ -8,13 +8,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from .._deprecated import renamed_fields
 from ..distributed import TPGroup
 
 ROUNDING = 1  # x is normalised and rounded before the weight multiplies it, as Hugging Face's Llama does
 
 
-@renamed_fields(ranks="tp_group")
 class RMSNorm(nn.Module):
     """y = x / sqrt(mean(x^2) + eps) * weight, over the last dimension.
 

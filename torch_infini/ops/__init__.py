@@ -10,7 +10,6 @@ from pkgutil import iter_modules
 
 # The library first: what it lacks fails the import before any op is defined, so that another import can be tried.
 from .._core import library  # noqa: F401
-from .._deprecated import moved_names
 from ._provider_kernels import Provider
 from ._providers import (
     awaited_providers,
@@ -37,11 +36,6 @@ __all__ = [
     "unregister_provider",
     "use_provider",
 ]
-
-# What proves an op moved there.
-__getattr__ = moved_names(
-    __name__, **{_name: f"torch_infini.testing.ops.{_name}" for _name in ("Cost", "ErrorCase", "Sample")}
-)
 
 for _module in iter_modules(__path__):
     if not _module.name.startswith("_"):

@@ -48,11 +48,6 @@ class State:
     report: PatchReport | None = None  # None until patching is complete
     quantized: list[str] = field(default_factory=list)  # names of linear layers whose full-precision weights are freed
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "quantised" in state:  # pickled by an earlier release
-            state["quantized"] = state.pop("quantised")
-        vars(self).update(state)
-
 
 @dataclass(frozen=True)
 class Selection:

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from .._core.dtypes import SAFETENSORS_DTYPES
-from ..weights import FORMATS
+from ..weights import FORMATS, respelled
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
     "config.json",
@@ -30,7 +30,7 @@ CONFIG, TENSORS, DESCRIPTION, GENERATION = (
 )
 BUFFERS = "torch_infini.safetensors"  # what checkpoints of transformers leave out, such as rotary frequencies
 FORMAT = 2  # of DESCRIPTION. Format 1 had all tensors in one file, and only load_patched read it
-QUANTIZED = "quantised"  # field of the quantized layers; its spelling is part of the format
+QUANTIZED = "quantized"  # field of the quantized layers
 LOAD = "torch_infini.load_patched"
 LAYERS = ("num_hidden_layers", "num_layers", "n_layers", "n_layer")  # the lengths of lists of modules
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
@@ -150,7 +150,7 @@ def read_description(folder: Path) -> Description:
         raise FileNotFoundError(
             f"{LOAD}: folder must be one that save_patched wrote, got {str(folder)!r} without {DESCRIPTION}"
         )
-    value = read_object(folder, DESCRIPTION)
+    value = respelled(read_object(folder, DESCRIPTION))
     format = value.get("format")
     if type(format) is not int or format not in (1, FORMAT):
         raise invalid(DESCRIPTION, "format", f"be 1 or {FORMAT}", format)
@@ -212,7 +212,8 @@ def read_config(folder: Path, description: Description, header: Mapping[str, Sto
     quantization = values.pop("quantization_config", None)
     if description.format != 1 and description.quantized:
         expected = {QUANTIZED: description.quantized, "only": description.only, "skip": description.skip}
-        got = {name: quantization.get(name) for name in expected} if isinstance(quantization, dict) else quantization
+        stored = respelled(quantization) if isinstance(quantization, dict) else quantization
+        got = {name: stored.get(name) for name in expected} if isinstance(stored, dict) else stored
         if got != expected:
             raise invalid(CONFIG, "quantization_config", f"equal {DESCRIPTION} in {', '.join(expected)}", got)
     with as_value_error(CONFIG, f"describe a {description.cls.__name__}"):

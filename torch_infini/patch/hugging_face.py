@@ -6,6 +6,7 @@ while transformers itself is, so that the modules that load models are imported 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ class QuantizationConfig(QuantizationConfigMixin):
     """The entry `quantization_config` of a config.json; its arguments are the fields there.
 
     Args:
-        quantised: Format and group of each quantized layer, by its name.
+        quantized: Format and group of each quantized layer, by its name.
         dtype: Of activations and of all other weights.
         only: As for patch_model.
         skip: As for patch_model.
@@ -39,7 +40,7 @@ class QuantizationConfig(QuantizationConfigMixin):
 
     def __init__(
         self,
-        quantised: dict[str, dict[str, Any]] | None = None,
+        quantized: dict[str, dict[str, Any]] | None = None,
         dtype: str = "",
         only: list[str] | None = None,
         skip: list[str] | None = None,
@@ -47,7 +48,14 @@ class QuantizationConfig(QuantizationConfigMixin):
         **more: Any,
     ) -> None:
         self.quant_method = quant_method  # the others are checked when a model is read
-        self.quantised, self.dtype, self.only, self.skip = quantised, dtype, only, [] if skip is None else skip
+        self.quantized, self.dtype, self.only, self.skip = quantized, dtype, only, [] if skip is None else skip
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
+        from ..weights import respelled
+
+        make: Callable[..., Any] = super().from_dict  # transformers' own has no annotations
+        return make(respelled(config_dict), return_unused_kwargs, **kwargs)
 
 
 @register_quantizer(METHOD)
@@ -73,7 +81,7 @@ class Quantizer(HfQuantizer):
         stored = getattr(torch, str(config.dtype), None)
         if not isinstance(stored, torch.dtype) or stored not in SAFETENSORS_DTYPES.values():
             raise folder.invalid(folder.CONFIG, "quantization_config.dtype", "be a dtype", config.dtype, WHERE)
-        layers = folder.checked_layers(config.quantised, folder.CONFIG, WHERE)
+        layers = folder.checked_layers(config.quantized, folder.CONFIG, WHERE)
         for field in ("only", "skip") if config.only is not None else ("skip",):
             folder.checked_patterns(getattr(config, field), folder.CONFIG, field, WHERE)
         self.stored = stored
@@ -89,7 +97,7 @@ class Quantizer(HfQuantizer):
         for module in model.modules():
             if hasattr(module, "config"):
                 vars(module.config).pop("_is_quantized", None)
-        load.finish(model, self.folder, config.quantised or {}, config.only, config.skip)
+        load.finish(model, self.folder, config.quantized or {}, config.only, config.skip)
         if self.wanted != self.stored:
             whole: nn.Module = model  # transformers' own `to` has no usable type
             whole.to(self.wanted)

@@ -169,12 +169,6 @@ class QuantizedLinear(Patched):
         }
         return {**vars(self), "_buffers": own}
 
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        if "_infini_joint" in state:  # pickled by an earlier release
-            state[FUSED] = state.pop("_infini_joint")
-        set_state: Callable[[dict[str, Any]], None] = super().__setstate__  # torch's has no annotations
-        set_state(state)
-
     def extra_repr(self) -> str:
         plan: WeightPlan = vars(self)[PLAN]
         group = f", group={plan.group}" if plan.group else ""

@@ -5,8 +5,10 @@ Each module of this package with a FORMAT is one (format.py says what it must do
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
 from pkgutil import iter_modules
+from typing import Any
 
 import torch
 
@@ -46,4 +48,10 @@ def best(weights: str, device: torch.device | str) -> Format:
     raise ValueError(f"torch_infini.weights: weights must be one of {', '.join(names())}, got {weights!r}")
 
 
-__all__ = ["FORMATS", "Format", "Integers", "Kind", "best", "names", "served"]
+def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of a description that save_patched wrote, with the layers under "quantized" in every case."""
+    # Folders that were saved before version 0.1.0 spell it "quantised", and stay readable.
+    return {"quantized" if name == "quantised" else name: value for name, value in fields.items()}
+
+
+__all__ = ["FORMATS", "Format", "Integers", "Kind", "best", "names", "respelled", "served"]
