@@ -17,6 +17,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "torch_infini"
 
 # The rooms, lowest first, and what each may import: a room is a package of torch_infini, or one of its own modules.
+BASE = {"_core"}
 ALLOWED: dict[str, set[str]] = {
     "_core": set(),
     "quantize": BASE,

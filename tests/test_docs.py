@@ -193,6 +193,22 @@ def test_readme_is_short() -> None:
     assert len((ROOT / "README.md").read_bytes()) <= 10_000
 
 
+def test_terms_are_not_forbidden() -> None:
+    """No word of the terms' first column in docs/style.md is in the column of words to avoid."""
+    text = (ROOT / "docs" / "style.md").read_text()
+    lines = text.partition("| term | meaning here | not |\n")[2].partition("\n\n")[0].splitlines()[1:]
+    cells = [[cell.strip() for cell in line.strip("| ").split("|")] for line in lines]
+    terms, forbidden = ({word.strip() for row in cells for word in row[column].split(",")} for column in (0, 2))
+    assert len(cells) > 15 and not terms & forbidden
+
+
+def test_absent_tensors_are_marked_by_their_dtype() -> None:
+    """csrc/common/tensor_view.h has the rule; the comment of an argument must not name another mark."""
+    wrong = re.compile(r"TensorView [\w, \[\]]+;\s*//.*\bnull(ptr)?\b")
+    headers = [path for ending in ("*.h", "*.cuh") for path in (ROOT / "csrc").rglob(ending)]
+    assert not [f"{name_of(path)}: {found[0]}" for path in headers for found in wrong.finditer(path.read_text())]
+
+
 @pytest.fixture
 def docs() -> Any:
     """.ci/docs.py, imported."""

@@ -20,8 +20,8 @@ namespace infini {
 constexpr int kMaxDims = 8;
 
 struct TensorView {
-    void *data = nullptr;
-    infiniDtype_t dtype = INFINI_DTYPE_INVALID;
+    void *data = nullptr;                       // also in a view without elements, or before memory is bound
+    infiniDtype_t dtype = INFINI_DTYPE_INVALID; // marks an absent optional argument, whatever data is
     int ndim = 0;
     int64_t shape[kMaxDims] = {};
     int64_t strides[kMaxDims] = {};

@@ -41,9 +41,9 @@ struct Problem {
     TensorView weight;        // [n, k] int8, or [n, k / 2] uint8 as linear_int4 has it; stride 1 in a row
     TensorView group_scales;  // of uint8: [n, groups]
     TensorView group_zeros;   // the same, or dtype == INFINI_DTYPE_INVALID: none
-    TensorView row_scales;    // [m] of x, or none
-    TensorView column_scales; // [n], or none
-    TensorView bias;          // [n], or none
+    TensorView row_scales;    // [m] of x, or none as above
+    TensorView column_scales; // [n], or none as above
+    TensorView bias;          // [n], or none as above
     int64_t slice_bytes = 0;  // 0: as slice_bytes() says when it is run
     void *workspace = nullptr;
 };

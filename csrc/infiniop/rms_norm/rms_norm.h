@@ -19,9 +19,9 @@ enum class Rounding : int {
 
 struct Args {
     TensorView y;        // [..., n], the dtype of x; with kLlama and a float32 weight: float32
-    TensorView h;        // [..., n], out: round(x + residual); data == nullptr: plain rms_norm
+    TensorView h;        // [..., n], out: round(x + residual); dtype == INFINI_DTYPE_INVALID: plain rms_norm
     TensorView x;        // [..., n]
-    TensorView residual; // [..., n]
+    TensorView residual; // [..., n], where h is present
     TensorView weight;   // [n], the dtype of x or float32; with kOnce either half type for either
     double eps = 0;
     Rounding rounding = Rounding::kOnce;
