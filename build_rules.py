@@ -33,7 +33,7 @@ STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most th
 LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libinfinicore_cpp_api", "libtorch_infini")
 # What `make demo` links: the runtime, collectives, the torch ops, and kernels of the levels that this CPU takes.
 DEMO_LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libtorch_infini")
-# The Python module of torch_infini.infinicore, for one Python: a wheel holds the one of the Python that built it.
+# The Python module of compat.infinicore, for one Python: a wheel holds the one of the Python that built it.
 MODULE = "_infinicore"
 MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 # Device `infini`, for one release of torch: the stable ABI has no device. Older releases lack what it overrides.

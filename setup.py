@@ -162,7 +162,7 @@ def build(levels: tuple[str, ...]) -> None:
     print(f"torch_infini: building for CPU{' and CUDA' if nvcc else ' only'} ({reason})", flush=True)
     flags, reason = module_flags()
     if flags is None:
-        print(f"torch_infini: building without torch_infini.infinicore ({reason})", flush=True)
+        print(f"torch_infini: building without torch_infini.compat.infinicore ({reason})", flush=True)
     run_ninja(ninja_file(torch, nvcc))
     # Objects of sources that are gone go too: the tests look at all that lie there.
     subprocess.run([*ninja_command(), "-t", "cleandead"], stdout=subprocess.DEVNULL)

@@ -93,11 +93,13 @@ def sources_table() -> Iterator[str]:
 
 
 def infinicore_table() -> Iterator[str]:
-    """The functions of torch_infini.infinicore: those of its C++ interface, then those that torch has as well."""
-    core = package("infinicore")
-    backends, rules, recording = (package(f"infinicore.{name}") for name in ("_backends", "_rules", "_recording"))
-    from_torch = [*package("infinicore._aten").__all__[1:]]
-    from_torch += [f"nn.functional.{name}" for name in package("infinicore._aten_functional").__all__]
+    """The functions of compat.infinicore: those of its C++ interface, then those that torch has as well."""
+    core = package("compat.infinicore")
+    backends, rules, recording = (
+        package(f"compat.infinicore.{name}") for name in ("_backends", "_rules", "_recording")
+    )
+    from_torch = [*package("compat.infinicore._aten").__all__[1:]]
+    from_torch += [f"nn.functional.{name}" for name in package("compat.infinicore._aten_functional").__all__]
     names = {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}
 
     def short(dtypes: Iterable[Any]) -> str:

@@ -28,7 +28,7 @@ import torch.distributed as dist
 from harness import Cases, Row, counts, ratios, taken
 
 from torch_infini.distributed import communicator as number_of
-from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
+from torch_infini.distributed.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing.benchmark import seconds
 from torch_infini.testing.processes import forking
 

@@ -18,7 +18,7 @@ import torch
 from harness import HERE, Cases, Row
 
 import torch_infini
-import torch_infini.infinicore as ic
+import torch_infini.compat.infinicore as ic
 from torch_infini._core.library import ROOT
 from torch_infini.testing.benchmark import medians
 

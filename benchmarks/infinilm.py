@@ -23,7 +23,7 @@ from harness import MODELS, Cases, Row
 from peers import protocol
 
 import torch_infini
-from torch_infini.infinilm import llm as infinilm
+from torch_infini.compat.infinilm import llm as infinilm
 from torch_infini.models import Llama
 from torch_infini.testing.benchmark import interleaved_medians
 from torch_infini.testing.llama import SHAPES, saved_llama

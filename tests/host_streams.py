@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_infini.libinfiniop import LIBINFINIOP
+from torch_infini.compat.libinfiniop import LIBINFINIOP
 from torch_infini.testing.c_runtime import (
     INTERNAL_ERROR,
     LONG,

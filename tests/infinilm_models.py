@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from torch_infini import infinicore
-from torch_infini.infinilm import modeling_utils
-from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
+from torch_infini.compat import infinicore
+from torch_infini.compat.infinilm import modeling_utils
+from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEngine
 from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch_infini.infinicore as infinicore
+import torch_infini.compat.infinicore as infinicore
 from torch_infini import compat
 from torch_infini.commands import run as command
 

@@ -19,7 +19,7 @@ import torch
 
 from torch_infini._core.headers import parse
 from torch_infini._core.library import ROOT
-from torch_infini.libinfiniop import InfiniDeviceEnum, InfiniDtype
+from torch_infini.compat.libinfiniop import InfiniDeviceEnum, InfiniDtype
 from torch_infini.testing import sanitized
 from torch_infini.testing.c_ops import LIBRARIES, Handle, address, c_function
 

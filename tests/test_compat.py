@@ -175,19 +175,19 @@ class TestAnotherPackage:
 
 @pytest.mark.parametrize("name", ["infinilm", "infinicore"])
 def test_ours(name: str) -> None:
-    real = pytest.importorskip(f"torch_infini.{name}")
+    real = importlib.import_module(f"torch_infini.compat.{name}")
     if importlib.util.find_spec(name):
         pytest.skip(f"{name} is installed")
     compat.install()
-    for module in [module for module in sys.modules if f"{module}.".startswith(f"torch_infini.{name}.")]:
-        alias = module.removeprefix("torch_infini.")
+    for module in [module for module in sys.modules if f"{module}.".startswith(f"torch_infini.compat.{name}.")]:
+        alias = module.removeprefix("torch_infini.compat.")
         imported = importlib.import_module(alias)
         if alias in compat.OVERRIDES:
             assert dir(imported) == dir(sys.modules[module])
         else:
             assert imported is sys.modules[module]
     low = {"infinilm": "lib._infinilm", "infinicore": "lib._infinicore"}[name]
-    theirs = importlib.import_module(f"torch_infini.{name}.{low}")
+    theirs = importlib.import_module(f"torch_infini.compat.{name}.{low}")
     assert (importlib.import_module(f"{name}.{low}") is theirs) == (name == "infinicore")
     assert importlib.import_module(name).Tensor is real.Tensor if name == "infinicore" else True
 
@@ -198,11 +198,12 @@ SCRIPT = """\
 import sys
 import helper
 import infinilm
-import torch_infini.infinilm
+import torch_infini.compat.infinilm
 from infinilm.lib import _infinilm
 import __main__
 
-print(sys.argv[1:], __name__, __main__.__dict__ is globals(), infinilm.LlamaConfig is torch_infini.infinilm.LlamaConfig)
+same = infinilm.LlamaConfig is torch_infini.compat.infinilm.LlamaConfig
+print(sys.argv[1:], __name__, __main__.__dict__ is globals(), same)
 print(sys.path[0])
 print(__file__)
 sys.stdout.flush()

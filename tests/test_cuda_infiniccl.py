@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from fresh_python import run_python
 
-from torch_infini.libinfiniccl import NVIDIA, Communicator, ReduceOp, unique_id
+from torch_infini.distributed.libinfiniccl import NVIDIA, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cuda_device
 from torch_infini.testing.c_runtime import CPU, device_count, made, ok
 
@@ -214,7 +214,7 @@ def test_failures(fake: Fake, buffers: tuple[int, int]) -> None:
     ],
 )
 def test_without_nccl(library: str, sentence: str) -> None:
-    code = "from torch_infini.libinfiniccl import *\ntry: unique_id(1)\nexcept RuntimeError as e: print(e)"
+    code = "from torch_infini.distributed.libinfiniccl import *\ntry: unique_id(1)\nexcept RuntimeError as e: print(e)"
     environment = {**os.environ, "INFINI_NCCL_LIBRARY": library}
     done = run_python(code, env=environment)
     assert done.stdout.startswith(sentence), done.stderr
@@ -224,7 +224,7 @@ def test_without_nccl(library: str, sentence: str) -> None:
 ALONE = """
 import sys
 import torch, torch_infini
-from torch_infini.libinfiniccl import Communicator, ReduceOp, unique_id
+from torch_infini.distributed.libinfiniccl import Communicator, ReduceOp, unique_id
 device, kind = sys.argv[1], int(sys.argv[2])
 DTYPES = {torch.float32: 13, torch.bfloat16: 19, torch.float16: 12, torch.int64: 6}
 communicator = Communicator(1, unique_id(kind), 0, kind)

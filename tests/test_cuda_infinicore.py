@@ -11,7 +11,7 @@ import pytest
 import torch
 from cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
 
-from torch_infini.libinfiniccl import NVIDIA
+from torch_infini.distributed.libinfiniccl import NVIDIA
 from torch_infini.testing import emulates_cuda, greedy_tokens
 from torch_infini.testing.c_runtime import device_count
 from torch_infini.testing.tiny_llama import tiny
@@ -48,7 +48,7 @@ def test_tokens(tmp_path: Path) -> None:
 
 def test_torchs_ops_are_refused_while_a_graph_of_the_device_is_recorded() -> None:
     """In a sentence; the recording of start ends, that of a block goes on. Views and empty memory are no ops."""
-    ic = pytest.importorskip("torch_infini.infinicore")
+    ic = pytest.importorskip("torch_infini.compat.infinicore")
     device, t = ic.device("cuda:0"), torch.ones(3)
     x = ic.ones([3], dtype=ic.float32, device=device)
     ic.start_graph_recording(device)

@@ -1,4 +1,4 @@
-"""torch_infini.infinicore on NVIDIA devices: tensors, copies, ops, recording and replay, streams, events, memory.
+"""infinicore on NVIDIA devices: tensors, copies, ops, recording and replay, streams, events, memory.
 
 On a GPU, or, with INFINI_LIBRARIES=build/native/emulated, on the emulated CUDA runtime. Skipped where there is neither.
 """
@@ -14,9 +14,9 @@ import pytest
 import torch
 from infinicore_calls import CALLS, OPS, RESULTS, F
 
-import torch_infini.infinicore as ic
-from torch_infini.infinicore import _bridge
-from torch_infini.infinicore.lib import _infinicore as raw
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore import _bridge
+from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple, emulates_cuda
 from torch_infini.testing.c_checks import bits, check, clone
 from torch_infini.testing.c_ops import CSample, Described

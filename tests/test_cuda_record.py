@@ -127,7 +127,7 @@ def test_runs_of_threads_and_streams() -> None:
 
 @gpu
 def test_refusals_leave_the_thread_as_it_was() -> None:
-    import torch_infini.infinicore as ic
+    import torch_infini.compat.infinicore as ic
 
     x, host = torch.ones(4, device="cuda"), torch.ones(4)
     ours, complete = ic.from_torch(x), record(lambda: x + 1, device="cuda")
@@ -288,7 +288,7 @@ def test_what_would_not_be_replayed(cuda: Substitute) -> None:
 
 def test_ops_of_infinicore(cuda: Substitute) -> None:
     """They are neither run nor forgotten; and recordings of either kind do not nest."""
-    import torch_infini.infinicore as ic
+    import torch_infini.compat.infinicore as ic
 
     values = torch.ones(3)
     ours, complete = ic.from_torch(values), record(lambda: values + 1)

@@ -14,8 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from torch_infini import libinfiniccl
-from torch_infini.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
+from torch_infini.distributed import libinfiniccl
+from torch_infini.distributed.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
 from torch_infini.testing.c_runtime import SUCCESS, last_error, made, ok, rt, stream
 

@@ -24,7 +24,7 @@ import numpy as np
 import pytest
 
 from torch_infini._core.library import PATH
-from torch_infini.libinfiniccl import unique_id
+from torch_infini.distributed.libinfiniccl import unique_id
 from torch_infini.testing import sanitized
 
 SHM = Path("/dev/shm")

@@ -15,9 +15,9 @@ import pytest
 import torch
 from fresh_python import run_python
 
-import torch_infini.infinicore as ic
-from torch_infini.infinicore import utils
-from torch_infini.infinicore.lib import _infinicore as raw
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore import utils
+from torch_infini.compat.infinicore.lib import _infinicore as raw
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = ic.device("cpu")
@@ -395,11 +395,11 @@ def test_another_python(tmp_path: Path) -> None:
 
     for library in PATH.parent.glob("lib*.so"):
         (tmp_path / library.name).symlink_to(library)
-    said = python("import torch_infini.infinicore", INFINI_LIBRARIES=str(tmp_path)).stderr.splitlines()[-1]
-    assert "ImportError: torch_infini.infinicore needs _infinicore for cpython-3" in said
+    said = python("import torch_infini.compat.infinicore", INFINI_LIBRARIES=str(tmp_path)).stderr.splitlines()[-1]
+    assert "ImportError: infinicore needs _infinicore for cpython-3" in said
     assert "found none" in said and "pip install" in said
     (tmp_path / "_infinicore.cpython-39-x86_64-linux-gnu.so").touch()
-    said = python("import torch_infini.infinicore", INFINI_LIBRARIES=str(tmp_path)).stderr.splitlines()[-1]
+    said = python("import torch_infini.compat.infinicore", INFINI_LIBRARIES=str(tmp_path)).stderr.splitlines()[-1]
     assert "found one for cpython-39-x86_64-linux-gnu" in said
 
 
@@ -414,7 +414,7 @@ def test_ntops_is_found(tmp_path: Path) -> None:
     )
     code = (
         f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
-        "import torch_infini.infinicore as ic\n"
+        "import torch_infini.compat.infinicore as ic\n"
         "x = ic.zeros([2, 3], dtype=ic.float32, device='cpu')\n"
         "print(ic.use_ntops, ic.ntops.__name__, ic.ntops.torch.silu(x))\n"
     )
@@ -423,7 +423,8 @@ def test_ntops_is_found(tmp_path: Path) -> None:
     )
     (tmp_path / "ntops" / "torch" / "silu.py").write_text("import a_package_that_is_nowhere\n")
     done = python(
-        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport torch_infini.infinicore as ic\nprint(ic.use_ntops)"
+        f"import sys; sys.path.insert(0, {str(tmp_path)!r})\n"
+        "import torch_infini.compat.infinicore as ic\nprint(ic.use_ntops)"
     )
     assert done.stdout.strip() == "False"
     assert "ntops is installed and not used" in done.stderr and "a_package_that_is_nowhere" in done.stderr
@@ -432,12 +433,14 @@ def test_ntops_is_found(tmp_path: Path) -> None:
 def test_modules_of_the_documents() -> None:
     """The files that documents name; classes stand before modules of the same name."""
     code = (
-        "import torch_infini.infinicore.device, torch_infini.infinicore.dtype, torch_infini.infinicore as ic\n"
-        "from torch_infini.infinicore.device import device\n"
-        "from torch_infini.infinicore.tensor import Tensor\n"
-        "from torch_infini.infinicore.nn.parameter import Parameter\n"
-        "from torch_infini.infinicore.nn.modules.module import Module\n"
-        "import torch_infini.infinicore.ops, torch_infini.infinicore.context, torch_infini.infinicore.device_event\n"
+        "import torch_infini.compat.infinicore.device, torch_infini.compat.infinicore.dtype\n"
+        "import torch_infini.compat.infinicore as ic\n"
+        "from torch_infini.compat.infinicore.device import device\n"
+        "from torch_infini.compat.infinicore.tensor import Tensor\n"
+        "from torch_infini.compat.infinicore.nn.parameter import Parameter\n"
+        "from torch_infini.compat.infinicore.nn.modules.module import Module\n"
+        "import torch_infini.compat.infinicore.ops, torch_infini.compat.infinicore.context\n"
+        "import torch_infini.compat.infinicore.device_event\n"
         "print(ic.device is device, ic.Tensor is Tensor, ic.nn.Module is Module, ic.nn.Parameter is Parameter)\n"
         "print(ic.dtype(ic.lib._infinicore.DataType.F32), callable(ic.graph), ic.graph.Graph.__name__)"
     )

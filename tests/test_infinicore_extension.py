@@ -35,7 +35,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 BEGIN = """
 import threading, time, weakref
 import numpy, torch
-import torch_infini.infinicore as ic
+import torch_infini.compat.infinicore as ic
 from engine import Engine
 
 engine = Engine()

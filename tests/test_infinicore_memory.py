@@ -18,9 +18,9 @@ import pytest
 import torch
 from fresh_python import run_python
 
-import torch_infini.infinicore as ic
-from torch_infini.infinicore import _bridge, utils
-from torch_infini.infinicore.lib import _infinicore as raw
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore import _bridge, utils
+from torch_infini.compat.infinicore.lib import _infinicore as raw
 
 ROOT = Path(__file__).resolve().parent.parent
 CPU = ic.device("cpu")
@@ -423,8 +423,8 @@ def test_at_the_end_of_the_interpreter() -> None:
     """Tensors, capsules, graphs with functions, and a thread that holds some, all alive when the interpreter ends."""
     code = """
 import threading, time, torch
-import torch_infini.infinicore as ic
-from torch_infini.infinicore import _bridge
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore import _bridge
 x = ic.from_torch(torch.ones(3))
 with ic.graph() as g:
     y = x + x

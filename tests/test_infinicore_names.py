@@ -14,9 +14,9 @@ from infinicore_samples import SAMPLES, Call, Values, call
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-import torch_infini.infinicore as ic
-from torch_infini.infinicore._recording import SIZED_BY_VALUES, VIEWS
-from torch_infini.infinicore._rules import RULES
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore._recording import SIZED_BY_VALUES, VIEWS
+from torch_infini.compat.infinicore._rules import RULES
 
 F = ic.nn.functional
 RANDOM = [name for name in SAMPLES if any(part in name for part in ("dropout", "fractional", "gumbel", "rrelu"))]
@@ -115,7 +115,10 @@ def test_there_are_248_names() -> None:
 @pytest.mark.parametrize("name", SAMPLES)
 def test_name(name: str) -> None:
     function = ours(name)
-    assert callable(function) and f"{function.__module__}.{function.__qualname__}" == f"torch_infini.infinicore.{name}"
+    assert (
+        callable(function)
+        and f"{function.__module__}.{function.__qualname__}" == f"torch_infini.compat.infinicore.{name}"
+    )
     assert f"`torch.{name}`" in function.__doc__ and f"/torch.{name}.html" in function.__doc__
     try:
         expected = inspect.signature(theirs(name))

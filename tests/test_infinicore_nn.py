@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-import torch_infini.infinicore as ic
+import torch_infini.compat.infinicore as ic
 
 nn = ic.nn
 CPU = ic.device("cpu")

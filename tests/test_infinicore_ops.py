@@ -10,8 +10,8 @@ import pytest
 import torch
 from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples
 
-import torch_infini.infinicore as ic
-from torch_infini.infinicore.lib import _infinicore as raw
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple
 from torch_infini.testing.c_checks import bits, check, clone
 from torch_infini.testing.c_ops import CSample

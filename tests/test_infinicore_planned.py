@@ -9,8 +9,8 @@ import pytest
 import torch
 from fresh_python import run_python
 
-import torch_infini.infinicore as infinicore
-from torch_infini.infinicore import _recording
+import torch_infini.compat.infinicore as infinicore
+from torch_infini.compat.infinicore import _recording
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -107,7 +107,7 @@ def test_plans_do_not_pile_up(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_graph_of_our_ops_imports_no_compiler() -> None:
     code = (
-        "import sys, torch, torch_infini.infinicore as ic\n"
+        "import sys, torch, torch_infini.compat.infinicore as ic\n"
         "x = ic.from_torch(torch.ones(3))\n"
         "ic.start_graph_recording(); y = ic.add(ic.add(x, x), x); g = ic.stop_graph_recording(); g.run()\n"
         "assert torch.from_dlpack(y).tolist() == [3, 3, 3]\n"

@@ -16,10 +16,10 @@ import pytest
 import torch
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-import torch_infini.infinicore as ic
+import torch_infini.compat.infinicore as ic
 from torch_infini import runtime
-from torch_infini.infinicore import _started
-from torch_infini.infinicore.lib import _infinicore as raw
+from torch_infini.compat.infinicore import _started
+from torch_infini.compat.infinicore.lib import _infinicore as raw
 
 F = ic.nn.functional
 CPU = ic.device("cpu")

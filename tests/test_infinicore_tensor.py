@@ -12,8 +12,8 @@ import numpy
 import pytest
 import torch
 
-import torch_infini.infinicore as ic
-from torch_infini.infinicore import utils
+import torch_infini.compat.infinicore as ic
+from torch_infini.compat.infinicore import utils
 
 CPU = ic.device("cpu")
 MADE: Any = {"dtype": ic.float32, "device": CPU}

@@ -1,4 +1,4 @@
-"""torch_infini.infinilm.InferEngine against transformers: both vocabularies, both caches, sampling, subclasses.
+"""infinilm.InferEngine against transformers: both vocabularies, both caches, sampling, subclasses.
 
 What it refuses is in test_infinilm_errors.py.
 """
@@ -16,11 +16,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from torch_infini import infinicore
+from torch_infini.compat import infinicore
+from torch_infini.compat.infinilm import AutoConfig, infer_engine
+from torch_infini.compat.infinilm.lib import _infinilm
+from torch_infini.compat.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.engine.decode import RECORDED
-from torch_infini.infinilm import AutoConfig, infer_engine
-from torch_infini.infinilm.lib import _infinilm
-from torch_infini.infinilm.sampling import Settings, by_fixed_number
 from torch_infini.testing import assert_same_but_rounding, greedy_tokens, rounding_error, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
 from torch_infini.testing.ops.random_sample import uniform

@@ -1,4 +1,4 @@
-"""torch_infini.infinilm.lib._infinilm as scripts call it: infinicore tensors in and out, InfiniLM's positional Input,
+"""infinilm.lib._infinilm as scripts call it: infinicore tensors in and out, InfiniLM's positional Input,
 engines without weights, and what scripts get wrong.
 """
 
@@ -19,13 +19,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from torch_infini import infinicore
-from torch_infini.infinicore.lib import _infinicore
-from torch_infini.infinilm.auto_config import AutoConfig
-from torch_infini.infinilm.cache.sized_in_blocks import PagedKVCacheConfig
-from torch_infini.infinilm.convert import as_device
-from torch_infini.infinilm.infer_engine import InferEngine as FolderEngine
-from torch_infini.infinilm.lib import _infinilm
+from torch_infini.compat import infinicore
+from torch_infini.compat.infinicore.lib import _infinicore
+from torch_infini.compat.infinilm.auto_config import AutoConfig
+from torch_infini.compat.infinilm.cache.sized_in_blocks import PagedKVCacheConfig
+from torch_infini.compat.infinilm.convert import as_device
+from torch_infini.compat.infinilm.infer_engine import InferEngine as FolderEngine
+from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model
 
@@ -242,7 +242,7 @@ def test_no_weight_at_all(model: Any, tmp_path: Path) -> None:
             tokens.append(engine.forward(input).output_ids.to_numpy().tolist())
         assert len(caught) == 1
         assert str(caught[0].message).startswith(
-            "torch_infini.infinilm.InferEngine.forward: no parameter has been loaded, so all are random numbers: "
+            "infinilm.InferEngine.forward: no parameter has been loaded, so all are random numbers: "
             "lm_head.weight, model.embed_tokens.weight, "
         ) and str(caught[0].message).endswith(" and 11 more")
         with warnings.catch_warnings():
@@ -335,7 +335,7 @@ def test_wrong_inputs(case: str, model: Any, engine: Any) -> None:
     input = Input(**{name: infinicore.from_torch(torch.tensor(value)) for name, value in values.items()})
     with pytest.raises(ValueError) as error:
         engine.forward(input)
-    assert str(error.value) == f"torch_infini.infinilm.InferEngine.forward: {message}"
+    assert str(error.value) == f"infinilm.InferEngine.forward: {message}"
     more = {} if cache is static else {"block_tables": ints([[3]])}
     right = Input(ints(ROWS[:1]), past_sequence_lengths=ints([0]), **more)
     assert engine.forward(right).output_ids.to_numpy().tolist() == greedy(model, ROWS[0])[:1]

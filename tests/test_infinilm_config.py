@@ -1,4 +1,4 @@
-"""torch_infini.infinilm's configs: LlamaConfig, AutoConfig, DistConfig and the caches'.
+"""torch_infini.compat.infinilm's configs: LlamaConfig, AutoConfig, DistConfig and the caches'.
 
 And how devices and dtypes may be named.
 """
@@ -16,11 +16,11 @@ import numpy
 import pytest
 import torch
 
-from torch_infini import infinicore, infinilm
-from torch_infini.infinilm import cache, distributed
-from torch_infini.infinilm.auto_config import AutoConfig
-from torch_infini.infinilm.convert import as_device, as_dtype
-from torch_infini.infinilm.lib import _infinilm
+from torch_infini.compat import infinicore, infinilm
+from torch_infini.compat.infinilm import cache, distributed
+from torch_infini.compat.infinilm.auto_config import AutoConfig
+from torch_infini.compat.infinilm.convert import as_device, as_dtype
+from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.models import LlamaConfig as ModelConfig
 
 NAMES = (
@@ -38,7 +38,7 @@ NAMES = (
 def message_of(error: type[Exception], call: Any) -> str:
     with pytest.raises(error) as raised:
         call()
-    return str(raised.value).removeprefix("torch_infini.infinilm.")
+    return str(raised.value).removeprefix("infinilm.")
 
 
 def test_names_are_where_scripts_look() -> None:

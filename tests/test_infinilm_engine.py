@@ -13,13 +13,13 @@ import torch
 from infinilm_models import FAMILIES, GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
 from torch import Tensor
 
-from torch_infini import infinicore
-from torch_infini.infinilm import modeling_utils
-from torch_infini.infinilm.cache import PagedKVCacheConfig, StaticKVCacheConfig
-from torch_infini.infinilm.generation.utils import infini_to_numpy
-from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
-from torch_infini.infinilm.lib import _infinilm
-from torch_infini.infinilm.models.llama import AutoLlamaModel
+from torch_infini.compat import infinicore
+from torch_infini.compat.infinilm import modeling_utils
+from torch_infini.compat.infinilm.cache import PagedKVCacheConfig, StaticKVCacheConfig
+from torch_infini.compat.infinilm.generation.utils import infini_to_numpy
+from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEngine
+from torch_infini.compat.infinilm.lib import _infinilm
+from torch_infini.compat.infinilm.models.llama import AutoLlamaModel
 from torch_infini.testing.checkpoints import SMALL
 
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -258,7 +258,7 @@ def test_attributes(llama: tuple[Path, list[list[int]]]) -> None:
 
 def test_generate_refuses(llama: tuple[Path, list[list[int]]]) -> None:
     engine = loaded(llama[0], StaticKVCacheConfig(2, 16))
-    name = "torch_infini.infinilm.infer_engine.InferEngine.generate: "
+    name = "infinilm.infer_engine.InferEngine.generate: "
     for ids, error, message in (
         (torch.tensor([1, 2]), ValueError, f"{name}input_ids must be int64 or int32 [rows, length], got int64 [2]"),
         (

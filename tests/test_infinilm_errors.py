@@ -1,4 +1,4 @@
-"""What torch_infini.infinilm.InferEngine refuses, each in a sentence, and that nothing has changed then."""
+"""What torch_infini.compat.infinilm.InferEngine refuses, each in a sentence, and that nothing has changed then."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
-from torch_infini.infinilm.lib import _infinilm
+from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEngine
+from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import random_model
 
@@ -60,7 +60,7 @@ def refusal(error: type[Exception], call: Any, where: str = ".forward") -> str:
     """The sentence without its beginning."""
     with pytest.raises(error) as raised:
         call()
-    start = f"torch_infini.infinilm.InferEngine{where}: "
+    start = f"infinilm.InferEngine{where}: "
     assert str(raised.value).startswith(start)
     return str(raised.value).removeprefix(start)
 

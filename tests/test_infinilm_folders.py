@@ -12,12 +12,12 @@ from infinilm_models import GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from torch_infini import infinicore
+from torch_infini.compat import infinicore
+from torch_infini.compat.infinilm import configuration_utils, modeling_utils
+from torch_infini.compat.infinilm.auto_config import AutoConfig
+from torch_infini.compat.infinilm.infer_engine import InferEngine
+from torch_infini.compat.infinilm.models.llama import AutoLlamaModel, LlamaForCausalLM
 from torch_infini.demo import MODEL
-from torch_infini.infinilm import configuration_utils, modeling_utils
-from torch_infini.infinilm.auto_config import AutoConfig
-from torch_infini.infinilm.infer_engine import InferEngine
-from torch_infini.infinilm.models.llama import AutoLlamaModel, LlamaForCausalLM
 from torch_infini.testing.checkpoints import SMALL, random_model
 
 pytestmark = pytest.mark.usefixtures("one_thread")

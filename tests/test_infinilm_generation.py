@@ -9,9 +9,9 @@ import torch
 from infinilm_models import GREEDY, NEW, by_row, infini
 from torch import Tensor
 
-from torch_infini import infinicore
-from torch_infini.infinilm import cache_utils
-from torch_infini.infinilm.generation.utils import GenerationMixin, infini_to_numpy
+from torch_infini.compat import infinicore
+from torch_infini.compat.infinilm import cache_utils
+from torch_infini.compat.infinilm.generation.utils import GenerationMixin, infini_to_numpy
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 

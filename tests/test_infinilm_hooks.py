@@ -1,4 +1,4 @@
-"""torch_infini.infinilm.HookRegistry: callbacks see the values that transformers' modules have.
+"""infinilm.HookRegistry: callbacks see the values that transformers' modules have.
 
 A pass without callbacks leaves nothing in the model.
 """
@@ -12,8 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig
-from torch_infini.infinilm.hooks import NAMES
+from torch_infini.compat.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig
+from torch_infini.compat.infinilm.hooks import NAMES
 from torch_infini.testing import assert_same_but_rounding, sums_of
 from torch_infini.testing.checkpoints import SMALL, random_model
 
@@ -204,7 +204,7 @@ def test_names_are_checked(tmp_path: Path) -> None:
     for name in ("attention", "q_norm"):
         registry = HookRegistry()
         registry.register_hook(name, print)
-        message = f"torch_infini.infinilm.HookRegistry: name must be one of {known}, got '{name}'"
+        message = f"infinilm.HookRegistry: name must be one of {known}, got '{name}'"
         with pytest.raises(ValueError) as error:
             engine.register_hooks(registry)
         assert str(error.value) == message
@@ -216,7 +216,7 @@ def test_names_are_checked(tmp_path: Path) -> None:
         assert str(error.value) == message
     with pytest.raises(TypeError) as other:
         registry.register_hook("norm", "print")
-    assert str(other.value) == ("torch_infini.infinilm.HookRegistry.register_hook: callback must be callable, got str")
+    assert str(other.value) == ("infinilm.HookRegistry.register_hook: callback must be callable, got str")
     with pytest.raises(TypeError) as other:
         engine.register_hooks({"norm": print})
-    assert str(other.value) == "torch_infini.infinilm.InferEngine: registry must be a HookRegistry, got dict"
+    assert str(other.value) == "infinilm.InferEngine: registry must be a HookRegistry, got dict"

@@ -1,6 +1,6 @@
 """The import lines of scripts that are written for InfiniLM: each gives torch_infini's own objects.
 
-PagedKVCacheConfig's first argument is a number of blocks where a script imports it, and bytes in torch_infini.infinilm.
+PagedKVCacheConfig's first argument is a number of blocks where a script imports it, and bytes in compat.infinilm.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 
 import pytest
 
-from torch_infini import compat, infinilm
-from torch_infini.infinilm import cache
-from torch_infini.infinilm.cache.sized_in_blocks import PagedKVCacheConfig
-from torch_infini.infinilm.lib import _infinilm
+from torch_infini import compat
+from torch_infini.compat import infinilm
+from torch_infini.compat.infinilm import cache
+from torch_infini.compat.infinilm.cache.sized_in_blocks import PagedKVCacheConfig
+from torch_infini.compat.infinilm.lib import _infinilm
 
 ROOT = Path(__file__).resolve().parent.parent
 LINES = (
@@ -85,7 +86,7 @@ def test_a_line(line: str) -> None:
         if name == "PagedKVCacheConfig":
             assert found is PagedKVCacheConfig
         elif line.startswith("from "):
-            real = importlib.import_module(f"torch_infini.{module.partition(' ')[0]}")
+            real = importlib.import_module(f"torch_infini.compat.{module.partition(' ')[0]}")
             alias = f"{module.partition(' ')[0]}.{name}"
             assert found is (sys.modules[alias] if alias in compat.OVERRIDES else getattr(real, name))
         else:
@@ -117,7 +118,7 @@ def test_the_server_line() -> None:
     pytest.importorskip("fastapi")
     scope: dict[str, Any] = {}
     exec("from infinilm.server.inference_server import InferenceServer, main", scope)
-    assert scope["InferenceServer"].__module__ == "torch_infini.infinilm.server.inference_server"
+    assert scope["InferenceServer"].__module__ == "torch_infini.compat.infinilm.server.inference_server"
 
 
 def test_modules_below_one_that_is_imported() -> None:
@@ -130,7 +131,7 @@ def test_modules_below_one_that_is_imported() -> None:
 def test_by_run(tmp_path: Path) -> None:
     """All lines in a process of their own, through the command; infinilm itself does without infinicore's module."""
     script = tmp_path / "script.py"
-    begins = ["import sys, infinilm", 'print("torch_infini.infinicore" in sys.modules)']
+    begins = ["import sys, infinilm", 'print("torch_infini.compat.infinicore" in sys.modules)']
     ends = ["import infinilm", "print(infinilm.cache.PagedKVCacheConfig(9), _infinilm.PagedKVCacheConfig(7))"]
     ends += ["print(type(InferEngine.Output()).__name__, _infinilm.InferEngine.Input().top_k)"]
     script.write_text("\n".join([*begins, *LINES, *ends, ""]))

@@ -20,8 +20,8 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini.infinilm import llm as door
-from torch_infini.infinilm.llm import (
+from torch_infini.compat.infinilm import llm as door
+from torch_infini.compat.infinilm.llm import (
     LLM,
     AsyncLLMEngine,
     BlockManager,
@@ -33,8 +33,8 @@ from torch_infini.infinilm.llm import (
     SamplingParams,
     TokenOutput,
 )
-from torch_infini.infinilm.llm import config as config_module
-from torch_infini.infinilm.llm.request import Outbox, Part
+from torch_infini.compat.infinilm.llm import config as config_module
+from torch_infini.compat.infinilm.llm.request import Outbox, Part
 from torch_infini.testing import async_soak, greedy_tokens
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
@@ -112,7 +112,7 @@ async def read(engine: AsyncLLMEngine, request: InferenceRequest, **limits: floa
     ],
 )
 def test_names(module: str, names: str) -> None:
-    found = importlib.import_module(f"torch_infini.infinilm.{module}".rstrip("."))
+    found = importlib.import_module(f"torch_infini.compat.infinilm.{module}".rstrip("."))
     for name in names.split():
         assert getattr(found, name) is getattr(door, name), name
 
@@ -157,7 +157,7 @@ def test_sampling_params() -> None:
 
 @pytest.mark.parametrize("name", ["Block", "SchedulerOutput"])
 def test_names_without_a_counterpart_say_so(name: str) -> None:
-    with pytest.raises(NotImplementedError, match=f"torch_infini.infinilm.llm.{name}: it must not be instantiated"):
+    with pytest.raises(NotImplementedError, match=f"infinilm.llm.{name}: it must not be instantiated"):
         getattr(door, name)()
 
 

@@ -20,7 +20,7 @@ import httpx2 as httpx
 from serving import Command, ask_app, events_of, save_model
 
 from torch_infini import LLM, AsyncLLM, SamplingParams
-from torch_infini.infinilm.server.inference_server import InferenceServer, main, parser
+from torch_infini.compat.infinilm.server.inference_server import InferenceServer, main, parser
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 MESSAGES = [{"role": "user", "content": "hello world"}]

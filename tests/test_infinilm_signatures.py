@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
-import torch_infini.infinicore as infinicore
+import torch_infini.compat.infinicore as infinicore
 from torch_infini import compat
+from torch_infini.compat.infinilm import auto_config, cache_utils, generation, infer_engine, modeling_utils
+from torch_infini.compat.infinilm.lib import _infinilm as own
+from torch_infini.compat.infinilm.models import llama
 from torch_infini.demo import MODEL
-from torch_infini.infinilm import auto_config, cache_utils, generation, infer_engine, modeling_utils
-from torch_infini.infinilm.lib import _infinilm as own
-from torch_infini.infinilm.models import llama
 
 ANY = object()  # a default that the documents leave open
 NAMES = {
@@ -345,7 +345,7 @@ class TestConfigs:
         assert Paged(max_kv_memory_bytes=1 << 20, block_size=16).max_kv_memory_bytes() == 1 << 20
 
     def test_paged_cache_config_of_ours(self) -> None:
-        from torch_infini.infinilm import PagedKVCacheConfig
+        from torch_infini.compat.infinilm import PagedKVCacheConfig
 
         assert PagedKVCacheConfig(1 << 20, 16).max_kv_memory_bytes() == 1 << 20
         assert PagedKVCacheConfig(num_blocks=3).num_blocks() == 3
@@ -483,7 +483,7 @@ class TestLLM:
 
 def test_no_second_package() -> None:
     """What scripts import is torch_infini's own code, the finder's module for blocks by position apart."""
-    import torch_infini.infinilm as ours
+    import torch_infini.compat.infinilm as ours
 
     assert found("infinilm").LLM is ours.LLM and found("infinilm.infer_engine").__file__.startswith(
         str(Path(ours.__file__).parent)

@@ -1,4 +1,4 @@
-"""torch_infini.libinfiniop: the ctypes door. The usage examples of its documentation, and each tool by itself.
+"""torch_infini.compat.libinfiniop: the ctypes door. The usage examples of its documentation, and each tool by itself.
 
 The examples are those of the Infini stack's document with its slips mended: GEMM's create takes C, A, B; a tensor that
 is broadcast has stride 0 and the shape it is broadcast to; results are compared through torch.
@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 import torch
 
-from torch_infini.libinfiniop import *  # noqa: F403 -- as scripts do
-from torch_infini.libinfiniop import (
+from torch_infini.compat.libinfiniop import *  # noqa: F403 -- as scripts do
+from torch_infini.compat.libinfiniop import (
     LIBINFINIOP,
     CTensor,
     InfiniDeviceEnum,
@@ -44,7 +44,7 @@ from torch_infini.libinfiniop import (
     to_torch_dtype,
     torch_device_map,
 )
-from torch_infini.libinfiniop import test_operator as run_operator  # renamed: no test of pytest
+from torch_infini.compat.libinfiniop import test_operator as run_operator  # renamed: no test of pytest
 from torch_infini.testing import assert_same_but_rounding
 
 CPU = InfiniDeviceEnum.CPU

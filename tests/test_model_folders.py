@@ -18,8 +18,8 @@ import torch
 
 from torch_infini import LLM
 from torch_infini.__main__ import main
-from torch_infini.infinilm import AutoConfig
-from torch_infini.infinilm.infer_engine import InferEngine
+from torch_infini.compat.infinilm import AutoConfig
+from torch_infini.compat.infinilm.infer_engine import InferEngine
 from torch_infini.models import Llama, LlamaConfig
 from torch_infini.models.llama import shapes_of
 from torch_infini.testing.checkpoints import MODELS, random_model, save_tokenizer

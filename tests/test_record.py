@@ -646,7 +646,7 @@ def test_report() -> None:
 
 
 def test_ops_of_infinicore_are_part_of_the_graph() -> None:
-    ic = pytest.importorskip("torch_infini.infinicore")
+    ic = pytest.importorskip("torch_infini.compat.infinicore")
     x, y = torch.ones(4), torch.zeros(4)
     ours, theirs = ic.from_torch(x), ic.from_torch(y)
     with record() as graph:

@@ -226,8 +226,8 @@ def test_what_the_demo_leaves_out_is_named(tmp_path: Path) -> None:
         return (done.stdout + done.stderr).strip().splitlines()[-1]
 
     for module, subject in (
-        ("torch_infini.infinicore", "torch_infini.infinicore"),
-        ("torch_infini.libinfiniop", "the C interface of the ops"),
+        ("torch_infini.compat.infinicore", "infinicore"),
+        ("torch_infini.compat.libinfiniop", "the C interface of the ops"),
     ):
         assert said(f"import {module}") == f"ImportError: {subject} {sentence}"
     record = "import torch, torch_infini.runtime as r; r.record(torch.ops.infini.silu, torch.ones(4))"

@@ -19,11 +19,11 @@ import torch
 
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
+from torch_infini.compat.infinilm.lib import _infinilm
 from torch_infini.distributed import TPGroup, init_tp_group
 from torch_infini.distributed.groups import number_of
+from torch_infini.distributed.libinfiniccl import Communicator
 from torch_infini.engine.runner import make_worker
-from torch_infini.infinilm.lib import _infinilm
-from torch_infini.libinfiniccl import Communicator
 from torch_infini.models import Llama, checkpoint
 from torch_infini.testing import assert_clear, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
@@ -235,7 +235,7 @@ def test_async(tmp_path: Path) -> None:
 
 def test_infer_engine(tmp_path: Path) -> None:
     """forward, load_param, reset_cache, state_dict and generate on two ranks, as on one."""
-    from torch_infini.infinilm import AutoConfig, InferEngine, StaticKVCacheConfig
+    from torch_infini.compat.infinilm import AutoConfig, InferEngine, StaticKVCacheConfig
 
     theirs = random_model("llama-biases-tied")
     theirs.save_pretrained(tmp_path)
@@ -275,7 +275,7 @@ def test_infer_engine(tmp_path: Path) -> None:
 
 def test_a_cache_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """For this rank, or for another alone: MemoryError, after which the engine goes on."""
-    from torch_infini.infinilm import AutoConfig, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig
+    from torch_infini.compat.infinilm import AutoConfig, InferEngine, PagedKVCacheConfig, StaticKVCacheConfig
 
     random_model("llama").save_pretrained(tmp_path)
     cache = StaticKVCacheConfig(1, 64)
@@ -301,7 +301,7 @@ def test_a_cache_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
 def test_infer_engine_on_several_gpus(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One sentence, before a process or memory is asked for."""
-    from torch_infini.infinilm import AutoConfig, InferEngine, inference
+    from torch_infini.compat.infinilm import AutoConfig, InferEngine, inference
 
     random_model("llama").save_pretrained(tmp_path)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
@@ -312,7 +312,7 @@ def test_infer_engine_on_several_gpus(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As under torchrun, where each rank has an engine: one that is looked into changes nothing for the others."""
-    from torch_infini.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig, inference
+    from torch_infini.compat.infinilm import AutoConfig, HookRegistry, InferEngine, StaticKVCacheConfig, inference
 
     random_model("llama").save_pretrained(tmp_path)
     mine = threading.local()
@@ -346,7 +346,7 @@ def test_hooks_on_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 
 def test_infer_engine_generates_from_a_folder(tmp_path: Path) -> None:
-    from torch_infini.infinilm.infer_engine import GenerationConfig, InferEngine
+    from torch_infini.compat.infinilm.infer_engine import GenerationConfig, InferEngine
 
     random_model("llama").save_pretrained(tmp_path)
     one, two = (

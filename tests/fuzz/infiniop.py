@@ -27,7 +27,7 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from torch_infini.libinfiniop import InfiniDtype, to_torch_dtype
+from torch_infini.compat.libinfiniop import InfiniDtype, to_torch_dtype
 from torch_infini.testing import threads_set_to
 from torch_infini.testing.c_ops import DTYPES, CError, COp, CSample, Described, Descriptor, c_function
 from torch_infini.testing.ops import all_c_ops

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from torch_infini.libinfiniop import LIBINFINIOP as lib
+from torch_infini.compat.libinfiniop import LIBINFINIOP as lib
 
 QY, F32, H2D, D2H, NOT_IMPLEMENTED, BAD_DTYPE = 9, 13, 1, 2, 2, 10
 

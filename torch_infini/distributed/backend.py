@@ -21,8 +21,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import AllgatherOptions, PrefixStore
 
 from .._core.devices import INFINI, backing_type, on_cpu, unwrap
-from ..libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .groups import forget
+from .libinfiniccl import CPU, DTYPES, Communicator, ReduceOp
 from .transport import LOGGER, choose, shared_unique_id
 from .work import DoneWork, InfiniWork, WorkThread, tensors_in, together
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from .._core.devices import backing_type
 from .._core.library import PATH, RUNTIME
-from ..libinfiniccl import CPU, DTYPES, NVIDIA, Communicator, ReduceOp
+from .libinfiniccl import CPU, DTYPES, NVIDIA, Communicator, ReduceOp
 from .transport import choose, shared_unique_id
 
 SELF = 0  # this process by itself

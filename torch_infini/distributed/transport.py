@@ -12,7 +12,7 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
-from ..libinfiniccl import CPU, unique_id
+from .libinfiniccl import CPU, unique_id
 
 LOGGER = logging.getLogger("torch_infini.distributed")
 CHOICES = ("auto", "shm", "gloo", "nccl")

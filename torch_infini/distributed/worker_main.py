@@ -14,8 +14,8 @@ from typing import Any, NoReturn
 
 import torch
 
-from ..libinfiniccl import Communicator
 from .groups import number_of
+from .libinfiniccl import Communicator
 from .tensor_parallel import TPGroup
 from .worker_process import Start
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 
-from ..libinfiniccl import Communicator, unique_id
 from .groups import number_of
+from .libinfiniccl import Communicator, unique_id
 from .worker_process import Start, WorkerProcess, start_worker
 
 _NAME = "torch_infini.distributed.Workers"

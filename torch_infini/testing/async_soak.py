@@ -22,8 +22,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
+from ..compat.infinilm import llm as infinilm
 from ..engine import LLM, AsyncLLM, Metrics, SamplingParams
-from ..infinilm import llm as infinilm
 from .checkpoints import SMALL, random_model, save_tokenizer
 from .engines import resident_bytes
 

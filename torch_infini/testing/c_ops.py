@@ -124,7 +124,7 @@ class COp:
 _CTYPES = {"int": ctypes.c_int, "size_t": ctypes.c_size_t, "float": ctypes.c_float, "infiniRoPEAlgo_t": ctypes.c_int}
 
 
-# Without the signatures of torch_infini.libinfiniop: tests pass what those would refuse.
+# Without the signatures of torch_infini.compat.libinfiniop: tests pass what those would refuse.
 LIBRARIES = {name: ctypes.CDLL(str(PATH.with_name(f"{name}.so"))) for name in ("libinfinirt", "libinfiniop")}
 LIBRARIES["libinfinirt"].infiniGetLastErrorMessage.restype = ctypes.c_char_p
 

@@ -1,5 +1,5 @@
 // What the files of the Python module _infinicore share: pybind11, the C++ front end, and when the GIL is released.
-// module.cpp calls the bind_ functions. torch_infini/infinicore/lib/_infinicore.pyi describes what Python sees.
+// module.cpp calls the bind_ functions. torch_infini/compat/infinicore/lib/_infinicore.pyi describes what Python sees.
 #pragma once
 
 #include <pybind11/pybind11.h>

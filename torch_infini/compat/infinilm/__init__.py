@@ -1,0 +1,49 @@
+"""torch_infini.compat.infinilm: the surface that scripts for InfiniLM know, on torch_infini's models and engine.
+
+`from infinilm.lib import _infinilm` is the low-level engine: the caller brings weights, lengths, blocks.
+infer_engine has generate, and llm continues many prompts at a time.
+"""
+
+from typing import TYPE_CHECKING, Any
+
+from .auto_config import AutoConfig
+from .lib._infinilm import (
+    CacheConfig,
+    Config,
+    DistConfig,
+    HookRegistry,
+    InferEngine,
+    LlamaConfig,
+    PagedKVCacheConfig,
+    StaticKVCacheConfig,
+)
+from .llm import LLM, AsyncLLMEngine, RequestOutput, SamplingParams, TokenOutput
+
+if TYPE_CHECKING:
+    from .models.llama import AutoLlamaModel
+
+__all__ = [
+    "LLM",
+    "AsyncLLMEngine",
+    "AutoConfig",
+    "AutoLlamaModel",
+    "CacheConfig",
+    "Config",
+    "DistConfig",
+    "HookRegistry",
+    "InferEngine",
+    "LlamaConfig",
+    "PagedKVCacheConfig",
+    "RequestOutput",
+    "SamplingParams",
+    "StaticKVCacheConfig",
+    "TokenOutput",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "AutoLlamaModel":  # needs infinicore's module for this Python, which the names above do without
+        from .models.llama import AutoLlamaModel
+
+        return AutoLlamaModel
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

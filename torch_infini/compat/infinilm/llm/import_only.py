@@ -1,0 +1,22 @@
+"""ImportOnly: the base of names that scripts import, and that have nothing to hold on this engine."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+
+class ImportOnly:
+    """A name that scripts import.
+
+    Attributes:
+        reason: Why it cannot be instantiated, and what is there instead.
+
+    Raises:
+        NotImplementedError: If it is instantiated.
+    """
+
+    reason: ClassVar[str]
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        name = f"infinilm.llm.{type(self).__name__}"
+        raise NotImplementedError(f"{name}: it must not be instantiated, for {self.reason}")

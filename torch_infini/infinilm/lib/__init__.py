@@ -1,5 +1,0 @@
-"""torch_infini.infinilm.lib: where InfiniLM's scripts look for `_infinilm`."""
-
-from . import _infinilm
-
-__all__ = ["_infinilm"]
