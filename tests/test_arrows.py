@@ -55,10 +55,11 @@ ALLOWED: dict[str, set[str]] = {
     # The package itself.
     PACKAGE: BASE
     | {"quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
-    | {"weights", "checkpoints", "patch", "compile", "demo", "compat"},
+    | {"weights", "checkpoints", "patch", "compile", "demo", "compat", "device"},
 }
 # (importing module, room): the reason. Imports inside functions and for type checkers only.
 EXCEPTIONS = {
+    (PACKAGE, "testing"): "an attribute of the package, loaded when it is asked for",
     ("commands.doctor", "testing"): "checks every op against its reference, loaded when the command runs",
     ("commands.ops", "testing"): "the dtypes that each op is proved with, loaded when the command runs",
     ("commands.tune", "testing"): "times as the benchmarks do, loaded when the command runs",

@@ -1,24 +1,36 @@
 """torch_infini: the Infini kernels for LLaMA-type inference, as torch ops and behind the doors built on them.
 
-torch_infini.ops.<name> are the documented ops (torch.ops.infini.<name>); `python -m torch_infini ops` lists them.
-torch_infini.LLM serves prompts with models of torch_infini.models, which are made of torch_infini.nn;
-torch_infini.quantize makes integer weights; torch_infini.runtime has streams, events, graphs and programs;
-torch_infini.distributed is torch.distributed's backend "infiniccl".
+The import makes torch.ops.infini.<name>, documented as torch_infini.ops.<name>, and torch.distributed's backend
+"infiniccl". Every other part (torch_infini.patch, .engine, .compile ...) is loaded when it is first asked for.
 """
 
-import os
+from importlib import import_module
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
-from . import checkpoints, compat, compile, demo, distributed, models, nn, ops, quantize, runtime
+from . import distributed, ops
+from ._core.import_hooks import after_import
 from ._core.library import cpu_capabilities, cpu_capability
-from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
-from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
-from .patch import load_model as load
 
-if os.environ.get("INFINI_PROVIDERS"):
-    try:
-        ops.choose_providers(os.environ["INFINI_PROVIDERS"])
-    except ValueError as _error:
-        raise ImportError(f"torch_infini: {_error}") from None
+if TYPE_CHECKING:
+    from . import (
+        checkpoints,
+        compat,
+        compile,
+        demo,
+        device,
+        engine,
+        models,
+        nn,
+        patch,
+        quantize,
+        runtime,
+        testing,
+        weights,
+    )
+    from .engine import LLM, AsyncLLM, Engine, EngineConfig, SamplingParams
+    from .patch import PatchReport, is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
+    from .patch import load_model as load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -34,17 +46,62 @@ __all__ = [
     "cpu_capabilities",
     "cpu_capability",
     "demo",
+    "device",
     "distributed",
+    "engine",
     "is_patched",
     "load",
     "load_patched",
     "models",
     "nn",
     "ops",
+    "patch",
     "patch_model",
     "patched",
     "quantize",
     "runtime",
     "save_patched",
+    "testing",
     "unpatch_model",
+    "weights",
 ]
+
+# The parts whose names stand here, and the names that differ.
+_PARTS = {
+    "engine": ("LLM", "AsyncLLM", "Engine", "EngineConfig", "SamplingParams"),
+    "patch": (
+        "PatchReport",
+        "is_patched",
+        "load",
+        "load_patched",
+        "patch_model",
+        "patched",
+        "save_patched",
+        "unpatch_model",
+    ),
+}
+_RENAMED = {"load": "load_model"}
+
+
+def __getattr__(name: str) -> Any:
+    for part, names in _PARTS.items():
+        if name in names:
+            found = getattr(import_module(f".{part}", __name__), _RENAMED.get(name, name))
+            globals()[name] = found
+            return found
+    if name in __all__ or name == "serve":  # which is not in __all__: it needs packages of an extra
+        return import_module(f".{name}", __name__)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return [*__all__, *(name for name in globals() if name.startswith("__"))]
+
+
+def _register_quantizer(registry: ModuleType) -> None:
+    """Let transformers' from_pretrained open folders of save_patched."""
+    if hasattr(registry, "register_quantizer"):  # of transformers 5
+        from .patch import hugging_face  # noqa: F401
+
+
+after_import("transformers.quantizers.auto", _register_quantizer)

@@ -33,7 +33,7 @@ gc.disable()
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 import json, sys
 sys.path[:] = json.loads(sys.argv[1])
-import torch_infini
+import torch_infini.engine, torch_infini.patch  # what workers run, loaded once
 from torch_infini.distributed.fork_server import main
 main(int(sys.argv[2]))
 """

@@ -50,3 +50,9 @@ if os.environ.get("INFINI_LOG"):  # after all ops: a logging kernel lies over ea
     from ._logging import start
 
     start(os.environ["INFINI_LOG"])
+
+if os.environ.get("INFINI_PROVIDERS"):
+    try:
+        choose_providers(os.environ["INFINI_PROVIDERS"])
+    except ValueError as _error:
+        raise ImportError(f"torch_infini: {_error}") from None

@@ -12,13 +12,11 @@ from dataclasses import replace
 from difflib import SequenceMatcher
 from fnmatch import fnmatchcase
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from .._core.import_hooks import after_import
 from ..weights import names
 from .decoder import find_decoder
 from .report import Budget, PatchReport, Row, Verification
@@ -245,12 +243,6 @@ def patched(model: nn.Module, **options: Any) -> Iterator[PatchReport]:
             unpatch_model(model)
 
 
-def _register_quantizer(registry: ModuleType) -> None:
-    """Let transformers' from_pretrained open folders of save_patched."""
-    if hasattr(registry, "register_quantizer"):  # of transformers 5
-        from . import hugging_face  # noqa: F401
-
-
 def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) -> None:
     """Save a patched model to a folder, with quantized weights as they are.
 
@@ -324,6 +316,3 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
     from .foreign import load
 
     return load(name, floating(dtype))
-
-
-after_import("transformers.quantizers.auto", _register_quantizer)
