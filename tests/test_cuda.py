@@ -43,9 +43,20 @@ def op_dtype_pairs(ops: list[OpInfo]) -> list[tuple[OpInfo, torch.dtype]]:
     return [(spec, dtype) for spec in ops for dtype in spec.dtypes]
 
 
-def on_cuda(sample: Sample, change: Any = lambda value: value) -> Sample:
-    there = moved(sample, DEVICE)
-    return Sample(sample.name, tuple(map(change, there.args)), {k: change(v) for k, v in there.kwargs.items()})
+def on_cuda(sample: Sample) -> Sample:
+    return moved(sample, DEVICE)
+
+
+def laid_out(spec: OpInfo, sample: Sample, layout: str) -> Sample:
+    """On CUDA in another layout, but for the arguments that have one of their own."""
+
+    def moved_argument(name: str, value: Any) -> Any:
+        there = relayout(layout, value)
+        return there if name not in spec.contiguous or there.is_contiguous() else value
+
+    there = on_cuda(sample)
+    args = tuple(map(moved_argument, spec.arguments, there.args))
+    return Sample(sample.name, args, {k: moved_argument(k, v) for k, v in there.kwargs.items()})
 
 
 def values_of(sample: Sample) -> list[Any]:
@@ -111,7 +122,7 @@ def test_layouts(computed: Computed) -> None:
     for number, (sample, expected) in enumerate(computed.calls):
         for layout in layouts_of(spec, dtype, number):
             must_serve = LAYOUTS[layout][1]
-            there = on_cuda(sample, lambda value, layout=layout: relayout(layout, value))
+            there = laid_out(spec, sample, layout)
             if all(map(operator.is_, values_of(there), values_of(sample))):
                 continue  # rows of a matrix are not permuted
             try:

@@ -127,8 +127,8 @@ private:
 
 // Of ops that only the CPU has; where CUDA is emulated they compute as they always do.
 #define INFINI_TORCH_LIBRARY_CPU(m)                                                                                    \
-    static void register_functions(::infini::Registrar m);                                                             \
+    static void register_cpu_functions(::infini::Registrar m);                                                         \
     STABLE_TORCH_LIBRARY_IMPL(infini, CPU, library) {                                                                  \
-        register_functions({library, false});                                                                          \
+        register_cpu_functions({library, false});                                                                      \
     }                                                                                                                  \
-    static void register_functions(::infini::Registrar m)
+    static void register_cpu_functions(::infini::Registrar m)

@@ -21,11 +21,11 @@ def linear_group8(
     row of x becomes int8 with the scale max |run| / 127, as `torch_infini.quantize.quantize_int8` rounds. Within a run
     products and group scales are multiplied and summed as integers, exactly; runs, times their scales, are added in
     float32 in order, and the total times scales[row], plus bias, is rounded once. A row gives the same bits whatever
-    the thread count, the CPU, and whatever other rows are in the call. A run with infinity or NaN in it makes its row
+    the device, the thread count, and whatever other rows are in the call. A run with infinity or NaN makes its row
     NaN; a row of zeros gives the bias.
 
     Args:
-        x: [..., k] float32, bfloat16 or float16 on the CPU; stride 1 in the last dimension, any other strides.
+        x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [at least n / 16, k / 64 rounded up, 1088] uint8, contiguous; made by quantize_group8. Columns beyond k
             count as 0 whatever they hold.
         scales: [n] float32, stride 1.
@@ -37,7 +37,6 @@ def linear_group8(
 
     Raises:
         RuntimeError: For a rank, shape, dtype or stride that cannot be served.
-        NotImplementedError: For tensors that are not on the CPU.
 
     Equivalent to:
         >>> from torch_infini.ops._panels import GROUP8
@@ -52,4 +51,4 @@ def linear_group8(
     return op.default(x, weight, scales, bias) if out is None else op.out(x, weight, scales, bias, out=out)
 
 
-SPEC = OpSpec(linear_group8, fake=fake, contiguous=("weight",), devices=("cpu",))
+SPEC = OpSpec(linear_group8, fake=fake, contiguous=("weight",))

@@ -31,7 +31,7 @@ def quantize_group8(packed: Tensor, scales: Tensor, weight: Tensor, first_row: i
 
     Raises:
         RuntimeError: For a rank, shape, dtype or stride that cannot be served, or rows for which there is no room.
-        NotImplementedError: For tensors that are not on the CPU.
+        NotImplementedError: For tensors that are not on the CPU: quantize there, then move packed and scales.
 
     Equivalent to:
         >>> from torch_infini.ops._panels import GROUP8

@@ -1,5 +1,5 @@
-// mma.sync for int8: c [16, 8] += a [16, 32] b [32, 8] with exact sums in int32. All lanes of a warp call it together;
-// c is distributed over the lanes as in mma.cuh.
+// mma.sync for int8, with exact sums in int32: c [16, 8] += a [16, 32] b [32, 8], and c = a [16, 16] b [16, 8]. All lanes
+// of a warp call them together; c is distributed over the lanes as in mma.cuh.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -35,6 +35,12 @@ inline void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b
     }
 }
 
+// Of the first half of the columns of a, as a[0], a[1] and b0 have them.
+inline void multiply(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    std::memset(c, 0, sizeof c);
+    mma(c, {a0, a1, 0, 0}, b, 0);
+}
+
 #else
 
 __device__ __forceinline__ void mma(int32_t (&c)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
@@ -42,6 +48,12 @@ __device__ __forceinline__ void mma(int32_t (&c)[4], const uint32_t (&a)[4], uin
         "{%0, %1, %2, %3};\n"
         : "+r"(c[0]), "+r"(c[1]), "+r"(c[2]), "+r"(c[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+__device__ __forceinline__ void multiply(int32_t (&c)[4], uint32_t a0, uint32_t a1, uint32_t b) {
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0, %1, %2, %3}, {%4, %5}, {%6}, {%7, %7, %7, %7};\n"
+        : "=r"(c[0]), "=r"(c[1]), "=r"(c[2]), "=r"(c[3])
+        : "r"(a0), "r"(a1), "r"(b), "r"(0));
 }
 
 #endif

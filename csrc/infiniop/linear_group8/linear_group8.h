@@ -1,4 +1,4 @@
-// linear_group8: y = x @ w^T + bias with int8 weights that have a scale for each 16 columns. CPU only.
+// linear_group8: y = x @ w^T + bias with int8 weights that have a scale for each 16 columns.
 // Weights in panels, made by quantize_group8: byte b of line l of a block is column 4 l + b: 8.5 bits a weight, 1088 bytes
 // a block. The groups' scales are from 0 to 127.
 #pragma once

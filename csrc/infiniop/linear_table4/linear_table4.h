@@ -1,4 +1,4 @@
-// linear_table4: y = x @ w^T + bias with 4-bit weights that are looked up in a table of 16 integers. CPU only.
+// linear_table4: y = x @ w^T + bias with 4-bit weights that are looked up in a table of 16 integers.
 // Weights in panels, made by quantize_table4: byte b of line l of a block has the index of column 8 l + b in its lower half
 // and that of column 8 l + 4 + b in the upper: 4.5 bits a weight, 576 bytes a block.
 #pragma once

@@ -4,9 +4,12 @@
 
 namespace infini::linear_table4 {
 
-INFINI_TORCH_LIBRARY_CPU(m) {
+INFINI_TORCH_LIBRARY(m) {
     m.impl("linear_table4", INFINI_BOX(panels::linear<kOp>));
     m.impl("linear_table4.out", INFINI_BOX(panels::linear_out<kOp>));
+}
+
+INFINI_TORCH_LIBRARY_CPU(m) {
     m.impl("quantize_table4", INFINI_BOX(panels::quantize<kOp>));
 }
 

@@ -22,6 +22,16 @@ Args linear_args(const ExecutionContext &context, const Tensor &x, const Tensor 
     return args;
 }
 
+template <const Op &op> void run_with_workspace(const ExecutionContext &context, Args args) {
+    const size_t bytes = op.workspace_size(context, args);
+    if (bytes == 0) {
+        return op.run(context, args);
+    }
+    const Tensor workspace = empty(context, {static_cast<int64_t>(bytes)}, INFINI_DTYPE_U8);
+    args.workspace = workspace.data_ptr();
+    op.run(context, args);
+}
+
 template <const Op &op>
 Tensor linear(const ExecutionContext &context, const Tensor &x, const Tensor &weight, const Tensor &scales,
               const std::optional<Tensor> &bias) {
@@ -30,7 +40,7 @@ Tensor linear(const ExecutionContext &context, const Tensor &x, const Tensor &we
     args.y.shape[args.x.ndim - 1] = args.scales.size(0);
     Tensor y = empty_like(context, args.y);
     args.y = view(context, op.linear, "out", y);
-    op.run(context, args);
+    run_with_workspace<op>(context, args);
     return y;
 }
 
@@ -40,7 +50,7 @@ Tensor linear_out(const ExecutionContext &context, const Tensor &x, const Tensor
     Args args = linear_args<op>(context, x, weight, scales, bias);
     args.y = view(context, op.linear, "out", out);
     op.check_output(args);
-    op.run(context, args);
+    run_with_workspace<op>(context, args);
     return out;
 }
 

@@ -51,6 +51,10 @@ void Op::check_output(const Args &args) const {
     }
 }
 
+size_t Op::workspace_size(const ExecutionContext &context, const Args &args) const {
+    return args.y.numel() > 0 ? kernels.workspace_bytes(context, args) : 0;
+}
+
 void Op::run(const ExecutionContext &context, const Args &args) const {
     if (args.y.numel() > 0) {
         kernels.run(context, args);
