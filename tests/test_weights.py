@@ -137,9 +137,9 @@ def test_names() -> None:
     exact = {"table4": "table4", "int4_groups": "int4", "group8": "group8", "int8_rows": "int8"}
     assert weights.names() == (*weights.served(), *exact)
     for name, format in exact.items():
-        if weights.FORMATS[format].serves_on(torch.device("cpu")):
+        if weights.FORMATS[format].quantizes_on(torch.device("cpu")):
             assert weights.best(name, "cpu").name == format
-    with pytest.raises(ValueError, match="'table4' must be on a device that has its kernels, got cuda$"):
+    with pytest.raises(ValueError, match="'table4' must be quantized on the CPU, which .*, got cuda$"):
         weights.best("table4", "cuda")
     with pytest.raises(ValueError, match="^torch_infini.weights: weights must be one of int4, int8, .*, got 'int5'$"):
         weights.best("int5", "cpu")
@@ -151,15 +151,28 @@ def test_folder_of_another_format(tmp_path: Path) -> None:
     patch_model(model, weights="int8")
     save_patched(model, tmp_path)
     read = Llama.from_pretrained(tmp_path, progress=False)
-    wrong = Llama(read.config, "table4" if weights.FORMATS["table4"].serves_on(torch.device("cpu")) else "int4")
+    wrong = Llama(read.config, "table4" if weights.FORMATS["table4"].quantizes_on(torch.device("cpu")) else "int4")
     rule = f"the format of model.layers.0.self_attn.q_proj must be the checkpoint's, {read.head.format}, got"
     with pytest.raises(ValueError, match=rule):
         wrong.slots(torch_infini.models.checkpoint.stored_layers(tmp_path))
 
 
-def test_devices() -> None:
-    with pytest.raises(ValueError, match="format 'table4' must be on a device that has its kernels, got cuda"):
-        Linear(64, 16, format="table4", device="cuda")
+@pytest.mark.parametrize("name", ["table4", "group8"])
+def test_devices(name: str) -> None:
+    """The product is there on CUDA too; what quantizes says where it can."""
+    format = weights.FORMATS[name]
+    assert format.serves_on(torch.device("cuda")) and not format.quantizes_on(torch.device("cuda"))
+    with pytest.raises(ValueError, match=f"format '{name}' must be on a device that has its kernels, got meta"):
+        Linear(64, 16, format=name, device="meta")
+    new = lambda shape, dtype: torch.empty(shape, dtype=dtype, device="meta")  # noqa: E731
+    weight = torch.zeros(16, 64)
+    rule = (
+        rf"^torch_infini.weights.{name}: weight must be quantized on the CPU \(then move the layer\), got one on meta$"
+    )
+    with pytest.raises(ValueError, match=rule):
+        format.quantize(weight, format.empty(16, 64, 0, torch.float32, new))
+    with pytest.raises(ValueError, match=rf"^torch_infini.weights: '{name}' must be quantized on the CPU, which"):
+        weights.best(name, "cuda")
 
 
 @pytest.mark.parametrize("name", ["int8_rows", "int4_groups"])

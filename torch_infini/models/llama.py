@@ -287,9 +287,8 @@ class Llama(nn.Module):
         if stored:
             formats = _formats(config, stored, weights)
             kinds = {format for name, format in formats.items() if name != "lm_head"}
-            # If all layers have one format, none is made twice.
-            own_head = formats["lm_head"] == best("int8", device).name
-            weights = kinds.pop() if len(kinds) == 1 and own_head else "dense"
+            # If all layers have one format, none but the head is made twice.
+            weights = kinds.pop() if len(kinds) == 1 and formats["lm_head"] != "dense" else "dense"
         format = weights if stored and weights != "dense" else fastest(weights, dtype, device)
         model = cls(config, format, dtype, device, tp_group)
         if stored:

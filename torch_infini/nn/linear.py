@@ -34,9 +34,9 @@ class Linear(nn.Module):
         bias: Whether there is one.
         format: "dense"; "packed", the layout of infini::linear_packed for bfloat16 on the CPU; or one of
             torch_infini.weights: "int8", with a scale for each row of the weight; "int4", with a scale and a zero for
-            each group of 64 (or 32) weights of a row; on the CPU "group8", int8, and "table4", 4-bit indices of a
-            table, with a scale for each 16 weights. Rows of x are quantized to int8 as well: always with the last two,
-            with the others where the CPU multiplies integers.
+            each group of 64 (or 32) weights of a row; "group8", int8, and "table4", 4-bit indices of a
+            table, with a scale for each 16 weights, which `load` makes on the CPU alone. Rows of x are quantized to
+            int8 as well: always with the last two, with the others where the CPU multiplies integers.
         dtype: Of x, y, bias and a dense weight.
         device: Of the weight.
 

@@ -72,7 +72,7 @@ class Panels:
         left = torch.arange(whole * PANEL, rows)
         (panel, lane), (panel_to, lane_to) = (((left + at) // PANEL, (left + at) % PANEL) for at in (first, row))
         for of, to in zip(self._views(some), self._views(packed), strict=True):
-            to[panel_to, :, :, lane_to] = of[panel, :, :, lane]
+            to[panel_to, :, :, lane_to] = of[panel, :, :, lane].to(to.device)
 
     def integers(self, packed: Tensor, n: int, k: int, dtype: torch.dtype = torch.int64) -> Tensor:
         """[n, k]: the groups' scales times the elements; float32 holds them exactly."""

@@ -35,16 +35,19 @@ def names() -> tuple[str, ...]:
 
 
 def best(weights: str, device: torch.device | str) -> Format:
-    """Return the format for `weights=` on a device.
+    """Return the format to which models on a device are quantized for `weights=`.
 
     Raises:
-        ValueError: For an unknown name, or one of a format without kernels for the device.
+        ValueError: For an unknown name, or one of a format whose kernels for that are on another device.
     """
     for one in FORMATS.values():
-        if weights in (one.serves, one.exact or one.name) and one.serves_on(torch.device(device)):
+        if weights in (one.serves, one.exact or one.name) and one.quantizes_on(torch.device(device)):
             return one
     if weights in names():
-        raise ValueError(f"torch_infini.weights: {weights!r} must be on a device that has its kernels, got {device}")
+        raise ValueError(
+            f"torch_infini.weights: {weights!r} must be quantized on the CPU, which has the kernels for that (then "
+            f"move the model, or save it and load it elsewhere), got {device}"
+        )
     raise ValueError(f"torch_infini.weights: weights must be one of {', '.join(names())}, got {weights!r}")
 
 

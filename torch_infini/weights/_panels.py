@@ -1,4 +1,7 @@
-"""Formats whose rows lie together in panels of 16, with a scale for each 16 columns: CPU only."""
+"""Formats whose rows lie together in panels of 16, with a scale for each 16 columns.
+
+They are quantized on the CPU and multiplied there and on CUDA.
+"""
 
 from __future__ import annotations
 
@@ -18,13 +21,22 @@ class PanelFormat(Format):
     panels: Panels
 
     def serves_on(self, device: torch.device) -> bool:
-        return backing_type(device) == "cpu" and not library.emulates_cuda()
+        return backing_type(device) in ("cpu", "cuda")
+
+    def quantizes_on(self, device: torch.device) -> bool:
+        # Emulated CUDA, whose tensors are on the CPU, takes CUDA's formats.
+        return self.serves_on(device) and backing_type(device) == "cpu" and not library.emulates_cuda()
 
     def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
         packed = Kind(self.panels.packed_shape(n, k), torch.uint8, BLOCK, PANEL)
         return {"weight": packed, "scales": Kind((n,), torch.float32)}
 
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
+        if backing_type(to.weight.device) != "cpu":
+            raise ValueError(
+                f"torch_infini.weights.{self.name}: weight must be quantized on the CPU (then move the layer), got one "
+                f"on {to.weight.device}"
+            )
         weight = weight.detach()
         weight = weight if weight.stride(1) == 1 else weight.contiguous()
         getattr(torch.ops.infini, f"quantize_{self.name}").default(to.weight, to.scales, weight, first_row)

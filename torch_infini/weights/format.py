@@ -38,7 +38,7 @@ class Format(ABC):
         name: In files, and of nn.Linear.
         serves: What models call it, `weights=`, and other formats of its kind.
         exact: What `weights=` is for this one alone; empty: its name.
-        order: Of those that serve one name, which is taken first where it has kernels.
+        order: Of those that serve one name, which is taken first where it quantizes.
         groups: The sizes of groups that a file may name, preferred ones first; (0,) where there is no choice.
         panel: Rows that lie together in memory. Weights become one by concatenation where all but the last have a
             multiple of it.
@@ -52,8 +52,12 @@ class Format(ABC):
     panel: int = 1
 
     def serves_on(self, device: torch.device) -> bool:
-        """Whether there are kernels for a device."""
+        """Whether a device has kernels for the product."""
         return True
+
+    def quantizes_on(self, device: torch.device) -> bool:
+        """Whether models on a device are quantized to it; others come there quantized."""
+        return self.serves_on(device)
 
     def group(self, k: int) -> int:
         """Return the group for rows of k columns; ValueError with the rule if none fits."""
@@ -68,7 +72,7 @@ class Format(ABC):
         """Quantize rows of a weight, [m, k] in full precision, to rows from first_row on.
 
         Raises:
-            ValueError: For infinity or NaN in it.
+            ValueError: For infinity or NaN in it, or a device that has no kernels for that.
         """
 
     @abstractmethod
