@@ -15,6 +15,7 @@ from torch import Tensor
 
 from torch_infini import quantize
 from torch_infini._core.attention import torch_attention_from_set_to
+from torch_infini.weights import FORMATS
 
 BF16 = torch.bfloat16
 
@@ -188,10 +189,22 @@ def quantized(quick: bool) -> Iterator[Case]:
             peers["torch"] = Peer(torch.ops.aten._weight_int4pack_mm, own)
         return Work(make, info_of("linear_int4").op, peers, nbytes(make()), 2 * rows * k * n)
 
+    def panels_work(name: str, rows: int) -> Work:
+        def make() -> Sample:  # any bytes are a weight
+            packed = torch.randint(256, FORMATS[name].kinds(n, k, 0, BF16)["weight"].shape, dtype=torch.uint8)
+            return Sample("", (torch.randn(rows, k, dtype=BF16), packed, torch.rand(n) / 1e4))
+
+        peers = {"eager": Peer(linear, in_bf16)}
+        return Work(make, info_of(f"linear_{name}").op, peers, nbytes(make()), 2 * rows * k * n)
+
     for rows in (1, 16) if quick else (1, 16, 63, 64, 512, 2048):  # cuBLAS multiplies from 64 on
         for op, work, goal in (("linear_int8", int8_work, 0.75), ("linear_int4", int4_work, 0.60)):
             share = goal if rows == 1 else None
             yield case_of(f"{op} {rows}x{k}x{n}", lambda w=work, r=rows: w(r), share=share, compile_seconds=None)
+    for rows in (1, 16) if quick else (1, 16, 512):
+        for name in ("group8", "table4"):
+            work_of = lambda r=rows, f=name: panels_work(f, r)
+            yield case_of(f"linear_{name} {rows}x{k}x{n}", work_of, compile_seconds=None)
 
 
 def models(quick: bool) -> Iterator[Case]:

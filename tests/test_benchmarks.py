@@ -602,6 +602,7 @@ def test_gpu_has_the_cases_of_the_page(gpu: Any, gpu_measure: Any) -> None:
             assert goal == stated or (name.startswith("decode") and "of the weights' limit" in goal)
     wanted = {f"linear {rows}x4096x14336" for rows in (32, 64, 128, 256, 512)}
     wanted |= {f"linear_int{bits} {rows}x4096x14336" for bits in (4, 8) for rows in (16, 64, 512, 2048)}
+    wanted |= {f"linear_{name} {rows}x4096x14336" for name in ("group8", "table4") for rows in (1, 16, 512)}
     wanted |= {"paged_attention 64x4096 32/8x128 int8 cache", "paged_attention 1x2048 32/8x128, capacity 131072"}
     wanted |= {"attention 8192 queries, 8192 keys, 32/8x128", "random_sample 1x128256 top-p 0.9"}
     assert wanted <= by_name.keys()

@@ -2,8 +2,8 @@
 // block of threads multiplies a panel, its warps a run each in turn. With the bits of the CPU's kernels: a run's sums are
 // integers, and a thread adds the runs of a result in float, in their order.
 // Limit, on paper, for up to 8 rows of x: the memory bandwidth of the weight, 1.0625 bytes a weight of group8 and 0.5625 of
-// table4, which instructions limit at nearly the same: a warp's step (SASS for sm_90) takes 83 for 1088 bytes of group8
-// and 271 for 1152 of table4, at most 52 and 17 bytes a clock of a multiprocessor, where a copy on an H200 moves 18.6.
+// table4, which instructions limit at nearly the same: a warp's step (SASS for sm_90) takes 89 for 1088 bytes of group8
+// and 271 for 1152 of table4, at most 49 and 17 bytes a clock of a multiprocessor, where a copy on an H200 moves 18.6.
 // Products of 4 bytes (dp4a) took no fewer for a single row. More rows read the weight again for every 32, from L2 where
 // it fits, and are limited by the scaling of the groups' sums, a multiply-add for 16 products. Not measured on a GPU.
 // Weights: a Layout; columns(word of a line, part) gives 4 columns as int8, in an order of their own, in which
@@ -27,10 +27,10 @@ namespace {
 
 // The workspace: rows of int8, 0 beyond k up to whole runs, then the scales of each row's runs. In a block the first
 // words of 4 columns of its 4 groups come first, then the second ones, and so on: a lane loads one of each group.
-struct QuantizedX {
+struct QuantizedRuns {
     int64_t rows = 1, k, runs;
 
-    QuantizedX(const TensorView &x, int64_t run) : k(x.size(-1)), runs((x.size(-1) + run - 1) / run) {
+    QuantizedRuns(const TensorView &x, int64_t run) : k(x.size(-1)), runs((x.size(-1) + run - 1) / run) {
         for (int dim = 0; dim + 1 < x.ndim; ++dim) {
             rows *= x.shape[dim];
         }
@@ -99,7 +99,7 @@ template <typename Weights, typename T>
 void quantize_x(const ExecutionContext &context, const TensorView &x, uint32_t *words, float *scales) {
     const TensorView *const views[] = {&x};
     const cuda::RowStrides<1> rows(views);
-    const QuantizedX to(x, Weights::kRun);
+    const QuantizedRuns to(x, Weights::kRun);
     const int64_t wanted = (to.runs * Weights::kRun / kVector + cuda::kWarp - 1) / cuda::kWarp * cuda::kWarp;
     const int64_t threads = wanted < kMostThreads ? wanted : kMostThreads, parts = (wanted + threads - 1) / threads;
     cuda::launch(context, quantize_runs<Weights, T>, cuda::grid_x(to.rows * parts),
@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kThreads, kTiles == 1 && kWhole ? 3 : 1)
     constexpr int kRows = kTiles * kTileRows, kResults = kRows * kPanel, kOwn = (kResults + kThreads - 1) / kThreads;
     const uint32_t panel = a.x_tiles.quotient(blockIdx.x);
     const int64_t first_m = static_cast<int64_t>(blockIdx.x - panel * a.x_tiles.divisor) * kRows;
-    const uint8_t *const data = a.weight + panel * a.blocks * Weights::kBlockBytes;
+    const uint8_t *const data = a.weight + int64_t{panel} * a.blocks * Weights::kBlockBytes;
     const int thread = static_cast<int>(threadIdx.y * cuda::kWarp + threadIdx.x);
     float totals[kOwn] = {};
     for (int first = 0; first < a.runs; first += kRuns<kTiles>) {
@@ -247,7 +247,7 @@ template <typename Weights, int kTiles, bool kWhole> void launch(const Execution
 }
 
 template <typename Weights> void multiply(const ExecutionContext &context, const Args &args) {
-    const QuantizedX x(args.x, Weights::kRun);
+    const QuantizedRuns x(args.x, Weights::kRun);
     auto *const words = static_cast<uint32_t *>(args.workspace);
     auto *const x_scales = reinterpret_cast<float *>(words + x.integer_bytes(Weights::kRun) / 4);
     if (x.runs > 0) {
@@ -282,7 +282,7 @@ template <typename Weights> void multiply(const ExecutionContext &context, const
 }
 
 template <typename Weights> size_t workspace_bytes(const ExecutionContext &, const Args &args) {
-    return static_cast<size_t>(QuantizedX(args.x, Weights::kRun).bytes(Weights::kRun));
+    return static_cast<size_t>(QuantizedRuns(args.x, Weights::kRun).bytes(Weights::kRun));
 }
 
 } // namespace
