@@ -28,17 +28,61 @@ OLDEST_TORCH = "2.11"
 OLDEST_GCC = 12
 STABLE_ABI = "0x020a000000000000"  # 2.10: what the bindings may use; at most the oldest torch supported
 
-# The runtime, which has all state; the kernels and the ops' C interface; collectives; InfiniCore's C++
-# interface; the ops in torch.
-LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libinfinicore_cpp_api", "libtorch_infini")
-# What `make demo` links: the runtime, collectives, the torch ops, and kernels of the levels that this CPU takes.
-DEMO_LIBRARIES = ("libinfinirt", "libinfiniop", "libinfiniccl", "libtorch_infini")
 # The Python module of compat.infinicore, for one Python: a wheel holds the one of the Python that built it.
 MODULE = "_infinicore"
 MODULE_FILE = f"{MODULE}{sysconfig.get_config_var('EXT_SUFFIX')}"
 # Device `infini`, for one release of torch: the stable ABI has no device. Older releases lack what it overrides.
 DEVICE = "libinfini_device"
 OLDEST_TORCH_OF_DEVICE = (2, 13)
+
+
+@dataclass(frozen=True)
+class Library:
+    """A library that is linked, in an order in which each comes after what it stands on."""
+
+    name: str
+    holds: str  # in words, for docs/architecture.md
+    needs: tuple[str, ...] = ()  # of ours, in the order of the linker's options
+    beside: tuple[str, ...] = ()  # of others, in words
+    in_demo: bool = True  # `make demo` links it, with kernels of the levels that this CPU takes
+
+
+BUILT = (
+    Library(
+        "libinfinirt",
+        "The runtime, with all state: devices, streams, memory, graphs, instruction set, last error",
+    ),
+    Library("libinfiniop", "The kernels of all ops, and their C interface", ("libinfinirt",)),
+    Library("libinfiniccl", "Collectives: shared memory on the CPU, NCCL on CUDA", ("libinfinirt",)),
+    Library(
+        "libinfinicore_cpp_api",
+        "InfiniCore's C++ interface: tensors, allocator, ops, graphs, modules",
+        ("libinfiniop", "libinfiniccl", "libinfinirt"),
+        in_demo=False,
+    ),
+    Library(
+        "libtorch_infini",
+        "The ops in torch: bindings without kernels of their own",
+        ("libinfiniop", "libinfiniccl", "libinfinirt"),
+        ("torch's stable ABI",),
+    ),
+    Library(
+        MODULE,
+        "The Python module of torch_infini.compat.infinicore, for the Python at the build",
+        ("libinfinicore_cpp_api", "libinfinirt"),
+        ("Python",),
+        in_demo=False,
+    ),
+    Library(
+        DEVICE,
+        "Device `infini`, for the release of torch at the build",
+        ("libinfinirt",),
+        ("torch's C++ API",),
+        in_demo=False,
+    ),
+)
+LIBRARIES = tuple(library.name for library in BUILT if library.name not in (MODULE, DEVICE))  # every build has them
+DEMO_LIBRARIES = tuple(library.name for library in BUILT if library.in_demo)
 
 
 def target_machine() -> str:
@@ -580,39 +624,34 @@ class NinjaFile:
         at = f"-L{folder.rstrip('/') or '.'}"
         torch_lib = shlex.quote(str(self.torch / "lib"))
         # Those with kernels or runtime calls get a copy of cudart each; what these share, the driver keeps.
-        uses = {
+        options = {
             # Stays after dlclose(): its streams' threads run in it.
             "libinfinirt": f"-pthread -Wl,-z,nodelete {cudart}",
-            "libinfiniop": f"{at} -linfinirt -Wl,-Bsymbolic-functions {cudart}",
-            "libinfiniccl": f"{at} -linfinirt -ldl -pthread",
-            "libinfinicore_cpp_api": f"{at} -linfiniop -linfiniccl -linfinirt -pthread",
-            "libtorch_infini": f"{at} -linfiniop -linfiniccl -linfinirt -L{torch_lib} -ltorch_cpu -lc10 -ldl",
+            "libinfiniop": f"-Wl,-Bsymbolic-functions {cudart}",
+            "libinfiniccl": "-ldl -pthread",
+            "libinfinicore_cpp_api": "-pthread",
+            "libtorch_infini": f"-L{torch_lib} -ltorch_cpu -lc10 -ldl",
             # Python's functions stay undefined: the process that imports it has them.
-            MODULE: f"{at} -linfinicore_cpp_api -linfinirt -Wl,-z,undefs",
+            MODULE: "-Wl,-z,undefs",
             # Stands on whichever libinfinirt the process has loaded.
-            DEVICE: f"{at} -linfinirt -L{torch_lib} -ltorch_cpu -lc10 -pthread",
-        }
-        all_below = ("libinfiniop.so", "libinfiniccl.so", "libinfinirt.so")
-        stands_on = {
-            "libinfinirt": (),
-            "libinfinicore_cpp_api": all_below,
-            "libtorch_infini": all_below,
-            MODULE: ("libinfinicore_cpp_api.so",),
+            DEVICE: f"-L{torch_lib} -ltorch_cpu -lc10 -pthread",
         }
         exports = {"libinfiniop": "infiniop", "libinfinicore_cpp_api": "infinicore", MODULE: "infinicore/python"}
         libraries = DEMO_LIBRARIES if self.demo_levels else (*LIBRARIES, MODULE, *(() if folder else (DEVICE,)))
         linked = []
         for library in libraries:
+            needs = next(one.needs for one in BUILT if one.name == library)
+            ours = [at, *(f"-l{name.removeprefix('lib')}" for name in needs)] if needs else []
             files = [some.name for some in self.objects[library] if self.is_linked(some)]
             if not files and library in (MODULE, DEVICE):
                 continue
             file = {MODULE: MODULE_FILE, DEVICE: f"{self.device}.so"}.get(library, f"{library}.so")
-            variables = {"libs": uses[library].strip(), "soname": file}
+            variables = {"libs": " ".join([*ours, options[library]]).strip(), "soname": file}
             if library in exports:
                 variables["exports"] = f"{CSRC}/{exports[library]}/exports.map"
             elif folder:
                 variables["exports"] = f"{CSRC}/emulation/exports.map"
-            below = [f"{folder}{name}" for name in stands_on.get(library, ("libinfinirt.so",))]
+            below = [f"{folder}{name}.so" for name in needs]
             self.writer.build(f"{folder}{file}", "link", files, implicit=below, variables=variables)
             linked.append(f"{folder}{file}")
         return linked

@@ -13,6 +13,7 @@ import sys
 import textwrap
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 import torch
@@ -211,8 +212,12 @@ def test_absent_tensors_are_marked_by_their_dtype() -> None:
 
 @pytest.fixture
 def docs() -> Any:
-    """.ci/docs.py, imported."""
-    spec = importlib.util.spec_from_file_location("ci_docs", ROOT / ".ci" / "docs.py")
+    return load_docs(ROOT)
+
+
+def load_docs(root: Path) -> Any:
+    """A repository's .ci/docs.py, imported."""
+    spec = importlib.util.spec_from_file_location("ci_docs", root / ".ci" / "docs.py")
     assert spec and spec.loader
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -225,7 +230,8 @@ def test_generated_sections_are_up_to_date(docs: Any, capsys: pytest.CaptureFixt
     assert status == 0, capsys.readouterr().out
     sections = [docs.BEGIN.fullmatch(line) for page in docs.pages() for line in page.read_text().splitlines()]
     names = [section["name"] for section in sections if section]
-    assert {"ops", "c operators", "c headers", "table ops", "table c_abi", "table serve"} <= set(names)
+    some = {"ops", "c operators", "c headers", "table ops", "table c_abi", "table serve", "libraries", "folders ."}
+    assert some <= set(names)
 
 
 @pytest.mark.parametrize("page", ["docs/ops.md", "docs/speed.md", "csrc/README.md", "csrc/include/infiniop.h"])
@@ -266,6 +272,87 @@ def test_a_section_edited_by_hand_is_found(
 def test_wrong_marks_are_named(text: str, sentence: str, docs: Any, tmp_path: Path) -> None:
     with pytest.raises(docs.PageError, match="^" + re.escape(sentence)):
         docs.written(Path("page"), text)
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """The repository again, by links, in which folders of torch_infini and csrc can be added."""
+    for path in ROOT.iterdir():
+        if path.name in (".ci", "csrc", "torch_infini"):
+            (tmp_path / path.name).mkdir()
+            for inner in path.iterdir():
+                (tmp_path / path.name / inner.name).symlink_to(inner)
+        elif path.name not in (".git", "build"):
+            (tmp_path / path.name).symlink_to(path)
+    script = tmp_path / ".ci" / "docs.py"
+    script.unlink()
+    script.write_bytes((ROOT / ".ci" / "docs.py").read_bytes())  # it looks for the repository around itself
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    "file, text, found",
+    [
+        ("torch_infini/attic/__init__.py", '"""Old things."""', ["architecture.md:", "architecture.svg:"]),
+        ("torch_infini/nn_tools.py", '"""Tools."""\nfrom .nn import Linear', ["architecture.md:", "architecture.svg:"]),
+        ("csrc/attic/README.md", "# Attic\n\nOld kernels. They are slow.", ["architecture.md:"]),
+        ("attic/README.md", "Old things.", ["CONTRIBUTING.md:"]),
+    ],
+)
+def test_a_new_folder_makes_pages_and_picture_old(
+    file: str, text: str, found: list[str], tree: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    docs = load_docs(tree)
+    assert docs.main(["--check"]) == 0, capsys.readouterr().out
+    (tree / file).parent.mkdir(exist_ok=True)
+    (tree / file).write_text(text)
+    assert docs.main(["--check"]) == 1
+    said = capsys.readouterr().out
+    assert [name for name in ("CONTRIBUTING.md:", "architecture.md:", "architecture.svg:") if name in said] == found
+
+
+@pytest.mark.parametrize("folder, file", [("csrc", "README.md"), ("torch_infini", "__init__.py")])
+def test_a_folder_that_does_not_say_what_it_is_for(folder: str, file: str, tree: Path) -> None:
+    (tree / folder / "attic").mkdir()
+    rule = f"{folder}/attic/{file} must begin with a sentence of at most 130 characters that says what attic is for"
+    with pytest.raises(SystemExit, match=rule):
+        load_docs(tree).main(["--check"])
+
+
+def test_a_library_made_of_a_new_folder_is_found(tree: Path) -> None:
+    (tree / "csrc" / "attic").mkdir()
+    (tree / "csrc" / "attic" / "README.md").write_text("Old kernels.")
+    (tree / "csrc" / "attic" / "old.cpp").write_text("// Nothing.")
+    table = list(load_docs(tree).libraries_table())
+    assert next(line for line in table if line.startswith("| `libinfiniop` |")).count("csrc/attic") == 1
+
+
+def test_libraries_are_those_that_are_built(docs: Any) -> None:
+    listed = re.findall(r"^\| `(\w+)` \|", "\n".join(docs.libraries_table()), re.M)
+    built = {re.match(r"\w+", path.name)[0] for path in (ROOT / "torch_infini" / "lib").glob("*.so")}
+    assert built <= set(listed) and set(listed) - built <= {"_infinicore", "libinfini_device"}
+
+
+def test_picture_has_the_words_of_the_table_within_its_boxes(docs: Any) -> None:
+    """And the same bytes again: what it is made of has no order of its own."""
+    text = docs.picture()
+    assert text == docs.picture() and "prefers-color-scheme: dark" in text
+    kind = "{http://www.w3.org/2000/svg}"
+    boxes: list[tuple[float, float, str]] = []
+    for part in ElementTree.fromstring(text):
+        if part.tag == f"{kind}rect" and part.get("class") != "page":
+            boxes.append((float(part.get("x", 0)), float(part.get("width", 0)), ""))
+        elif part.tag == f"{kind}text" and part.get("class") != "name head":
+            x, width, words = boxes[-1]
+            assert x < float(part.get("x", 0)) < x + width
+            assert len(part.text or "") * 5.5 < width, "the mean width of a letter of Helvetica at 11 pixels"
+            boxes[-1] = (x, width, f"{words} {part.text}".strip())
+    shown = {words.split(" ", 1)[0]: words.split(" ", 1)[1] for _, _, words in boxes}
+    assert shown["engine"].startswith("The engine: ") and "libtorch_infini" in shown
+    names = {
+        line.split("/")[1].split("]")[0] for line in docs.folders_table("torch_infini", docs.PICTURE) if "/" in line
+    }
+    assert {name.removesuffix(".py") for name in names} <= shown.keys()
 
 
 def test_ops_have_a_line_each(docs: Any) -> None:

@@ -1,4 +1,4 @@
-"""torch_infini: the Infini kernels for LLaMA-type inference, as torch ops and behind the doors built on them.
+"""The Python package: the Infini kernels for LLaMA-type inference as torch ops, and the interfaces built on them.
 
 The import makes torch.ops.infini.<name>, documented as torch_infini.ops.<name>, and torch.distributed's backend
 "infiniccl". Every other part (torch_infini.patch, .engine, .compile ...) is loaded when it is first asked for.

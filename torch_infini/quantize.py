@@ -1,4 +1,4 @@
-"""Quantizes weights to int8 and int4 with float scales, for torch_infini.ops.linear_int8 and linear_int4, and back.
+"""Quantizes weights to int8 and int4 with float scales, for the ops linear_int8 and linear_int4, and back.
 
 Values are rounded to the nearest integer (ties to even), with scales for each row or group; there is no calibration.
 The ops infini::quantize_int8 and quantize_int4 compute it.

@@ -1,4 +1,4 @@
-"""Checkpoints as people have them: folders of safetensors, GGUF files and names of the hub, dense or quantized.
+"""Reads checkpoints: folders of safetensors, GGUF files and names on the Hugging Face hub, dense or quantized.
 
 open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
 """

@@ -1,4 +1,4 @@
-"""The commands of python -m torch_infini, by name."""
+"""The command line, `python -m torch_infini`: a module for each command (generate, chat, serve, doctor and others)."""
 
 from . import bench, chat, demo, device, doctor, env, generate, ops, quantize, root, run, serve, tune
 from .errors import CommandError

@@ -1,4 +1,4 @@
-"""infinicore and infinilm under their own names: scripts written for them run as they are.
+"""Lets scripts `import infinicore` and `import infinilm` unchanged.
 
 install() adds an import finder: `import infinicore.nn` gives compat.infinicore.nn, the same module object under a
 second name, so that no class exists twice. `python -m torch_infini run SCRIPT` installs it for a script.

@@ -1,4 +1,4 @@
-"""torch.compile(model, backend="infini"): infini ops for the formulas found in the captured graph, Inductor elsewhere.
+"""The backend "infini" of torch.compile: infini ops for formulas that it finds in a graph, Inductor for all else.
 
 The model does not change. last_report() and the log "torch_infini.compile" tell what was replaced, and why not.
 """

@@ -1,4 +1,4 @@
-"""Device `infini`: PyTorch's PrivateUse1 on the memory of the CPU or of CUDA, without a copy.
+"""Device `infini`: PyTorch's PrivateUse1 device on memory of the CPU or of CUDA, without copies.
 
 enable() registers it; importing torch_infini does not, for a registered device takes over torch.accelerator of its
 process. TORCH_INFINI_DEVICE=cpu or cuda enables it when torch is imported, as does the path of a vendor's library.

@@ -1,5 +1,4 @@
-"""torch.distributed's backend "infiniccl", the numbers by which collective ops name a process group, and TPGroup, the
-tensor-parallel group of a model.
+"""The backend "infiniccl" of torch.distributed, groups for collective ops, and the tensor-parallel group of a model.
 
 `import torch_infini` is enough for torch.distributed.init_process_group("infiniccl"); docs/distributed.md says what it
 chooses and guarantees. The backend is imported when the first group is made.

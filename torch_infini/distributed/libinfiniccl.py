@@ -1,7 +1,7 @@
-"""libinfiniccl through ctypes: communicators and collectives on addresses; failures are RuntimeErrors.
+"""ctypes bindings of libinfiniccl: communicators and collectives on addresses.
 
-csrc/include/infiniccl.h says what each function does. A call without a stream runs on the calling thread, without the
-GIL, and is done on return.
+Failures are RuntimeErrors; csrc/include/infiniccl.h says what each function does. A call without a stream runs on the
+calling thread, without the GIL, and is done on return.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
-"""The engine: serves many requests on one model, with one paged cache. Read it in the order of sequence.py, blocks.py,
-scheduler.py, decode.py, runner.py, engine.py; LLM and AsyncLLM are its front ends.
+"""The engine: continuous batching of many requests on one model, over one paged KV cache.
+
+Read it in the order of sequence.py, blocks.py, scheduler.py, decode.py, runner.py, engine.py; LLM and AsyncLLM are its
+front ends.
 """
 
 from .async_llm import AsyncLLM

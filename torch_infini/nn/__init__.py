@@ -1,4 +1,4 @@
-"""The layers of LLaMA-type models: modules that call the ops of torch_infini and nothing else, for inference.
+"""The layers of LLaMA-type models, for inference: modules that call infini ops and nothing else.
 
 They work on a Batch (the new tokens of one or more sequences, concatenated) and a KVCache, paged or static.
 """

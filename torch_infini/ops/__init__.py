@@ -1,5 +1,6 @@
-"""The ops: torch_infini.ops.<name>(...) is the documented function, torch.ops.infini.<name> the op it calls.
+"""The ops: a module for each, with its schema, documented function and fake.
 
+torch_infini.ops.<name>(...) is the documented function, torch.ops.infini.<name> the op it calls.
 Every module of this folder that does not begin with an underscore is one op (SPEC) or a family of similar ops (SPECS),
 and is found here by itself. __init__.pyi says the same to type checkers; `make docs` writes it.
 """

@@ -1,4 +1,4 @@
-"""patch_model replaces the layers of one transformers model instance by infini ops; unpatch_model restores them.
+"""patch_model, which replaces layers of one transformers model instance by infini ops, and unpatch_model.
 
 Importing this module is cheap: transformers is imported by the first call of patch_model.
 """

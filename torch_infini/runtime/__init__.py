@@ -1,4 +1,4 @@
-"""Streams, events and graphs of libinfinirt for torch, and programs of CPU kernel calls.
+"""Streams, events and graphs of libinfinirt for torch, and recorded programs of calls.
 
 On CUDA a Stream is a stream of torch too: ops run on torch's current stream, and `with stream:` makes it that one. On
 the CPU, where torch has no streams, functions are launched to a Stream: it runs them at once, or in a thread of its

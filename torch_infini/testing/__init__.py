@@ -1,4 +1,4 @@
-"""Tools that tests, benchmarks and the self-check share: choosing an instruction set, comparing, other layouts."""
+"""Tools that tests, benchmarks and `doctor` share; ops/ has the reference, samples and expected errors of each op."""
 
 from .compare import (
     as_tuple,

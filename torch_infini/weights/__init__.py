@@ -1,4 +1,4 @@
-"""Formats of integer weights: the one place that knows how a quantized linear layer is stored, made and multiplied.
+"""Formats of quantized weights: how each is stored, made from full precision and multiplied.
 
 Each module of this package with a FORMAT is one (format.py says what it must do); a new file is a new format.
 """

@@ -1,4 +1,4 @@
-"""InfiniCore's Python front end: tensors, ops, modules, context and graphs, on the C++ front end.
+"""InfiniCore's Python interface: tensors, ops, modules, context and graphs, on libinfinicore_cpp_api.
 
     import torch_infini.compat.infinicore as ic
 

@@ -1,4 +1,4 @@
-"""torch_infini.compat.infinilm: the surface that scripts for InfiniLM know, on torch_infini's models and engine.
+"""InfiniLM's Python interface on torch_infini's models and engine, for scripts written for InfiniLM.
 
 `from infinilm.lib import _infinilm` is the low-level engine: the caller brings weights, lengths, blocks.
 infer_engine has generate, and llm continues many prompts at a time.

@@ -1,7 +1,7 @@
-"""The C libraries through ctypes, with the tools of operator test scripts:
-`from torch_infini.compat.libinfiniop import *`.
+"""ctypes bindings of libinfinirt and libinfiniop, with the tools that operator test scripts use.
 
-LIBINFINIOP is both libraries in one; numpy is needed for the tools.
+Those begin with `from torch_infini.compat.libinfiniop import *`. LIBINFINIOP is both libraries in one; numpy is needed for
+the tools.
 """
 
 from .datatypes import InfiniDtype, InfiniDtypeNames
