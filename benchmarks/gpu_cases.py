@@ -13,9 +13,8 @@ from op_cases import Case as OpCase
 from op_cases import Sample, info_of, quantize_rows
 from torch import Tensor
 
-from torch_infini import quantize
 from torch_infini._core.attention import torch_attention_from_set_to
-from torch_infini.weights import FORMATS
+from torch_infini.weights import FORMATS, quantize
 
 BF16 = torch.bfloat16
 

@@ -25,9 +25,8 @@ from harness import Cases, Row, dtype_name, ratios, taken
 from limits import READ_BYTES, measure_peaks, read_once
 from op_cases import info_of, nbytes
 
-from torch_infini import quantize
 from torch_infini.testing.benchmark import Call, seconds
-from torch_infini.weights import FORMATS
+from torch_infini.weights import FORMATS, quantize
 
 IN_PANELS = ("linear_group8", "linear_table4")  # they quantize x always
 OPS = ("linear_int8", "linear_int4", *IN_PANELS)

@@ -20,25 +20,23 @@ PACKAGE = "torch_infini"
 BASE = {"_core"}
 ALLOWED: dict[str, set[str]] = {
     "_core": set(),
-    "quantize": BASE,
-    "ops": BASE | {"quantize"},
+    "ops": BASE,
     "runtime": BASE | {"ops"},
     "device": BASE | {"ops", "runtime"},
     "distributed": BASE,
-    "weights": BASE | {"quantize", "ops"},
-    "nn": BASE | {"quantize", "ops", "weights", "distributed"},
-    "checkpoints": BASE | {"quantize", "ops"},
-    "models": BASE | {"quantize", "ops", "weights", "distributed", "nn", "checkpoints"},
-    "engine": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "checkpoints"},
-    "serve": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
-    "patch": BASE | {"quantize", "ops", "weights", "distributed", "checkpoints"},
+    "weights": BASE | {"ops"},
+    "nn": BASE | {"ops", "weights", "distributed"},
+    "checkpoints": BASE | {"ops", "weights"},
+    "models": BASE | {"ops", "weights", "distributed", "nn", "checkpoints"},
+    "engine": BASE | {"ops", "distributed", "runtime", "nn", "models", "checkpoints"},
+    "serve": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", PACKAGE},
+    "patch": BASE | {"ops", "weights", "distributed", "checkpoints"},
     "compile": BASE | {"ops"},
     "demo": set(),
     # infinicore, infinilm, libinfiniop: no part of the product stands on them.
-    "compat": BASE | {"quantize", "ops", "distributed", "runtime", "nn", "models", "engine", "serve"},
+    "compat": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", "serve"},
     "commands": BASE
     | {
-        "quantize",
         "ops",
         "weights",
         "runtime",
@@ -51,10 +49,10 @@ ALLOWED: dict[str, set[str]] = {
     | {"compat", "device", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
-    "testing": BASE | {"compat", "quantize", "ops", "runtime", "nn", "models", "engine", "patch"},
+    "testing": BASE | {"compat", "ops", "weights", "runtime", "nn", "models", "engine", "patch"},
     # The package itself.
     PACKAGE: BASE
-    | {"quantize", "ops", "runtime", "distributed", "nn", "models", "engine"}
+    | {"ops", "runtime", "distributed", "nn", "models", "engine"}
     | {"weights", "checkpoints", "patch", "compile", "demo", "compat", "device"},
 }
 # (importing module, room): the reason. Imports inside functions and for type checkers only.

@@ -26,7 +26,7 @@ TOKENS = [7, 3, 300, 12, 9, 9, 41, 5]
 @pytest.fixture(autouse=True)
 def exact_activations(monkeypatch: pytest.MonkeyPatch) -> None:
     """Activations keep their precision: quantizing them to int8 is a choice of layers, not of formats."""
-    monkeypatch.setattr("torch_infini.quantize.MULTIPLIES_INTEGERS", ())
+    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
 
 
 def logits(model: Llama) -> Tensor:
@@ -201,7 +201,7 @@ def test_other_weights_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [*CASES, "Q4_K", "Q6_K", "F16"])
 def test_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A patched model of transformers."""
-    monkeypatch.setattr("torch_infini.quantize.MULTIPLIES_INTEGERS", ())
+    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     if name in BY_LIBRARY:
         pytest.importorskip("compressed_tensors")
     path = tmp_path
@@ -229,7 +229,7 @@ def test_load(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
 @pytest.mark.parametrize("name", ["llama3", "qwen2", "mistral", "llama-biases-tied"])
 def test_load_families(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Buffers that no checkpoint has, biases and tied heads; a dense folder as well."""
-    monkeypatch.setattr("torch_infini.quantize.MULTIPLIES_INTEGERS", ())
+    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     changes = {"tie_word_embeddings": "tied" in name}
     quantized = write_folder(tmp_path / "awq", CASES["awq"], name=name, **changes)
     dense = random_model(name)
@@ -275,7 +275,7 @@ def test_patch_model_takes_compressed_layers_over(tmp_path: Path, monkeypatch: p
     """Before transformers decompresses them: the integers stay what they are."""
     pytest.importorskip("compressed_tensors")
     transformers = pytest.importorskip("transformers")
-    monkeypatch.setattr("torch_infini.quantize.MULTIPLIES_INTEGERS", ())
+    monkeypatch.setattr("torch_infini.weights.quantize.MULTIPLIES_INTEGERS", ())
     for name in ("pack-quantized", "float-quantized"):
         dense = write_folder(tmp_path / name, CASES[name])
         model = transformers.AutoModelForCausalLM.from_pretrained(tmp_path / name, dtype=torch.float32)

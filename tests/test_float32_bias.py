@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.quantize import quantize_int4, quantize_int8
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
+from torch_infini.weights import quantize_int4, quantize_int8
 
 ops = torch.ops.infini
 HALVES = (torch.bfloat16, torch.float16)

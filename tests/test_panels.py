@@ -8,7 +8,7 @@ from torch import Tensor
 
 from torch_infini.ops import linear_table4, quantize_group8, quantize_int4, quantize_int8, quantize_table4
 from torch_infini.ops._panels import GROUP8, TABLE, TABLE4
-from torch_infini.quantize import dequantize_int4, dequantize_int8
+from torch_infini.weights import dequantize_int4, dequantize_int8
 
 
 def quantized(weight: Tensor) -> tuple[Tensor, Tensor]:

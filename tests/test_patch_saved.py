@@ -19,11 +19,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torch_infini
-from torch_infini import LLM, SamplingParams, quantize
+from torch_infini import LLM, SamplingParams
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
 from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import calls, close, greedy, logits, tiny, tokens
-from torch_infini.weights import FORMATS, best
+from torch_infini.weights import FORMATS, best, quantize
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -19,11 +19,10 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_infini
-from torch_infini import quantize
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
-from torch_infini.weights import FORMATS, best
+from torch_infini.weights import FORMATS, best, quantize
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

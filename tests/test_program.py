@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from torch_infini.quantize import quantize_int4, quantize_int8
 from torch_infini.runtime import Program, program
 from torch_infini.runtime.programs import place
 from torch_infini.testing import as_tuple, call, copied, sanitized
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 from torch_infini.testing.ops.random_sample import settings_for
 from torch_infini.testing.ops.rope import angles
+from torch_infini.weights import quantize_int4, quantize_int8
 
 LONG = 30.0  # seconds after which a test that waits has failed
 OPS = list(all_op_infos())

@@ -1,4 +1,4 @@
-"""torch_infini.quantize: ranges, errors and packing; what linear_int8 and linear_int4 make of it, to the bit."""
+"""Weights of int8 and int4: ranges, errors and packing; what linear_int8 and linear_int4 make of it, to the bit."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini import quantize
 from torch_infini._core import library
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
 from torch_infini.testing.ops.quantized_linear import inputs_int4, inputs_int8
+from torch_infini.weights import quantize
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-MODULE = "torch_infini.quantize."
+MODULE = "torch_infini.weights."
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -274,7 +274,7 @@ def test_when_layers_quantize_x(capability: str, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize("bits", [0, 2, 16, 8.5, "8", None])
 def test_other_bits_are_refused(bits: object) -> None:
     """Also where the CPU would not quantize x anyway."""
-    rule = re.escape(f"torch_infini.quantize.quantizes_x: bits must be 4 or 8, got {bits!r}")
+    rule = re.escape(f"torch_infini.weights.quantizes_x: bits must be 4 or 8, got {bits!r}")
     for device in ("cpu", "meta"):
         with pytest.raises(ValueError, match=f"{rule}$"):
             quantize.quantizes_x(torch.zeros(5, 8, device=device), bits)

@@ -22,9 +22,9 @@ import pytest
 import torch
 
 import torch_infini
-from torch_infini import quantize
 from torch_infini._core.library import CPU_CAPABILITIES
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
+from torch_infini.weights import quantize
 
 ROOT = Path(__file__).resolve().parent.parent
 NATIVE = ROOT / "build" / "native"

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..quantize import dequantize_int4, dequantize_int8
+from ..weights import dequantize_int4, dequantize_int8
 
 GROUPS = (128, 64, 32)  # of linear_int4, in the order of preference: fewer scales
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -23,7 +23,7 @@ class LinearWeight(NamedTuple):
 
     Attributes:
         format: "dense", or "int8" or "int4" of linear_int8 and linear_int4.
-        weight: [n, k] floating; [n, k] int8; [n, k / 2] uint8 as torch_infini.quantize.pack_int4 makes it.
+        weight: [n, k] floating; [n, k] int8; [n, k / 2] uint8 as torch_infini.weights.pack_int4 makes it.
         scales: None; [n]; [n, k / group].
         zeros: Of int4 only, [n, k / group] in the dtype of scales; None: 0.
         columns: [k] int64: the weight is multiplied by x[..., columns]. None: by x.

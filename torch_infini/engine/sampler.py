@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from .._core.devices import backing_type
-from ..quantize import FLOATS
+from ..ops import FLOATS
 from .sampling_params import SamplingParams
 
 random_sample = torch.ops.infini.random_sample.default

@@ -42,7 +42,7 @@ class Linear(nn.Module):
 
     Attributes:
         weight: [n, k] in dtype; packed [n / 48, k / 2, 48, 2], rounded up; [n, k] int8; [n, k / 2] uint8
-            (torch_infini.quantize.pack_int4); or [n / 16, k / 64, bytes] uint8, rounded up
+            (torch_infini.weights.pack_int4); or [n / 16, k / 64, bytes] uint8, rounded up
             (ops.quantize_group8, quantize_table4).
         scales: [n] float32, but of int4 [n, k / group] in dtype; None without integers.
         zeros: [n, k / group] in dtype for int4; otherwise None.

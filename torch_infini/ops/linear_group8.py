@@ -18,7 +18,7 @@ def linear_group8(
     """Multiply the rows of x by a transposed int8 weight with scales of groups, and add the bias.
 
     w = scales[row] * group_scale * integer, with a scale from 0 to 127 for each 16 columns. Each run of 64 columns of a
-    row of x becomes int8 with the scale max |run| / 127, as `torch_infini.quantize.quantize_int8` rounds. Within a run
+    row of x becomes int8 with the scale max |run| / 127, as `torch_infini.weights.quantize_int8` rounds. Within a run
     products and group scales are multiplied and summed as integers, exactly; runs, times their scales, are added in
     float32 in order, and the total times scales[row], plus bias, is rounded once. A row gives the same bits whatever
     the device, the thread count, and whatever other rows are in the call. A run with infinity or NaN makes its row

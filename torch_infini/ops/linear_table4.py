@@ -18,7 +18,7 @@ def linear_table4(
 
     w = scales[row] * group_scale * table[index], with an int8 scale for each 16 columns and the levels (-64, -52, -42,
     -32, -24, -17, -10, -4, 1, 6, 12, 18, 25, 33, 42, 57), which are dense where weights are. Each run of 128 columns of
-    a row of x becomes int8 with the scale max |run| / 127, as `torch_infini.quantize.quantize_int8` rounds. Within a
+    a row of x becomes int8 with the scale max |run| / 127, as `torch_infini.weights.quantize_int8` rounds. Within a
     run products and group scales are multiplied and summed as integers, exactly; runs, times their scales, are added in
     float32 in order, and the total times scales[row], plus bias, is rounded once. A row gives the same bits whatever
     the device, the thread count, and whatever other rows are in the call. A run with infinity or NaN makes its row

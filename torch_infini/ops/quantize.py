@@ -1,6 +1,6 @@
 """quantize_int8 and quantize_int4: weights as the integers and scales that linear_int8 and linear_int4 take.
 
-The kernels are in csrc/infiniop/quantize. torch_infini.quantize is their front: it refuses what is not finite.
+The kernels are in csrc/infiniop/quantize. torch_infini.weights.quantize is their front: it refuses what is not finite.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def quantize_int4(
         >>> zeros = (least + 8 * scales.float()).to(weight.dtype)
         >>> step = torch.where(scales > 0, scales.float(), 1.0)
         >>> q = ((groups - zeros.float()[..., None]) / step[..., None]).round().add(8).clamp(0, 15)
-        >>> packed, scales, zeros = torch_infini.quantize.pack_int4(q.to(torch.uint8).flatten(1)), scales, zeros
+        >>> packed, scales, zeros = torch_infini.weights.pack_int4(q.to(torch.uint8).flatten(1)), scales, zeros
 
     Source: none needed. Scale and zero mean what they mean in torch's `_weight_int4pack_mm`.
     """

@@ -27,7 +27,7 @@ def linear_int8(
     for bfloat16 x on AVX-512 BF16 and in AMX tiles, exactly), products are summed in float32, and the result is rounded
     once. The order of the sum depends on k alone.
 
-    With quantize_x (W8A8), each row of x is quantized as `torch_infini.quantize.quantize_int8` does it, symmetrically
+    With quantize_x (W8A8), each row of x is quantized as `torch_infini.weights.quantize_int8` does it, symmetrically
     with scale_x = max |row| / 127 and ties to even: an error of up to scale_x / 2 in each element. The products of
     integers are summed exactly, and y = sum * (scale_x * scales) + bias, in float32, is rounded once. A row with
     infinity or NaN in it gives NaN throughout; a row of zeros gives the bias.
@@ -48,7 +48,7 @@ def linear_int8(
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [n, k] int8; stride 1 in the last dimension, rows at any distance. It is read as it lies, unpacked;
-            `torch_infini.quantize.quantize_int8` makes it and the scales from a float weight.
+            `torch_infini.weights.quantize_int8` makes it and the scales from a float weight.
         scales: [n] float32, or the dtype of x; stride 1.
         bias: [n], dtype of x or float32, or None.
         quantize_x: Whether x is quantized too. Then k is at most 131071, for int32 to hold the sum.
@@ -62,8 +62,8 @@ def linear_int8(
 
     Equivalent to:
         >>> if quantize_x:
-        ...     x = torch_infini.quantize.dequantize_int8(*torch_infini.quantize.quantize_int8(x), x.dtype)
-        >>> dequantized = torch_infini.quantize.dequantize_int8(weight, scales, x.dtype)
+        ...     x = torch_infini.weights.dequantize_int8(*torch_infini.weights.quantize_int8(x), x.dtype)
+        >>> dequantized = torch_infini.weights.dequantize_int8(weight, scales, x.dtype)
         >>> y = torch.nn.functional.linear(x, dequantized, bias)
 
     Source: Dettmers et al., LLM.int8(): 8-bit Matrix Multiplication for Transformers at Scale, NeurIPS 2022, for a
@@ -111,7 +111,7 @@ def linear_int4(
     Args:
         x: [..., k] float32, bfloat16 or float16; stride 1 in the last dimension, any other strides.
         weight: [n, k / 2] uint8: element 2i of a row in the lower half of byte i, 2i + 1 in the upper. Stride 1 in the
-            last dimension, rows at any distance. `torch_infini.quantize.quantize_int4` makes it, the scales and zeros
+            last dimension, rows at any distance. `torch_infini.weights.quantize_int4` makes it, the scales and zeros
             from a float weight; `pack_int4` there packs integers that were quantized elsewhere.
         scales: [n, k / group] float32, or the dtype of x; group is 32, 64 or 128. Rows of stride 1.
         zeros: The shape and dtype of scales, or None for 0.
@@ -127,8 +127,8 @@ def linear_int4(
 
     Equivalent to:
         >>> if quantize_x:
-        ...     x = torch_infini.quantize.dequantize_int8(*torch_infini.quantize.quantize_int8(x), x.dtype)
-        >>> dequantized = torch_infini.quantize.dequantize_int4(weight, scales, zeros, x.dtype)
+        ...     x = torch_infini.weights.dequantize_int8(*torch_infini.weights.quantize_int8(x), x.dtype)
+        >>> dequantized = torch_infini.weights.dequantize_int4(weight, scales, zeros, x.dtype)
         >>> y = torch.nn.functional.linear(x, dequantized, bias)
 
     Source: Frantar et al., GPTQ: Accurate Post-Training Quantization for Generative Pre-trained Transformers, ICLR

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from .format import Format, Integers, Kind
+from .quantize import dequantize_int4, dequantize_int8, pack_int4, quantize_int4, quantize_int8, unpack_int4
 
 
 def _found() -> dict[str, Format]:
@@ -57,4 +58,19 @@ def respelled(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"quantized" if name == "quantised" else name: value for name, value in fields.items()}
 
 
-__all__ = ["FORMATS", "Format", "Integers", "Kind", "best", "names", "respelled", "served"]
+__all__ = [
+    "FORMATS",
+    "Format",
+    "Integers",
+    "Kind",
+    "best",
+    "dequantize_int4",
+    "dequantize_int8",
+    "names",
+    "pack_int4",
+    "quantize_int4",
+    "quantize_int8",
+    "respelled",
+    "served",
+    "unpack_int4",
+]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from .. import quantize
-from ..quantize import quantizes_x
+from . import quantize
 from .format import Format, Integers, Kind
+from .quantize import quantizes_x
 
 
 class _Int8(Format):

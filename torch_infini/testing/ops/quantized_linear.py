@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ...ops import REGISTRY
-from ...quantize import dequantize_int4, dequantize_int8, quantize_int8
+from ...weights import dequantize_int4, dequantize_int8, quantize_int8
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import accumulation_error, rounding_error
 

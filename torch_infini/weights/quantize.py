@@ -9,11 +9,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ._core import library
-from ._core.devices import on_cpu
+from .._core import library
+from .._core.devices import on_cpu
+from ..ops import FLOATS
 
 GROUP_SIZES = (32, 64, 128)
-FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 
 # CPU capabilities with products of int8: VNNI or SDOT.
 MULTIPLIES_INTEGERS = ("avx2_vnni", "avx512_vnni", "avx512_bf16", "avx512_amx", "neon_dotprod", "neon_bf16")
@@ -51,7 +51,7 @@ def quantizes_x(x: Tensor, bits: int, *, same_bits: bool = False) -> bool:
 
 
 def _fail(function: str, argument: str, rule: str, came: object) -> ValueError:
-    return ValueError(f"torch_infini.quantize.{function}: {argument} must {rule}, got {came}")
+    return ValueError(f"torch_infini.weights.{function}: {argument} must {rule}, got {came}")
 
 
 def _check_weight(function: str, weight: Tensor) -> None:
