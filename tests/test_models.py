@@ -332,7 +332,7 @@ def test_weights_that_are_not_finite(weights: str, tmp_path: Path) -> None:
     save_file(state, folder / "model.safetensors")
     Llama.from_pretrained(folder)
     format = fastest(weights, torch.float32, "cpu")
-    function = f"weights.{format}" if format in ("group8", "table4") else f"quantize.quantize_{format}"
+    function = f"weights.{format}" if format in ("group8", "table4") else f"weights.quantize_{format}"
     with pytest.raises(
         ValueError, match=f"^torch_infini.{function}: weight must be finite, got infinity or NaN in it$"
     ):
