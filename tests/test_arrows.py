@@ -65,8 +65,8 @@ EXCEPTIONS = {
 # (importing module, imported private module of another package).
 PRIVATE = {
     ("nn.linear", "ops._packed"),
-    ("patch.conditions", "ops._registry"),
-    ("patch.sharded", "ops._registry"),
+    ("patch.checks.conditions", "ops._registry"),
+    ("patch.layers.sharded", "ops._registry"),
     ("testing.ops.linear_group8", "ops._panels"),
     ("testing.ops.linear_packed", "ops._packed"),
     ("testing.ops.linear_table4", "ops._panels"),
@@ -76,6 +76,12 @@ PRIVATE = {
     ("weights._panels", "ops._panels"),
     ("weights.group8", "ops._panels"),
     ("weights.table4", "ops._panels"),
+}
+# The folders inside of a room, and which of each other they may import.
+FOLDERS: dict[str, set[str]] = {
+    "patch.checks": set(),
+    "patch.layers": {"patch.checks"},
+    "patch.files": {"patch.layers"},
 }
 # Cycles between modules of a package that are there today: the modules of each.
 CYCLES = [
@@ -202,6 +208,13 @@ def faults(sources: Mapping[str, str]) -> list[str]:
         else:
             wrong.append(f"{i.rooms[0]} must not import {i.rooms[1]}: {i}")
     wrong += [f"exception that nothing needs: {pair}" for pair in sorted(EXCEPTIONS.keys() - used)]
+    folder = lambda module: ".".join(module.split(".")[:2])
+    wrong += [
+        f"{folder(i.module)} must not import {folder(i.target)}: {i}"
+        for i in imports
+        if {folder(i.module), folder(i.target)} <= FOLDERS.keys() and folder(i.module) != folder(i.target)
+        if folder(i.target) not in FOLDERS[folder(i.module)]
+    ]
     private = {(i.module, i.target): i for i in outside if is_private(i.target)}
     private |= {(i.module, f"{i.target}.{i.name}"): i for i in outside if i.name[:1] == "_" and i.name[:2] != "__"}
     wrong += [f"private to another package: {i}" for pair, i in private.items() if pair not in PRIVATE]
@@ -230,7 +243,9 @@ def test_allowed_arrows_have_no_cycle() -> None:
         ("nn/norm.py", "from ..engine import LLM", "nn must not import engine"),
         ("distributed/groups.py", "from ..nn import Linear", "packages in a cycle: ['distributed', 'nn']"),
         ("ops/rope.py", "def f():\n    import torch_infini.nn.cache", "ops must not import nn"),
-        ("patch/linear.py", "from .. import compile", "patch must not import compile"),
+        ("patch/layers/linear.py", "from ... import compile", "patch must not import compile"),
+        ("patch/checks/trial.py", "from ..layers import norm", "patch.checks must not import patch.layers"),
+        ("patch/layers/norm.py", "from ..files.save import save", "patch.layers must not import patch.files"),
         ("engine/runner.py", "def f():\n    from ..testing import moved", "engine must not import testing"),
         ("commands/doctor.py", "from ..testing import moved", "commands must not import testing"),
         ("models/llama.py", "from ..ops._registry import FLOATS", "private to another package: models.llama"),

@@ -170,7 +170,7 @@ def test_attention_in_both_directions() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 def test_attention_softcap(dtype: torch.dtype) -> None:
     """What transformers calls with a softcap, as Gemma 2 does, against Gemma 2's own attention."""
-    from torch_infini.patch.interface import attention_forward
+    from torch_infini.patch.layers.interface import attention_forward
 
     eager = transformers.models.gemma2.modeling_gemma2.eager_attention_forward
     module = nn.Module().eval()

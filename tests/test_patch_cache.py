@@ -17,8 +17,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.patch import cache as patch_cache
 from torch_infini.patch import patch_model, patched, unpatch_model
+from torch_infini.patch.layers import cache as patch_cache
 from torch_infini.testing import greedy_tokens
 from torch_infini.testing.tiny_llama import close, logits, tiny, tokens
 

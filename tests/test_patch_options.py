@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
-from torch_infini.patch.memory import moved
+from torch_infini.patch.layers.memory import moved
 from torch_infini.testing import rounding_limit, sums_of
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, greedy, identity, in_order, logits, tiny, tokens
 
@@ -95,7 +95,7 @@ def test_verify(dtype: torch.dtype, weights: str | None) -> None:
 @pytest.mark.parametrize("weights", [None, "int8"])
 def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """An interrupt while the patched model is measured undoes the patch, unless weights were quantized."""
-    from torch_infini.patch.verification import Measurement
+    from torch_infini.patch.checks.verification import Measurement
 
     def interrupted(*args: Any) -> Any:
         raise KeyboardInterrupt
@@ -116,8 +116,8 @@ def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch)
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, function: str, call: int, weights: str | None) -> None:
     """KeyboardInterrupt anywhere before the first weight is freed changes nothing."""
     import torch_infini.patch.apply as apply
-    from torch_infini.patch import interface
-    from torch_infini.patch.verify import Answer, Verifier
+    from torch_infini.patch.checks.verify import Answer, Verifier
+    from torch_infini.patch.layers import interface
 
     owners = {"Answer.make": Answer, "Verifier.plan": Verifier, "swap": apply, "link": apply, "register": interface}
     owner: Any = owners[function]

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from torch_infini.patch import patch_model, patched
-from torch_infini.patch.fingerprint import Fingerprints
+from torch_infini.patch.checks.fingerprint import Fingerprints
 from torch_infini.testing.tiny_llama import close, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_leaves
 import torch_infini
 from torch_infini import LLM, SamplingParams
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
-from torch_infini.patch.quantized_linear import QuantizedLinear
+from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import calls, close, greedy, logits, tiny, tokens
 from torch_infini.weights import FORMATS, best, quantize
 
@@ -333,7 +333,7 @@ def test_no_tokenizer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def write_format_1(model: Model, folder: Path) -> None:
     """As save_patched wrote folders before torch_infini.json had format 2."""
-    from torch_infini.patch.folder import all_tensors
+    from torch_infini.patch.files.folder import all_tensors
 
     tensors, aliases, names = {}, {}, {}
     for name, tensor in all_tensors(model).items():

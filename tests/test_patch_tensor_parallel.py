@@ -12,7 +12,7 @@ from ranks import Ranks
 from torch import Tensor
 
 import torch_infini
-from torch_infini.patch.quantized_linear import QuantizedLinear
+from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
 from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import SMALL, cast, random_model

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import torch_infini
 from torch_infini.patch import patch_model, unpatch_model
-from torch_infini.patch.ways import WAYS
+from torch_infini.patch.layers.ways import WAYS
 from torch_infini.testing.patched_families import FAMILIES, VOCABULARY, Family
 
 transformers = pytest.importorskip("transformers")

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 import torch_infini
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
-from torch_infini.patch.quantized_linear import QuantizedLinear
+from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
 from torch_infini.weights import FORMATS, best, quantize
 
@@ -297,7 +297,7 @@ def test_save_pretrained() -> None:
 @pytest.mark.parametrize("where", ["quantize_int8", "swap"])
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, where: str, call: int) -> None:
     """An interrupt between layers leaves a working model, with a report of which layers are quantized."""
-    import torch_infini.patch.quantized_linear as module
+    import torch_infini.patch.layers.quantized_linear as module
 
     owner = quantize if where == "quantize_int8" else module
     real, count = getattr(owner, where), iter(range(100))

@@ -99,7 +99,7 @@ def __dir__() -> list[str]:
 def _register_quantizer(registry: ModuleType) -> None:
     """Let transformers' from_pretrained open folders of save_patched."""
     if hasattr(registry, "register_quantizer"):  # of transformers 5
-        from .patch import hugging_face  # noqa: F401
+        from .patch.files import hugging_face  # noqa: F401
 
 
 after_import("transformers.quantizers.auto", _register_quantizer)

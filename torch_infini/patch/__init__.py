@@ -1,5 +1,6 @@
 """patch_model, which replaces layers of one transformers model instance by infini ops, and unpatch_model.
 
+To read the code: structure.py, apply.py, layers/ (what replaces what), checks/ (whether it computes the same), files/.
 Importing this module is cheap: transformers is imported by the first call of patch_model.
 """
 
@@ -138,7 +139,7 @@ def patch_model(
     found = decoder if verify else None
     if found is None:
         return apply.apply(model, weights, strict, selection, calibrate)
-    from .verification import Measurement
+    from .checks.verification import Measurement
 
     measurement = Measurement(model, found[1])
     report = apply.apply(model, weights, strict, selection, calibrate)
@@ -267,7 +268,7 @@ def save_patched(model: nn.Module, folder: str | Path, tokenizer: Any = None) ->
             f"torch_infini.save_patched: model must be patched, got a {type(model).__name__} that is not: "
             "use its own save_pretrained."
         )
-    from .save import save
+    from .files.save import save
 
     save(model, Path(folder), tokenizer)
 
@@ -288,7 +289,7 @@ def load_patched(folder: str | Path) -> nn.Module:
         ValueError: If a file is not what save_patched writes, or the files do not match each other; the message names
             the file and the field or the tensors. This is checked before anything is allocated.
     """
-    from .load import load
+    from .files.load import load
 
     return load(Path(folder))
 
@@ -313,6 +314,6 @@ def load_model(name: str | Path, dtype: torch.dtype | str | None = None) -> nn.M
         NotImplementedError: For a variant of a format that is not served.
     """
     from .._core.dtypes import floating
-    from .foreign import load
+    from .files.foreign import load
 
     return load(name, floating(dtype))

@@ -17,24 +17,25 @@ from transformers import GenerationMixin
 from .._core import products
 from .._core.devices import on_cpu
 from ..weights import served
-from . import budget, interface
-from .attention import Attention
-from .compressed import compressed_layers, take_over
+from . import budget
+from .checks.probe import clear_caches
+from .checks.trial import Trial, labelled
+from .checks.verify import Verifier
 from .decoder import Decoder, find_decoder, is_decoder
-from .layer import link
-from .loop import Loop
-from .memory import align
-from .mlp import GatedMLP
-from .model import IMPLEMENTATION, Model
-from .probe import clear_caches
-from .quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
+from .layers import interface
+from .layers.attention import Attention
+from .layers.compressed import compressed_layers, take_over
+from .layers.layer import link
+from .layers.loop import Loop
+from .layers.memory import align
+from .layers.mlp import GatedMLP
+from .layers.model import IMPLEMENTATION, Model
+from .layers.quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
+from .layers.sharded import ShardedLinear
 from .report import LEFT, Budget, PatchReport, Row
-from .sharded import ShardedLinear
 from .shares import local, ranks_of_model
 from .structure import candidates
 from .swap import PLAN, STATE, Patched, Unsupported, restore, swap
-from .trial import Trial, labelled
-from .verify import Verifier
 
 
 @dataclass(eq=False)

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ..weights import FORMATS, served
+from .checks.trial import Logits, labelled, rms
 from .decoder import Decoder
 from .report import Budget
-from .trial import Logits, labelled, rms
 
 PREFIX = "auto:"
 TOKENS = 64  # random ones, without a text for calibration

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 
 from torch import nn
 
-from .attention import Attention, RotaryEmbedding
 from .decoder import Decoder
-from .layer import DecoderLayer
-from .linear import Linear
-from .mlp import GatedMLP
-from .norm import RMSNorm, eps_name
+from .layers.attention import Attention, RotaryEmbedding
+from .layers.layer import DecoderLayer
+from .layers.linear import Linear
+from .layers.mlp import GatedMLP
+from .layers.norm import RMSNorm, eps_name
+from .layers.sharded import ShardedEmbedding, ShardedLinear
 from .parallel_forward import parallel_forward
-from .sharded import ShardedEmbedding, ShardedLinear
 from .swap import Patched
 
 

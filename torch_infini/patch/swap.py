@@ -137,7 +137,7 @@ def patched_class(patch: type[Patched], original: type[nn.Module]) -> type[Patch
 
 def _rebuild(patch: type[Patched], original: type[nn.Module]) -> nn.Module:
     """Construct a patched module without state, for unpickling and deepcopy."""
-    from .interface import register
+    from .layers.interface import register
 
     register()
     cls = patched_class(patch, original)

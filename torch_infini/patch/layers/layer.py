@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from ..checks.conditions import dense_last, unsupported_placement, unwatched
+from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
+from ..swap import PLAN, Call, Patched, Probe, Rotary, Unsupported
 from .attention import Attention, AttentionWays, causal_mask
 from .cache import needs_grad
-from .conditions import dense_last, unsupported_placement, unwatched
 from .mlp import GatedMLP, MLPWays
 from .norm import (
     HANDOVER,
@@ -26,8 +28,6 @@ from .norm import (
     normalize,
     terms_of,
 )
-from .probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
-from .swap import PLAN, Call, Patched, Probe, Rotary, Unsupported
 from .ways import Ways, known_ways, watch
 
 

@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .conditions import dense_last, is_plain, needs_fallback, unsupported_weights, unwatched
+from ..checks.conditions import dense_last, is_plain, needs_fallback, unsupported_weights, unwatched
+from ..shares import Share, local
+from ..swap import PLAN, Patched, Unsupported
 from .quantized_linear import FUSED, FusedLinear, QuantizedLinear
 from .sharded import ShardedLinear
-from .shares import Share, local
-from .swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
 fused_linear = torch.ops.infini.fused_linear.default

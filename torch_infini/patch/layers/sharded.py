@@ -11,13 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .._core.devices import backing_type
-from ..distributed import TPGroup
-from ..ops._registry import FLOATS
-from .conditions import dense_last, needs_fallback
-from .parallel_forward import FORWARD, closure_of, parallel_forward
-from .shares import DTensor, Replicate, Shard, Share, local, ranks_of, styles
-from .swap import PLAN, Patched, Unsupported
+from ..._core.devices import backing_type
+from ...distributed import TPGroup
+from ...ops._registry import FLOATS
+from ..checks.conditions import dense_last, needs_fallback
+from ..parallel_forward import FORWARD, closure_of, parallel_forward
+from ..shares import DTensor, Replicate, Shard, Share, local, ranks_of, styles
+from ..swap import PLAN, Patched, Unsupported
 
 linear = torch.ops.infini.linear.default
 embedding = torch.ops.infini.embedding.default

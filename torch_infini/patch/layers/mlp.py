@@ -10,10 +10,22 @@ import torch
 from torch import Tensor, nn
 from transformers.activations import ACT2FN
 
-from .conditions import dense_last, unsupported_weights, unwatched
+from ..checks.conditions import dense_last, unsupported_weights, unwatched
+from ..checks.probe import (
+    HALF,
+    LENGTHS,
+    SIZES,
+    WIDTH,
+    call_with,
+    linear,
+    probe_module,
+    random,
+    scaled,
+    tokens,
+    with_nan,
+)
+from ..swap import Call, Patched, Probe, Rotary, Unsupported
 from .linear import Product, fused_product, product_of
-from .probe import HALF, LENGTHS, SIZES, WIDTH, call_with, linear, probe_module, random, scaled, tokens, with_nan
-from .swap import Call, Patched, Probe, Rotary, Unsupported
 from .ways import Ways, known_ways, watch
 
 ACTIVATION_NAMES = ("act_fn", "activation_fn")

@@ -14,13 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import DynamicCache
 
-from ..ops.rms_norm import ROUNDINGS
-from .cache import append, needs_grad, reserve, static_layer
-from .conditions import dense_last, unsupported_placement, unsupported_weights
-from .interface import attend
-from .linear import Product, fused_product, product_of, product_to_own
-from .norm import RMSNorm, is_served, normalize_
-from .probe import (
+from ...ops.rms_norm import ROUNDINGS
+from ..checks.conditions import dense_last, unsupported_placement, unsupported_weights
+from ..checks.probe import (
     HALF,
     LENGTHS,
     SIZES,
@@ -33,8 +29,12 @@ from .probe import (
     tokens,
     with_nan,
 )
+from ..swap import PLAN, Call, Parameters, Patched, Probe, Rotary, Unsupported
+from .cache import append, needs_grad, reserve, static_layer
+from .interface import attend
+from .linear import Product, fused_product, product_of, product_to_own
+from .norm import RMSNorm, is_served, normalize_
 from .sharded import ShardedLinear
-from .swap import PLAN, Call, Parameters, Patched, Probe, Rotary, Unsupported
 from .ways import Ways, known_ways, watch
 
 rope_ = torch.ops.infini.rope_.default

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.nn.modules import module as hooks
 
-from .._core.devices import INFINI, on_cpu, on_cuda
-from ..ops._registry import FLOATS, REGISTRY
-from .parallel_forward import only_reduces_gradients
+from ..._core.devices import INFINI, on_cpu, on_cuda
+from ...ops._registry import FLOATS, REGISTRY
+from ..parallel_forward import only_reduces_gradients
 
 CUDA = "cuda" in REGISTRY["rms_norm"].backends  # whether this build has CUDA kernels
 WITHOUT_ACCELERATE = "load the model without device_map or offloading to have it patched"

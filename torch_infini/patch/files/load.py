@@ -16,8 +16,9 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
-from . import apply
-from .decoder import is_decoder
+from .. import apply
+from ..decoder import is_decoder
+from ..layers.quantized_linear import WeightPlan, empty_buffers, install
 from .folder import (
     BUFFERS,
     CONFIG,
@@ -37,7 +38,6 @@ from .folder import (
     read_header,
     shown,
 )
-from .quantized_linear import WeightPlan, empty_buffers, install
 
 SMALL_BYTES = 1 << 20  # buffers up to this size are allowed without a tensor in the files
 

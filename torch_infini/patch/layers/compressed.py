@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ..checkpoints import Layer, TensorInfo, layers_of
+from ...checkpoints import Layer, TensorInfo, layers_of
 from .quantized_linear import install_weight
 
 _HOOK = "ct_decompress_hook"  # of compressed-tensors: decompresses the model at its first forward

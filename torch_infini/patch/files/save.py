@@ -20,11 +20,11 @@ from torch import Tensor
 from torch.nn import Module
 from transformers import PreTrainedModel
 
-from . import apply
+from .. import apply
+from ..layers.quantized_linear import QuantizedLinear, is_own
+from ..shares import local
 from .folder import BUFFERS, DESCRIPTION, FORMAT, QUANTIZED, TENSORS, all_tensors, non_persistent_buffers, shown
 from .hugging_face import QuantizationConfig
-from .quantized_linear import QuantizedLinear, is_own
-from .shares import local
 
 TOKENIZER = (
     "tokenizer.json",

@@ -19,8 +19,8 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from .._core.dtypes import SAFETENSORS_DTYPES
-from ..weights import FORMATS, respelled
+from ..._core.dtypes import SAFETENSORS_DTYPES
+from ...weights import FORMATS, respelled
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
     "config.json",

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PretrainedConfig
 
-from .._core.devices import on_cpu
+from ..._core.devices import on_cpu
 from .probe import PROBE_SEED
 
 PLAIN = (bool, int, str, bytes, type(None), type, torch.dtype, torch.device, Enum)

@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..ops.rms_norm import ROUNDINGS
-from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
-from .parallel_forward import FORWARD
-from .probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, weight_of, with_nan
-from .swap import Call, Patched, Probe, Rotary, Unsupported
+from ...ops.rms_norm import ROUNDINGS
+from ..checks.conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from ..checks.probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, weight_of, with_nan
+from ..parallel_forward import FORWARD
+from ..swap import Call, Patched, Probe, Rotary, Unsupported
 
 rms_norm = torch.ops.infini.rms_norm.default
 rms_norm_ = torch.ops.infini.rms_norm_.default

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 from torch import nn
 from transformers import GenerationMixin, PreTrainedModel
 
+from ..swap import PLAN, Patched
 from .interface import NAME
 from .quantized_linear import QuantizedLinear
-from .swap import PLAN, Patched
 
 IMPLEMENTATION = "_attn_implementation_internal"  # where a config of transformers keeps the attention's name
 

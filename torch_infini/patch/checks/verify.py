@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..decoder import Decoder
+from ..swap import PLAN, Call, Patched, Probe, Unsupported, patched_class
 from .conditions import needs_fallback
-from .decoder import Decoder
 from .fingerprint import Fingerprints
 from .probe import with_parameters
-from .swap import PLAN, Call, Patched, Probe, Unsupported, patched_class
 
 INDEX = "layer_idx"  # attribute of modules of a layer: the index of the layer
 READ = "_infini_read"  # attribute of a probe module: whether its own forward read INDEX

@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
+from ..swap import Patched
 from .norm import HANDOVER
-from .swap import Patched
 
 
 class Loop(Patched):

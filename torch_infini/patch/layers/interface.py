@@ -13,7 +13,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from .conditions import carries_tangents, has_kernels
+from ..checks.conditions import carries_tangents, has_kernels
 
 NAME = "infini"
 attention = torch.ops.infini.attention.default

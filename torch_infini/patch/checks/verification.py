@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .decoder import Decoder
-from .report import Verification
+from ..decoder import Decoder
+from ..report import Verification
 from .trial import Logits, labelled, rms
 
 TOKENS = 64

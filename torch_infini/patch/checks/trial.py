@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..decoder import Decoder
+from ..shares import local
 from .conditions import watched_globally
-from .decoder import Decoder
-from .shares import local
 
 TOKENS = 2
 # Largest relative rounding error of a branch, in units of half the dtype's epsilon: for sums of thousands of products

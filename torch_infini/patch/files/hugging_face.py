@@ -16,7 +16,7 @@ from transformers.quantizers.auto import register_quantization_config, register_
 from transformers.quantizers.base import HfQuantizer
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
-from .._core.dtypes import SAFETENSORS_DTYPES
+from ..._core.dtypes import SAFETENSORS_DTYPES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -52,7 +52,7 @@ class QuantizationConfig(QuantizationConfigMixin):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], return_unused_kwargs: bool = False, **kwargs: Any) -> Any:
-        from ..weights import respelled
+        from ...weights import respelled
 
         make: Callable[..., Any] = super().from_dict  # transformers' own has no annotations
         return make(respelled(config_dict), return_unused_kwargs, **kwargs)

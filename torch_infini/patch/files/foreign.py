@@ -12,12 +12,12 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ..checkpoints import Checkpoint, LinearWeight, find, open_checkpoint
-from . import apply
-from .decoder import is_decoder
+from ...checkpoints import Checkpoint, LinearWeight, find, open_checkpoint
+from .. import apply
+from ..decoder import is_decoder
+from ..layers.quantized_linear import install_weight
 from .folder import DESCRIPTION
 from .load import load as load_ours
-from .quantized_linear import install_weight
 
 NAME = "torch_infini.load"
 _SHOWN = 10  # names that an error lists

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from ..checkpoints import LinearWeight
-from ..weights import FORMATS, Integers, best
-from .conditions import dense_last, needs_fallback, unsupported_weights, unwatched
-from .decoder import Decoder
+from ...checkpoints import LinearWeight
+from ...weights import FORMATS, Integers, best
+from ..checks.conditions import dense_last, needs_fallback, unsupported_weights, unwatched
+from ..decoder import Decoder
+from ..shares import Share, local
+from ..swap import PLAN, Patched, Unsupported, restore, swap
 from .sharded import ShardedLinear
-from .shares import Share, local
-from .swap import PLAN, Patched, Unsupported, restore, swap
 
 FUSED = "_infini_fused"  # attribute of the first of several layers with one product: their FusedLinear
 WRITTEN = (

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as hooks
 
-from .conditions import has_kernels, may_need_grad, unwatched
+from ..checks.conditions import has_kernels, may_need_grad, unwatched
 
 WAYS = "_infini_ways"  # attribute of a patched module: its Ways
 

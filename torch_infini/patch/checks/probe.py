@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from .parallel_forward import FORWARD
-from .swap import Parameters
+from ..parallel_forward import FORWARD
+from ..swap import Parameters
 
 WIDTH = 16  # of hidden states in probe modules that do not depend on it
 LENGTHS = (1, 40)  # of sequences, in addition to the few tokens of most calls

@@ -10,9 +10,9 @@ from collections.abc import Iterable
 
 from torch import Tensor, nn
 
-from .._core.devices import on_cpu, unwrap
-from .._core.memory import allocate
-from .shares import local
+from ..._core.devices import on_cpu, unwrap
+from ..._core.memory import allocate
+from ..shares import local
 
 LINE = 64  # bytes
 
