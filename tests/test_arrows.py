@@ -34,7 +34,7 @@ ALLOWED: dict[str, set[str]] = {
     "compile": BASE | {"ops"},
     "demo": set(),
     # infinicore, infinilm, libinfiniop: no part of the product stands on them.
-    "compat": BASE | {"ops", "distributed", "runtime", "nn", "models", "engine", "serve"},
+    "compat": BASE | {"checkpoints", "ops", "distributed", "runtime", "nn", "models", "engine", "serve"},
     "commands": BASE
     | {
         "ops",

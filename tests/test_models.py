@@ -391,7 +391,7 @@ def test_tensors_that_do_not_fit(tmp_path: Path) -> None:
     assert "missing: model.norm.weight;" in message
     assert "surplus: model.layers.9.mlp.up_proj.weight;" in message
     assert "model.layers.0.mlp.up_proj.weight must have shape [96, 64], got [5, 64]" in message
-    assert "model.layers.1.mlp.up_proj.weight must be of a floating dtype, got I32" in message
+    assert "model.layers.1.mlp.up_proj.weight must be of a floating dtype of 16 bits or more, got int32" in message
     assert "inv_freq" not in message
 
 

@@ -256,7 +256,7 @@ def test_llm_errors(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     tensors, name = load_file(file), "model.layers.0.mlp.up_proj.weight_integers"
     save_file({**tensors, name: tensors[name].float()}, file)
-    with pytest.raises(ValueError, match=f"{name} must be u?int8, got F32"):
+    with pytest.raises(ValueError, match=f"{name} must be u?int8, got float32"):
         LLM(tmp_path, progress=False)
 
 

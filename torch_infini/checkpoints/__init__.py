@@ -3,7 +3,9 @@
 open_checkpoint reads config, tensors and quantized layers; each format's layout and formula is a class of its own.
 """
 
+from .agreement import Wanted, check_layers, check_tensors, is_derived
 from .description import Layer, TensorInfo, layers_of
+from .files import files_of, read_header, read_object
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
 from .reader import Checkpoint, open_checkpoint
@@ -15,9 +17,16 @@ __all__ = [
     "Layer",
     "LinearWeight",
     "TensorInfo",
+    "Wanted",
+    "check_layers",
+    "check_tensors",
+    "files_of",
     "find",
     "has_gguf_tokenizer",
+    "is_derived",
     "is_hub_name",
     "layers_of",
     "open_checkpoint",
+    "read_header",
+    "read_object",
 ]

@@ -6,7 +6,7 @@ import json
 import math
 import mmap
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -66,6 +66,46 @@ class MappedFile:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
+class Stored(NamedTuple):
+    """A tensor in a safetensors file: its bytes are those from `begin` up to `end` of the file."""
+
+    info: TensorInfo
+    begin: int
+    end: int
+
+
+def read_header(path: Path, where: str = NAME) -> dict[str, Stored]:
+    """Return what a safetensors file holds, in the order of the file. The file's size is checked against it.
+
+    Args:
+        path: The file.
+        where: The caller, which errors begin with.
+
+    Raises:
+        ValueError: For a file that is cut off, corrupt or not there, or has a dtype that torch does not have.
+    """
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        with safe_open(path, framework="pt"):
+            pass  # the header is checked
+        with open(path, "rb") as raw:
+            size = int.from_bytes(raw.read(8), "little")
+            header = json.loads(raw.read(size))
+    except (SafetensorError, OSError) as error:
+        raise ValueError(f"{where}: {path} must be a whole safetensors file, got: {error}") from error
+    header.pop("__metadata__", None)
+    stored = {}
+    for name, entry in sorted(header.items(), key=lambda one: one[1]["data_offsets"]):
+        if entry["dtype"] not in _DTYPES:
+            raise ValueError(f"{where}: {name} in {path} must be of a dtype of torch, got {entry['dtype']}")
+        begin, end = entry["data_offsets"]
+        stored[name] = Stored(
+            TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"])), 8 + size + begin, 8 + size + end
+        )
+    return stored
+
+
 class SafetensorsFolder:
     """The safetensors files of a folder.
 
@@ -83,24 +123,14 @@ class SafetensorsFolder:
             self._add(path)
 
     def _add(self, path: Path) -> None:
-        from safetensors import SafetensorError, safe_open
-
+        stored = read_header(path)
         try:
-            with safe_open(path, framework="pt"):
-                pass  # the header is checked
             file = MappedFile(path)
-        except (SafetensorError, OSError, ValueError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"{NAME}: {path} must be a whole safetensors file, got: {error}") from error
-        with open(path, "rb") as raw:
-            size = int.from_bytes(raw.read(8), "little")
-            header = json.loads(raw.read(size))
-        header.pop("__metadata__", None)
-        for name, entry in header.items():
-            if entry["dtype"] not in _DTYPES:
-                raise ValueError(f"{NAME}: {name} in {path} must be of a dtype of torch, got {entry['dtype']}")
-            begin, end = entry["data_offsets"]
-            self.tensors[name] = TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"]))
-            self._places[name] = file, 8 + size + begin, end - begin
+        for name, (info, begin, end) in stored.items():
+            self.tensors[name] = info
+            self._places[name] = file, begin, end - begin
 
     def read(self, name: str) -> Tensor:
         file, begin, _ = self._places[name]
@@ -114,33 +144,42 @@ class SafetensorsFolder:
         self._places.clear()
 
 
-def files_of(folder: Path) -> list[Path]:
-    """The safetensors files of a folder, by its index if it has one."""
+def files_of(folder: Path, where: str = NAME) -> list[Path]:
+    """Return the safetensors files of a model folder, by its index if it has one.
+
+    Args:
+        folder: The folder.
+        where: The caller, which errors begin with.
+
+    Raises:
+        FileNotFoundError: If there is none, or one that the index names is missing.
+        ValueError: If the index is not readable.
+    """
     index = folder / "model.safetensors.index.json"
     if index.is_file():
-        names = read_object(index).get("weight_map")
+        names = read_object(index, where).get("weight_map")
         if not isinstance(names, dict) or not names:
-            raise ValueError(f"{NAME}: {index} must have a weight_map of tensors to files, got {type(names).__name__}")
+            raise ValueError(f"{where}: {index} must have a weight_map of tensors to files, got {type(names).__name__}")
         files = [folder / name for name in sorted(set(names.values()))]
         missing = [file.name for file in files if not file.is_file()]
         if missing:
-            raise FileNotFoundError(f"{NAME}: {folder} must hold the files of its index, {', '.join(missing)} missing")
+            raise FileNotFoundError(f"{where}: {folder} must hold the files of its index, {', '.join(missing)} missing")
         return files
     files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
     files = files or sorted(folder.glob("*.safetensors"))
     if not files:
-        raise FileNotFoundError(f"{NAME}: a model folder must hold safetensors files, got {folder}, which has none")
+        raise FileNotFoundError(f"{where}: a model folder must hold safetensors files, got {folder}, which has none")
     return files
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; errors name the file."""
+def read_object(path: Path, where: str = NAME) -> dict[str, Any]:
+    """Return the object in a JSON file; errors begin with the caller, `where`, and name the file."""
     if not path.is_file():
-        raise FileNotFoundError(f"{NAME}: a model folder must have a {path.name}, got {path.parent}, which has none")
+        raise FileNotFoundError(f"{where}: a model folder must have a {path.name}, got {path.parent}, which has none")
     try:
         value = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{NAME}: {path} must be JSON, got: {error}") from error
+        raise ValueError(f"{where}: {path} must be JSON, got: {error}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{NAME}: {path} must hold a JSON object, got {type(value).__name__}")
+        raise ValueError(f"{where}: {path} must hold a JSON object, got {type(value).__name__}")
     return value

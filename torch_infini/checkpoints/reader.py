@@ -38,6 +38,13 @@ class Checkpoint:
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._source.tensors
 
+    @property
+    def dequantized(self) -> dict[str, TensorInfo]:
+        """The tensors of the same model without quantized layers, whose weights are then float32 of shape [n, k]."""
+        stored = {tensor for layer in self.layers.values() for tensor in layer.names.values()}
+        whole = {f"{name}.weight": TensorInfo(torch.float32, (layer.n, layer.k)) for name, layer in self.layers.items()}
+        return {name: info for name, info in self.tensors.items() if name not in stored} | whole
+
     def __enter__(self) -> Checkpoint:
         return self
 

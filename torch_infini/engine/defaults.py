@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from ..models.config import read_json
+from ..checkpoints import read_object
 from .sampling_params import SamplingParams
 
 FIELDS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
@@ -26,7 +26,7 @@ def sampling_defaults(folder: str | Path) -> dict[str, Any]:
     path = Path(folder) / "generation_config.json"
     if not path.is_file():
         return {}
-    given = read_json(path)
+    given = read_object(path)
     fields = {name: given[name] for name in FIELDS if given.get(name) is not None}
     if fields.get("top_k") == -1:
         fields["top_k"] = 0

@@ -25,6 +25,7 @@ import torch
 from torch import nn
 
 from .._core import library
+from ..checkpoints import files_of
 from ..ops import chosen_providers
 from . import checkpoint
 from .config import LlamaConfig
@@ -104,11 +105,7 @@ def load(
 
 def _files(path: Path) -> list[Path]:
     """What a model is read from: a file, or a folder's descriptions and tensors."""
-    return (
-        [path]
-        if path.is_file()
-        else sorted({*filter(Path.is_file, path.glob("*.json")), *checkpoint.checkpoint_files(path)})
-    )
+    return [path] if path.is_file() else sorted({*filter(Path.is_file, path.glob("*.json")), *files_of(path)})
 
 
 def _key(hashes: _Hashes, settings: Mapping[str, object], sources: Mapping[str, tuple[str, Identity]]) -> str:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import json
 import math
 import os
 import sys
@@ -17,21 +16,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from .._core.devices import on_cpu
-from .._core.dtypes import SAFETENSORS_DTYPES
+from ..checkpoints import TensorInfo, Wanted, check_layers, check_tensors, files_of, read_header, read_object
 from ..weights import FORMATS, respelled
-from .config import read_json
 
 _NAME = "torch_infini.models.load_checkpoint"
-# By safetensors' names.
-DTYPES = {name: dtype for name, dtype in SAFETENSORS_DTYPES.items() if dtype.is_floating_point}
-INTEGERS = {name: SAFETENSORS_DTYPES[name] for name in ("I8", "U8")}  # where a slot wants them
-_SHOWN = 10  # tensors of each kind that an error names
 # Bytes that a thread reads at a time: several of the large pages that reading allocates.
 _PIECE = 8 << 20
 # Bytes of tensors that are converted at a time: they stay in the CPU's cache in between, and are too few for an op to
@@ -80,30 +74,6 @@ class Slot(NamedTuple):
         return tensor if columns is None else tensor[:, column : column + columns]
 
 
-def checkpoint_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model folder, by its index if it has one.
-
-    Raises:
-        FileNotFoundError: If there is none, or one that the index names is missing.
-        ValueError: If the index is not readable.
-    """
-    index = folder / "model.safetensors.index.json"
-    if index.is_file():
-        names = read_json(index).get("weight_map")
-        if not isinstance(names, dict) or not names:
-            raise ValueError(f"{_NAME}: {index} must have a weight_map of tensors to files, got {type(names).__name__}")
-        files = [folder / name for name in sorted(set(names.values()))]
-        missing = [file.name for file in files if not file.is_file()]
-        if missing:
-            raise FileNotFoundError(f"{_NAME}: {folder} must hold the files of its index, {', '.join(missing)} missing")
-        return files
-    files = [folder / "model.safetensors"] if (folder / "model.safetensors").is_file() else []
-    files = files or sorted(folder.glob("*.safetensors"))
-    if not files:
-        raise FileNotFoundError(f"{_NAME}: a model folder must hold safetensors files, got {folder}, which has none")
-    return files
-
-
 def digest_of(folder: str | Path) -> bytes:
     """Return a 32-byte digest of a model folder's config, its files' headers and the beginning of every tensor.
 
@@ -114,7 +84,7 @@ def digest_of(folder: str | Path) -> bytes:
             return hashlib.sha256(f"{os.path.getsize(folder)}".encode() + file.read(_PIECE)).digest()
     digest = hashlib.sha256((Path(folder) / "config.json").read_bytes())
     with ExitStack() as stack:
-        for path in checkpoint_files(Path(folder)):
+        for path in files_of(Path(folder), _NAME):
             _File(path, stack).add_to(digest)
     return digest.digest()
 
@@ -139,22 +109,11 @@ def check_sizes(
         FileNotFoundError, ValueError: As load_checkpoint.
     """
     with ExitStack() as stack:
-        opened = [_File(path, stack) for path in checkpoint_files(Path(folder))]
-        found = {name: file for file in opened for name in file.names}
-        if layers > len(found):
-            raise ValueError(
-                f"{_NAME}: num_hidden_layers must be at most the number of tensors in {folder}, {len(found)}, got "
-                f"{layers} in its config.json"
-            )
+        found = _infos([_File(path, stack) for path in files_of(Path(folder), _NAME)])
+        check_layers(_NAME, Path(folder), found, layers)
         dtypes = integers or {}
-        wanted = {
-            name: Slot(shape, None, _nowhere, _nowhere, None, dtypes.get(name)) for name, shape in shapes().items()
-        }
-        _check(Path(folder), found, wanted, optional)
-
-
-def _nowhere(*arguments: object) -> Any:
-    raise AssertionError("a slot that has a shape only")
+        wanted = {name: Wanted(tuple(shape), dtypes.get(name)) for name, shape in shapes().items()}
+        check_tensors(_NAME, Path(folder), found, wanted, optional)
 
 
 def load_checkpoint(
@@ -179,9 +138,10 @@ def load_checkpoint(
             all are named, and nothing is loaded.
     """
     with ExitStack() as stack:
-        opened = [_File(path, stack) for path in checkpoint_files(Path(folder))]
-        found = {name: file for file in opened for name in file.names}
-        _check(Path(folder), found, slots, optional)
+        opened = [_File(path, stack) for path in files_of(Path(folder), _NAME)]
+        wanted = {name: Wanted(tuple(slot.shape), slot.dtype) for name, slot in slots.items()}
+        check_tensors(_NAME, Path(folder), _infos(opened), wanted, optional)
+        found = {name: file for file in opened for name in file.stored}
         pieces = [piece for name, file in found.items() if name in slots for piece in file.pieces(name, slots[name])]
         inference = torch.is_inference_mode_enabled()  # of the thread that made the model
 
@@ -203,44 +163,26 @@ class _File:
     """An open safetensors file whose header fits its size."""
 
     def __init__(self, path: Path, stack: ExitStack) -> None:
-        from safetensors import SafetensorError, safe_open
-
         self._path = path
-        try:
-            with safe_open(path, framework="pt"):
-                pass  # the header is checked
-            self._file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
-        except (SafetensorError, OSError) as error:
-            raise ValueError(f"{_NAME}: {path} must be a whole safetensors file, got: {error}") from error
-        size = int.from_bytes(self._file.read(8), "little")
-        header = json.loads(self._file.read(size))
-        header.pop("__metadata__", None)
-        self.names = sorted(header, key=lambda name: header[name]["data_offsets"])  # as a disk reads them fastest
-        self._header, self._data = header, 8 + size
+        self.stored = read_header(path, _NAME)  # in the file's order, as a disk reads it fastest
+        self._file = stack.enter_context(open(path, "rb", buffering=0))  # noqa: SIM115
 
     def add_to(self, digest: hashlib._Hash) -> None:
-        digest.update(json.dumps(self._header).encode())
-        for name in self.names:
-            begin, end = self._header[name]["data_offsets"]
-            digest.update(os.pread(self._file.fileno(), min(end - begin, _BEGINNING), self._data + begin))
-
-    def shape(self, name: str) -> list[int]:
-        return self._header[name]["shape"]
-
-    def dtype(self, name: str) -> str:
-        return self._header[name]["dtype"]
+        for name, (info, begin, end) in self.stored.items():
+            digest.update(repr((name, info, begin, end)).encode())
+            digest.update(os.pread(self._file.fileno(), min(end - begin, _BEGINNING), begin))
 
     def pieces(self, name: str, slot: Slot) -> Iterator[_Piece]:
         """Yield a slot's rows of a tensor, in parts that threads can load concurrently."""
-        begin, end = self._header[name]["data_offsets"]
-        dtype, whole = (DTYPES | INTEGERS)[self.dtype(name)], slot.shape
+        info, begin, end = self.stored[name]
+        dtype, whole = info.dtype, slot.shape
         part = slot.part or Part(0, whole[0])
         pitch = (end - begin) // max(whole[0], 1)
         shape, row_bytes = whole[1:], pitch
         if part.columns is not None:
             shape = (part.columns, *whole[2:])
             row_bytes = math.prod(shape) * dtype.itemsize
-        begin += self._data + part.first_row * pitch + part.first_column * math.prod(whole[2:]) * dtype.itemsize
+        begin += part.first_row * pitch + part.first_column * math.prod(whole[2:]) * dtype.itemsize
         step = _rows_in(_PIECE, row_bytes)
         for first in range(0, part.rows, step):
             count = min(step, part.rows - first)
@@ -254,6 +196,10 @@ class _File:
             if not count:
                 raise ValueError(f"{_NAME}: {self._path} must not change while it is read, got the end of it")
             memory, offset = memory[count:], offset + count
+
+
+def _infos(files: Iterable[_File]) -> dict[str, TensorInfo]:
+    return {name: stored.info for file in files for name, stored in file.stored.items()}
 
 
 class _Piece(NamedTuple):
@@ -299,35 +245,6 @@ def _rows_in(size: int, row_bytes: int) -> int:
     return max(size // max(row_bytes, 1), 1)
 
 
-def _check(
-    folder: Path, found: Mapping[str, _File], slots: Mapping[str, Slot], optional: Callable[[str], bool]
-) -> None:
-    wrong = []
-    for kind, names in (
-        ("missing", [name for name in slots if name not in found]),
-        ("surplus", [name for name in found if name not in slots and not optional(name)]),
-    ):
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            wrong.append(f"{kind}: {', '.join(names[:_SHOWN])}{more}")
-    shapes = []
-    for name, slot in slots.items():
-        if name not in found:
-            continue
-        shape, dtype = found[name].shape(name), found[name].dtype(name)
-        if tuple(shape) != slot.shape:
-            shapes.append(f"{name} must have shape {list(slot.shape)}, got {shape}")
-        elif slot.dtype is not None and INTEGERS.get(dtype) != slot.dtype:
-            shapes.append(f"{name} must be {str(slot.dtype).removeprefix('torch.')}, got {dtype}")
-        elif slot.dtype is None and dtype not in DTYPES:
-            shapes.append(f"{name} must be of a floating dtype, got {dtype}")
-    if shapes:
-        more = f" and {len(shapes) - _SHOWN} more" if len(shapes) > _SHOWN else ""
-        wrong.append("; ".join(shapes[:_SHOWN]) + more)
-    if wrong:
-        raise ValueError(f"{_NAME}: the tensors in {folder} must be those of its config.json, got " + "; ".join(wrong))
-
-
 def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> None:
     """Wait for pieces of these sizes; show on stderr how much of all was loaded, how fast, and the time left."""
     shown = sys.stderr.isatty() if progress is None else progress
@@ -357,7 +274,7 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
     Raises:
         ValueError: If the entry in config.json is not one of save_patched.
     """
-    entry = read_json(Path(folder) / "config.json").get("quantization_config")
+    entry = read_object(Path(folder) / "config.json", _NAME).get("quantization_config")
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
     layers = respelled(entry).get("quantized")

@@ -5,7 +5,6 @@ The families differ in biases, in norms of q and k, in sliding windows and in th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..checkpoints import read_object
 from ..nn.rotary import rotary_settings
 
 _COMMON = {
@@ -181,13 +181,13 @@ class LlamaConfig:
         path = Path(folder) / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{_NAME}: a model folder must have a config.json, got {folder}, which has none")
-        config = read_json(path)
+        config = read_object(path, _NAME)
         generation = Path(folder) / "generation_config.json"
         try:
             read = cls.from_dict(config)
             if not generation.is_file():
                 return read
-            path, ends = generation, read_json(generation)
+            path, ends = generation, read_object(generation, _NAME)
             ends = {name: ends[name] for name in ("eos_token_id", "bos_token_id") if ends.get(name) is not None}
             return cls.from_dict(config | ends)
         except ValueError as error:
@@ -256,14 +256,3 @@ def wrong_ends(values: Mapping[str, Any]) -> list[str]:
 def token_ids(value: int | Sequence[int] | None) -> tuple[int, ...]:
     """Convert an id, several or none, as config files have them, to a tuple."""
     return () if value is None else (value,) if isinstance(value, int) else tuple(value)
-
-
-def read_json(path: Path) -> dict[str, Any]:
-    """Read the object in a JSON file; ValueError if there is none."""
-    try:
-        value = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{_NAME}: {path} must be JSON, got: {error}") from error
-    if not isinstance(value, dict):
-        raise ValueError(f"{_NAME}: {path} must hold a JSON object, got {type(value).__name__}")
-    return value

@@ -371,11 +371,7 @@ def found_folder(name: str | Path) -> Path:
 def _checked(checkpoint: checkpoints.Checkpoint) -> LlamaConfig:
     """The config of a checkpoint of another library, whose tensors are compared with it."""
     config = quantized.config_of(checkpoint)
-    if config.num_hidden_layers > len(checkpoint.tensors):
-        raise ValueError(
-            f"torch_infini.models.Llama: num_hidden_layers must be at most the number of tensors in {checkpoint.path}, "
-            f"{len(checkpoint.tensors)}, got {config.num_hidden_layers} in its config"
-        )
+    checkpoints.check_layers("torch_infini.models.Llama", checkpoint.path, checkpoint.tensors, config.num_hidden_layers)
     quantized.check(checkpoint, config, shapes_of(config))
     return config
 

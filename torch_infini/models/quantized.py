@@ -16,13 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from .._core.memory import allocate, trim
-from ..checkpoints import Checkpoint, LinearWeight
+from ..checkpoints import Checkpoint, LinearWeight, Wanted, check_tensors, is_derived
 from ..nn import Linear, MergedLinear
 from .checkpoint import Slot, follow
 from .config import LlamaConfig
 
 _NAME = "torch_infini.models.Llama"
-_SHOWN = 10  # tensors of each kind that an error names
 _ROWS = 1024  # of a table that are dequantized at a time; a multiple of 32
 
 
@@ -62,44 +61,19 @@ def check(checkpoint: Checkpoint, config: LlamaConfig, shapes: Mapping[str, tupl
         ValueError: For tensors that are missing, too many or of other shapes, all of them named; or as
             Checkpoint.check.
     """
-    known = {tensor for layer in checkpoint.layers.values() for tensor in layer.names.values()}
-    known |= {f"{name}.weight" for name in checkpoint.layers}
-    found = {name: info.shape for name, info in checkpoint.tensors.items() if name not in known}
-    found |= {f"{name}.weight": (layer.n, layer.k) for name, layer in checkpoint.layers.items()}
     tied = {"lm_head.weight"} if config.tie_word_embeddings else set()
     beside = tuple(f"{name}." for name in checkpoint.layers)  # scales of a cache or of activations, say
-    wrong = []
-    for kind, names in (
-        ("missing", [name for name in shapes if name not in found]),
-        ("surplus", [name for name in found if name not in shapes.keys() | tied and not _may_stay(name, beside)]),
-    ):
-        if names:
-            more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-            wrong.append(f"{kind}: {', '.join(names[:_SHOWN])}{more}")
-    different = [
-        f"{name} must have shape {list(shape)}, got {list(found[name])}"
-        for name, shape in shapes.items()
-        if name in found and tuple(found[name]) != tuple(shape)
-    ]
-    if different:
-        more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-        wrong.append("; ".join(different[:_SHOWN]) + more)
-    if wrong:
-        raise ValueError(
-            f"{_NAME}: the tensors in {checkpoint.path} must be those of its config, got " + "; ".join(wrong)
-        )
-    for name, info in checkpoint.tensors.items():
-        if name not in known and name in shapes and not info.dtype.is_floating_point:
-            raise ValueError(f"{_NAME}: {name} in {checkpoint.path} must be of a floating dtype, got {info.dtype}")
+    wanted = {name: Wanted(tuple(shape)) for name, shape in shapes.items()}
+    check_tensors(
+        _NAME, checkpoint.path, checkpoint.dequantized, wanted, lambda name: name in tied or _may_stay(name, beside)
+    )
     checkpoint.check()
 
 
 def _may_stay(name: str, layers: tuple[str, ...]) -> bool:
     """Whether a tensor that is not read may be in a checkpoint: no layer has it, or GPTQ's writers add it."""
-    if name.endswith((".rotary_emb.inv_freq", ".masked_bias", ".attn.bias")):
-        return True
     # GPTQ's writers store a bias of zeros where the layer has none; `load` raises if there are other values.
-    return name.endswith(".bias") and name.startswith(layers)
+    return is_derived(name) or (name.endswith(".bias") and name.startswith(layers))
 
 
 class Model(Protocol):

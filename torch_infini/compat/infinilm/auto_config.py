@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from ...checkpoints import read_object
 from ...models import LlamaConfig as ModelConfig
-from ...models.config import read_json
 from .config import LlamaConfig
 
 # Entries that are copied. torch_infini.models, which knows each family's defaults, reads all others.
@@ -53,7 +53,7 @@ class AutoConfig:
             ValueError: If it is not readable, or of a model that is not served.
         """
         model = ModelConfig.from_pretrained(model_path)
-        entries = read_json(Path(model_path) / "config.json")
+        entries = read_object(Path(model_path) / "config.json")
         config = LlamaConfig(
             **{name: getattr(model, name) for name in _READ},
             **{name: entries[name] for name in _KEPT if entries.get(name) is not None},

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...models.config import read_json
+from ...checkpoints import read_object
 
 _Config = TypeVar("_Config", bound="PretrainedConfig")
 _NAME = "infinilm.configuration_utils.PretrainedConfig"
@@ -65,7 +65,7 @@ class PretrainedConfig:
     @classmethod
     def from_json_file(cls: type[_Config], json_file: str | Path) -> _Config:
         """Read a file; ValueError if it is no JSON object."""
-        return cls.from_dict(read_json(Path(json_file)))
+        return cls.from_dict(read_object(Path(json_file)))
 
     @classmethod
     def from_pretrained(cls: type[_Config], pretrained_model_name_or_path: str | Path, **kwargs: Any) -> _Config:
@@ -78,7 +78,7 @@ class PretrainedConfig:
         path = Path(pretrained_model_name_or_path) / "config.json"
         if not path.is_file():
             raise FileNotFoundError(f"{_NAME}: a model folder must have a config.json, got {path.parent} without one")
-        return cls.from_dict({"name_or_path": str(pretrained_model_name_or_path), **read_json(path)}, **kwargs)
+        return cls.from_dict({"name_or_path": str(pretrained_model_name_or_path), **read_object(path)}, **kwargs)
 
     def save_pretrained(self, save_directory: str | Path) -> None:
         """Write config.json to a folder, which is made if it is not there."""

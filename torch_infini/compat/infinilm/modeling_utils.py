@@ -11,8 +11,7 @@ from typing import Any
 
 import torch
 
-from ...models.checkpoint import checkpoint_files
-from ...models.config import read_json
+from ...checkpoints import files_of, read_object
 from .. import infinicore
 from .convert import as_dtype
 from .inference import InferEngine
@@ -59,7 +58,7 @@ def get_model_state_dict(model_path: str | Path, device: Any = None, dtype: Any 
     """
     wanted = None if dtype is None else as_dtype(f"{_NAME}.get_model_state_dict", dtype)
     state: dict[str, infinicore.Tensor] = {}
-    for file in checkpoint_files(Path(model_path)):
+    for file in files_of(Path(model_path)):
         with _opened(file) as tensors:
             for name in tensors.keys():  # noqa: SIM118
                 tensor = infinicore.from_torch(_converted(tensors.get_tensor(name), wanted))
@@ -97,7 +96,7 @@ def _load(where: str, model: Any, folder: Path, dtype: Any, whole_files: bool) -
             raise ValueError(f"{where}: dtype must be that of the engine, {', got '.join(both)}")
         model._rank.load_folder(folder)
         return
-    files = checkpoint_files(folder)
+    files = files_of(folder)
     devices = {name: tensor.device for name, tensor in model.state_dict().items()}
     held: set[str] = set()
     for file in files:
@@ -136,5 +135,5 @@ def _is_tied(folder: Path, names: Iterable[str]) -> bool:
     """Whether a checkpoint leaves out the head because it is the embedding."""
     path = folder / "config.json"
     held = set(names)
-    ties = path.is_file() and bool(read_json(path).get("tie_word_embeddings", False))
+    ties = path.is_file() and bool(read_object(path).get("tie_word_embeddings", False))
     return ties and "lm_head.weight" not in held and _EMBEDDING in held

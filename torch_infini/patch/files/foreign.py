@@ -5,6 +5,7 @@ The model is made on the meta device; each tensor and each quantized layer is re
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,16 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, GenerationConfig, PreTrainedModel
 
-from ...checkpoints import Checkpoint, LinearWeight, find, open_checkpoint
+from ...checkpoints import (
+    Checkpoint,
+    LinearWeight,
+    Wanted,
+    check_layers,
+    check_tensors,
+    find,
+    is_derived,
+    open_checkpoint,
+)
 from .. import apply
 from ..decoder import is_decoder
 from ..layers.quantized_linear import install_weight
@@ -20,7 +30,6 @@ from .folder import DESCRIPTION
 from .load import load as load_ours
 
 NAME = "torch_infini.load"
-_SHOWN = 10  # names that an error lists
 
 
 def load(name: str | Path, dtype: torch.dtype | None = None) -> PreTrainedModel:
@@ -55,13 +64,15 @@ def empty_model(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrained
         dtype = named if isinstance(named, torch.dtype) else torch.float32
     try:
         config = AutoConfig.for_model(kind, **values)
+    except Exception as error:  # transformers raises whatever broken configs lead to
+        raise not_of_transformers(checkpoint, error) from error
+    layers = getattr(config.get_text_config(), "num_hidden_layers", 0)
+    check_layers(NAME, checkpoint.path, checkpoint.tensors, layers if type(layers) is int else 0)
+    try:
         with torch.device("meta"):
             model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype, trust_remote_code=False)
-    except Exception as error:  # transformers raises whatever broken configs lead to
-        cause = " ".join(str(error).split())[:300] or type(error).__name__
-        raise ValueError(
-            f"{NAME}: the config of {checkpoint.path} must be of a model of transformers, got: {cause}"
-        ) from error
+    except Exception as error:
+        raise not_of_transformers(checkpoint, error) from error
     with torch.no_grad():
         for module in model.modules():
             buffers = {key: b for key, b in module._buffers.items() if b is not None and b.is_meta}
@@ -72,43 +83,44 @@ def empty_model(checkpoint: Checkpoint, dtype: torch.dtype | None) -> PreTrained
     return model
 
 
+def not_of_transformers(checkpoint: Checkpoint, error: Exception) -> ValueError:
+    """Return the error of a config of which transformers makes no model."""
+    cause = " ".join(str(error).split())[:300] or type(error).__name__
+    return ValueError(f"{NAME}: the config of {checkpoint.path} must be of a model of transformers, got: {cause}")
+
+
 def check(model: nn.Module, checkpoint: Checkpoint) -> None:
     """Compare names and shapes of the checkpoint with the model's, and check the values of scales.
 
     Raises:
         ValueError: Naming the tensors.
     """
-    layers = checkpoint.layers
-    found = {name: info.shape for name, info in checkpoint.tensors.items()}
-    stored = {tensor for layer in layers.values() for tensor in layer.names.values()}
-    found = {name: shape for name, shape in found.items() if name not in stored}
-    found |= {f"{name}.weight": (layer.n, layer.k) for name, layer in layers.items()}
     tied = getattr(model, "all_tied_weights_keys", None) or {}
-    wanted = {name: tuple(parameter.shape) for name, parameter in model.named_parameters(remove_duplicate=False)}
-    wrong = [f"missing: {name}" for name in wanted if name not in found and name not in tied]
-    wrong += [
-        f"{name} must have shape {list(shape)}, got {list(found[name])}"
-        for name, shape in wanted.items()
-        if name in found and tuple(found[name]) != shape
-    ]
+    found, beside = checkpoint.dequantized, tuple(f"{name}." for name in checkpoint.layers)
+    parameters = model.named_parameters(remove_duplicate=False)
+    wanted = {name: Wanted(tuple(p.shape)) for name, p in parameters if name in found or name not in tied}
+    buffers = {name for name, _ in model.named_buffers()}
+    ignored = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+
+    def optional(name: str) -> bool:
+        beside_layer = name.endswith(".bias") and name.startswith(beside)  # which `fill` wants to be zeros
+        return name in buffers or beside_layer or is_derived(name) or any(pattern.search(name) for pattern in ignored)
+
+    check_tensors(NAME, checkpoint.path, found, wanted, optional)
     modules = dict(model.named_modules())
-    for name in layers:
+    for name in checkpoint.layers:
         module = modules.get(name)
         if not isinstance(module, nn.Linear | nn.Embedding):
-            wrong.append(f"{name} must be a linear layer of the model, got {type(module).__name__}")
-    if wrong:
-        more = f" and {len(wrong) - _SHOWN} more" if len(wrong) > _SHOWN else ""
-        raise ValueError(
-            f"{NAME}: the tensors in {checkpoint.path} must be those of its config, got "
-            + "; ".join(wrong[:_SHOWN])
-            + more
-        )
+            raise ValueError(
+                f"{NAME}: {name} in {checkpoint.path} must be a linear layer of the model, got {type(module).__name__}"
+            )
     checkpoint.check()
 
 
 def fill(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
     """Read every tensor into the model; return the names of the layers that are quantized."""
-    dtype, quantized = model.dtype, []
+    dtype, quantized = model.dtype, list[str]()
+    beside = tuple(f"{name}." for name in checkpoint.layers)
     for name, layer in checkpoint.layers.items():
         module = model.get_submodule(name)
         if not isinstance(module, nn.Linear):
@@ -127,6 +139,12 @@ def fill(model: PreTrainedModel, checkpoint: Checkpoint) -> list[str]:
     for name in [name for name, buffer in model.named_buffers() if name in checkpoint.tensors]:
         with checkpoint.read(name) as (tensor,):
             model.get_buffer(name).copy_(tensor)
+    names = dict(model.named_parameters(remove_duplicate=False))
+    for name in checkpoint.tensors:
+        if name.endswith(".bias") and name.startswith(beside) and name not in names:
+            with checkpoint.read(name) as (tensor,):
+                if tensor.any():
+                    raise ValueError(f"{NAME}: {name} must be zeros, for the model has no such bias, got others")
     model.tie_weights()
     return quantized
 

@@ -1,0 +1,92 @@
+"""Whether a checkpoint has the tensors of a model: every reader checks it here, before anything is allocated."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from .description import TensorInfo
+
+_SHOWN = 10  # tensors of each kind that an error names
+
+
+class Wanted(NamedTuple):
+    """What a model takes for a tensor of a checkpoint.
+
+    Attributes:
+        shape: Of the whole tensor.
+        dtype: Of integers that are loaded as they are; None: any floating one.
+    """
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None = None
+
+
+def check_tensors(
+    where: str,
+    path: Path,
+    found: Mapping[str, TensorInfo],
+    wanted: Mapping[str, Wanted],
+    optional: Callable[[str], bool],
+) -> None:
+    """Compare the names, shapes and dtypes of a checkpoint's tensors with those of a model.
+
+    Args:
+        where: The caller, which the error begins with.
+        path: The checkpoint, which the error names.
+        found: The checkpoint's tensors; those of a quantized layer are its weight alone (Checkpoint.dequantized).
+        wanted: The model's.
+        optional: Whether a tensor that the model does not take may be in the checkpoint all the same.
+
+    Raises:
+        ValueError: For tensors that are missing, too many, of another shape or dtype; the first ten of each kind are
+            named.
+    """
+    missing = sorted(name for name in wanted if name not in found)
+    surplus = sorted(name for name in found if name not in wanted and not optional(name))
+    wrong = [f"{kind}: {_listed(names, ', ')}" for kind, names in (("missing", missing), ("surplus", surplus)) if names]
+    faults = (_fault(name, found[name], want) for name, want in wanted.items() if name in found)
+    different = [fault for fault in faults if fault is not None]
+    if different:
+        wrong.append(_listed(different, "; "))
+    if wrong:
+        raise ValueError(f"{where}: the tensors in {path} must be those of its config.json, got " + "; ".join(wrong))
+
+
+def check_layers(where: str, path: Path, found: Mapping[str, TensorInfo], layers: int) -> None:
+    """Compare a config's number of layers with the number of tensors: before a model of the config is made.
+
+    Raises:
+        ValueError: For more layers than tensors.
+    """
+    if layers > len(found):
+        raise ValueError(
+            f"{where}: num_hidden_layers must be at most the number of tensors in {path}, {len(found)}, got {layers} "
+            "in its config.json"
+        )
+
+
+def is_derived(name: str) -> bool:
+    """Whether older releases of transformers stored a tensor of this name though it follows from the config."""
+    return name.endswith((".rotary_emb.inv_freq", ".masked_bias", ".attn.bias"))
+
+
+def _fault(name: str, info: TensorInfo, want: Wanted) -> str | None:
+    if info.shape != want.shape:
+        return f"{name} must have shape {list(want.shape)}, got {list(info.shape)}"
+    got = str(info.dtype).removeprefix("torch.")
+    if want.dtype is not None and info.dtype != want.dtype:
+        return f"{name} must be {str(want.dtype).removeprefix('torch.')}, got {got}"
+    if want.dtype is None and not (info.dtype.is_floating_point and info.dtype.itemsize > 1):
+        # Eight bits are values only together with scales.
+        return f"{name} must be of a floating dtype of 16 bits or more, got {got}"
+    return None
+
+
+def _listed(texts: Iterable[str], between: str) -> str:
+    texts = list(texts)
+    more = f" and {len(texts) - _SHOWN} more" if len(texts) > _SHOWN else ""
+    return between.join(texts[:_SHOWN]) + more
