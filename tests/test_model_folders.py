@@ -164,7 +164,7 @@ def test_broken_generation_config(folder: Path) -> None:
         ({"num_hidden_layers": 2**16}, "num_hidden_layers must be at most "),
         ({"num_hidden_layers": 4}, "missing: model.layers.3."),
         ({"num_hidden_layers": 2}, "surplus: model.layers.2."),
-        ({"model_type": "qwen3"}, "missing: model.layers.0.self_attn.q_norm.weight"),
+        ({"model_type": "qwen3"}, "missing: model.layers.0.self_attn.k_norm.weight"),
     ],
     ids=label,
 )
