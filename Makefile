@@ -75,8 +75,8 @@ SECONDS := 600
 # 10,000 short requests with random arrivals, settings and cancellations on a cache that is too small for them; 2,000
 # through each asynchronous front end, in a process each.
 soak: build
-	OMP_NUM_THREADS=1 $(PY) -m torch_infini.testing.engines --requests 10000
-	OMP_NUM_THREADS=1 $(PY) -m torch_infini.testing.async_soak --requests 2000
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m support.engines --requests 10000
+	OMP_NUM_THREADS=1 PYTHONPATH=tests $(PY) -m support.async_soak --requests 2000
 
 fuzz: build $(VENV)/.fuzz
 	$(PY) tests/fuzz/infiniop.py --seconds $(SECONDS)

@@ -57,7 +57,7 @@ def folder_of(name: str) -> Path:
 def windows_of(name: str, model: Llama, count: int, length: int) -> Tensor:
     """[count, length] tokens."""
     if name == "demo":
-        from torch_infini.testing.train_demo import split_topics
+        from train_demo import split_topics
 
         tokenizer = load_tokenizer(folder_of(name))
         assert tokenizer is not None

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from emulated_graphs import captured_by_emulation
 from torch import Tensor
 
+from emulated_graphs import captured_by_emulation
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.ops import OP_INFOS, Sample
 

@@ -11,8 +11,7 @@ import torch
 import torch_infini.compat.infinicore as ic
 from torch_infini.compat.infinicore import utils
 from torch_infini.compat.infinicore.lib import _infinicore as raw
-from torch_infini.testing.c_checks import as_tensor, clone
-from torch_infini.testing.c_ops import COp, CSample, Described
+from torch_infini.testing.c_ops import COp, CSample, Described, as_tensor, clone
 from torch_infini.testing.ops import all_c_ops
 
 F = ic.nn.functional

@@ -14,8 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from torch_infini.testing import sanitized
-from torch_infini.testing.c_runtime import (
+from support.c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
     COMPLETE,
@@ -53,6 +52,7 @@ from torch_infini.testing.c_runtime import (
     rt,
     stream,
 )
+from torch_infini.testing import sanitized
 
 KINDS = ("cpu", "nvidia", "cambricon", "ascend", "metax", "moore", "iluvatar", "kunlun", "hygon", "qy")
 MODES = pytest.mark.parametrize("mode", [GLOBAL, THREAD_LOCAL, RELAXED], ids=["global", "thread_local", "relaxed"])

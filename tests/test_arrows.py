@@ -6,6 +6,7 @@ Every import counts, inside functions and under TYPE_CHECKING too. docs and CONT
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
@@ -49,7 +50,7 @@ ALLOWED: dict[str, set[str]] = {
     | {"compat", "device", PACKAGE},
     "__main__": {"commands"},
     # What proves the product, which the product never imports but for EXCEPTIONS.
-    "testing": BASE | {"compat", "ops", "weights", "runtime", "nn", "models", "engine", "patch"},
+    "testing": BASE | {"weights", "ops"},
     # The package itself.
     PACKAGE: BASE
     | {"ops", "runtime", "distributed", "nn", "models", "engine"}
@@ -113,17 +114,27 @@ def read_sources() -> dict[str, str]:
     return {path.relative_to(ROOT / PACKAGE).with_suffix(".py").as_posix(): path.read_text() for path in paths}
 
 
-def read_imports(sources: Mapping[str, str]) -> list[Import]:
-    """All imports of torch_infini's modules in these files; the package itself is called torch_infini."""
+def read_scripts() -> dict[str, str]:
+    """The source of every file beside torch_infini and tests that imports it, by its path."""
+    paths = [path for folder in ("benchmarks", ".ci") for path in (ROOT / folder).rglob("*.py")]
+    return {path.relative_to(ROOT).as_posix(): path.read_text() for path in paths}
+
+
+def read_imports(sources: Mapping[str, str], scripts: Mapping[str, str] | None = None) -> list[Import]:
+    """All imports of torch_infini's modules in these files; the package itself is called torch_infini.
+
+    Scripts are files outside of the package, by their paths.
+    """
     files = {}
     for file in sorted(sources):
         parts = (PACKAGE, *file.removesuffix(".py").split("/"))
         files[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = file
     short = lambda module: module.removeprefix(f"{PACKAGE}.")
     found = []
-    for module, file in files.items():
+    texts = {**sources, **(scripts or {})}
+    for module, file in {**files, **{path: path for path in scripts or ()}}.items():
         package = module if file.endswith("__init__.py") else module.rpartition(".")[0]
-        for node in import_nodes(sources[file]):
+        for node in import_nodes(texts[file]):
             for target, name in targets_of(node.statement, package, files):
                 if target.partition(".")[0] == PACKAGE and target != module:
                     line = node.statement.lineno
@@ -226,6 +237,48 @@ def faults(sources: Mapping[str, str]) -> list[str]:
     wrong += [f"modules in a cycle: {sorted(cycle)}" for cycle in found if cycle not in CYCLES]
     wrong += [f"cycle that is there no more: {sorted(cycle)}" for cycle in CYCLES if cycle not in found]
     return wrong
+
+
+def for_tests_alone(sources: Mapping[str, str], scripts: Mapping[str, str], pages: Iterable[str]) -> list[str]:
+    """The modules of testing that neither the product nor a script nor a command on a page needs, directly or not.
+
+    Those of testing.ops are all needed: OP_INFOS loads what lies there.
+    """
+    imports = read_imports(sources, scripts)
+    # `from ..testing import moved` needs the module that moved is from, not all that the package hands on.
+    handed_on = {i.name: i.target for i in imports if i.module == "testing"}
+    arrows: dict[str, set[str]] = {"": set()}  # "" is all that is not of testing
+    for i in imports:
+        if i.module != "testing":
+            start = i.module if i.rooms[0] == "testing" else ""
+            arrows.setdefault(start, set()).add(handed_on.get(i.name, i.target) if i.target == "testing" else i.target)
+    modules = {".".join(file.removesuffix(".py").removesuffix("/__init__").split("/")) for file in sources}
+    arrows[""] |= {module for module in modules if module.startswith("testing.ops")}
+    arrows[""] |= {name for page in pages for name in re.findall(r"python -m torch_infini\.(testing[.\w]*)", page)}
+    of_testing = {module for module in modules if module.startswith("testing.")}
+    return sorted(of_testing - reachable("", arrows))
+
+
+def test_testing_has_nothing_for_tests_alone() -> None:
+    """That is in tests/support, so that it is no part of what is installed."""
+    pages = [path.read_text() for path in (ROOT / "docs").glob("*.md")]
+    assert for_tests_alone(read_sources(), read_scripts(), pages) == []
+
+
+def test_what_is_for_tests_alone_is_found() -> None:
+    sources = read_sources()
+    sources["testing/soak.py"] = "from .engines import finish"
+    sources["testing/engines.py"] = "from . import moved"
+    sources["testing/__init__.py"] += "\nfrom .engines import small_engine\n"
+
+    def found(script: str = "", page: str = "") -> set[str]:
+        return {"testing.soak", "testing.engines"} & {*for_tests_alone(sources, {"benchmarks/x.py": script}, [page])}
+
+    assert found() == {"testing.soak", "testing.engines"}
+    assert found("def f():\n    from torch_infini.testing import small_engine") == {"testing.soak"}
+    assert found("from torch_infini.testing import moved") == {"testing.soak", "testing.engines"}
+    assert found("import torch_infini.testing.soak") == set()
+    assert found(page="`python -m torch_infini.testing.soak 5`") == set()
 
 
 def test_arrows() -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from support.tiny_llama import calls, greedy, identity, logits, tiny, tokens
 from torch_infini import LLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.demo import MODEL
 from torch_infini.patch import budget, load_patched, patch_model, save_patched
-from torch_infini.testing.tiny_llama import calls, greedy, identity, logits, tiny, tokens
 from torch_infini.weights import best
 
 pytest.importorskip("transformers")

@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
+from support.scripts import script
 from torch_infini import LLM
 from torch_infini.__main__ import main
 from torch_infini.commands import chat
 from torch_infini.demo import MODEL
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
-from torch_infini.testing.train_demo import CHAT_TEMPLATE
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")
@@ -118,7 +118,8 @@ def test_the_demo_model_has_a_template() -> None:
     """It continues text: a conversation is its messages, a blank line apart."""
     llm = LLM(MODEL)
     messages = [{"role": "user", "content": "A class definition"}, {"role": "assistant", "content": "is"}]
-    assert llm.engine.tokenizer is not None and llm.engine.tokenizer.chat_template == CHAT_TEMPLATE
+    template = script("benchmarks/train_demo").CHAT_TEMPLATE
+    assert llm.engine.tokenizer is not None and llm.engine.tokenizer.chat_template == template
     ids = llm.chat_prompt([*messages, {"role": "user", "content": "It"}])
     assert ids == llm.engine.encode("A class definition\n\nis\n\nIt")
 

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from checkpoint_writers import CASES, write_folder, write_gguf
 
 # A process of its own. A small model is loaded first, for what imports and thread pools take.

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
 from checkpoint_writers import (
     AWQ_CONFIG,
     BLOCK_BYTES,
@@ -27,9 +30,6 @@ from checkpoint_writers import (
     write_folder,
     write_gguf,
 )
-from safetensors.torch import load_file, save_file
-from torch import Tensor
-
 from torch_infini.checkpoints import open_checkpoint
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from emulated_graphs import captured_by_emulation
 
+from emulated_graphs import captured_by_emulation
+from support.engines import finish
 from torch_infini.engine import Engine, EngineConfig, SamplingParams, decode
 from torch_infini.models import Llama
 from torch_infini.testing import cuda_device, emulates_cuda
 from torch_infini.testing.checkpoints import SMALL, random_model
-from torch_infini.testing.engines import finish
 
 pytestmark = pytest.mark.skipif(cuda_device() is None, reason="neither a GPU nor its emulation")
 TOKENS = 12

@@ -13,11 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fresh_python import run_python
 
+from fresh_python import run_python
+from support.c_runtime import CPU, device_count, made, ok
 from torch_infini.distributed.libinfiniccl import NVIDIA, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cuda_device
-from torch_infini.testing.c_runtime import CPU, device_count, made, ok
 
 pytestmark = pytest.mark.skipif(
     device_count(NVIDIA) == 0 or shutil.which("cc") is None, reason="no CUDA device, or no C compiler"

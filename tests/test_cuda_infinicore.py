@@ -9,12 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
 
+from cpp_programs import EXAMPLES, PROGRAMS, SOURCES, compiled, run, started
+from support.c_runtime import device_count
+from support.tiny_llama import tiny
 from torch_infini.distributed.libinfiniccl import NVIDIA
 from torch_infini.testing import emulates_cuda, greedy_tokens
-from torch_infini.testing.c_runtime import device_count
-from torch_infini.testing.tiny_llama import tiny
 
 pytestmark = pytest.mark.skipif(device_count(NVIDIA) == 0, reason="no GPU, and the libraries are not the emulated ones")
 

@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 import torch
-from infinicore_calls import CALLS, OPS, RESULTS, F
 
 import torch_infini.compat.infinicore as ic
+from infinicore_calls import CALLS, OPS, RESULTS, F
+from support.c_checks import bits, check
+from support.c_runtime import NVIDIA, device_count
 from torch_infini.compat.infinicore import _bridge
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple, emulates_cuda
-from torch_infini.testing.c_checks import bits, check, clone
-from torch_infini.testing.c_ops import CSample, Described
-from torch_infini.testing.c_runtime import NVIDIA, device_count
+from torch_infini.testing.c_ops import CSample, Described, clone
 
 DEVICES = device_count(NVIDIA)
 pytestmark = pytest.mark.skipif(DEVICES == 0, reason="no GPU, and the libraries are not the emulated ones")

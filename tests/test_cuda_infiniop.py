@@ -15,21 +15,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.c_checks import bits, check, first_sample, overwrite
+from support.c_runtime import BAD_PARAM, CPU, NVIDIA, THREAD_LOCAL, captured, device_count, instantiated, ok, rt, stream
 from torch_infini.testing import cuda_device
-from torch_infini.testing.c_checks import bits, check, clone, first_sample, memory_of, overwrite
-from torch_infini.testing.c_ops import CError, COp, CSample, Described, Descriptor, c_function
-from torch_infini.testing.c_runtime import (
-    BAD_PARAM,
-    CPU,
-    NVIDIA,
-    THREAD_LOCAL,
-    captured,
-    device_count,
-    instantiated,
-    ok,
-    rt,
-    stream,
-)
+from torch_infini.testing.c_ops import CError, COp, CSample, Described, Descriptor, c_function, clone, memory_of
 from torch_infini.testing.ops import all_c_ops
 
 DEVICE = cuda_device()

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_calls import allocations, check, here
 
+from cuda_calls import allocations, check, here
+from support.c_runtime import CPU, NVIDIA, ok
 from torch_infini.ops.matmul import values
 from torch_infini.testing import check_against_reference, cuda_device
 from torch_infini.testing.c_ops import Descriptor
-from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
 from torch_infini.testing.ops import OP_INFOS, Sample
 from torch_infini.testing.ops.linear import C_OPS, inputs
 from torch_infini.testing.ops.matmul import factors

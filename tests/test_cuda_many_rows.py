@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from cuda_calls import allocations, captured, check, here
 from torch import Tensor
 
+from cuda_calls import allocations, captured, check, here
+from support.c_runtime import CPU, NVIDIA, ok
 from torch_infini.testing import cuda_device
 from torch_infini.testing.c_ops import Descriptor
-from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
 from torch_infini.testing.ops import OP_INFOS, all_c_ops
 from torch_infini.testing.ops.quantized_linear import CUBLAS_ROWS_FROM, inputs_int4, inputs_int8
 from torch_infini.testing.ops.scaled_mm_int8 import inputs as inputs_mm

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.engines import finish
+from support.tiny_llama import calls, greedy, tiny, tokens
 from torch_infini import patch_model, save_patched
 from torch_infini.engine import Engine, EngineConfig, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.nn import Linear
 from torch_infini.testing import cuda_device
-from torch_infini.testing.engines import finish
 from torch_infini.testing.ops import OP_INFOS
-from torch_infini.testing.tiny_llama import calls, greedy, tiny, tokens
 from torch_infini.weights import FORMATS
 
 DEVICE = cuda_device()

@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.tiny_llama import ALL_CALLS, CallCounter, calls, greedy, logits, tiny, tokens
 from torch_infini import patch_model
 from torch_infini.patch.layers import quantized_linear
 from torch_infini.testing import cuda_device
-from torch_infini.testing.tiny_llama import ALL_CALLS, CallCounter, calls, greedy, logits, tiny, tokens
 from torch_infini.weights import quantize
 
 pytest.importorskip("transformers")

@@ -12,10 +12,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from runtime_cases import Memory, RuntimeCases, copy
 
-from torch_infini.testing import emulates_cuda
-from torch_infini.testing.c_runtime import (
+from runtime_cases import Memory, RuntimeCases, copy
+from support.c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
     COMPLETE,
@@ -48,6 +47,7 @@ from torch_infini.testing.c_runtime import (
     rt,
     stream,
 )
+from torch_infini.testing import emulates_cuda
 
 DEVICES = device_count(NVIDIA)
 pytestmark = pytest.mark.skipif(DEVICES == 0, reason="no GPU, and the libraries are not the emulated ones")

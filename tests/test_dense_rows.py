@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from fresh_python import run_python
 from torch import Tensor
 
+from fresh_python import run_python
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, sanitized
 from torch_infini.testing.c_ops import call
 from torch_infini.testing.ops import all_c_ops

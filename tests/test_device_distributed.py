@@ -13,8 +13,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from ranks import Ranks
 from torch import Tensor, nn
+
+from ranks import Ranks
 
 SIZE = 2
 

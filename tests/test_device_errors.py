@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from device_processes import in_process
 
 import torch_infini
+from device_processes import in_process
 from torch_infini import device
 
 pytestmark = pytest.mark.usefixtures("infini")

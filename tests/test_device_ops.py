@@ -6,9 +6,10 @@ import re
 import subprocess
 import sys
 
-import device_op_db
 import pytest
 import torch
+
+import device_op_db
 from device_op_db import EXCEPTIONS, FORMS, compared, op_db
 
 pytestmark = pytest.mark.usefixtures("infini")

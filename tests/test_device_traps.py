@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from device_processes import in_process, run_code
 
 import torch_infini.device
+from device_processes import in_process, run_code
 from torch_infini.device import unwrap, wrap
 
 ROOT = Path(__file__).resolve().parent.parent

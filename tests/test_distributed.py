@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 from torch import Tensor
+
+from ranks import Ranks
 
 SIZE = 3
 DTYPES = (

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 
 import torch_infini
+from ranks import Ranks
 from torch_infini.distributed.transport import MOST_RANKS, choose, machine
 
 SIZE = 3

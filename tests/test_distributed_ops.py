@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from ranks import Ranks
 from torch import Tensor
 
 import torch_infini
+from ranks import Ranks
 from torch_infini import nn
 from torch_infini.distributed import TPGroup, communicator
 from torch_infini.runtime import program

@@ -10,10 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.distributed._functional_collectives as funcol
-from ranks import Ranks
 from torch import Tensor, nn
 
 import torch_infini
+from ranks import Ranks
 from torch_infini.testing import assert_same_but_rounding
 
 SIZE = 2

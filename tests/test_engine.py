@@ -14,12 +14,12 @@ from typing import Any
 import pytest
 import torch
 
+from support.engines import finish, small_engine, soak
 from torch_infini.engine import LLM, BlockManager, Engine, EngineConfig, SamplingParams
 from torch_infini.engine.blocks import ROOT, OutOfBlocks
 from torch_infini.models import Llama
 from torch_infini.testing import assert_likeliest, greedy_tokens, rounding_limit, sums_of
 from torch_infini.testing.checkpoints import MODELS, SMALL, random_model
-from torch_infini.testing.engines import finish, small_engine, soak
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 VOCABULARY = SMALL["vocab_size"]

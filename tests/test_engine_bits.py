@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 import torch
 
+from support.engines import finish
 from torch_infini._core.products import aten_from_set_to
 from torch_infini.engine import Completion, Engine, EngineConfig, SamplingParams
 from torch_infini.models import Llama
 from torch_infini.testing.checkpoints import random_model
-from torch_infini.testing.engines import finish
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 TOKENS = 40

@@ -23,11 +23,11 @@ import pytest
 import torch
 
 import torch_infini.engine
+from support.engines import small_engine
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.engine import Engine, EngineConfig, sampler
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
-from torch_infini.testing.engines import small_engine
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 GREEDY = SamplingParams.greedy(max_tokens=12, ignore_eos=True)

@@ -12,7 +12,6 @@ import pytest
 pytest.importorskip("transformers")
 
 from serving import ask, save_model, service_of
-
 from torch_infini import LLM, AsyncLLM, SamplingParams
 from torch_infini.__main__ import main
 from torch_infini.engine.defaults import sampling_defaults

@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 
+from support.c_runtime import SUCCESS, last_error, made, ok, rt, stream
 from torch_infini.distributed import libinfiniccl
 from torch_infini.distributed.libinfiniccl import DTYPES, Communicator, ReduceOp, unique_id
 from torch_infini.testing import cpu_capability_set_to, kernel_levels
-from torch_infini.testing.c_runtime import SUCCESS, last_error, made, ok, rt, stream
 
 SLOT, ONE_SHOT = 512 * 1024, 64 * 1024  # bytes; csrc/infiniccl/cpu
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_python import run_python
 
 import torch_infini.compat.infinicore as ic
+from fresh_python import run_python
 from torch_infini.compat.infinicore import utils
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 

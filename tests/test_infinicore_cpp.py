@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+
 from cpp_programs import PROGRAMS, SOURCES, compiled, run
 
 

@@ -9,8 +9,8 @@ import sysconfig
 from pathlib import Path
 
 import pytest
-from fresh_python import run_python
 
+from fresh_python import run_python
 from torch_infini._core.library import PATH, ROOT
 
 pybind11 = pytest.importorskip("pybind11")

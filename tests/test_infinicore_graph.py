@@ -12,14 +12,14 @@ from typing import Any
 import numpy
 import pytest
 import torch
-from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples, wrapped
 
 import torch_infini.compat.infinicore as ic
+from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples, wrapped
+from support.c_checks import bits, overwrite
 from torch_infini.compat.infinicore import _bridge, context
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple
-from torch_infini.testing.c_checks import bits, clone, overwrite
-from torch_infini.testing.c_ops import Described
+from torch_infini.testing.c_ops import Described, clone
 
 CPU = ic.device("cpu")
 

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from cpp_programs import EXAMPLES, compiled, run, started
 
+from cpp_programs import EXAMPLES, compiled, run, started
+from support.tiny_llama import tiny
 from torch_infini.demo import MODEL
 from torch_infini.testing import assert_likeliest, greedy_tokens, sums_of
-from torch_infini.testing.tiny_llama import tiny
 
 PROMPT, NEW = [1, 15, 27, 100, 3, 90, 90, 7], 20
 MODELS: dict[str, dict[str, Any]] = {

@@ -16,9 +16,9 @@ import ml_dtypes
 import numpy
 import pytest
 import torch
-from fresh_python import run_python
 
 import torch_infini.compat.infinicore as ic
+from fresh_python import run_python
 from torch_infini.compat.infinicore import _bridge, utils
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from infinicore_samples import SAMPLES, Call, Values, call
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import torch_infini.compat.infinicore as ic
+from infinicore_samples import SAMPLES, Call, Values, call
 from torch_infini.compat.infinicore._recording import SIZED_BY_VALUES, VIEWS
 from torch_infini.compat.infinicore._rules import RULES
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples
 
 import torch_infini.compat.infinicore as ic
+from infinicore_calls import CALLS, OPS, RESULTS, F, copies, is_written, samples
+from support.c_checks import bits, check
 from torch_infini.compat.infinicore.lib import _infinicore as raw
 from torch_infini.testing import as_tuple
-from torch_infini.testing.c_checks import bits, check, clone
-from torch_infini.testing.c_ops import CSample
+from torch_infini.testing.c_ops import CSample, clone
 
 
 def t(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

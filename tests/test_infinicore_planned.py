@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_python import run_python
 
 import torch_infini.compat.infinicore as infinicore
+from fresh_python import run_python
 from torch_infini.compat.infinicore import _recording
 
 pytestmark = pytest.mark.usefixtures("one_thread")

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as TF
-from script_runs import ROOT, Done, run_here, run_process
 from torch import Tensor
+
+from script_runs import ROOT, Done, run_here, run_process
 
 SCRIPTS = ROOT / "tests" / "infinicore_scripts"
 KINDS = ("float32", "float16", "bfloat16")

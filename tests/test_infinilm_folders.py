@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from infinilm_models import GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from infinilm_models import GREEDY, NEW, PROMPTS, by_row, infini, loaded, saved
 from torch_infini.compat import infinicore
 from torch_infini.compat.infinilm import configuration_utils, modeling_utils
 from torch_infini.compat.infinilm.auto_config import AutoConfig

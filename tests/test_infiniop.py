@@ -11,11 +11,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from layers import at_level
 from torch import Tensor
 
+from layers import at_level
+from support.c_checks import bits, check, first_sample
 from torch_infini.testing import cpu_capability_set_to, kernel_levels, threads_set_to
-from torch_infini.testing.c_checks import bits, check, clone, first_sample
 from torch_infini.testing.c_ops import (
     INTERFACE,
     CError,
@@ -26,6 +26,7 @@ from torch_infini.testing.c_ops import (
     TensorDescriptor,
     c_function,
     call,
+    clone,
 )
 from torch_infini.testing.ops import all_c_ops
 

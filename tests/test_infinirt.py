@@ -10,10 +10,10 @@ import threading
 import time
 
 import pytest
+
 from host_streams import Gate, launch
 from runtime_cases import Memory, RuntimeCases
-
-from torch_infini.testing.c_runtime import (
+from support.c_runtime import (
     BAD_PARAM,
     BLOCKING_SYNC,
     COMPLETE,

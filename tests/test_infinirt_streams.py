@@ -7,10 +7,9 @@ import threading
 import time
 
 import pytest
-from host_streams import Gate, launch, linux, python
 
-from torch_infini.testing import sanitized
-from torch_infini.testing.c_runtime import (
+from host_streams import Gate, launch, linux, python
+from support.c_runtime import (
     BAD_PARAM,
     COMPLETE,
     D2H,
@@ -36,6 +35,7 @@ from torch_infini.testing.c_runtime import (
     rt,
     stream,
 )
+from torch_infini.testing import sanitized
 
 pytest_plugins = ["host_streams"]  # its fixtures
 

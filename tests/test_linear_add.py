@@ -7,14 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from test_tiles import at_tile_level
 from torch import Tensor
 
+from support.c_runtime import CPU, NVIDIA, ok
+from test_tiles import at_tile_level
 from torch_infini.ops import FLOATS
 from torch_infini.testing import cpu_capability_set_to, cuda_device, kernel_levels, threads_set_to
-from torch_infini.testing.c_checks import clone
-from torch_infini.testing.c_ops import Descriptor, call
-from torch_infini.testing.c_runtime import CPU, NVIDIA, ok
+from torch_infini.testing.c_ops import Descriptor, call, clone
 from torch_infini.testing.ops import all_c_ops
 from torch_infini.testing.ops.linear import inputs
 

@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from fresh_python import run_python
 
 ROOT = Path(__file__).resolve().parent.parent

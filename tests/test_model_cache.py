@@ -16,10 +16,10 @@ from typing import Any
 
 import pytest
 import torch
-from checkpoint_writers import CASES, write_folder, write_gguf
-from fresh_python import run_python
 from torch import Tensor, nn
 
+from checkpoint_writers import CASES, write_folder, write_gguf
+from fresh_python import run_python
 from torch_infini import LLM, SamplingParams
 from torch_infini.models import Llama, cache
 from torch_infini.nn import Batch

@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 import torch
-from layers import at_level
 
+from layers import at_level
 from torch_infini._core.products import aten_from_set_to
 from torch_infini.testing import (
     LAYOUTS,

@@ -13,9 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
-from torch_infini.testing import assert_same_but_rounding
-from torch_infini.testing.tiny_llama import (
+from support.tiny_llama import (
     ALL_CALLS,
     LAYERS,
     PROMPT,
@@ -30,6 +28,8 @@ from torch_infini.testing.tiny_llama import (
     tiny,
     tokens,
 )
+from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
+from torch_infini.testing import assert_same_but_rounding
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

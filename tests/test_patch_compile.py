@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.tiny_llama import close
 from torch_infini.patch import patch_model
 from torch_infini.testing.patched_families import FAMILIES, VOCABULARY, Family, logits
-from torch_infini.testing.tiny_llama import close
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")

@@ -8,18 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.tiny_llama import ALL_CALLS, LAYERS, CallCounter, calls, close, logits, static_cache, tiny, tokens
 from torch_infini.patch import patch_model, patched
-from torch_infini.testing.tiny_llama import (
-    ALL_CALLS,
-    LAYERS,
-    CallCounter,
-    calls,
-    close,
-    logits,
-    static_cache,
-    tiny,
-    tokens,
-)
 
 pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

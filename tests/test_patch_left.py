@@ -7,23 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_python import run_python
 from torch import Tensor, nn
 
 import torch_infini
+from fresh_python import run_python
+from support.tiny_llama import LAYERS, calls, close, config_values, identity, in_order, logits, tiny, tokens
 from torch_infini._core import products
 from torch_infini.patch import PatchReport, is_patched, patch_model, unpatch_model
-from torch_infini.testing.tiny_llama import (
-    LAYERS,
-    calls,
-    close,
-    config_values,
-    identity,
-    in_order,
-    logits,
-    tiny,
-    tokens,
-)
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

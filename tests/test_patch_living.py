@@ -15,8 +15,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from torch_infini.patch import patch_model, patched, unpatch_model
-from torch_infini.testing.tiny_llama import (
+from support.tiny_llama import (
     LAYERS,
     VOCABULARY,
     CallCounter,
@@ -29,6 +28,7 @@ from torch_infini.testing.tiny_llama import (
     tiny,
     tokens,
 )
+from torch_infini.patch import patch_model, patched, unpatch_model
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")

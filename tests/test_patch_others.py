@@ -16,8 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import torch_infini
+from support.tiny_llama import LAYERS, calls, close, greedy, in_order, logits, tiny, tokens
 from torch_infini.patch import is_patched, patch_model, patched, unpatch_model
-from torch_infini.testing.tiny_llama import LAYERS, calls, close, greedy, in_order, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread", "no_graphs_left")

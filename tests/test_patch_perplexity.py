@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from support.scripts import script
 from torch_infini import patch_model
 
 pytest.importorskip("transformers")
@@ -16,7 +17,6 @@ pytestmark = pytest.mark.usefixtures("one_thread")
 
 from torch_infini.commands.demo_run import load  # noqa: E402
 from torch_infini.demo import MODEL  # noqa: E402
-from torch_infini.testing.train_demo import split_topics  # noqa: E402
 from torch_infini.weights import best  # noqa: E402
 
 WINDOW, WINDOWS = 256, 24
@@ -25,7 +25,8 @@ WINDOW, WINDOWS = 256, 24
 def windows(held_out: bool) -> Tensor:
     """[WINDOWS or fewer, WINDOW] token ids of the text that the model was trained on, or of what it has not seen."""
     _, tokenizer = load(Path(MODEL), torch.bfloat16)
-    ids = [token for text in split_topics(0)[held_out] for token in tokenizer(text).input_ids]
+    texts = script("benchmarks/train_demo").split_topics(0)[held_out]
+    ids = [token for text in texts for token in tokenizer(text).input_ids]
     count = min(WINDOWS, len(ids) // WINDOW)
     assert count >= 8
     return torch.tensor(ids[: count * WINDOW]).view(count, WINDOW)

@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.tiny_llama import close, logits, tiny, tokens
 from torch_infini.patch import patch_model, patched
 from torch_infini.patch.checks.fingerprint import Fingerprints
-from torch_infini.testing.tiny_llama import close, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
 llama = transformers.models.llama.modeling_llama

@@ -13,16 +13,16 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_python import run_python
 from safetensors.torch import load_file, save_file
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 import torch_infini
+from fresh_python import run_python
+from support.tiny_llama import calls, close, greedy, logits, tiny, tokens
 from torch_infini import LLM, SamplingParams
 from torch_infini.patch import is_patched, load_patched, patch_model, save_patched, unpatch_model
 from torch_infini.patch.layers.quantized_linear import QuantizedLinear
-from torch_infini.testing.tiny_llama import calls, close, greedy, logits, tiny, tokens
 from torch_infini.weights import FORMATS, best, quantize
 
 transformers = pytest.importorskip("transformers")

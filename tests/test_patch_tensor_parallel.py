@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from ranks import Ranks
 from torch import Tensor
 
 import torch_infini
+from ranks import Ranks
 from torch_infini.patch.layers.quantized_linear import QuantizedLinear
 from torch_infini.patch.report import pattern
 from torch_infini.testing import greedy_tokens, rounding_error, rounding_limit, sums_of

@@ -12,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from support.tiny_llama import calls, close, config_values, greedy, identity, logits, tiny, tokens
 from torch_infini.patch import is_patched, patch_model
 from torch_infini.patch.layers.attention import Attention
 from torch_infini.patch.layers.mlp import GatedMLP
-from torch_infini.testing.tiny_llama import calls, close, config_values, greedy, identity, logits, tiny, tokens
 
 transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.usefixtures("one_thread")

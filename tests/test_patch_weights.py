@@ -19,9 +19,9 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 import torch_infini
+from support.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
 from torch_infini.patch import is_patched, load_patched, patch_model, patched, save_patched, unpatch_model
 from torch_infini.patch.layers.quantized_linear import QuantizedLinear
-from torch_infini.testing.tiny_llama import LAYERS, calls, close, identity, logits, tiny, tokens
 from torch_infini.weights import FORMATS, best, quantize
 
 transformers = pytest.importorskip("transformers")

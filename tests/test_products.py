@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 import torch
-from fresh_python import run_python
 from torch import Tensor
 
 import torch_infini
+from fresh_python import run_python
 from torch_infini._core import products
 from torch_infini._core.cpu import cpu_name
 from torch_infini._core.products import aten_below, aten_from, aten_from_set_to, set_aten_from
@@ -217,7 +217,7 @@ def test_never_aten() -> None:
 
 
 def test_the_report_says_so() -> None:
-    from torch_infini.testing.tiny_llama import tiny
+    from support.tiny_llama import tiny
 
     with aten_from_set_to(64):
         report = torch_infini.patch_model(tiny())

@@ -9,9 +9,9 @@ import weakref
 
 import pytest
 import torch
-from runtime_helpers import LONG, Gate, every_device, on_gpu, until
 from torch import Tensor
 
+from runtime_helpers import LONG, Gate, every_device, on_gpu, until
 from torch_infini.runtime import Event, Graph, Stream, graph
 
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from runtime_helpers import HAS_CUDA, LONG, Gate, on_gpu, until
 
+from runtime_helpers import HAS_CUDA, LONG, Gate, on_gpu, until
 from torch_infini.runtime import Event, Stream, graph
 
 

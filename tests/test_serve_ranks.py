@@ -17,8 +17,8 @@ pytest.importorskip("fastapi")
 pytest.importorskip("httpx2")
 
 import httpx2 as httpx
-from serving import Command, save_model, wait_until
 
+from serving import Command, save_model, wait_until
 from torch_infini import LLM, SamplingParams
 
 pytestmark = [

@@ -14,11 +14,11 @@ import torch
 from safetensors.torch import load_file
 
 import torch_infini
+from support.tiny_llama import greedy, logits, tiny, tokens
 from torch_infini import LLM, SamplingParams, weights
 from torch_infini.models import Llama
 from torch_infini.nn import Linear
 from torch_infini.patch import load_patched, patch_model, save_patched
-from torch_infini.testing.tiny_llama import greedy, logits, tiny, tokens
 from torch_infini.weights import quantize
 
 pytest.importorskip("transformers")

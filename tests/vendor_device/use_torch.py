@@ -18,7 +18,7 @@ import torch_infini
 import torch_infini.device
 from torch_infini import LLM, SamplingParams
 from torch_infini.demo import MODEL
-from torch_infini.testing.tiny_llama import tiny
+from torch_infini.testing.checkpoints import random_model
 
 QY = 9
 
@@ -116,7 +116,7 @@ def main() -> None:
     assert losses[0] == losses[1]
 
     # A model, patched: the vendor's norms, the same tokens.
-    model = tiny()
+    model = random_model("llama")
     ids = torch.randint(0, model.config.vocab_size, (2, 9))
     tokens = model.generate(ids, max_new_tokens=8, do_sample=False)
     model.to("infini")

@@ -1,6 +1,6 @@
 """The demo: a small trained LLaMA, measured before and after patch_model.
 
-testing/train_demo.py trained it on Python's own help.
+benchmarks/train_demo.py trained it on Python's own help.
 
 MODEL is that model's folder, for everything that takes a Hugging Face folder: LLM(MODEL), from_pretrained(MODEL).
 """

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .c_checks import clone
-from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample, Described
+from .c_ops import DTYPES, INTERFACE, TOLERANCES, CErrorCase, COp, CSample, Described, clone
 from .layouts import LAYOUTS, relayout
 from .op_info import ErrorCase, OpInfo, Sample
 

@@ -53,6 +53,43 @@ class Described:
     dtype: int | None = None  # an infiniDtype_t, if not that of base
 
 
+def memory_of(tensor: Tensor) -> Tensor:
+    """All bytes of the tensor's storage."""
+    return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(tensor.untyped_storage())
+
+
+def clone(args: Mapping[str, Any], device: str | torch.device | None = None) -> dict[str, Any]:
+    """Copies of all tensors, strides kept, on `device` if given; what shares a tensor or memory shares its copy."""
+    copies: dict[int, Any] = {}
+    memory: dict[int, torch.UntypedStorage] = {}
+
+    def copy(value: Any) -> Any:
+        if isinstance(value, Described):
+            return Described(copy(value.base), value.shape, value.strides, value.offset, value.dtype)
+        if not isinstance(value, Tensor):
+            return value
+        if id(value) not in copies:
+            storage, place = value.untyped_storage(), torch.device(device or value.device)
+            if storage.data_ptr() not in memory:
+                memory[storage.data_ptr()] = memory_of(value).to(place, copy=True).untyped_storage()
+            copies[id(value)] = torch.empty(0, dtype=value.dtype, device=place).set_(
+                memory[storage.data_ptr()], value.storage_offset(), value.shape, value.stride()
+            )
+        return copies[id(value)]
+
+    return {key: copy(value) for key, value in args.items()}
+
+
+def as_tensor(value: Tensor | Described) -> Tensor:
+    """What a descriptor with strides that torch does not know (negative ones) shows, copied element by element."""
+    if isinstance(value, Tensor):
+        return value
+    index = torch.full(value.shape, value.offset, dtype=torch.int64)
+    for dim, (size, stride) in enumerate(zip(value.shape, value.strides, strict=True)):
+        index += (torch.arange(size) * stride).view([-1 if d == dim else 1 for d in range(len(value.shape))])
+    return value.base.reshape(-1)[index]
+
+
 @dataclass(frozen=True)
 class CSample:
     """One call: every argument of Create and of the op itself, by name; tensors without `_desc`.

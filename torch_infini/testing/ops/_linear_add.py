@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..c_checks import as_tensor
-from ..c_ops import CErrorCase, COp, CSample, Described
+from ..c_ops import CErrorCase, COp, CSample, Described, as_tensor
 from .linear import C_OPS as _LINEAR
 from .linear import cuda_slack, inputs
 from .linear import reference as product

@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 
 from ...ops import FLOATS, REGISTRY
-from ..c_checks import clone
 from ..c_door import c_op, unwritten
 from ..c_layouts import every_layout
-from ..c_ops import CErrorCase, CSample
+from ..c_ops import CErrorCase, CSample, clone
 from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 
 

@@ -3,7 +3,7 @@
 One serves them through torch_infini.AsyncLLM, one through infinilm.llm.AsyncLLMEngine; LLM.generate gives the texts
 that both must have.
 
-python -m torch_infini.testing.async_soak --requests 2000
+PYTHONPATH=tests python -m support.async_soak --requests 2000
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
-from ..compat.infinilm import llm as infinilm
-from ..engine import LLM, AsyncLLM, Metrics, SamplingParams
-from .checkpoints import SMALL, random_model, save_tokenizer
+from torch_infini.compat.infinilm import llm as infinilm
+from torch_infini.engine import LLM, AsyncLLM, Metrics, SamplingParams
+from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
+
 from .engines import resident_bytes
 
 AT_A_TIME = 40
@@ -233,7 +234,7 @@ def main() -> None:
         return
     with TemporaryDirectory() as folder:
         save_model(Path(folder))
-        command = [sys.executable, "-m", "torch_infini.testing.async_soak", "--folder", folder]
+        command = [sys.executable, "-m", "support.async_soak", "--folder", folder]
         command += ["--requests", str(arguments.requests), "--seed", str(arguments.seed), "--door"]
         started = {door: subprocess.Popen([*command, door], stdout=subprocess.PIPE, text=True) for door in DOORS}
         wanted = expected(Path(folder), jobs)

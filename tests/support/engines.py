@@ -1,6 +1,6 @@
 """Engines on small models, random requests, and the soak that ends with every block returned.
 
-python -m torch_infini.testing.engines --requests 10000
+PYTHONPATH=tests python -m support.engines --requests 10000
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from ..engine import Engine, EngineConfig, RequestOutput, SamplingParams
-from ..models import Llama
-from .checkpoints import SMALL, random_model, save_tokenizer
+from torch_infini.engine import Engine, EngineConfig, RequestOutput, SamplingParams
+from torch_infini.models import Llama
+from torch_infini.testing.checkpoints import SMALL, random_model, save_tokenizer
 
 
 def small_engine(folder: Path, model: str = "llama", tokenizer: bool = True, **settings: Any) -> Engine:
     """An engine on a model of testing.checkpoints, which is saved to `folder` first."""
-    from ..engine.llm import load_tokenizer
+    from torch_infini.engine.llm import load_tokenizer
 
     theirs = random_model(model)
     theirs.save_pretrained(folder)

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Callable
 
-from ..compat.libinfiniop import LIBINFINIOP
+from torch_infini.compat.libinfiniop import LIBINFINIOP
 
 SUCCESS, INTERNAL_ERROR, NOT_IMPLEMENTED, BAD_PARAM, NULL_POINTER, NO_BACKEND, NO_DEVICE = range(7)
 CPU, NVIDIA, CAMBRICON, QY = 0, 1, 2, 9

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from .compare import assert_clear, assert_same_but_rounding, sums_of
-from .new_model import new_model
+from torch_infini.testing.compare import assert_clear, assert_same_but_rounding, sums_of
+from torch_infini.testing.new_model import new_model
 
 LAYERS = 2
 VOCABULARY = 128
@@ -126,7 +126,7 @@ def greedy(model: Any, ids: Tensor | None = None, **kwargs: Any) -> Any:
 
 def in_order(module: nn.Module) -> bool:
     """Whether nothing of a patch is left in it."""
-    from ..patch.swap import Patched
+    from torch_infini.patch.swap import Patched
 
     return not any(
         isinstance(m, Patched) or any(name.startswith("_infini_") for name in vars(m)) for m in module.modules()

@@ -1,6 +1,6 @@
 """Train the small LLaMA that `python -m torch_infini demo` runs, from nothing but what Python itself carries.
 Text: `pydoc_data.topics`, the language reference behind `help()`; it differs a little from one Python to the next.
-Use: python -m torch_infini.testing.train_demo [--out FOLDER] [--steps N] [--minutes M] [--seed S]
+Use: python benchmarks/train_demo.py [--out FOLDER] [--steps N] [--minutes M] [--seed S]
 """
 
 from __future__ import annotations
@@ -20,6 +20,8 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import AutoTokenizer, GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 from transformers.utils import logging as transformers_logging
+
+from torch_infini.demo import MODEL
 
 PAD, BOS, EOS = "<pad>", "<s>", "</s>"  # ids 0, 1, 2
 VOCABULARY = 2048
@@ -182,9 +184,7 @@ def mean_loss(model: LlamaForCausalLM, stream: Stream) -> float:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--out", type=Path, default=Path(__file__).parents[1] / "demo" / "model", help="folder to write"
-    )
+    parser.add_argument("--out", type=Path, default=Path(MODEL), help="folder to write (default: %(default)s)")
     parser.add_argument("--steps", type=int, default=4000, help=f"steps of {TOKENS_A_STEP} tokens")
     limit_help = "end by then at the latest; the weights then depend on the machine's speed, not on the seed alone"
     parser.add_argument("--minutes", type=float, default=math.inf, help=limit_help)
