@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 import torch
 import transformers
-from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from ..._core.dtypes import SAFETENSORS_DTYPES
+from ...checkpoints import TensorInfo, read_header
 from ...weights import FORMATS, respelled
 
 CONFIG, TENSORS, DESCRIPTION, GENERATION = (
@@ -69,13 +69,6 @@ class Description(NamedTuple):
     skip: list[str]
 
 
-class Stored(NamedTuple):
-    """A tensor in the header of a file."""
-
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-
-
 def invalid(file: str, field: str, rule: str, got: object, where: str = LOAD) -> ValueError:
     """Return the error of a field of a file that breaks a rule."""
     text = got if isinstance(got, str) else repr(got)
@@ -103,19 +96,16 @@ def read_object(folder: Path, file: str) -> dict[str, Any]:
     return value
 
 
-def read_header(folder: Path, file: str) -> dict[str, Stored]:
+def header_of(folder: Path, file: str) -> dict[str, TensorInfo]:
+    """Return dtype and shape of the tensors in one of the folder's files."""
     path = folder / file
     if not path.is_file():
         raise FileNotFoundError(f"{LOAD}: folder must hold {file}, got {str(folder)!r} without it")
-    header = {}
-    with as_value_error(file, "be a whole safetensors file"), safe_open(path, "pt") as source:
-        for name in source.keys():  # noqa: SIM118
-            part = source.get_slice(name)
-            header[name] = str(part.get_dtype()), tuple(part.get_shape())
-    for name, (dtype, _) in header.items():
-        if dtype not in SAFETENSORS_DTYPES:
-            raise invalid(file, name, f"be of one of the dtypes {', '.join(SAFETENSORS_DTYPES)}", dtype)
-    return {name: Stored(SAFETENSORS_DTYPES[dtype], shape) for name, (dtype, shape) in header.items()}
+    header = {name: stored.info for name, stored in read_header(path, LOAD).items()}
+    for name, info in header.items():
+        if info.dtype not in SAFETENSORS_DTYPES.values():
+            raise invalid(file, name, f"be of one of the dtypes {', '.join(SAFETENSORS_DTYPES)}", shown(info.dtype))
+    return header
 
 
 def checked_layers(value: Any, file: str, where: str = LOAD) -> dict[str, dict[str, Any]]:
@@ -194,7 +184,7 @@ def class_of(name: Any) -> type[PreTrainedModel]:
     return cls
 
 
-def read_config(folder: Path, description: Description, header: Mapping[str, Stored]) -> Any:
+def read_config(folder: Path, description: Description, header: Mapping[str, TensorInfo]) -> Any:
     """Read config.json, with its numbers of modules limited by the contents of the file with the tensors."""
     values = read_object(folder, CONFIG)
     config_class = description.cls.config_class

@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel
 
+from ...checkpoints import TensorInfo
 from .. import apply
 from ..decoder import is_decoder
 from ..layers.quantized_linear import WeightPlan, empty_buffers, install
@@ -28,14 +29,13 @@ from .folder import (
     QUANTIZED,
     TENSORS,
     Description,
-    Stored,
     all_tensors,
     as_value_error,
+    header_of,
     invalid,
     non_persistent_buffers,
     read_config,
     read_description,
-    read_header,
     shown,
 )
 
@@ -47,7 +47,7 @@ def load(folder: Path) -> PreTrainedModel:
     if not folder.is_dir():
         raise FileNotFoundError(f"{LOAD}: folder must be one that save_patched wrote, got {str(folder)!r}, no folder")
     description = read_description(folder)
-    header = read_header(folder, TENSORS)
+    header = header_of(folder, TENSORS)
     config = read_config(folder, description, header)
     model = on_meta(config, description)
     if description.converted:
@@ -55,7 +55,7 @@ def load(folder: Path) -> PreTrainedModel:
         model = load_by_transformers(folder, description)
         finish(model, folder, {}, description.only, description.skip)
         return model
-    extra = {} if description.format == 1 else read_header(folder, BUFFERS)
+    extra = {} if description.format == 1 else header_of(folder, BUFFERS)
     fill(model, folder, description, header, extra)
     if (folder / GENERATION).exists():
         with as_value_error(GENERATION, "be one of transformers"):
@@ -115,7 +115,7 @@ def finish(
 ) -> None:
     """Patch a loaded model; non-persistent buffers are read from the folder."""
     if folder is not None and (folder / BUFFERS).is_file():
-        header, buffers = read_header(folder, BUFFERS), dict(model.named_buffers(remove_duplicate=False))
+        header, buffers = header_of(folder, BUFFERS), dict(model.named_buffers(remove_duplicate=False))
         for name, stored in header.items():
             if name not in buffers or buffers[name].shape != stored.shape:
                 got = f"{list(stored.shape)}" if name in buffers else "no such buffer"
@@ -136,7 +136,7 @@ def finish(
         apply.fuse_projections(decoder)
 
 
-def check_size(model: nn.Module, header: Mapping[str, Stored]) -> None:
+def check_size(model: nn.Module, header: Mapping[str, TensorInfo]) -> None:
     """Check that the file has as many elements as the model, where names and shapes in it are transformers' own."""
     wanted = sum({id(p): p.numel() for p in model.parameters()}.values())
     found = sum(math.prod(tensor.shape) for tensor in header.values())
@@ -145,7 +145,7 @@ def check_size(model: nn.Module, header: Mapping[str, Stored]) -> None:
     check_buffers(model, header)
 
 
-def check_buffers(model: nn.Module, header: Mapping[str, Stored]) -> None:
+def check_buffers(model: nn.Module, header: Mapping[str, TensorInfo]) -> None:
     """Raise for buffers that are in no file and larger than all tensors in the files."""
     limit = max(SMALL_BYTES, sum(math.prod(t.shape) * t.dtype.itemsize for t in header.values()))
     for name, buffer in model.named_buffers():
@@ -179,8 +179,8 @@ def fill(
     model: PreTrainedModel,
     folder: Path,
     description: Description,
-    header: dict[str, Stored],
-    extra: dict[str, Stored],
+    header: dict[str, TensorInfo],
+    extra: dict[str, TensorInfo],
 ) -> None:
     """Load every parameter and buffer of the model from the files.
 
@@ -228,7 +228,7 @@ def fill(
             module._buffers[last] = loaded[source_name]
 
 
-def stored_names(model: nn.Module, description: Description, header: Mapping[str, Stored]) -> Callable[[str], str]:
+def stored_names(model: nn.Module, description: Description, header: Mapping[str, TensorInfo]) -> Callable[[str], str]:
     """Return a function from a tensor's name in the model to its name in the file, which has one of tied parameters."""
     if description.format == 1:
         return lambda name: description.aliases.get(name, name)
