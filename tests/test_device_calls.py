@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from torch_infini.__main__ import main
-from torch_infini.device.calls import CALLS, Call, checks
+from torch_infini.device.calls import CALLS, ExampleCall, checks
 
 Output = pytest.CaptureFixture[str]
 
@@ -51,8 +51,8 @@ def test_command_reports_failures(capsys: Output, monkeypatch: pytest.MonkeyPatc
         """Call a library that refuses."""
         return "the library refuses"
 
-    monkeypatch.setitem(CALLS, "wrong", Call("area", "wrong", wrong))
-    monkeypatch.setitem(CALLS, "refused", Call("area", "refused", refused))
+    monkeypatch.setitem(CALLS, "wrong", ExampleCall("area", "wrong", wrong))
+    monkeypatch.setitem(CALLS, "refused", ExampleCall("area", "refused", refused))
     assert main(["device", "--calls", "constants,wrong,refused"]) == 1
     out = capsys.readouterr().out
     assert (

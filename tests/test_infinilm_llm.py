@@ -35,7 +35,7 @@ from torch_infini.compat.infinilm.llm import (
     TokenOutput,
 )
 from torch_infini.compat.infinilm.llm import config as config_module
-from torch_infini.compat.infinilm.llm.request import Outbox, Part
+from torch_infini.compat.infinilm.llm.request import Outbox, SampleDelta
 from torch_infini.testing import greedy_tokens
 from torch_infini.testing.checkpoints import random_model, save_tokenizer
 
@@ -405,7 +405,7 @@ def test_the_id_is_free_when_the_reader_learns_of_the_end(served: AsyncLLMEngine
 
 def test_a_part_that_comes_before_its_reader_waits() -> None:
     """Between the look at an empty outbox and the wait for the next part, the engine's thread may add one."""
-    part = Part(0, [1], "a", None)
+    part = SampleDelta(0, [1], "a", None)
 
     async def run() -> None:
         box, loop = Outbox(), asyncio.get_running_loop()

@@ -116,10 +116,10 @@ def test_verify_that_fails(weights: str | None, monkeypatch: pytest.MonkeyPatch)
 def test_interrupted(monkeypatch: pytest.MonkeyPatch, function: str, call: int, weights: str | None) -> None:
     """KeyboardInterrupt anywhere before the first weight is freed changes nothing."""
     import torch_infini.patch.apply as apply
-    from torch_infini.patch.checks.verify import Answer, Verifier
+    from torch_infini.patch.checks.verify import Verdict, Verifier
     from torch_infini.patch.layers import interface
 
-    owners = {"Answer.make": Answer, "Verifier.plan": Verifier, "swap": apply, "link": apply, "register": interface}
+    owners = {"Answer.make": Verdict, "Verifier.plan": Verifier, "swap": apply, "link": apply, "register": interface}
     owner: Any = owners[function]
     name = function.rpartition(".")[2]
     real, count = getattr(owner, name), iter(range(1000))

@@ -330,7 +330,7 @@ def test_layers(cls: type[nn.Module]) -> None:
 
 def test_fingerprints() -> None:
     """Equal for what is alike by value, never for what cannot be compared; what holds itself is no endless loop."""
-    of = Fingerprints().of
+    of = Fingerprints().of_value
     alike: list[tuple[Any, Any]] = [([1, 2.0], [1, 2.0]), ({"a": {1}}, {"a": {1}}), (torch.ones(2), torch.ones(2))]
     alike += [(nn.SiLU(), nn.SiLU()), (nn.Hardtanh(0, 2), nn.Hardtanh(0, 2)), (nn.Linear(0, 0), nn.Linear(0, 0))]
     for a, b in alike:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from torch_infini.runtime import Program, program
-from torch_infini.runtime.programs import place
+from torch_infini.runtime.programs import plan_memory
 from torch_infini.testing import as_tuple, call, copied, sanitized
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
 from torch_infini.testing.ops.random_sample import settings_for
@@ -350,7 +350,7 @@ def test_places(seed: int) -> None:
         first = pick.randint(0, 50)
         lives[key] = (first, first + pick.choice((0, 1, 2, 5, 30)))
         sizes[key] = pick.choice((0, 1, 63, 64, 65, 4096, 100_000, pick.randint(1, 10_000)))
-    offsets, total = place(sizes, lives)
+    offsets, total = plan_memory(sizes, lives)
     spans = {key: range(offsets[key], offsets[key] + sizes[key]) for key in lives}
     assert all(span.start % 64 == 0 and span.stop <= total for span in spans.values())
     for a in lives:

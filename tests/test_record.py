@@ -27,7 +27,7 @@ from torch_infini.models import Llama
 from torch_infini.nn import Batch
 from torch_infini.ops import register_provider, unregister_provider, use_provider
 from torch_infini.runtime import Recording, _bound, record
-from torch_infini.runtime._plan import Call
+from torch_infini.runtime._plan import WritingCall
 from torch_infini.testing import as_tuple, copied, sanitized
 from torch_infini.testing.checkpoints import SMALL, random_model
 from torch_infini.testing.ops import OpInfo, Sample, all_op_infos
@@ -200,7 +200,7 @@ def test_only_functions_that_call_the_very_op() -> None:
     """torch's own functions are taken for an op only where they call that overload with these arguments."""
     x, y, out = torch.randn(3), torch.randn(3), torch.empty(3)
     aten = torch.ops.aten
-    call = Call(aten.sub.out, (x, y), {"out": out})
+    call = WritingCall(aten.sub.out, (x, y), {"out": out})
     probed: dict[str, Callable[..., Any]] = {
         "sub": lambda a, b, *, out: torch.sub(a, b, out=out),
         "swapped": lambda a, b, *, out: torch.sub(b, a, out=out),
@@ -210,9 +210,9 @@ def test_only_functions_that_call_the_very_op() -> None:
         "nothing": lambda a, b, *, out: None,
         "raises": lambda a: None,
     }
-    assert [name for name, function in probed.items() if _bound._Probe.calls(function, call)] == ["sub"]
+    assert [name for name, function in probed.items() if _bound._FirstOp.calls(function, call)] == ["sub"]
     assert _bound.bound(call).func is torch._C._VariableFunctions.sub  # type: ignore[attr-defined]
-    scalar = Call(aten.sub.Scalar_out, (x, 2), {"out": out})  # of which torch.sub makes a tensor
+    scalar = WritingCall(aten.sub.Scalar_out, (x, 2), {"out": out})  # of which torch.sub makes a tensor
     _bound.bound(scalar)()
     assert same_bits(out, x - 2)
 

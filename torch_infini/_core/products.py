@@ -151,7 +151,7 @@ def read(file: Path) -> tuple[dict[str, str], Table]:
 
 
 @dataclass(frozen=True)
-class Source:
+class TableSource:
     """Where the table in use comes from.
 
     Attributes:
@@ -169,7 +169,7 @@ class Source:
         return f"measured here, {self.file}" if self.file and not self.reason else built_in
 
 
-def load() -> Source:
+def load() -> TableSource:
     """Use the table that INFINI_PRODUCTS names or that was stored on this machine; at import.
 
     Raises:
@@ -177,15 +177,15 @@ def load() -> Source:
     """
     wish = os.environ.get("INFINI_PRODUCTS")
     if wish == "default":
-        return Source()
+        return TableSource()
     if wish == "ours":
         for product in PRODUCTS:
             for dtype in DTYPES:
                 set_aten_from(product, dtype, None)
-        return Source(reason="INFINI_PRODUCTS=ours: never ATen")
+        return TableSource(reason="INFINI_PRODUCTS=ours: never ATen")
     file = Path(wish) if wish else default_file()
     if not wish and not os.path.isfile(file):  # also where it may not be looked at
-        return Source()
+        return TableSource()
     try:
         of, table = read(file)
     except BadTable as error:
@@ -194,13 +194,13 @@ def load() -> Source:
                 "torch_infini: INFINI_PRODUCTS must be a file that `python -m torch_infini tune --store` wrote, "
                 f"'default' or 'ours', got {wish}: {error}"
             ) from error
-        return Source(file, f"{file} is no table of products: {error}")
+        return TableSource(file, f"{file} is no table of products: {error}")
     for key, value in machine().items():
         if of[key] != value:
-            return Source(file, f"{file} is for {key} {of[key]!r}, here it is {value!r}: run `tune --store` again")
+            return TableSource(file, f"{file} is for {key} {of[key]!r}, here it is {value!r}: run `tune --store` again")
     for (product, dtype), size in table.items():
         set_aten_from(product, dtype, size)
-    return Source(file)
+    return TableSource(file)
 
 
 SOURCE = load()

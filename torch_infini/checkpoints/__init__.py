@@ -4,17 +4,17 @@ open_checkpoint reads config, tensors and quantized layers; each format's layout
 """
 
 from .agreement import Wanted, check_layers, check_tensors, is_derived
-from .description import Layer, TensorInfo, layers_of
+from .description import QuantizedLayer, TensorInfo, layers_of
 from .files import files_of, read_header, read_object
 from .gguf_file import has_tokenizer as has_gguf_tokenizer
 from .hub import find, is_hub_name
 from .reader import Checkpoint, open_checkpoint
-from .weight import Format, LinearWeight
+from .weight import LinearWeight, StoredFormat
 
 __all__ = [
     "Checkpoint",
-    "Format",
-    "Layer",
+    "StoredFormat",
+    "QuantizedLayer",
     "LinearWeight",
     "TensorInfo",
     "Wanted",

@@ -83,7 +83,7 @@ def mxfp4(blocks: Tensor) -> Tensor:
     return fp4(two_halves(blocks[..., 1:17])) * power_of_two(blocks[..., :1])
 
 
-class Kind(NamedTuple):
+class BlockFormat(NamedTuple):
     """A block format: elements and bytes of a block, its values, and where half precision scales are."""
 
     elements: int
@@ -93,14 +93,14 @@ class Kind(NamedTuple):
     scales: tuple[int, ...]
 
 
-KINDS: dict[str, Kind] = {
-    "Q4_0": Kind(32, 18, q4_0, None, (0,)),
-    "Q4_1": Kind(32, 20, q4_1, None, (0, 2)),
-    "Q8_0": Kind(32, 34, q8_0, None, (0,)),
-    "Q4_K": Kind(256, 144, q4_k, None, (0, 2)),
-    "Q5_K": Kind(256, 176, q5_k, None, (0, 2)),
-    "Q6_K": Kind(256, 210, None, q6_k, (208,)),
-    "MXFP4": Kind(32, 17, None, mxfp4, ()),
+KINDS: dict[str, BlockFormat] = {
+    "Q4_0": BlockFormat(32, 18, q4_0, None, (0,)),
+    "Q4_1": BlockFormat(32, 20, q4_1, None, (0, 2)),
+    "Q8_0": BlockFormat(32, 34, q8_0, None, (0,)),
+    "Q4_K": BlockFormat(256, 144, q4_k, None, (0, 2)),
+    "Q5_K": BlockFormat(256, 176, q5_k, None, (0, 2)),
+    "Q6_K": BlockFormat(256, 210, None, q6_k, (208,)),
+    "MXFP4": BlockFormat(32, 17, None, mxfp4, ()),
 }
 _INT4 = ("Q4_0", "Q4_1", "Q4_K")
 

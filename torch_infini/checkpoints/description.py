@@ -13,7 +13,7 @@ import torch
 
 from .packed import AWQ, GPTQ, PackQuantized
 from .scaled import MXFP4, Float8, IntQuantized
-from .weight import Format
+from .weight import StoredFormat
 
 NAME = "torch_infini.checkpoints"
 METHODS = ("awq", "gptq", "compressed-tensors", "fp8", "fbgemm_fp8")
@@ -34,14 +34,14 @@ class TensorInfo(NamedTuple):
     shape: tuple[int, ...]
 
 
-class Layer(NamedTuple):
+class QuantizedLayer(NamedTuple):
     """A quantized linear layer, of out_features n and in_features k.
 
     Attributes:
         names: The names of its tensors by their last part, as the Format calls them.
     """
 
-    format: Format
+    format: StoredFormat
     n: int
     k: int
     names: Mapping[str, str]
@@ -51,7 +51,7 @@ def shown(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, Layer]:
+def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dict[str, QuantizedLayer]:
     """Return the quantized layers of a checkpoint, by name.
 
     Args:
@@ -79,7 +79,7 @@ def layers_of(config: Any, tensors: Mapping[str, TensorInfo], where: str) -> dic
     return {name: checked_layer(name, description.format_of(name), tensors) for name in sorted(names)}
 
 
-def checked_layer(name: str, format: Format, tensors: Mapping[str, TensorInfo]) -> Layer:
+def checked_layer(name: str, format: StoredFormat, tensors: Mapping[str, TensorInfo]) -> QuantizedLayer:
     """Return a layer whose tensors have the dtypes and shapes of its format; ValueError naming the one that has not."""
     found = {last: f"{name}.{last}" for last in _LASTS if f"{name}.{last}" in tensors}
     shapes = {last: tensors[key].shape for last, key in found.items()}
@@ -117,7 +117,7 @@ def checked_layer(name: str, format: Format, tensors: Mapping[str, TensorInfo]) 
                 f"{NAME}: {name} must have {', '.join(expected)} alone, as {format.name} with these settings has, got "
                 f"{last} too: the description contradicts the tensors"
             )
-    return Layer(format, n, k, {last: found[last] for last in expected if last in found})
+    return QuantizedLayer(format, n, k, {last: found[last] for last in expected if last in found})
 
 
 _OF_ACTIVATIONS = ("input_scale", "input_scale_ub")  # which stay as they are
@@ -150,7 +150,7 @@ class Description:
         if method not in METHODS:
             raise self._fault("quant_method", f"be one of {', '.join(METHODS)}", method)
         self.method: str = method
-        parsers: dict[str, Callable[[], Callable[[str], Format]]] = {
+        parsers: dict[str, Callable[[], Callable[[str], StoredFormat]]] = {
             "awq": self._awq,
             "gptq": self._gptq,
             "compressed-tensors": self._compressed_tensors,
@@ -179,7 +179,7 @@ class Description:
             raise self._fault(at, "be a positive integer, or -1 for a whole row", value)
         return value
 
-    def _awq(self) -> Callable[[str], Format]:
+    def _awq(self) -> Callable[[str], StoredFormat]:
         config = self._config
         self._one_of(config, "w_bit" if "w_bit" in config else "bits", "", (4,), None)
         self._one_of(config, "version", "", ("gemm", "GEMM"), "gemm")
@@ -188,7 +188,7 @@ class Description:
         format = AWQ(self._group_size(config.get(field), field))
         return lambda name: format
 
-    def _gptq(self) -> Callable[[str], Format]:
+    def _gptq(self) -> Callable[[str], StoredFormat]:
         config = self._config
         if config.get("dynamic"):
             raise self._missing("dynamic", "GPTQ with other settings for some layers")
@@ -200,7 +200,7 @@ class Description:
         format = GPTQ(bits, size, symmetric, 2 if version == "gptq_v2" else 1, act_order and size != -1)
         return lambda name: format
 
-    def _fp8(self) -> Callable[[str], Format]:
+    def _fp8(self) -> Callable[[str], StoredFormat]:
         block = self._config.get("weight_block_size")
         if block is None:
             return lambda name: Float8()
@@ -211,7 +211,7 @@ class Description:
 
     # ---- compressed-tensors ----
 
-    def _compressed_tensors(self) -> Callable[[str], Format]:
+    def _compressed_tensors(self) -> Callable[[str], StoredFormat]:
         config = self._config
         for field, what in (
             ("kv_cache_scheme", "a quantized cache of a checkpoint"),
@@ -225,7 +225,7 @@ class Description:
         groups = config.get("config_groups")
         if not isinstance(groups, Mapping) or not groups:
             raise self._fault("config_groups", "be an object of groups", groups)
-        schemes: list[tuple[str, Format]] = []
+        schemes: list[tuple[str, StoredFormat]] = []
         for key, group in groups.items():
             at = f"config_groups.{key}"
             if not isinstance(group, Mapping) or not isinstance(group.get("targets"), list):
@@ -233,7 +233,7 @@ class Description:
             format = self._scheme(at, group)
             schemes += [(str(target), format) for target in group["targets"]]
 
-        def format_of(name: str) -> Format:
+        def format_of(name: str) -> StoredFormat:
             """The scheme whose target is the name, else a pattern of it, else the class."""
             for target, format in schemes:
                 if target == name:
@@ -249,7 +249,7 @@ class Description:
 
         return format_of
 
-    def _scheme(self, at: str, group: Mapping[str, Any]) -> Format:
+    def _scheme(self, at: str, group: Mapping[str, Any]) -> StoredFormat:
         weights, inputs = group.get("weights"), group.get("input_activations")
         if not isinstance(weights, Mapping):
             raise self._fault(f"{at}.weights", "be an object", weights)

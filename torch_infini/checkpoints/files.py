@@ -66,7 +66,7 @@ class MappedFile:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
 
-class Stored(NamedTuple):
+class StoredTensor(NamedTuple):
     """A tensor in a safetensors file: its bytes are those from `begin` up to `end` of the file."""
 
     info: TensorInfo
@@ -74,7 +74,7 @@ class Stored(NamedTuple):
     end: int
 
 
-def read_header(path: Path, where: str = NAME) -> dict[str, Stored]:
+def read_header(path: Path, where: str = NAME) -> dict[str, StoredTensor]:
     """Return what a safetensors file holds, in the order of the file. The file's size is checked against it.
 
     Args:
@@ -100,7 +100,7 @@ def read_header(path: Path, where: str = NAME) -> dict[str, Stored]:
         if entry["dtype"] not in _DTYPES:
             raise ValueError(f"{where}: {name} in {path} must be of a dtype of torch, got {entry['dtype']}")
         begin, end = entry["data_offsets"]
-        stored[name] = Stored(
+        stored[name] = StoredTensor(
             TensorInfo(_DTYPES[entry["dtype"]], tuple(entry["shape"])), 8 + size + begin, 8 + size + end
         )
     return stored

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from .blocks import KINDS, Blocks
-from .description import NAME, Layer, TensorInfo, checked_layer
+from .description import NAME, QuantizedLayer, TensorInfo, checked_layer
 from .files import MappedFile
 
 _DENSE = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -131,7 +131,7 @@ def has_tokenizer(path: Path) -> bool:
     return "tokenizer.ggml.tokens" in open_reader(path).fields
 
 
-def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, Layer]]:
+def open_gguf(path: Path) -> tuple[dict[str, Any], GGUFFile, dict[str, QuantizedLayer]]:
     """Open a GGUF file.
 
     Returns:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .description import NAME, OURS, Layer, TensorInfo, layers_of
+from .description import NAME, OURS, QuantizedLayer, TensorInfo, layers_of
 from .files import SafetensorsFolder, Source, files_of, read_object
 from .gguf_file import open_gguf
 from .hub import find
@@ -30,7 +30,7 @@ class Checkpoint:
         layers: The quantized linear layers by name; empty for dense checkpoints and those of save_patched.
     """
 
-    def __init__(self, path: Path, config: dict[str, Any], source: Source, layers: dict[str, Layer]) -> None:
+    def __init__(self, path: Path, config: dict[str, Any], source: Source, layers: dict[str, QuantizedLayer]) -> None:
         self.path, self.config, self.layers = path, config, layers
         self._source = source
 
@@ -65,7 +65,7 @@ class Checkpoint:
                 self._source.release(name)
 
     @contextmanager
-    def _tensors_of(self, layer: Layer, lasts: tuple[str, ...] | None = None) -> Iterator[dict[str, Tensor]]:
+    def _tensors_of(self, layer: QuantizedLayer, lasts: tuple[str, ...] | None = None) -> Iterator[dict[str, Tensor]]:
         names = {last: name for last, name in layer.names.items() if lasts is None or last in lasts}
         with self.read(*names.values()) as tensors:
             yield dict(zip(names, tensors, strict=True))

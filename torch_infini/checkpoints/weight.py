@@ -70,7 +70,7 @@ class Expected(NamedTuple):
     optional: bool = False
 
 
-class Format(Protocol):
+class StoredFormat(Protocol):
     """How one format stores the weight [n, k] of a linear layer.
 
     Tensors go by the last part of their names: {"qweight": ...}.
@@ -101,7 +101,9 @@ class Format(Protocol):
         """
 
 
-def dense_weight(format: Format, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype) -> LinearWeight:
+def dense_weight(
+    format: StoredFormat, tensors: Mapping[str, Tensor], n: int, k: int, dtype: torch.dtype
+) -> LinearWeight:
     """Dequantize a few rows at a time: nothing of the layer's size is held in float64."""
     weight = torch.empty(n, k, dtype=dtype)
     step = max(_CHUNK // max(k, 1) // 32, 1) * 32

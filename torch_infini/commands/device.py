@@ -12,7 +12,7 @@ from .. import device
 from .errors import CommandError
 
 if TYPE_CHECKING:
-    from ..device.calls import Call, Outcome
+    from ..device.calls import ExampleCall, Outcome
 
 HELP = 'run 81 everyday PyTorch calls on the device "infini" and compare each with the CPU'
 
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--list", action="store_true", help="print the calls and run nothing")
 
 
-def chosen(names: str | None) -> list[Call]:
+def chosen(names: str | None) -> list[ExampleCall]:
     from ..device.calls import CALLS
 
     if names is None:

@@ -120,7 +120,7 @@ class WorkerProcess:
         return bool(readable.poll(0))
 
 
-class _Server:
+class _ForkServer:
     def __init__(self) -> None:
         self._requests, there = socket.socketpair()
         with there:
@@ -182,15 +182,15 @@ def _stream(descriptor: int) -> int:
 
 
 _lock = threading.Lock()
-_server: _Server | None = None
+_server: _ForkServer | None = None
 
 
-def _running() -> _Server:
+def _running() -> _ForkServer:
     global _server
     if _server is None or not _server.runs():
         if _server is not None:
             _server.close()
-        _server = _Server()
+        _server = _ForkServer()
     return _server
 
 

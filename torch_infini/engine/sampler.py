@@ -104,7 +104,7 @@ class Sampled(NamedTuple):
     error: str | None = None
 
 
-class Settings:
+class RowSettings:
     """Tensors of the settings of so many rows, filled from lists in one call (on CUDA: and one copy)."""
 
     def __init__(self, rows: int, device: torch.device) -> None:
@@ -138,7 +138,7 @@ class Sampler:
     """Draws the next tokens of a batch. Not to be called by two threads at once."""
 
     def __init__(self) -> None:
-        self._settings = lru_cache(maxsize=64)(Settings)
+        self._settings = lru_cache(maxsize=64)(RowSettings)
 
     @torch.inference_mode()
     def __call__(self, logits: Tensor, rows: Sequence[Row]) -> list[Sampled]:

@@ -35,7 +35,7 @@ _BEGINNING = 64  # bytes of each tensor that ranks compare
 _MOST_READERS = 8  # not tuned: measured with two cores only
 
 
-class Part(NamedTuple):
+class Shard(NamedTuple):
     """A part of a tensor: of its first dimension (rows), and of its second one (columns) if it has one."""
 
     first_row: int
@@ -62,7 +62,7 @@ class Slot(NamedTuple):
     place: Tensor | None
     load: Callable[[Tensor, int], None]
     read: Callable[[], Tensor]
-    part: Part | None = None
+    part: Shard | None = None
     dtype: torch.dtype | None = None
 
     def cut(self, tensor: Tensor) -> Tensor:
@@ -176,7 +176,7 @@ class _File:
         """Yield a slot's rows of a tensor, in parts that threads can load concurrently."""
         info, begin, end = self.stored[name]
         dtype, whole = info.dtype, slot.shape
-        part = slot.part or Part(0, whole[0])
+        part = slot.part or Shard(0, whole[0])
         pitch = (end - begin) // max(whole[0], 1)
         shape, row_bytes = whole[1:], pitch
         if part.columns is not None:
@@ -261,14 +261,14 @@ def follow(done: Iterable[None], sizes: list[int], progress: bool | None) -> Non
             print(line, end=end, file=sys.stderr, flush=True)
 
 
-class Stored(NamedTuple):
+class StoredLayer(NamedTuple):
     """The format in which a checkpoint stores a linear layer, and its group size (0 where a format has one only)."""
 
     format: str
     group: int
 
 
-def stored_layers(folder: str | Path) -> dict[str, Stored]:
+def stored_layers(folder: str | Path) -> dict[str, StoredLayer]:
     """Return the layers that torch_infini.save_patched stored as integers, by name; none for other folders.
 
     Raises:
@@ -278,10 +278,10 @@ def stored_layers(folder: str | Path) -> dict[str, Stored]:
     if not isinstance(entry, dict) or entry.get("quant_method") != "torch_infini":
         return {}
     layers = respelled(entry).get("quantized")
-    stored: dict[str, Stored] = {}
+    stored: dict[str, StoredLayer] = {}
     for name, layer in layers.items() if isinstance(layers, dict) else [("", layers)]:
         kind = (layer.get("format"), layer.get("group")) if isinstance(layer, dict) else None
-        known = [Stored(one.name, group) for one in FORMATS.values() for group in one.groups]
+        known = [StoredLayer(one.name, group) for one in FORMATS.values() for group in one.groups]
         if kind not in known:
             rule = ", or ".join(f"format {one.format} and group {one.group}" for one in known)
             raise ValueError(

@@ -31,9 +31,9 @@ from ..nn import (
     SwiGLU,
 )
 from ..nn.linear import fastest, rows_of
-from ..weights import FORMATS, Format, Kind, best
+from ..weights import FORMATS, Format, TensorSpec, best
 from . import cache, quantized
-from .checkpoint import Part, Slot, Stored, check_sizes, digest_of, load_checkpoint, stored_layers
+from .checkpoint import Shard, Slot, StoredLayer, check_sizes, digest_of, load_checkpoint, stored_layers
 from .config import LlamaConfig
 
 # What older checkpoints hold beside the parameters: frequencies that follow from the config.
@@ -172,7 +172,7 @@ class Llama(nn.Module):
         table = self.embed.weight
         return sum(p.nbytes for p in self.parameters() if p is not table or self.shares_embedding)
 
-    def slots(self, stored: Mapping[str, Stored] | None = None) -> dict[str, Slot]:
+    def slots(self, stored: Mapping[str, StoredLayer] | None = None) -> dict[str, Slot]:
         """Return where the tensors of a checkpoint go, by their Hugging Face names; in a group, this rank's shards.
 
         Args:
@@ -203,7 +203,7 @@ class Llama(nn.Module):
             slots["model.embed_tokens.weight"] = _both(slots["model.embed_tokens.weight"], self.head.load)
         return slots
 
-    def _products(self) -> Iterator[_Product]:
+    def _products(self) -> Iterator[_Projections]:
         """Yield the linear layers with the projections that each holds; the head last."""
         c, tp_group, table = self.config, self.tp_group or TPGroup(0, 1, 0), self.embed
         heads, inner = c.num_attention_heads, c.intermediate_size
@@ -215,12 +215,12 @@ class Llama(nn.Module):
         for i, layer in enumerate(self.layers):
             at = f"model.layers.{i}."
             attention, gated = layer.attention, layer.mlp
-            yield _Product(at + "self_attn.", attention, "qkv", {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
-            yield _Product(at + "self_attn.", attention, "out", {"o_proj": whole}, q)
-            yield _Product(at + "mlp.", gated, "gate_up", {"gate_proj": mlp, "up_proj": mlp}, whole)
-            yield _Product(at + "mlp.", gated, "down", {"down_proj": whole}, mlp)
+            yield _Projections(at + "self_attn.", attention, "qkv", {"q_proj": q, "k_proj": kv, "v_proj": kv}, whole)
+            yield _Projections(at + "self_attn.", attention, "out", {"o_proj": whole}, q)
+            yield _Projections(at + "mlp.", gated, "gate_up", {"gate_proj": mlp, "up_proj": mlp}, whole)
+            yield _Projections(at + "mlp.", gated, "down", {"down_proj": whole}, mlp)
         vocabulary = _Shard(c.vocab_size, table.first, table.here)
-        yield _Product("", self, "head", {"lm_head": vocabulary}, whole)
+        yield _Projections("", self, "head", {"lm_head": vocabulary}, whole)
 
     @classmethod
     def from_pretrained(
@@ -324,7 +324,7 @@ class Llama(nn.Module):
 
     def _set_formats(
         self,
-        stored: Mapping[str, Stored],
+        stored: Mapping[str, StoredLayer],
         formats: Mapping[str, str],
         dtype: torch.dtype,
         device: torch.device | str,
@@ -407,7 +407,7 @@ def checked_config(folder: str | Path) -> LlamaConfig:
     return config
 
 
-def _is_known(config: LlamaConfig, stored: Mapping[str, Stored], name: str) -> bool:
+def _is_known(config: LlamaConfig, stored: Mapping[str, StoredLayer], name: str) -> bool:
     """Whether a tensor that has no slot may be in a checkpoint all the same."""
     tied = config.tie_word_embeddings and name == "lm_head.weight"
     # Beside integers there is an empty weight, for readers that do not know them.
@@ -456,7 +456,7 @@ class _Shard(NamedTuple):
         return _Shard(self.whole * size, self.first * size, self.number * size)
 
 
-class _Product(NamedTuple):
+class _Projections(NamedTuple):
     """A linear layer and the projections that it holds, one below the other: these rows and columns of each."""
 
     prefix: str
@@ -489,7 +489,7 @@ def _of_rows(data: Tensor, rows: _Shard) -> Slot:
     def load(some: Tensor, first: int) -> None:
         data[first : first + some.shape[0]].copy_(some)
 
-    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Part(rows.first, rows.number))
+    return Slot((rows.whole, *data.shape[1:]), data, load, lambda: data, Shard(rows.first, rows.number))
 
 
 def _whole(parameter: nn.Parameter) -> Slot:
@@ -507,7 +507,7 @@ def _both(slot: Slot, load: Callable[[Tensor, int], None]) -> Slot:
     return slot._replace(place=None, load=load_both)
 
 
-def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) -> dict[str, str]:
+def _formats(config: LlamaConfig, stored: Mapping[str, StoredLayer], weights: str) -> dict[str, str]:
     """The format of each layer of a model whose checkpoint has integers, or "dense", by its name.
 
     Raises:
@@ -520,7 +520,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) ->
         groups += [(f"{mlp}gate_proj", f"{mlp}up_proj"), (f"{mlp}down_proj",)]
     formats: dict[str, str] = {}
     for names in groups:
-        kinds = {stored.get(name, Stored("dense", 0)) for name in names}
+        kinds = {stored.get(name, StoredLayer("dense", 0)) for name in names}
         if len(kinds) > 1:
             shown = ", ".join(f"{name} {stored[name].format if name in stored else 'dense'}" for name in names)
             raise ValueError(
@@ -545,7 +545,7 @@ def _formats(config: LlamaConfig, stored: Mapping[str, Stored], weights: str) ->
 
 
 def _of_integers(
-    name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, stored: Stored
+    name: str, linear: Linear, first: int, shard: _Shard, columns: _Shard, stored: StoredLayer
 ) -> dict[str, Slot]:
     """The tensors of a quantized projection, which are the Linear's rows from `first` on."""
     if linear.format != stored.format:
@@ -556,7 +556,7 @@ def _of_integers(
     format = FORMATS[stored.format]
     kinds = format.kinds(shard.whole, columns.whole, stored.group, linear.dtype)
 
-    def slot(data: Tensor, kind: Kind) -> Slot:
+    def slot(data: Tensor, kind: TensorSpec) -> Slot:
         """Of one tensor. Rows that the file has beside this rank's, in the same panel, are read and left."""
         begin = shard.first // kind.rows
         rows = -(-(shard.first + shard.number) // kind.rows) - begin
@@ -568,7 +568,7 @@ def _of_integers(
 
         together = shard.first % kind.rows == first % kind.rows == shard.number % kind.rows == 0
         place = data[first // kind.rows :][:rows] if together else None
-        part = Part(begin, rows)
+        part = Shard(begin, rows)
         if len(kind.shape) > 1:
             end = columns.first + columns.number
             if columns.first % kind.columns or (end % kind.columns and end < columns.whole):
@@ -576,7 +576,7 @@ def _of_integers(
                     f"torch_infini.models.Llama: ranks must not cut the groups of {kind.columns} numbers of {name}, "
                     f"got {columns.number} columns of each: use another tensor_parallel"
                 )
-            part = Part(begin, rows, columns.first // kind.columns, data.shape[1])
+            part = Shard(begin, rows, columns.first // kind.columns, data.shape[1])
         read = partial(_rows_of_integers, format, kind, data, first, shard.number)
         return Slot(kind.shape, place, load, read, part, None if kind.dtype.is_floating_point else kind.dtype)
 
@@ -585,7 +585,7 @@ def _of_integers(
     return {f"{name}.{suffixes[field]}": slot(tensors[field].data, kind) for field, kind in kinds.items()}
 
 
-def _rows_of_integers(format: Format, kind: Kind, data: Tensor, first: int, rows: int) -> Tensor:
+def _rows_of_integers(format: Format, kind: TensorSpec, data: Tensor, first: int, rows: int) -> Tensor:
     """Rows of a tensor of a quantized Linear, as a checkpoint has them."""
     there = data.new_zeros(-(-rows // kind.rows), *data.shape[1:])
     format.put(data, first, there, 0, rows)
@@ -598,7 +598,11 @@ def _load_rows(linear: Linear | MergedLinear, first: int, some: Tensor, row: int
 
 
 def _of_linear(
-    stored: Mapping[str, Stored], prefix: str, linear: Linear | MergedLinear, parts: dict[str, _Shard], columns: _Shard
+    stored: Mapping[str, StoredLayer],
+    prefix: str,
+    linear: Linear | MergedLinear,
+    parts: dict[str, _Shard],
+    columns: _Shard,
 ) -> dict[str, Slot]:
     """The slots of the projections that a Linear holds, one below the other: these rows and columns of each."""
     slots: dict[str, Slot] = {}
@@ -614,7 +618,7 @@ def _of_linear(
                 linear.weight.data[rows] if isinstance(linear, Linear) and linear.format == "dense" else None,
                 partial(_load_rows, linear, first),
                 partial(linear.dense, rows),
-                Part(shard.first, shard.number, columns.first, columns.number),
+                Shard(shard.first, shard.number, columns.first, columns.number),
             )
         if linear.bias is not None:
             # Where the columns are sharded, the sum has the bias once: rank 0's.

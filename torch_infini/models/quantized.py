@@ -177,7 +177,7 @@ def _dequantize_rows(checkpoint: Checkpoint, name: str, slot: Slot, dtype: torch
         slot.load(values[low:high].to(dtype), max(begin - first, 0))
 
 
-class _Part(NamedTuple):
+class _FusedProjections(NamedTuple):
     """Projections of a Linear that are alike: one product computes them."""
 
     names: list[Rows]
@@ -189,7 +189,7 @@ def _linear(
 ) -> Linear | MergedLinear:
     """Make the layer of these projections, with all weights that are quantized; those that are not are loaded later."""
     device, dtype = next(old.parameters()).device, old.dtype
-    parts: list[_Part] = []
+    parts: list[_FusedProjections] = []
     linears: list[Linear] = []
     for one in projections:
         weight = checkpoint.weight(one.name, dtype) if one.name in checkpoint.layers else None
@@ -199,7 +199,7 @@ def _linear(
             parts[-1].names.append(one)
             parts[-1].weights.append(weight)
         else:
-            parts.append(_Part([one], [weight]))
+            parts.append(_FusedProjections([one], [weight]))
     for part in parts:
         linears.append(_product(part, dense, dtype, device))
         for one in part.names:
@@ -264,7 +264,7 @@ def _cut(weight: LinearWeight, one: Rows) -> LinearWeight:
     return weight._replace(weight=packed, scales=weight.scales[one.rows, groups], zeros=zeros)
 
 
-def _product(part: _Part, dense: str, dtype: torch.dtype, device: torch.device) -> Linear:
+def _product(part: _FusedProjections, dense: str, dtype: torch.dtype, device: torch.device) -> Linear:
     """Make the layer of projections that are alike, without bias, their weights one below the other."""
     n = [one.rows.stop - one.rows.start for one in part.names]
     k = part.names[0].columns.stop - part.names[0].columns.start

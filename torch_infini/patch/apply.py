@@ -32,7 +32,7 @@ from .layers.mlp import GatedMLP
 from .layers.model import IMPLEMENTATION, Model
 from .layers.quantized_linear import QuantizedLinear, fuse, layers_to_quantize, quantize_layer
 from .layers.sharded import ShardedLinear
-from .report import LEFT, Budget, PatchReport, Row
+from .report import SKIPPED, Budget, PatchReport, Row
 from .shares import local, ranks_of_model
 from .structure import candidates
 from .swap import PLAN, STATE, Patched, Unsupported, restore, swap
@@ -90,7 +90,7 @@ def apply(
 
 def products_of(model: nn.Module, rows: Sequence[Row]) -> str:
     """Describe the dtype of the dense products and what computes them; empty if there are none."""
-    dense = {op for row in rows if row.op != LEFT for op in row.op.split(", ")} & {"linear", "fused_linear"}
+    dense = {op for row in rows if row.op != SKIPPED for op in row.op.split(", ")} & {"linear", "fused_linear"}
     dtype = next((p.dtype for p in model.parameters() if p.dtype in products.DTYPES and on_cpu(p)), None)
     if not dense or dtype is None:
         return ""
@@ -161,7 +161,7 @@ def _apply(
     finally:  # even after an interrupt the model works, and its report is accurate
         state.quantized = [name for name in wanted if isinstance(model.get_submodule(name), QuantizedLinear)]
         missed = {name for name in wanted if name not in state.quantized}
-        rows = tuple(replace(r, op=LEFT, reason="interrupted") if r.name in missed else r for r in report.rows)
+        rows = tuple(replace(r, op=SKIPPED, reason="interrupted") if r.name in missed else r for r in report.rows)
         report = state.report = replace(report, rows=merged(model, rows))
     if wanted:
         fuse_projections(decoder)
@@ -178,7 +178,9 @@ def fuse_projections(decoder: Decoder) -> None:
             fuse([module._modules[name] for name in vars(module)[PLAN].inputs])
 
 
-def layers_to_choose(model: nn.Module, decoder: Decoder, weights: str, selection: Selection) -> list[budget.Layer]:
+def layers_to_choose(
+    model: nn.Module, decoder: Decoder, weights: str, selection: Selection
+) -> list[budget.QuantizableLayer]:
     """Return every linear layer that may be quantized, with the formats that it may have."""
     layers = []
     for name, module, format in layers_to_quantize(model, decoder, weights):
@@ -188,20 +190,20 @@ def layers_to_choose(model: nn.Module, decoder: Decoder, weights: str, selection
                 formats[one] = QuantizedLinear.plans(module, one)[0].format
             except Unsupported as unsupported:
                 reason = str(unsupported)
-        layers.append(budget.Layer(name, module, formats, "" if formats else reason))
+        layers.append(budget.QuantizableLayer(name, module, formats, "" if formats else reason))
     return layers
 
 
-def row_of(layer: budget.Layer) -> Row:
+def row_of(layer: budget.QuantizableLayer) -> Row:
     """The row of a layer in its first format."""
     format = next(iter(layer.formats), None)
-    op = LEFT if format is None else QuantizedLinear.ops(QuantizedLinear.plans(layer.module, format)[0])
+    op = SKIPPED if format is None else QuantizedLinear.ops(QuantizedLinear.plans(layer.module, format)[0])
     return Row(layer.name, type(layer.module).__name__, op, layer.reason)
 
 
 def choose_weights(
-    model: nn.Module, decoder: Decoder, layers: Sequence[budget.Layer], bits: float, calibrate: Tensor | None
-) -> tuple[list[budget.Layer], Budget | None]:
+    model: nn.Module, decoder: Decoder, layers: Sequence[budget.QuantizableLayer], bits: float, calibrate: Tensor | None
+) -> tuple[list[budget.QuantizableLayer], Budget | None]:
     """Return the layers with the one format that each gets of a mean number of bits."""
     able = [layer for layer in layers if layer.formats]
     if any(isinstance(layer.module, ShardedLinear) for layer in able):
@@ -217,7 +219,7 @@ def choose_weights(
     return kept, spent
 
 
-def groups_of(decoder: Decoder, layers: Sequence[budget.Layer]) -> list[list[int]]:
+def groups_of(decoder: Decoder, layers: Sequence[budget.QuantizableLayer]) -> list[list[int]]:
     """Group layers with one input, which are fused; by their indices."""
     place = {id(layer.module): i for i, layer in enumerate(layers)}
     groups = []
@@ -245,7 +247,7 @@ def patch_modules(model: nn.Module, name: str, decoder: Decoder, selection: Sele
                 swap(module, patch, plan)
             except Unsupported as unsupported:
                 reason = str(unsupported)
-        rows[here] = Row(here, original, LEFT if reason else op, reason or "")
+        rows[here] = Row(here, original, SKIPPED if reason else op, reason or "")
     link(list(decoder.layers), decoder.norm)
     if "forward" not in vars(decoder) and not isinstance(decoder, GenerationMixin | Patched):
         swap(decoder, Loop, None)

@@ -24,7 +24,7 @@ MOST_TOKENS = 512  # of such a text
 NAME = "torch_infini.patch_model"
 
 
-class Layer(NamedTuple):
+class QuantizableLayer(NamedTuple):
     """A linear layer that may be quantized, and its formats by what `weights=` calls them, or why it has none."""
 
     name: str
@@ -123,7 +123,7 @@ def quantized(weight: Tensor, name: str) -> Tensor:
 def choose(
     model: nn.Module,
     decoder: Decoder,
-    layers: Sequence[Layer],
+    layers: Sequence[QuantizableLayer],
     groups: Sequence[Sequence[int]],
     bits: float,
     ids: Tensor,

@@ -6,7 +6,7 @@ import re
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
-LEFT = "left"
+SKIPPED = "left"
 
 
 def pattern(name: str) -> str:
@@ -131,12 +131,12 @@ class PatchReport:
     @property
     def replaced(self) -> tuple[Row, ...]:
         """The rows of modules that infini ops compute now."""
-        return tuple(row for row in self.rows if row.op != LEFT)
+        return tuple(row for row in self.rows if row.op != SKIPPED)
 
     @property
     def left(self) -> tuple[Row, ...]:
         """The rows of modules that stay as they were, each with its reason."""
-        return tuple(row for row in self.rows if row.op == LEFT)
+        return tuple(row for row in self.rows if row.op == SKIPPED)
 
     @property
     def counts(self) -> dict[str, int]:

@@ -37,7 +37,7 @@ class Share:
 
     Attributes:
         ranks: The tensor-parallel group.
-        adds: Row-parallel: each rank has some of the weight's columns, and results are all-reduced. Else
+        row_parallel: Row-parallel: each rank has some of the weight's columns, and results are all-reduced. Else
             column-parallel: each rank has some of its rows.
         cut: (first, number) of the columns of x that this rank multiplies, if x is not sharded already.
         gathered: The total columns of the all-gathered result; 0 where each rank keeps its own.
@@ -46,19 +46,19 @@ class Share:
     """
 
     ranks: TPGroup
-    adds: bool
+    row_parallel: bool
     cut: tuple[int, int] | None
     gathered: int
 
     @property
-    def apart(self) -> bool:
+    def keeps_local(self) -> bool:
         """Whether each rank keeps its own result, for the next layer."""
-        return not (self.adds or self.gathered)
+        return not (self.row_parallel or self.gathered)
 
     @property
     def collective(self) -> str:
         """The collective after the product, for reports."""
-        return "" if self.apart else ", all_reduce" if self.adds else ", all_gather"
+        return "" if self.keeps_local else ", all_reduce" if self.row_parallel else ", all_gather"
 
     def apply(self, x: Tensor, multiply: Callable[[Tensor, Tensor | None], Tensor], bias: Tensor | None) -> Tensor:
         """Compute the layer's result by this rank's product and a collective.
@@ -68,7 +68,7 @@ class Share:
             multiply: Computes the product [..., n] of x, plus a bias, in new memory.
             bias: Of this rank's columns; if row-parallel, of all columns, added after the all-reduce.
         """
-        if not self.adds:
+        if not self.row_parallel:
             y = multiply(x, bias)
             return self.all_gather(y) if self.gathered else y
         if self.cut is not None:

@@ -90,7 +90,7 @@ def is_foreign(cls: type[nn.Module]) -> bool:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class ProbeCall:
     """One call of a probe module, which must give the same by its own forward and by the patched one.
 
     Attributes:
@@ -120,7 +120,7 @@ class Probe:
     """
 
     module: nn.Module
-    calls: Callable[[], Iterable[Call]]
+    calls: Callable[[], Iterable[ProbeCall]]
 
 
 _classes: dict[tuple[type[Patched], type[nn.Module]], type[Patched]] = {}

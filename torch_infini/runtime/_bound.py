@@ -12,18 +12,18 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ._plan import Call
+from ._plan import WritingCall
 
 # Where torch has functions of its own beside the ops: a call costs half as much (mul into a tensor, 0.8 us for 2.2).
 _FUNCTIONS = (torch._C._VariableFunctions, torch._C._nn, torch.Tensor)
 
 
-def bound(call: Call) -> Callable[[], Any]:
+def bound(call: WritingCall) -> Callable[[], Any]:
     """Return a function that makes the call, whose arguments are tensors that exist."""
     name = call.func._schema.name.removeprefix("aten::")
     for functions in _FUNCTIONS if call.func.namespace == "aten" else ():
         function = getattr(functions, name, None)
-        if function is not None and not isinstance(function, FunctionType) and _Probe.calls(function, call):
+        if function is not None and not isinstance(function, FunctionType) and _FirstOp.calls(function, call):
             return partial(function, *call.args, **call.kwargs)
     return partial(call.func._op, *call.args, **call.kwargs)
 
@@ -41,16 +41,16 @@ def run_all(functions: Sequence[Callable[[], object]]) -> None:
         function()
 
 
-class _Seen(Exception):
+class _FirstOpSeen(Exception):
     pass
 
 
-class _Probe(TorchDispatchMode):
+class _FirstOp(TorchDispatchMode):
     """Stops at the first op that is called, and keeps it."""
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
-        self.seen: Call | None = None
+        self.seen: WritingCall | None = None
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -59,23 +59,23 @@ class _Probe(TorchDispatchMode):
     def __torch_dispatch__(
         self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.seen = Call(func, args, kwargs or {})
-        raise _Seen
+        self.seen = WritingCall(func, args, kwargs or {})
+        raise _FirstOpSeen
 
     @classmethod
-    def calls(cls, function: Callable[..., Any], call: Call) -> bool:
+    def calls(cls, function: Callable[..., Any], call: WritingCall) -> bool:
         """Whether the function, given the call's arguments, begins with that call; nothing is run."""
         probe = cls()
         try:
             with probe:
                 function(*call.args, **call.kwargs)
-        except (_Seen, TypeError, RuntimeError, ValueError):
+        except (_FirstOpSeen, TypeError, RuntimeError, ValueError):
             pass
         seen = probe.seen
         return seen is not None and seen.func is call.func and _same(_arguments(seen), _arguments(call))
 
 
-def _arguments(call: Call) -> list[Any]:
+def _arguments(call: WritingCall) -> list[Any]:
     """Return the leaves of all arguments in the schema's order, defaults included."""
     given = dict(zip((argument.name for argument in call.func._schema.arguments), call.args, strict=False))
     given.update(call.kwargs)

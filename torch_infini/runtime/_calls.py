@@ -19,7 +19,7 @@ from .._core.library import RUNTIME
 from . import _native
 
 _numbers = itertools.count(1)
-_calls: dict[int, Call] = {}
+_calls: dict[int, StreamCall] = {}
 _thread = threading.local()
 
 
@@ -50,7 +50,7 @@ def sentence(error: BaseException) -> bytes:
         return type(error).__name__.encode()
 
 
-class Call:
+class StreamCall:
     """A function for a stream to run, with the modes of the thread that made this and a list for its exception."""
 
     def __init__(self, function: Callable[[], Any], errors: list[BaseException]) -> None:
@@ -88,7 +88,7 @@ _RUN = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(_run)
 _RELEASE = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
-def queue(stream: int, call: Call) -> None:
+def queue(stream: int, call: StreamCall) -> None:
     """Queue the call on the stream, or let the stream's capture have it."""
     number = next(_numbers)
     _calls[number] = call

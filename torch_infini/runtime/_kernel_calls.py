@@ -10,7 +10,7 @@ import weakref
 from collections.abc import Sequence
 
 from .._core.library import PATH, RUNTIME
-from ._plan import Call
+from ._plan import WritingCall
 
 _LIBRARY = ctypes.CDLL(str(PATH))  # whose functions release the GIL
 _begin, _end = _LIBRARY.infiniTorchProgramBegin, _LIBRARY.infiniTorchProgramEnd
@@ -31,7 +31,7 @@ class KernelCalls:
         handle: What REPLAY takes.
     """
 
-    def __init__(self, what: str, calls: Sequence[Call]) -> None:
+    def __init__(self, what: str, calls: Sequence[WritingCall]) -> None:
         """Record the calls without running them; `what`: for the message of RuntimeError, of an op without kernel."""
         self.handle: int = _begin()
         assert self.handle, "this thread records already"
@@ -51,7 +51,7 @@ class KernelCalls:
             raise RuntimeError(RUNTIME.infiniGetLastErrorMessage().decode(errors="replace"))
 
 
-def check_call(call: Call) -> None:
+def check_call(call: WritingCall) -> None:
     """Check the shapes, dtypes and strides of an out or in-place form's arguments; RuntimeError for what it refuses."""
     _checks_only(True)
     try:

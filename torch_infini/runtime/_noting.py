@@ -27,7 +27,7 @@ from .._core.library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._graph import op_failed
 from ._kernel_calls import check_call
-from ._plan import ALLOCATIONS, Call, is_view, storage_key, tensors_of
+from ._plan import ALLOCATIONS, WritingCall, is_view, storage_key, tensors_of
 
 OP = "torch_infini.runtime.record"
 
@@ -43,7 +43,7 @@ _OTHER_MEMORY = {"aten::set_", "aten::resize_", "aten::resize_as_"}
 
 
 @dataclass(frozen=True)
-class Part:
+class StorageView:
     """A tensor in memory that the recording made: where it is in a block, which this does not keep."""
 
     block: int
@@ -66,7 +66,7 @@ class Part:
 
 
 @dataclass
-class Block:
+class RecordedStorage:
     """A storage that the recording made, alive as long as the caller holds a tensor in it."""
 
     nbytes: int
@@ -86,14 +86,14 @@ class Noted:
         copies: Where the leaves of its result are copied to; None: it writes into its arguments.
     """
 
-    call: Call
+    call: WritingCall
     native: bool
-    copies: list[Part | None] | None
+    copies: list[StorageView | None] | None
 
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StorageView]:
         """Return the parts of blocks that it reads or writes."""
         values = pytree.tree_leaves((self.call.args, self.call.kwargs, self.copies))
-        return [value for value in values if isinstance(value, Part)]
+        return [value for value in values if isinstance(value, StorageView)]
 
 
 class Readers(TorchFunctionMode):
@@ -161,7 +161,7 @@ class Recorder(TorchDispatchMode):
         TorchDispatchMode.__init__(self)
         self._active = active
         self.calls: list[Noted] = []
-        self.blocks: list[Block] = []
+        self.blocks: list[RecordedStorage] = []
         self._noted = noted
         self._keys: dict[int, int] = {}  # storage_key() to the number of a block; the weak reference keeps the address
         self._has_kernels = not emulates_cuda()
@@ -203,19 +203,19 @@ class Recorder(TorchDispatchMode):
                 _refuse_reading(str(func))
         return self._note(func, args, kwargs)
 
-    def part(self, tensor: Tensor) -> Tensor | Part:
+    def part(self, tensor: Tensor) -> Tensor | StorageView:
         """Describe a tensor that the recording made; return an alias of any other, to which nothing can happen."""
         block = self._keys.get(storage_key(tensor))
         if block is None:
             return tensor.detach()
         offset = int(tensor.storage_offset())
-        return Part(
+        return StorageView(
             block, tensor.dtype, tuple(tensor.shape), tensor.stride(), offset, tensor.is_conj(), tensor.is_neg()
         )
 
     def _note(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        told = self._told(func, args, kwargs)
-        results, spec = pytree.tree_flatten(told)
+        fake_results = self._fake_results(func, args, kwargs)
+        results, spec = pytree.tree_flatten(fake_results)
         written = _written(func, args, kwargs)
         made: list[Any] = []
         for value, result in zip(results, _returns(func, len(results)), strict=True):
@@ -242,7 +242,7 @@ class Recorder(TorchDispatchMode):
             names = [argument.name for argument in form._schema.arguments if argument.is_out]
             kwargs = {name: value for name, value in kwargs.items() if name in taken}
             func, kwargs, copies = form, {**kwargs, **dict(zip(names, made, strict=True))}, False
-        call, native = Call(func, args, kwargs), native and not copies
+        call, native = WritingCall(func, args, kwargs), native and not copies
         if native and "group" not in (argument.name for argument in func._schema.arguments):  # other ranks would wait
             check_call(call)
         described = call.mapped(self._part_of)
@@ -260,7 +260,7 @@ class Recorder(TorchDispatchMode):
     def _part_of(self, value: Any) -> Any:
         return self.part(value) if isinstance(value, Tensor) else value
 
-    def _told(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _fake_results(self, func: torch._ops.OpOverload, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Call the op with fakes, once for all calls that are alike; RuntimeError for what depends on values."""
         key = _key_of(func, args, kwargs)
         if key is not None and key in _known:
@@ -268,7 +268,7 @@ class Recorder(TorchDispatchMode):
         try:
             with torch.inference_mode(False), torch.no_grad(), self._fakes:
                 fakes = pytree.tree_map(_fake, (args, kwargs))
-                told = func(*fakes[0], **fakes[1])
+                fake_results = func(*fakes[0], **fakes[1])
         except (DataDependentOutputException, DynamicOutputShapeException):
             _refuse_reading(str(func))
         except UnsupportedOperatorException as error:
@@ -288,8 +288,8 @@ class Recorder(TorchDispatchMode):
         if key is not None:
             while len(_known) >= KNOWN:
                 _known.pop(next(iter(_known)), None)
-            _known[key] = told
-        return told
+            _known[key] = fake_results
+        return fake_results
 
     def _make(self, fake: Tensor) -> Tensor:
         """Return a tensor as the fake, with memory that holds nothing."""
@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
             tensor = torch.empty_strided(fake.shape, fake.stride(), dtype=fake.dtype)
         storage = tensor.untyped_storage()
         self._keys[storage._cdata] = len(self.blocks)
-        self.blocks.append(Block(storage.nbytes(), StorageWeakRef(storage)))
+        self.blocks.append(RecordedStorage(storage.nbytes(), StorageWeakRef(storage)))
         return tensor
 
 

@@ -60,7 +60,7 @@ def capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, pool: Any 
 
 
 @dataclass
-class Call:
+class WritingCall:
     """A call of an op that writes into its arguments: an out form or an in-place form."""
 
     func: torch._ops.OpOverload
@@ -71,9 +71,9 @@ class Call:
         """Return the tensors among the arguments."""
         return tensors_of((self.args, self.kwargs))
 
-    def mapped(self, function: Callable[[Any], Any]) -> Call:
+    def mapped(self, function: Callable[[Any], Any]) -> WritingCall:
         """Return the call with other arguments."""
-        return Call(self.func, _mapped(self.args, function), _mapped(self.kwargs, function))
+        return WritingCall(self.func, _mapped(self.args, function), _mapped(self.kwargs, function))
 
 
 def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
@@ -88,7 +88,7 @@ def _mapped(value: Any, function: Callable[[Any], Any]) -> Any:
     return function(value)
 
 
-def place(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
+def plan_memory(sizes: dict[int, int], lives: dict[int, tuple[int, int]]) -> tuple[dict[int, int], int]:
     """Place blocks of memory so that none overlaps another during its lifetime; return offsets and the total size.
 
     The largest first, each at the lowest offset that is free.

@@ -193,7 +193,9 @@ class _CpuGraph(Graph):
         self._stream = Stream("cpu")
         self._errors: list[BaseException] = []
         _native.call("StreamBeginCapture", self._stream.handle, _native.CAPTURE_RELAXED)
-        _calls.queue(self._stream.handle, _calls.Call(_Body(fn, self.inputs, leaves, outputs), self._errors))
+        _calls.queue(
+            self._stream.handle, _calls.StreamCall(_ReplayBody(fn, self.inputs, leaves, outputs), self._errors)
+        )
         captured = _native.made("StreamEndCapture", self._stream.handle, last=True)
         self._exec = _native.made("GraphInstantiate", captured, None, None, 0)
         weakref.finalize(self, _destroy, self._exec).atexit = False
@@ -221,7 +223,7 @@ class _CpuGraph(Graph):
             raise
 
 
-class _Body:
+class _ReplayBody:
     """The function that the stream runs at a replay: fn, and copies of its results."""
 
     def __init__(

@@ -18,7 +18,7 @@ from .._core.devices import backing_type
 from .._core.library import emulates_cuda
 from ..ops import REGISTRY, chosen_providers
 from ._kernel_calls import KernelCalls
-from ._plan import ALLOCATIONS, Call, is_view, noting, place, refuse_inside, storage_key, tensors_of
+from ._plan import ALLOCATIONS, WritingCall, is_view, noting, plan_memory, refuse_inside, storage_key, tensors_of
 
 _OP = "torch_infini.runtime.program"
 _NESTED = f"{_OP}: fn must not make or replay another program, got one that does"
@@ -130,7 +130,7 @@ class _Notes(TorchDispatchMode):
 
     def __init__(self) -> None:
         TorchDispatchMode.__init__(self)
-        self.calls: list[Call] = []
+        self.calls: list[WritingCall] = []
         self.made: dict[int, torch.UntypedStorage] = {}
         self.device = torch.device("cpu")
         self._any = False
@@ -175,7 +175,7 @@ class _Notes(TorchDispatchMode):
             spec, results = REGISTRY[name], result if isinstance(result, tuple) else (result,)
             self._keep(results)
             func, kwargs = spec.out, {**kwargs, **dict(zip(spec.out_names, results, strict=True))}
-        self.calls.append(Call(func, args, kwargs))
+        self.calls.append(WritingCall(func, args, kwargs))
         return result
 
     def _keep(self, made: Any) -> Any:
@@ -209,7 +209,7 @@ class _Arena:
         for when, call in enumerate(notes.calls):
             use(call.tensors(), when)
         use(tensors_of(results), len(notes.calls))  # to the end
-        self._offsets, self.bytes = place({key: notes.made[key].nbytes() for key in lives}, lives)
+        self._offsets, self.bytes = plan_memory({key: notes.made[key].nbytes() for key in lives}, lives)
         self._device = notes.device
         self._storage = torch.empty(self.bytes, dtype=torch.uint8, device=self._device).untyped_storage()
         self._moved: dict[int, Tensor] = {}

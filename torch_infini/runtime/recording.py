@@ -19,8 +19,8 @@ from torch import Tensor
 from ._bound import bound, copy_results, run_all
 from ._graph import OpGraph, is_recording
 from ._kernel_calls import REPLAY, KernelCalls
-from ._noting import OP, Checker, Noted, Part, Readers, Recorder
-from ._plan import capturing, noting, place, refuse_inside, tensors_of
+from ._noting import OP, Checker, Noted, Readers, Recorder, StorageView
+from ._plan import capturing, noting, plan_memory, refuse_inside, tensors_of
 
 _thread = threading.local()
 
@@ -94,7 +94,7 @@ class Recording:
     def __init__(self, device: torch.device) -> None:
         if device.type not in ("cpu", "cuda"):
             raise ValueError(f"{OP}: device must be cpu or cuda, got {device}")
-        self._machine: _CpuMachine | _CudaMachine | None = None
+        self._machine: _CpuBackend | _CudaBackend | None = None
         self._device, self._state = device, "new"
 
     @classmethod
@@ -111,8 +111,8 @@ class Recording:
         _thread.recording = self
         return self
 
-    def _begin(self) -> _CpuMachine | _CudaMachine:
-        return _CudaMachine(self._device) if self._device.type == "cuda" else _CpuMachine()
+    def _begin(self) -> _CpuBackend | _CudaBackend:
+        return _CudaBackend(self._device) if self._device.type == "cuda" else _CpuBackend()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -156,7 +156,7 @@ def refuse_inside_recording() -> None:
         raise RuntimeError(f"{OP}: this thread records a graph already, and recordings do not nest")
 
 
-class _CpuMachine:
+class _CpuBackend:
     """The noting of a thread's ops, then their graph: kernels run by C, other ops by bound Python callables."""
 
     arena_bytes = held_bytes = 0
@@ -240,13 +240,13 @@ class _Memory:
         self._held = {i: storage for i in lives if (storage := recorder.blocks[i].held()) is not None}
         self.held_bytes = sum(recorder.blocks[i].nbytes for i in self._held)
         dropped = {i: life for i, life in lives.items() if i not in self._held}
-        self._offsets, self.arena_bytes = place({i: recorder.blocks[i].nbytes for i in dropped}, dropped)
+        self._offsets, self.arena_bytes = plan_memory({i: recorder.blocks[i].nbytes for i in dropped}, dropped)
         self._arena = torch.empty(self.arena_bytes, dtype=torch.uint8).untyped_storage()
-        self._tensors: dict[Part, Tensor] = {}
+        self._tensors: dict[StorageView, Tensor] = {}
 
     def tensor(self, value: Any) -> Any:
         """Return the tensor of a Part; return any other value as it is."""
-        if not isinstance(value, Part):
+        if not isinstance(value, StorageView):
             return value
         if value not in self._tensors:
             held = self._held.get(value.block)
@@ -266,12 +266,12 @@ class SharedRecording(Recording):
         super().__init__(torch.device("cpu"))
         self._ends_at_errors = ends_at_errors
 
-    def _begin(self) -> _CpuMachine:
-        return _CpuMachine(self._ends_at_errors)
+    def _begin(self) -> _CpuBackend:
+        return _CpuBackend(self._ends_at_errors)
 
     def is_active(self) -> bool:
         """Whether the calling thread records it still."""
-        return isinstance(self._machine, _CpuMachine) and self._machine.is_active()
+        return isinstance(self._machine, _CpuBackend) and self._machine.is_active()
 
     def leave(self) -> None:
         """Drop what was recorded."""
@@ -279,16 +279,16 @@ class SharedRecording(Recording):
 
     def shared(self) -> int:
         """Return the address of the complete C++ graph's std::shared_ptr, for _infinicore.shared_graph()."""
-        assert isinstance(self._machine, _CpuMachine)
+        assert isinstance(self._machine, _CpuBackend)
         return self._machine.shared()
 
     def run_by(self, run: Callable[[], None]) -> None:
         """Run the ops by a function that runs the C++ graph, so that errors of infinicore's ops stay what they are."""
-        assert isinstance(self._machine, _CpuMachine)
+        assert isinstance(self._machine, _CpuBackend)
         self._machine.run(run)
 
 
-class _CudaMachine:
+class _CudaBackend:
     """A capture on a stream of its own, then the captured graph."""
 
     arena_bytes = held_bytes = calls = 0

@@ -189,7 +189,7 @@ class Stream:
             BaseException: On an immediate stream, what the function raises.
         """
         body = (lambda: function(*args)) if args else function
-        call = _calls.Call(body, self._errors)
+        call = _calls.StreamCall(body, self._errors)
         try:
             _calls.queue(self.handle, call)
         except RuntimeError:

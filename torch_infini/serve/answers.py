@@ -14,7 +14,7 @@ LEAST = -9999.0  # stands for log-probability -infinity, as in OpenAI's API: JSO
 Logprobs = list[tuple[float, list[tuple[int, float]]]]
 
 
-class Part(NamedTuple):
+class ChoiceDelta(NamedTuple):
     """What a choice has gained: all of it, or what a chunk adds.
 
     Attributes:
@@ -55,7 +55,7 @@ class Answer:
         choices = [self._choice(part) for part in parts_of(outputs)]
         return {**self._head, "object": self.WHOLE, "choices": choices, "usage": usage_of(outputs)}
 
-    def chunk(self, part: Part, include_usage: bool) -> dict[str, Any]:
+    def chunk(self, part: ChoiceDelta, include_usage: bool) -> dict[str, Any]:
         """Return a chunk of a streamed answer; where its last chunk has the usage, the others have null."""
         usage = {"usage": None} if include_usage else {}
         return {**self._head, "object": self.CHUNK, "choices": [self._delta(part)], **usage}
@@ -68,10 +68,10 @@ class Answer:
         """Return a token's text; token_id:N where there is no tokenizer."""
         return f"token_id:{token}" if self._texts is None else self._texts.text_of(token)
 
-    def _choice(self, part: Part) -> dict[str, Any]:
+    def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _delta(self, part: Part) -> dict[str, Any]:
+    def _delta(self, part: ChoiceDelta) -> dict[str, Any]:
         raise NotImplementedError
 
 
@@ -80,19 +80,19 @@ class ChatAnswer(Answer):
 
     PREFIX, WHOLE, CHUNK = "chatcmpl", "chat.completion", "chat.completion.chunk"
 
-    def _choice(self, part: Part) -> dict[str, Any]:
+    def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
         message = {"role": "assistant", "content": part.text, "refusal": None}
         return {"index": part.choice, "message": message, **self._end(part)}
 
-    def _delta(self, part: Part) -> dict[str, Any]:
+    def _delta(self, part: ChoiceDelta) -> dict[str, Any]:
         # The role comes with the first text: a chunk before the first token would pass for one.
         role = {"role": "assistant"} if part.is_first else {}
         return {"index": part.choice, "delta": {**role, "content": part.text}, **self._end(part)}
 
-    def _end(self, part: Part) -> dict[str, Any]:
+    def _end(self, part: ChoiceDelta) -> dict[str, Any]:
         return {"logprobs": self._logprobs(part), "finish_reason": part.finish}
 
-    def _logprobs(self, part: Part) -> dict[str, Any] | None:
+    def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
         if part.logprobs is None:
             return None
         content = [
@@ -111,7 +111,7 @@ class CompletionAnswer(Answer):
 
     PREFIX, WHOLE, CHUNK = "cmpl", "text_completion", "text_completion"
 
-    def _choice(self, part: Part) -> dict[str, Any]:
+    def _choice(self, part: ChoiceDelta) -> dict[str, Any]:
         return {
             "index": part.choice,
             "text": part.text,
@@ -121,7 +121,7 @@ class CompletionAnswer(Answer):
 
     _delta = _choice
 
-    def _logprobs(self, part: Part) -> dict[str, Any] | None:
+    def _logprobs(self, part: ChoiceDelta) -> dict[str, Any] | None:
         if part.logprobs is None:
             return None
         texts = [self.text_of(token) for token in part.tokens]
@@ -155,7 +155,7 @@ class Parts:
         ] = {}  # by choice: characters, tokens, characters of the tokens' texts
         self.outputs: dict[int, RequestOutput] = {}
 
-    def new(self, at: int, output: RequestOutput) -> Iterator[Part]:
+    def new(self, at: int, output: RequestOutput) -> Iterator[ChoiceDelta]:
         """Yield the parts that an output of prompt `at` adds, none without text, log-probabilities or an end."""
         before = self.outputs.get(at)
         self.outputs[at] = output
@@ -168,17 +168,17 @@ class Parts:
             logprobs = None if completion.logprobs is None else completion.logprobs[tokens:shown]
             if completion.index in ended or not (text or logprobs or completion.finish):
                 continue
-            yield Part(index, text, new, logprobs, spread, index not in self._had, completion.finish)
+            yield ChoiceDelta(index, text, new, logprobs, spread, index not in self._had, completion.finish)
             if logprobs is not None:
                 spread += sum(len(self._answer.text_of(token)) for token in new)
             self._had[index] = len(completion.text), max(tokens, shown), spread
 
 
-def parts_of(outputs: Sequence[RequestOutput]) -> list[Part]:
+def parts_of(outputs: Sequence[RequestOutput]) -> list[ChoiceDelta]:
     """Return the choices of finished outputs: all samples of the first prompt, then those of the next."""
     completions: list[Completion] = [completion for output in outputs for completion in output.completions]
     return [
-        Part(i, c.text, c.tokens[: c.text_tokens], c.logprobs and c.logprobs[: c.text_tokens], 0, True, c.finish)
+        ChoiceDelta(i, c.text, c.tokens[: c.text_tokens], c.logprobs and c.logprobs[: c.text_tokens], 0, True, c.finish)
         for i, c in enumerate(completions)
     ]
 

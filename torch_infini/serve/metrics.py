@@ -21,7 +21,7 @@ SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 1
 TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10000, 20000, 50000, 100000)
 
 
-class Seen(NamedTuple):
+class RequestTimes(NamedTuple):
     """What had come of a request, and when.
 
     Attributes:
@@ -33,7 +33,7 @@ class Seen(NamedTuple):
     tokens: int
 
 
-NOTHING_SEEN = Seen(0.0, 0)
+NOTHING_SEEN = RequestTimes(0.0, 0)
 
 
 class EngineCollector(Collector):
@@ -97,7 +97,7 @@ class ServerMetrics:
         self._prompts = histogram("request_prompt_tokens", "Tokens of a prompt.", TOKENS)
         self._outputs = histogram("request_generation_tokens", "Tokens generated for a prompt.", TOKENS)
 
-    def observe(self, output: RequestOutput, before: Seen) -> Seen:
+    def observe(self, output: RequestOutput, before: RequestTimes) -> RequestTimes:
         """Take the next output of a request.
 
         Args:
@@ -116,7 +116,7 @@ class ServerMetrics:
             self._outputs.observe(tokens)
             if output.time is not None:
                 self._whole.observe(output.time)
-        return Seen(now, tokens)
+        return RequestTimes(now, tokens)
 
     def text(self) -> bytes:
         """Return all of it in Prometheus' text form."""

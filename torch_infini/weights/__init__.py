@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from .format import Format, Integers, Kind
+from .format import Format, Integers, TensorSpec
 from .quantize import dequantize_int4, dequantize_int8, pack_int4, quantize_int4, quantize_int8, unpack_int4
 
 
@@ -62,7 +62,7 @@ __all__ = [
     "FORMATS",
     "Format",
     "Integers",
-    "Kind",
+    "TensorSpec",
     "best",
     "dequantize_int4",
     "dequantize_int8",

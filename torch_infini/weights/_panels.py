@@ -11,7 +11,7 @@ from torch import Tensor
 from .._core import library
 from .._core.devices import backing_type
 from ..ops._panels import BLOCK, PANEL, Panels
-from .format import Format, Integers, Kind
+from .format import Format, Integers, TensorSpec
 
 
 class PanelFormat(Format):
@@ -27,9 +27,9 @@ class PanelFormat(Format):
         # Emulated CUDA, whose tensors are on the CPU, takes CUDA's formats.
         return self.serves_on(device) and backing_type(device) == "cpu" and not library.emulates_cuda()
 
-    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
-        packed = Kind(self.panels.packed_shape(n, k), torch.uint8, BLOCK, PANEL)
-        return {"weight": packed, "scales": Kind((n,), torch.float32)}
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        packed = TensorSpec(self.panels.packed_shape(n, k), torch.uint8, BLOCK, PANEL)
+        return {"weight": packed, "scales": TensorSpec((n,), torch.float32)}
 
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
         if backing_type(to.weight.device) != "cpu":

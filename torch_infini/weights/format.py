@@ -21,7 +21,7 @@ class Integers(NamedTuple):
     zeros: Tensor | None = None
 
 
-class Kind(NamedTuple):
+class TensorSpec(NamedTuple):
     """Shape and dtype of a tensor; how many rows and columns of the weight an element of its first and second
     dimension has."""
 
@@ -64,7 +64,7 @@ class Format(ABC):
         return self.groups[0]
 
     @abstractmethod
-    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         """Return what the tensors of a weight [n, k] are, by their names in Integers; dtype: that of activations."""
 
     @abstractmethod

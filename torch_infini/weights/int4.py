@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import quantize
-from .format import Format, Integers, Kind
+from .format import Format, Integers, TensorSpec
 from .quantize import quantizes_x
 
 
@@ -21,10 +21,10 @@ class _Int4(Format):
                 return group
         raise ValueError(f"be a multiple of {self.groups[-1]}, int4's smallest group")
 
-    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
         # Scales of half precision: in float32 they would take a fifth of all memory.
-        of_group = Kind((n, k // group), dtype, group)
-        return {"weight": Kind((n, k // 2), torch.uint8, 2), "scales": of_group, "zeros": of_group}
+        of_group = TensorSpec((n, k // group), dtype, group)
+        return {"weight": TensorSpec((n, k // 2), torch.uint8, 2), "scales": of_group, "zeros": of_group}
 
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
         assert to.zeros is not None

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from . import quantize
-from .format import Format, Integers, Kind
+from .format import Format, Integers, TensorSpec
 from .quantize import quantizes_x
 
 
@@ -14,8 +14,8 @@ class _Int8(Format):
     name = serves = "int8"
     exact, order = "int8_rows", 1
 
-    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, Kind]:
-        return {"weight": Kind((n, k), torch.int8), "scales": Kind((n,), torch.float32)}
+    def kinds(self, n: int, k: int, group: int, dtype: torch.dtype) -> dict[str, TensorSpec]:
+        return {"weight": TensorSpec((n, k), torch.int8), "scales": TensorSpec((n,), torch.float32)}
 
     def quantize(self, weight: Tensor, to: Integers, first_row: int = 0) -> None:
         rows = slice(first_row, first_row + weight.shape[0])

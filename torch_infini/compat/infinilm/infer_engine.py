@@ -28,7 +28,7 @@ from .convert import as_dtype, as_torch, like
 from .distributed import DistConfig
 from .inference import InferEngine as LowLevelEngine
 from .inputs import Input, Output
-from .row_groups import Row, Times, complete, groups
+from .row_groups import PromptRow, Times, complete, groups
 
 _Engine = TypeVar("_Engine", bound="InferEngine")
 
@@ -307,7 +307,7 @@ def _prompts(where: str, input_ids: Any) -> list[list[Any]]:
 
 def _checked(
     where: str, prompts: Sequence[Sequence[Any]], params: SamplingParams, vocabulary: int, room: int
-) -> list[Row]:
+) -> list[PromptRow]:
     """The rows of prompts, none of which has more than `room` tokens at the end; ValueError before one is computed."""
     seeds = [None] * params.n if params.seed is None else resolve_seeds(params)
     rows = []
@@ -320,7 +320,7 @@ def _checked(
                 f"{len(tokens)}"
             )
         end = room if params.max_tokens is None else min(room, len(tokens) + params.max_tokens)
-        rows.append(Row(tokens, end, seed))
+        rows.append(PromptRow(tokens, end, seed))
     return rows
 
 

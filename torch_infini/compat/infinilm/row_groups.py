@@ -14,7 +14,7 @@ from .convert import as_torch
 
 
 @dataclass(eq=False)
-class Row:
+class PromptRow:
     """A prompt and the tokens behind it.
 
     Attributes:
@@ -52,7 +52,7 @@ class Times:
     decoded: int = 0
     steps: int = 0
 
-    def line(self, rows: Sequence[Row]) -> str:
+    def line(self, rows: Sequence[PromptRow]) -> str:
         prompt = sum(row.prompt for row in rows)
         line = f"generate: {len(rows)} rows; prefill {prompt} tokens in {self.prefill * 1e3:.2f} ms"
         line += f" ({prompt / self.prefill:.1f} tokens/s)"
@@ -62,7 +62,7 @@ class Times:
         return line
 
 
-def groups(rows: Sequence[Row], blocks: int, block_size: int | None) -> Iterator[Sequence[Row]]:
+def groups(rows: Sequence[PromptRow], blocks: int, block_size: int | None) -> Iterator[Sequence[PromptRow]]:
     """Yield rows in order, as many at a time as the cache has room for.
 
     Args:
@@ -82,7 +82,7 @@ def groups(rows: Sequence[Row], blocks: int, block_size: int | None) -> Iterator
 
 
 def complete(
-    rows: Sequence[Row],
+    rows: Sequence[PromptRow],
     block_size: int | None,
     forward: Callable[..., Any],
     kind: Callable[[Tensor], Any],
@@ -135,7 +135,7 @@ def complete(
             times.decode, times.decoded, times.steps = times.decode + seconds, times.decoded + appended, times.steps + 1
 
 
-def _tables(rows: Sequence[Row], block_size: int) -> Tensor:
+def _tables(rows: Sequence[PromptRow], block_size: int) -> Tensor:
     """Blocks for all tokens of each row, from block 0 on: [rows, blocks], -1 where there is none."""
     counts = torch.tensor([-(-row.end // block_size) for row in rows])
     column = torch.arange(int(counts.max()))

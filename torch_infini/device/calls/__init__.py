@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 from . import basics, computing, system
-from .checks import CALLS, Call
+from .checks import CALLS, ExampleCall
 
-__all__ = ["CALLS", "Call", "Outcome", "basics", "computing", "run", "system"]
+__all__ = ["CALLS", "ExampleCall", "Outcome", "basics", "computing", "run", "system"]
 
 
 class Outcome(NamedTuple):
@@ -25,13 +25,13 @@ class Outcome(NamedTuple):
         seconds: How long it took.
     """
 
-    call: Call
+    call: ExampleCall
     error: Exception | None
     note: str | None
     seconds: float
 
 
-def run(calls: Iterable[Call] | None = None) -> Iterator[Outcome]:
+def run(calls: Iterable[ExampleCall] | None = None) -> Iterator[Outcome]:
     """Run everyday calls, by default all of CALLS, and yield what came of each; an exception ends only its call."""
     for call in CALLS.values() if calls is None else calls:
         start = time.perf_counter()

@@ -21,7 +21,7 @@ class CallError(AssertionError):
     """A call whose result is not the CPU's; not an assert statement, which `python -O` drops."""
 
 
-class Call(NamedTuple):
+class ExampleCall(NamedTuple):
     """An everyday call: what it shows is the first line of its docstring.
 
     The function raises where the device fails, and returns a sentence where another library refuses the device.
@@ -36,7 +36,7 @@ class Call(NamedTuple):
         return (self.function.__doc__ or "").partition("\n")[0]
 
 
-CALLS: dict[str, Call] = {}
+CALLS: dict[str, ExampleCall] = {}
 
 
 def everyday(area: str) -> Callable[[Callable[[], str | None]], Callable[[], str | None]]:
@@ -50,7 +50,7 @@ def everyday(area: str) -> Callable[[Callable[[], str | None]], Callable[[], str
 
         if function.__name__ in CALLS:
             raise ValueError(f"there are two everyday calls named {function.__name__}")
-        CALLS[function.__name__] = Call(area, function.__name__, seeded)
+        CALLS[function.__name__] = ExampleCall(area, function.__name__, seeded)
         return seeded
 
     return add

@@ -364,7 +364,7 @@ def functional_gradients() -> None:
 # ---- graphs ----
 
 
-class Block(torch.nn.Module):
+class FeedForward(torch.nn.Module):
     """A small feed-forward block, to be compiled and exported."""
 
     def __init__(self) -> None:
@@ -375,9 +375,9 @@ class Block(torch.nn.Module):
         return x + self.down(torch.nn.functional.silu(self.up(x)))
 
 
-def new_block(device: str) -> Block:
+def new_block(device: str) -> FeedForward:
     torch.manual_seed(0)
-    return Block().to(device)
+    return FeedForward().to(device)
 
 
 @everyday("graphs")

@@ -27,7 +27,7 @@ class Fingerprints:
     def __init__(self) -> None:
         self.kept: dict[int, tuple[Any, Hashable]] = {}
 
-    def of(self, value: Any) -> Hashable:
+    def of_value(self, value: Any) -> Hashable:
         """Return the fingerprint of an attribute's value."""
         kind = type(value)
         if isinstance(value, PLAIN):
@@ -35,16 +35,19 @@ class Fingerprints:
         if isinstance(value, float | complex):
             return kind, repr(value)  # tells 0.0 from -0.0
         if isinstance(value, list | tuple):
-            return kind, tuple(map(self.of, value))
+            return kind, tuple(map(self.of_value, value))
         if isinstance(value, set | frozenset):
-            return kind, frozenset(map(self.of, value))
+            return kind, frozenset(map(self.of_value, value))
         if id(value) in self.kept:
             return self.kept[id(value)][1]
         self.kept[id(value)] = value, (kind, id(value))  # before the recursion: it may contain itself
         if isinstance(value, dict):
-            found: Hashable = kind, tuple((self.of(key), self.of(item)) for key, item in value.items())
+            found: Hashable = (
+                kind,
+                tuple((self.of_value(key), self.of_value(item)) for key, item in value.items()),
+            )
         elif isinstance(value, PretrainedConfig):
-            found = kind, self.of(vars(value))
+            found = kind, self.of_value(vars(value))
         elif isinstance(value, nn.Module):
             found = self.of_module(value)
         elif isinstance(value, Tensor) and on_cpu(value) and not value.is_sparse and value.numel() <= LARGEST:
@@ -61,4 +64,9 @@ class Fingerprints:
         tensors: dict[str, Any] = {**module._parameters, **module._buffers}
         if PROBE_SEED in attributes:  # random weights that follow from seed and shapes
             tensors = {name: None if tensor is None else tuple(tensor.shape) for name, tensor in tensors.items()}
-        return type(module), self.of(attributes), self.of(tensors), self.of(dict(module._modules))
+        return (
+            type(module),
+            self.of_value(attributes),
+            self.of_value(tensors),
+            self.of_value(dict(module._modules)),
+        )

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ..decoder import Decoder
-from ..swap import PLAN, Call, Patched, Probe, Unsupported, patched_class
+from ..swap import PLAN, Patched, Probe, ProbeCall, Unsupported, patched_class
 from .conditions import needs_fallback
 from .fingerprint import Fingerprints
 from .probe import with_parameters
@@ -33,7 +33,7 @@ class Verifier:
         self.embedding: nn.Module | None = None
         self.fingerprints = Fingerprints()
         self.positions: dict[tuple[Any, ...], Any] = {}
-        self.answers: dict[Hashable, Answer] = {}
+        self.answers: dict[Hashable, Verdict] = {}
 
     def rotary(self, hidden: Tensor, position_ids: Tensor) -> Any:
         """Return cos and sin as the decoder computes them (of the first kind, if it has several)."""
@@ -55,7 +55,11 @@ class Verifier:
             probe = patch.probe(module, self.rotary)
             if probe is None:
                 return plans[0]
-            key = (patch, self.fingerprints.of_module(probe.module, INDEX), self.fingerprints.of(plans))
+            key = (
+                patch,
+                self.fingerprints.of_module(probe.module, INDEX),
+                self.fingerprints.of_value(plans),
+            )
         except Unsupported:
             raise
         except Exception as error:
@@ -63,12 +67,12 @@ class Verifier:
         answer = self.answers.get(key)
         with one_thread():
             if answer is None:
-                answer = self.answers[key] = Answer(probe, patch, plans)
+                answer = self.answers[key] = Verdict(probe, patch, plans)
             answer.check_layer(vars(module).get(INDEX))
         return answer.plan
 
 
-class Answer:
+class Verdict:
     """The plan of modules of one fingerprint, or why there is none.
 
     Layers differ in their index, which attention passes to its cache. Calls that read the index are repeated for each
@@ -80,7 +84,7 @@ class Answer:
         self.patched = patched_class(patch, type(self.module))
         self.own = reports_index(type(self.module))
         self.plans = list(plans)
-        self.repeated: list[Call] = []
+        self.repeated: list[ProbeCall] = []
         self.layers = {vars(self.module).get(INDEX)}
         self.unsupported: Unsupported | None = None
         try:
@@ -107,7 +111,7 @@ class Answer:
             self.make(call)
         self.layers.add(layer)
 
-    def make(self, call: Call) -> None:
+    def make(self, call: ProbeCall) -> None:
         """Make the call by the own forward and under each plan; keep the best plan, if it is within tolerance."""
         small = self.module
         vars(small).update(call.attributes)

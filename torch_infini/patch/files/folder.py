@@ -56,7 +56,7 @@ def non_persistent_buffers(model: nn.Module) -> list[str]:
     ]
 
 
-class Description(NamedTuple):
+class FolderDescription(NamedTuple):
     """The contents of torch_infini.json, checked."""
 
     format: int
@@ -129,7 +129,7 @@ def checked_patterns(value: Any, file: str, field: str, where: str = LOAD) -> li
     return value
 
 
-def read_description(folder: Path) -> Description:
+def read_description(folder: Path) -> FolderDescription:
     """Read and check torch_infini.json.
 
     Raises:
@@ -161,7 +161,7 @@ def read_description(folder: Path) -> Description:
         raise invalid(DESCRIPTION, "converted", "be true or false", converted)
     if converted and value[QUANTIZED]:
         raise invalid(DESCRIPTION, "converted", "be false with quantized layers", converted)
-    return Description(
+    return FolderDescription(
         format,
         class_of(value["class"]),
         dtype,
@@ -184,7 +184,7 @@ def class_of(name: Any) -> type[PreTrainedModel]:
     return cls
 
 
-def read_config(folder: Path, description: Description, header: Mapping[str, TensorInfo]) -> Any:
+def read_config(folder: Path, description: FolderDescription, header: Mapping[str, TensorInfo]) -> Any:
     """Read config.json, with its numbers of modules limited by the contents of the file with the tensors."""
     values = read_object(folder, CONFIG)
     config_class = description.cls.config_class

@@ -28,7 +28,7 @@ from .folder import (
     LOAD,
     QUANTIZED,
     TENSORS,
-    Description,
+    FolderDescription,
     all_tensors,
     as_value_error,
     header_of,
@@ -64,7 +64,7 @@ def load(folder: Path) -> PreTrainedModel:
     return model
 
 
-def on_meta(config: Any, description: Description) -> PreTrainedModel:
+def on_meta(config: Any, description: FolderDescription) -> PreTrainedModel:
     """Return the model on the meta device, with quantized layers."""
     before = torch.get_default_dtype()
     torch.set_default_dtype(description.dtype)
@@ -153,7 +153,7 @@ def check_buffers(model: nn.Module, header: Mapping[str, TensorInfo]) -> None:
             raise invalid(CONFIG, f"the size of {name}", f"be at most {limit} bytes", buffer.nbytes)
 
 
-def load_by_transformers(folder: Path, description: Description) -> PreTrainedModel:
+def load_by_transformers(folder: Path, description: FolderDescription) -> PreTrainedModel:
     with as_value_error(TENSORS, f"hold the tensors of a {description.cls.__name__}"):
         loaded: Any = description.cls.from_pretrained(
             folder,
@@ -178,7 +178,7 @@ def mismatch(file: str, faults: list[str]) -> ValueError:
 def fill(
     model: PreTrainedModel,
     folder: Path,
-    description: Description,
+    description: FolderDescription,
     header: dict[str, TensorInfo],
     extra: dict[str, TensorInfo],
 ) -> None:
@@ -228,7 +228,9 @@ def fill(
             module._buffers[last] = loaded[source_name]
 
 
-def stored_names(model: nn.Module, description: Description, header: Mapping[str, TensorInfo]) -> Callable[[str], str]:
+def stored_names(
+    model: nn.Module, description: FolderDescription, header: Mapping[str, TensorInfo]
+) -> Callable[[str], str]:
     """Return a function from a tensor's name in the model to its name in the file, which has one of tied parameters."""
     if description.format == 1:
         return lambda name: description.aliases.get(name, name)

@@ -29,7 +29,7 @@ from ..checks.probe import (
     tokens,
     with_nan,
 )
-from ..swap import PLAN, Call, Parameters, Patched, Probe, Rotary, Unsupported
+from ..swap import PLAN, Parameters, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .cache import append, needs_grad, reserve, static_layer
 from .interface import attend
 from .linear import Product, fused_product, product_of, product_to_own
@@ -180,7 +180,7 @@ class AttentionWays(Ways):
 def columns(name: str, layer: Any, size: int) -> int | None:
     """Return how many columns a projection has on this rank; None if unknown."""
     width: int | None = getattr(layer, "out_features", None)
-    if not isinstance(layer, ShardedLinear) or width is None or not vars(layer)[PLAN].apart:
+    if not isinstance(layer, ShardedLinear) or width is None or not vars(layer)[PLAN].keeps_local:
         return width
     ranks = vars(layer)[PLAN].ranks.size
     if width % (ranks * size):
@@ -260,7 +260,7 @@ class Attention(Patched):
         return Probe(small, lambda: cls.calls(small, plan, rotary))
 
     @staticmethod
-    def calls(small: Any, plan: AttentionPlan, rotary: Rotary) -> Iterator[Call]:
+    def calls(small: Any, plan: AttentionPlan, rotary: Rotary) -> Iterator[ProbeCall]:
         config = small.config
         configs = {name: copy(config) for name in ("eager", "sdpa")}
         for name, other in configs.items():
@@ -293,7 +293,7 @@ class Attention(Patched):
             change: Callable[[Tensor], Tensor] = lambda x: x,
             masked: bool = True,
             **more: Any,
-        ) -> Call:
+        ) -> ProbeCall:
             """Return one call; with several lengths, one forward for each, on one cache."""
 
             def run(forward: Callable[..., Any]) -> Any:
@@ -313,7 +313,7 @@ class Attention(Patched):
                 return result
 
             attributes = {"config": configs["eager" if masked else "sdpa"]}
-            return Call(when, run, HALF.get(dtype, tolerance), inner(*sizes), attributes, dtype)
+            return ProbeCall(when, run, HALF.get(dtype, tolerance), inner(*sizes), attributes, dtype)
 
         # Far positions: they may have no effect except through cos and sin.
         yield call("", position_ids=torch.tensor([[0, 100_003, 50_000_017]], device="cpu"))

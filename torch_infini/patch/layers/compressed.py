@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from ...checkpoints import Layer, TensorInfo, layers_of
+from ...checkpoints import QuantizedLayer, TensorInfo, layers_of
 from .quantized_linear import install_weight
 
 _HOOK = "ct_decompress_hook"  # of compressed-tensors: decompresses the model at its first forward
@@ -19,7 +19,7 @@ _OWN = ("quantization_scheme", "quantization_status", "forward", "_is_hf_initial
 _METHOD = "compressed-tensors"
 
 
-def compressed_layers(model: nn.Module) -> dict[str, Layer]:
+def compressed_layers(model: nn.Module) -> dict[str, QuantizedLayer]:
     """Return the layers of a model that are still compressed, by name; none in other models.
 
     Raises:
@@ -44,7 +44,7 @@ def compressed_layers(model: nn.Module) -> dict[str, Layer]:
     return layers_of(entry, tensors, "the model's config")
 
 
-def take_over(model: nn.Module, layers: dict[str, Layer]) -> list[str]:
+def take_over(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[str]:
     """Turn compressed layers into quantized ones; return the names of those that have integers.
 
     Raises:

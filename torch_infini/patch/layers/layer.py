@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ..checks.conditions import dense_last, unsupported_placement, unwatched
 from ..checks.probe import HALF, LENGTHS, SIZES, WIDTH, norm_probe, probe_module, random, tokens, with_nan
-from ..swap import PLAN, Call, Patched, Probe, Rotary, Unsupported
+from ..swap import PLAN, Patched, Probe, ProbeCall, Rotary, Unsupported
 from .attention import Attention, AttentionWays, causal_mask
 from .cache import needs_grad
 from .mlp import GatedMLP, MLPWays
@@ -137,12 +137,12 @@ class DecoderLayer(Patched):
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
-    def calls(small: nn.Module) -> Iterator[Call]:
+    def calls(small: nn.Module) -> Iterator[ProbeCall]:
         branches = [child for child in small._modules.values() if isinstance(child, _Branch)]
 
         def call(
             when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32, **more: Any
-        ) -> Call:
+        ) -> ProbeCall:
             """Return a call with x of magnitude `size` and results of attention and MLP of magnitude `inside`."""
 
             def run(forward: Callable[..., Any]) -> Any:
@@ -150,7 +150,7 @@ class DecoderLayer(Patched):
                     branch.size = inside
                 return forward((size * x).to(dtype, copy=True), **{**EMPTY, **more})
 
-            return Call(when, run, HALF.get(dtype, 1e-5), dtype=dtype)
+            return ProbeCall(when, run, HALF.get(dtype, 1e-5), dtype=dtype)
 
         few = random(2, 3, WIDTH)
         yield call("", few)

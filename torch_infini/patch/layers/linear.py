@@ -69,7 +69,7 @@ def multiplies_apart(module: nn.Module) -> bool:
     if type(module).forward is not ShardedLinear.forward or not unwatched(module):
         return False
     share: Share = module.__dict__[PLAN]
-    return share.apart
+    return share.keeps_local
 
 
 class Linear(Patched):

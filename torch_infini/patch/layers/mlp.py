@@ -24,7 +24,7 @@ from ..checks.probe import (
     tokens,
     with_nan,
 )
-from ..swap import Call, Patched, Probe, Rotary, Unsupported
+from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
 from .linear import Product, fused_product, product_of
 from .ways import Ways, known_ways, watch
 
@@ -101,13 +101,15 @@ class GatedMLP(Patched):
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
-    def calls(small: nn.Module) -> Iterator[Call]:
+    def calls(small: nn.Module) -> Iterator[ProbeCall]:
         inputs = [name for name in small._modules if name in ("gate_up_proj", "gate_proj", "up_proj")]
 
-        def call(when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32) -> Call:
+        def call(
+            when: str, x: Tensor, size: float = 1, inside: float = 1, dtype: torch.dtype = torch.float32
+        ) -> ProbeCall:
             """Return a call with x of magnitude `size`, and gate and up of magnitude `inside`."""
             given = {name: scaled(small._modules[name], inside / size, inside) for name in inputs}
-            return Call(when, call_with(size * x, dtype), HALF.get(dtype, 1e-4), given, dtype=dtype)
+            return ProbeCall(when, call_with(size * x, dtype), HALF.get(dtype, 1e-4), given, dtype=dtype)
 
         few = random(2, 3, WIDTH)
         yield call("", few)

@@ -16,7 +16,7 @@ from ...ops.rms_norm import ROUNDINGS
 from ..checks.conditions import dense_last, needs_fallback, unsupported_weights, unwatched
 from ..checks.probe import LENGTHS, SIZES, call_with, norm_probe, random, tokens, weight_of, with_nan
 from ..parallel_forward import FORWARD
-from ..swap import Call, Patched, Probe, Rotary, Unsupported
+from ..swap import Patched, Probe, ProbeCall, Rotary, Unsupported
 
 rms_norm = torch.ops.infini.rms_norm.default
 rms_norm_ = torch.ops.infini.rms_norm_.default
@@ -116,21 +116,23 @@ class RMSNorm(Patched):
         return Probe(small, lambda: cls.calls(small))
 
     @staticmethod
-    def calls(small: nn.Module) -> Iterator[Call]:
+    def calls(small: nn.Module) -> Iterator[ProbeCall]:
         size = weight_of(small).numel()
         # In bfloat16, where the rounding modes differ; otherwise only the order of the sum may differ.
         rows = max(6, 8192 // size)  # many, so that a single tie weighs little
-        yield Call("", call_with(random(rows, size), torch.bfloat16), 1e-3, dtype=torch.bfloat16)
+        yield ProbeCall("", call_with(random(rows, size), torch.bfloat16), 1e-3, dtype=torch.bfloat16)
         for length in (*LENGTHS, 3):
-            yield Call(f"for {tokens(length)}", call_with(random(1, length, size)), 1e-5)
+            yield ProbeCall(f"for {tokens(length)}", call_with(random(1, length, size)), 1e-5)
         few = random(2, 3, size)
         for factor in (1e-3, *SIZES):  # the square of the first is about eps
-            yield Call(f"for numbers of about {factor:g}", call_with(factor * few), 1e-5)
-        yield Call("for numbers of about 30 in float16", call_with(30 * few, torch.float16), 2e-3, dtype=torch.float16)
-        yield Call(
+            yield ProbeCall(f"for numbers of about {factor:g}", call_with(factor * few), 1e-5)
+        yield ProbeCall(
+            "for numbers of about 30 in float16", call_with(30 * few, torch.float16), 2e-3, dtype=torch.float16
+        )
+        yield ProbeCall(
             "for numbers of about 10000 in bfloat16", call_with(1e4 * few, torch.bfloat16), 1e-2, dtype=torch.bfloat16
         )
-        yield Call("for hidden states with NaN", call_with(with_nan(few)), 1e-5)
+        yield ProbeCall("for hidden states with NaN", call_with(with_nan(few)), 1e-5)
 
     def forward(self, x: Tensor) -> Tensor:
         if needs_fallback(self, x):

@@ -94,7 +94,7 @@ class QuantizedLinear(Patched):
         try:
             group = kind.group(k)
         except ValueError as error:
-            ranks = f" of each of {share.ranks.size} ranks" if share is not None and share.adds else ""
+            ranks = f" of each of {share.ranks.size} ranks" if share is not None and share.row_parallel else ""
             raise Unsupported(f"its rows{ranks} must {error}, got {k}") from None
         return [WeightPlan(kind.name, group, dtype, share)]
 
@@ -186,7 +186,7 @@ def integers_of(buffers: Mapping[str, Tensor | None]) -> Integers:
 def columns_of(module: nn.Module, share: Share | None) -> int:
     """Return the columns of a layer's weight, in a sharded layer those of this rank."""
     columns: int = module.in_features  # type: ignore[assignment]
-    return columns // share.ranks.size if share is not None and share.adds else columns
+    return columns // share.ranks.size if share is not None and share.row_parallel else columns
 
 
 def product(format: str, x: Tensor, integers: Integers, bias: Tensor | None) -> Tensor:
@@ -244,7 +244,7 @@ class FusedLinear:
         if len(modules) < len(self.modules) or any(module.bias is not None for module in modules):
             return False
         plans = {module.plan for module in modules}
-        if len(plans) > 1 or any(plan.share is not None and not plan.share.apart for plan in plans):
+        if len(plans) > 1 or any(plan.share is not None and not plan.share.keeps_local for plan in plans):
             return False
         kinds = {tuple((name, b.dtype) for name in NAMES if (b := m._buffers.get(name)) is not None) for m in modules}
         if len(kinds) > 1 or COLUMNS in modules[0]._buffers:

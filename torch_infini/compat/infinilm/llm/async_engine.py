@@ -18,7 +18,7 @@ from ....engine import RequestOutput as EngineOutput
 from ....engine.llm import Message
 from .config import EngineConfig
 from .engine import LLMEngine, TakesRequests
-from .request import FinishReason, InferenceRequest, Part, TokenOutput, reason_of
+from .request import FinishReason, InferenceRequest, SampleDelta, TokenOutput, reason_of
 
 _NAME = "infinilm.llm.AsyncLLMEngine"
 
@@ -190,10 +190,10 @@ def _deliver(requests: Requests, request: InferenceRequest, output: EngineOutput
     for c in output.completions:
         if c.finish is None:
             if c.new_tokens:
-                request.outbox.put(Part(c.index, c.new_tokens, c.new_text, None))
+                request.outbox.put(SampleDelta(c.index, c.new_tokens, c.new_text, None))
         elif c.index not in request.told:
             request.told.add(c.index)
-            request.outbox.put(Part(c.index, c.new_tokens, c.new_text, reason_of(c.finish, c.stopped_by)))
+            request.outbox.put(SampleDelta(c.index, c.new_tokens, c.new_text, reason_of(c.finish, c.stopped_by)))
 
 
 def _check_added(request: InferenceRequest, added: Future[str]) -> None:

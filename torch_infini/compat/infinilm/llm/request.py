@@ -137,7 +137,7 @@ class TokenOutput:
     index: int = 0
 
 
-class Part(NamedTuple):
+class SampleDelta(NamedTuple):
     """What a step added to a sample: tokens, text, and why it ended. Sample -1: none, all of the request ended."""
 
     sample: int
@@ -150,11 +150,11 @@ class Outbox:
     """Parts on their way from the engine's thread to one reader in any event loop."""
 
     def __init__(self) -> None:
-        self._parts: deque[Part | BaseException] = deque()
+        self._parts: deque[SampleDelta | BaseException] = deque()
         self._waiter: asyncio.Future[None] | None = None  # replaced by the reader, and by nobody else
         self.has_reader = False
 
-    def put(self, part: Part | BaseException) -> None:
+    def put(self, part: SampleDelta | BaseException) -> None:
         """Add a part, from any thread."""
         self._parts.append(part)
         waiter = self._waiter
@@ -162,7 +162,7 @@ class Outbox:
             with suppress(RuntimeError):  # the reader's loop was closed
                 waiter.get_loop().call_soon_threadsafe(_wake, waiter)
 
-    async def get(self, until: float | None = None) -> Part | BaseException | None:
+    async def get(self, until: float | None = None) -> SampleDelta | BaseException | None:
         """Return the next part, in the reader's loop.
 
         Args:
@@ -262,7 +262,7 @@ class InferenceRequest:
         """End it for its reader, before the engine does; nothing if it has ended."""
         if not self.is_finished():
             self._ended = reason
-            self.outbox.put(Part(-1, (), "", reason))
+            self.outbox.put(SampleDelta(-1, (), "", reason))
 
     def fail(self, error: BaseException) -> None:
         """Give its reader an error of the engine itself, after which no output comes."""
