@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ...ops import REGISTRY
 from ._int8_cache import dequantized
+
+T = TypeVar("T")
 
 
 def distances(queries: int, keys: int, window: int) -> tuple[Tensor, Tensor]:
@@ -39,99 +47,91 @@ def first_seen(length: int, queries: int, window: int) -> int:
     return max(length - queries + 1 - window, 0) if window else 0
 
 
-def prefill_reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cum_seq_lens_q: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    scale = max(q.shape[-1], 1) ** -0.5 if scale is None else scale
-    k_cache, v_cache = dequantized(k_cache, k_scales), dequantized(v_cache, v_scales)
+@dataclass(frozen=True, kw_only=True)
+class PagedCall:
+    """The arguments of a call of paged_attention or paged_attention_prefill; only the latter has cum_seq_lens_q."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    block_tables: Tensor
+    seq_lens: Tensor
+    cum_seq_lens_q: Tensor | None = None
+    alibi_slopes: Tensor | None = None
+    scale: float | None = None
+    window: int = 0
+    k_scales: Tensor | None = None
+    v_scales: Tensor | None = None
+
+    def starts(self) -> list[int]:
+        """Where the queries of each sequence begin in q, and where the last ones end."""
+        starts = self.cum_seq_lens_q
+        return list(range(len(self.seq_lens) + 1)) if starts is None else starts.tolist()
+
+    def caches(self) -> tuple[Tensor, Tensor]:
+        """Keys and values as the numbers that they stand for."""
+        return dequantized(self.k_cache, self.k_scales), dequantized(self.v_cache, self.v_scales)
+
+
+def of_arguments(name: str, compute: Callable[[PagedCall], T]) -> Callable[..., T]:
+    """`compute` as a function of the arguments of the op `name`, for OpInfo."""
+    spec = REGISTRY[name]
+    signature = inspect.signature(spec.function)
+
+    def call(*args: Any, **named: Any) -> T:
+        return compute(PagedCall(**dict(zip(spec.arguments, args, strict=False)), **named))
+
+    parameters = [parameter for parameter in signature.parameters.values() if parameter.name in spec.arguments]
+    result = compute.__annotations__["return"]
+    call.__signature__ = signature.replace(parameters=parameters, return_annotation=result)  # type: ignore[attr-defined]
+    return call
+
+
+def attended(call: PagedCall) -> Tensor:
+    """What either op returns, in float64."""
+    q = call.q
+    scale = max(q.shape[-1], 1) ** -0.5 if call.scale is None else call.scale
+    caches = call.caches()
     result = torch.zeros_like(q, dtype=torch.float64)
-    starts = cum_seq_lens_q.tolist()
-    for b, length in enumerate(seq_lens.tolist()):
+    starts = call.starts()
+    for b, length in enumerate(call.seq_lens.tolist()):
         queries = slice(starts[b], starts[b + 1])
         if length > 0 and q.numel():
-            first = first_seen(length, starts[b + 1] - starts[b], window)
-            k, v = (gathered(cache, block_tables[b], length, first) for cache in (k_cache, v_cache))
-            result[queries] = attend(q[queries], k, v, alibi_slopes, scale, window)
+            first = first_seen(length, starts[b + 1] - starts[b], call.window)
+            k, v = (gathered(cache, call.block_tables[b], length, first) for cache in caches)
+            result[queries] = attend(q[queries], k, v, call.alibi_slopes, scale, call.window)
     return result
 
 
-def reference(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
-    starts = torch.arange(len(seq_lens) + 1)
-    scales = k_scales, v_scales
-    return prefill_reference(q, k_cache, v_cache, block_tables, seq_lens, starts, alibi_slopes, scale, window, *scales)
-
-
-def peer(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
+def decode_in_torch(call: PagedCall) -> Tensor:
     """All sequences gathered to the longest table's length, and torch's SDPA with a mask."""
-    k_cache, v_cache = dequantized(k_cache, k_scales).to(q.dtype), dequantized(v_cache, v_scales).to(q.dtype)
-    k, v = (cache[block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in (k_cache, v_cache))
-    distance = (torch.arange(k.shape[2]) - seq_lens[:, None] + 1)[:, None, None]
+    q, window, slopes = call.q, call.window, call.alibi_slopes
+    caches = (cache.to(q.dtype) for cache in call.caches())
+    k, v = (cache[call.block_tables.clamp(min=0)].transpose(1, 2).flatten(2, 3) for cache in caches)
+    distance = (torch.arange(k.shape[2]) - call.seq_lens[:, None] + 1)[:, None, None]
     mask = (distance <= 0) & (distance > -(window or k.shape[2]))
-    if alibi_slopes is not None:
-        mask = (alibi_slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
-    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=scale, enable_gqa=True).squeeze(2)
+    if slopes is not None:
+        mask = (slopes[:, None, None] * distance).masked_fill(~mask, -torch.inf).to(q.dtype)
+    return F.scaled_dot_product_attention(q.unsqueeze(2), k, v, mask, scale=call.scale, enable_gqa=True).squeeze(2)
 
 
-def prefill_peer(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cum_seq_lens_q: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Tensor:
+def prefill_in_torch(call: PagedCall) -> Tensor:
     """One sequence after the other, gathered, through torch's SDPA."""
-    k_cache, v_cache = dequantized(k_cache, k_scales).to(q.dtype), dequantized(v_cache, v_scales).to(q.dtype)
+    q, window, slopes = call.q, call.window, call.alibi_slopes
+    caches = [cache.to(q.dtype) for cache in call.caches()]
     outs = [q[:0]]
-    starts = cum_seq_lens_q.tolist()
-    for b, keys in enumerate(seq_lens.tolist()):
+    starts = call.starts()
+    for b, keys in enumerate(call.seq_lens.tolist()):
         one = q[starts[b] : starts[b + 1]].transpose(0, 1)
         first = first_seen(keys, one.shape[1], window)
-        k, v = (gathered(cache, block_tables[b], keys, first) for cache in (k_cache, v_cache))
+        k, v = (gathered(cache, call.block_tables[b], keys, first) for cache in caches)
         distance, unseen = distances(one.shape[1], keys - first, window)
         mask = ~unseen
-        if alibi_slopes is not None:
-            mask = (alibi_slopes[:, None, None] * distance).masked_fill(unseen, -torch.inf).to(q.dtype)
-        is_causal = alibi_slopes is None and one.shape[1] == keys and not 0 < window < keys
-        attended = F.scaled_dot_product_attention(
-            one, k, v, None if is_causal else mask, is_causal=is_causal, scale=scale, enable_gqa=True
+        if slopes is not None:
+            mask = (slopes[:, None, None] * distance).masked_fill(unseen, -torch.inf).to(q.dtype)
+        is_causal = slopes is None and one.shape[1] == keys and not 0 < window < keys
+        rows = F.scaled_dot_product_attention(
+            one, k, v, None if is_causal else mask, is_causal=is_causal, scale=call.scale, enable_gqa=True
         )
-        outs.append(attended.transpose(0, 1))
+        outs.append(rows.transpose(0, 1))
     return torch.cat(outs)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from ..op_info import Cost, ErrorCase, OpInfo, Sample, nbytes
 from ._cuda_sums import attention_error
 from ._int8_cache import attention_comparison, quantize, scale_errors
 from ._int32 import with_int32
-from ._paged_reference import first_seen, peer, prefill_peer, prefill_reference, reference
+from ._paged_reference import PagedCall, attended, decode_in_torch, first_seen, of_arguments, prefill_in_torch
 
 
 def inputs(
@@ -334,44 +335,17 @@ def prefill_errors() -> Iterator[ErrorCase]:
     )
 
 
-def prefill_cost(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    cum_seq_lens_q: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Cost:
-    heads, size = q.shape[1:]
-    counts = cum_seq_lens_q.diff().tolist()
-    keys = [length if count else 0 for length, count in zip(seq_lens.tolist(), counts, strict=True)]
+def cost_of(call: PagedCall) -> Cost:
+    heads, size = call.q.shape[1:]
+    window = call.window
+    counts = [end - start for start, end in pairwise(call.starts())]
+    keys = [length if count else 0 for length, count in zip(call.seq_lens.tolist(), counts, strict=True)]
     # Of n keys, query t of the last s sees n - s + 1 + t; or the window, if that is less.
     pairs = sum(min(n - t, window or n) for n, s in zip(keys, counts, strict=True) for t in range(s))
     read = sum(n - first_seen(n, s, window) for n, s in zip(keys, counts, strict=True))
-    row = size * k_cache.element_size() + (0 if k_scales is None else k_scales.element_size())
-    cached = 2 * read * k_cache.shape[1] * row
-    return Cost(bytes=2 * nbytes(q) + cached, flops=4 * heads * size * pairs)
-
-
-def cost(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    block_tables: Tensor,
-    seq_lens: Tensor,
-    alibi_slopes: Tensor | None = None,
-    scale: float | None = None,
-    window: int = 0,
-    k_scales: Tensor | None = None,
-    v_scales: Tensor | None = None,
-) -> Cost:
-    starts = torch.arange(len(seq_lens) + 1)
-    return prefill_cost(q, k_cache, v_cache, block_tables, seq_lens, starts, window=window, k_scales=k_scales)
+    row = size * call.k_cache.element_size() + (0 if call.k_scales is None else call.k_scales.element_size())
+    cached = 2 * read * call.k_cache.shape[1] * row
+    return Cost(bytes=2 * nbytes(call.q) + cached, flops=4 * heads * size * pairs)
 
 
 def bench(dtype: torch.dtype) -> Iterator[Sample]:
@@ -402,27 +376,27 @@ def slack(expected: Tensor, q: Tensor, k_cache: Tensor, v_cache: Tensor, tables:
     return torch.zeros(()) if few else prefill_slack(expected, q, k_cache, v_cache, tables)
 
 
-INFOS = (
-    OpInfo(
-        **vars(REGISTRY["paged_attention"]),
+def info(name: str, in_torch: Callable[[PagedCall], Tensor], **own: Any) -> OpInfo:
+    """What proves the op; own: what differs between the two."""
+    reference = of_arguments(name, attended)
+    return OpInfo(
+        **vars(REGISTRY[name]),
         reference=reference,
-        samples=samples,
-        errors=errors,
-        cost=cost,
-        bench=bench,
-        peer=peer,
+        cost=of_arguments(name, cost_of),
+        peer=of_arguments(name, in_torch),
         compare=attention_comparison(reference),
-        cuda_slack=slack,
-    ),
-    OpInfo(
-        **vars(REGISTRY["paged_attention_prefill"]),
-        reference=prefill_reference,
+        **own,
+    )
+
+
+INFOS = (
+    info("paged_attention", decode_in_torch, samples=samples, errors=errors, bench=bench, cuda_slack=slack),
+    info(
+        "paged_attention_prefill",
+        prefill_in_torch,
         samples=prefill_samples,
         errors=prefill_errors,
-        cost=prefill_cost,
         bench=prefill_bench,
-        peer=prefill_peer,
-        compare=attention_comparison(prefill_reference),
         cuda_slack=prefill_slack,
     ),
 )
@@ -442,7 +416,7 @@ def to_c(args: Arguments) -> Arguments | None:
 def c_reference(out: Tensor, seq_lens: Tensor, **args: Any) -> dict[str, Tensor]:
     """A sequence without keys leaves its part of out as it is, where the torch op writes zeros."""
     empty = (seq_lens == 0)[:, None, None]
-    return {"out": out.double().where(empty, reference(seq_lens=seq_lens, **args))}
+    return {"out": out.double().where(empty, attended(PagedCall(seq_lens=seq_lens, **args)))}
 
 
 def c_samples(info: OpInfo, queries: Sequence[int] | None = None) -> Iterator[CSample]:
